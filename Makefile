@@ -1,0 +1,82 @@
+# Everything starts here: `make` lists the targets. Each target makes .venv by itself and installs again only when
+# pyproject.toml, constraints.txt or the variables below have changed.
+
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+# The address of a PyTorch wheel index, to choose a CPU or a CUDA build of torch; empty takes pip's default.
+TORCH_INDEX ?=
+TORCH := torch==$(shell sed -n 's/^torch==//p' constraints.txt)
+PYTEST_ARGS ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+
+# The `verify` extra holds a package that pip must compile, so it joins where a compiler and Python's headers are.
+ifeq ($(origin EXTRAS),undefined)
+PROBE := import os, shutil, sysconfig as s; \
+	print(",verify" if shutil.which("cc") and os.path.exists(s.get_path("include") + "/Python.h") else "")
+EXTRAS := dev,browser,preferences,judge$(shell $(or $(wildcard $(BIN)/python),$(PYTHON)) -c '$(PROBE)' 2>/dev/null)
+endif
+
+# What `make check` runs: the tests of the house and of the two lowest floors need no model and take seconds.
+FAST_TESTS := $(wildcard tests/test_house.py tests/core tests/algorithms)
+
+check test test-slow: export HF_HUB_OFFLINE = 1
+check test test-slow: export TOKENIZERS_PARALLELISM = false
+
+.PHONY: help quickstart test test-slow check bench clean FORCE
+
+help:
+	@echo 'make quickstart   the whole journey on this machine: preferences, reward model, PPO, a report   [ARGS=...]'
+	@echo 'make check        ruff, pyright, the floors of the house, the fast tests'
+	@echo 'make test         every test whose needs are met here, but the slow ones                  [PYTEST_ARGS=...]'
+	@echo 'make test-slow    the slow tests                                                          [PYTEST_ARGS=...]'
+	@echo 'make bench        the benchmarks                                                                 [ARGS=...]'
+	@echo 'make clean        remove .venv, builds and the tools'\'' caches; runs/ stays'
+	@echo
+	@echo 'PYTHON=python3.12       the Python to make .venv with (3.11 or later)'
+	@echo "TORCH_INDEX=<address>   a PyTorch wheel index for a new .venv, such as the CPU one: on Linux the default brings CUDA"
+	@echo 'EXTRAS=dev,scale,...    what to install besides tether, here: $(EXTRAS)'
+
+# Changes when other extras are wished for; the stamp below depends on it.
+$(VENV)/.wanted: FORCE
+	@test -x $(BIN)/pip || $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "tether needs Python 3.11 or later, and $(PYTHON) is: $$($(PYTHON) --version 2>&1)" >&2; \
+		echo "Name a newer one, for example: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; exit 1; }
+	@test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "$(VENV) was made with a Python older than 3.11. Run: make clean" >&2; exit 1; }
+	@echo '$(EXTRAS)' | cmp -s - $@ || echo '$(EXTRAS)' > $@
+
+# torch first and by itself, so that the build chosen by TORCH_INDEX is there before anything else asks for torch.
+$(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.wanted
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
+	@touch $@
+
+quickstart: $(VENV)/.installed
+	$(BIN)/tether quickstart $(ARGS)
+
+check: $(VENV)/.installed
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports --no-logo
+	$(BIN)/pytest -q $(FAST_TESTS)
+
+test: $(VENV)/.installed
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+test-slow: $(VENV)/.installed
+	$(BIN)/pytest -m slow $(PYTEST_ARGS)
+
+bench: $(VENV)/.installed
+	@if [ -d benchmarks ]; then $(BIN)/python -m benchmarks $(ARGS); \
+	else echo 'There are no benchmarks yet: the folder benchmarks/ does not exist.' >&2; exit 1; fi
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

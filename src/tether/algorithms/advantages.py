@@ -1,0 +1,60 @@
+"""From rewards and values to advantages."""
+
+import torch
+from jaxtyping import Bool, Float
+from torch import Tensor
+
+from tether.algorithms.masked import check_same_shape
+
+
+@torch.no_grad()
+def returns_to_go(
+    rewards: Float[Tensor, "batch time"], mask: Bool[Tensor, "batch time"], gamma: float = 1.0
+) -> Float[Tensor, "batch time"]:
+    """Sum the discounted rewards from each token to the end of its episode.
+
+    Equation: ``G_t = r_t + γ G_{t+1}``, and 0 after the last real token.
+    Paper: Sutton and Barto, Reinforcement Learning, 2nd edition, eq. 3.9, http://incompleteideas.net/book/the-book-2nd.html.
+    Shapes: rewards and mask (batch, time), the mask a prefix of each row (right padding); the unit is that of the reward.
+    Masked-out positions come back 0. No gradient flows through.
+    Raises: ``ValueError`` when the shapes differ.
+    Trap: γ below 1 discounts by tokens, so that it is a hidden length penalty; language models use 1.
+    """
+    check_same_shape(rewards=rewards, mask=mask)
+    return _discounted_sums(torch.where(mask, rewards, 0), gamma)
+
+
+@torch.no_grad()
+def gae(
+    rewards: Float[Tensor, "batch time"],
+    values: Float[Tensor, "batch time"],
+    mask: Bool[Tensor, "batch time"],
+    gamma: float = 1.0,
+    lam: float = 0.95,
+) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"]]:
+    """Estimate advantages as an exponentially weighted sum of temporal-difference errors, and the value targets with them.
+
+    Equation: ``δ_t = r_t + γ V_{t+1} − V_t``, ``A_t = δ_t + γλ A_{t+1}``, ``returns_t = A_t + V_t``; the value after the last
+    real token is 0, since the episode ends there.
+    Paper: Schulman et al. 2016, https://arxiv.org/abs/1506.02438, eq. 16.
+    Shapes: all (batch, time), the mask a prefix of each row (right padding); the unit is that of the reward. Masked-out
+    positions come back 0 in both. No gradient flows through.
+    Raises: ``ValueError`` when the shapes differ.
+    Trap: the returns belong to the advantages *before* whitening; whiten afterwards, and only the advantages.
+    """
+    check_same_shape(rewards=rewards, values=values, mask=mask)
+    values = torch.where(mask, values, 0)
+    next_values = torch.nn.functional.pad(values[:, 1:], (0, 1)) if values.shape[1] else values
+    errors = torch.where(mask, rewards + gamma * next_values - values, 0)
+    advantages = _discounted_sums(errors, gamma * lam)
+    return advantages, advantages + values
+
+
+def _discounted_sums(terms: Tensor, discount: float) -> Tensor:
+    """``S_t = x_t + discount · S_{t+1}`` along the last dimension; trailing zeros stay zero."""
+    sums = torch.empty_like(terms)
+    running = terms.new_zeros(terms.shape[0])
+    for time in reversed(range(terms.shape[1])):
+        running = terms[:, time] + discount * running
+        sums[:, time] = running
+    return sums

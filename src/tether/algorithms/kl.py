@@ -1,0 +1,94 @@
+"""Estimates of the KL divergence from samples, and the controller of its coefficient.
+
+Everything here estimates KL(policy || reference) for tokens sampled from the policy. With ``r = π_ref / π``:
+k1 = −log r, k2 = ½ log² r, k3 = r − 1 − log r (Schulman, http://joschu.net/blog/kl-approx.html).
+
+An estimator with the right value may have the wrong gradient, because the samples depend on the policy too:
+
+========  ==============================  =============================================  =====================
+estimate  expected value                  expected gradient, when differentiated         so use it
+========  ==============================  =============================================  =====================
+k1        KL(policy || reference)         0                                              in the reward
+k2        close to it for small KL        ∇ KL(policy || reference)                      as a loss
+k3        KL(policy || reference)         ∇ KL(reference || policy)                      to report
+========  ==============================  =============================================  =====================
+"""
+
+import math
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tether.algorithms.masked import check_same_shape
+
+MAX_LOG_RATIO = 20.0
+"""exp(20) is 5e8: already past anything meaningful, and far from the float32 overflow at exp(88)."""
+
+MAX_KL_ERROR = 0.2
+
+
+def kl_k1(logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Estimate KL(policy || reference) per token by the log ratio: unbiased, of high variance, negative at times.
+
+    Equation: ``k1 = log π − log π_ref``.
+    Paper: Ziegler et al. 2019, https://arxiv.org/abs/1909.08593 (the penalty inside the reward).
+    Shapes: any, kept; nats per token.
+    Raises: ``ValueError`` when the shapes differ.
+    Trap: not a loss. Its expected gradient is zero, so that differentiating it adds noise and nothing else.
+    """
+    check_same_shape(logprobs=logprobs, reference_logprobs=reference_logprobs)
+    return logprobs - reference_logprobs
+
+
+def kl_k2(logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Estimate KL(policy || reference) per token by half the squared log ratio: biased in value, right in gradient.
+
+    Equation: ``k2 = ½ (log π − log π_ref)²``.
+    Paper: Schulman 2020, http://joschu.net/blog/kl-approx.html; as a loss: https://arxiv.org/abs/2510.01555.
+    Shapes: any, kept; nats per token.
+    Raises: ``ValueError`` when the shapes differ.
+    Trap: this is the estimator to differentiate: per state, E ∇k2 = ∇ KL(policy || reference). Its value is off when the
+    two policies are far apart. Mask the log-probabilities, not the result, if padding may hold infinities: a zero
+    gradient times an infinite difference is NaN.
+    """
+    return 0.5 * kl_k1(logprobs, reference_logprobs).square()
+
+
+def kl_k3(logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+    """Estimate KL(policy || reference) per token without bias, with low variance, and never below zero.
+
+    Equation: ``k3 = r − 1 − log r`` with ``log r = min(log π_ref − log π, 20)``, which guards exp against overflow.
+    Paper: Schulman 2020, http://joschu.net/blog/kl-approx.html; as GRPO's penalty: https://arxiv.org/abs/2402.03300.
+    Shapes: any, kept; nats per token.
+    Raises: ``ValueError`` when the shapes differ.
+    Trap: as a plain loss it descends the *other* divergence: E ∇k3 = ∇ KL(reference || policy). It has the right gradient
+    only when multiplied by the differentiable ratio π/π_old.
+    """
+    log_ratio = -kl_k1(logprobs, reference_logprobs)
+    log_ratio = log_ratio.clamp(max=MAX_LOG_RATIO)
+    # expm1 keeps the digits where the two policies nearly agree, and there a difference of logs is all there is.
+    return torch.expm1(log_ratio) - log_ratio
+
+
+def adapt_kl_coefficient(coefficient: float, observed: float, target: float, horizon: float, num_episodes: int) -> float:
+    """Move the KL coefficient up when the policy is further from the reference than wished, and down when nearer.
+
+    Equation: ``e = clip(observed / target − 1, −0.2, 0.2)``, ``β ← β (1 + e · num_episodes / horizon)``.
+    Paper: Ziegler et al. 2019, https://arxiv.org/abs/1909.08593, section 2.2.
+    Units: ``observed`` and ``target`` in nats per *sequence* (token KL summed, then averaged over the batch); ``horizon``
+    and ``num_episodes`` (those of this step) in episodes.
+    Raises: ``ValueError`` when ``target`` or ``horizon`` is not positive, when ``observed`` is NaN, or when the step is so
+    large against the horizon (five of them or more) that the coefficient could reach zero.
+    Trap: giving the per-token mean for ``observed`` makes the KL look tiny, and the coefficient sinks without end.
+    """
+    if not (target > 0 and horizon > 0):
+        raise ValueError(f"KL target and horizon must be positive, got target {target} and horizon {horizon}")
+    if math.isnan(observed):
+        raise ValueError("the observed KL is NaN; the coefficient cannot follow it")
+    if MAX_KL_ERROR * num_episodes >= horizon:
+        raise ValueError(
+            f"{num_episodes} episodes a step against a KL horizon of {horizon}; use a horizon above {num_episodes / 5}"
+        )
+    error = min(max(observed / target - 1.0, -MAX_KL_ERROR), MAX_KL_ERROR)
+    return coefficient * (1.0 + error * num_episodes / horizon)

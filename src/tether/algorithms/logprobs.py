@@ -1,0 +1,171 @@
+"""Log-probabilities and entropy from hidden states, without the matrix of all logits."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int64
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+CPU_STRIP_ELEMENTS = 2**20
+"""How many logits the softmax takes at a time on a CPU: two float32 buffers of 4 MB stay in its caches."""
+
+
+def token_logprobs(
+    hidden: Float[Tensor, "tokens dim"],
+    weight: Float[Tensor, "vocab dim"],
+    targets: Int64[Tensor, " tokens"],
+    *,
+    temperature: float = 1.0,
+    bias: Float[Tensor, " vocab"] | None = None,
+    softcap: float | None = None,
+    chunk_size: int = 256,
+) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
+    """Compute the log-probability of each target and the entropy of its whole distribution.
+
+    Equation: ``z = c(W h + b) / T`` with ``c(x) = cap · tanh(x / cap)`` when there is a softcap; ``log p(target) = z_target − lse(z)``
+    and ``H = lse(z) − Σ_j p_j z_j``. Gradients: ``∂ log p(target) / ∂z_j = [j = target] − p_j`` and ``∂H / ∂z_j = −p_j (log p_j + H)``.
+    Paper: the recomputation is that of Cut Your Losses, https://arxiv.org/abs/2411.09009; the softcap that of Gemma 2,
+    https://arxiv.org/abs/2408.00118.
+    Shapes: hidden (tokens, dim), weight (vocab, dim), targets (tokens,) -> two of (tokens,) in nats, float32 (float64 for
+    float64 states). The product is computed in the type of ``hidden``, everything after it in float32. At most
+    ``chunk_size`` rows of logits exist at a time, in backward too, where they are computed again. Both results carry
+    gradient to ``hidden``, and to ``weight`` and ``bias`` where they require it, summed in float32. Values are bit-equal
+    with and without gradients.
+    Raises: ``ValueError`` on shapes that do not fit, or a temperature, softcap or chunk size that is not positive.
+    Trap: targets are the *next* tokens, already shifted, and every row is computed: select the rows that count before the
+    call rather than marking the others with −100.
+    """
+    if hidden.shape[0] != targets.shape[0] or hidden.shape[1] != weight.shape[1]:
+        raise ValueError(
+            f"hidden {tuple(hidden.shape)}, weight {tuple(weight.shape)} and targets {tuple(targets.shape)} do not fit; "
+            "expected (tokens, dim), (vocab, dim) and (tokens,)"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias {tuple(bias.shape)} does not fit weight {tuple(weight.shape)}")
+    if not temperature > 0 or chunk_size < 1 or (softcap is not None and not softcap > 0):
+        raise ValueError(f"temperature {temperature}, softcap {softcap} and chunk_size {chunk_size} must be positive")
+    return _TokenLogprobs.apply(hidden, weight, bias, targets, temperature, softcap, chunk_size)
+
+
+class _Logits:
+    """The logits of one chunk of rows at a time, scaled strip by strip, always in the same buffers.
+
+    The product wants many rows, the softmax few enough to stay in a CPU's cache; on an accelerator a strip is a whole chunk.
+    Buffers are allocated once, because first touching a fresh one costs as much as the softmax.
+    """
+
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, softcap: float | None, chunk_size: int
+    ) -> None:
+        self.hidden, self.weight = hidden, weight.to(hidden.dtype)
+        self.dtype = torch.promote_types(hidden.dtype, torch.float32)
+        self.bias = None if bias is None else bias.to(self.dtype)
+        self.temperature, self.softcap = temperature, softcap
+        self.num_tokens, vocab = hidden.shape[0], weight.shape[0]
+        self.chunk_rows = max(1, min(chunk_size, self.num_tokens))
+        on_cpu = hidden.device.type == "cpu"
+        self.strip_rows = min(self.chunk_rows, max(1, CPU_STRIP_ELEMENTS // vocab)) if on_cpu else self.chunk_rows
+        self.product = hidden.new_empty(self.chunk_rows, vocab)
+        self.scaled, self.spare = (hidden.new_empty(self.strip_rows, vocab, dtype=self.dtype) for _ in range(2))
+
+    def chunks(self) -> Iterator[slice]:
+        """Fill ``product`` with ``W h`` of one chunk after another, and yield which rows of ``hidden`` it holds."""
+        for start in range(0, self.num_tokens, self.chunk_rows):
+            chunk = slice(start, min(start + self.chunk_rows, self.num_tokens))
+            torch.mm(self.hidden[chunk], self.weight.T, out=self.product[: chunk.stop - start])
+            yield chunk
+
+    def strips(self, chunk: slice) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+        """Yield the strips of a chunk: their rows of ``hidden`` and of ``product``, their ``z``, and a spare buffer like it."""
+        for start in range(chunk.start, chunk.stop, self.strip_rows):
+            strip = slice(start, min(start + self.strip_rows, chunk.stop))
+            product = self.product[start - chunk.start : strip.stop - chunk.start]
+            scaled = self.scaled[: strip.stop - start].copy_(product)
+            if self.bias is not None:
+                scaled.add_(self.bias)
+            if self.softcap is not None:
+                scaled.mul_(1.0 / self.softcap).tanh_().mul_(self.softcap / self.temperature)
+            elif self.temperature != 1.0:
+                scaled.mul_(1.0 / self.temperature)
+            yield strip, product, scaled, self.spare[: strip.stop - start]
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """Forward keeps one normalizer and one entropy per token; backward computes each chunk of logits again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        targets: Tensor,
+        temperature: float,
+        softcap: float | None,
+        chunk_size: int,
+    ) -> tuple[Tensor, Tensor]:
+        logits = _Logits(hidden, weight, bias, temperature, softcap, chunk_size)
+        logprobs, entropy, normalizer = (hidden.new_empty(hidden.shape[0], dtype=logits.dtype) for _ in range(3))
+        for chunk in logits.chunks():
+            for strip, _, scaled, spare in logits.strips(chunk):
+                largest = scaled.amax(1, keepdim=True)
+                shifted = scaled.sub_(largest)
+                exponentials = torch.exp(shifted, out=spare)
+                total = exponentials.sum(1)
+                log_total = total.log()
+                logprobs[strip] = shifted.gather(1, targets[strip, None]).squeeze(1) - log_total
+                normalizer[strip] = log_total + largest.squeeze(1)
+                # H = lse - sum p z, both counted from the largest logit: no digits are lost when all logits are large.
+                entropy[strip] = log_total - exponentials.mul_(shifted).sum(1) / total
+        ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy)
+        ctx.settings = (temperature, softcap, chunk_size)
+        ctx.set_materialize_grads(False)
+        return logprobs, entropy
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad_logprobs, grad_entropy = grad_outputs
+        hidden, weight, bias, targets, normalizer, entropy = ctx.saved_tensors
+        needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        grad_logprobs = torch.zeros_like(entropy) if grad_logprobs is None else grad_logprobs
+        logits = _Logits(hidden, weight, bias, *ctx.settings)
+        grad_hidden = torch.empty_like(hidden) if needs_hidden else None
+        grad_weight = torch.zeros_like(weight, dtype=logits.dtype) if needs_weight else None
+        grad_bias = torch.zeros_like(bias, dtype=logits.dtype) if needs_bias else None
+        for chunk in logits.chunks():
+            for strip, product, scaled, spare in logits.strips(chunk):
+                slope = _softcap_slope(scaled, ctx.settings)
+                all_logprobs = scaled.sub_(normalizer[strip, None])
+                grad = torch.exp(all_logprobs, out=spare)
+                if grad_entropy is None:
+                    grad.mul_(-grad_logprobs[strip, None])
+                else:
+                    # -p_j (g + g_H (log p_j + H))
+                    offset = grad_logprobs[strip] + grad_entropy[strip] * entropy[strip]
+                    grad.mul_(all_logprobs.mul_(-grad_entropy[strip, None]).sub_(offset[:, None]))
+                grad.scatter_add_(1, targets[strip, None], grad_logprobs[strip, None])
+                if slope is not None:
+                    grad.mul_(slope)
+                if grad_bias is not None:
+                    grad_bias += grad.sum(0)
+                # The strip's logits are used up; their gradient takes their place.
+                product.copy_(grad)
+            grad_chunk = logits.product[: chunk.stop - chunk.start]
+            if grad_hidden is not None:
+                torch.mm(grad_chunk, logits.weight, out=grad_hidden[chunk])
+            if grad_weight is not None:
+                grad_weight += grad_chunk.T @ hidden[chunk]
+        grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
+        grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None
+
+
+def _softcap_slope(scaled: Tensor, settings: tuple[float, float | None, int]) -> Tensor | float | None:
+    """``∂z / ∂(W h + b)``: ``c'(x) / T`` with ``c'(x) = 1 − tanh²(x / cap)``, where ``tanh(x / cap) = z T / cap``."""
+    temperature, softcap, _ = settings
+    if softcap is not None:
+        return (scaled * (temperature / softcap)).square_().neg_().add_(1.0).mul_(1.0 / temperature)
+    return None if temperature == 1.0 else 1.0 / temperature

@@ -1,0 +1,81 @@
+"""Sums, means and whitening over the positions that count.
+
+A mask is boolean and True means *counts*. Masked-out positions may hold anything, infinities and NaN included: they
+are replaced before any arithmetic, because ``0 * inf`` is NaN and multiplying by the mask would let it through.
+"""
+
+import torch
+from jaxtyping import Bool, Float, Num
+from torch import Tensor
+
+Denominator = int | float | Num[Tensor, ""]
+"""What a summed loss is divided by: a count over the whole optimizer step, chosen by the caller."""
+
+
+def check_same_shape(**tensors: Tensor) -> None:
+    """Raise ``ValueError`` naming the shapes unless all tensors have one shape.
+
+    No broadcasting is allowed: a (batch, 1) tensor against a (batch, time) mask is a bug that still yields a number.
+    """
+    if len({tensor.shape for tensor in tensors.values()}) > 1:
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
+        raise ValueError(f"expected equal shapes, got {shapes}")
+
+
+def masked_sum(values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], dim: int | None = None) -> Float[Tensor, "..."]:
+    """Sum the values that count.
+
+    Equation: ``Σ_i m_i x_i``, over everything or along ``dim``.
+    Shapes: any; the result is a scalar or lacks ``dim``; the unit is that of the values.
+    Raises: ``ValueError`` when the shapes differ.
+    Trap: the sum of nothing is 0, not NaN.
+    """
+    check_same_shape(values=values, mask=mask)
+    kept = torch.where(mask, values, 0)
+    return kept.sum() if dim is None else kept.sum(dim)
+
+
+def masked_mean(values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], dim: int | None = None) -> Float[Tensor, "..."]:
+    """Average the values that count.
+
+    Equation: ``Σ_i m_i x_i / max(1, Σ_i m_i)``, over everything or along ``dim``.
+    Shapes: any; the result is a scalar or lacks ``dim``; the unit is that of the values.
+    Raises: ``ValueError`` when the shapes differ.
+    Trap: for reporting, not for losses. The mean of micro-batch means weighs tokens unequally; a loss takes a sum and
+    a denominator counted over the whole step.
+    """
+    total = masked_sum(values, mask, dim)
+    count = mask.sum() if dim is None else mask.sum(dim)
+    return total / count.clamp(min=1)
+
+
+def masked_variance(values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
+    """Compute the population variance of the values that count.
+
+    Equation: ``Σ_i m_i (x_i − x̄)² / max(1, Σ_i m_i)``, two passes, for the numerics.
+    Shapes: any; the result is a scalar in squared units of the values.
+    Raises: ``ValueError`` when the shapes differ.
+    Trap: population, not sample: ``torch.var`` divides by one less unless told otherwise.
+    """
+    centred = torch.where(mask, values - masked_mean(values, mask), 0)
+    return masked_mean(centred.square(), mask)
+
+
+def whiten(
+    values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], shift_mean: bool = True, epsilon: float = 1e-8
+) -> Float[Tensor, "*shape"]:
+    """Scale the values that count to unit variance, and to zero mean unless told to keep it.
+
+    Equation: ``(x − x̄) · rsqrt(var(x) + ε)``, plus ``x̄`` when ``shift_mean`` is False; population variance.
+    Paper: Ziegler et al. 2019, https://arxiv.org/abs/1909.08593, as in openai/lm-human-preferences, where advantages are
+    whitened with ``shift_mean=True`` and rewards with ``shift_mean=False``.
+    Shapes: any, kept; the result has no unit; masked-out positions come back 0.
+    Raises: ``ValueError`` when the shapes differ.
+    Trap: ``shift_mean=False`` on advantages leaves their mean in, which pushes every sampled token up or down together.
+    """
+    mean = masked_mean(values, mask)
+    values = torch.where(mask, values, 0)
+    whitened = (values - mean) * torch.rsqrt(masked_variance(values, mask) + epsilon)
+    if not shift_mean:
+        whitened = whitened + mean
+    return torch.where(mask, whitened, 0)

@@ -1,0 +1,201 @@
+"""From a recipe to objects: the one place where implementations are chosen."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from tether.core.config import Config
+from tether.core.errors import MissingFileError
+from tether.core.protocols import RewardSource
+from tether.data.chat import ChatEncoder
+from tether.data.sources import Quarantine, read
+from tether.models.config import LoraConfig, ModelConfig
+from tether.models.heads import ScalarHead
+from tether.models.loading import LoadedModel, add_adapter, load_model
+from tether.models.saving import attach_adapter, check_same_trunk, load_head, read_role
+from tether.models.trunk import Role
+from tether.rewards.control import RandomReward
+from tether.rewards.learned import LearnedReward
+from tether.rollout.local import LocalEngine
+from tether.stages.ppo import PPO, PPOConfig
+from tether.stages.reward import RewardConfig
+from tether.stages.sft import SFTConfig
+
+
+class DataConfig(Config):
+    """Files, folders or `hub:owner/name:split`, and how to read them."""
+
+    path: str | tuple[str, ...]
+    format: str = "auto"
+    limit: int | None = Field(None, ge=1)
+    strict: bool = False
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        return (self.path,) if isinstance(self.path, str) else self.path
+
+    @model_validator(mode="after")
+    def _check(self) -> DataConfig:
+        for path in self.paths:
+            if not path.startswith("hub:") and not Path(path).exists():
+                raise MissingFileError(f"data not found: {path}. Give a file, a folder, or hub:owner/name:split.")
+        return self
+
+
+Lora = LoraConfig | Literal[False]
+
+
+class SFTSection(SFTConfig):
+    data: DataConfig | None = None
+    lora: Lora = LoraConfig()
+
+
+class RewardSection(RewardConfig):
+    data: DataConfig | None = None
+    test: dict[str, DataConfig] = Field(default_factory=dict, description="further held-out comparisons, evaluated by name")
+    lora: Lora = LoraConfig()
+
+
+class PPOSection(PPOConfig):
+    data: DataConfig | None = None
+    lora: Lora = LoraConfig()
+    roles: Literal["shared", "separate"] = Field("shared", description="adapters on one trunk, or a model a role")
+    value_init: Literal["zero", "reward"] = Field("zero", description="a fresh head on the policy's states, or a copy of the reward model")
+    reward_source: Literal["learned", "random"] = "learned"
+    engine_rows: int = Field(64, ge=1, description="responses decoded at once")
+
+    @model_validator(mode="after")
+    def _cross_check(self) -> PPOSection:
+        if self.roles == "shared" and self.lora is False:
+            raise ValueError("ppo.roles = 'shared' needs adapters, and ppo.lora is false. Set ppo.roles = 'separate' for full fine-tuning")
+        if self.value_init == "reward" and self.reward_source != "learned":
+            raise ValueError("ppo.value_init = 'reward' needs a learned reward model (ppo.reward_source = 'learned')")
+        return self
+
+
+class Recipe(Config):
+    """A journey of stages over one model. A stage whose section is missing is not run."""
+
+    run: str = Field(description="the run directory")
+    seed: int = 0
+    model: ModelConfig
+    sft: SFTSection | None = None
+    reward: RewardSection | None = None
+    ppo: PPOSection | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Recipe:
+        if self.ppo is not None and self.ppo.reward_source == "learned" and self.reward is None:
+            if not (Path(self.run) / "reward" / "model" / "role.json").is_file():
+                raise ValueError("ppo.reward_source = 'learned' needs a [reward] section, or a finished reward stage in the run directory")
+        return self
+
+
+def load_rows(data: DataConfig, kind: type, quarantine: Quarantine) -> list[Any]:
+    """The rows of a data section as `kind`."""
+    return list(read(data.paths, kind, format=data.format, quarantine=quarantine, strict=data.strict, limit=data.limit))
+
+
+def sft_role(loaded: LoadedModel, lora: Lora, seed: int) -> Role:
+    """The model that SFT trains: under an adapter, or whole."""
+    if lora is False:
+        return Role(loaded.model)
+    return Role(add_adapter(loaded.model, "sft", lora, seed=seed), "sft")
+
+
+def reward_role(loaded: LoadedModel, section: RewardSection, seed: int) -> Role:
+    """The trunk with a scalar head."""
+    hidden = loaded.model.config.get_text_config().hidden_size
+    head = ScalarHead(hidden, zero=False, dropout=section.head_dropout, seed=seed).to(loaded.model.device)
+    if section.lora is False:
+        return Role(loaded.model, head=head)
+    return Role(add_adapter(loaded.model, "reward", section.lora, seed=seed), "reward", head)
+
+
+def ppo_stage(section: PPOSection, settings: ModelConfig, reward_folder: Path | None, seed: int) -> tuple[PPO, LoadedModel]:
+    """Policy, reference, value and reward, on one trunk or apart, with an engine: everything that PPO needs.
+
+    Raises:
+        ModelError: the reward model does not belong to this trunk.
+    """
+    loaded = load_model(settings, seed=seed)
+    encoder = loaded.encoder
+    config = PPOConfig.model_validate({name: getattr(section, name) for name in PPOConfig.model_fields})
+    if section.roles == "shared":
+        policy, reference, value, reward = _shared_roles(section, loaded, reward_folder, seed)
+    else:
+        policy, reference, value, reward = _separate_roles(section, loaded, settings, reward_folder, seed)
+    source: RewardSource = RandomReward(seed) if section.reward_source == "random" else _learned(reward, reward_folder, encoder)
+    engine = LocalEngine(policy, encoder, max_rows=section.engine_rows, context_length=loaded.context_length)
+    return PPO(config, policy, reference, value, source, engine, encoder), loaded
+
+
+Roles = tuple[Role, Role, Role, Role | None]
+
+
+def _shared_roles(section: PPOSection, loaded: LoadedModel, reward_folder: Path | None, seed: int) -> Roles:
+    """Adapters on one trunk; the reference is the trunk with all of them off."""
+    assert section.lora is not False
+    model, device = loaded.model, loaded.model.device
+    hidden = model.config.get_text_config().hidden_size
+    if reward_folder is not None:
+        description = read_role(reward_folder)
+        if description["adapter"] is None:
+            raise MissingFileError(f"{reward_folder} holds a whole model, not an adapter. Use ppo.roles = 'separate'.")
+        check_same_trunk(description, loaded, reward_folder)
+        model = attach_adapter(model, reward_folder, "reward")
+        if section.value_init == "reward":
+            model = attach_adapter(model, reward_folder, "value")
+    model = add_adapter(model, "policy", section.lora, seed=seed)
+    reward = Role(model, "reward", load_head(reward_folder, device)) if reward_folder is not None else None
+    if section.value_init == "reward" and reward is not None:
+        value = Role(model, "value", copy.deepcopy(reward.head))
+    else:
+        value = Role(model, "policy", ScalarHead(hidden).to(device))
+    return Role(model, "policy"), Role(model), value, reward
+
+
+def _separate_roles(
+    section: PPOSection, loaded: LoadedModel, settings: ModelConfig, reward_folder: Path | None, seed: int
+) -> Roles:
+    """A model of its own for each role."""
+    device, hidden = loaded.model.device, loaded.model.config.get_text_config().hidden_size
+    reference = Role(load_model(settings, seed=seed).model)
+    reward = _reward_model(reward_folder, settings) if reward_folder is not None else None
+    if section.value_init == "reward" and reward_folder is not None:
+        value = _reward_model(reward_folder, settings)
+    elif section.lora is False:
+        value = Role(load_model(settings, seed=seed).model, head=ScalarHead(hidden).to(device))
+    else:
+        value = Role(add_adapter(load_model(settings, seed=seed).model, "value", section.lora, seed=seed), "value", ScalarHead(hidden).to(device))
+    policy = sft_role(loaded, False, seed) if section.lora is False else Role(add_adapter(loaded.model, "policy", section.lora, seed=seed), "policy")
+    return policy, reference, value, reward
+
+
+def _reward_model(folder: Path, settings: ModelConfig) -> Role:
+    """A trained reward model on a base of its own."""
+    description = read_role(folder)
+    whole = description["adapter"] is None
+    source = str(folder / "model") if whole else description["base"]
+    loaded = load_model(settings.model_copy(update={"source": source, "fallback": None}))
+    head = load_head(folder, loaded.model.device)
+    if whole:
+        return Role(loaded.model, head=head)
+    check_same_trunk(description, loaded, folder)
+    return Role(attach_adapter(loaded.model, folder, "reward"), "reward", head)
+
+
+def _learned(reward: Role | None, folder: Path | None, encoder: ChatEncoder) -> LearnedReward:
+    if reward is None or folder is None:
+        raise MissingFileError("ppo needs a trained reward model: run the reward stage first")
+    return LearnedReward(reward, encoder)
+
+
+def describe_sections(recipe: Recipe) -> Sequence[str]:
+    """Names of the stages that the recipe has, in order."""
+    return [name for name in ("sft", "reward", "ppo") if getattr(recipe, name) is not None]

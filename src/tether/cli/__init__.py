@@ -1,0 +1,148 @@
+"""The command line. Nothing heavy is imported before a command runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tether.core.errors import TetherError
+
+app = typer.Typer(
+    name="tether", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    help="Align language models with human preferences, and know whether they got better.",
+)  # fmt: skip
+data_app = typer.Typer(no_args_is_help=True, help="Look at data before training on it.")
+app.add_typer(data_app, name="data")
+
+RecipeArgument = Annotated[str, typer.Argument(help="A recipe: a .toml file, or the name of one that comes with tether.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as ppo.kl.coefficient=0.1 or run=runs/mine.")]
+
+
+@app.command()
+def quickstart(
+    overrides: Overrides = None,
+    arms: Annotated[str, typer.Option(help="Comma-separated runs: ppo, beta0 (the string cut), random (a reward without information).")] = "ppo",
+    smoke: Annotated[bool, typer.Option("--smoke", help="The same stages on a tiny random model: under a minute, no download.")] = False,
+) -> None:
+    """The whole pipeline from one command: SFT, preferences, reward model, PPO, report. Run again to go on or to see the result."""
+    from tether.cli.journeys import quickstart as command
+
+    command(overrides or [], tuple(a.strip() for a in arms.split(",") if a.strip()), smoke)
+
+
+@app.command()
+def sft(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+    """Supervised fine-tuning: the \\[sft] section of a recipe."""
+    _stages(recipe, overrides, ["sft"])
+
+
+@app.command()
+def reward(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+    """Train a reward model on comparisons: the \\[reward] section of a recipe."""
+    _stages(recipe, overrides, ["reward"])
+
+
+@app.command()
+def ppo(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+    """Optimise the policy against the reward model: the \\[ppo] section of a recipe."""
+    _stages(recipe, overrides, ["ppo"])
+
+
+@app.command()
+def run(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+    """All stages of a recipe, in order."""
+    _stages(recipe, overrides, [])
+
+
+def _stages(recipe: str, overrides: list[str] | None, stages: list[str]) -> None:
+    from tether.cli.journeys import stages as command
+
+    command(recipe, overrides or [], stages)
+
+
+@app.command()
+def generate(
+    model: Annotated[str, typer.Argument(help="A model folder, a hub id, or a run directory.")],
+    prompt: Annotated[list[str] | None, typer.Option("--prompt", "-p", help="A prompt; may be given several times.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="A file of prompts, in any format that tether reads.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write JSON lines here instead of text to the terminal.")] = None,
+    samples: Annotated[int, typer.Option(min=1)] = 1,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.7,
+    top_p: Annotated[float, typer.Option(min=0.01, max=1.0)] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="0: off.")] = 0,
+    seed: int = 0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read only the first so many prompts of the file.")] = None,
+) -> None:
+    """Answers to prompts, from a model or from a finished run."""
+    from tether.cli.talk import generate as command
+    from tether.core.types import Sampling
+
+    sampling = Sampling(max_new_tokens, temperature, top_k, top_p)
+    command(model, prompt or [], file, output, sampling, samples, seed, limit)
+
+
+@app.command()
+def chat(
+    model: Annotated[str, typer.Argument(help="A model folder, a hub id, or a run directory.")],
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    temperature: Annotated[float, typer.Option(min=0)] = 0.7,
+    top_p: Annotated[float, typer.Option(min=0.01, max=1.0)] = 0.95,
+    seed: int = 0,
+) -> None:
+    """Talk with a model or with the result of a run. An empty line or Ctrl-D ends it; /new starts over."""
+    from tether.cli.talk import chat as command
+    from tether.core.types import Sampling
+
+    command(model, Sampling(max_new_tokens, temperature, top_p=top_p), seed)
+
+
+@app.command()
+def report(
+    directory: Annotated[Path, typer.Argument(help="A run directory.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the page; default: report.html in the run.")] = None,
+) -> None:
+    """One self-contained page from a run directory."""
+    from tether.report.page import write_report
+
+    typer.echo(str(write_report(directory, output)))
+
+
+@data_app.command("inspect")
+def inspect_data(
+    path: Annotated[str, typer.Argument(help="A file, a folder, or hub:owner/name:split.")],
+    format: Annotated[str, typer.Option(help="Name of a format; auto finds out.")] = "auto",
+    limit: Annotated[int | None, typer.Option(min=1, help="Read only the first so many rows.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row instead of setting it aside.")] = False,
+) -> None:
+    """Format, counts, lengths, length bias of chosen against rejected, duplicates, examples."""
+    from rich.console import Console
+
+    from tether.data.inspection import inspect, render
+
+    Console().print(render(inspect(path, format=format, limit=limit, strict=strict)))
+
+
+def main() -> None:
+    """Exit codes: 0 done, 1 a fault of tether's, 2 something the user can mend, 130 interrupted."""
+    try:
+        app(standalone_mode=False)
+    except TetherError as error:
+        print(f"tether: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except typer.Exit as stop:
+        raise SystemExit(stop.exit_code) from None
+    except (KeyboardInterrupt, typer.Abort):
+        print("\ntether: interrupted; start the same command again to go on from the last checkpoint.", file=sys.stderr)
+        raise SystemExit(130) from None
+    except OSError as error:
+        print(f"tether: {error.strerror or error}: {error.filename or ''}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except Exception as error:
+        if hasattr(error, "format_message"):  # usage errors of the command-line library
+            error.show()  # type: ignore[attr-defined]
+            raise SystemExit(2) from None
+        raise

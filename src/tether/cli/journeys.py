@@ -1,0 +1,82 @@
+"""Commands that train."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tether.cli.progress import bars
+from tether.core.config import build, load_recipe, packaged_recipe
+
+
+def quickstart(overrides: list[str], arms: tuple[str, ...], smoke: bool) -> None:
+    """See `tether quickstart --help`."""
+    from tether.pipelines.quickstart import Quickstart, QuickstartConfig
+    from tether.report.page import write_report
+
+    console = Console()
+    recipe = packaged_recipe("smoke" if smoke else "quickstart")
+    values = {**tomllib.loads(recipe.read_text(encoding="utf-8")), "arms": list(arms)}
+    config = build(QuickstartConfig, values, overrides, where=str(recipe.name))
+    with bars(console) as announce:
+        summary = Quickstart(config, announce).run()
+    page = write_report(Path(config.run))
+    console.print(_verdict(summary))
+    console.print(f"The page: {page}    Talk to it: tether chat {config.run}", highlight=False, soft_wrap=True)
+
+
+def stages(recipe: str, overrides: list[str], names: list[str]) -> None:
+    """See `tether sft | reward | ppo | run --help`."""
+    from tether.assemble import Recipe, describe_sections
+    from tether.pipelines.journey import run_recipe
+    from tether.report.page import write_report
+
+    console = Console()
+    config = load_recipe(packaged_recipe(recipe), Recipe, overrides)
+    chosen = names or list(describe_sections(config))
+    with bars(console) as announce:
+        results = run_recipe(config, chosen, announce)
+    for name in chosen:
+        console.print(_stage_table(name, results[name]))
+        page = write_report(Path(config.run) / name)
+        console.print(f"{name}: {Path(config.run) / name}    page: {page}", highlight=False, soft_wrap=True)
+
+
+def _interval(estimate: dict[str, Any], percent: bool = False) -> str:
+    form = "{:.1%} [{:.1%}, {:.1%}]" if percent else "{:+.2f} [{:+.2f}, {:+.2f}]"
+    return form.format(estimate["value"], estimate["low"], estimate["high"])
+
+
+def _verdict(summary: dict[str, Any]) -> Table:
+    table = Table(title="What happened", show_header=False, title_justify="left")
+    reward, rows = summary["reward"], []
+    rows.append(("reward model, held-out accuracy", _interval(reward["heldout_accuracy"], percent=True)))
+    if "gold_accuracy" in reward:
+        rows.append(("  against the true order", _interval(reward["gold_accuracy"], percent=True)))
+    for arm, result in summary["arms"].items():
+        rows.append((f"{arm}: wins against SFT, by gold", _interval(result["gold_win_rate"], percent=True)))
+        rows.append(("  gold gain", _interval(result["gold_gain"])))
+        rows.append(("  proxy gain, KL", f"{result['proxy_gain']:+.2f}, {result['kl']:.1f} nats a response"))
+    rows.append(("time, memory", f"{summary['seconds'] / 60:.1f} minutes, {summary['peak_rss_bytes'] / 1e9:.1f} GB at most"))
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _stage_table(name: str, summary: dict[str, Any]) -> Table:
+    table = Table(title=name, show_header=False, title_justify="left")
+    for key, value in summary.items():
+        if isinstance(value, dict) and {"value", "low", "high"} <= set(value):
+            table.add_row(key, f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}] (n = {value.get('count', '?')})")
+        elif isinstance(value, (int, float, str)):
+            table.add_row(key, f"{value:.4g}" if isinstance(value, float) else str(value))
+        elif key == "tests":
+            for test, result in value.items():
+                table.add_row(f"{test}: accuracy", "{value:.3f} [{low:.3f}, {high:.3f}] (n = {count})".format(**result["accuracy"]))
+        elif isinstance(value, dict) and value and all(isinstance(v, (int, float)) for v in value.values()):
+            table.add_row(key, ", ".join(f"{k}: {v:.4g}" for k, v in value.items()))
+    return table

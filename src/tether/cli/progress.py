@@ -1,0 +1,39 @@
+"""Progress bars with the time that is left and the numbers worth watching."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+SHOWN = (
+    ("loss", "loss {:.3f}"), ("accuracy", "accuracy {:.2f}"), ("reward/proxy", "proxy {:+.2f}"), ("kl/policy_reference_k1", "KL {:.1f}"),
+    ("gold/score", "gold {:.2f}"), ("response/stop_rate", "ended {:.0%}"),
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def bars(console: Console) -> Iterator[Callable[[str], Callable[[int, int, Any], None]]]:
+    """Yields a function that opens a bar for a phase and returns its updater (done, total, metrics)."""
+    columns = (
+        TextColumn("[bold]{task.description:<16}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
+        TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
+    )  # fmt: skip
+    with Progress(*columns, console=console) as progress:
+
+        def announce(phase: str) -> Callable[[int, int, Any], None]:
+            tasks: list[Any] = []
+            notes: dict[str, str] = {}
+
+            def update(done: int, total: int, metrics: Any) -> None:
+                if not tasks:
+                    tasks.append(progress.add_task(phase, total=total, note=""))
+                notes.update({key: text.format(metrics[key]) for key, text in SHOWN if metrics.get(key) is not None})
+                progress.update(tasks[0], completed=done, total=total, note="  ".join(notes.values()))
+
+            return update
+
+        yield announce

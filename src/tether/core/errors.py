@@ -1,0 +1,33 @@
+"""Errors that a user can cause and mend: each message says what, where and what to do.
+
+Every child also inherits the standard exception that a caller would expect, so code that does not know tether
+can still catch them. A plain `AssertionError` is a bug of ours.
+"""
+
+
+class TetherError(Exception):
+    """The root of all errors that are the user's to mend; the command line exits with 2 for these."""
+
+
+class ConfigError(TetherError, ValueError):
+    """A recipe, an override or a combination of settings is wrong."""
+
+
+class DataError(TetherError, ValueError):
+    """A data file or a row of it cannot be used."""
+
+
+class MissingFileError(TetherError, FileNotFoundError):
+    """A path that a recipe or a command names does not exist."""
+
+
+class ModelError(TetherError, ValueError):
+    """A model or tokenizer cannot be loaded or does not fit its role."""
+
+
+class RunError(TetherError, RuntimeError):
+    """A run directory or a checkpoint is incomplete, damaged or belongs to another recipe."""
+
+
+class TrainingError(TetherError, ArithmeticError):
+    """Training met a number that is not finite, or cannot go on."""

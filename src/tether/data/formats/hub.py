@@ -1,0 +1,72 @@
+"""Data sets on the Hugging Face hub, streamed through `datasets`: hub:owner/name, with /config and :split if wanted."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tether.core.errors import DataError
+from tether.data.formats.format import Row
+
+SCHEME = "hub:"
+_ADDRESS = re.compile(r"hub:(?P<name>[\w.-]+/[\w.-]+)(?:/(?P<config>[\w.-]+))?(?::(?P<split>[\w.\[\]%:+-]+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """owner/name, its configuration and its split."""
+
+    name: str
+    config: str | None
+    split: str
+
+
+def parse(source: str) -> Address:
+    """The address in hub:owner/name, hub:owner/name:split or hub:owner/name/config:split; the split is train unless named.
+
+    Raises:
+        DataError: it is none of these.
+    """
+    match = _ADDRESS.fullmatch(source)
+    if match is None:
+        raise DataError(
+            f"{source!r} is no data set on the hub. Write hub:owner/name, hub:owner/name:split or hub:owner/name/config:split."
+        )
+    return Address(match["name"], match["config"], match["split"] or "train")
+
+
+def rows(address: Address) -> Iterator[tuple[int, Row]]:
+    """The rows of a split as they arrive, numbered from 1.
+
+    Raises:
+        DataError: `datasets` is not installed, the hub cannot be reached, or the data set, configuration or split is unknown.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError("data sets on the hub need the package datasets. Install it with `pip install datasets`.") from error
+    try:
+        stream: Any = datasets.load_dataset(address.name, address.config, split=address.split, streaming=True)
+        iterator = iter(stream)
+    except Exception as error:
+        raise _unreachable(address, error) from error
+    number = 0
+    while True:
+        try:
+            row = next(iterator)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise _unreachable(address, error) from error
+        number += 1
+        yield number, dict(row)
+
+
+def _unreachable(address: Address, error: Exception) -> DataError:
+    place = f"{address.name}{'/' + address.config if address.config else ''}, split {address.split}"
+    return DataError(
+        f"the hub data set {place} cannot be read: {type(error).__name__}: {str(error)[:300]}. "
+        "Check the name and the connection; without one, download it elsewhere and give the path of its files."
+    )

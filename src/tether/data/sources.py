@@ -1,0 +1,216 @@
+"""Files, folders and hub data sets -> a stream of typed records; what cannot be used goes to quarantine, with its place.
+
+Nothing is held but the row at hand (and a few first rows, by whose columns the format is told), so a file may be larger
+than the memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tether.core.errors import DataError
+from tether.data.formats.containers import Numbered, Place, places
+from tether.data.formats.conversions import prompt_of
+from tether.data.formats.fields import digest, missing
+from tether.data.formats.format import KINDS, Format, Reader, Row
+from tether.data.formats.json_rows import BadRow
+from tether.data.formats.registry import detect, kind_reader, named
+
+T = TypeVar("T")
+
+SNIFFED_ROWS = 32
+_LOG = logging.getLogger("tether.data")
+_IDS = ("id", "task_id", "question_id", "prompt_id", "message_tree_id")
+
+
+class Quarantine:
+    """The rows that could not be used: how many, why, and the first few of them.
+
+    Reasons read "category: detail" and are counted by category, so that their number stays small.
+
+    Args:
+        path: a file to which every bad row is appended as a JSON line with file, line, reason and an excerpt of the row.
+        keep: how many examples are kept in memory.
+    """
+
+    def __init__(self, path: str | Path | None = None, keep: int = 20) -> None:
+        self.count = 0
+        self.reasons: Counter[str] = Counter()
+        self.examples: list[dict[str, Any]] = []
+        self._path = None if path is None else Path(path)
+        self._keep = keep
+
+    def add(self, file: str, line: int, reason: str, row: Any) -> None:
+        """Put one row away; `row` is the parsed row, or the text where that failed."""
+        self.count += 1
+        self.reasons[reason.partition(": ")[0]] += 1
+        if self._path is None and len(self.examples) >= self._keep:
+            return
+        entry = {"file": file, "line": line, "reason": reason, "row": _excerpt(row)}
+        if len(self.examples) < self._keep:
+            self.examples.append(entry)
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(entry, ensure_ascii=False) + "\n")
+
+    def top_reasons(self, limit: int = 3) -> str:
+        """The commonest reasons with their counts, as a phrase."""
+        return "; ".join(f"{reason} ({count})" for reason, count in self.reasons.most_common(limit))
+
+    def summary(self) -> dict[str, Any]:
+        """Count, reasons (commonest first) and examples as plain JSON values."""
+        return {"count": self.count, "reasons": dict(self.reasons.most_common()), "examples": list(self.examples)}
+
+
+def _excerpt(row: Any, longest: int = 400) -> str:
+    words = row if isinstance(row, str) else json.dumps(row, ensure_ascii=False, default=str)
+    return words if len(words) <= longest else words[: longest - 1] + "…"
+
+
+def read(
+    sources: str | Path | Sequence[str | Path],
+    kind: type[T],
+    *,
+    format: str = "auto",
+    quarantine: Quarantine | None = None,
+    strict: bool = False,
+    limit: int | None = None,
+) -> Iterator[T]:
+    """Stream the records of one kind out of files, folders and hub data sets.
+
+    Paths and names are checked at once; rows are read as they are asked for. Each file's format is told from its first
+    good rows unless `format` names it. A file of another kind is converted where that makes sense: a comparison gives its
+    chosen side as a demonstration, anything gives its prompt.
+
+    Args:
+        kind: Prompt, Demonstration, Comparison, Feedback, StepLabels or Problem.
+        quarantine: collects the rows that cannot be used; without it they are counted in a warning of the log.
+        strict: the first such row is an error instead.
+        limit: stop after so many records.
+
+    Raises:
+        MissingFileError: a path does not exist.
+        DataError: a file is empty, damaged or of another kind, or none of its rows can be used; with `strict`, any bad row.
+    """
+    if kind not in KINDS:
+        raise DataError(f"cannot read {kind!r}: it is not one of {', '.join(k.__name__ for k in KINDS)}.")
+    if limit is not None and limit < 0:
+        raise DataError(f"limit is {limit}; it must be 0 or more, or None for all records.")
+    layout = None if format == "auto" else named(format)
+    found = places(sources)
+    records = (record for place in found for record in _File(place, quarantine, strict).records(kind, layout))
+    return itertools.islice(records, limit)
+
+
+def detect_format(source: str | Path) -> Format:
+    """The format of a file, of the first file of a folder, or of a hub data set."""
+    head, _, _ = _File(places(source)[0], Quarantine(), False).sniff()
+    return detect([row for _, row in head], None, str(source))
+
+
+class _File:
+    """One place as it is read: its rows, its bad rows, and its complaints."""
+
+    def __init__(self, place: Place, quarantine: Quarantine | None, strict: bool) -> None:
+        self.place = place
+        self.strict = strict
+        self.quarantine = quarantine
+        self.bad = Quarantine(keep=0)
+        self.num_records = 0
+
+    def records(self, kind: type[T], layout: Format | None) -> Iterator[T]:
+        head, num_bad, rest = self.sniff()
+        if not head:
+            raise self._unusable(num_bad)
+        layout = layout or detect([row for _, row in head], kind, self.place.name)
+        reader = kind_reader(layout, kind, self.place.name, head[0][1])
+        for line, row in itertools.chain(head, rest):
+            if isinstance(row, BadRow):
+                self.reject(line, row.reason, row.excerpt)
+            else:
+                yield from self._row(line, row, reader)
+        if not self.num_records:
+            if self.bad.count:
+                raise self._unusable(self.bad.count)
+            raise DataError(f"{self.place.name} holds no {KINDS[kind][0]}: it was read as {layout.name} and no row gave one.")
+        if self.bad.count and self.quarantine is None:
+            _LOG.warning("%s: %d rows cannot be used: %s", self.place.name, self.bad.count, self.bad.top_reasons())
+
+    def sniff(self) -> tuple[list[tuple[int, Row]], int, Numbered]:
+        """The first good rows, how many bad ones were rejected on the way, and the stream of all that follows."""
+        head: list[tuple[int, Row]] = []
+        stream = self.place.rows()
+        for line, row in stream:
+            if isinstance(row, BadRow):
+                self.reject(line, row.reason, row.excerpt)
+                continue
+            head.append((line, row))
+            if len(head) == SNIFFED_ROWS:
+                break
+        return head, self.bad.count, stream
+
+    def reject(self, line: int, reason: str, row: Any) -> None:
+        if self.strict:
+            raise DataError(f"{self.place.name}, line {line}: {reason}")
+        self.bad.add(self.place.name, line, reason, row)
+        if self.quarantine is not None:
+            self.quarantine.add(self.place.name, line, reason, row)
+
+    def _row(self, line: int, row: Row, reader: Reader) -> Iterator[Any]:
+        try:
+            parts = list(reader(row))
+        except DataError as error:
+            self.reject(line, str(error), row)
+            return
+        name = _identity(row) or f"{self.place.stem}:{line}"
+        for number, part in enumerate(parts, 1):
+            if isinstance(part, DataError):
+                self.reject(line, str(part), row)
+                continue
+            self.num_records += 1
+            part_name = part.id or name
+            yield replace(part, id=part_name if len(parts) == 1 else f"{part_name}:{number}")
+
+    def _unusable(self, num_bad: int) -> DataError:
+        if not num_bad:
+            return DataError(f"{self.place.name} is empty: it holds no rows.")
+        return DataError(f"{self.place.name}: none of its {num_bad} rows can be used: {self.bad.top_reasons()}.")
+
+
+def _identity(row: Row) -> str:
+    for name in _IDS:
+        if isinstance(row.get(name), str | int) and not missing(row[name]) and row[name] != "":
+            return str(row[name])
+    return ""
+
+
+def group_of(record: Any) -> str:
+    """The name of the prompt a record belongs to: its own group, else a digest of the prompt without case and white space."""
+    return getattr(record, "group", "") or digest(prompt_of(record))
+
+
+def split_by_group(rows: Iterable[T], fraction: float, seed: int = 0) -> tuple[list[T], list[T]]:
+    """Two parts of `rows` in their order, the second with about `fraction` of the groups; no group is on both sides.
+
+    The side is a function of seed and group alone, so it does not change when rows are added, taken away or reordered.
+
+    Raises:
+        DataError: `fraction` is not between 0 and 1.
+    """
+    if not 0.0 <= fraction <= 1.0:
+        raise DataError(f"a part of {fraction} of the data is impossible; fraction lies between 0 and 1.")
+    kept: list[T] = []
+    held_out: list[T] = []
+    for row in rows:
+        key = hashlib.blake2b(f"{seed}\x1f{group_of(row)}".encode(), digest_size=8).digest()
+        (held_out if int.from_bytes(key, "big") < fraction * 2**64 else kept).append(row)
+    return kept, held_out

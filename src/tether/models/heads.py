@@ -1,0 +1,36 @@
+"""Scalar heads: one number from a hidden state."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+
+class ScalarHead(nn.Module):
+    """dropout -> linear -> one number, in float32 whatever the trunk's dtype.
+
+    A value head starts at zero (it predicts nothing until it has learned something); a reward head starts from
+    N(0, 1/sqrt(dim + 1)) as in https://github.com/openai/lm-human-preferences. `offset` and `scale` are not trained:
+    they centre and scale finished scores (a reward is defined up to an affine map).
+    """
+
+    def __init__(self, dim: int, *, zero: bool = True, dropout: float = 0.0, seed: int = 0) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.linear = nn.Linear(dim, 1, dtype=torch.float32)
+        nn.init.zeros_(self.linear.bias)
+        if zero:
+            nn.init.zeros_(self.linear.weight)
+        else:
+            generator = torch.Generator().manual_seed(seed)
+            with torch.no_grad():
+                self.linear.weight.normal_(0.0, 1.0 / math.sqrt(dim + 1), generator=generator)
+        self.register_buffer("offset", torch.zeros(()))
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """(..., dim) -> (...)"""
+        raw = self.linear(self.dropout(hidden.to(self.linear.weight.dtype))).squeeze(-1)
+        return (raw - self.offset) * self.scale

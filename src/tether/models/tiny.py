@@ -1,0 +1,46 @@
+"""A small random model with a byte tokenizer, built in code: for tests and smoke runs, with no download."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SPECIAL = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+
+
+def tiny_tokenizer() -> Any:
+    """Bytes, and five special tokens; pad and EOS differ."""
+    from tokenizers import Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate([*SPECIAL, *alphabet])}
+    inner = Tokenizer(BPE(vocab=vocabulary, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner, pad_token="<|pad|>", eos_token="<|end|>", additional_special_tokens=list(SPECIAL[2:])
+    )
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.model_max_length = 1024
+    return tokenizer
+
+
+def tiny_model(seed: int = 0, *, layers: int = 2, dim: int = 64, vocab: int = len(SPECIAL) + 256) -> Any:
+    """A two-layer Llama with random weights that depend on `seed` alone."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=vocab, hidden_size=dim, intermediate_size=2 * dim, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=1024, bos_token_id=None, eos_token_id=1, pad_token_id=0,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config)

@@ -1,0 +1,173 @@
+"""The stages of a recipe, one after another, each in a folder of its own and skipped when it is already complete."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tether.assemble import DataConfig, PPOSection, Recipe, RewardSection, SFTSection, load_rows, ppo_stage, reward_role, sft_role
+from tether.core.config import dump
+from tether.core.errors import ConfigError, MissingFileError
+from tether.core.rundir import RunDirectory, file_digest
+from tether.core.types import Comparison, Demonstration, Prompt
+from tether.data.sources import Quarantine
+from tether.models.config import ModelConfig
+from tether.models.loading import LoadedModel, load_model, save_model
+from tether.models.saving import save_role
+from tether.stages.ppo import PPO
+from tether.stages.reward import RewardConfig, RewardModeling
+from tether.stages.sft import SFT, SFTConfig
+
+Progress = Callable[[int, int, Any], None]
+
+
+def peak_rss_bytes() -> int:
+    """The largest resident size of this process so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def current_rss_bytes() -> int:
+    """The resident size of this process now."""
+    import psutil
+
+    return psutil.Process().memory_info().rss
+
+
+def run_sft(
+    section: SFTSection, model: ModelConfig, folder: Path, seed: int, *, demonstrations: Sequence[Demonstration] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Fine-tune; the result is a plain transformers folder `folder/model`, adapters merged: the reference of all that follows."""
+    run, done = _open(folder, {"sft": dump(section), "model": dump(model), "seed": seed}, section.data)
+    if done is not None:
+        return done
+    rows, quarantine = _rows(demonstrations, section.data, Demonstration, run, "sft")
+    loaded = load_model(model, seed=seed)
+    run.update_manifest(model={"source": loaded.source, "digest": loaded.digest})
+    role = sft_role(loaded, section.lora, seed)
+    config = SFTConfig.model_validate({name: getattr(section, name) for name in SFTConfig.model_fields})
+    summary = SFT(config, role, loaded.encoder).train(rows, run, progress)
+    merged = role.model.merge_and_unload() if role.adapter is not None else role.model
+    save_model(merged, loaded.encoder, folder / "model")
+    return _finish(run, summary, quarantine)
+
+
+def run_reward(
+    section: RewardSection, model: ModelConfig, folder: Path, seed: int, *, comparisons: Sequence[Comparison] | None = None,
+    gold: Sequence[Comparison] | None = None, progress: Progress | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Train the reward model on top of `model`; the result is the role in `folder/model`.
+
+    Args:
+        gold: the held-out pairs in their true order, if anybody knows it; reported apart from the noisy labels.
+    """
+    run, done = _open(folder, {"reward": dump(section), "model": dump(model), "seed": seed}, section.data)
+    if done is not None:
+        return done
+    rows, quarantine = _rows(comparisons, section.data, Comparison, run, "reward")
+    tests = {name: _rows(None, data, Comparison, run, name)[0] for name, data in section.test.items()}
+    loaded = load_model(model, seed=seed)
+    run.update_manifest(model={"source": loaded.source, "digest": loaded.digest})
+    role = reward_role(loaded, section, seed)
+    config = RewardConfig.model_validate({name: getattr(section, name) for name in RewardConfig.model_fields})
+    stage = RewardModeling(config, role, loaded.encoder)
+    summary = stage.train(rows, run, progress)
+    if gold:
+        summary["gold_accuracy"] = stage.evaluate(stage.rankings(gold)[0])["accuracy"]
+    summary["tests"] = {name: stage.evaluate(stage.rankings(test)[0], sum(c.tie for c in test)) for name, test in tests.items()}
+    save_role(role, folder / "model", kind="reward", base=model.source, base_digest=loaded.digest, encoder=loaded.encoder)
+    return _finish(run, summary, quarantine)
+
+
+def run_ppo(
+    section: PPOSection, model: ModelConfig, folder: Path, seed: int, *, reward_folder: Path | None, prompts: Sequence[Prompt] | None = None,
+    watch: Callable[[PPO, LoadedModel], Callable[[int, dict[str, float]], dict[str, float]]] | None = None, progress: Progress | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """Optimise the policy; the result is the role in `folder/policy`.
+
+    Args:
+        watch: makes the function that adds metrics after every step (gold scores, memory).
+    """
+    run, done = _open(folder, {"ppo": dump(section), "model": dump(model), "seed": seed}, section.data)
+    if done is not None:
+        return done
+    rows, quarantine = _rows(prompts, section.data, Prompt, run, "ppo")
+    stage, loaded = ppo_stage(section, model, reward_folder if section.reward_source == "learned" else None, seed)
+    run.update_manifest(model={"source": loaded.source, "digest": loaded.digest}, reward=str(reward_folder))
+    observe = watch(stage, loaded) if watch else None
+
+    def on_step(step: int, metrics: dict[str, float]) -> dict[str, float]:
+        return {"memory/rss_bytes": float(current_rss_bytes()), **(observe(step, metrics) if observe else {})}
+
+    summary = stage.train(rows, run, on_step=on_step, progress=progress)
+    save_role(stage.policy, folder / "policy", kind="policy", base=model.source, base_digest=loaded.digest, encoder=loaded.encoder)
+    return _finish(run, summary, quarantine)
+
+
+def run_recipe(recipe: Recipe, stages: Sequence[str], progress: Callable[[str], Progress] | None = None) -> dict[str, Any]:
+    """Run the named stages of a recipe in order; each finds its predecessors' results in the run directory.
+
+    Raises:
+        ConfigError: a stage that the recipe has no section for.
+    """
+    root, results = Path(recipe.run), {}
+    root.mkdir(parents=True, exist_ok=True)
+    for name in stages:
+        section = getattr(recipe, name)
+        if section is None:
+            raise ConfigError(f"the recipe has no [{name}] section")
+        bar = progress(name) if progress else None
+        if name == "sft":
+            results[name] = run_sft(section, recipe.model, root / "sft", recipe.seed, progress=bar)
+        elif name == "reward":
+            results[name] = run_reward(section, stage_model(recipe, root), root / "reward", recipe.seed, progress=bar)
+        else:
+            results[name] = run_ppo(
+                section, stage_model(recipe, root), root / "ppo", recipe.seed, reward_folder=root / "reward" / "model", progress=bar
+            )
+        gc.collect()
+    return results
+
+
+def stage_model(recipe: Recipe, root: Path) -> ModelConfig:
+    """What the stages after SFT stand on: the SFT model if the recipe makes one, the base model otherwise."""
+    if recipe.sft is None:
+        return recipe.model
+    if not (root / "sft" / "summary.json").is_file():
+        raise MissingFileError(f"{root / 'sft'} has no finished SFT stage; run it first (tether sft RECIPE).")
+    return after_sft(recipe.model, root)
+
+
+def after_sft(model: ModelConfig, root: Path) -> ModelConfig:
+    """The same settings on the fine-tuned folder, which carries its own template."""
+    return ModelConfig.model_validate({**model.model_dump(), "source": str(root / "sft" / "model"), "fallback": None, "chat_template": None})
+
+
+def _open(folder: Path, config: dict[str, Any], data: DataConfig | None) -> tuple[RunDirectory, dict[str, Any] | None]:
+    local = [p for p in (data.paths if data else ()) if not p.startswith("hub:")]
+    run = RunDirectory.open(folder, config, data=file_digest(local))
+    return run, run.summary() if run.complete else None
+
+
+def _rows(given: Sequence[Any] | None, data: DataConfig | None, kind: type, run: RunDirectory, name: str) -> tuple[Sequence[Any], Quarantine | None]:
+    if given is not None:
+        return given, None
+    if data is None:
+        raise ConfigError(f"the [{name}] section names no data: set {name}.data.path")
+    quarantine = Quarantine(run.path / f"quarantine-{name}.jsonl")
+    return load_rows(data, kind, quarantine), quarantine
+
+
+def _finish(run: RunDirectory, summary: dict[str, Any], quarantine: Quarantine | None) -> dict[str, Any]:
+    if quarantine is not None:
+        summary["quarantine"] = quarantine.summary()
+    summary["peak_rss_bytes"] = peak_rss_bytes()
+    run.finish(summary)
+    shutil.rmtree(run.path / "checkpoints", ignore_errors=True)
+    return summary

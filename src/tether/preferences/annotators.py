@@ -1,0 +1,104 @@
+"""Simulated annotators: votes drawn from hidden scores with Bradley-Terry noise, and the majority among them.
+
+They replace people in the quickstart (the synthetic set-up of Gao et al. 2022, https://arxiv.org/abs/2210.10760). What
+follows from labels onwards is the road that people's labels take.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tether.core.types import Annotation, Comparison, Prompt, assistant
+
+
+@dataclass(frozen=True)
+class LabelledPairs:
+    """What three people, say, made of all pairs of some responses."""
+
+    comparisons: list[Comparison]
+    num_pairs: int
+    annotator_agreement: float
+    annotator_gold_agreement: float
+    majority_gold_agreement: float
+    dropped_no_majority: int
+    dropped_equal: int
+    noise: float
+
+
+def noise_for_agreement(differences: Sequence[float], agreement: float) -> float:
+    """The noise scale s at which two annotators, each preferring with sigma(difference / s), agree with probability `agreement`.
+
+    The mean of p^2 + (1 - p)^2 falls with s from 1 to 1/2, so bisection finds it.
+    """
+    if not 0.5 < agreement < 1.0:
+        raise ValueError(f"agreement must lie between 0.5 and 1, got {agreement}")
+
+    def expected(scale: float) -> float:
+        probabilities = [1 / (1 + math.exp(-max(-60.0, min(60.0, d / scale)))) for d in differences]
+        return sum(p * p + (1 - p) * (1 - p) for p in probabilities) / len(probabilities)
+
+    low, high = 1e-4, 1e4
+    for _ in range(80):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if expected(middle) > agreement else (low, middle)
+    return math.sqrt(low * high)
+
+
+def label_pairs(
+    prompts: Sequence[Prompt],
+    responses: Sequence[Sequence[str]],
+    scores: Sequence[Sequence[float]],
+    *,
+    agreement: float = 0.70,
+    num_annotators: int = 3,
+    undecided: float = 0.2,
+    seed: int = 0,
+) -> LabelledPairs:
+    """All pairs of every prompt's responses, voted on; the majority decides, pairs without one are dropped.
+
+    An annotator perceives difference / noise + a logistic draw, and says "tie" when that lies within `undecided`.
+
+    Args:
+        scores: hidden scores, one a response; only their noisy order reaches the labels.
+        agreement: how often two annotators who both decide are to agree; the noise is fitted to it.
+    """
+    pairs = [(p, a, b) for p in range(len(prompts)) for a, b in itertools.combinations(range(len(responses[p])), 2)]
+    distinct = [(p, a, b) for p, a, b in pairs if responses[p][a] and responses[p][b] and responses[p][a] != responses[p][b]]
+    noise = noise_for_agreement([scores[p][a] - scores[p][b] for p, a, b in distinct], agreement)
+    comparisons, agree, votes_right, majority_right, dropped = [], [], [], [], 0
+    for p, a, b in distinct:
+        votes = [
+            _vote(scores[p][a] - scores[p][b], noise, undecided, f"{seed}/{prompts[p].id or p}/{a}/{b}/{k}") for k in range(num_annotators)
+        ]
+        agree += [float(x == y) for x, y in itertools.combinations(votes, 2) if x and y]
+        gold = 1 if scores[p][a] > scores[p][b] else -1
+        votes_right += [float(v == gold) for v in votes if v]
+        total = sum(votes)
+        winner = next((side for side in (1, -1) if votes.count(side) * 2 > num_annotators), 0)
+        if not winner:
+            dropped += 1
+            continue
+        majority_right.append(float(winner == gold))
+        best, worst = (a, b) if winner == 1 else (b, a)
+        comparisons.append(
+            Comparison(
+                prompts[p].messages, (assistant(responses[p][best]),), (assistant(responses[p][worst]),),
+                id=f"{prompts[p].id}-{a}{b}", group=prompts[p].id or str(p), margin=abs(total) / num_annotators,
+                annotations=tuple(Annotation(f"annotator-{k + 1}", v * winner) for k, v in enumerate(votes)),
+                metadata={"gold_difference": scores[p][best] - scores[p][worst]},
+            )  # fmt: skip
+        )
+    mean = lambda values: sum(values) / max(1, len(values))  # noqa: E731
+    return LabelledPairs(
+        comparisons, len(pairs), mean(agree), mean(votes_right), mean(majority_right), dropped, len(pairs) - len(distinct), noise
+    )
+
+
+def _vote(difference: float, noise: float, undecided: float, key: str) -> int:
+    uniform = random.Random(key).uniform(1e-9, 1 - 1e-9)
+    perceived = difference / noise + math.log(uniform / (1 - uniform))
+    return 0 if abs(perceived) < undecided else (1 if perceived > 0 else -1)

@@ -1,0 +1,340 @@
+"""The verdict in plain words, the key numbers, and the warnings, all computed from the run's own numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, stdev
+from typing import Any
+
+from tether.report.reading import Estimate, Journey, SubRun, ends, estimate, kl_key, mapping, number, printable, series
+
+ENOUGH_ANSWERS = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """A word, a paragraph, and what a careful reader should doubt."""
+
+    tone: str
+    headline: str
+    sentences: Sequence[str]
+    warnings: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One key number."""
+
+    name: str
+    value: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the gold score before and after; `noise` is half the interval of its change, where it is known."""
+
+    name: str
+    before: float
+    after: float
+    noise: float | None
+
+    @property
+    def change(self) -> float:
+        return self.after - self.before
+
+    @property
+    def direction(self) -> int:
+        """+1 risen, -1 fallen, 0 no clear change."""
+        floor = 0.01 * max(abs(self.before), abs(self.after)) if self.noise is None else self.noise
+        return 0 if abs(self.change) <= floor else (1 if self.change > 0 else -1)
+
+
+def decimal(value: float, signed: bool = False) -> str:
+    """A number for people: about three digits, all of a large one, a real minus sign."""
+    size = abs(value)
+    places = 3 if size < 1 else 2 if size < 10 else 1 if size < 100 else 0
+    text = "0" if size == 0 else (f"{size:.1e}" if size < 1e-3 else f"{size:,.{places}f}")
+    sign = "−" if value < 0 else ("+" if signed and value > 0 else "")
+    return sign + text
+
+
+def whole(value: float) -> str:
+    return f"{value:,.0f}"
+
+
+def percent(value: float) -> str:
+    return f"{100 * value:.1f}%".replace("-", "−")
+
+
+def duration(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+
+
+def interval(found: Estimate, show: Any = decimal) -> str:
+    return "" if found.low is None or found.high is None else f"interval {show(found.low)} to {show(found.high)}"
+
+
+def gold_gain(policy: SubRun) -> Estimate | None:
+    """The gain of the summary, else the last gold score less the first."""
+    values = [v for v in series(policy.metrics, "gold/score")[1] if v is not None]
+    return estimate(policy.summary.get("gold_gain")) or (Estimate(values[-1] - values[0]) if len(values) > 1 else None)
+
+
+def proxy_gain(policy: SubRun) -> float | None:
+    """The gain of the summary, else the last tenth of the steps less the first."""
+    found = estimate(policy.summary.get("proxy_gain"))
+    span = ends(policy.metrics, "reward/proxy")
+    return found.value if found else (span[1] - span[0] if span else None)
+
+
+def spent_kl(policy: SubRun) -> float | None:
+    """The KL of the summary, else over the last tenth of the steps."""
+    found = estimate(policy.summary.get("kl"))
+    span = ends(policy.metrics, kl_key(policy.metrics))
+    return found.value if found else (span[1] if span else None)
+
+
+def gold_parts(journey: Journey) -> list[Part]:
+    """The parts of the gold score from the policy's summary, or else as means over the evaluated answers."""
+    pairs: dict[str, list[tuple[float, float]]] = {}
+    for answer in journey.answers:
+        before, after = mapping(answer.get("parts_before")), mapping(answer.get("parts_after"))
+        for name in before:
+            first, second = number(before[name]), number(after.get(name))
+            if first is not None and second is not None:
+                pairs.setdefault(name, []).append((first, second))
+    noise = {name: 1.96 * stdev([b - a for a, b in p]) / len(p) ** 0.5 for name, p in pairs.items() if len(p) >= ENOUGH_ANSWERS}
+    stored = mapping(journey.policy.summary.get("gold_parts")) if journey.policy else {}
+    found = [(name, number(mapping(v).get("before")), number(mapping(v).get("after"))) for name, v in stored.items()]
+    if not found:
+        found = [(name, fmean(a for a, _ in p), fmean(b for _, b in p)) for name, p in pairs.items()]
+    return [Part(printable(name, 60), a, b, noise.get(name)) for name, a, b in found if a is not None and b is not None]
+
+
+def verdict(journey: Journey) -> Verdict:
+    """Did it get better, by what, at which price, and what got worse."""
+    policy = journey.policy
+    if policy is None:
+        return _verdict_without_policy(journey)
+    rate, gain = estimate(policy.summary.get("gold_win_rate")), gold_gain(policy)
+    tone, headline, opening = _judgement(rate, gain)
+    sentences = [opening]
+    if gain:
+        bounds = interval(gain, lambda v: decimal(v, True))
+        sentences.append(f"The gold score changed by {decimal(gain.value, True)}" + (f" ({bounds})." if bounds else "."))
+    sentences += _part_sentences(gold_parts(journey))
+    kl, proxy = spent_kl(policy), proxy_gain(policy)
+    if kl is not None:
+        sentences.append(f"For this the policy moved {decimal(kl)} nats of KL per response away from its reference.")
+    if proxy is not None:
+        verb = "rose" if proxy > 0 else "fell" if proxy < 0 else "stayed, with a change"
+        sentences.append(f"The proxy, the reward that training maximised, {verb} by {decimal(abs(proxy))}.")
+    return Verdict(tone, headline, sentences, _policy_warnings(policy, gain, proxy) + _reward_warnings(journey.reward))
+
+
+def _judgement(rate: Estimate | None, gain: Estimate | None) -> tuple[str, str, str]:
+    if rate is None:
+        if gain is None:
+            text = "No gold score was recorded, so nothing here says whether the answers got better; the proxy cannot tell."
+            return "open", "Not judged by gold", text
+        text = "No gold win rate was recorded; the change of the gold score is all there is to judge by."
+        if gain.low is None or gain.contains(0):
+            return "open", "Not shown to be better", text
+        return ("good", "Better by the gold score", text) if gain.value > 0 else ("bad", "Worse by the gold score", text)
+    on = f" on {rate.count:,} held-out prompts" if rate.count else " on held-out prompts"
+    bounds = interval(rate, percent)
+    wins = f"judged by gold, they beat the answers from before in {percent(rate.value)} of comparisons{on}"
+    wins += f" ({bounds}; 50% is no difference)" if bounds else " (no interval recorded; 50% is no difference)"
+    if rate.contains(0.5):
+        why = "The interval contains 50%, so" if bounds else "Without an interval,"
+        return "open", "Not shown to be better", f"The trained model's answers: {wins}. {why} this run does not show a difference."
+    if rate.value > 0.5:
+        return "good", "Better", f"The trained model's answers are better: {wins}."
+    return "bad", "Worse", f"The trained model's answers are worse: {wins}."
+
+
+def _part_sentences(parts: Sequence[Part]) -> list[str]:
+    def listed(direction: int) -> str:
+        chosen = sorted((p for p in parts if p.direction == direction), key=lambda p: -abs(p.change))
+        return ", ".join(f"{p.name} ({decimal(p.change, True)})" for p in chosen[:6]) + (", …" if len(chosen) > 6 else "")
+
+    risen, fallen, level = listed(1), listed(-1), listed(0)
+    sentences = []
+    if risen:
+        sentences.append(f"What improved: {risen}.")
+    if fallen:
+        sentences.append(f"What got worse: {fallen}.")
+    if level:
+        sentences.append(f"No clear change: {level}.")
+    return sentences
+
+
+def _policy_warnings(policy: SubRun, gain: Estimate | None, proxy: float | None) -> list[str]:
+    warnings = []
+    if proxy is not None and gain is not None and proxy > 0 > gain.value:
+        warnings.append(
+            f"Distrust the proxy: it rose by {decimal(proxy)} while the gold score fell by {decimal(-gain.value)}. The policy learnt "
+            "what the reward model likes, not what the gold score measures; stop earlier, raise the KL coefficient or mend the reward."
+        )
+    else:
+        warnings += _past_the_peak(policy)
+    length = ends(policy.metrics, "response/length")
+    if length and length[0] > 0 and not 0.7 < length[1] / length[0] < 1.4:
+        word = "longer" if length[1] > length[0] else "shorter"
+        warnings.append(f"Responses became {word}: from {decimal(length[0])} to {decimal(length[1])} tokens. Check that it is wanted.")
+    entropy = ends(policy.metrics, "policy/entropy")
+    if entropy and entropy[1] < 0.4 * entropy[0]:
+        warnings.append(f"Entropy fell from {decimal(entropy[0])} to {decimal(entropy[1])} nats per token: answers lose variety.")
+    distinct = ends(policy.metrics, "response/distinct_2")
+    if distinct and distinct[1] < 0.75 * distinct[0]:
+        warnings.append(f"Distinct bigrams fell from {percent(distinct[0])} to {percent(distinct[1])}: responses repeat themselves.")
+    stops = ends(policy.metrics, "response/stop_rate")
+    if stops and stops[1] < 0.5:
+        warnings.append(f"Only {percent(stops[1])} of the last responses end by themselves; the others run into the length limit.")
+    ratios = [v for v in series(policy.metrics, "policy/first_ratio_deviation")[1] if v is not None]
+    if ratios and max(ratios) > 0.01:
+        warnings.append(
+            f"Before any update the ratio is off 1 by up to {decimal(max(ratios))}: rollout and training numerics differ."
+        )
+    return warnings
+
+
+def _past_the_peak(policy: SubRun) -> list[str]:
+    steps, values = series(policy.metrics, "gold/score")
+    points = [(s, v) for s, v in zip(steps, values, strict=True) if v is not None]
+    if len(points) < 4:
+        return []
+    peak_step, peak = max(points, key=lambda point: point[1])
+    first, last = points[0][1], points[-1][1]
+    span = ends([row for row in policy.metrics if (number(row.get("step")) or 0) >= peak_step], "reward/proxy")
+    if peak - last <= 0.25 * (peak - first) or not span or span[1] <= span[0]:
+        return []
+    return [
+        f"Distrust the last steps: gold was highest at step {peak_step:.0f} ({decimal(peak)}) and ended at {decimal(last)} while the "
+        "proxy kept rising. One evaluation is noisy, but a checkpoint nearer to that step may be the better model."
+    ]
+
+
+def _reward_warnings(reward: SubRun | None) -> list[str]:
+    if reward is None:
+        return []
+    warnings = []
+    accuracy = estimate(reward.summary.get("gold_accuracy"))
+    if accuracy and accuracy.low is not None and accuracy.contains(0.5):
+        warnings.append(f"The reward model agrees with gold on {percent(accuracy.value)} of pairs, not clearly more than chance.")
+    correlation = number(mapping(reward.summary.get("length_correlation")).get("pearson"))
+    if correlation is not None and abs(correlation) >= 0.4:
+        which = "longer" if correlation > 0 else "shorter"
+        warnings.append(
+            f"The reward model's score goes with length (r = {decimal(correlation)}): {which} answers score higher, deserved or not."
+        )
+    return warnings
+
+
+def _verdict_without_policy(journey: Journey) -> Verdict:
+    sentences = []
+    sft = [v for v in series(journey.sft.metrics, "eval_loss")[1] if v is not None] if journey.sft else []
+    if len(sft) > 1:
+        text = f"Supervised fine-tuning brought the held-out loss from {decimal(sft[0])} to {decimal(sft[-1])} nats per token"
+        rose = min(sft) < sft[-1] - 0.01 * abs(sft[-1])
+        sentences.append(text + (f", after a lowest value of {decimal(min(sft))}: it trained too long." if rose else "."))
+    elif journey.sft and (span := ends(journey.sft.metrics, "loss")):
+        sentences.append(f"Supervised fine-tuning brought the training loss from {decimal(span[0])} to {decimal(span[1])}.")
+    for key, name in (("heldout_accuracy", "held-out pairs"), ("gold_accuracy", "pairs labelled by gold")):
+        found = estimate(journey.reward.summary.get(key)) if journey.reward else None
+        if found:
+            bounds = f" ({interval(found, percent)})" if interval(found) else ""
+            doubt = " The interval contains 50%: not shown to beat chance." if found.low is not None and found.contains(0.5) else ""
+            sentences.append(f"The reward model ranks {percent(found.value)} of {name} right{bounds}.{doubt}")
+    sentences.append("There is no reinforcement learning stage here, so no judgement on answers.")
+    return Verdict("open", "Before reinforcement learning", sentences, _reward_warnings(journey.reward))
+
+
+def tiles(journey: Journey) -> list[Tile]:
+    """The key numbers; what the run does not have is left out."""
+    found: list[Tile] = []
+
+    def add(name: str, value: Estimate | None, show: Any, detail: str = "") -> None:
+        if value is not None:
+            notes = [interval(value, show), detail]
+            found.append(Tile(name, show(value.value), " · ".join(note for note in notes if note)))
+
+    def signed(value: float) -> str:
+        return decimal(value, True)
+
+    policy = journey.policy
+    if policy:
+        add("gold win rate", estimate(policy.summary.get("gold_win_rate")), percent)
+        add("gold gain", gold_gain(policy), signed)
+        add("proxy gain", estimate(proxy_gain(policy)), signed, "reward model's units")
+        add("KL spent", estimate(spent_kl(policy)), decimal, "nats per response")
+    if journey.reward:
+        add("reward model, held-out", estimate(journey.reward.summary.get("heldout_accuracy")), percent)
+        add("reward model, gold", estimate(journey.reward.summary.get("gold_accuracy")), percent)
+    add("preference pairs", estimate(journey.pairs.get("num_pairs")), whole)
+    if journey.sft:
+        losses = [v for v in series(journey.sft.metrics, "eval_loss")[1] if v is not None]
+        add("SFT held-out loss", Estimate(losses[-1]) if losses else None, decimal, "nats per token")
+    own = journey.summary or mapping(journey.stages[0].summary if len(journey.stages) == 1 else None)
+    add("time", estimate(own.get("seconds")), duration)
+    memory = estimate(own.get("peak_rss_bytes") or (policy.summary.get("peak_rss_bytes") if policy else None))
+    add("peak memory", memory, lambda size: f"{size / 2**30:.2f} GiB")
+    return found
+
+
+def arm_table(arms: Sequence[SubRun]) -> list[Sequence[str]]:
+    """One row an arm: name, proxy gain, gold gain, gold win rate, KL; empty for a single arm."""
+    if len(arms) < 2:
+        return []
+    rows = []
+    for arm in arms:
+        proxy, gain, rate, kl = proxy_gain(arm), gold_gain(arm), estimate(arm.summary.get("gold_win_rate")), spent_kl(arm)
+        rows.append((
+            arm.name,
+            "" if proxy is None else decimal(proxy, True),
+            _with_interval(gain, lambda v: decimal(v, True)),
+            _with_interval(rate, percent),
+            "" if kl is None else decimal(kl),
+        ))  # fmt: skip
+    return rows
+
+
+def _with_interval(found: Estimate | None, show: Any) -> str:
+    if found is None:
+        return ""
+    return show(found.value) if found.low is None or found.high is None else f"{show(found.value)} ({show(found.low)} to {show(found.high)})"
+
+
+def reward_facts(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> list[Tile]:
+    """The reward model's numbers that need no figure."""
+    length = mapping(reward.get("length_correlation"))
+    wanted = (
+        ("held-out accuracy", reward.get("heldout_accuracy"), percent, "of pairs it never saw"),
+        ("accuracy against gold", reward.get("gold_accuracy"), percent, "of pairs labelled by gold"),
+        ("calibration error", reward.get("calibration_error"), decimal, "mean distance from the diagonal"),
+        ("score and length, Pearson", length.get("pearson"), decimal, "0: length does not matter"),
+        ("score and length, Spearman", length.get("spearman"), decimal, "the same by ranks"),
+        ("held-out loss", reward.get("heldout_loss"), decimal, "a coin has 0.693"),
+        ("held-out ties", reward.get("heldout_ties"), whole, "pairs scored exactly alike"),
+        ("mean margin", reward.get("margin_mean"), decimal, "chosen − rejected"),
+        ("score mean", reward.get("score_mean"), decimal, ""),
+        ("score deviation", reward.get("score_std"), decimal, ""),
+        ("pairs", pairs.get("num_pairs"), whole, "preferences collected"),
+        ("prompts", pairs.get("num_prompts"), whole, "behind the pairs"),
+        ("annotators agree", pairs.get("annotator_agreement"), percent, "two annotators, same pair"),
+        ("annotator and gold", pairs.get("annotator_gold_agreement"), percent, "share that agrees"),
+        ("majority and gold", pairs.get("majority_gold_agreement"), percent, "share that agrees"),
+        ("dropped", pairs.get("dropped_no_majority"), whole, "pairs without a majority"),
+    )
+    found = [(name, estimate(raw), show, detail) for name, raw, show, detail in wanted]
+    facts = []
+    for name, value, show, detail in found:
+        if value is not None:
+            notes = [interval(value, show), "" if value.count is None else f"{value.count:,} pairs", detail]
+            facts.append(Tile(name, show(value.value), " · ".join(note for note in notes if note)))
+    return facts

