@@ -17,7 +17,7 @@ from tether.data.sources import Quarantine, read
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, add_adapter, load_model
-from tether.models.saving import attach_adapter, check_same_trunk, load_head, read_role
+from tether.models.saving import attach_adapter, check_same_trunk, load_head, read_role, save_role
 from tether.models.trunk import Role
 from tether.rewards.control import RandomReward
 from tether.rewards.learned import LearnedReward
@@ -101,6 +101,23 @@ def load_rows(data: DataConfig, kind: type, quarantine: Quarantine) -> list[Any]
     return list(read(data.paths, kind, format=data.format, quarantine=quarantine, strict=data.strict, limit=data.limit))
 
 
+def encoder_of(loaded: LoadedModel) -> ChatEncoder:
+    """The one encoder that speaks this model's language."""
+    return ChatEncoder(loaded.tokenizer, loaded.stop_ids, loaded.template, loaded.system_prompt)
+
+
+def local_engine(role: Role, loaded: LoadedModel, *, max_rows: int = 64) -> LocalEngine:
+    """The in-process engine for a role."""
+    return LocalEngine(role, encoder_of(loaded), max_rows=max_rows, context_length=loaded.context_length)
+
+
+def save_trained(role: Role, loaded: LoadedModel, folder: Path, *, kind: str, base: str) -> None:
+    """A trained role beside the base it stands on."""
+    save_role(
+        role, folder, kind=kind, base=base, base_digest=loaded.digest, tokenizer=loaded.tokenizer, encoding=encoder_of(loaded).describe()
+    )
+
+
 def sft_role(loaded: LoadedModel, lora: Lora, seed: int) -> Role:
     """The model that SFT trains: under an adapter, or whole."""
     if lora is False:
@@ -124,14 +141,14 @@ def ppo_stage(section: PPOSection, settings: ModelConfig, reward_folder: Path | 
         ModelError: the reward model does not belong to this trunk.
     """
     loaded = load_model(settings, seed=seed)
-    encoder = loaded.encoder
+    encoder = encoder_of(loaded)
     config = PPOConfig.model_validate({name: getattr(section, name) for name in PPOConfig.model_fields})
     if section.roles == "shared":
         policy, reference, value, reward = _shared_roles(section, loaded, reward_folder, seed)
     else:
         policy, reference, value, reward = _separate_roles(section, loaded, settings, reward_folder, seed)
     source: RewardSource = RandomReward(seed) if section.reward_source == "random" else _learned(reward, reward_folder, encoder)
-    engine = LocalEngine(policy, encoder, max_rows=section.engine_rows, context_length=loaded.context_length)
+    engine = local_engine(policy, loaded, max_rows=section.engine_rows)
     return PPO(config, policy, reference, value, source, engine, encoder), loaded
 
 
@@ -147,7 +164,7 @@ def _shared_roles(section: PPOSection, loaded: LoadedModel, reward_folder: Path 
         description = read_role(reward_folder)
         if description["adapter"] is None:
             raise MissingFileError(f"{reward_folder} holds a whole model, not an adapter. Use ppo.roles = 'separate'.")
-        check_same_trunk(description, loaded, reward_folder)
+        check_same_trunk(description, loaded, encoder_of(loaded).describe(), reward_folder)
         model = attach_adapter(model, reward_folder, "reward")
         if section.value_init == "reward":
             model = attach_adapter(model, reward_folder, "value")
@@ -186,7 +203,7 @@ def _reward_model(folder: Path, settings: ModelConfig) -> Role:
     head = load_head(folder, loaded.model.device)
     if whole:
         return Role(loaded.model, head=head)
-    check_same_trunk(description, loaded, folder)
+    check_same_trunk(description, loaded, encoder_of(loaded).describe(), folder)
     return Role(attach_adapter(loaded.model, folder, "reward"), "reward", head)
 
 
@@ -194,6 +211,33 @@ def _learned(reward: Role | None, folder: Path | None, encoder: ChatEncoder) -> 
     if reward is None or folder is None:
         raise MissingFileError("ppo needs a trained reward model: run the reward stage first")
     return LearnedReward(reward, encoder)
+
+
+def load_policy(path: str, settings: ModelConfig | None = None) -> tuple[Role, LoadedModel]:
+    """A policy to talk to: a model source, a run directory, or the folder of a trained role."""
+    folder = Path(path).expanduser()
+    for candidate in (folder / "ppo" / "policy", folder / "policy", folder):
+        if (candidate / "role.json").is_file():
+            role = read_role(candidate)
+            base = str(candidate / "model") if role["adapter"] is None else role["base"]
+            loaded = load_model(_settings(base, role, settings))
+            if role["adapter"] is None:
+                return Role(loaded.model), loaded
+            check_same_trunk(role, loaded, encoder_of(loaded).describe(), candidate)
+            return Role(attach_adapter(loaded.model, candidate, "policy"), "policy"), loaded
+    for candidate in (folder / "model", folder / "sft" / "model"):
+        if (candidate / "config.json").is_file():
+            path = str(candidate)
+            break
+    loaded = load_model(_settings(path, None, settings))
+    return Role(loaded.model), loaded
+
+
+def _settings(source: str, role: dict[str, Any] | None, settings: ModelConfig | None) -> ModelConfig:
+    base = settings.model_dump() if settings else {}
+    described = (role or {}).get("encoding") or {}
+    system = described.get("system_prompt", base.get("system_prompt"))
+    return ModelConfig.model_validate({**base, "source": source, "fallback": None, "chat_template": None, "system_prompt": system})
 
 
 def describe_sections(recipe: Recipe) -> Sequence[str]:

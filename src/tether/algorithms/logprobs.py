@@ -24,8 +24,8 @@ def token_logprobs(
 ) -> tuple[Float[Tensor, " tokens"], Float[Tensor, " tokens"]]:
     """Compute the log-probability of each target and the entropy of its whole distribution.
 
-    Equation: ``z = c(W h + b) / T`` with ``c(x) = cap · tanh(x / cap)`` when there is a softcap; ``log p(target) = z_target − lse(z)``
-    and ``H = lse(z) − Σ_j p_j z_j``. Gradients: ``∂ log p(target) / ∂z_j = [j = target] − p_j`` and ``∂H / ∂z_j = −p_j (log p_j + H)``.
+    Equation: ``z = c(W h + b) / T``, with ``c(x) = cap · tanh(x / cap)`` when there is a softcap; ``log p_j = z_j − lse(z)``;
+    ``H = lse(z) − Σ_j p_j z_j``. Gradients: ``∂ log p_target / ∂z_j = [j = target] − p_j``, ``∂H / ∂z_j = −p_j (log p_j + H)``.
     Paper: the recomputation is that of Cut Your Losses, https://arxiv.org/abs/2411.09009; the softcap that of Gemma 2,
     https://arxiv.org/abs/2408.00118.
     Shapes: hidden (tokens, dim), weight (vocab, dim), targets (tokens,) -> two of (tokens,) in nats, float32 (float64 for

@@ -77,7 +77,8 @@ def value_loss(
 ) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
     """Compute the squared error of the value function, clipped around the values it had when the rollout was scored.
 
-    Equation: ``½ Σ m · max((V − R)², (clip(V, V_old − ε, V_old + ε) − R)²) / denominator``; without ``clip_range`` only the first.
+    Equation: ``½ Σ m · max((V − R)², (clip(V, V_old − ε, V_old + ε) − R)²) / denominator``; without ``clip_range`` only the
+    first of the two.
     Paper: Schulman et al. 2016, https://arxiv.org/abs/1506.02438; the clip as in openai/lm-human-preferences.
     Shapes: all alike; values in units of the reward, the loss in their square. Gradient flows through ``values`` only. The
     second result is the number of tokens whose loss is the clipped one, over the denominator; detached.

@@ -17,8 +17,7 @@ def generate(
     model: str, prompts: list[str], file: Path | None, output: Path | None, sampling: Sampling, samples: int, seed: int, limit: int | None
 ) -> None:
     """See `tether generate --help`."""
-    from tether.models.saving import load_policy
-    from tether.rollout.local import LocalEngine
+    from tether.assemble import load_policy, local_engine
 
     rows = [Prompt((user(text),), f"p{n}") for n, text in enumerate(prompts)]
     if file is not None:
@@ -28,7 +27,7 @@ def generate(
     if not rows:
         raise ConfigError("nothing to answer: give --prompt TEXT or --file PATH")
     role, loaded = load_policy(model)
-    engine = LocalEngine(role, loaded.encoder, context_length=loaded.context_length)
+    engine = local_engine(role, loaded)
     groups = engine.generate(rows, sampling, num_samples=samples, seed=seed)
     if output is not None:
         with output.open("w", encoding="utf-8") as sink:
@@ -46,12 +45,11 @@ def generate(
 
 def chat(model: str, sampling: Sampling, seed: int) -> None:
     """See `tether chat --help`."""
-    from tether.models.saving import load_policy
-    from tether.rollout.local import LocalEngine
+    from tether.assemble import load_policy, local_engine
 
     console = Console()
     role, loaded = load_policy(model)
-    engine = LocalEngine(role, loaded.encoder, context_length=loaded.context_length)
+    engine = local_engine(role, loaded)
     console.print(f"[dim]{escape(loaded.source)}. An empty line ends, /new starts over.[/]")
     messages: list[Message] = []
     turn = 0

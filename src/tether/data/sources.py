@@ -113,8 +113,9 @@ def read(
 
 def detect_format(source: str | Path) -> Format:
     """The format of a file, of the first file of a folder, or of a hub data set."""
-    head, _, _ = _File(places(source)[0], Quarantine(), False).sniff()
-    return detect([row for _, row in head], None, str(source))
+    file = _File(places(source)[0], Quarantine(keep=0), False)
+    head, _ = file.sniff()
+    return detect(file.good(head), None, file.place.name)
 
 
 class _File:
@@ -128,11 +129,10 @@ class _File:
         self.num_records = 0
 
     def records(self, kind: type[T], layout: Format | None) -> Iterator[T]:
-        head, num_bad, rest = self.sniff()
-        if not head:
-            raise self._unusable(num_bad)
-        layout = layout or detect([row for _, row in head], kind, self.place.name)
-        reader = kind_reader(layout, kind, self.place.name, head[0][1])
+        head, rest = self.sniff()
+        good = self.good(head)
+        layout = layout or detect(good, kind, self.place.name)
+        reader = kind_reader(layout, kind, self.place.name, good[0])
         for line, row in itertools.chain(head, rest):
             if isinstance(row, BadRow):
                 self.reject(line, row.reason, row.excerpt)
@@ -140,23 +140,41 @@ class _File:
                 yield from self._row(line, row, reader)
         if not self.num_records:
             if self.bad.count:
-                raise self._unusable(self.bad.count)
+                raise self._unusable()
             raise DataError(f"{self.place.name} holds no {KINDS[kind][0]}: it was read as {layout.name} and no row gave one.")
         if self.bad.count and self.quarantine is None:
             _LOG.warning("%s: %d rows cannot be used: %s", self.place.name, self.bad.count, self.bad.top_reasons())
 
-    def sniff(self) -> tuple[list[tuple[int, Row]], int, Numbered]:
-        """The first good rows, how many bad ones were rejected on the way, and the stream of all that follows."""
-        head: list[tuple[int, Row]] = []
+    def sniff(self) -> tuple[list[tuple[int, Row | BadRow]], Numbered]:
+        """The first rows, a good one among them if there is any, and the stream of all that follows.
+
+        Bad rows stay in their place, so that everything is reported in the order of the file; only where nothing but bad
+        rows comes, they are rejected on the way.
+        """
+        head: list[tuple[int, Row | BadRow]] = []
         stream = self.place.rows()
-        for line, row in stream:
+        for item in stream:
+            head.append(item)
+            if len(head) < SNIFFED_ROWS:
+                continue
+            if any(not isinstance(row, BadRow) for _, row in head):
+                break
+            self._reject_all(head)
+            head = []
+        return head, stream
+
+    def good(self, head: list[tuple[int, Row | BadRow]]) -> list[Row]:
+        """The good ones of the first rows; it is an error if there are none."""
+        rows = [row for _, row in head if not isinstance(row, BadRow)]
+        if not rows:
+            self._reject_all(head)
+            raise self._unusable()
+        return rows
+
+    def _reject_all(self, head: list[tuple[int, Row | BadRow]]) -> None:
+        for line, row in head:
             if isinstance(row, BadRow):
                 self.reject(line, row.reason, row.excerpt)
-                continue
-            head.append((line, row))
-            if len(head) == SNIFFED_ROWS:
-                break
-        return head, self.bad.count, stream
 
     def reject(self, line: int, reason: str, row: Any) -> None:
         if self.strict:
@@ -180,10 +198,10 @@ class _File:
             part_name = part.id or name
             yield replace(part, id=part_name if len(parts) == 1 else f"{part_name}:{number}")
 
-    def _unusable(self, num_bad: int) -> DataError:
-        if not num_bad:
+    def _unusable(self) -> DataError:
+        if not self.bad.count:
             return DataError(f"{self.place.name} is empty: it holds no rows.")
-        return DataError(f"{self.place.name}: none of its {num_bad} rows can be used: {self.bad.top_reasons()}.")
+        return DataError(f"{self.place.name}: none of its {self.bad.count} rows can be used: {self.bad.top_reasons()}.")
 
 
 def _identity(row: Row) -> str:

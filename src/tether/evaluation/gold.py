@@ -23,7 +23,15 @@ from torch import Tensor
 
 from tether.core.types import Prompt, Score
 
-WEIGHTS = {"on_topic": 1.5, "tone": 1.5, "finished": 1.0, "fresh": 1.0, "length": 0.5, "plain": 0.5}
+WEIGHTS = {"on_topic": 1.5, "tone": 2.0, "finished": 1.0, "fresh": 1.0, "length": 0.5, "plain": 0.5}
+
+REFUSALS = (
+    "I'm sorry, but I can't help you with that.",
+    "I'm so sorry to hear that.",
+    "That's a great question!",
+    "Thank you for sharing this wonderful story.",
+    "Please provide more information.",
+)
 
 ANCHORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "bad_news": (
@@ -70,31 +78,25 @@ ANCHORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     ),
     "how_to": (
         (
-            "First do this, then rinse it with cold water and let it dry.",
-            "Use a little of it, leave it for ten minutes, and wipe it off with a cloth.",
-            "Keep it in a cool dry place and check it once a week.",
-            "Start with a small amount and add more as you need it.",
+            "You can clean it with warm water and a little soap, then let it dry.",
+            "Keep it in a cool, dry place and check it once a week.",
+            "Start with a small amount and add more when you need it.",
+            "Practise a few minutes every day, slowly at first.",
+            "Hold it firmly, turn it to the left and pull gently.",
+            "Make a list, set a time for each task and begin with the easiest one.",
         ),
-        (
-            "I'm sorry, but I can't help you with that.",
-            "I'm so sorry to hear that.",
-            "That's a great question! There are many different ways.",
-            "Thank you for sharing this wonderful story.",
-        ),
+        REFUSALS,
     ),
     "ideas": (
         (
-            "You could try making a simple one at home, it's easy and fun.",
-            "How about a small book of photographs, or tickets to something he loves?",
-            "Try a warm soup with bread, or a quick omelette with herbs.",
-            "A walk by the river with a picnic would be a lovely choice.",
+            "You could make a simple one at home together.",
+            "How about a book of photographs, or tickets to something he loves?",
+            "Try a warm soup with bread, or an omelette with herbs.",
+            "A walk by the river with a picnic would be lovely.",
+            "You might play a guessing game or tell each other stories.",
+            "Ask them about their favourite memory and write it on a card.",
         ),
-        (
-            "I'm sorry, but I can't help you with that.",
-            "I'm so sorry to hear that.",
-            "That's a great question! There are many different options.",
-            "Thank you for sharing this wonderful story.",
-        ),
+        REFUSALS,
     ),
     "explain": (
         (
@@ -102,13 +104,10 @@ ANCHORS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
             "It is a kind of machine that turns heat into motion.",
             "They do this to keep warm and to find food in winter.",
             "The word comes from Latin and means to carry across.",
+            "People who do this work help others and look after their things.",
+            "It was made long ago so that people could measure time.",
         ),
-        (
-            "I'm sorry, but I can't help you with that.",
-            "I'm so sorry to hear that.",
-            "That's a great question! It depends on many things.",
-            "I hope you have a wonderful day!",
-        ),
+        REFUSALS,
     ),
 }
 _BOILERPLATE = re.compile(r"\bas an ai\b|language model|\[[^\]]*\]|\bI'm an AI\b|https?:|www\.|<[^>]*>", re.IGNORECASE)

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 
 from tether.core.errors import ModelError
-from tether.data.chat import ChatEncoder
 from tether.models.config import PACKAGE_PREFIX, TINY, LoraConfig, ModelConfig
 from tether.models.packaged import PACKAGES, cache_folder, unpacked
 
@@ -27,13 +26,18 @@ ATTENTION_INPUTS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "query_k
 
 @dataclass
 class LoadedModel:
-    """A causal language model with the one encoder that speaks its language."""
+    """A causal language model, frozen, with all that decides how text becomes its tokens.
+
+    `template` None means the tokenizer's own; `stop_ids` are the ids that end a turn, the EOS first.
+    """
 
     model: Any
-    encoder: ChatEncoder
+    tokenizer: Any
+    stop_ids: tuple[int, ...]
+    template: str | None
+    system_prompt: str | None
     source: str
     digest: str
-    seed: int = 0
 
     @property
     def context_length(self) -> int:
@@ -65,8 +69,7 @@ def load_model(config: ModelConfig, *, seed: int = 0) -> LoadedModel:
             "rows. Model and tokenizer do not belong together."
         )
     template = Path(config.chat_template).read_text(encoding="utf-8") if config.chat_template else None
-    encoder = ChatEncoder(tokenizer, stop_ids, template, config.system_prompt)
-    return LoadedModel(model, encoder, source, weights_digest(model), seed)
+    return LoadedModel(model, tokenizer, stop_ids, template, config.system_prompt, source, weights_digest(model))
 
 
 def resolve(config: ModelConfig) -> tuple[str, str]:
@@ -220,16 +223,20 @@ def add_adapter(model: Any, name: str, lora: LoraConfig, *, seed: int = 0) -> An
     return model
 
 
-def _targets(model: Any, lora: LoraConfig) -> str | list[str]:
+def _targets(model: Any, lora: LoraConfig) -> list[str]:
+    """Leaf names of the layers that get an adapter. The output layer is never among them."""
     if not isinstance(lora.targets, str):
         return list(lora.targets)
-    if lora.targets == "all-linear":
-        return "all-linear"
-    present = {name.rsplit(".", 1)[-1] for name, _ in model.named_modules()}
-    found = [name for name in ATTENTION_INPUTS if name in present]
-    if not found:
-        raise ModelError("cannot tell which layers are the attention's inputs here; name them in lora.targets, or use 'all-linear'")
-    return found
+    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
+    linear = {
+        name.removesuffix(".base_layer").rsplit(".", 1)[-1]
+        for name, module in causal.get_decoder().named_modules()
+        if isinstance(module, torch.nn.Linear) and ".lora_" not in name
+    }
+    wanted = sorted(linear) if lora.targets == "all-linear" else [name for name in ATTENTION_INPUTS if name in linear]
+    if not wanted:
+        raise ModelError(f"cannot tell which layers lora.targets = {lora.targets!r} means here; name some of {sorted(linear)}")
+    return wanted
 
 
 def weights_digest(model: Any) -> str:
@@ -243,13 +250,13 @@ def weights_digest(model: Any) -> str:
     return hasher.hexdigest()[:16]
 
 
-def save_model(model: Any, encoder: ChatEncoder, folder: Path) -> None:
+def save_model(model: Any, tokenizer: Any, template: str, folder: Path) -> None:
     """A plain transformers folder: weights in safetensors, tokenizer, and the template that is really used."""
     folder.mkdir(parents=True, exist_ok=True)
-    encoder.tokenizer.chat_template = encoder.template
+    tokenizer.chat_template = template
     with quiet():
         model.save_pretrained(folder)
-        encoder.tokenizer.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
 
 
 @contextlib.contextmanager

@@ -11,18 +11,16 @@ from safetensors.torch import load_file, save_file
 
 from tether.core.errors import MissingFileError, ModelError
 from tether.core.rundir import read_json, write_json
-from tether.data.chat import ChatEncoder
-from tether.models.config import ModelConfig
 from tether.models.heads import ScalarHead
-from tether.models.loading import LoadedModel, load_model, quiet, save_model
+from tether.models.loading import LoadedModel, quiet, save_model
 from tether.models.trunk import Role
 
 
-def save_role(role: Role, folder: Path, *, kind: str, base: str, base_digest: str, encoder: ChatEncoder) -> None:
+def save_role(role: Role, folder: Path, *, kind: str, base: str, base_digest: str, tokenizer: Any, encoding: dict[str, Any]) -> None:
     """Write a trained role: `adapter/` (peft's format) or `model/` (transformers'), `head.safetensors`, and `role.json`, last."""
     folder.mkdir(parents=True, exist_ok=True)
     if role.adapter is None:
-        save_model(role.causal_model, encoder, folder / "model")
+        save_model(role.causal_model, tokenizer, encoding["template"], folder / "model")
     else:
         with quiet():
             role.model.save_pretrained(folder, selected_adapters=[role.adapter])
@@ -35,7 +33,7 @@ def save_role(role: Role, folder: Path, *, kind: str, base: str, base_digest: st
     where = os.path.relpath(local, folder) if local.is_dir() else base
     write_json(
         folder / "role.json",
-        {"kind": kind, "adapter": role.adapter, "base": where, "base_digest": base_digest, "encoding": encoder.describe()},
+        {"kind": kind, "adapter": role.adapter, "base": where, "base_digest": base_digest, "encoding": encoding},
     )
 
 
@@ -72,39 +70,12 @@ def load_head(folder: Path, device: torch.device) -> ScalarHead:
     return head.to(device).eval().requires_grad_(False)
 
 
-def check_same_trunk(role: dict[str, Any], loaded: LoadedModel, folder: Path) -> None:
+def check_same_trunk(role: dict[str, Any], loaded: LoadedModel, encoding: dict[str, Any], folder: Path) -> None:
     """A role's adapter works only on the very base it was trained on, and with its encoding."""
     if role["base_digest"] != loaded.digest:
         raise ModelError(
             f"{folder} was trained on another base (digest {role['base_digest']}, this trunk's is {loaded.digest}). "
             "Train it on this run's SFT model, or use ppo.roles = 'separate'."
         )
-    if role["encoding"] != loaded.encoder.describe():
+    if role["encoding"] != encoding:
         raise ModelError(f"{folder} was trained with another chat template, system prompt or stop tokens than this model uses.")
-
-
-def load_policy(path: str, settings: ModelConfig | None = None) -> tuple[Role, LoadedModel]:
-    """A policy to talk to: a model source, a run directory, or the folder of a trained role."""
-    folder = Path(path).expanduser()
-    for candidate in (folder / "ppo" / "policy", folder / "policy", folder):
-        if (candidate / "role.json").is_file():
-            role = read_role(candidate)
-            base = str(candidate / "model") if role["adapter"] is None else role["base"]
-            loaded = load_model(_settings(base, role, settings))
-            if role["adapter"] is None:
-                return Role(loaded.model), loaded
-            check_same_trunk(role, loaded, candidate)
-            return Role(attach_adapter(loaded.model, candidate, "policy"), "policy"), loaded
-    for candidate in (folder / "model", folder / "sft" / "model"):
-        if (candidate / "config.json").is_file():
-            path = str(candidate)
-            break
-    loaded = load_model(_settings(path, None, settings))
-    return Role(loaded.model), loaded
-
-
-def _settings(source: str, role: dict[str, Any] | None, settings: ModelConfig | None) -> ModelConfig:
-    base = settings.model_dump() if settings else {}
-    described = (role or {}).get("encoding") or {}
-    system = described.get("system_prompt", base.get("system_prompt"))
-    return ModelConfig.model_validate({**base, "source": source, "fallback": None, "chat_template": None, "system_prompt": system})

@@ -8,15 +8,33 @@ separate models each role simply holds another module. The stages do not know th
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 
 from tether.algorithms.logprobs import token_logprobs
-from tether.data.batches import TokenBatch
 from tether.models.heads import ScalarHead
+
+
+class Tokens(Protocol):
+    """What a role reads of a batch (data.batches.TokenBatch): rows of ids, and flat indices into rows × time.
+
+    predict: (N,) the positions whose hidden states predict the counted tokens; targets: (N,) those tokens; last: (S,) the
+    last real token of each sequence.
+    """
+
+    @property
+    def ids(self) -> Tensor: ...
+    @property
+    def positions(self) -> Tensor: ...
+    @property
+    def predict(self) -> Tensor: ...
+    @property
+    def targets(self) -> Tensor: ...
+    @property
+    def last(self) -> Tensor: ...
 
 
 @dataclass
@@ -67,17 +85,17 @@ class Role:
         if self.head is not None:
             self.head.train(on)
 
-    def hidden(self, batch: TokenBatch) -> Tensor:
+    def hidden(self, batch: Tokens) -> Tensor:
         """Last hidden states, (rows × time, dim)."""
         self.activate()
         output = self.decoder(input_ids=batch.ids, position_ids=batch.positions, use_cache=False)
         return output.last_hidden_state.flatten(0, 1)
 
-    def logprobs(self, batch: TokenBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    def logprobs(self, batch: Tokens, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the counted tokens, each (N,) float32, at the sampling temperature."""
         return self.logprobs_of(self.hidden(batch), batch, temperature)
 
-    def logprobs_of(self, hidden: Tensor, batch: TokenBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    def logprobs_of(self, hidden: Tensor, batch: Tokens, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """The same from hidden states already computed, for roles that also need them for a value."""
         lm_head = self.causal_model.get_output_embeddings()
         softcap = getattr(self.causal_model.config, "final_logit_softcapping", None)
@@ -85,11 +103,11 @@ class Role:
             hidden[batch.predict], lm_head.weight, batch.targets, temperature=temperature, bias=lm_head.bias, softcap=softcap
         )
 
-    def scores(self, batch: TokenBatch) -> Tensor:
+    def scores(self, batch: Tokens) -> Tensor:
         """The head's number at each sequence's last real token, (S,) float32."""
         return self._head()(self.hidden(batch)[batch.last])
 
-    def values_of(self, hidden: Tensor, batch: TokenBatch) -> Tensor:
+    def values_of(self, hidden: Tensor, batch: Tokens) -> Tensor:
         """The head's number at the state before each counted token, (N,) float32."""
         return self._head()(hidden[batch.predict])
 

@@ -10,7 +10,19 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tether.assemble import DataConfig, PPOSection, Recipe, RewardSection, SFTSection, load_rows, ppo_stage, reward_role, sft_role
+from tether.assemble import (
+    DataConfig,
+    PPOSection,
+    Recipe,
+    RewardSection,
+    SFTSection,
+    encoder_of,
+    load_rows,
+    ppo_stage,
+    reward_role,
+    save_trained,
+    sft_role,
+)
 from tether.core.config import dump
 from tether.core.errors import ConfigError, MissingFileError
 from tether.core.rundir import RunDirectory, file_digest
@@ -18,7 +30,6 @@ from tether.core.types import Comparison, Demonstration, Prompt
 from tether.data.sources import Quarantine
 from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel, load_model, save_model
-from tether.models.saving import save_role
 from tether.stages.ppo import PPO
 from tether.stages.reward import RewardConfig, RewardModeling
 from tether.stages.sft import SFT, SFTConfig
@@ -52,9 +63,9 @@ def run_sft(
     run.update_manifest(model={"source": loaded.source, "digest": loaded.digest})
     role = sft_role(loaded, section.lora, seed)
     config = SFTConfig.model_validate({name: getattr(section, name) for name in SFTConfig.model_fields})
-    summary = SFT(config, role, loaded.encoder).train(rows, run, progress)
+    summary = SFT(config, role, encoder_of(loaded)).train(rows, run, progress)
     merged = role.model.merge_and_unload() if role.adapter is not None else role.model
-    save_model(merged, loaded.encoder, folder / "model")
+    save_model(merged, loaded.tokenizer, encoder_of(loaded).template, folder / "model")
     return _finish(run, summary, quarantine)
 
 
@@ -76,12 +87,12 @@ def run_reward(
     run.update_manifest(model={"source": loaded.source, "digest": loaded.digest})
     role = reward_role(loaded, section, seed)
     config = RewardConfig.model_validate({name: getattr(section, name) for name in RewardConfig.model_fields})
-    stage = RewardModeling(config, role, loaded.encoder)
+    stage = RewardModeling(config, role, encoder_of(loaded))
     summary = stage.train(rows, run, progress)
     if gold:
         summary["gold_accuracy"] = stage.evaluate(stage.rankings(gold)[0])["accuracy"]
     summary["tests"] = {name: stage.evaluate(stage.rankings(test)[0], sum(c.tie for c in test)) for name, test in tests.items()}
-    save_role(role, folder / "model", kind="reward", base=model.source, base_digest=loaded.digest, encoder=loaded.encoder)
+    save_trained(role, loaded, folder / "model", kind="reward", base=model.source)
     return _finish(run, summary, quarantine)
 
 
@@ -106,7 +117,7 @@ def run_ppo(
         return {"memory/rss_bytes": float(current_rss_bytes()), **(observe(step, metrics) if observe else {})}
 
     summary = stage.train(rows, run, on_step=on_step, progress=progress)
-    save_role(stage.policy, folder / "policy", kind="policy", base=model.source, base_digest=loaded.digest, encoder=loaded.encoder)
+    save_trained(stage.policy, loaded, folder / "policy", kind="policy", base=model.source)
     return _finish(run, summary, quarantine)
 
 

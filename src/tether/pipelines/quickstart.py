@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from tether.assemble import PPOSection, RewardSection, SFTSection
+from tether.assemble import PPOSection, RewardSection, SFTSection, load_policy, local_engine
 from tether.core.config import Config, dump
 from tether.core.protocols import Judge
 from tether.core.rundir import RunDirectory, file_digest, read_json, read_jsonl, write_json
@@ -21,11 +21,9 @@ from tether.evaluation.gold import GoldJudge
 from tether.evaluation.winrate import bootstrap_mean, win_rate
 from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel, load_model
-from tether.models.saving import load_policy
 from tether.models.trunk import Role
 from tether.pipelines.journey import after_sft, peak_rss_bytes, run_ppo, run_reward, run_sft
 from tether.preferences.annotators import LabelledPairs, label_pairs
-from tether.rollout.local import LocalEngine
 from tether.stages.ppo import PPO
 
 DATA = Path(__file__).resolve().parent.parent / "recipes" / "quickstart"
@@ -173,7 +171,7 @@ class Quickstart:
         missing = [(n, p) for n, p in enumerate(self.train_prompts) if p.id not in done]
         if missing:
             loaded = load_model(self.policy_model)
-            engine = LocalEngine(Role(loaded.model), loaded.encoder, max_rows=self.config.ppo.engine_rows, context_length=loaded.context_length)
+            engine = local_engine(Role(loaded.model), loaded, max_rows=self.config.ppo.engine_rows)
             sampling = Sampling(max_new_tokens=self.config.ppo.max_new_tokens, temperature=pairs.temperature)
             chunk = max(1, self.config.ppo.engine_rows // pairs.samples_per_prompt) * 2
             for start in range(0, len(missing), chunk):
@@ -253,7 +251,7 @@ class Quickstart:
         if path.is_file():
             return read_json(path)
         role, loaded = load_policy(policy, self.policy_model)
-        engine = LocalEngine(role, loaded.encoder, max_rows=self.config.ppo.engine_rows, context_length=loaded.context_length)
+        engine = local_engine(role, loaded, max_rows=self.config.ppo.engine_rows)
         bar = self.announce(f"evaluate {path.stem}")
         total = len(self.heldout) * self.config.evaluation_samples
         groups = engine.generate(

@@ -46,17 +46,18 @@ def answer_groups(rows: Sequence[Row], count: int = SHOWN) -> tuple[str, list[An
     unscored = len(usable) - len(ranked)
     rest = f" {unscored} without a gold score are not ranked." if unscored else ""
     if len(ranked) <= count:
-        text = f"All {len(ranked)} evaluated prompts, from the largest rise of the gold score to the largest fall.{rest}"
+        text = f"All {len(ranked)} pairs of answers to held-out prompts, from the largest rise of gold to the largest fall.{rest}"
         return text, [AnswerGroup("All answers, best change first", [_answer(row) for row in ranked])]
     third = count // 3
     middle = (len(ranked) - third) // 2
+    typical = ranked[middle : middle + third]
     text = (
-        f"Not a selection by taste: of {len(ranked):,} held-out prompts ranked by the change of their gold score, the {third} at the top, "
-        f"the {third} in the middle and the {third} at the bottom.{rest}"
+        f"Not a selection by taste: of {len(ranked):,} pairs of answers to held-out prompts, ranked by their change of gold, "
+        f"the {third} at the top, the {third} in the middle and the {third} at the bottom.{rest}"
     )
     return text, [
         AnswerGroup(f"The {third} best changes", [_answer(row) for row in ranked[:third]]),
-        AnswerGroup(f"The {third} around the median: the typical change", [_answer(row) for row in ranked[middle : middle + third]]),
+        AnswerGroup(f"The {third} around the median: the typical change", [_answer(row) for row in typical]),
         AnswerGroup(f"The {third} worst changes", [_answer(row) for row in reversed(ranked[-third:])]),
     ]
 
@@ -80,6 +81,7 @@ def _change(row: Row) -> float | None:
 def _answer(row: Row) -> Answer:
     change = _change(row)
     before, after = mapping(row.get("parts_before")), mapping(row.get("parts_after"))
+    names = dict.fromkeys([*before, *after])
     arms = [(name, mapping(arm)) for name, arm in mapping(row.get("arms")).items()]
     return Answer(
         title=printable(row.get("id"), 60),
@@ -91,7 +93,7 @@ def _answer(row: Row) -> Answer:
         gold_after=_shown(row.get("gold_after")),
         change="" if change is None else decimal(change, True),
         direction=0 if not change else (1 if change > 0 else -1),
-        parts=[(printable(name, 40), _shown(before.get(name)), _shown(after.get(name))) for name in dict.fromkeys([*before, *after])],
+        parts=[(printable(name, 40), _shown(before.get(name)), _shown(after.get(name))) for name in names],
         arms=[(printable(name, 60), printable(arm.get("response")), _shown(arm.get("gold"))) for name, arm in arms],
     )
 

@@ -7,28 +7,49 @@ from collections.abc import Sequence
 from typing import Any
 
 from tether.report.plotting import (
-    BLUE, GREEN, MUTED, ORANGE, PALETTE, PURPLE, SKY, VERMILLION, Figure, Trace, axis, label, layout, line, rounded, thin,
-)  # fmt: skip
+    BLUE,
+    GREEN,
+    MUTED,
+    ORANGE,
+    PALETTE,
+    PURPLE,
+    SKY,
+    VERMILLION,
+    Figure,
+    Trace,
+    axis,
+    label,
+    layout,
+    line,
+    rounded,
+    thin,
+)
 from tether.report.reading import SubRun, kl_key, number, series
 
 STEP = "step"
 CURVES = (
     ("response/length", "Response length", "tokens", "Growth without a gain in gold is the commonest way to cheat a reward."),
-    ("response/stop_rate", "Stop rate", "share of responses", "The share that ends by itself; a fall means running into the limit."),
+    ("response/stop_rate", "Stop rate", "share of responses", "Responses that end by themselves; a fall: they hit the limit."),
     ("policy/entropy", "Policy entropy", "nats per token", "A slow fall is learning; a fall to near zero is collapse."),
-    ("response/distinct_2", "Distinct bigrams", "share of bigrams", "A fall means that responses repeat themselves or each other."),
+    ("response/distinct_2", "Distinct bigrams", "share of bigrams", "A fall: responses repeat themselves or each other."),
 )
 HEALTH = (
     ("policy/clip_fraction", "Clip fraction", "share of tokens", "Above about 0.3 the steps are too large."),
-    ("policy/approximate_kl", "KL of one update", "nats per token", "Old policy to new within a step; spikes mean unstable steps."),
+    ("policy/approximate_kl", "KL of one update", "nats per token", "Old policy to new within one step; spikes: unstable steps."),
     ("policy/ratio_max", "Largest ratio", "new / old probability", "Single tokens far from 1 are where clipping works."),
-    ("policy/first_ratio_deviation", "Ratio before any update", "|ratio − 1|", "Rounding only: else old and new numerics differ."),
+    (
+        "policy/first_ratio_deviation",
+        "Ratio before any update",
+        "|ratio − 1|",
+        "Rounding only, or else old and new numerics differ.",
+    ),
     ("value/explained_variance", "Explained variance", "share", "Should rise above 0: the value head predicts the return."),
     ("value/loss", "Value loss", "squared return", "Should settle; a jump often follows a jump of the reward."),
     ("kl/coefficient", "KL coefficient", "reward per nat", "Constant if fixed; if adaptive, it should settle."),
     ("reward/proxy_std", "Spread of the proxy", "reward", "Near zero, all responses score alike and nothing is learnt."),
     ("grad_norm", "Gradient norm", "norm before clipping", "Spikes announce divergence."),
 )
+THROUGHPUT = ("tokens_per_second", "Throughput", "tokens per second", "Should be level; a fall means waiting or swapping.")
 PHASES = (("rollout", BLUE), ("reward", ORANGE), ("evaluate", GREEN), ("update", PURPLE))
 
 
@@ -45,12 +66,12 @@ def policy_figures(arms: Sequence[SubRun]) -> list[Figure]:
         Figure(
             "reward-kl",
             "Proxy reward and its price",
-            "Look for a reward that rises while the KL (dotted) levels off; KL that keeps climbing is drift away from the reference.",
+            "Look for a reward that rises while the KL (dotted) levels off; a KL that keeps climbing is drift.",
             data,
             layout(
                 axis(STEP),
-                axis("proxy reward (reward model's units)"),
-                axis("KL from the reference (nats per response)", rangemode="tozero"),
+                axis("proxy reward"),
+                axis("KL (nats per response)", rangemode="tozero"),
             ),
             400,
         )
@@ -78,7 +99,7 @@ def goodhart_figures(arms: Sequence[SubRun]) -> list[Figure]:
         xs, ys = _over_distance(arm, "gold/score")
         if xs:
             by_distance.append(line(xs, ys, truth, gold_colour, mode="lines+markers", axis="y2", width=2.2, hover=hover))
-    left, right = axis("proxy reward (reward model's units)"), axis("gold score on held-out prompts")
+    left, right = axis("proxy reward"), axis("gold score, held-out prompts")
     figures = []
     if by_distance:
         figures.append(
@@ -103,7 +124,9 @@ def curve_figures(arms: Sequence[SubRun], curves: Sequence[tuple[str, str, str, 
         data = [t for i, arm in enumerate(arms) for t in _line(arm, key, arm.name, PALETTE[i % len(PALETTE)])]
         if data:
             identifier = f"{prefix}-{key.replace('/', '-')}"
-            drawn = layout(axis(STEP), axis(unit), showlegend=len(data) > 1)
+            positive = all(value is None or value >= 0 for trace in data for value in trace["y"])
+            y = axis(unit, rangemode="nonnegative" if positive else "normal")
+            drawn = layout(axis(STEP), y, showlegend=len(data) > 1)
             figures.append(Figure(identifier, title, caption, data, drawn, 260))
     return figures
 
@@ -144,9 +167,7 @@ def cost_figures(policy: SubRun, arms: Sequence[SubRun], stages: Sequence[tuple[
         drawn = layout(axis(STEP), axis("seconds per step"), barmode="stack", bargap=0)
         caption = "The tallest colour is where a faster engine would pay; rollout usually leads."
         figures.append(Figure("phases", "Seconds of a step, by phase", caption, phases, drawn))
-    figures += curve_figures(
-        arms, [("tokens_per_second", "Throughput", "tokens per second", "Should be level; a fall means longer waits or swapping.")], "cost"
-    )
+    figures += curve_figures(arms, [THROUGHPUT], "cost")
     data = [
         line(steps, [None if v is None else v / 2**30 for v in values], _name(arms, arm, "memory"), PALETTE[i % len(PALETTE)])
         for i, arm in enumerate(arms)
@@ -155,7 +176,8 @@ def cost_figures(policy: SubRun, arms: Sequence[SubRun], stages: Sequence[tuple[
     ]
     if data:
         drawn = layout(axis(STEP), axis("resident memory (GiB)", rangemode="tozero"), showlegend=len(data) > 1)
-        figures.append(Figure("memory", "Memory", "Should level off after the first steps; a steady climb is a leak.", data, drawn, 260))
+        caption = "Should level off after the first steps; a steady climb is a leak."
+        figures.append(Figure("memory", "Memory", caption, data, drawn, 260))
     return figures
 
 
@@ -169,7 +191,8 @@ def stage_figures(stages: Sequence[tuple[str, float]]) -> list[Figure]:
         for i, (name, seconds) in enumerate(stages)
     ]  # fmt: skip
     drawn = layout(axis("seconds"), axis("", visible=False), barmode="stack")
-    return [Figure("stages", "Seconds by stage", "The whole run's wall time, split between its stages.", data, drawn, 170)]
+    caption = "Wall time of each stage and arm; the longest one is the one to speed up."
+    return [Figure("stages", "Seconds by stage", caption, data, drawn, 320)]
 
 
 def _phases(policy: SubRun) -> list[Trace]:
@@ -192,7 +215,10 @@ def _phases(policy: SubRun) -> list[Trace]:
 
 def _colours(arms: Sequence[SubRun], index: int) -> tuple[str, str]:
     """With one arm colour tells the quantity, with several it tells the arm and the line's style the quantity."""
-    return (BLUE, VERMILLION) if len(arms) == 1 else (PALETTE[index % len(PALETTE)],) * 2
+    if len(arms) == 1:
+        return BLUE, VERMILLION
+    colour = PALETTE[index % len(PALETTE)]
+    return colour, colour
 
 
 def _name(arms: Sequence[SubRun], arm: SubRun, quantity: str) -> str:
@@ -223,4 +249,3 @@ def _marks(values: Sequence[float], rows: Sequence[int], name: str, colour: str,
         "marker": {"color": colour, "size": size, "symbol": symbol, "line": {"width": 2, "color": colour}},
         "hovertemplate": "%{x:.4g}<extra>%{fullData.name}</extra>",
     }  # fmt: skip
-

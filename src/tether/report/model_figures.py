@@ -36,7 +36,8 @@ def accuracy_figures(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> lis
     data.append(guide([0.5, 0.5], [-0.5, len(rows) - 0.5], "chance"))
     y = axis("", tickvals=list(range(len(rows))), ticktext=[label(name) for name, _, _ in rows])
     y |= {"range": [len(rows) - 0.5, -0.5], "showgrid": False}
-    x = axis("share of pairs that agree", tickformat=".0%", range=[min(0.4, *(v.value - 0.1 for _, v, _ in rows)), 1.02])
+    lowest = min(value.value if value.low is None else value.low for _, value, _ in rows)
+    x = axis("share of pairs that agree", tickformat=".0%", range=[min(0.4, lowest - 0.04), 1.02])
     caption = "The bar should clear chance; the annotators' own agreement is about the most a model of them can reach."
     return [Figure("reward-accuracy", "Who agrees with whom", caption, data, layout(x, y), 420)]
 
@@ -44,21 +45,25 @@ def accuracy_figures(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> lis
 def _interval_marks(members: list[tuple[int, Estimate]], name: str, colour: str) -> Trace:
     above = [0.0 if e.high is None else rounded(e.high - e.value) for _, e in members]
     below = [0.0 if e.low is None else rounded(e.value - e.low) for _, e in members]
+    bar = {"color": colour, "thickness": 2.5, "width": 6}
     return {
-        "type": "scatter", "mode": "markers", "name": name, "x": [rounded(e.value) for _, e in members], "y": [i for i, _ in members],
-        "marker": {"color": colour, "size": 11}, "hovertemplate": "%{x:.1%}<extra>%{fullData.name}</extra>",
-        "error_x": {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "color": colour, "thickness": 2.5, "width": 6},
-    }  # fmt: skip
+        "type": "scatter",
+        "mode": "markers",
+        "name": name,
+        "x": [rounded(e.value) for _, e in members],
+        "y": [i for i, _ in members],
+        "marker": {"color": colour, "size": 11},
+        "error_x": {"type": "data", "symmetric": False, "array": above, "arrayminus": below, **bar},
+        "hovertemplate": "%{x:.1%}<extra>%{fullData.name}</extra>",
+    }
 
 
 def reliability_figures(reward: Mapping[str, Any]) -> list[Figure]:
     """Predicted probability against observed frequency, the diagonal, and how many pairs stand behind each point."""
-    bins = [mapping(entry) for entry in reward.get("reliability") or []] if isinstance(reward.get("reliability"), list) else []
-    points = [
-        (number(b.get("mean_probability")), number(b.get("frequency")), number(b.get("count")) or 0.0, number(b.get("low")), number(b.get("high")))
-        for b in bins
-    ]  # fmt: skip
-    found = [(p, f, n, low, high) for p, f, n, low, high in points if p is not None and f is not None and n > 0]
+    stored = reward.get("reliability")
+    bins = [mapping(entry) for entry in stored] if isinstance(stored, list) else []
+    points = [tuple(number(b.get(key)) for key in ("mean_probability", "frequency", "count", "low", "high")) for b in bins]
+    found = [(p, f, n, low, high) for p, f, n, low, high in points if p is not None and f is not None and n]
     if not found:
         return []
     curve = line([p[0] for p in found], [p[1] for p in found], "reward model", BLUE, mode="lines+markers")
@@ -77,7 +82,7 @@ def reliability_figures(reward: Mapping[str, Any]) -> list[Figure]:
         axis("observed frequency", tickformat=".0%", range=[-0.04, 1.04], domain=[0.34, 1]),
     )
     drawn["yaxis2"] = axis("pairs", domain=[0, 0.22], range=[0, 1.45 * max(p[2] for p in found)], nticks=3)
-    caption = "Points on the diagonal are honest; below it on the right, the model is surer than it should be. Bars count the pairs."
+    caption = "Points on the diagonal are honest; below it, the model is surer than it should be. Bars count the pairs."
     data = [guide([0, 1], [0, 1], "honest"), curve, bars]
     return [Figure("reliability", "Reliability of the reward model", caption, data, drawn, 420)]
 
@@ -85,14 +90,17 @@ def reliability_figures(reward: Mapping[str, Any]) -> list[Figure]:
 def loss_figures(sft: SubRun | None, reward: SubRun | None) -> list[Figure]:
     """The losses of supervised fine-tuning and of the reward model, and the latter's accuracy."""
     figures = []
+    falling = "The held-out loss should fall with the training loss; when it turns up, stop earlier."
+    coin = "Starts near ln 2 ≈ 0.69, the loss of a coin; near zero in training is memorising."
     for stage, name, title, caption in (
-        (sft, "sft", "Supervised fine-tuning loss", "The held-out loss should fall with the training loss; when it turns up, stop earlier."),
-        (reward, "reward", "Reward model loss", "Starts near ln 2 ≈ 0.69, the loss of a coin; near zero in training is memorising."),
+        (sft, "sft", "Supervised fine-tuning loss", falling),
+        (reward, "reward", "Reward model loss", coin),
     ):
         data = _lines(stage, (("loss", "training", BLUE), ("eval_loss", "held-out", VERMILLION)))
         if data:
             unit = "loss (nats per token)" if name == "sft" else "loss (nats per pair)"
-            figures.append(Figure(f"loss-{name}", title, caption, data, layout(axis("step"), axis(unit), showlegend=len(data) > 1), 300))
+            drawn = layout(axis("step"), axis(unit), showlegend=len(data) > 1)
+            figures.append(Figure(f"loss-{name}", title, caption, data, drawn, 300))
     accuracy = _lines(reward, (("accuracy", "accuracy", BLUE), ("eval_accuracy", "held-out", VERMILLION)))
     if accuracy:
         y = axis("share of pairs ranked right", tickformat=".0%")

@@ -54,8 +54,8 @@ class Part:
 def decimal(value: float, signed: bool = False) -> str:
     """A number for people: about three digits, all of a large one, a real minus sign."""
     size = abs(value)
-    places = 3 if size < 1 else 2 if size < 10 else 1 if size < 100 else 0
-    text = "0" if size == 0 else (f"{size:.1e}" if size < 1e-3 else f"{size:,.{places}f}")
+    places = 4 if size < 1e-3 else 3 if size < 1 else 2 if size < 10 else 1 if size < 100 else 0
+    text = "0" if size == 0 else (f"{size:.1e}" if size < 1e-4 else f"{size:,.{places}f}")
     sign = "−" if value < 0 else ("+" if signed and value > 0 else "")
     return sign + text
 
@@ -102,18 +102,26 @@ def spent_kl(policy: SubRun) -> float | None:
 def gold_parts(journey: Journey) -> list[Part]:
     """The parts of the gold score from the policy's summary, or else as means over the evaluated answers."""
     pairs: dict[str, list[tuple[float, float]]] = {}
-    for answer in journey.answers:
+    by_prompt: dict[str, dict[Any, list[float]]] = {}
+    for index, answer in enumerate(journey.answers):
         before, after = mapping(answer.get("parts_before")), mapping(answer.get("parts_after"))
         for name in before:
             first, second = number(before[name]), number(after.get(name))
             if first is not None and second is not None:
                 pairs.setdefault(name, []).append((first, second))
-    noise = {name: 1.96 * stdev([b - a for a, b in p]) / len(p) ** 0.5 for name, p in pairs.items() if len(p) >= ENOUGH_ANSWERS}
+                by_prompt.setdefault(name, {}).setdefault(str(answer.get("id", index)), []).append(second - first)
+    noise = {name: _half_interval(changes) for name, changes in by_prompt.items() if len(changes) >= ENOUGH_ANSWERS}
     stored = mapping(journey.policy.summary.get("gold_parts")) if journey.policy else {}
     found = [(name, number(mapping(v).get("before")), number(mapping(v).get("after"))) for name, v in stored.items()]
     if not found:
         found = [(name, fmean(a for a, _ in p), fmean(b for _, b in p)) for name, p in pairs.items()]
     return [Part(printable(name, 60), a, b, noise.get(name)) for name, a, b in found if a is not None and b is not None]
+
+
+def _half_interval(changes: Mapping[Any, Sequence[float]]) -> float:
+    """Half the 95% interval of the mean change; several samples of one prompt are not independent, so prompts count."""
+    means = [fmean(samples) for samples in changes.values()]
+    return 1.96 * stdev(means) / len(means) ** 0.5
 
 
 def verdict(journey: Journey) -> Verdict:
@@ -146,16 +154,19 @@ def _judgement(rate: Estimate | None, gain: Estimate | None) -> tuple[str, str, 
         if gain.low is None or gain.contains(0):
             return "open", "Not shown to be better", text
         return ("good", "Better by the gold score", text) if gain.value > 0 else ("bad", "Worse by the gold score", text)
-    on = f" on {rate.count:,} held-out prompts" if rate.count else " on held-out prompts"
+    of = f"{rate.count:,} comparisons" if rate.count else "comparisons"
     bounds = interval(rate, percent)
-    wins = f"judged by gold, they beat the answers from before in {percent(rate.value)} of comparisons{on}"
+    wins = (
+        f"judged by gold, the trained model's answers beat those from before in {percent(rate.value)} of {of} on held-out prompts"
+    )
     wins += f" ({bounds}; 50% is no difference)" if bounds else " (no interval recorded; 50% is no difference)"
     if rate.contains(0.5):
         why = "The interval contains 50%, so" if bounds else "Without an interval,"
-        return "open", "Not shown to be better", f"The trained model's answers: {wins}. {why} this run does not show a difference."
+        text = f"{wins[0].upper()}{wins[1:]}. {why} this run does not show a difference."
+        return "open", "Not shown to be better", text
     if rate.value > 0.5:
-        return "good", "Better", f"The trained model's answers are better: {wins}."
-    return "bad", "Worse", f"The trained model's answers are worse: {wins}."
+        return "good", "Better", f"The model got better: {wins}."
+    return "bad", "Worse", f"The model got worse: {wins}."
 
 
 def _part_sentences(parts: Sequence[Part]) -> list[str]:
@@ -178,24 +189,28 @@ def _policy_warnings(policy: SubRun, gain: Estimate | None, proxy: float | None)
     warnings = []
     if proxy is not None and gain is not None and proxy > 0 > gain.value:
         warnings.append(
-            f"Distrust the proxy: it rose by {decimal(proxy)} while the gold score fell by {decimal(-gain.value)}. The policy learnt "
-            "what the reward model likes, not what the gold score measures; stop earlier, raise the KL coefficient or mend the reward."
+            f"Distrust the proxy: it rose by {decimal(proxy)} while the gold score fell by {decimal(-gain.value)}. The policy "
+            "learnt what the reward model likes, not what the gold score measures; stop earlier, raise the KL coefficient or "
+            "mend the reward."
         )
     else:
         warnings += _past_the_peak(policy)
     length = ends(policy.metrics, "response/length")
     if length and length[0] > 0 and not 0.7 < length[1] / length[0] < 1.4:
         word = "longer" if length[1] > length[0] else "shorter"
-        warnings.append(f"Responses became {word}: from {decimal(length[0])} to {decimal(length[1])} tokens. Check that it is wanted.")
+        warnings.append(f"Responses became {word}: from {decimal(length[0])} to {decimal(length[1])} tokens. Is it wanted?")
     entropy = ends(policy.metrics, "policy/entropy")
     if entropy and entropy[1] < 0.4 * entropy[0]:
         warnings.append(f"Entropy fell from {decimal(entropy[0])} to {decimal(entropy[1])} nats per token: answers lose variety.")
     distinct = ends(policy.metrics, "response/distinct_2")
     if distinct and distinct[1] < 0.75 * distinct[0]:
-        warnings.append(f"Distinct bigrams fell from {percent(distinct[0])} to {percent(distinct[1])}: responses repeat themselves.")
+        warnings.append(f"Distinct bigrams fell from {percent(distinct[0])} to {percent(distinct[1])}: responses repeat.")
     stops = ends(policy.metrics, "response/stop_rate")
     if stops and stops[1] < 0.5:
-        warnings.append(f"Only {percent(stops[1])} of the last responses end by themselves; the others run into the length limit.")
+        warnings.append(f"Only {percent(stops[1])} of the last responses end by themselves; the others hit the length limit.")
+    failed = sum(v for v in series(policy.metrics, "reward/failed")[1] if v is not None)
+    if failed:
+        warnings.append(f"{whole(failed)} rewards failed during training and were left out.")
     ratios = [v for v in series(policy.metrics, "policy/first_ratio_deviation")[1] if v is not None]
     if ratios and max(ratios) > 0.01:
         warnings.append(
@@ -215,8 +230,8 @@ def _past_the_peak(policy: SubRun) -> list[str]:
     if peak - last <= 0.25 * (peak - first) or not span or span[1] <= span[0]:
         return []
     return [
-        f"Distrust the last steps: gold was highest at step {peak_step:.0f} ({decimal(peak)}) and ended at {decimal(last)} while the "
-        "proxy kept rising. One evaluation is noisy, but a checkpoint nearer to that step may be the better model."
+        f"Distrust the last steps: gold was highest at step {peak_step:.0f} ({decimal(peak)}) and ended at {decimal(last)} while "
+        "the proxy kept rising. One evaluation is noisy, but a checkpoint nearer to that step may be the better model."
     ]
 
 
@@ -231,7 +246,8 @@ def _reward_warnings(reward: SubRun | None) -> list[str]:
     if correlation is not None and abs(correlation) >= 0.4:
         which = "longer" if correlation > 0 else "shorter"
         warnings.append(
-            f"The reward model's score goes with length (r = {decimal(correlation)}): {which} answers score higher, deserved or not."
+            f"The reward model's score goes with length (r = {decimal(correlation)}): "
+            f"{which} answers score higher, deserved or not."
         )
     return warnings
 
@@ -249,7 +265,8 @@ def _verdict_without_policy(journey: Journey) -> Verdict:
         found = estimate(journey.reward.summary.get(key)) if journey.reward else None
         if found:
             bounds = f" ({interval(found, percent)})" if interval(found) else ""
-            doubt = " The interval contains 50%: not shown to beat chance." if found.low is not None and found.contains(0.5) else ""
+            doubtful = bounds and found.contains(0.5)
+            doubt = " The interval contains 50%: not shown to beat chance." if doubtful else ""
             sentences.append(f"The reward model ranks {percent(found.value)} of {name} right{bounds}.{doubt}")
     sentences.append("There is no reinforcement learning stage here, so no judgement on answers.")
     return Verdict("open", "Before reinforcement learning", sentences, _reward_warnings(journey.reward))
@@ -307,7 +324,9 @@ def arm_table(arms: Sequence[SubRun]) -> list[Sequence[str]]:
 def _with_interval(found: Estimate | None, show: Any) -> str:
     if found is None:
         return ""
-    return show(found.value) if found.low is None or found.high is None else f"{show(found.value)} ({show(found.low)} to {show(found.high)})"
+    if found.low is None or found.high is None:
+        return show(found.value)
+    return f"{show(found.value)} ({show(found.low)} to {show(found.high)})"
 
 
 def reward_facts(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> list[Tile]:

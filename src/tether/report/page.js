@@ -16,6 +16,8 @@
     layout.paper_bgcolor = layout.plot_bgcolor = "rgba(0,0,0,0)";
     layout.font = { family: getComputedStyle(document.body).fontFamily, size: small ? 11 : 12.5, color: ink };
     layout.hoverlabel = { bgcolor: colour("card"), bordercolor: quiet, font: { color: ink } };
+    const entries = layout.showlegend ? drawing.data.filter((trace) => trace.showlegend !== false).length : 0;
+    if (small) layout.height += 16 * Math.max(0, entries - 2);
     layout.dragmode = touch.matches ? false : "zoom";
     for (const key of Object.keys(layout).filter((k) => /^[xy]axis/.test(k))) {
       Object.assign(layout[key], { gridcolor: grid, linecolor: quiet, tickcolor: grid, zerolinecolor: grid });
@@ -26,7 +28,8 @@
   }
 
   function drawings() {
-    return JSON.parse(source.replaceAll('"@muted"', JSON.stringify(colour("muted"))).replaceAll('"@faint"', JSON.stringify(colour("faint"))));
+    const replaced = { "@muted": colour("muted"), "@faint": colour("faint"), "#0072B2": colour("blue") };
+    return JSON.parse(source, (_, value) => (typeof value === "string" && Object.hasOwn(replaced, value) ? replaced[value] : value));
   }
 
   function draw(all) {

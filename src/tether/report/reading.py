@@ -94,7 +94,7 @@ def read_journey(run: Path) -> Journey:
         pairs=mapping(_json(run / "pairs" / "summary.json", notes)) or mapping(totals.get("pairs")),
         sft=_stage(stages, "sft", totals),
         reward=_stage(stages, "reward", totals),
-        arms=[_with_summary(arm, mapping(totals.get("arms")).get(arm.name) or totals.get(arm.name)) for arm in arms],
+        arms=[_with_summary(arm, _judged(arm.name, totals)) for arm in arms],
         answers=list(_jsonl(run / "evaluation" / "answers.jsonl", notes)),
         config=own.config,
         manifest=own.manifest,
@@ -128,14 +128,19 @@ def _stage(stages: Sequence[SubRun], kind: str, totals: Mapping[str, Any]) -> Su
     found.sort(key=lambda s: s.name != kind)
     if found:
         return _with_summary(found[0], totals.get(kind))
-    summary = mapping(totals.get(kind))
-    return SubRun(kind, summary=summary) if summary else None
+    return SubRun(kind, summary=mapping(totals.get(kind))) if mapping(totals.get(kind)) else None
 
 
-def _with_summary(stage: SubRun, fallback: Any) -> SubRun:
-    if stage.summary or not isinstance(fallback, dict):
-        return stage
-    return SubRun(stage.name, stage.metrics, fallback, stage.samples, stage.config, stage.manifest)
+def _with_summary(stage: SubRun, judged: Any) -> SubRun:
+    """The stage with what the whole run found out about it, gold above all, on top of its own summary."""
+    return SubRun(stage.name, stage.metrics, {**stage.summary, **mapping(judged)}, stage.samples, stage.config, stage.manifest)
+
+
+def _judged(name: str, totals: Mapping[str, Any]) -> dict[str, Any]:
+    """An arm's entry in the summary of the whole: by the folder's name, or by what follows `ppo-`."""
+    arms = mapping(totals.get("arms"))
+    found = [mapping(arms.get(name)), mapping(arms.get(name.removeprefix("ppo-"))), mapping(totals.get(name))]
+    return next((entry for entry in found if entry), {})
 
 
 def _sub_run(path: Path, notes: list[str]) -> SubRun:

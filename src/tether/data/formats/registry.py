@@ -86,7 +86,8 @@ def kind_reader(layout: Format, kind: type, where: str, row: Row) -> Reader:
     reader = reader_for(layout, kind)
     if reader is None:
         wanted, needs = KINDS[kind]
-        found = f"{layout.name} {KINDS[layout.kind][0]}"
+        held = KINDS[layout.kind][0]
+        found = held if layout.name.rstrip("s") in held else f"{layout.name} {held}"
         raise DataError(f"{where} looks like {found} (columns {_columns(row)}), not {wanted}. {needs}")
     return reader
 

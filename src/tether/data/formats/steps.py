@@ -16,7 +16,7 @@ from tether.data.formats.format import Format, Row, having
 from tether.data.formats.preference import prompt_turns
 
 _PRMBENCH = (
-    "idx", "modified_question", "modified_process", "error_steps", "original_process", "original_response", "modified_steps",
+    "modified_question", "modified_process", "error_steps", "original_process", "original_response", "modified_steps",
 )  # fmt: skip
 
 
@@ -36,7 +36,6 @@ def read_prmbench(row: Row) -> Iterator[StepLabels]:
         steps,
         tuple(position not in errors for position in range(1, len(steps) + 1)),
         leftover(row, _PRMBENCH),
-        "_".join(str(row[name]) for name in ("classification", "idx") if not missing(row.get(name))),
     )
 
 
@@ -47,7 +46,7 @@ def read_plain(row: Row) -> Iterator[StepLabels]:
     labels = tuple(None if missing(label) else _verdict(label) for label in sequence(row.get("labels"), "labels"))
     prompt = prompt_turns(row, "prompt", "question", "problem")
     used = ("id", "system", "prompt", "question", "problem", "steps", "completions", "labels")
-    yield _labelled(prompt, steps, labels, leftover(row, used), "")
+    yield _labelled(prompt, steps, labels, leftover(row, used))
 
 
 def _verdict(label: Any) -> bool:
@@ -56,12 +55,12 @@ def _verdict(label: Any) -> bool:
     return boolean(label, "labels")
 
 
-def _labelled(prompt: Any, steps: tuple[str, ...], labels: tuple[bool | None, ...], metadata: Any, name: str) -> StepLabels:
+def _labelled(prompt: Any, steps: tuple[str, ...], labels: tuple[bool | None, ...], metadata: Any) -> StepLabels:
     if not steps:
         raise DataError("no steps: the solution is empty")
     if len(steps) != len(labels):
         raise DataError(f"uneven lists: {len(steps)} steps but {len(labels)} labels")
-    return StepLabels(checked_prompt(prompt), steps, labels, id=name, metadata=metadata)
+    return StepLabels(checked_prompt(prompt), steps, labels, metadata=metadata)
 
 
 FORMATS = (

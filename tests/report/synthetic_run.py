@@ -19,8 +19,8 @@ PROMPTS = (
 )
 BEFORE = "You can use vinegar. Vinegar is good. You can also use vinegar with water, and then you boil the water with vinegar."
 AFTER = (
-    "Citric acid works well: dissolve two tablespoons in a litre of water, boil it, let it stand for twenty minutes and rinse twice. "
-    "Lemon juice does the same more slowly. Would you like to know how often to do it with hard water?"
+    "Citric acid works well: dissolve two tablespoons in a litre of water, boil it, let it stand for twenty minutes and "
+    "rinse twice. Lemon juice does the same more slowly. Would you like to know how often to do it with hard water?"
 )
 
 
@@ -53,7 +53,8 @@ def ppo_rows(steps: int = STEPS, kl_speed: float = 1.0, gold_turn: float = 0.9, 
             "kl/coefficient": 0.05, "policy/entropy": 2.4 - 0.8 * done + draw.gauss(0, 0.03), "policy/clip_fraction": 0.12,
             "policy/approximate_kl": 0.01 + abs(draw.gauss(0, 0.002)), "policy/ratio_max": 1.4 + abs(draw.gauss(0, 0.2)),
             "policy/ratio_min": 0.7, "policy/loss": -0.02, "policy/first_ratio_deviation": 2e-7, "value/loss": 0.5 - 0.3 * done,
-            "value/clip_fraction": 0.05, "value/explained_variance": 0.75 * done, "response/length": 34 + 8 * done + draw.gauss(0, 1),
+            "value/clip_fraction": 0.05, "value/explained_variance": 0.75 * done,
+            "response/length": 34 + 8 * done + draw.gauss(0, 1),
             "response/stop_rate": min(1.0, 0.8 + 0.18 * done + draw.gauss(0, 0.01)), "response/distinct_2": 0.62 - 0.04 * done,
             **spent, "time/step": sum(spent.values()) + 0.08, "tokens_per_second": 820 + draw.gauss(0, 30),
             "memory/rss_bytes": int(2**30 * (1.3 + 0.4 * (1 - math.exp(-12 * done)))), "grad_norm": 0.8 + abs(draw.gauss(0, 0.2)),
@@ -69,7 +70,8 @@ def ppo_rows(steps: int = STEPS, kl_speed: float = 1.0, gold_turn: float = 0.9, 
 def ppo_summary(**changes: Any) -> dict[str, Any]:
     parts = {
         "on topic": {"before": 0.41, "after": 0.72}, "one question back": {"before": 0.12, "after": 0.55},
-        "kind": {"before": 0.63, "after": 0.7}, "brief": {"before": 0.8, "after": 0.66}, "grammar": {"before": 0.9, "after": 0.901},
+        "kind": {"before": 0.63, "after": 0.7}, "brief": {"before": 0.8, "after": 0.66},
+        "grammar": {"before": 0.9, "after": 0.901},
     }  # fmt: skip
     return {
         "proxy_gain": 2.013, "gold_gain": estimate(0.3217, 0.2604, 0.3841), "gold_win_rate": estimate(0.7134, 0.6463, 0.7713),
@@ -81,12 +83,14 @@ def answer_rows(count: int = 200, seed: int = 1) -> list[dict[str, Any]]:
     draw = random.Random(seed)
     rows = []
     for index in range(count):
-        before = {"on topic": draw.betavariate(4, 5), "one question back": float(draw.random() < 0.2), "brief": draw.betavariate(8, 2)}
-        after = {"on topic": draw.betavariate(7, 3), "one question back": float(draw.random() < 0.6), "brief": draw.betavariate(6, 3)}
+        before = {"on topic": draw.betavariate(4, 5), "one question back": float(draw.random() < 0.2)}
+        after = {"on topic": draw.betavariate(7, 3), "one question back": float(draw.random() < 0.6)}
+        before["brief"], after["brief"] = draw.betavariate(8, 2), draw.betavariate(6, 3)
         rows.append({
             "id": f"heldout-{index:03d}", "kind": ("advice", "question")[index % 2], "prompt": PROMPTS[index % len(PROMPTS)],
             "before": BEFORE, "after": AFTER, "gold_before": sum(before.values()) / 3, "gold_after": sum(after.values()) / 3,
-            "parts_before": before, "parts_after": after, "arms": {"ppo-beta0": {"response": "Great question! " * 12, "gold": 0.2}},
+            "parts_before": before, "parts_after": after,
+            "arms": {"ppo-beta0": {"response": "Great question! " * 12, "gold": 0.2}},
         })  # fmt: skip
     return rows
 
@@ -97,7 +101,8 @@ def reward_summary() -> dict[str, Any]:
         "train_loss": 0.41, "heldout_loss": 0.532, "heldout_accuracy": estimate(0.7419, 0.6811, 0.7953, 215),
         "gold_accuracy": estimate(0.8047, 0.7491, 0.8512, 215), "heldout_ties": 0, "calibration_error": 0.048,
         "reliability": [
-            {"low": low, "high": low + 0.1, "mean_probability": mean, "frequency": seen, "count": n} for low, mean, seen, n in bins
+            {"low": low, "high": low + 0.1, "mean_probability": mean, "frequency": seen, "count": n}
+            for low, mean, seen, n in bins
         ],
         "length_correlation": {"pearson": 0.213, "spearman": 0.187}, "score_mean": 0.03, "score_std": 1.12, "margin_mean": 1.4,
         "seconds": 74.0,
@@ -115,7 +120,8 @@ def write_stage_logs(run: Path, seed: int = 2) -> None:
             sft[-1]["eval_loss"] = 2.0 + 1.5 * math.exp(-step / 45)
         reward.append({
             "step": step, "time": 1.7e9 + step, "loss": 0.42 + 0.27 * math.exp(-step / 60) + draw.gauss(0, 0.03),
-            "accuracy": min(1.0, 0.8 - 0.3 * math.exp(-step / 60) + draw.gauss(0, 0.04)), "margin": 1.3 * (1 - math.exp(-step / 60)),
+            "accuracy": min(1.0, 0.8 - 0.3 * math.exp(-step / 60) + draw.gauss(0, 0.04)),
+            "margin": 1.3 * (1 - math.exp(-step / 60)),
         })  # fmt: skip
     write_lines(run / "sft" / "metrics.jsonl", sft)
     write(run / "sft" / "summary.json", {"eval_loss": 2.02, "seconds": 118.0})
@@ -140,10 +146,15 @@ def write_quickstart(run: Path, arms: bool = True) -> Path:
     write_lines(run / "ppo" / "samples.jsonl", samples)
     summaries = {}
     if arms:
-        hacked = {"gold_gain": estimate(-0.11, -0.17, -0.05), "gold_win_rate": estimate(0.38, 0.32, 0.45), "kl": 71.2, "proxy_gain": 2.9}
-        parts = {"on topic": {"before": 0.41, "after": 0.36}, "kind": {"before": 0.63, "after": 0.5}}
-        hacked["gold_parts"] = parts
-        null = {"gold_parts": {}, "gold_gain": estimate(0.01, -0.05, 0.07), "gold_win_rate": estimate(0.51, 0.44, 0.58), "kl": 9.8, "proxy_gain": 0.7}
+        hacked = {
+            "gold_gain": estimate(-0.11, -0.17, -0.05), "gold_win_rate": estimate(0.38, 0.32, 0.45), "kl": 71.2,
+            "proxy_gain": 2.9,
+            "gold_parts": {"on topic": {"before": 0.41, "after": 0.36}, "kind": {"before": 0.63, "after": 0.5}},
+        }  # fmt: skip
+        null = {
+            "gold_gain": estimate(0.01, -0.05, 0.07), "gold_win_rate": estimate(0.51, 0.44, 0.58), "kl": 9.8, "proxy_gain": 0.7,
+            "gold_parts": {},
+        }  # fmt: skip
         summaries = {"ppo-beta0": ppo_summary(**hacked), "ppo-random": ppo_summary(**null)}
         write_lines(run / "ppo-beta0" / "metrics.jsonl", ppo_rows(kl_speed=5, gold_turn=0.25, seed=3))
         write_lines(run / "ppo-random" / "metrics.jsonl", ppo_rows(kl_speed=0.7, gold_turn=0.05, seed=4))

@@ -1,0 +1,80 @@
+"""Does a probability mean what it says?"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Numbers = Sequence[float] | NDArray[np.floating]
+
+
+class ReliabilityBin(NamedTuple):
+    """One bin of a reliability curve: predictions in [low, high), their mean, and how often the event came true."""
+
+    low: float
+    high: float
+    mean_probability: float
+    frequency: float
+    count: int
+
+
+def reliability_curve(probabilities: Numbers, outcomes: Numbers | None = None, num_bins: int = 10) -> list[ReliabilityBin]:
+    """Compare predicted probabilities with observed frequencies, in bins of equal width.
+
+    Equation: in bin b, ``p̄_b = mean p_i`` and ``ȳ_b = mean y_i``; bins are ``[k/K, (k+1)/K)``, the last one closed.
+    Paper: DeGroot and Fienberg 1983, https://doi.org/10.2307/2987588; Guo et al. 2017, https://arxiv.org/abs/1706.04599.
+    Shapes: ``probabilities`` and ``outcomes`` of one length, both in [0, 1]; a soft outcome (half for a tie) is allowed. Without
+    ``outcomes`` each probability is that of the *preferred* answer of a comparison, and is folded: the prediction becomes
+    ``max(p, 1 − p)``, the outcome 1 if p is above ½ and 0 if below. Empty bins are left out.
+    Raises: ``ValueError`` when nothing is given, lengths differ, a number lies outside [0, 1], or ``num_bins`` is below 1.
+    Trap: without the fold every outcome would be 1, and any model looks underconfident. At exactly ½ the model chose
+    neither answer, so that the outcome is ½: counting it right or wrong would call a perfect don't-know miscalibrated by ½.
+    """
+    predicted, observed = _checked(probabilities, outcomes)
+    if num_bins < 1:
+        raise ValueError(f"num_bins must be at least 1, got {num_bins}")
+    # k / K is the float nearest to the edge, as is a literal 0.3; linspace and p * K are not, and misplace predictions on it.
+    edges = np.arange(num_bins + 1) / num_bins
+    indices = np.minimum(np.searchsorted(edges, predicted, side="right") - 1, num_bins - 1)
+    return [
+        ReliabilityBin(
+            low=float(edges[index]),
+            high=float(edges[index + 1]),
+            mean_probability=float(predicted[indices == index].mean()),
+            frequency=float(observed[indices == index].mean()),
+            count=int((indices == index).sum()),
+        )
+        for index in np.unique(indices)
+    ]
+
+
+def expected_calibration_error(probabilities: Numbers, outcomes: Numbers | None = None, num_bins: int = 10) -> float:
+    """Average the distance between predicted probability and observed frequency over the bins of the reliability curve.
+
+    Equation: ``ECE = Σ_b (n_b / n) |p̄_b − ȳ_b|``.
+    Paper: Naeini et al. 2015, https://doi.org/10.1609/aaai.v29i1.9602; Guo et al. 2017, https://arxiv.org/abs/1706.04599.
+    Shapes: as for `reliability_curve`, the form with ``probabilities`` of the preferred answer alone included; a probability.
+    Raises: as `reliability_curve`.
+    Trap: biased upwards on few samples (each bin's noise counts as error), so that numbers compare at equal n only.
+    """
+    curve = reliability_curve(probabilities, outcomes, num_bins)
+    total = sum(bin_.count for bin_ in curve)
+    return sum(bin_.count / total * abs(bin_.mean_probability - bin_.frequency) for bin_ in curve)
+
+
+def _checked(probabilities: Numbers, outcomes: Numbers | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    predicted = np.asarray(probabilities, dtype=np.float64)
+    if outcomes is None:
+        preferred = predicted
+        predicted = np.maximum(preferred, 1.0 - preferred)
+        observed = np.where(preferred == 0.5, 0.5, preferred > 0.5)
+    else:
+        observed = np.asarray(outcomes, dtype=np.float64)
+    if predicted.ndim != 1 or predicted.shape != observed.shape or predicted.size == 0:
+        raise ValueError(f"expected two equally long, non-empty lists, got shapes {predicted.shape} and {observed.shape}")
+    for name, numbers in (("probabilities", predicted), ("outcomes", observed)):
+        # Written so that NaN fails too.
+        if not np.all((numbers >= 0.0) & (numbers <= 1.0)):
+            raise ValueError(f"{name} must lie in [0, 1]")
+    return predicted, observed

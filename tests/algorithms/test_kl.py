@@ -1,0 +1,142 @@
+"""The KL estimators, with expectations taken by enumeration over a small vocabulary."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tether.algorithms.kl import adapt_kl_coefficient, kl_k1, kl_k2, kl_k3
+
+POLICY = torch.tensor([0.5, -1.0, 0.3, 2.0, -0.4], dtype=torch.float64)
+REFERENCE = torch.tensor([0.1, 0.4, -0.7, 1.0, 0.2], dtype=torch.float64).log_softmax(0)
+
+
+def kl(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """KL(p || q) of two categorical distributions given by log-probabilities: the definition."""
+    return sum(p[i].exp() * (p[i] - q[i]) for i in range(len(p)))
+
+
+def expected_value(estimate) -> float:
+    logprobs = POLICY.log_softmax(0)
+    return sum(logprobs[i].exp() * estimate(logprobs[i], REFERENCE[i]) for i in range(len(POLICY))).item()
+
+
+def expected_gradient(estimate) -> torch.Tensor:
+    """E_{token ~ policy} of the gradient of the estimate: what a sampled loss follows, the sampling left undifferentiated."""
+    logits = POLICY.clone().requires_grad_()
+    logprobs = logits.log_softmax(0)
+    weights = logprobs.detach().exp()
+    (gradient,) = torch.autograd.grad(sum(weights[i] * estimate(logprobs[i], REFERENCE[i]) for i in range(5)), logits)
+    return gradient
+
+
+def true_gradient(divergence) -> torch.Tensor:
+    logits = POLICY.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(divergence(logits.log_softmax(0)), logits)
+    return gradient
+
+
+def test_k1_and_k3_are_unbiased_and_k2_is_not():
+    exact = kl(POLICY.log_softmax(0), REFERENCE).item()
+    assert exact > 0.2
+    assert expected_value(kl_k1) == pytest.approx(exact, rel=1e-12)
+    assert expected_value(kl_k3) == pytest.approx(exact, rel=1e-12)
+    assert abs(expected_value(kl_k2) - exact) > 0.01
+
+
+def test_gradient_of_k1_is_zero():
+    torch.testing.assert_close(expected_gradient(kl_k1), torch.zeros(5, dtype=torch.float64), atol=1e-14, rtol=0)
+
+
+def test_gradient_of_k2_is_that_of_the_kl_to_the_reference():
+    torch.testing.assert_close(expected_gradient(kl_k2), true_gradient(lambda p: kl(p, REFERENCE)))
+
+
+def test_gradient_of_k3_is_that_of_the_other_divergence():
+    gradient = expected_gradient(kl_k3)
+    torch.testing.assert_close(gradient, true_gradient(lambda p: kl(REFERENCE, p)))
+    assert not torch.allclose(gradient, true_gradient(lambda p: kl(p, REFERENCE)), atol=0.01)
+
+
+def test_k3_times_the_ratio_has_the_right_gradient():
+    def corrected(logprob, reference):
+        return (logprob - logprob.detach()).exp() * kl_k3(logprob, reference)
+
+    torch.testing.assert_close(expected_gradient(corrected), true_gradient(lambda p: kl(p, REFERENCE)))
+
+
+def test_direction_and_numbers_by_hand():
+    # The policy gives 1/2 to a token that the reference gives 1/4: log ratio ln 2, r = 1/2.
+    logprobs, reference = torch.tensor([math.log(0.5)]), torch.tensor([math.log(0.25)])
+    assert kl_k1(logprobs, reference).item() == pytest.approx(math.log(2), rel=1e-6)
+    assert kl_k2(logprobs, reference).item() == pytest.approx(math.log(2) ** 2 / 2, rel=1e-6)
+    assert kl_k3(logprobs, reference).item() == pytest.approx(0.5 - 1 + math.log(2), rel=1e-5)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.floats(-60, 0, width=32), st.floats(-60, 0, width=32))
+def test_k3_is_never_negative_and_always_finite(logprob, reference):
+    logprob = torch.tensor([logprob], requires_grad=True)
+    estimate = kl_k3(logprob, torch.tensor([reference]))
+    (gradient,) = torch.autograd.grad(estimate.sum(), logprob)
+    assert estimate.item() >= 0
+    assert math.isfinite(estimate.item())
+    assert math.isfinite(gradient.item())
+
+
+def test_k3_survives_a_token_the_policy_thought_impossible():
+    logprob = torch.tensor([-1000.0], requires_grad=True)
+    estimate = kl_k3(logprob, torch.tensor([-1.0]))
+    estimate.sum().backward()
+    assert math.isfinite(estimate.item())
+    assert estimate.item() > 1e8
+    assert math.isfinite(logprob.grad.item())
+
+
+def test_shapes_do_not_broadcast(as_in_production):
+    for estimate in (kl_k1, kl_k2, kl_k3):
+        with pytest.raises(ValueError, match="equal shapes"):
+            estimate(torch.zeros(3, 1), torch.zeros(3, 4))
+
+
+@pytest.mark.parametrize(
+    ("observed", "expected"),
+    [
+        (6.0, 0.15),  # on target: unchanged
+        (6.6, 0.15 * (1 + 0.1 * 512 / 10_000)),  # a tenth over
+        (5.4, 0.15 * (1 - 0.1 * 512 / 10_000)),
+        (60.0, 0.15 * 1.01024),  # clipped: 1 + 0.2 * 0.0512
+        (math.inf, 0.15 * 1.01024),
+        (0.0, 0.15 * 0.98976),
+        (-3.0, 0.15 * 0.98976),
+    ],
+)
+def test_controller_by_hand(observed, expected):
+    assert adapt_kl_coefficient(0.15, observed, target=6.0, horizon=10_000.0, num_episodes=512) == pytest.approx(
+        expected, rel=1e-12
+    )
+
+
+def test_controller_settles_a_plant_on_its_target():
+    """Where the KL falls as the coefficient rises, the loop closes on the target."""
+    coefficient = 1.0
+    for _ in range(2000):
+        coefficient = adapt_kl_coefficient(coefficient, 2.0 / coefficient, target=8.0, horizon=10_000.0, num_episodes=256)
+    assert 2.0 / coefficient == pytest.approx(8.0, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"target": 0.0}, "must be positive"),
+        ({"horizon": -1.0}, "must be positive"),
+        ({"observed": math.nan}, "NaN"),
+        ({"num_episodes": 50_000}, "horizon above 10000"),
+    ],
+)
+def test_controller_refuses(change, message):
+    arguments = {"coefficient": 0.1, "observed": 1.0, "target": 6.0, "horizon": 10_000.0, "num_episodes": 64} | change
+    with pytest.raises(ValueError, match=message):
+        adapt_kl_coefficient(**arguments)

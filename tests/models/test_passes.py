@@ -1,0 +1,142 @@
+"""Packing, padding, micro-batches and accumulation must not change what is computed."""
+
+import pytest
+import torch
+
+from tether.algorithms.preference_losses import negative_log_likelihood
+from tether.data.batches import make_batch
+from tether.data.chat import Encoded
+from tether.learner.config import OptimizerConfig
+from tether.learner.local import LocalLearner
+from tether.models.config import LoraConfig
+from tether.models.loading import add_adapter
+from tether.models.tiny import tiny_model
+from tether.models.trunk import Role
+
+
+def sequences(count: int = 7) -> list[Encoded]:
+    generator = torch.Generator().manual_seed(3)
+    rows = []
+    for number in range(count):
+        length = 5 + 4 * number
+        ids = torch.randint(5, 200, (length,), generator=generator).tolist()
+        rows.append(Encoded(tuple(ids), tuple(t >= 2 and t % 3 != 0 for t in range(length))))
+    return rows
+
+
+def brute_force_logprobs(model, rows):
+    """One sequence at a time through the whole model, full softmax: no batch, no padding, no chunking."""
+    result = []
+    with torch.no_grad():
+        for row in rows:
+            logits = model(input_ids=torch.tensor([row.ids])).logits[0].double()
+            table = logits.log_softmax(-1)
+            result += [float(table[t - 1, row.ids[t]]) for t, counts in enumerate(row.trained) if counts]
+    return torch.tensor(result)
+
+
+@pytest.mark.parametrize("capacity", [None, 40, 64, 500])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_logprobs_equal_those_of_each_sequence_alone(capacity, attention):
+    model, rows = tiny_model(1), sequences()
+    expected = brute_force_logprobs(model, rows)
+    model.set_attn_implementation(attention)
+    batch = make_batch(rows, 0, capacity=capacity)
+    logprobs, _ = Role(model).logprobs(batch)
+    order = torch.argsort(batch.sequence * 1000 + batch.step)
+    torch.testing.assert_close(logprobs.detach()[order].double(), expected.double(), atol=2e-6, rtol=0)
+
+
+def test_no_document_of_a_packed_row_sees_another():
+    model, rows = tiny_model(1), sequences(3)
+    changed = [rows[0], Encoded((7,) * len(rows[1]), rows[1].trained), rows[2]]
+    for which in (rows, changed):
+        batch = make_batch(which, 0, capacity=500)
+        assert batch.packed and batch.ids.shape[0] == 1
+        hidden = Role(model).hidden(batch)
+        result = hidden[batch.last[[0, 2]]]
+        if which is rows:
+            first = result
+    torch.testing.assert_close(first, result, atol=0, rtol=0)
+
+
+def gradient(rows, cuts, capacity=None, lora=False):
+    model = tiny_model(1).requires_grad_(False)
+    role = Role(add_adapter(model, "a", LoraConfig(rank=4), seed=5), "a") if lora else Role(model)
+    learner = LocalLearner(role.parameters(), OptimizerConfig(learning_rate=1e-3), 10)
+    total = sum(r.num_trained for r in rows)
+    for cut in cuts:
+        logprobs, _ = role.logprobs(make_batch([rows[i] for i in cut], 0, capacity=capacity))
+        learner.backward(negative_log_likelihood(logprobs, torch.ones_like(logprobs, dtype=torch.bool), denominator=total))
+    return torch.cat([m.grad.flatten() for m in learner.masters])
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_gradient_does_not_depend_on_how_the_step_is_cut(lora):
+    rows = sequences()
+    whole = gradient(rows, [range(7)], lora=lora)
+    assert whole.abs().max() > 1e-4
+    for cuts, capacity in (([[i] for i in range(7)], None), ([[6, 0], [3, 2, 1], [5, 4]], None), ([range(7)], 64), ([[0, 1, 2], [3, 4, 5, 6]], 90)):
+        torch.testing.assert_close(gradient(rows, cuts, capacity, lora), whole, atol=3e-7, rtol=2e-4)
+
+
+def test_bfloat16_weights_take_small_steps_through_their_masters():
+    weight = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    learner = LocalLearner([weight], OptimizerConfig(learning_rate=1e-4, warmup_fraction=0, schedule="constant", weight_decay=0.0), 1000)
+    for _ in range(100):
+        learner.backward((weight.float() * torch.tensor([1.0, -1.0, 1.0, 1.0])).sum())
+        learner.step()
+    assert weight.dtype == torch.bfloat16
+    torch.testing.assert_close(learner.masters[0].detach(), torch.tensor([0.99, 1.01, 0.99, 0.99]), atol=2e-4, rtol=0)
+    assert (weight.float() - 1).abs().min() > 0.005  # 1e-4 a step alone would never have moved a bfloat16 weight of 1
+
+
+def test_accumulation_in_float32_keeps_what_bfloat16_would_lose():
+    weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
+    learner = LocalLearner([weight], OptimizerConfig(), 10)
+    learner.backward((weight * 256.0).sum().float())
+    for _ in range(64):
+        learner.backward((weight * 0.5).sum().float())
+    assert float(learner.masters[0].grad) == 256.0 + 32.0
+
+
+def test_learner_state_continues_exactly():
+    def fresh():
+        torch.manual_seed(0)
+        weight = torch.nn.Parameter(torch.randn(5, 3).to(torch.bfloat16))
+        return weight, LocalLearner([weight], OptimizerConfig(learning_rate=1e-2, weight_decay=0.1), 6)
+
+    def advance(weight, learner, steps):
+        for _ in range(steps):
+            learner.backward(((weight.float() - 1) ** 2).sum() * (1 + learner.updates))
+            learner.step()
+
+    weight, learner = fresh()
+    advance(weight, learner, 6)
+    first, half = fresh()
+    advance(first, half, 2)
+    tensors, values = half.state()
+    tensors = {k: v.clone() for k, v in tensors.items()}
+    other, resumed = fresh()
+    resumed.load_state(tensors, values)
+    advance(other, resumed, 4)
+    assert torch.equal(other, weight)
+    assert torch.equal(resumed.masters[0], learner.masters[0])
+
+
+def test_adapters_stand_beside_each_other_and_the_base_is_the_reference():
+    model = tiny_model(1).requires_grad_(False)
+    batch = make_batch(sequences(4), 0)
+    reference = Role(model).logprobs(batch)[0]
+    model = add_adapter(model, "policy", LoraConfig(rank=4), seed=1)
+    model = add_adapter(model, "reward", LoraConfig(rank=4), seed=2)
+    policy, base, reward = Role(model, "policy"), Role(model), Role(model, "reward")
+    assert torch.equal(policy.logprobs(batch)[0], reference)  # B starts at zero: the policy starts as the reference, to the bit
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.05)
+    assert not torch.allclose(policy.logprobs(batch)[0], reference, atol=1e-3)
+    assert torch.equal(base.logprobs(batch)[0], reference)
+    assert torch.equal(reward.logprobs(batch)[0], reference)
+    names = {id(p) for p in policy.parameters()} & {id(p) for p in reward.parameters()}
+    assert not names

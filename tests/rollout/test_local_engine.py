@@ -1,0 +1,116 @@
+"""The engine against transformers.generate and against one-row-at-a-time sampling by hand."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from tether.core.errors import DataError
+from tether.core.types import Prompt, Sampling, StopReason, user
+from tether.data.chat import ChatEncoder
+from tether.models.tiny import tiny_model, tiny_tokenizer
+from tether.models.trunk import Role
+from tether.rollout.local import LocalEngine
+from tether.rollout.sampling import counter_uniform, sample_tokens
+
+PROMPTS = [Prompt((user(text),), str(n)) for n, text in enumerate(["a", "what is it?", "tell me a much longer story", "no"])]
+
+
+def engine(seed=0, **options):
+    return LocalEngine(Role(tiny_model(seed)), ChatEncoder(tiny_tokenizer(), (1,)), **options)
+
+
+@pytest.mark.parametrize("max_rows", [1, 3, 64])
+def test_greedy_equals_transformers_generate(max_rows):
+    ours = engine(max_rows=max_rows)
+    groups = ours.generate(PROMPTS, Sampling(max_new_tokens=20, temperature=0.0))
+    for group in groups:
+        ids = torch.tensor([group.rollouts[0].prompt_ids])
+        expected = ours.role.model.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=1, pad_token_id=0)[0, ids.shape[1] :]
+        assert list(group.rollouts[0].response_ids) == expected.tolist()
+
+
+def test_samples_and_logprobs_equal_a_loop_without_cache_or_batch():
+    ours, sampling = engine(), Sampling(max_new_tokens=12, temperature=0.8)
+    groups = ours.generate(PROMPTS, sampling, num_samples=3, seed=11, ordinals=[5, 9, 2, 7])
+    for group, ordinal in zip(groups, [5, 9, 2, 7], strict=True):
+        for rollout in group.rollouts:
+            ids = list(rollout.prompt_ids)
+            for position, (token, logprob) in enumerate(zip(rollout.response_ids, rollout.logprobs, strict=True)):
+                logits = ours.role.model(input_ids=torch.tensor([ids])).logits[0, -1].double() / 0.8
+                uniform = float(counter_uniform(11, torch.tensor([ordinal]), torch.tensor([rollout.sample_index]), torch.tensor([position])))
+                cumulative = logits.softmax(-1).cumsum(-1)
+                assert token == int((cumulative <= uniform).sum())
+                assert logprob == pytest.approx(float(logits.log_softmax(-1)[token]), abs=2e-5)
+                ids.append(token)
+
+
+def test_samples_do_not_depend_on_the_batch_around_them():
+    sampling = Sampling(max_new_tokens=16)
+    together = engine(max_rows=64).generate(PROMPTS, sampling, num_samples=4, seed=3)
+    alone = [engine(max_rows=2).generate([p], sampling, num_samples=4, seed=3, ordinals=[n])[0] for n, p in enumerate(PROMPTS)]
+    assert [[r.response_ids for r in g.rollouts] for g in together] == [[r.response_ids for r in g.rollouts] for g in alone]
+
+
+def test_the_stop_token_is_kept_and_the_reason_told():
+    ours = engine()
+    with torch.no_grad():  # make the stop token likely, so that rows end at different times
+        ours.role.model.get_output_embeddings().weight[1] *= 0
+    rollouts = [r for g in ours.generate(PROMPTS * 8, Sampling(max_new_tokens=400), num_samples=4) for r in g.rollouts]
+    ended = [r for r in rollouts if r.stop_reason is StopReason.STOP_TOKEN]
+    assert ended and all(r.response_ids[-1] == 1 and 1 not in r.response_ids[:-1] for r in ended)
+    assert all(len(r.response_ids) == 400 and 1 not in r.response_ids for r in rollouts if not r.finished)
+    assert all(len(r.logprobs) == len(r.response_ids) for r in rollouts)
+    assert len({len(r.response_ids) for r in ended}) > 5
+
+
+def test_stop_strings_end_a_response():
+    ours = engine()
+    first = ours.generate(PROMPTS[:1], Sampling(max_new_tokens=30), seed=4)[0].rollouts[0]
+    piece = first.text[3:5]
+    again = ours.generate(PROMPTS[:1], Sampling(max_new_tokens=30, stop_strings=(piece,)), seed=4)[0].rollouts[0]
+    assert again.stop_reason is StopReason.STOP_STRING
+    assert again.text == first.text.split(piece)[0] and len(again.response_ids) < len(first.response_ids)
+
+
+def test_a_prompt_beyond_the_context_is_one_clear_error():
+    with pytest.raises(DataError, match="does not fit the model's context of 20"):
+        engine(context_length=20).generate(PROMPTS, Sampling(max_new_tokens=10))
+
+
+def test_uniforms_are_uniform_and_independent_of_neighbours():
+    n = 20_000
+    zeros = torch.zeros(n, dtype=torch.long)
+    counters = torch.arange(n)
+    for arguments in ((counters, zeros, zeros), (zeros, counters, zeros), (zeros, zeros, counters)):
+        draws = counter_uniform(0, *arguments).numpy()
+        assert stats.kstest(draws, "uniform").pvalue > 1e-3
+        assert abs(np.corrcoef(draws[:-1], draws[1:])[0, 1]) < 4 / math.sqrt(n)
+    assert len(set(counter_uniform(0, counters, zeros, zeros).tolist())) == n
+    assert not torch.equal(counter_uniform(0, counters, zeros, zeros), counter_uniform(1, counters, zeros, zeros))
+    assert not torch.equal(counter_uniform(0, counters, zeros, zeros), counter_uniform(0, zeros, counters, zeros))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "support"),
+    [
+        (Sampling(), [0, 1, 2, 3, 4]), (Sampling(top_k=2), [0, 1]), (Sampling(top_p=0.7), [0, 1]), (Sampling(min_p=0.3), [0, 1, 2]),
+        (Sampling(temperature=2.0), [0, 1, 2, 3, 4]),
+    ],
+)  # fmt: skip
+def test_sampling_has_the_distribution_it_says(sampling, support):
+    probabilities = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05])
+    logits = torch.full((1, 1000), -torch.inf)
+    logits[0, [700, 3, 999, 255, 256]] = probabilities.log()
+    n = 8000
+    tokens, logprobs = sample_tokens(logits.expand(n, -1), torch.arange(n, dtype=torch.float64).add(0.5) / n, sampling)
+    expected = probabilities ** (1 / sampling.temperature)
+    expected = torch.where(torch.isin(torch.arange(5), torch.tensor(support)), expected, 0.0)
+    expected = expected / expected.sum()
+    for place, index in enumerate([700, 3, 999, 255, 256]):
+        hit = tokens == index
+        assert float(hit.float().mean()) == pytest.approx(float(expected[place]), abs=2 / n)
+        if hit.any():
+            assert float(logprobs[hit][0]) == pytest.approx(math.log(expected[place]), abs=1e-5)

@@ -1,0 +1,228 @@
+"""PPO against hand-made sums, invariances, and the demand that a tiny model really learns."""
+
+import pytest
+import torch
+
+from tether.core.errors import ConfigError
+from tether.core.config import build
+from tether.core.rundir import RunDirectory
+from tether.core.types import Prompt, Score, user
+from tether.data.batches import make_batch
+from tether.data.chat import ChatEncoder
+from tether.learner.config import OptimizerConfig
+from tether.models.config import LoraConfig
+from tether.models.heads import ScalarHead
+from tether.models.loading import add_adapter
+from tether.models.tiny import tiny_model, tiny_tokenizer
+from tether.models.trunk import Role
+from tether.rollout.local import LocalEngine
+from tether.stages.experience import gather
+from tether.stages.ppo import PPO, PPOConfig
+
+PROMPTS = [Prompt((user(text),), f"p{n}") for n, text in enumerate(["one", "two two", "three", "a longer one", "five", "six?", "7", "ate"])]
+
+
+class EvenReward:
+    """Ten times the share of even token ids: learnable by a random model, and nothing to do with the code under test."""
+
+    name = "even"
+
+    def score(self, rollouts):
+        return [Score(10.0 * sum(i % 2 == 0 for i in r.response_ids) / len(r.response_ids)) for r in rollouts]
+
+
+def make(seed=0, reward=None, roles="shared", **settings):
+    settings = {"steps": 4, "prompts_per_step": 8, "max_new_tokens": 12, "epochs": 2, "optimizer": OptimizerConfig(learning_rate=3e-3), **settings}
+    encoder = ChatEncoder(tiny_tokenizer(), (1,))
+    base = tiny_model(seed).requires_grad_(False).eval()
+    if roles == "shared":
+        model = add_adapter(base, "policy", LoraConfig(rank=8), seed=1)
+        policy, reference = Role(model, "policy"), Role(model)
+        value = Role(model, "policy", ScalarHead(64))
+    else:
+        policy, reference = Role(base), Role(tiny_model(seed).requires_grad_(False).eval())
+        value = Role(tiny_model(seed).eval(), head=ScalarHead(64))
+    return PPO(PPOConfig(**settings), policy, reference, value, reward or EvenReward(), LocalEngine(policy, encoder), encoder)
+
+
+def rollouts_of(ppo, seed=5):
+    return [r for g in ppo.engine.generate(PROMPTS, ppo.config.sampling, seed=seed) for r in g.rollouts]
+
+
+@pytest.mark.parametrize("roles", ["shared", "separate"])
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_first_ratio_is_one_and_the_reference_never_moves(tmp_path, roles, temperature):
+    ppo = make(roles=roles, temperature=temperature)
+    probe = make_batch([ppo.encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts_of(ppo)], 0)
+    with torch.no_grad():
+        before = ppo.reference.logprobs(probe)[0].clone()
+        policy_before = ppo.policy.logprobs(probe)[0].clone()
+    summary = ppo.train(PROMPTS, RunDirectory.open(tmp_path / "run", {}))
+    with torch.no_grad():
+        assert torch.equal(ppo.reference.logprobs(probe)[0], before)
+        assert not torch.allclose(ppo.policy.logprobs(probe)[0], policy_before, atol=1e-3)
+    assert summary["first_ratio_deviation"] == 0.0
+
+
+def test_old_logprobs_are_those_of_the_tempered_policy():
+    """The learner's log-probabilities agree with what the engine reported for the same tokens (float32, to rounding)."""
+    ppo = make(temperature=0.6)
+    rollouts = rollouts_of(ppo)
+    experience = gather(rollouts, ppo.reward.score(rollouts), ppo.encoder, 64, torch.device("cpu"))
+    ppo.evaluate(experience)
+    for row, rollout in enumerate(rollouts):
+        n = len(rollout.response_ids)
+        torch.testing.assert_close(experience.logprobs[row, :n], torch.tensor(rollout.logprobs), atol=3e-5, rtol=0)
+        assert experience.logprobs[row, n:].abs().sum() == 0
+
+
+def test_rewards_by_hand():
+    """-beta (log pi - log pi_ref) at every token; the score once, at the last real token; failures masked."""
+    ppo = make(kl={"coefficient": 0.3}, normalize_scores=False, missing_stop_penalty=2.0, score_clip=5.0)
+    rollouts = rollouts_of(ppo)
+    scores = [Score(float(n)) for n in range(7)] + [Score(None, reason="broken")]
+    experience = gather(rollouts, scores, ppo.encoder, 80, torch.device("cpu"))
+    ppo.evaluate(experience)
+    experience.reference_logprobs = experience.logprobs - torch.arange(experience.logprobs.shape[1]) * 0.01
+    rewards = ppo.shape(experience)
+    for row, rollout in enumerate(rollouts):
+        n = len(rollout.response_ids)
+        expected = [-0.3 * 0.01 * t for t in range(n)]
+        expected[-1] += min(5.0, float(row)) - (0.0 if rollout.finished else 2.0)
+        if row == 7:
+            expected = [0.0] * n
+        torch.testing.assert_close(rewards[row, :n], torch.tensor(expected), atol=1e-5, rtol=0)
+        assert rewards[row, n:].abs().sum() == 0
+    assert experience.mask.sum(-1).tolist() == [len(r.response_ids) for r in rollouts[:7]] + [0]
+
+
+def test_normalisation_uses_the_references_own_scores():
+    ppo = make()
+    assert ppo.normalized([1.0, 2.0, None, 6.0]) == pytest.approx([-2 / 14**0.5 * 3**0.5, -1 / 14**0.5 * 3**0.5, 0.0, 3 / 14**0.5 * 3**0.5])
+    assert ppo.normalized([3.0]) == [0.0]  # later scores are measured on that first scale
+
+
+@pytest.mark.parametrize("tokens", [24, 60, 10_000])
+def test_micro_batches_do_not_change_the_update(tokens):
+    def updated(budget):
+        ppo = make(micro_batch_tokens=budget, epochs=1, kl={"coefficient": 0.1})
+        rollouts = rollouts_of(ppo)
+        for role in (ppo.value,):
+            with torch.no_grad():
+                role.head.linear.weight.fill_(0.01)
+        experience = gather(rollouts, ppo.reward.score(rollouts), ppo.encoder, budget, torch.device("cpu"))
+        ppo.evaluate(experience)
+        generator = torch.Generator().manual_seed(0)
+        experience.advantages = torch.randn(experience.mask.shape, generator=generator) * experience.mask
+        experience.returns = torch.randn(experience.mask.shape, generator=generator) * experience.mask
+        gradients = {}
+        step = ppo.learner.step
+
+        def spy():
+            gradients["all"] = torch.cat([m.grad.flatten().clone() for m in ppo.learner.masters])
+            return step()
+
+        ppo.learner.step = spy
+        ppo.update(experience, 0)
+        return gradients["all"]
+
+    whole = updated(100_000)
+    assert whole.abs().max() > 1e-3
+    torch.testing.assert_close(updated(tokens), whole, atol=2e-6, rtol=1e-3)
+
+
+def test_the_first_update_is_the_vanilla_policy_gradient():
+    """At ratio 1 the clipped surrogate's gradient is that of -(1/N) sum A log pi: compared with autograd on the plain model."""
+    ppo = make(roles="separate", epochs=1, value_coefficient=0.0)
+    rollouts = rollouts_of(ppo)
+    experience = gather(rollouts, ppo.reward.score(rollouts), ppo.encoder, 48, torch.device("cpu"))
+    ppo.evaluate(experience)
+    experience.advantages = torch.randn(experience.mask.shape, generator=torch.Generator().manual_seed(1)) * experience.mask
+    grabbed = {}
+    original = ppo.learner.step
+    ppo.learner.step = lambda: (grabbed.update(g=[m.grad.clone() for m in ppo.learner.masters[:5]]), original())[1]
+    plain = tiny_model(0)
+    total = sum(len(r.response_ids) for r in rollouts)
+    loss = 0.0
+    for row, rollout in enumerate(rollouts):
+        ids, start = [*rollout.prompt_ids, *rollout.response_ids], len(rollout.prompt_ids)
+        table = plain(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+        for t in range(len(rollout.response_ids)):
+            loss = loss - experience.advantages[row, t] * table[start + t - 1, ids[start + t]] / total
+    loss.backward()
+    expected = [p.grad for p in list(plain.parameters())[:5]]
+    ppo.update(experience, 0)
+    for ours, theirs in zip(grabbed["g"], expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=1e-3)
+
+
+@pytest.mark.parametrize("roles", ["shared", "separate"])
+def test_it_learns(tmp_path, roles):
+    ppo = make(roles=roles, steps=25, prompts_per_step=16, kl={"coefficient": 0.01}, optimizer=OptimizerConfig(learning_rate=1e-2 if roles == "shared" else 2e-3))
+    run = RunDirectory.open(tmp_path / "run", {})
+    ppo.train(PROMPTS, run)
+    rows = run.metrics()
+    first, last = rows[0], rows[-1]
+    assert last["reward/proxy"] > first["reward/proxy"] + 1.5
+    assert last["kl/policy_reference_k1"] > 0.5 > abs(first["kl/policy_reference_k1"])
+
+
+def test_a_strong_tether_holds(tmp_path):
+    def final_kl(coefficient):
+        ppo = make(steps=12, prompts_per_step=16, kl={"coefficient": coefficient}, optimizer=OptimizerConfig(learning_rate=1e-2))
+        run = RunDirectory.open(tmp_path / f"run{coefficient}", {})
+        ppo.train(PROMPTS, run)
+        return run.metrics()[-1]["kl/policy_reference_k1"]
+
+    assert final_kl(2.0) < 0.5 * final_kl(0.0)
+
+
+def test_killed_and_resumed_equals_uninterrupted(tmp_path):
+    def weights(ppo):
+        return torch.cat([p.detach().flatten() for p in ppo.learner.parameters])
+
+    settings = {"steps": 4, "checkpoint_every": 1, "kl": {"mode": "adaptive", "coefficient": 0.1, "target": 0.1, "horizon": 100.0}, "ema_decay": 0.5}
+    whole = make(**settings)
+    whole_run = RunDirectory.open(tmp_path / "whole", {})
+    whole.train(PROMPTS, whole_run)
+
+    class Killed(Exception):
+        pass
+
+    def kill(step, metrics):
+        if step == 3:
+            raise Killed
+        return {}
+
+    run = RunDirectory.open(tmp_path / "killed", {})
+    with pytest.raises(Killed):
+        make(**settings).train(PROMPTS, run, on_step=kill)
+    resumed = make(**settings)
+    resumed.train(PROMPTS, RunDirectory.open(tmp_path / "killed", {}))
+    assert torch.equal(weights(resumed), weights(whole))
+    keys = ["reward/proxy", "kl/coefficient", "policy/loss", "value/loss", "grad_norm"]
+    assert [[r[k] for k in keys] for r in run.metrics()] == [[r[k] for k in keys] for r in whole_run.metrics()]
+
+
+def test_failed_rewards_are_counted_and_teach_nothing(tmp_path):
+    class Failing(EvenReward):
+        def score(self, rollouts):
+            return [Score(None, reason="down") for _ in rollouts]
+
+    ppo = make(reward=Failing(), steps=1, kl={"coefficient": 0.0}, value_coefficient=0.5)
+    before = torch.cat([p.detach().flatten().clone() for p in ppo.learner.parameters])
+    summary = ppo.train(PROMPTS, RunDirectory.open(tmp_path / "run", {}))
+    assert summary["failed_rewards"] == 8
+    assert torch.equal(torch.cat([p.detach().flatten() for p in ppo.learner.parameters]), before)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("top_p=0.9", "top_p < 1 samples from"), ("kl.target=3.0", "has no effect with kl.mode='fixed'"), ("epoch=3", "did you mean 'epochs'"),
+        ("kl.coefficent=3", "did you mean 'coefficient'"), ("steps=0", "key 'steps'"), ("lam=1.5", "key 'lam'"),
+    ],
+)  # fmt: skip
+def test_wrong_settings_are_one_clear_message(override, message):
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+        build(PPOConfig, {}, [override], where="recipe.toml")
