@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -32,16 +33,21 @@ class DataConfig(Config):
 
     path: str | tuple[str, ...]
     format: str = "auto"
-    limit: int | None = Field(None, ge=1)
+    limit: int | None = Field(default=None, ge=1)
     strict: bool = False
 
     @property
     def paths(self) -> tuple[str, ...]:
-        return (self.path,) if isinstance(self.path, str) else self.path
+        """The sources, environment variables filled in."""
+        return tuple(os.path.expandvars(p) for p in ((self.path,) if isinstance(self.path, str) else self.path))
 
     @model_validator(mode="after")
     def _check(self) -> DataConfig:
         for path in self.paths:
+            if path.startswith("$"):
+                raise MissingFileError(
+                    f"data path {path}: that environment variable is not set. Set it to the folder of your data."
+                )
             if not path.startswith("hub:") and not Path(path).exists():
                 raise MissingFileError(f"data not found: {path}. Give a file, a folder, or hub:owner/name:split.")
         return self
@@ -64,15 +70,19 @@ class RewardSection(RewardConfig):
 class PPOSection(PPOConfig):
     data: DataConfig | None = None
     lora: Lora = LoraConfig()
-    roles: Literal["shared", "separate"] = Field("shared", description="adapters on one trunk, or a model a role")
-    value_init: Literal["zero", "reward"] = Field("zero", description="a fresh head on the policy's states, or a copy of the reward model")
+    roles: Literal["shared", "separate"] = Field(default="shared", description="adapters on one trunk, or a model a role")
+    value_init: Literal["zero", "reward"] = Field(
+        "zero", description="a fresh head on the policy's states, or a copy of the reward model"
+    )
     reward_source: Literal["learned", "random"] = "learned"
-    engine_rows: int = Field(64, ge=1, description="responses decoded at once")
+    engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
 
     @model_validator(mode="after")
     def _cross_check(self) -> PPOSection:
         if self.roles == "shared" and self.lora is False:
-            raise ValueError("ppo.roles = 'shared' needs adapters, and ppo.lora is false. Set ppo.roles = 'separate' for full fine-tuning")
+            raise ValueError(
+                "ppo.roles = 'shared' needs adapters, and ppo.lora is false. Set ppo.roles = 'separate' for full fine-tuning"
+            )
         if self.value_init == "reward" and self.reward_source != "learned":
             raise ValueError("ppo.value_init = 'reward' needs a learned reward model (ppo.reward_source = 'learned')")
         return self
@@ -90,9 +100,11 @@ class Recipe(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:
-        if self.ppo is not None and self.ppo.reward_source == "learned" and self.reward is None:
-            if not (Path(self.run) / "reward" / "model" / "role.json").is_file():
-                raise ValueError("ppo.reward_source = 'learned' needs a [reward] section, or a finished reward stage in the run directory")
+        wanted = self.ppo is not None and self.ppo.reward_source == "learned" and self.reward is None
+        if wanted and not (Path(self.run) / "reward" / "model" / "role.json").is_file():
+            raise ValueError(
+                "ppo.reward_source = 'learned' needs a [reward] section, or a finished reward stage in the run directory"
+            )
         return self
 
 
@@ -114,7 +126,13 @@ def local_engine(role: Role, loaded: LoadedModel, *, max_rows: int = 64) -> Loca
 def save_trained(role: Role, loaded: LoadedModel, folder: Path, *, kind: str, base: str) -> None:
     """A trained role beside the base it stands on."""
     save_role(
-        role, folder, kind=kind, base=base, base_digest=loaded.digest, tokenizer=loaded.tokenizer, encoding=encoder_of(loaded).describe()
+        role,
+        folder,
+        kind=kind,
+        base=base,
+        base_digest=loaded.digest,
+        tokenizer=loaded.tokenizer,
+        encoding=encoder_of(loaded).describe(),
     )
 
 
@@ -189,8 +207,16 @@ def _separate_roles(
     elif section.lora is False:
         value = Role(load_model(settings, seed=seed).model, head=ScalarHead(hidden).to(device))
     else:
-        value = Role(add_adapter(load_model(settings, seed=seed).model, "value", section.lora, seed=seed), "value", ScalarHead(hidden).to(device))
-    policy = sft_role(loaded, False, seed) if section.lora is False else Role(add_adapter(loaded.model, "policy", section.lora, seed=seed), "policy")
+        value = Role(
+            add_adapter(load_model(settings, seed=seed).model, "value", section.lora, seed=seed),
+            "value",
+            ScalarHead(hidden).to(device),
+        )
+    policy = (
+        sft_role(loaded, False, seed)
+        if section.lora is False
+        else Role(add_adapter(loaded.model, "policy", section.lora, seed=seed), "policy")
+    )
     return policy, reference, value, reward
 
 
@@ -237,7 +263,9 @@ def _settings(source: str, role: dict[str, Any] | None, settings: ModelConfig | 
     base = settings.model_dump() if settings else {}
     described = (role or {}).get("encoding") or {}
     system = described.get("system_prompt", base.get("system_prompt"))
-    return ModelConfig.model_validate({**base, "source": source, "fallback": None, "chat_template": None, "system_prompt": system})
+    return ModelConfig.model_validate(
+        {**base, "source": source, "fallback": None, "chat_template": None, "system_prompt": system}
+    )
 
 
 def describe_sections(recipe: Recipe) -> Sequence[str]:

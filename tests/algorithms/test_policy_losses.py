@@ -158,6 +158,19 @@ def test_an_exploding_ratio_stays_finite(advantage):
     assert diagnostics.ratio_max.item() > 1e8
 
 
+def test_the_extreme_ratios_are_of_what_counts():
+    logprobs, mask = torch.tensor([[-1.5, -1.25, -1.0]]), torch.tensor([[True, True, False]])
+
+    def extremes(mask, shift):
+        arguments = (torch.full((1, 3), -1.0), torch.ones(1, 3), mask)
+        diagnostics = ppo_clip_loss(logprobs + shift, *arguments, clip_range=0.2, denominator=1)[1]
+        return diagnostics.ratio_min.item(), diagnostics.ratio_max.item()
+
+    assert extremes(mask, 0.0) == pytest.approx((math.exp(-0.5), math.exp(-0.25)))
+    assert extremes(mask, 1.0) == pytest.approx((math.exp(0.5), math.exp(0.75)))
+    assert extremes(torch.zeros_like(mask), 0.0) == (math.inf, -math.inf)  # nothing yet, for max and min over micro-batches
+
+
 def test_nothing_that_counts():
     *tensors, mask = batch()
     total, gradients, diagnostics = losses(*tensors, torch.zeros_like(mask), 10)
@@ -198,9 +211,10 @@ def test_value_loss_without_clipping_is_half_the_squared_error():
 
 def test_rounding_is_not_counted_as_value_clipping():
     generator = torch.Generator().manual_seed(0)
-    old = 100 * torch.randn(5000, generator=generator)
-    values = old + 0.1 * torch.randn(5000, generator=generator).clamp(-1, 1)
+    # Drawn apart: were the values made as old + change, the change would come back from them without rounding.
+    values, old = 0.09 * (2 * torch.rand(2, 5000, generator=generator) - 1)
     returns, mask = torch.randn(5000, generator=generator), torch.ones(5000, dtype=torch.bool)
+    assert (old + (values - old) != values).any()
     assert value_loss(values, old, returns, mask, clip_range=0.2, denominator=5000)[1].item() == 0
 
 

@@ -64,7 +64,10 @@ def test_system_prompt_is_a_default_only():
 
 
 def test_a_template_that_rewrites_history_is_refused():
-    forgetful = "{% for m in messages %}{% if loop.last or m['role'] == 'user' %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endif %}{% endfor %}"
+    forgetful = (
+        "{% for m in messages %}{% if loop.last or m['role'] == 'user' %}"
+        "<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endif %}{% endfor %}"
+    )
     encoder = ChatEncoder(tiny_tokenizer(), (1,), forgetful)
     with pytest.raises(DataError, match="earlier turns"):
         encoder.conversation(TALK)

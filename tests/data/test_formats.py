@@ -92,10 +92,13 @@ def whole(*turns: str) -> list[dict[str, str]]:
 
 def test_whole_conversations_share_their_opening(tmp_path: Path) -> None:
     row = {
-        "prompt": "And why?", "prompt_id": "p7",
-        "chosen": whole("Sky?", "Blue.", "And why?", "Scattering."), "rejected": whole("Sky?", "Blue.", "And why?", "Paint."),
-        "score_chosen": 8.5, "score_rejected": 5.0,
-    }  # fmt: skip
+        "prompt": "And why?",
+        "prompt_id": "p7",
+        "chosen": whole("Sky?", "Blue.", "And why?", "Scattering."),
+        "rejected": whole("Sky?", "Blue.", "And why?", "Paint."),
+        "score_chosen": 8.5,
+        "score_rejected": 5.0,
+    }
     [pair] = rows_of(tmp_path, [row], Comparison)
     assert pair.prompt == (user("Sky?"), assistant("Blue."), user("And why?"))
     assert (pair.chosen, pair.rejected) == ((assistant("Scattering."),), (assistant("Paint."),))
@@ -154,8 +157,9 @@ def test_prompt_as_a_transcript(tmp_path: Path) -> None:
 def test_sharegpt_pair(tmp_path: Path) -> None:
     row = {
         "conversations": [{"from": "system", "value": ""}, {"from": "human", "value": "Hi"}],
-        "chosen": {"from": "gpt", "value": "Hello"}, "rejected": {"from": "gpt", "value": "What"},
-    }  # fmt: skip
+        "chosen": {"from": "gpt", "value": "Hello"},
+        "rejected": {"from": "gpt", "value": "What"},
+    }
     [pair] = rows_of(tmp_path, [row], Comparison)
     assert (pair.prompt, pair.chosen, pair.rejected) == ((user("Hi"),), (assistant("Hello"),), (assistant("What"),))
 
@@ -318,8 +322,10 @@ def test_kto_labels_of_all_types(tmp_path: Path, label: Any, desirable: bool) ->
         assert (feedback.prompt, feedback.response, feedback.desirable) == ((user("p"),), (assistant("c"),), desirable)
 
 
-@pytest.mark.parametrize(("change", "reason"), [({"label": "maybe"}, "unreadable label"), ({"label": None}, "unreadable label"),
-                                                ({"completion": ""}, "empty response")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"label": "maybe"}, "unreadable label"), ({"label": None}, "unreadable label"), ({"completion": ""}, "empty response")],
+)
 def test_bad_feedback(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
     good = {"prompt": "p", "completion": "c", "label": True}
     assert reason_of(tmp_path, {**good, **change}, Feedback, good).startswith(reason)
@@ -377,12 +383,14 @@ def node(role: str, text: str, rank: int | None = None, *replies: Any, **more: A
 def test_open_assistant_tree(tmp_path: Path) -> None:
     deep = [node("assistant", "d0", 0), node("assistant", "d1", 1)]
     tree = node(
-        "prompter", "Q", None,
+        "prompter",
+        "Q",
+        None,
         node("assistant", "second", 1, node("prompter", "More", None, *deep)),
         node("assistant", "first", 0),
         node("assistant", "unranked", None),
         node("assistant", "gone", 2, deleted=True),
-    )  # fmt: skip
+    )
     row = {"message_tree_id": "t", "tree_state": "ready", "prompt": tree}
     pairs = rows_of(tmp_path, [row], Comparison)
     assert contents(pairs) == [("first", "second", False), ("d0", "d1", False)]
@@ -440,9 +448,15 @@ def test_published_webgpt() -> None:
 
 @pytest.mark.parametrize(
     ("preference", "chosen", "tie", "probability"),
-    [(1, "a", False, 1.0), (2.0, "b", False, 1.0), (0, "a", True, 0.5), (1.5, "a", True, 0.5), (1.25, "a", False, 0.75),
-     (1.75, "b", False, 0.75)],
-)  # fmt: skip
+    [
+        (1, "a", False, 1.0),
+        (2.0, "b", False, 1.0),
+        (0, "a", True, 0.5),
+        (1.5, "a", True, 0.5),
+        (1.25, "a", False, 0.75),
+        (1.75, "b", False, 0.75),
+    ],
+)
 def test_alpaca_eval_preferences(tmp_path: Path, preference: float, chosen: str, tie: bool, probability: float) -> None:
     row = {"instruction": "Q", "output_1": "a", "generator_1": "A", "output_2": "b", "generator_2": "B", "annotator": "gpt4"}
     [pair] = rows_of(tmp_path, [{**row, "preference": preference}], Comparison)
@@ -478,9 +492,15 @@ def test_llmbar(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("votes", "chosen", "tie", "probability"),
-    [((2, 2, 2), "b", False, 1.0), ((1, 1, 0), "a", False, 5 / 6), ((0, 0, 1), "a", True, 2 / 3), ((0, 1, 2), "a", True, 0.5),
-     ((2, 1, 2), "b", False, 2 / 3), ((0, 2, None), "b", True, 3 / 4)],
-)  # fmt: skip
+    [
+        ((2, 2, 2), "b", False, 1.0),
+        ((1, 1, 0), "a", False, 5 / 6),
+        ((0, 0, 1), "a", True, 2 / 3),
+        ((0, 1, 2), "a", True, 0.5),
+        ((2, 1, 2), "b", False, 2 / 3),
+        ((0, 2, None), "b", True, 3 / 4),
+    ],
+)
 def test_pandalm_majorities(tmp_path: Path, votes: tuple[int, ...], chosen: str, tie: bool, probability: float) -> None:
     row = {"instruction": "Q", "input": "i", "response1": "a", "response2": "b", "cmp_key": "m1_m2"}
     row |= {f"annotator{i}": vote for i, vote in enumerate(votes, 1)}
@@ -520,9 +540,13 @@ def test_open_instruct_scale_and_both_orders(tmp_path: Path) -> None:
 
 def test_prmbench(tmp_path: Path) -> None:
     row = {
-        "idx": "p1", "classification": "circular", "question": "old", "modified_question": "new",
-        "modified_process": ["s1", "s2", "s3"], "error_steps": [2, 3],
-    }  # fmt: skip
+        "idx": "p1",
+        "classification": "circular",
+        "question": "old",
+        "modified_question": "new",
+        "modified_process": ["s1", "s2", "s3"],
+        "error_steps": [2, 3],
+    }
     [labelled] = rows_of(tmp_path, [row], StepLabels)
     assert labelled.prompt == (user("new"),)
     assert (labelled.steps, labelled.labels) == (("s1", "s2", "s3"), (True, False, False))
@@ -536,9 +560,10 @@ def test_published_prmbench() -> None:
     rows, quarantine = loaded("prmbench/step-errors.jsonl.gz", StepLabels)
     assert (len(rows), dict(quarantine.reasons)) == (2721 - 38, {"error step out of range": 38})
     inside = [
-        r for r in published("prmbench/step-errors.jsonl.gz")
+        r
+        for r in published("prmbench/step-errors.jsonl.gz")
         if all(1 <= e <= len(r["modified_process"]) for e in r["error_steps"])
-    ]  # fmt: skip
+    ]
     assert sum(label is False for row in rows for label in row.labels) == sum(len(set(r["error_steps"])) for r in inside)
 
 

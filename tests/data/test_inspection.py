@@ -108,11 +108,15 @@ def test_published_agreement_and_length_bias() -> None:
         ({"prompt": "a"}, Prompt, {"prompt"}, {}),
         ({"prompt": "a", "response": "b"}, Demonstration, {"prompt", "response"}, {}),
         ({"prompt": "a", "completion": "b", "label": 1}, Feedback, {"prompt", "response"}, {"desirable": 1}),
-        ({"prompt": "a", "steps": ["b", "c"], "labels": [1, None]}, StepLabels, {"prompt", "response"},
-         {"right steps": 1, "unjudged steps": 1}),
+        (
+            {"prompt": "a", "steps": ["b", "c"], "labels": [1, None]},
+            StepLabels,
+            {"prompt", "response"},
+            {"right steps": 1, "unjudged steps": 1},
+        ),
         ({"question": "a", "answer": "b"}, Problem, {"prompt", "answer"}, {}),
     ],
-)  # fmt: skip
+)
 def test_every_kind(tmp_path: Path, row: Any, kind: type, names: set[str], labels: dict[str, int]) -> None:
     seen = inspect(write(tmp_path, [row]))
     assert (seen.kind, set(seen.lengths), dict(seen.labels)) == (kind, names, labels)

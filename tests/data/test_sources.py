@@ -175,8 +175,10 @@ def test_bad_elements_of_an_array(tmp_path: Path) -> None:
     pairs = list(read(tmp_path / "a.json", Comparison, quarantine=quarantine))
     assert [p.id for p in pairs] == ["a:1"]
     assert [(e["line"], e["reason"].split(":")[0]) for e in quarantine.examples] == [
-        (2, "not an object"), (3, "missing text"), (4, "not UTF-8")
-    ]  # fmt: skip
+        (2, "not an object"),
+        (3, "missing text"),
+        (4, "not UTF-8"),
+    ]
 
 
 @pytest.mark.parametrize(

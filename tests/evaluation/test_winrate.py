@@ -1,7 +1,11 @@
 """Win rates and their intervals: published numbers, coverage by simulation, and invariances."""
 
+import functools
+import itertools
 import json
 import math
+import operator
+import statistics
 
 import numpy as np
 import pytest
@@ -25,6 +29,7 @@ def test_wilson_published_numbers():
     assert wilson_interval(0, 20) == pytest.approx((0.0, 0.1611), abs=5e-5)
 
 
+@settings(deadline=None)
 @given(st.integers(1, 500), st.floats(0, 1))
 def test_wilson_is_symmetric_and_holds_the_share(total, share):
     successes = share * total
@@ -125,6 +130,22 @@ def test_bootstrap_mean_weighs_observations_not_groups():
     assert estimate.value == 2.0
     assert (estimate.low, estimate.high) == (0.0, 3.0)  # a resample may draw one group twice
     assert estimate.count == 3
+
+
+def test_interval_is_that_of_every_possible_resample():
+    """Four unequal groups can be redrawn in 4⁴ ways, all equally likely; the bootstrap must find their quantiles."""
+    members = {"a": [1.0], "b": [0.0, 0.0, 0.0, 1.0], "c": [1.0, 1.0], "d": [0.0, 0.5, 1.0, 1.0, 1.0, 0.0, 1.0]}
+    redrawn = [
+        functools.reduce(operator.iadd, (members[name] for name in drawn), []) for drawn in itertools.product(members, repeat=4)
+    ]
+    low, high = np.quantile([statistics.fmean(values) for values in redrawn], [0.1, 0.9])
+    values = [value for group in members.values() for value in group]
+    groups = [name for name, group in members.items() for _ in group]
+    options = {"groups": groups, "confidence": 0.8, "num_resamples": 20_000}
+    expected = (statistics.fmean(values), pytest.approx(low, abs=0.01), pytest.approx(high, abs=0.01), 14)
+    assert bootstrap_mean(values, **options) == expected
+    assert win_rate(values, [0.5] * 14, **options) == expected
+    assert abs(high - wilson_interval(sum(values) / 14 * 4, 4, 0.8)[1]) > 0.03  # Wilson over groups says otherwise
 
 
 def test_bootstrap_mean_of_one_group_claims_nothing():

@@ -76,13 +76,20 @@ def test_gradient_does_not_depend_on_how_the_step_is_cut(lora):
     rows = sequences()
     whole = gradient(rows, [range(7)], lora=lora)
     assert whole.abs().max() > 1e-4
-    for cuts, capacity in (([[i] for i in range(7)], None), ([[6, 0], [3, 2, 1], [5, 4]], None), ([range(7)], 64), ([[0, 1, 2], [3, 4, 5, 6]], 90)):
+    for cuts, capacity in (
+        ([[i] for i in range(7)], None),
+        ([[6, 0], [3, 2, 1], [5, 4]], None),
+        ([range(7)], 64),
+        ([[0, 1, 2], [3, 4, 5, 6]], 90),
+    ):
         torch.testing.assert_close(gradient(rows, cuts, capacity, lora), whole, atol=3e-7, rtol=2e-4)
 
 
 def test_bfloat16_weights_take_small_steps_through_their_masters():
     weight = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
-    learner = LocalLearner([weight], OptimizerConfig(learning_rate=1e-4, warmup_fraction=0, schedule="constant", weight_decay=0.0), 1000)
+    learner = LocalLearner(
+        [weight], OptimizerConfig(learning_rate=1e-4, warmup_fraction=0, schedule="constant", weight_decay=0.0), 1000
+    )
     for _ in range(100):
         learner.backward((weight.float() * torch.tensor([1.0, -1.0, 1.0, 1.0])).sum())
         learner.step()

@@ -21,15 +21,28 @@ from tether.report.plotting import thin
 from tether.report.reading import estimate, printable, read_journey, series
 
 HOSTILE = (
-    "<script>window.hacked=1</script>", "</textarea></pre></p><img src=x onerror='window.hacked=1'>", "{{ 7*7 }}{% raw %}",
-    "\" onmouseover=\"window.hacked=1\" '", "</script><script>window.hacked=1</script><!--",
-    "a\x00b\x1b[31m\x7f", "\u202etxt.exe\u2066",
-    "\ud800 alone", "<a href='https://example.org'>click</a>", "<style>body{display:none}</style>", "long " * 20_000,
-)  # fmt: skip
+    "<script>window.hacked=1</script>",
+    "</textarea></pre></p><img src=x onerror='window.hacked=1'>",
+    "{{ 7*7 }}{% raw %}",
+    '" onmouseover="window.hacked=1" \'',
+    "</script><script>window.hacked=1</script><!--",
+    "a\x00b\x1b[31m\x7f",
+    "\u202etxt.exe\u2066",
+    "\ud800 alone",
+    "<a href='https://example.org'>click</a>",
+    "<style>body{display:none}</style>",
+    "long " * 20_000,
+)
 FLAGS = [
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 
 
 class Page(HTMLParser):
@@ -200,10 +213,21 @@ def test_a_single_stage(tmp_path: Path, synthetic: Any, stage: str) -> None:
 
 @pytest.mark.parametrize(
     "part",
-    ["config.json", "manifest.json", "summary.json", "sft/metrics.jsonl", "sft/summary.json", "pairs/summary.json",
-     "reward/metrics.jsonl", "reward/summary.json", "ppo/metrics.jsonl", "ppo/summary.json", "ppo/samples.jsonl",
-     "evaluation/answers.jsonl"],
-)  # fmt: skip
+    [
+        "config.json",
+        "manifest.json",
+        "summary.json",
+        "sft/metrics.jsonl",
+        "sft/summary.json",
+        "pairs/summary.json",
+        "reward/metrics.jsonl",
+        "reward/summary.json",
+        "ppo/metrics.jsonl",
+        "ppo/summary.json",
+        "ppo/samples.jsonl",
+        "evaluation/answers.jsonl",
+    ],
+)
 @pytest.mark.parametrize("damage", ["missing", "damaged", "foreign"])
 def test_any_part_may_be_missing_or_damaged(tmp_path: Path, synthetic: Any, part: str, damage: str) -> None:
     run = synthetic.write_quickstart(tmp_path / "run")

@@ -28,7 +28,9 @@ def test_greedy_equals_transformers_generate(max_rows):
     groups = ours.generate(PROMPTS, Sampling(max_new_tokens=20, temperature=0.0))
     for group in groups:
         ids = torch.tensor([group.rollouts[0].prompt_ids])
-        expected = ours.role.model.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=1, pad_token_id=0)[0, ids.shape[1] :]
+        expected = ours.role.model.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=1, pad_token_id=0)[
+            0, ids.shape[1] :
+        ]
         assert list(group.rollouts[0].response_ids) == expected.tolist()
 
 
@@ -40,7 +42,9 @@ def test_samples_and_logprobs_equal_a_loop_without_cache_or_batch():
             ids = list(rollout.prompt_ids)
             for position, (token, logprob) in enumerate(zip(rollout.response_ids, rollout.logprobs, strict=True)):
                 logits = ours.role.model(input_ids=torch.tensor([ids])).logits[0, -1].double() / 0.8
-                uniform = float(counter_uniform(11, torch.tensor([ordinal]), torch.tensor([rollout.sample_index]), torch.tensor([position])))
+                uniform = float(
+                    counter_uniform(11, torch.tensor([ordinal]), torch.tensor([rollout.sample_index]), torch.tensor([position]))
+                )
                 cumulative = logits.softmax(-1).cumsum(-1)
                 assert token == int((cumulative <= uniform).sum())
                 assert logprob == pytest.approx(float(logits.log_softmax(-1)[token]), abs=2e-5)
@@ -96,10 +100,13 @@ def test_uniforms_are_uniform_and_independent_of_neighbours():
 @pytest.mark.parametrize(
     ("sampling", "support"),
     [
-        (Sampling(), [0, 1, 2, 3, 4]), (Sampling(top_k=2), [0, 1]), (Sampling(top_p=0.7), [0, 1]), (Sampling(min_p=0.3), [0, 1, 2]),
+        (Sampling(), [0, 1, 2, 3, 4]),
+        (Sampling(top_k=2), [0, 1]),
+        (Sampling(top_p=0.7), [0, 1]),
+        (Sampling(min_p=0.3), [0, 1, 2]),
         (Sampling(temperature=2.0), [0, 1, 2, 3, 4]),
     ],
-)  # fmt: skip
+)
 def test_sampling_has_the_distribution_it_says(sampling, support):
     probabilities = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05])
     logits = torch.full((1, 1000), -torch.inf)

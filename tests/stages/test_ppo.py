@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from tether.core.errors import ConfigError
 from tether.core.config import build
+from tether.core.errors import ConfigError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Score, user
 from tether.data.batches import make_batch
@@ -19,7 +19,10 @@ from tether.rollout.local import LocalEngine
 from tether.stages.experience import gather
 from tether.stages.ppo import PPO, PPOConfig
 
-PROMPTS = [Prompt((user(text),), f"p{n}") for n, text in enumerate(["one", "two two", "three", "a longer one", "five", "six?", "7", "ate"])]
+PROMPTS = [
+    Prompt((user(text),), f"p{n}")
+    for n, text in enumerate(["one", "two two", "three", "a longer one", "five", "six?", "7", "ate"])
+]
 
 
 class EvenReward:
@@ -32,7 +35,14 @@ class EvenReward:
 
 
 def make(seed=0, reward=None, roles="shared", **settings):
-    settings = {"steps": 4, "prompts_per_step": 8, "max_new_tokens": 12, "epochs": 2, "optimizer": OptimizerConfig(learning_rate=3e-3), **settings}
+    settings = {
+        "steps": 4,
+        "prompts_per_step": 8,
+        "max_new_tokens": 12,
+        "epochs": 2,
+        "optimizer": OptimizerConfig(learning_rate=3e-3),
+        **settings,
+    }
     encoder = ChatEncoder(tiny_tokenizer(), (1,))
     base = tiny_model(seed).requires_grad_(False).eval()
     if roles == "shared":
@@ -98,7 +108,9 @@ def test_rewards_by_hand():
 
 def test_normalisation_uses_the_references_own_scores():
     ppo = make()
-    assert ppo.normalized([1.0, 2.0, None, 6.0]) == pytest.approx([-2 / 14**0.5 * 3**0.5, -1 / 14**0.5 * 3**0.5, 0.0, 3 / 14**0.5 * 3**0.5])
+    assert ppo.normalized([1.0, 2.0, None, 6.0]) == pytest.approx(
+        [-2 / 14**0.5 * 3**0.5, -1 / 14**0.5 * 3**0.5, 0.0, 3 / 14**0.5 * 3**0.5]
+    )
     assert ppo.normalized([3.0]) == [0.0]  # later scores are measured on that first scale
 
 
@@ -158,7 +170,13 @@ def test_the_first_update_is_the_vanilla_policy_gradient():
 
 @pytest.mark.parametrize("roles", ["shared", "separate"])
 def test_it_learns(tmp_path, roles):
-    ppo = make(roles=roles, steps=25, prompts_per_step=16, kl={"coefficient": 0.01}, optimizer=OptimizerConfig(learning_rate=1e-2 if roles == "shared" else 2e-3))
+    ppo = make(
+        roles=roles,
+        steps=25,
+        prompts_per_step=16,
+        kl={"coefficient": 0.01},
+        optimizer=OptimizerConfig(learning_rate=1e-2 if roles == "shared" else 2e-3),
+    )
     run = RunDirectory.open(tmp_path / "run", {})
     ppo.train(PROMPTS, run)
     rows = run.metrics()
@@ -181,21 +199,26 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path):
     def weights(ppo):
         return torch.cat([p.detach().flatten() for p in ppo.learner.parameters])
 
-    settings = {"steps": 4, "checkpoint_every": 1, "kl": {"mode": "adaptive", "coefficient": 0.1, "target": 0.1, "horizon": 100.0}, "ema_decay": 0.5}
+    settings = {
+        "steps": 4,
+        "checkpoint_every": 1,
+        "kl": {"mode": "adaptive", "coefficient": 0.1, "target": 0.1, "horizon": 100.0},
+        "ema_decay": 0.5,
+    }
     whole = make(**settings)
     whole_run = RunDirectory.open(tmp_path / "whole", {})
     whole.train(PROMPTS, whole_run)
 
-    class Killed(Exception):
+    class KilledError(Exception):
         pass
 
     def kill(step, metrics):
         if step == 3:
-            raise Killed
+            raise KilledError
         return {}
 
     run = RunDirectory.open(tmp_path / "killed", {})
-    with pytest.raises(Killed):
+    with pytest.raises(KilledError):
         make(**settings).train(PROMPTS, run, on_step=kill)
     resumed = make(**settings)
     resumed.train(PROMPTS, RunDirectory.open(tmp_path / "killed", {}))
@@ -219,10 +242,14 @@ def test_failed_rewards_are_counted_and_teach_nothing(tmp_path):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("top_p=0.9", "top_p < 1 samples from"), ("kl.target=3.0", "has no effect with kl.mode='fixed'"), ("epoch=3", "did you mean 'epochs'"),
-        ("kl.coefficent=3", "did you mean 'coefficient'"), ("steps=0", "key 'steps'"), ("lam=1.5", "key 'lam'"),
+        ("top_p=0.9", "top_p < 1 samples from"),
+        ("kl.target=3.0", "has no effect with kl.mode='fixed'"),
+        ("epoch=3", "did you mean 'epochs'"),
+        ("kl.coefficent=3", "did you mean 'coefficient'"),
+        ("steps=0", "key 'steps'"),
+        ("lam=1.5", "key 'lam'"),
     ],
-)  # fmt: skip
+)
 def test_wrong_settings_are_one_clear_message(override, message):
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
         build(PPOConfig, {}, [override], where="recipe.toml")

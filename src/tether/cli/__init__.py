@@ -11,9 +11,13 @@ import typer
 from tether.core.errors import TetherError
 
 app = typer.Typer(
-    name="tether", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode="rich",
+    name="tether",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
     help="Align language models with human preferences, and know whether they got better.",
-)  # fmt: skip
+)
 data_app = typer.Typer(no_args_is_help=True, help="Look at data before training on it.")
 app.add_typer(data_app, name="data")
 
@@ -24,10 +28,14 @@ Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as p
 @app.command()
 def quickstart(
     overrides: Overrides = None,
-    arms: Annotated[str, typer.Option(help="Comma-separated runs: ppo, beta0 (the string cut), random (a reward without information).")] = "ppo",
-    smoke: Annotated[bool, typer.Option("--smoke", help="The same stages on a tiny random model: under a minute, no download.")] = False,
+    arms: Annotated[
+        str, typer.Option(help="Comma-separated runs: ppo, beta0 (the string cut), random (a reward without information).")
+    ] = "ppo",
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="The same stages on a tiny random model: under a minute, no download.")
+    ] = False,
 ) -> None:
-    """The whole pipeline from one command: SFT, preferences, reward model, PPO, report. Run again to go on or to see the result."""
+    """The whole pipeline from one command: SFT, preferences, reward model, PPO, report. Run again to go on."""
     from tether.cli.journeys import quickstart as command
 
     command(overrides or [], tuple(a.strip() for a in arms.split(",") if a.strip()), smoke)
@@ -68,7 +76,9 @@ def generate(
     model: Annotated[str, typer.Argument(help="A model folder, a hub id, or a run directory.")],
     prompt: Annotated[list[str] | None, typer.Option("--prompt", "-p", help="A prompt; may be given several times.")] = None,
     file: Annotated[Path | None, typer.Option("--file", "-f", help="A file of prompts, in any format that tether reads.")] = None,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write JSON lines here instead of text to the terminal.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write JSON lines here instead of text to the terminal.")
+    ] = None,
     samples: Annotated[int, typer.Option(min=1)] = 1,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
     temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.7,
@@ -103,7 +113,9 @@ def chat(
 @app.command()
 def report(
     directory: Annotated[Path, typer.Argument(help="A run directory.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Where to write the page; default: report.html in the run.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write the page; default: report.html in the run.")
+    ] = None,
 ) -> None:
     """One self-contained page from a run directory."""
     from tether.report.page import write_report
@@ -116,14 +128,18 @@ def inspect_data(
     path: Annotated[str, typer.Argument(help="A file, a folder, or hub:owner/name:split.")],
     format: Annotated[str, typer.Option(help="Name of a format; auto finds out.")] = "auto",
     limit: Annotated[int | None, typer.Option(min=1, help="Read only the first so many rows.")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Stop at the first bad row instead of setting it aside.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 2 if any row had to be set aside.")] = False,
 ) -> None:
     """Format, counts, lengths, length bias of chosen against rejected, duplicates, examples."""
     from rich.console import Console
 
+    from tether.core.errors import DataError
     from tether.data.inspection import inspect, render
 
-    Console().print(render(inspect(path, format=format, limit=limit, strict=strict)))
+    found = inspect(path, format=format, limit=limit)
+    Console().print(render(found))
+    if strict and found.quarantined:
+        raise DataError(f"{path}: {found.quarantined} rows cannot be used, and --strict was given. The reasons stand above.")
 
 
 def main() -> None:

@@ -76,7 +76,9 @@ def _stage_table(name: str, summary: dict[str, Any]) -> Table:
             table.add_row(key, f"{value:.4g}" if isinstance(value, float) else str(value))
         elif key == "tests":
             for test, result in value.items():
-                table.add_row(f"{test}: accuracy", "{value:.3f} [{low:.3f}, {high:.3f}] (n = {count})".format(**result["accuracy"]))
+                table.add_row(
+                    f"{test}: accuracy", "{value:.3f} [{low:.3f}, {high:.3f}] (n = {count})".format(**result["accuracy"])
+                )
         elif isinstance(value, dict) and value and all(isinstance(v, (int, float)) for v in value.values()):
             table.add_row(key, ", ".join(f"{k}: {v:.4g}" for k, v in value.items()))
     return table

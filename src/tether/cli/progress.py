@@ -7,21 +7,30 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 SHOWN = (
-    ("loss", "loss {:.3f}"), ("accuracy", "accuracy {:.2f}"), ("reward/proxy", "proxy {:+.2f}"), ("kl/policy_reference_k1", "KL {:.1f}"),
-    ("gold/score", "gold {:.2f}"), ("response/stop_rate", "ended {:.0%}"),
-)  # fmt: skip
+    ("loss", "loss {:.3f}"),
+    ("accuracy", "accuracy {:.2f}"),
+    ("reward/proxy", "proxy {:+.2f}"),
+    ("kl/policy_reference_k1", "KL {:.1f}"),
+    ("gold/score", "gold {:.2f}"),
+    ("response/stop_rate", "ended {:.0%}"),
+)
 
 
 @contextlib.contextmanager
 def bars(console: Console) -> Iterator[Callable[[str], Callable[[int, int, Any], None]]]:
     """Yields a function that opens a bar for a phase and returns its updater (done, total, metrics)."""
+    fixed, flexible = Column(no_wrap=True, min_width=7), Column(no_wrap=True, overflow="ellipsis")
     columns = (
-        TextColumn("[bold]{task.description:<16}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
-        TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[note]}"),
-    )  # fmt: skip
+        TextColumn("[bold]{task.description}", table_column=Column(no_wrap=True, min_width=15)),
+        BarColumn(bar_width=12),
+        MofNCompleteColumn(table_column=fixed),
+        TimeRemainingColumn(compact=True, elapsed_when_finished=True, table_column=fixed),
+        TextColumn("{task.fields[note]}", table_column=flexible),
+    )
     with Progress(*columns, console=console) as progress:
 
         def announce(phase: str) -> Callable[[int, int, Any], None]:

@@ -14,7 +14,14 @@ from tether.core.types import Message, Prompt, Sampling, assistant, user
 
 
 def generate(
-    model: str, prompts: list[str], file: Path | None, output: Path | None, sampling: Sampling, samples: int, seed: int, limit: int | None
+    model: str,
+    prompts: list[str],
+    file: Path | None,
+    output: Path | None,
+    sampling: Sampling,
+    samples: int,
+    seed: int,
+    limit: int | None,
 ) -> None:
     """See `tether generate --help`."""
     from tether.assemble import load_policy, local_engine

@@ -1,9 +1,9 @@
 """The run directory: everything a run leaves behind, readable without tether.
 
-    config.json       the resolved config            metrics.jsonl   one object a step
-    manifest.json     versions, seeds, digests       samples.jsonl   texts, with the step they come from
-    summary.json      what the run amounts to        checkpoints/    see learner.checkpoint
-    model/            the result                     report.html
+config.json       the resolved config            metrics.jsonl   one object a step
+manifest.json     versions, seeds, digests       samples.jsonl   texts, with the step they come from
+summary.json      what the run amounts to        checkpoints/    see learner.checkpoint
+model/            the result                     report.html
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from typing import Any, Literal
 ChatRole = Literal["system", "user", "assistant", "tool"]
 
 
-
 @dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a conversation."""
@@ -87,11 +86,17 @@ class Comparison:
     def swap(self) -> Comparison:
         """The same comparison with its sides exchanged."""
         return Comparison(
-            prompt=self.prompt, chosen=self.rejected, rejected=self.chosen, id=self.id, group=self.group,
-            margin=None if self.margin is None else -self.margin, tie=self.tie, probability=1.0 - self.probability,
+            prompt=self.prompt,
+            chosen=self.rejected,
+            rejected=self.chosen,
+            id=self.id,
+            group=self.group,
+            margin=None if self.margin is None else -self.margin,
+            tie=self.tie,
+            probability=1.0 - self.probability,
             annotations=tuple(Annotation(a.annotator, -a.preference) for a in self.annotations),
             metadata=self.metadata,
-        )  # fmt: skip
+        )
 
 
 @dataclass(frozen=True, slots=True)

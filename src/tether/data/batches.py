@@ -96,9 +96,16 @@ def make_batch(sequences: Sequence[Encoded], pad_id: int, *, capacity: int | Non
             last[index] = number * width + stop - 1
             start = stop
     return TokenBatch(
-        ids, positions, packed, _long(predict), _long(targets), _long(owner), _long(step), last,
+        ids,
+        positions,
+        packed,
+        _long(predict),
+        _long(targets),
+        _long(owner),
+        _long(step),
+        last,
         num_steps=max((s.num_trained for s in sequences), default=0),
-    )  # fmt: skip
+    )
 
 
 def _long(values: Sequence[Any]) -> Tensor:

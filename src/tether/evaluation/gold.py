@@ -18,12 +18,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from tether.core.types import Prompt, Score
 
-WEIGHTS = {"on_topic": 1.5, "tone": 2.0, "finished": 1.0, "fresh": 1.0, "length": 0.5, "plain": 0.5}
+WEIGHTS = {"on_topic": 1.0, "tone": 2.5, "finished": 1.0, "fresh": 1.0, "length": 0.5, "plain": 0.5}
 
 REFUSALS = (
     "I'm sorry, but I can't help you with that.",

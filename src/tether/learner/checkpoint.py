@@ -48,7 +48,9 @@ def load_latest(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None
     try:
         return load_file(found[-1] / "state.safetensors"), read_json(found[-1] / "state.json")
     except Exception as error:
-        raise RunError(f"checkpoint {found[-1]} is damaged ({error}). Delete that folder to go on from the one before.") from error
+        raise RunError(
+            f"checkpoint {found[-1]} is damaged ({error}). Delete that folder to go on from the one before."
+        ) from error
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -12,19 +12,25 @@ from tether.core.config import Config
 class OptimizerConfig(Config):
     """AdamW with a warm-up and a decay, on float32 masters."""
 
-    learning_rate: float = Field(1e-5, gt=0)
+    learning_rate: float = Field(default=1e-5, gt=0)
     betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-    max_grad_norm: float = Field(1.0, gt=0)
-    warmup_fraction: float = Field(0.05, ge=0, lt=1, description="share of the updates in which the rate rises linearly from 0")
+    epsilon: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.0, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    warmup_fraction: float = Field(
+        default=0.05, ge=0, lt=1, description="share of the updates in which the rate rises linearly from 0"
+    )
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    final_fraction: float = Field(0.1, ge=0, le=1, description="share of the learning rate that is left at the end of the decay")
+    final_fraction: float = Field(
+        default=0.1, ge=0, le=1, description="share of the learning rate that is left at the end of the decay"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> OptimizerConfig:
         if not all(0 <= b < 1 for b in self.betas):
             raise ValueError(f"optimizer.betas must lie in [0, 1), got {self.betas}")
         if self.schedule == "constant" and "final_fraction" in self.model_fields_set:
-            raise ValueError("optimizer.final_fraction has no effect with schedule='constant'; remove it or choose cosine or linear")
+            raise ValueError(
+                "optimizer.final_fraction has no effect with schedule='constant'; remove it or choose cosine or linear"
+            )
         return self

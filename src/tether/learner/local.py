@@ -65,7 +65,7 @@ class LocalLearner:
         """
         if not torch.isfinite(loss.detach()):
             raise TrainingError(
-                f"the loss of update {self.updates} is {loss.item()}. Lower optimizer.learning_rate, or look at the batch for broken rows."
+                f"the loss of update {self.updates} is {loss.item()}. Lower optimizer.learning_rate, or look for broken rows."
             )
         loss.backward()
 

@@ -16,11 +16,13 @@ PACKAGE_PREFIX = "package:"
 class LoraConfig(Config):
     """Low-rank adapters (https://arxiv.org/abs/2106.09685)."""
 
-    rank: int = Field(16, ge=1)
-    alpha: float = Field(32.0, gt=0)
-    dropout: float = Field(0.0, ge=0, lt=1)
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32.0, gt=0)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
     targets: Literal["attention", "all-linear"] | tuple[str, ...] = "all-linear"
-    last_layers: int | None = Field(None, ge=1, description="adapt only the last so many layers; the backward pass stops there")
+    last_layers: int | None = Field(
+        default=None, ge=1, description="adapt only the last so many layers; the backward pass stops there"
+    )
 
 
 class ModelConfig(Config):
@@ -31,15 +33,17 @@ class ModelConfig(Config):
     """
 
     source: str
-    fallback: str | None = Field(None, description="used when `source` is a hub id and no hub can be reached")
+    fallback: str | None = Field(default=None, description="used when `source` is a hub id and no hub can be reached")
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
     device: str = "auto"
     trust_remote_code: bool = False
-    chat_template: str | None = Field(None, description="path of a Jinja file that replaces the tokenizer's template")
-    system_prompt: str | None = Field(None, description="default system message; unset leaves it to the template")
-    stop_tokens: tuple[str, ...] = Field((), description="tokens that end a turn; empty: the tokenizer's EOS and the model's own list")
+    chat_template: str | None = Field(default=None, description="path of a Jinja file that replaces the tokenizer's template")
+    system_prompt: str | None = Field(default=None, description="default system message; unset leaves it to the template")
+    stop_tokens: tuple[str, ...] = Field(
+        (), description="tokens that end a turn; empty: the tokenizer's EOS and the model's own list"
+    )
 
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:
@@ -47,12 +51,14 @@ class ModelConfig(Config):
 
         looks_local = self.source.startswith((".", "/", "~")) or Path(self.source).exists()
         if looks_local and not (Path(self.source).expanduser() / "config.json").is_file():
-            raise MissingFileError(f"model folder {self.source!r} has no config.json. Give a transformers folder, a hub id or `tiny`.")
+            raise MissingFileError(
+                f"model folder {self.source!r} has no config.json. Give a transformers folder, a hub id or `tiny`."
+            )
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise MissingFileError(f"chat template not found: {self.chat_template}. Give the path of a Jinja file.")
         if not looks_local and not self.source.startswith(PACKAGE_PREFIX) and self.source != TINY and self.source.count("/") != 1:
             raise ValueError(
-                f"model source {self.source!r} is neither an existing folder, nor a hub id like owner/name, nor package:NAME==VERSION, "
-                f"nor `tiny`"
+                f"model source {self.source!r} is neither an existing folder, nor a hub id like owner/name, "
+                "nor package:NAME==VERSION, nor `tiny`"
             )
         return self

@@ -30,7 +30,9 @@ class SentenceEmbedder:
         rows: list[Tensor] = [torch.empty(0)] * len(texts)
         for start in range(0, len(order), batch_size):
             chosen = order[start : start + batch_size]
-            inputs = self.tokenizer([texts[i] or "." for i in chosen], padding=True, truncation=True, max_length=128, return_tensors="pt")
+            inputs = self.tokenizer(
+                [texts[i] or "." for i in chosen], padding=True, truncation=True, max_length=128, return_tensors="pt"
+            )
             hidden = self.model(**inputs).last_hidden_state
             weight = inputs["attention_mask"].unsqueeze(-1).to(hidden.dtype)
             pooled = torch.nn.functional.normalize((hidden * weight).sum(1) / weight.sum(1), dim=-1)

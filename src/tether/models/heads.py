@@ -16,6 +16,9 @@ class ScalarHead(nn.Module):
     they centre and scale finished scores (a reward is defined up to an affine map).
     """
 
+    offset: Tensor
+    scale: Tensor
+
     def __init__(self, dim: int, *, zero: bool = True, dropout: float = 0.0, seed: int = 0) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)

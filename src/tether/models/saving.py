@@ -16,7 +16,9 @@ from tether.models.loading import LoadedModel, quiet, save_model
 from tether.models.trunk import Role
 
 
-def save_role(role: Role, folder: Path, *, kind: str, base: str, base_digest: str, tokenizer: Any, encoding: dict[str, Any]) -> None:
+def save_role(
+    role: Role, folder: Path, *, kind: str, base: str, base_digest: str, tokenizer: Any, encoding: dict[str, Any]
+) -> None:
     """Write a trained role: `adapter/` (peft's format) or `model/` (transformers'), `head.safetensors`, and `role.json`, last."""
     folder.mkdir(parents=True, exist_ok=True)
     if role.adapter is None:

@@ -51,9 +51,14 @@ def current_rss_bytes() -> int:
 
 
 def run_sft(
-    section: SFTSection, model: ModelConfig, folder: Path, seed: int, *, demonstrations: Sequence[Demonstration] | None = None,
+    section: SFTSection,
+    model: ModelConfig,
+    folder: Path,
+    seed: int,
+    *,
+    demonstrations: Sequence[Demonstration] | None = None,
     progress: Progress | None = None,
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     """Fine-tune; the result is a plain transformers folder `folder/model`, adapters merged: the reference of all that follows."""
     run, done = _open(folder, {"sft": dump(section), "model": dump(model), "seed": seed}, section.data)
     if done is not None:
@@ -70,9 +75,15 @@ def run_sft(
 
 
 def run_reward(
-    section: RewardSection, model: ModelConfig, folder: Path, seed: int, *, comparisons: Sequence[Comparison] | None = None,
-    gold: Sequence[Comparison] | None = None, progress: Progress | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    section: RewardSection,
+    model: ModelConfig,
+    folder: Path,
+    seed: int,
+    *,
+    comparisons: Sequence[Comparison] | None = None,
+    gold: Sequence[Comparison] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
     """Train the reward model on top of `model`; the result is the role in `folder/model`.
 
     Args:
@@ -97,9 +108,16 @@ def run_reward(
 
 
 def run_ppo(
-    section: PPOSection, model: ModelConfig, folder: Path, seed: int, *, reward_folder: Path | None, prompts: Sequence[Prompt] | None = None,
-    watch: Callable[[PPO, LoadedModel], Callable[[int, dict[str, float]], dict[str, float]]] | None = None, progress: Progress | None = None,
-) -> dict[str, Any]:  # fmt: skip
+    section: PPOSection,
+    model: ModelConfig,
+    folder: Path,
+    seed: int,
+    *,
+    reward_folder: Path | None,
+    prompts: Sequence[Prompt] | None = None,
+    watch: Callable[[PPO, LoadedModel], Callable[[int, dict[str, float]], dict[str, float]]] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
     """Optimise the policy; the result is the role in `folder/policy`.
 
     Args:
@@ -140,7 +158,12 @@ def run_recipe(recipe: Recipe, stages: Sequence[str], progress: Callable[[str], 
             results[name] = run_reward(section, stage_model(recipe, root), root / "reward", recipe.seed, progress=bar)
         else:
             results[name] = run_ppo(
-                section, stage_model(recipe, root), root / "ppo", recipe.seed, reward_folder=root / "reward" / "model", progress=bar
+                section,
+                stage_model(recipe, root),
+                root / "ppo",
+                recipe.seed,
+                reward_folder=root / "reward" / "model",
+                progress=bar,
             )
         gc.collect()
     return results
@@ -157,7 +180,9 @@ def stage_model(recipe: Recipe, root: Path) -> ModelConfig:
 
 def after_sft(model: ModelConfig, root: Path) -> ModelConfig:
     """The same settings on the fine-tuned folder, which carries its own template."""
-    return ModelConfig.model_validate({**model.model_dump(), "source": str(root / "sft" / "model"), "fallback": None, "chat_template": None})
+    return ModelConfig.model_validate(
+        {**model.model_dump(), "source": str(root / "sft" / "model"), "fallback": None, "chat_template": None}
+    )
 
 
 def _open(folder: Path, config: dict[str, Any], data: DataConfig | None) -> tuple[RunDirectory, dict[str, Any] | None]:
@@ -166,7 +191,9 @@ def _open(folder: Path, config: dict[str, Any], data: DataConfig | None) -> tupl
     return run, run.summary() if run.complete else None
 
 
-def _rows(given: Sequence[Any] | None, data: DataConfig | None, kind: type, run: RunDirectory, name: str) -> tuple[Sequence[Any], Quarantine | None]:
+def _rows(
+    given: Sequence[Any] | None, data: DataConfig | None, kind: type, run: RunDirectory, name: str
+) -> tuple[Sequence[Any], Quarantine | None]:
     if given is not None:
         return given, None
     if data is None:

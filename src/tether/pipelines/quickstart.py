@@ -38,10 +38,10 @@ ARMS: dict[str, dict[str, Any]] = {
 class PairsSection(Config):
     """How preferences are collected."""
 
-    samples_per_prompt: int = Field(4, ge=2)
-    temperature: float = Field(0.7, gt=0)
-    annotator_agreement: float = Field(0.70, gt=0.5, lt=1, description="how often two annotators agree")
-    num_annotators: int = Field(3, ge=1)
+    samples_per_prompt: int = Field(default=4, ge=2)
+    temperature: float = Field(default=0.7, gt=0)
+    annotator_agreement: float = Field(default=0.70, gt=0.5, lt=1, description="how often two annotators agree")
+    num_annotators: int = Field(default=3, ge=1)
 
 
 class QuickstartConfig(Config):
@@ -49,9 +49,11 @@ class QuickstartConfig(Config):
 
     run: str = "runs/quickstart"
     seed: int = 0
-    judge: Literal["gold", "letters"] = Field("gold", description="`letters` counts a few letters: for smoke runs without a download")
-    max_prompts: int | None = Field(None, ge=4, description="use only the first so many prompts of each split")
-    evaluation_samples: int = Field(1, ge=1, description="answers a held-out prompt in the final comparison")
+    judge: Literal["gold", "letters"] = Field(
+        "gold", description="`letters` counts a few letters: for smoke runs without a download"
+    )
+    max_prompts: int | None = Field(default=None, ge=4, description="use only the first so many prompts of each split")
+    evaluation_samples: int = Field(default=1, ge=1, description="answers a held-out prompt in the final comparison")
     model: ModelConfig
     sft: SFTSection
     pairs: PairsSection = PairsSection()
@@ -65,7 +67,9 @@ class QuickstartConfig(Config):
             raise ValueError("arms must contain 'ppo', the run that the others are compared with")
         for name, section in (("sft", self.sft), ("reward", self.reward), ("ppo", self.ppo)):
             if section.data is not None:
-                raise ValueError(f"{name}.data has no effect: the quickstart brings its own data. Remove it, or write a recipe of stages")
+                raise ValueError(
+                    f"{name}.data has no effect: the quickstart brings its own data. Remove it, or write a recipe of stages"
+                )
         return self
 
 
@@ -90,7 +94,9 @@ class Quickstart:
         self.announce = announce or (lambda phase: lambda done, total, metrics: None)
         data = file_digest([DATA / "prompts.jsonl", DATA / "demonstrations.jsonl"])
         common = {k: v for k, v in dump(config).items() if k != "arms"}
-        self.run_directory = RunDirectory.open(self.root, common, data={Path(k).name: v for k, v in data.items()}, seed=config.seed)
+        self.run_directory = RunDirectory.open(
+            self.root, common, data={Path(k).name: v for k, v in data.items()}, seed=config.seed
+        )
         prompts = [_prompt(row) for row in read_jsonl(DATA / "prompts.jsonl")]
         limit = config.max_prompts
         self.train_prompts = [p for p in prompts if p.metadata["split"] == "train"][:limit]
@@ -118,26 +124,42 @@ class Quickstart:
         """All phases; returns (and writes) the summary."""
         config, root, start = self.config, self.root, time.perf_counter()
         demonstrations = [
-            Demonstration((user(row["prompt"]), assistant(row["response"])), row["id"]) for row in read_jsonl(DATA / "demonstrations.jsonl")
+            Demonstration((user(row["prompt"]), assistant(row["response"])), row["id"])
+            for row in read_jsonl(DATA / "demonstrations.jsonl")
         ][: config.max_prompts]
         summary: dict[str, Any] = {
-            "sft": run_sft(config.sft, config.model, root / "sft", config.seed, demonstrations=demonstrations, progress=self.announce("sft"))
+            "sft": run_sft(
+                config.sft, config.model, root / "sft", config.seed, demonstrations=demonstrations, progress=self.announce("sft")
+            )
         }
         gc.collect()
         summary["pairs"] = self.collect_pairs()
         comparisons = self._comparisons()
-        gold = [c if c.metadata["gold_difference"] >= 0 else c.swap() for c in split_by_group(comparisons, config.reward.heldout_fraction, config.reward.seed)[1]]
+        gold = [
+            c if c.metadata["gold_difference"] >= 0 else c.swap()
+            for c in split_by_group(comparisons, config.reward.heldout_fraction, config.reward.seed)[1]
+        ]
         summary["reward"] = run_reward(
-            config.reward, self.policy_model, root / "reward", config.seed, comparisons=comparisons, gold=gold, progress=self.announce("reward")
+            config.reward,
+            self.policy_model,
+            root / "reward",
+            config.seed,
+            comparisons=comparisons,
+            gold=gold,
+            progress=self.announce("reward"),
         )
         gc.collect()
         for arm in config.arms:
             self._arm(arm)
             gc.collect()
         summary.update(self.evaluate())
-        summary["seconds"] = sum(summary[name]["seconds"] for name in ("sft", "pairs", "reward", "ppo")) + summary["evaluation"]["seconds"]
+        summary["seconds"] = (
+            sum(summary[name]["seconds"] for name in ("sft", "pairs", "reward", "ppo")) + summary["evaluation"]["seconds"]
+        )
         summary["wall_seconds_of_this_start"] = time.perf_counter() - start
-        summary["peak_rss_bytes"] = max([peak_rss_bytes(), *(s.get("peak_rss_bytes", 0) for s in summary.values() if isinstance(s, dict))])
+        summary["peak_rss_bytes"] = max(
+            [peak_rss_bytes(), *(s.get("peak_rss_bytes", 0) for s in summary.values() if isinstance(s, dict))]
+        )
         if not self.run_directory.complete or set(self.run_directory.summary().get("arms", {})) != set(summary["arms"]):
             self.run_directory.finish(summary)
         return self.run_directory.summary()
@@ -151,13 +173,19 @@ class Quickstart:
         start = time.perf_counter()
         responses = self._sampled(folder / "responses.jsonl")
         prompts = self.train_prompts
-        flat = self.judge.score_texts([p for p in prompts for _ in responses[p.id]], [r for p in prompts for r in responses[p.id]])
+        flat = self.judge.score_texts(
+            [p for p in prompts for _ in responses[p.id]], [r for p in prompts for r in responses[p.id]]
+        )
         values = iter(s.value or 0.0 for s in flat)
         scores = [[next(values) for _ in responses[p.id]] for p in prompts]
         labelled = label_pairs(
-            prompts, [responses[p.id] for p in prompts], scores, agreement=self.config.pairs.annotator_agreement,
-            num_annotators=self.config.pairs.num_annotators, seed=self.config.seed,
-        )  # fmt: skip
+            prompts,
+            [responses[p.id] for p in prompts],
+            scores,
+            agreement=self.config.pairs.annotator_agreement,
+            num_annotators=self.config.pairs.num_annotators,
+            seed=self.config.seed,
+        )
         with (folder / "pairs.jsonl").open("w", encoding="utf-8") as file:
             file.writelines(json.dumps(_pair_row(c), ensure_ascii=False) + "\n" for c in labelled.comparisons)
         summary = _pairs_summary(labelled, len(prompts), time.perf_counter() - start)
@@ -177,7 +205,11 @@ class Quickstart:
             for start in range(0, len(missing), chunk):
                 part = missing[start : start + chunk]
                 groups = engine.generate(
-                    [p for _, p in part], sampling, num_samples=pairs.samples_per_prompt, seed=self.config.seed, ordinals=[n for n, _ in part]
+                    [p for _, p in part],
+                    sampling,
+                    num_samples=pairs.samples_per_prompt,
+                    seed=self.config.seed,
+                    ordinals=[n for n, _ in part],
                 )
                 with path.open("a", encoding="utf-8") as file:
                     for group in groups:
@@ -193,9 +225,14 @@ class Quickstart:
             metadata = {"gold_difference": row["gold_difference"]}
             rows.append(
                 Comparison(
-                    (user(row["prompt"]),), (assistant(row["chosen"]),), (assistant(row["rejected"]),), id=row["id"], group=row["group"],
-                    margin=row["margin"], metadata=metadata,
-                )  # fmt: skip
+                    (user(row["prompt"]),),
+                    (assistant(row["chosen"]),),
+                    (assistant(row["rejected"]),),
+                    id=row["id"],
+                    group=row["group"],
+                    margin=row["margin"],
+                    metadata=metadata,
+                )
             )
         return rows
 
@@ -203,9 +240,15 @@ class Quickstart:
         section = PPOSection.model_validate({**self.config.ppo.model_dump(exclude_unset=True), **ARMS[arm]})
         folder = self.root / ("ppo" if arm == "ppo" else f"ppo-{arm}")
         return run_ppo(
-            section, self.policy_model, folder, self.config.seed, reward_folder=self.root / "reward" / "model", prompts=self.train_prompts,
-            watch=self._watch, progress=self.announce(folder.name),
-        )  # fmt: skip
+            section,
+            self.policy_model,
+            folder,
+            self.config.seed,
+            reward_folder=self.root / "reward" / "model",
+            prompts=self.train_prompts,
+            watch=self._watch,
+            progress=self.announce(folder.name),
+        )
 
     def _watch(self, stage: PPO, loaded: LoadedModel) -> Callable[[int, dict[str, float]], dict[str, float]]:
         """Gold on some held-out prompts every `evaluate_every` steps: measured, never trained on."""
@@ -255,23 +298,37 @@ class Quickstart:
         bar = self.announce(f"evaluate {path.stem}")
         total = len(self.heldout) * self.config.evaluation_samples
         groups = engine.generate(
-            self.heldout, self.sampling, num_samples=self.config.evaluation_samples, seed=self.config.seed + 104729,
+            self.heldout,
+            self.sampling,
+            num_samples=self.config.evaluation_samples,
+            seed=self.config.seed + 104729,
             progress=lambda done: bar(done, total, {}),
-        )  # fmt: skip
+        )
         texts = [r.text for g in groups for r in g.rollouts]
         write_json(path, texts)
         return texts
 
-    def _write_answers(self, path: Path, prompts: Sequence[Prompt], answers: dict[str, list[str]], scores: dict[str, list[Any]]) -> None:
+    def _write_answers(
+        self, path: Path, prompts: Sequence[Prompt], answers: dict[str, list[str]], scores: dict[str, list[Any]]
+    ) -> None:
         rows = []
         for i, prompt in enumerate(prompts):
-            others = {arm: {"response": answers[arm][i], "gold": scores[arm][i].value} for arm in self.config.arms if arm != "ppo"}
+            others = {
+                arm: {"response": answers[arm][i], "gold": scores[arm][i].value} for arm in self.config.arms if arm != "ppo"
+            }
             rows.append(
                 {
-                    "id": prompt.id, "kind": prompt.metadata["kind"], "prompt": prompt.text, "before": answers["before"][i],
-                    "after": answers["ppo"][i], "gold_before": scores["before"][i].value, "gold_after": scores["ppo"][i].value,
-                    "parts_before": scores["before"][i].parts, "parts_after": scores["ppo"][i].parts, "arms": others,
-                }  # fmt: skip
+                    "id": prompt.id,
+                    "kind": prompt.metadata["kind"],
+                    "prompt": prompt.text,
+                    "before": answers["before"][i],
+                    "after": answers["ppo"][i],
+                    "gold_before": scores["before"][i].value,
+                    "gold_after": scores["ppo"][i].value,
+                    "parts_before": scores["before"][i].parts,
+                    "parts_after": scores["ppo"][i].parts,
+                    "arms": others,
+                }
             )
         path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
 
@@ -287,15 +344,26 @@ def _prompt(row: dict[str, Any]) -> Prompt:
 def _pair_row(c: Comparison) -> dict[str, Any]:
     votes = {a.annotator: a.preference for a in c.annotations}
     return {
-        "id": c.id, "group": c.group, "prompt": c.prompt[-1].content, "chosen": c.chosen[-1].content, "rejected": c.rejected[-1].content,
-        "margin": c.margin, "votes": votes, "gold_difference": c.metadata["gold_difference"],
-    }  # fmt: skip
+        "id": c.id,
+        "group": c.group,
+        "prompt": c.prompt[-1].content,
+        "chosen": c.chosen[-1].content,
+        "rejected": c.rejected[-1].content,
+        "margin": c.margin,
+        "votes": votes,
+        "gold_difference": c.metadata["gold_difference"],
+    }
 
 
 def _pairs_summary(labelled: LabelledPairs, num_prompts: int, seconds: float) -> dict[str, Any]:
     return {
-        "num_pairs": len(labelled.comparisons), "num_prompts": num_prompts, "annotator_agreement": labelled.annotator_agreement,
-        "annotator_gold_agreement": labelled.annotator_gold_agreement, "majority_gold_agreement": labelled.majority_gold_agreement,
-        "dropped_no_majority": labelled.dropped_no_majority, "dropped_equal": labelled.dropped_equal, "noise": labelled.noise,
+        "num_pairs": len(labelled.comparisons),
+        "num_prompts": num_prompts,
+        "annotator_agreement": labelled.annotator_agreement,
+        "annotator_gold_agreement": labelled.annotator_gold_agreement,
+        "majority_gold_agreement": labelled.majority_gold_agreement,
+        "dropped_no_majority": labelled.dropped_no_majority,
+        "dropped_equal": labelled.dropped_equal,
+        "noise": labelled.noise,
         "seconds": seconds,
-    }  # fmt: skip
+    }

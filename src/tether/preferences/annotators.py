@@ -72,7 +72,8 @@ def label_pairs(
     comparisons, agree, votes_right, majority_right, dropped = [], [], [], [], 0
     for p, a, b in distinct:
         votes = [
-            _vote(scores[p][a] - scores[p][b], noise, undecided, f"{seed}/{prompts[p].id or p}/{a}/{b}/{k}") for k in range(num_annotators)
+            _vote(scores[p][a] - scores[p][b], noise, undecided, f"{seed}/{prompts[p].id or p}/{a}/{b}/{k}")
+            for k in range(num_annotators)
         ]
         agree += [float(x == y) for x, y in itertools.combinations(votes, 2) if x and y]
         gold = 1 if scores[p][a] > scores[p][b] else -1
@@ -86,11 +87,15 @@ def label_pairs(
         best, worst = (a, b) if winner == 1 else (b, a)
         comparisons.append(
             Comparison(
-                prompts[p].messages, (assistant(responses[p][best]),), (assistant(responses[p][worst]),),
-                id=f"{prompts[p].id}-{a}{b}", group=prompts[p].id or str(p), margin=abs(total) / num_annotators,
+                prompts[p].messages,
+                (assistant(responses[p][best]),),
+                (assistant(responses[p][worst]),),
+                id=f"{prompts[p].id}-{a}{b}",
+                group=prompts[p].id or str(p),
+                margin=abs(total) / num_annotators,
                 annotations=tuple(Annotation(f"annotator-{k + 1}", v * winner) for k, v in enumerate(votes)),
                 metadata={"gold_difference": scores[p][best] - scores[p][worst]},
-            )  # fmt: skip
+            )
         )
     mean = lambda values: sum(values) / max(1, len(values))  # noqa: E731
     return LabelledPairs(

@@ -142,11 +142,18 @@ def parts_figures(parts: Sequence[tuple[str, float, float]], arms: Sequence[tupl
         rods_x += [rounded(before), rounded(after), None]
         rods_y += [position, position, None]
     data: list[Trace] = [
-        {"type": "scatter", "mode": "lines", "x": rods_x, "y": rods_y, "showlegend": False, "hoverinfo": "skip",
-         "line": {"color": MUTED, "width": 3}},
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "x": rods_x,
+            "y": rods_y,
+            "showlegend": False,
+            "hoverinfo": "skip",
+            "line": {"color": MUTED, "width": 3},
+        },
         _marks([before for _, before, _ in parts], positions, "before", MUTED, "circle-open", 11),
         _marks([after for _, _, after in parts], positions, "after", BLUE, "circle", 12),
-    ]  # fmt: skip
+    ]
     for index, (name, values) in enumerate(arms):
         found = [(values[part], i) for i, (part, _, _) in enumerate(parts) if part in values]
         if found:
@@ -186,10 +193,17 @@ def stage_figures(stages: Sequence[tuple[str, float]]) -> list[Figure]:
     if len(stages) < 2:
         return []
     data: list[Trace] = [
-        {"type": "bar", "orientation": "h", "x": [rounded(seconds)], "y": [0], "name": label(name),
-         "marker": {"color": PALETTE[i % len(PALETTE)]}, "hovertemplate": "%{x:.1f} s<extra>%{fullData.name}</extra>"}
+        {
+            "type": "bar",
+            "orientation": "h",
+            "x": [rounded(seconds)],
+            "y": [0],
+            "name": label(name),
+            "marker": {"color": PALETTE[i % len(PALETTE)]},
+            "hovertemplate": "%{x:.1f} s<extra>%{fullData.name}</extra>",
+        }
         for i, (name, seconds) in enumerate(stages)
-    ]  # fmt: skip
+    ]
     drawn = layout(axis("seconds"), axis("", visible=False), barmode="stack")
     caption = "Wall time of each stage and arm; the longest one is the one to speed up."
     return [Figure("stages", "Seconds by stage", caption, data, drawn, 320)]
@@ -245,7 +259,11 @@ def _over_distance(arm: SubRun, key: str) -> tuple[list[float], list[float]]:
 
 def _marks(values: Sequence[float], rows: Sequence[int], name: str, colour: str, symbol: str, size: int) -> Trace:
     return {
-        "type": "scatter", "mode": "markers", "x": [rounded(v) for v in values], "y": list(rows), "name": label(name),
+        "type": "scatter",
+        "mode": "markers",
+        "x": [rounded(v) for v in values],
+        "y": list(rows),
+        "name": label(name),
         "marker": {"color": colour, "size": size, "symbol": symbol, "line": {"width": 2, "color": colour}},
         "hovertemplate": "%{x:.4g}<extra>%{fullData.name}</extra>",
-    }  # fmt: skip
+    }

@@ -72,11 +72,19 @@ def reliability_figures(reward: Mapping[str, Any]) -> list[Figure]:
     centres = [p[0] if p[3] is None or p[4] is None else (p[3] + p[4]) / 2 for p in found]
     widths = [0.05 if p[3] is None or p[4] is None else 0.9 * (p[4] - p[3]) for p in found]
     bars = {
-        "type": "bar", "name": "pairs", "x": [rounded(c) for c in centres], "width": [rounded(w) for w in widths],
-        "y": [p[2] for p in found], "yaxis": "y2", "marker": {"color": "@faint", "line": {"color": "@muted", "width": 1}},
-        "text": [f"{p[2]:.0f}" for p in found], "textposition": "outside", "cliponaxis": False, "textfont": {"size": 10},
+        "type": "bar",
+        "name": "pairs",
+        "x": [rounded(c) for c in centres],
+        "width": [rounded(w) for w in widths],
+        "y": [p[2] for p in found],
+        "yaxis": "y2",
+        "marker": {"color": "@faint", "line": {"color": "@muted", "width": 1}},
+        "text": [f"{p[2]:.0f}" for p in found],
+        "textposition": "outside",
+        "cliponaxis": False,
+        "textfont": {"size": 10},
         "hovertemplate": "%{y} pairs<extra></extra>",
-    }  # fmt: skip
+    }
     drawn = layout(
         axis("predicted probability of preference", tickformat=".0%", range=[-0.02, 1.02], anchor="y2"),
         axis("observed frequency", tickformat=".0%", range=[-0.04, 1.04], domain=[0.34, 1]),

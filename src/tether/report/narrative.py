@@ -311,13 +311,15 @@ def arm_table(arms: Sequence[SubRun]) -> list[Sequence[str]]:
     rows = []
     for arm in arms:
         proxy, gain, rate, kl = proxy_gain(arm), gold_gain(arm), estimate(arm.summary.get("gold_win_rate")), spent_kl(arm)
-        rows.append((
-            arm.name,
-            "" if proxy is None else decimal(proxy, True),
-            _with_interval(gain, lambda v: decimal(v, True)),
-            _with_interval(rate, percent),
-            "" if kl is None else decimal(kl),
-        ))  # fmt: skip
+        rows.append(
+            (
+                arm.name,
+                "" if proxy is None else decimal(proxy, True),
+                _with_interval(gain, lambda v: decimal(v, True)),
+                _with_interval(rate, percent),
+                "" if kl is None else decimal(kl),
+            )
+        )
     return rows
 
 

@@ -71,10 +71,17 @@ def line(
     if len(x) == 1 and mode == "lines":
         mode = "lines+markers"
     return {
-        "type": "scatter", "x": x, "y": y, "name": label(name), "mode": mode, "yaxis": axis, "connectgaps": False,
-        "line": {"color": colour, "width": width, "dash": dash}, "marker": {"color": colour, "size": 6},
+        "type": "scatter",
+        "x": x,
+        "y": y,
+        "name": label(name),
+        "mode": mode,
+        "yaxis": axis,
+        "connectgaps": False,
+        "line": {"color": colour, "width": width, "dash": dash},
+        "marker": {"color": colour, "size": 6},
         "hovertemplate": hover + "<extra>%{fullData.name}</extra>",
-    }  # fmt: skip
+    }
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
@@ -84,10 +91,14 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 def layout(x: dict[str, Any], y: dict[str, Any], right: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
     """Axes and the legend above the plot, where a phone has room for it."""
     result = {
-        "xaxis": x, "yaxis": y, "margin": {"l": 8, "r": 8, "t": 8, "b": 8}, "showlegend": True, "hovermode": "closest",
+        "xaxis": x,
+        "yaxis": y,
+        "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
+        "showlegend": True,
+        "hovermode": "closest",
         "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
         **more,
-    }  # fmt: skip
+    }
     if right is not None:
         result["yaxis2"] = {**right, "overlaying": "y", "side": "right", "showgrid": False, "tickmode": "auto"}
     return result
@@ -96,6 +107,11 @@ def layout(x: dict[str, Any], y: dict[str, Any], right: dict[str, Any] | None = 
 def guide(x: Sequence[float], y: Sequence[float], name: str) -> Trace:
     """A dotted line to compare with: a diagonal, a chance level."""
     return {
-        "type": "scatter", "mode": "lines", "x": list(x), "y": list(y), "name": label(name), "hoverinfo": "skip",
+        "type": "scatter",
+        "mode": "lines",
+        "x": list(x),
+        "y": list(y),
+        "name": label(name),
+        "hoverinfo": "skip",
         "line": {"color": MUTED, "width": 1.2, "dash": "dot"},
-    }  # fmt: skip
+    }

@@ -42,7 +42,7 @@ class LearnedReward:
                 values[index] = value
         return [Score(v) if math.isfinite(v) else Score(None, reason=f"the reward model returned {v}") for v in values]
 
-    def _encoded(self, rollout: Rollout):  # noqa: ANN202
+    def _encoded(self, rollout: Rollout):
         if not self.foreign:
             return self.encoder.rollout_for_scoring(rollout.prompt_ids, rollout.response_ids)
         from tether.core.types import assistant

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -30,8 +30,7 @@ class PreallocatedLayer(DynamicLayer):
         self.store[0][:, :, self.length : end] = key_states
         self.store[1][:, :, self.length : end] = value_states
         self.length = end
-        self._refresh()
-        return self.keys, self.values
+        return self._refresh()
 
     def get_seq_length(self) -> int:
         return self.length
@@ -54,10 +53,11 @@ class PreallocatedLayer(DynamicLayer):
         self.store = (rebuilt[0], rebuilt[1])
         self._refresh()
 
-    def _refresh(self) -> None:
+    def _refresh(self) -> tuple[Tensor, Tensor]:
         assert self.store is not None
-        self.keys = self.store[0][:, :, : self.length]
-        self.values = self.store[1][:, :, : self.length]
+        keys, values = (stored[:, :, : self.length] for stored in self.store)
+        self.keys, self.values = keys, values
+        return keys, values
 
 
 def make_cache(config: Any, capacity: int) -> DynamicCache:
@@ -71,11 +71,11 @@ def make_cache(config: Any, capacity: int) -> DynamicCache:
 def select_rows(cache: DynamicCache, rows: Tensor) -> None:
     """Keep only `rows` of the batch."""
     for layer in cache.layers:
-        layer.batch_select_indices(rows)
+        cast(DynamicLayer, layer).batch_select_indices(rows)
 
 
 def repeat_rows(cache: DynamicCache, repeats: int) -> None:
     """Every row `repeats` times in a row: one prefill serves a whole group."""
     with torch.no_grad():
         for layer in cache.layers:
-            layer.batch_repeat_interleave(repeats)
+            cast(DynamicLayer, layer).batch_repeat_interleave(repeats)

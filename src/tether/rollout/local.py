@@ -137,9 +137,7 @@ class LocalEngine:
     def _record(self, wave: _Wave, tokens: Tensor, logprobs: Tensor, sampling: Sampling) -> Tensor:
         """Append the new tokens; True for the rows that go on."""
         going = torch.ones_like(tokens, dtype=torch.bool)
-        for row, (owner, token, logprob) in enumerate(
-            zip(wave.owner.tolist(), tokens.tolist(), logprobs.tolist(), strict=True)
-        ):
+        for row, (owner, token, logprob) in enumerate(zip(wave.owner.tolist(), tokens.tolist(), logprobs.tolist(), strict=True)):
             if wave.reasons[owner] is not StopReason.LENGTH:
                 going[row] = False
                 continue
@@ -193,6 +191,13 @@ class LocalEngine:
         for stop in sampling.stop_strings:
             text = text.split(stop)[0]
         return Rollout(
-            prompt_ids, tuple(wave.responses[row]), tuple(wave.logprobs[row]), wave.reasons[row], text, sample,
-            self.policy_version, sampling, prompt,
-        )  # fmt: skip
+            prompt_ids,
+            tuple(wave.responses[row]),
+            tuple(wave.logprobs[row]),
+            wave.reasons[row],
+            text,
+            sample,
+            self.policy_version,
+            sampling,
+            prompt,
+        )

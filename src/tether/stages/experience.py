@@ -51,7 +51,9 @@ class Experience:
         return [int(self.part("mask", n).sum()) for n in range(len(self.batches))]
 
 
-def gather(rollouts: Sequence[Rollout], scores: Sequence[Score], encoder: ChatEncoder, micro_batch_tokens: int, device: torch.device) -> Experience:
+def gather(
+    rollouts: Sequence[Rollout], scores: Sequence[Score], encoder: ChatEncoder, micro_batch_tokens: int, device: torch.device
+) -> Experience:
     """Rollouts as micro-batches, with empty matrices; a rollout whose reward failed is masked out whole."""
     sequences = [encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts]
     cuts = cut_by_tokens([len(s) for s in sequences], micro_batch_tokens)
@@ -62,9 +64,13 @@ def gather(rollouts: Sequence[Rollout], scores: Sequence[Score], encoder: ChatEn
     mask = (torch.arange(width, device=device)[None] < lengths[:, None]) & scored[:, None]
     zeros = torch.zeros(mask.shape, device=device)
     return Experience(
-        list(rollouts), list(scores), batches, [torch.tensor(cut, device=device) for cut in cuts], mask,
+        list(rollouts),
+        list(scores),
+        batches,
+        [torch.tensor(cut, device=device) for cut in cuts],
+        mask,
         *(zeros.clone() for _ in range(7)),
-    )  # fmt: skip
+    )
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:

@@ -37,9 +37,9 @@ class KLConfig(Config):
     """The tether: the weight of -KL in the reward, fixed or adapted towards a target (Ziegler 2019, section 2.2)."""
 
     mode: Literal["fixed", "adaptive"] = "fixed"
-    coefficient: float = Field(0.05, ge=0)
-    target: float = Field(6.0, gt=0, description="nats a response")
-    horizon: float = Field(10_000, gt=0, description="responses over which the coefficient can change by a factor of e")
+    coefficient: float = Field(default=0.05, ge=0)
+    target: float = Field(default=6.0, gt=0, description="nats a response")
+    horizon: float = Field(default=10_000, gt=0, description="responses over which the coefficient can change by a factor of e")
 
     @model_validator(mode="after")
     def _check(self) -> KLConfig:
@@ -54,39 +54,46 @@ class KLConfig(Config):
 class PPOConfig(Config):
     """Settings of the stage; lengths are in tokens."""
 
-    steps: int = Field(100, ge=1)
-    prompts_per_step: int = Field(64, ge=1)
-    max_new_tokens: int = Field(64, ge=1)
-    temperature: float = Field(1.0, gt=0)
-    top_p: float = Field(1.0, gt=0, le=1)
-    epochs: int = Field(4, ge=1)
-    minibatches: int = Field(1, ge=1, description="optimizer steps an epoch")
-    micro_batch_tokens: int = Field(2048, ge=8, description="padded size of a micro-batch")
-    gamma: float = Field(1.0, gt=0, le=1)
-    lam: float = Field(0.95, ge=0, le=1)
-    clip_range: float = Field(0.2, gt=0)
-    value_clip_range: float | None = Field(0.2, gt=0)
-    value_coefficient: float = Field(0.5, ge=0)
-    entropy_coefficient: float = Field(0.0, ge=0)
-    target_kl: float | None = Field(None, gt=0, description="KL(old || new) a token beyond which the remaining epochs are skipped")
+    steps: int = Field(default=100, ge=1)
+    prompts_per_step: int = Field(default=64, ge=1)
+    max_new_tokens: int = Field(default=64, ge=1)
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    epochs: int = Field(default=4, ge=1)
+    minibatches: int = Field(default=1, ge=1, description="optimizer steps an epoch")
+    micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    lam: float = Field(default=0.95, ge=0, le=1)
+    clip_range: float = Field(default=0.2, gt=0)
+    value_clip_range: float | None = Field(default=0.2, gt=0)
+    value_coefficient: float = Field(default=0.5, ge=0)
+    entropy_coefficient: float = Field(default=0.0, ge=0)
+    target_kl: float | None = Field(None, gt=0, description="KL(old || new) a token that ends the epochs")
     whiten_advantages: bool = True
-    normalize_scores: bool = Field(True, description="shift and scale scores to mean 0, deviation 1 on the reference's own samples")
-    score_clip: float | None = Field(None, gt=0, description="scores are clipped to plus or minus this, after normalisation")
-    missing_stop_penalty: float = Field(0.0, ge=0, description="taken off the score of a response that did not end in time")
-    ema_decay: float | None = Field(None, gt=0, lt=1, description="keep an average of the policy and end with it")
+    normalize_scores: bool = Field(
+        True, description="shift and scale scores to mean 0, deviation 1 on the reference's own samples"
+    )
+    score_clip: float | None = Field(
+        default=None, gt=0, description="scores are clipped to plus or minus this, after normalisation"
+    )
+    missing_stop_penalty: float = Field(
+        default=0.0, ge=0, description="taken off the score of a response that did not end in time"
+    )
+    ema_decay: float | None = Field(default=None, gt=0, lt=1, description="keep an average of the policy and end with it")
     kl: KLConfig = KLConfig()
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="linear", final_fraction=0.0)
-    evaluate_every: int = Field(0, ge=0)
-    checkpoint_every: int = Field(5, ge=1)
-    sample_rows: int = Field(4, ge=0, description="texts kept from every step")
+    evaluate_every: int = Field(default=0, ge=0)
+    checkpoint_every: int = Field(default=5, ge=1)
+    sample_rows: int = Field(default=4, ge=0, description="texts kept from every step")
     seed: int = 0
 
     @model_validator(mode="after")
     def _check(self) -> PPOConfig:
         if self.top_p < 1.0:
             raise ValueError(
-                "ppo.top_p < 1 samples from a distribution whose log-probabilities the update does not have (its ratios would be of "
-                "another policy). Train with top_p = 1; use ppo.temperature to sharpen, and top_p when generating afterwards"
+                "ppo.top_p < 1 samples from a distribution whose log-probabilities the update does not have "
+                "(its ratios would be of another policy). Train with top_p = 1; use ppo.temperature to sharpen, "
+                "and top_p when generating afterwards"
             )
         return self
 
@@ -105,7 +112,14 @@ class PPO:
     """
 
     def __init__(
-        self, config: PPOConfig, policy: Role, reference: Role, value: Role, reward: RewardSource, engine: Engine, encoder: ChatEncoder
+        self,
+        config: PPOConfig,
+        policy: Role,
+        reference: Role,
+        value: Role,
+        reward: RewardSource,
+        engine: Engine,
+        encoder: ChatEncoder,
     ) -> None:
         self.config, self.policy, self.reference, self.value = config, policy, reference, value
         self.reward, self.engine, self.encoder = reward, engine, encoder
@@ -113,7 +127,7 @@ class PPO:
         self.normalizer: tuple[float, float] | None = None
         self.shares_pass = value.model is policy.model and value.adapter == policy.adapter
         self.ema: list[Tensor] | None = None
-        trained = policy.parameters() + ([p for p in value.head.parameters()] if self.shares_pass and value.head else value.parameters())
+        trained = policy.parameters() + (list(value.head.parameters()) if self.shares_pass and value.head else value.parameters())
         self.learner = LocalLearner(trained, config.optimizer, config.steps * config.epochs * config.minibatches)
         for role in (policy, reference, value):
             role.train_mode(False)
@@ -150,7 +164,12 @@ class PPO:
         for number, batch in enumerate(experience.batches):
             logprobs, entropy, values = self.forward(batch)
             reference, _ = self.reference.logprobs(batch, self.config.temperature)
-            for name, flat in (("logprobs", logprobs), ("entropy", entropy), ("values", values), ("reference_logprobs", reference)):
+            for name, flat in (
+                ("logprobs", logprobs),
+                ("entropy", entropy),
+                ("values", values),
+                ("reference_logprobs", reference),
+            ):
                 matrix = getattr(experience, name)
                 matrix[experience.rows[number], : batch.num_steps] = batch.scatter(flat)
 
@@ -199,7 +218,13 @@ class PPO:
                     if minibatch_count == 0:
                         first_deviation = max(first_deviation, stats["ratio_max"] - 1, 1 - stats["ratio_min"])
                     epoch_kl += stats["policy/approximate_kl"] * denominator / max(1, sum(counts))
-                    for key in ("policy/loss", "value/loss", "policy/clip_fraction", "value/clip_fraction", "policy/approximate_kl"):
+                    for key in (
+                        "policy/loss",
+                        "value/loss",
+                        "policy/clip_fraction",
+                        "value/clip_fraction",
+                        "policy/approximate_kl",
+                    ):
                         totals[key] = totals.get(key, 0.0) + stats[key]
                 metrics = self.learner.step()
                 self._average()
@@ -207,32 +232,49 @@ class PPO:
             if self.config.target_kl is not None and epoch_kl > self.config.target_kl:
                 break
         if first_deviation > 0.2:
-            raise TrainingError(f"before any update the ratio is off by {first_deviation:.3f}: old and new log-probabilities disagree")
+            raise TrainingError(
+                f"before any update the ratio is off by {first_deviation:.3f}: old and new log-probabilities disagree"
+            )
         return {
-            **{key: value / minibatch_count for key, value in totals.items()}, **metrics, "policy/ratio_max": ratio_max,
-            "policy/ratio_min": ratio_min, "policy/first_ratio_deviation": first_deviation, "policy/epochs": epoch + 1,
-        }  # fmt: skip
+            **{key: value / minibatch_count for key, value in totals.items()},
+            **metrics,
+            "policy/ratio_max": ratio_max,
+            "policy/ratio_min": ratio_min,
+            "policy/first_ratio_deviation": first_deviation,
+            "policy/epochs": epoch + 1,
+        }
 
     def _accumulate(self, experience: Experience, index: int, denominator: int) -> dict[str, float]:
         """Add one micro-batch's gradient: clipped surrogate + c_v value loss - c_e entropy."""
         batch, mask, config = experience.batches[index], experience.part("mask", index), self.config
         logprobs, entropy, values = (batch.scatter(flat) for flat in self.forward(batch))
         policy, diagnostics = ppo_clip_loss(
-            logprobs, experience.part("logprobs", index), experience.part("advantages", index), mask,
-            clip_range=config.clip_range, denominator=denominator,
-        )  # fmt: skip
+            logprobs,
+            experience.part("logprobs", index),
+            experience.part("advantages", index),
+            mask,
+            clip_range=config.clip_range,
+            denominator=denominator,
+        )
         critic, critic_clipped = value_loss(
-            values, experience.part("values", index), experience.part("returns", index), mask,
-            clip_range=config.value_clip_range, denominator=denominator,
-        )  # fmt: skip
+            values,
+            experience.part("values", index),
+            experience.part("returns", index),
+            mask,
+            clip_range=config.value_clip_range,
+            denominator=denominator,
+        )
         bonus = entropy_bonus(entropy, mask, denominator=denominator)
         self.learner.backward(policy + config.value_coefficient * critic - config.entropy_coefficient * bonus)
         return {
-            "policy/loss": float(policy.detach()), "value/loss": float(critic.detach()),
-            "policy/clip_fraction": float(diagnostics.clip_fraction), "value/clip_fraction": float(critic_clipped),
+            "policy/loss": float(policy.detach()),
+            "value/loss": float(critic.detach()),
+            "policy/clip_fraction": float(diagnostics.clip_fraction),
+            "value/clip_fraction": float(critic_clipped),
             "policy/approximate_kl": float(diagnostics.approximate_kl),
-            "ratio_max": float(diagnostics.ratio_max), "ratio_min": float(diagnostics.ratio_min),
-        }  # fmt: skip
+            "ratio_max": float(diagnostics.ratio_max),
+            "ratio_min": float(diagnostics.ratio_min),
+        }
 
     @torch.no_grad()
     def _average(self) -> None:
@@ -275,11 +317,15 @@ class PPO:
         window = max(1, min(5, len(history) // 2))
         mean = lambda rows, key: sum(r[key] for r in rows) / len(rows)  # noqa: E731
         return {
-            "steps": config.steps, "proxy_first": mean(history[:1], "reward/proxy"), "proxy_last": mean(history[-window:], "reward/proxy"),
-            "kl": mean(history[-window:], "kl/policy_reference_k1"), "kl_coefficient": self.kl_coefficient,
+            "steps": config.steps,
+            "proxy_first": mean(history[:1], "reward/proxy"),
+            "proxy_last": mean(history[-window:], "reward/proxy"),
+            "kl": mean(history[-window:], "kl/policy_reference_k1"),
+            "kl_coefficient": self.kl_coefficient,
             "first_ratio_deviation": max(r["policy/first_ratio_deviation"] for r in history),
-            "failed_rewards": sum(r["reward/failed"] for r in history), "seconds": time.perf_counter() - start,
-        }  # fmt: skip
+            "failed_rewards": sum(r["reward/failed"] for r in history),
+            "seconds": time.perf_counter() - start,
+        }
 
     def prompts_of(self, prompts: Sequence[Prompt], number: int) -> list[Prompt]:
         """The prompts of a step: epochs of deterministic order, one after another."""

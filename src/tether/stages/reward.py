@@ -33,16 +33,20 @@ from tether.models.trunk import Role
 class RewardConfig(Config):
     """Settings of the stage; lengths are in tokens."""
 
-    epochs: int = Field(1, ge=1, description="more than one usually overfits the annotators")
-    prompts_per_update: int = Field(4, ge=1, description="all pairs of a prompt stand in one update")
-    max_length: int = Field(1024, ge=8, description="longer responses are left out and counted")
-    micro_batch_tokens: int = Field(2048, ge=8, description="padded size of a micro-batch; a prompt's responses are never separated")
-    use_margin: bool = Field(False, description="demand the label's margin between the scores")
-    centering: float = Field(0.0, ge=0, description="weight of (r_chosen + r_rejected)^2, https://arxiv.org/abs/2312.09244")
-    head_dropout: float = Field(0.0, ge=0, lt=1)
-    heldout_fraction: float = Field(0.1, ge=0, lt=1)
-    evaluate_every: int = Field(0, ge=0, description="updates between evaluations; 0: only at the end")
-    checkpoint_every: int = Field(20, ge=1)
+    epochs: int = Field(default=1, ge=1, description="more than one usually overfits the annotators")
+    prompts_per_update: int = Field(default=4, ge=1, description="all pairs of a prompt stand in one update")
+    max_length: int = Field(default=1024, ge=8, description="longer responses are left out and counted")
+    micro_batch_tokens: int = Field(
+        2048, ge=8, description="padded size of a micro-batch; a prompt's responses are never separated"
+    )
+    use_margin: bool = Field(default=False, description="demand the label's margin between the scores")
+    centering: float = Field(
+        default=0.0, ge=0, description="weight of (r_chosen + r_rejected)^2, https://arxiv.org/abs/2312.09244"
+    )
+    head_dropout: float = Field(default=0.0, ge=0, lt=1)
+    heldout_fraction: float = Field(default=0.1, ge=0, lt=1)
+    evaluate_every: int = Field(default=0, ge=0, description="updates between evaluations; 0: only at the end")
+    checkpoint_every: int = Field(default=20, ge=1)
     seed: int = 0
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4)
 
@@ -71,6 +75,7 @@ class RewardModeling:
         self.role = role
         self.encoder = encoder
         self.learner: LocalLearner | None = None
+        self._known: dict[tuple[int, ...], float] = {}
 
     def step(self, rankings: list[Ranking]) -> dict[str, float]:
         """One update: L = -(1/P) sum log sigma(r_chosen - r_rejected - margin), P the pairs of the update.
@@ -78,13 +83,18 @@ class RewardModeling:
         Each response is scored once however many pairs it stands in (InstructGPT, https://arxiv.org/abs/2203.02155).
         """
         assert self.learner is not None
+        self._known.clear()
         num_pairs = sum(len(r.chosen) for r in rankings)
         total, differences = 0.0, []
         for micro in self._micro_batches(rankings):
             scores = self._scores([s for ranking in micro for s in ranking.sequences])
             chosen, rejected, probability, margin = _pairs(micro, scores)
             loss = bradley_terry_loss(
-                chosen, rejected, probability=probability, margin=margin if self.config.use_margin else None, denominator=num_pairs
+                chosen,
+                rejected,
+                probability=probability,
+                margin=margin if self.config.use_margin else None,
+                denominator=num_pairs,
             )
             if self.config.centering:
                 loss = loss + self.config.centering * centering_penalty(chosen, rejected, denominator=num_pairs)
@@ -96,13 +106,12 @@ class RewardModeling:
 
     @torch.no_grad()
     def scores(self, rankings: Sequence[Ranking]) -> list[list[float]]:
-        """The score of every response of every ranking."""
-        result = []
-        for micro in self._micro_batches(list(rankings)):
-            flat = iter(self._scores([s for ranking in micro for s in ranking.sequences]).tolist())
-            result += [(ranking.group, [next(flat) for _ in ranking.sequences]) for ranking in micro]
-        by_group = dict(result)
-        return [by_group[ranking.group] for ranking in rankings]
+        """The score of every response of every ranking; what was scored since the last update is not scored again."""
+        missing = [r for r in rankings if any(s.ids not in self._known for s in r.sequences)]
+        for micro in self._micro_batches(missing):
+            sequences = [s for ranking in micro for s in ranking.sequences]
+            self._known.update(zip((s.ids for s in sequences), self._scores(sequences).tolist(), strict=True))
+        return [[self._known[s.ids] for s in ranking.sequences] for ranking in rankings]
 
     def evaluate(self, rankings: Sequence[Ranking], num_ties: int = 0) -> dict[str, Any]:
         """Pairwise accuracy with its interval (resampled by prompt), loss, margins, calibration, correlation with length."""
@@ -137,7 +146,9 @@ class RewardModeling:
             DataError: no comparison can be used.
         """
         start, config = time.perf_counter(), self.config
-        kept, test_rows = split_by_group(comparisons, config.heldout_fraction, config.seed) if config.heldout_fraction else (comparisons, [])
+        kept, test_rows = (
+            split_by_group(comparisons, config.heldout_fraction, config.seed) if config.heldout_fraction else (comparisons, [])
+        )
         train, skipped = self.rankings(kept)
         test, skipped_test = self.rankings(test_rows) if test_rows else ([], {})
         if not train:
@@ -152,31 +163,46 @@ class RewardModeling:
             return {"eval_loss": result["loss"], "eval_accuracy": result["accuracy"]["value"]}
 
         loop = SupervisedLoop(
-            run, self.learner, self.step, evaluate=evaluated if test and config.evaluate_every else None,
-            evaluate_every=config.evaluate_every, checkpoint_every=config.checkpoint_every, progress=progress,
-        )  # fmt: skip
+            run,
+            self.learner,
+            self.step,
+            evaluate=evaluated if test and config.evaluate_every else None,
+            evaluate_every=config.evaluate_every,
+            checkpoint_every=config.checkpoint_every,
+            progress=progress,
+        )
         self.role.train_mode(True)
         loop.train(train, plan)
         self.role.train_mode(False)
         self.center(train)
-        summary = {f"heldout_{k}" if k in ("loss", "accuracy", "ties") else k: v for k, v in self.evaluate(test).items()} if test else {}
+        summary = (
+            {f"heldout_{k}" if k in ("loss", "accuracy", "ties") else k: v for k, v in self.evaluate(test).items()}
+            if test
+            else {}
+        )
         metrics = run.metrics()
         recent = [row["loss"] for row in metrics[-10:]]
         return {
-            "train_loss": statistics.fmean(recent), **summary, "heldout_ties": sum(c.tie for c in test_rows), "updates": len(plan),
-            "num_prompts": len(train), "num_pairs": sum(len(r.chosen) for r in train),
-            "num_heldout_pairs": sum(len(r.chosen) for r in test), "skipped": _added(skipped, skipped_test),
+            "train_loss": statistics.fmean(recent),
+            **summary,
+            "heldout_ties": sum(c.tie for c in test_rows),
+            "updates": len(plan),
+            "num_prompts": len(train),
+            "num_pairs": sum(len(r.chosen) for r in train),
+            "num_heldout_pairs": sum(len(r.chosen) for r in test),
+            "skipped": _added(skipped, skipped_test),
             "seconds": time.perf_counter() - start,
-        }  # fmt: skip
+        }
 
-    def center(self, rankings: Sequence[Ranking], limit: int = 200) -> None:
+    def center(self, rankings: Sequence[Ranking], limit: int = 32) -> None:
         """Set the head's offset so that the mean score of (some of) these responses is zero."""
         assert self.role.head is not None
         values = [v for row in self.scores(rankings[:limit]) for v in row]
-        self.role.head.offset.add_(statistics.fmean(values) / float(self.role.head.scale))
+        self.role.head.offset += statistics.fmean(values) / float(self.role.head.scale)
+        self._known.clear()
 
     def rankings(self, comparisons: Sequence[Comparison]) -> tuple[list[Ranking], dict[str, int]]:
-        """Comparisons gathered by prompt, each distinct response encoded once; ties and unusable rows are left out and counted."""
+        """Comparisons gathered by prompt, each distinct response encoded once; ties and unusable rows are counted."""
         grouped: dict[str, list[Comparison]] = defaultdict(list)
         skipped: dict[str, int] = {}
         for comparison in comparisons:

@@ -26,16 +26,18 @@ from tether.models.trunk import Role
 class SFTConfig(Config):
     """Settings of the stage; lengths are in tokens."""
 
-    train_on: Literal["all", "last"] = Field("all", description="all assistant turns of a conversation, or its last")
-    epochs: int = Field(2, ge=1)
-    batch_size: int = Field(16, ge=1, description="conversations per update")
-    max_length: int = Field(1024, ge=8, description="longer conversations are left out and counted")
-    row_tokens: int = Field(512, ge=8, description="capacity of a packed row; a longer conversation gets a row of its own")
-    rows_per_micro_batch: int = Field(2, ge=1)
+    train_on: Literal["all", "last"] = Field(default="all", description="all assistant turns of a conversation, or its last")
+    epochs: int = Field(default=2, ge=1)
+    batch_size: int = Field(default=16, ge=1, description="conversations per update")
+    max_length: int = Field(default=1024, ge=8, description="longer conversations are left out and counted")
+    row_tokens: int = Field(
+        default=512, ge=8, description="capacity of a packed row; a longer conversation gets a row of its own"
+    )
+    rows_per_micro_batch: int = Field(default=2, ge=1)
     packing: bool = True
-    heldout_fraction: float = Field(0.1, ge=0, lt=1)
-    evaluate_every: int = Field(0, ge=0, description="updates between evaluations; 0: only at the end of every epoch")
-    checkpoint_every: int = Field(20, ge=1)
+    heldout_fraction: float = Field(default=0.1, ge=0, lt=1)
+    evaluate_every: int = Field(default=0, ge=0, description="updates between evaluations; 0: only at the end of every epoch")
+    checkpoint_every: int = Field(default=20, ge=1)
     seed: int = 0
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-4)
 
@@ -80,7 +82,10 @@ class SFT:
         """Micro-batches: packed rows of bounded length, or one row a conversation."""
         config, batches = self.config, []
         if not config.packing:
-            cuts = [conversations[i : i + config.rows_per_micro_batch] for i in range(0, len(conversations), config.rows_per_micro_batch)]
+            cuts = [
+                conversations[i : i + config.rows_per_micro_batch]
+                for i in range(0, len(conversations), config.rows_per_micro_batch)
+            ]
             return [make_batch(cut, self.encoder.pad_id).to(self.role.device) for cut in cuts]
         rows = pack([len(c) for c in conversations], config.row_tokens)
         for start in range(0, len(rows), config.rows_per_micro_batch):
@@ -103,21 +108,30 @@ class SFT:
         plan = plan_updates(len(train), config.batch_size, config.epochs, config.seed)
         self.learner = LocalLearner(self.role.parameters(), config.optimizer, len(plan))
         loop = SupervisedLoop(
-            run, self.learner, self.step,
+            run,
+            self.learner,
+            self.step,
             evaluate=(lambda: self.evaluate(test)) if test else None,
             evaluate_every=config.evaluate_every or max(1, len(plan) // config.epochs),
-            checkpoint_every=config.checkpoint_every, progress=progress,
-        )  # fmt: skip
+            checkpoint_every=config.checkpoint_every,
+            progress=progress,
+        )
         initial = self.evaluate(test)["eval_loss"] if test and self.learner.updates == 0 else None
         self.role.train_mode(True)
         loop.train(train, plan)
         self.role.train_mode(False)
         metrics = run.metrics()
         return {
-            "train_loss": metrics[-1]["loss"], "eval_loss": loop.best_value if test else None, "eval_loss_before": initial,
-            "best_update": loop.best_update, "updates": len(plan), "num_train": len(train), "num_heldout": len(test),
-            "skipped": skipped, "seconds": time.perf_counter() - start,
-        }  # fmt: skip
+            "train_loss": metrics[-1]["loss"],
+            "eval_loss": loop.best_value if test else None,
+            "eval_loss_before": initial,
+            "best_update": loop.best_update,
+            "updates": len(plan),
+            "num_train": len(train),
+            "num_heldout": len(test),
+            "skipped": skipped,
+            "seconds": time.perf_counter() - start,
+        }
 
     def _encode(self, demonstrations: Sequence[Demonstration]) -> tuple[list[Encoded], dict[str, int]]:
         encoded: list[Encoded] = []

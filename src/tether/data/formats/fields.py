@@ -16,12 +16,21 @@ from tether.core.types import Annotation, ChatRole, Comparison, Conversation, De
 from tether.data.formats.format import Row
 
 ROLES: dict[str, ChatRole] = {
-    "user": "user", "human": "user", "prompter": "user",
-    "assistant": "assistant", "gpt": "assistant", "bot": "assistant", "chatgpt": "assistant", "model": "assistant",
+    "user": "user",
+    "human": "user",
+    "prompter": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "bot": "assistant",
+    "chatgpt": "assistant",
+    "model": "assistant",
     "function_call": "assistant",
-    "system": "system", "developer": "system",
-    "tool": "tool", "function": "tool", "observation": "tool",
-}  # fmt: skip
+    "system": "system",
+    "developer": "system",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+}
 
 
 def missing(value: Any) -> bool:

@@ -19,9 +19,12 @@ from tether.data.formats.instruction import instruction_prompt
 
 # The scale of open-instruct's human evaluation: how far the vote leans to a, and the margin in points of the scale.
 _SCALE = {
-    "a-is-better": (1.0, 2.0), "a-is-slightly-better": (0.5, 1.0), "tie": (0.0, 0.0),
-    "b-is-slightly-better": (-0.5, 1.0), "b-is-better": (-1.0, 2.0),
-}  # fmt: skip
+    "a-is-better": (1.0, 2.0),
+    "a-is-slightly-better": (0.5, 1.0),
+    "tie": (0.0, 0.0),
+    "b-is-slightly-better": (-0.5, 1.0),
+    "b-is-better": (-1.0, 2.0),
+}
 _ANNOTATOR = re.compile(r"annotator_?(\d+)")
 
 

@@ -19,9 +19,18 @@ from tether.data.formats.hh import awaits_assistant, shared_prompt, split_prompt
 PROMPTS = ("prompt", "question", "instruction", "conversations")
 _SCORES = (("score_chosen", "score_rejected"), ("chosen_score", "rejected_score"), ("chosen-rating", "rejected-rating"))
 _USED = {
-    "id", "system", "chosen", "rejected", "margin", "tie", "probability", "annotations", "group", *PROMPTS,
+    "id",
+    "system",
+    "chosen",
+    "rejected",
+    "margin",
+    "tie",
+    "probability",
+    "annotations",
+    "group",
+    *PROMPTS,
     *(name for pair in _SCORES for name in pair),
-}  # fmt: skip
+}
 
 
 def read_pair(row: Row) -> Iterator[Comparison]:

@@ -16,8 +16,13 @@ from tether.data.formats.format import Format, Row, having
 from tether.data.formats.preference import prompt_turns
 
 _PRMBENCH = (
-    "modified_question", "modified_process", "error_steps", "original_process", "original_response", "modified_steps",
-)  # fmt: skip
+    "modified_question",
+    "modified_process",
+    "error_steps",
+    "original_process",
+    "original_response",
+    "modified_steps",
+)
 
 
 def read_prmbench(row: Row) -> Iterator[StepLabels]:

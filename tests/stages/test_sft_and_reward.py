@@ -1,0 +1,182 @@
+"""SFT and reward modelling: learning, held-out evaluation, resume, and the losses against plain autograd."""
+
+import math
+
+import pytest
+import torch
+
+from tether.core.errors import DataError
+from tether.core.rundir import RunDirectory
+from tether.core.types import Comparison, Demonstration, assistant, user
+from tether.data.chat import ChatEncoder
+from tether.learner.config import OptimizerConfig
+from tether.models.config import LoraConfig
+from tether.models.heads import ScalarHead
+from tether.models.loading import add_adapter
+from tether.models.tiny import tiny_model, tiny_tokenizer
+from tether.models.trunk import Role
+from tether.stages.reward import RewardConfig, RewardModeling
+from tether.stages.sft import SFT, SFTConfig
+
+ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
+DEMONSTRATIONS = [
+    Demonstration((user(f"say {w}"), assistant(f"{w} {w}!")), w) for w in ("red", "blue", "green", "grey", "pink", "teal") * 4
+]
+
+
+def sft(role=None, **settings):
+    settings = {
+        "epochs": 3,
+        "batch_size": 6,
+        "heldout_fraction": 0.25,
+        "optimizer": OptimizerConfig(learning_rate=3e-3),
+        **settings,
+    }
+    return SFT(SFTConfig(**settings), role or Role(tiny_model().requires_grad_(False)), ENCODER)
+
+
+def reward(seed=0, **settings):
+    settings = {
+        "epochs": 4,
+        "prompts_per_update": 8,
+        "heldout_fraction": 0.25,
+        "optimizer": OptimizerConfig(learning_rate=3e-3),
+        **settings,
+    }
+    model = add_adapter(tiny_model().requires_grad_(False), "reward", LoraConfig(rank=8), seed=seed)
+    return RewardModeling(RewardConfig(**settings), Role(model, "reward", ScalarHead(64, zero=False)), ENCODER)
+
+
+def comparisons(count=48):
+    rows = []
+    for n in range(count):
+        for pair in range(3):  # three pairs a prompt; the better answer shouts
+            rows.append(
+                Comparison(
+                    (user(f"q{n}"),),
+                    (assistant(f"yes {n}!{pair}!!"),),
+                    (assistant(f"no {n}.{pair}.."),),
+                    id=f"{n}-{pair}",
+                    group=f"g{n}",
+                )
+            )
+    return rows
+
+
+@pytest.mark.parametrize("packing", [True, False])
+def test_sft_learns_and_keeps_the_best(tmp_path, packing):
+    stage = sft(packing=packing)
+    summary = stage.train(DEMONSTRATIONS, RunDirectory.open(tmp_path / "run", {}))
+    assert summary["eval_loss"] < 0.5 * summary["eval_loss_before"]
+    heldout = [ENCODER.conversation(d.messages) for d in DEMONSTRATIONS[:6]]
+    assert stage.evaluate(heldout)["eval_loss"] == pytest.approx(summary["eval_loss"], rel=1e-4)
+
+
+def test_sft_loss_is_the_mean_over_counted_tokens():
+    stage, rows = sft(), [ENCODER.conversation(d.messages) for d in DEMONSTRATIONS[:5]]
+    model, total, count = tiny_model(), 0.0, 0
+    for row in rows:
+        table = model(input_ids=torch.tensor([row.ids])).logits[0].log_softmax(-1)
+        total -= sum(float(table[t - 1, row.ids[t]].detach()) for t in range(len(row)) if row.trained[t])
+        count += row.num_trained
+    assert stage.evaluate(rows)["eval_loss"] == pytest.approx(total / count, rel=1e-5)
+
+
+def test_sft_resumed_equals_uninterrupted(tmp_path):
+    def final(run, kill_at=None):
+        stage = sft(checkpoint_every=1)
+        calls = []
+
+        def progress(done, total, metrics):
+            calls.append(done)
+            if done == kill_at:
+                raise KeyboardInterrupt
+
+        try:
+            stage.train(DEMONSTRATIONS, run, progress)
+        except KeyboardInterrupt:
+            return None
+        return torch.cat([p.detach().flatten() for p in stage.role.parameters()]), [r["loss"] for r in run.metrics()]
+
+    whole, losses = final(RunDirectory.open(tmp_path / "a", {}))
+    run = RunDirectory.open(tmp_path / "b", {})
+    assert final(run, kill_at=4) is None
+    resumed, again = final(run)
+    assert torch.equal(whole, resumed) and losses == again
+
+
+def test_unusable_rows_are_counted_and_nothing_left_is_an_error(tmp_path):
+    rows = [
+        *DEMONSTRATIONS,
+        Demonstration((user("q"), assistant("")), "empty"),
+        Demonstration((user("q"), assistant("x" * 2000)), "long"),
+    ]
+    summary = sft(epochs=1).train(rows, RunDirectory.open(tmp_path / "run", {}))
+    assert sum(summary["skipped"].values()) == 2 and any("max_length" in reason for reason in summary["skipped"])
+    with pytest.raises(DataError, match="none of 1 demonstrations"):
+        sft().train(rows[-1:], RunDirectory.open(tmp_path / "other", {}))
+
+
+def test_reward_learns_to_rank_unseen_prompts_and_is_centred(tmp_path):
+    stage = reward()
+    summary = stage.train(comparisons(), RunDirectory.open(tmp_path / "run", {}))
+    assert summary["heldout_accuracy"]["value"] > 0.9 and summary["heldout_accuracy"]["low"] > 0.7
+    assert 0 < summary["num_heldout_pairs"] < summary["num_pairs"] == 3 * summary["num_prompts"]
+    train = stage.rankings(comparisons())[0]
+    scores = [s for row in stage.scores(train) for s in row]
+    assert abs(sum(scores) / len(scores)) < 0.3 * (max(scores) - min(scores))
+
+
+@pytest.mark.parametrize("tokens", [40, 300, 100_000])
+@pytest.mark.parametrize("use_margin", [False, True])
+def test_reward_gradient_is_that_of_the_pairwise_sum_however_it_is_cut(tokens, use_margin):
+    rows = list(comparisons(5))
+    rows = [Comparison(c.prompt, c.chosen, c.rejected, c.id, c.group, margin=0.5 * (i % 3)) for i, c in enumerate(rows)]
+    stage = reward(micro_batch_tokens=tokens, use_margin=use_margin, centering=0.02)
+    from tether.learner.local import LocalLearner
+
+    stage.learner = LocalLearner(stage.role.parameters(), stage.config.optimizer, 4)
+    grabbed = []
+    original = stage.learner.step
+    stage.learner.step = lambda: (grabbed.extend(m.grad.clone() for m in stage.learner.masters), original())[1]
+    other = reward(use_margin=use_margin)
+    for parameter in other.role.parameters():
+        parameter.requires_grad_(True)
+
+    def score(row, side):
+        ids = ENCODER.conversation((*row.prompt, *side), "last").ids
+        other.role.activate()
+        hidden = other.role.decoder(input_ids=torch.tensor([ids])).last_hidden_state[0, -1]
+        return other.role.head(hidden)
+
+    loss = 0.0
+    for row in rows:
+        chosen, rejected = score(row, row.chosen), score(row, row.rejected)
+        difference = chosen - rejected - (row.margin if use_margin else 0.0)
+        loss = loss + (torch.log1p(torch.exp(-difference)) + 0.02 * (chosen + rejected) ** 2) / len(rows)
+    loss.backward()
+    metrics = stage.step(stage.rankings(rows)[0])
+    assert metrics["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    for ours, theirs in zip(grabbed, other.role.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs.grad, atol=2e-6, rtol=1e-3)
+
+
+def test_each_response_is_scored_once_and_pairs_find_their_scores():
+    a, b, c = ((assistant(t),) for t in ("first", "second", "third"))
+    prompt = (user("q"),)
+    rows = [Comparison(prompt, x, y, id=i, group="g") for i, (x, y) in enumerate([(a, b), (a, c), (b, c)])]
+    ranking = reward().rankings([*rows, Comparison(prompt, a, a, "same", "g"), Comparison(prompt, a, b, "tie", "g", tie=True)])
+    (only,), skipped = ranking
+    assert len(only.sequences) == 3 and only.chosen == (0, 0, 1) and only.rejected == (1, 2, 2)
+    assert skipped == {"tie": 1, "both sides are the same tokens": 1}
+
+
+def test_evaluation_numbers_by_hand(monkeypatch):
+    stage = reward()
+    rankings = stage.rankings(comparisons(4))[0]
+    monkeypatch.setattr(stage, "scores", lambda rows: [[1.0, 0.0, 0.0, 2.0, 1.0, 1.0] for _ in rows])
+    result = stage.evaluate(rankings)
+    pairs = [(1.0, 0.0), (0.0, 2.0), (1.0, 1.0)]
+    assert result["accuracy"]["value"] == pytest.approx((1 + 0 + 0.5) / 3)
+    assert result["loss"] == pytest.approx(sum(math.log1p(math.exp(r - c)) for c, r in pairs) / 3)
+    assert result["margin_mean"] == pytest.approx(-1 / 3)
