@@ -260,12 +260,11 @@ def load_policy(path: str, settings: ModelConfig | None = None) -> tuple[Role, L
 
 
 def _settings(source: str, role: dict[str, Any] | None, settings: ModelConfig | None) -> ModelConfig:
-    base = settings.model_dump() if settings else {}
-    described = (role or {}).get("encoding") or {}
-    system = described.get("system_prompt", base.get("system_prompt"))
-    return ModelConfig.model_validate(
-        {**base, "source": source, "fallback": None, "chat_template": None, "system_prompt": system}
-    )
+    """How a role was trained overrides how a model is asked for."""
+    values = {**(settings.model_dump() if settings else {}), "source": source, "fallback": None, "chat_template": None}
+    if role is not None:
+        values.update(system_prompt=role["encoding"]["system_prompt"], dtype=role["dtype"])
+    return ModelConfig.model_validate(values)
 
 
 def describe_sections(recipe: Recipe) -> Sequence[str]:

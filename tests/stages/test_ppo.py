@@ -168,31 +168,28 @@ def test_the_first_update_is_the_vanilla_policy_gradient():
         torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=1e-3)
 
 
-@pytest.mark.parametrize("roles", ["shared", "separate"])
-def test_it_learns(tmp_path, roles):
+@pytest.mark.parametrize(("roles", "rate"), [("shared", 1e-2), ("separate", 2e-3)])
+def test_it_learns(tmp_path, roles, rate):
     ppo = make(
-        roles=roles,
-        steps=25,
-        prompts_per_step=16,
-        kl={"coefficient": 0.01},
-        optimizer=OptimizerConfig(learning_rate=1e-2 if roles == "shared" else 2e-3),
+        roles=roles, steps=30, prompts_per_step=32, kl={"coefficient": 0.01}, optimizer=OptimizerConfig(learning_rate=rate)
     )
     run = RunDirectory.open(tmp_path / "run", {})
     ppo.train(PROMPTS, run)
     rows = run.metrics()
     first, last = rows[0], rows[-1]
-    assert last["reward/proxy"] > first["reward/proxy"] + 1.5
-    assert last["kl/policy_reference_k1"] > 0.5 > abs(first["kl/policy_reference_k1"])
+    assert last["reward/proxy"] > first["reward/proxy"] + 1.2
+    assert last["kl/policy_reference_k1"] > 2.0 > abs(first["kl/policy_reference_k1"])
 
 
 def test_a_strong_tether_holds(tmp_path):
     def final_kl(coefficient):
-        ppo = make(steps=12, prompts_per_step=16, kl={"coefficient": coefficient}, optimizer=OptimizerConfig(learning_rate=1e-2))
+        settings = {"kl": {"coefficient": coefficient}, "optimizer": OptimizerConfig(learning_rate=3e-3)}
+        ppo = make(steps=20, prompts_per_step=32, **settings)
         run = RunDirectory.open(tmp_path / f"run{coefficient}", {})
         ppo.train(PROMPTS, run)
         return run.metrics()[-1]["kl/policy_reference_k1"]
 
-    assert final_kl(2.0) < 0.5 * final_kl(0.0)
+    assert final_kl(2.0) < 0.3 * final_kl(0.0)
 
 
 def test_killed_and_resumed_equals_uninterrupted(tmp_path):

@@ -35,7 +35,14 @@ def save_role(
     where = os.path.relpath(local, folder) if local.is_dir() else base
     write_json(
         folder / "role.json",
-        {"kind": kind, "adapter": role.adapter, "base": where, "base_digest": base_digest, "encoding": encoding},
+        {
+            "kind": kind,
+            "adapter": role.adapter,
+            "base": where,
+            "base_digest": base_digest,
+            "dtype": str(role.model.dtype).removeprefix("torch."),
+            "encoding": encoding,
+        },
     )
 
 

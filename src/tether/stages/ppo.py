@@ -67,6 +67,9 @@ class PPOConfig(Config):
     clip_range: float = Field(default=0.2, gt=0)
     value_clip_range: float | None = Field(default=0.2, gt=0)
     value_coefficient: float = Field(default=0.5, ge=0)
+    value_trains_trunk: bool = Field(
+        default=False, description="let the value loss change the policy's own weights where both share one pass"
+    )
     entropy_coefficient: float = Field(default=0.0, ge=0)
     target_kl: float | None = Field(None, gt=0, description="KL(old || new) a token that ends the epochs")
     whiten_advantages: bool = True
@@ -177,7 +180,11 @@ class PPO:
         """Policy log-probabilities, entropies and values of the counted tokens, each (N,)."""
         hidden = self.policy.hidden(batch)
         logprobs, entropy = self.policy.logprobs_of(hidden, batch, self.config.temperature)
-        values = self.value.values_of(hidden if self.shares_pass else self.value.hidden(batch), batch)
+        if self.shares_pass:
+            states = hidden if self.config.value_trains_trunk else hidden.detach()
+        else:
+            states = self.value.hidden(batch)
+        values = self.value.values_of(states, batch)
         return logprobs, entropy, values
 
     def shape(self, experience: Experience) -> Tensor:
@@ -313,19 +320,7 @@ class PPO:
             if progress:
                 progress(number + 1, config.steps, metrics)
         self._end_with_average()
-        history = run.metrics()
-        window = max(1, min(5, len(history) // 2))
-        mean = lambda rows, key: sum(r[key] for r in rows) / len(rows)  # noqa: E731
-        return {
-            "steps": config.steps,
-            "proxy_first": mean(history[:1], "reward/proxy"),
-            "proxy_last": mean(history[-window:], "reward/proxy"),
-            "kl": mean(history[-window:], "kl/policy_reference_k1"),
-            "kl_coefficient": self.kl_coefficient,
-            "first_ratio_deviation": max(r["policy/first_ratio_deviation"] for r in history),
-            "failed_rewards": sum(r["reward/failed"] for r in history),
-            "seconds": time.perf_counter() - start,
-        }
+        return {**_summary(run.metrics()), "kl_coefficient": self.kl_coefficient, "seconds": time.perf_counter() - start}
 
     def prompts_of(self, prompts: Sequence[Prompt], number: int) -> list[Prompt]:
         """The prompts of a step: epochs of deterministic order, one after another."""
@@ -382,3 +377,21 @@ class _Clock:
     def times(self, num_tokens: int) -> dict[str, float]:
         total = self.last - self.start
         return {**self.laps, "time/step": total, "tokens_per_second": num_tokens / total}
+
+
+def _summary(history: list[dict[str, Any]]) -> dict[str, Any]:
+    """First and last proxy score and KL (the last ones averaged over up to five steps), and what must stay zero."""
+    recent = history[-max(1, min(5, len(history) // 2)) :]
+
+    def mean(rows: list[dict[str, Any]], key: str) -> float | None:
+        known = [row[key] for row in rows if row[key] is not None]
+        return sum(known) / len(known) if known else None
+
+    return {
+        "steps": len(history),
+        "proxy_first": mean(history[:1], "reward/proxy"),
+        "proxy_last": mean(recent, "reward/proxy"),
+        "kl": mean(recent, "kl/policy_reference_k1"),
+        "first_ratio_deviation": max(row["policy/first_ratio_deviation"] for row in history),
+        "failed_rewards": sum(row["reward/failed"] for row in history),
+    }
