@@ -9,6 +9,7 @@ model/            the result                     report.html
 from __future__ import annotations
 
 import json
+import math
 import os
 import platform
 import sys
@@ -33,7 +34,7 @@ def write_json(path: str | Path, value: Any) -> None:
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(value, file, indent=2, ensure_ascii=False, default=_plain)
+            json.dump(_finite(value), file, indent=2, ensure_ascii=False, default=_plain)
             file.write("\n")
             file.flush()
             os.fsync(file.fileno())
@@ -75,9 +76,13 @@ def _plain(value: Any) -> Any:
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN: such a number becomes null."""
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
-        return None
+    """JSON has no NaN and no infinity: such numbers become null, at any depth."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
     return value
 
 
@@ -124,7 +129,7 @@ class RunDirectory:
         self._append("samples.jsonl", rows)
 
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        lines = [json.dumps({k: _finite(v) for k, v in row.items()}, ensure_ascii=False, default=_plain) + "\n" for row in rows]
+        lines = [json.dumps(_finite(row), ensure_ascii=False, default=_plain) + "\n" for row in rows]
         with (self.path / name).open("a", encoding="utf-8") as file:
             file.writelines(lines)
 
