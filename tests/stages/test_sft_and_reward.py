@@ -79,7 +79,10 @@ def test_sft_loss_is_the_mean_over_counted_tokens():
         table = model(input_ids=torch.tensor([row.ids])).logits[0].log_softmax(-1)
         total -= sum(float(table[t - 1, row.ids[t]].detach()) for t in range(len(row)) if row.trained[t])
         count += row.num_trained
-    assert stage.evaluate(rows)["eval_loss"] == pytest.approx(total / count, rel=1e-5)
+    for training in (False, True):  # evaluation has no dropout and leaves the mode as it found it
+        stage.role.train_mode(training)
+        assert stage.evaluate(rows)["eval_loss"] == pytest.approx(total / count, rel=1e-5)
+        assert stage.role.model.training is training
 
 
 def test_sft_resumed_equals_uninterrupted(tmp_path):

@@ -73,9 +73,10 @@ class SFT:
     @torch.no_grad()
     def evaluate(self, conversations: list[Encoded]) -> dict[str, float]:
         """Mean negative log-likelihood a counted token on held-out conversations."""
+        training = self.role.model.training
         self.role.train_mode(False)
         total = sum(float(-self.role.logprobs(batch)[0].sum()) for batch in self.batches(conversations))
-        self.role.train_mode(True)
+        self.role.train_mode(training)
         return {"eval_loss": total / max(1, sum(c.num_trained for c in conversations))}
 
     def batches(self, conversations: list[Encoded]) -> list[TokenBatch]:
