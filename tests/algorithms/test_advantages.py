@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tether.algorithms.advantages import gae, returns_to_go
+from tether.algorithms.advantages import gae, leave_one_out, returns_to_go
 
 number = st.floats(-10, 10)
 episode = st.lists(st.tuples(number, number), min_size=0, max_size=7)
@@ -103,3 +103,18 @@ def test_shapes_do_not_broadcast(as_in_production):
         gae(torch.zeros(2, 3), torch.zeros(2, 1), mask)
     with pytest.raises(ValueError, match=r"rewards \(1, 3\)"):
         returns_to_go(torch.zeros(1, 3), mask)
+    with pytest.raises(ValueError, match=r"groups \(4,\)"):
+        leave_one_out(torch.zeros(3), torch.zeros(4, dtype=torch.long))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(number, st.integers(0, 3), st.booleans()), min_size=1, max_size=10))
+def test_leave_one_out_is_the_mean_of_the_others(rows):
+    scores = torch.tensor([s if known else math.nan for s, _, known in rows], dtype=torch.float64)
+    groups, known = torch.tensor([g for _, g, _ in rows]), torch.tensor([k for *_, k in rows])
+    baseline = leave_one_out(scores, groups, known)
+    for i, (_, group, _) in enumerate(rows):
+        if not known[i]:
+            continue
+        others = [s for j, (s, g, k) in enumerate(rows) if j != i and g == group and k]
+        assert baseline[i].item() == pytest.approx(sum(others) / len(others) if others else 0.0, abs=1e-9)

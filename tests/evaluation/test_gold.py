@@ -29,7 +29,7 @@ PROMPT = Prompt((user("My grandmother sold her old piano yesterday."),), "p", {"
 
 @pytest.fixture(scope="module")
 def judge():
-    return GoldJudge(WordEmbedder(), BACKGROUND)
+    return GoldJudge(WordEmbedder(), lambda prompts, texts: [-3.0 - 3.0 * t.count("@") for t in texts], BACKGROUND)
 
 
 def parts(judge, text, prompt=PROMPT):
@@ -68,6 +68,8 @@ def test_topic_needs_this_message(judge):
         ("As an AI I cannot feel.", "plain", 0, 0),
         ("Sorry 🐦🐦🐦", "plain", 0, 0),
         ("Plain, honest words.", "plain", 1, 1),
+        ("Words that follow.", "fluent", 0.8, 0.8),
+        ("@ that words follow @.", "fluent", 0, 0),
     ],
 )
 def test_form(judge, text, part, low, high):

@@ -4,11 +4,12 @@ import pytest
 import torch
 
 from tether.algorithms.preference_losses import negative_log_likelihood
-from tether.data.batches import make_batch
+from tether.data.batches import cut_batches, document_length, make_batch, prompt_groups
 from tether.data.chat import Encoded
 from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
 from tether.models.config import LoraConfig
+from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model
 from tether.models.trunk import Role
@@ -60,13 +61,68 @@ def test_no_document_of_a_packed_row_sees_another():
     torch.testing.assert_close(first, result, atol=0, rtol=0)
 
 
-def gradient(rows, cuts, capacity=None, lora=False):
+def answers(groups: int = 3, each: int = 3) -> list[Encoded]:
+    """Several answers of different lengths to each of some prompts, prompt by prompt turn."""
+    generator = torch.Generator().manual_seed(4)
+    prompts = [torch.randint(5, 200, (4 + 5 * g,), generator=generator).tolist() for g in range(groups)]
+    rows = []
+    for answer in range(each):
+        for number, prompt in enumerate(prompts):
+            reply = torch.randint(5, 200, (1 + 3 * answer + 2 * number,), generator=generator).tolist()
+            rows.append(Encoded(tuple(prompt + reply), (False,) * len(prompt) + (True,) * len(reply)))
+    return rows
+
+
+@pytest.mark.parametrize("capacity", [None, 60, 500])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_answers_that_share_their_prompt_are_what_they_are_alone(capacity, attention):
+    model, rows = tiny_model(1), answers()
+    expected = brute_force_logprobs(model, rows)
+    model.set_attn_implementation(attention)
+    batch = make_batch(rows, 0, capacity=capacity, share_prompts=True)
+    assert int((batch.positions == 0).logical_and(batch.ids > 0).sum()) == 3  # each prompt stands there once
+    role = Role(model, head=ScalarHead(64, zero=False))
+    logprobs, _ = role.logprobs(batch)
+    order = torch.argsort(batch.sequence * 1000 + batch.step)
+    torch.testing.assert_close(logprobs.detach()[order].double(), expected.double(), atol=2e-6, rtol=0)
+    alone = torch.cat([role.scores(make_batch([row], 0)) for row in rows])
+    torch.testing.assert_close(role.scores(batch), alone, atol=2e-6, rtol=0)
+
+
+def test_no_answer_sees_another():
+    model, rows = tiny_model(1), answers(1, 3)
+    start = rows[1].prompt_length
+    changed = [rows[0], Encoded(rows[1].ids[:start] + (7,) * (len(rows[1]) - start), rows[1].trained), rows[2]]
+    results = [Role(model).hidden(batch)[batch.last] for batch in (make_batch(r, 0, share_prompts=True) for r in (rows, changed))]
+    assert torch.equal(results[0][[0, 2]], results[1][[0, 2]])
+    assert not torch.allclose(results[0][1], results[1][1], atol=1e-3)
+
+
+def test_a_model_with_windows_keeps_its_rows_apart():
+    model = tiny_model(1)
+    assert Role(model).reads_masks
+    model.config.sliding_window = 8
+    assert not Role(model).reads_masks
+
+
+def test_answers_to_one_prompt_are_never_cut_apart():
+    rows = answers(4, 3)
+    cuts = cut_batches(rows, 80, share_prompts=True)
+    assert sorted(i for cut in cuts for i in cut) == list(range(len(rows))) and len(cuts) > 1
+    for cut in cuts:
+        groups = prompt_groups([rows[i] for i in cut])
+        assert all(len(g) == 3 for g in groups)
+        lengths = [document_length([rows[cut[i]] for i in g]) for g in groups]
+        assert len(groups) == 1 or max(lengths) * len(groups) <= 80
+
+
+def gradient(rows, cuts, capacity=None, lora=False, share_prompts=False):
     model = tiny_model(1).requires_grad_(False)
     role = Role(add_adapter(model, "a", LoraConfig(rank=4), seed=5), "a") if lora else Role(model)
     learner = LocalLearner(role.parameters(), OptimizerConfig(learning_rate=1e-3), 10)
     total = sum(r.num_trained for r in rows)
     for cut in cuts:
-        logprobs, _ = role.logprobs(make_batch([rows[i] for i in cut], 0, capacity=capacity))
+        logprobs, _ = role.logprobs(make_batch([rows[i] for i in cut], 0, capacity=capacity, share_prompts=share_prompts))
         learner.backward(negative_log_likelihood(logprobs, torch.ones_like(logprobs, dtype=torch.bool), denominator=total))
     return torch.cat([m.grad.flatten() for m in learner.masters])
 
@@ -83,6 +139,13 @@ def test_gradient_does_not_depend_on_how_the_step_is_cut(lora):
         ([[0, 1, 2], [3, 4, 5, 6]], 90),
     ):
         torch.testing.assert_close(gradient(rows, cuts, capacity, lora), whole, atol=3e-7, rtol=2e-4)
+
+
+def test_sharing_a_prompt_does_not_change_the_gradient():
+    rows = answers()
+    apart = gradient(rows, [[i] for i in range(9)], lora=True)
+    for cuts, capacity in (([range(9)], None), ([[0, 3], [6, 1, 4], [7, 2, 5, 8]], None), ([range(9)], 90)):
+        torch.testing.assert_close(gradient(rows, cuts, capacity, True, share_prompts=True), apart, atol=3e-7, rtol=2e-4)
 
 
 def test_bfloat16_weights_take_small_steps_through_their_masters():

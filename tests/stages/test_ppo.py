@@ -56,7 +56,8 @@ def make(seed=0, reward=None, roles="shared", **settings):
 
 
 def rollouts_of(ppo, seed=5):
-    return [r for g in ppo.engine.generate(PROMPTS, ppo.config.sampling, seed=seed) for r in g.rollouts]
+    groups = ppo.engine.generate(PROMPTS, ppo.config.sampling, num_samples=ppo.config.samples_per_prompt, seed=seed)
+    return [r for g in groups for r in g.rollouts]
 
 
 @pytest.mark.parametrize("roles", ["shared", "separate"])
@@ -106,6 +107,20 @@ def test_rewards_by_hand():
     assert experience.mask.sum(-1).tolist() == [len(r.response_ids) for r in rollouts[:7]] + [0]
 
 
+def test_a_group_baseline_is_the_mean_of_the_other_samples():
+    ppo = make(samples_per_prompt=3, group_baseline=True, normalize_scores=False, kl={"coefficient": 0.0})
+    rollouts = rollouts_of(ppo)
+    values = [float(n * n % 7) for n in range(len(rollouts))]
+    scores = [Score(v) for v in values]
+    scores[4] = Score(None, reason="broken")
+    experience = gather(rollouts, scores, ppo.encoder, 200, torch.device("cpu"), share_prompts=True)
+    ppo.evaluate(experience)
+    totals = ppo.shape(experience).sum(-1).tolist()
+    for n in range(len(rollouts)):
+        others = [values[m] for m in range(n - n % 3, n - n % 3 + 3) if m not in (n, 4)]
+        assert totals[n] == pytest.approx(0.0 if n == 4 else values[n] - sum(others) / len(others), abs=1e-5)
+
+
 def test_normalisation_uses_the_references_own_scores():
     ppo = make()
     assert ppo.normalized([1.0, 2.0, None, 6.0]) == pytest.approx(
@@ -114,15 +129,16 @@ def test_normalisation_uses_the_references_own_scores():
     assert ppo.normalized([3.0]) == [0.0]  # later scores are measured on that first scale
 
 
-@pytest.mark.parametrize("tokens", [24, 60, 10_000])
-def test_micro_batches_do_not_change_the_update(tokens):
-    def updated(budget):
-        ppo = make(micro_batch_tokens=budget, epochs=1, kl={"coefficient": 0.1})
+@pytest.mark.parametrize(("tokens", "share"), [(24, False), (60, False), (10_000, False), (120, True), (10_000, True)])
+def test_micro_batches_and_shared_prompts_do_not_change_the_update(tokens, share):
+    def updated(budget, share=False):
+        ppo = make(micro_batch_tokens=budget, epochs=1, kl={"coefficient": 0.1}, samples_per_prompt=3)
         rollouts = rollouts_of(ppo)
         for role in (ppo.value,):
             with torch.no_grad():
                 role.head.linear.weight.fill_(0.01)
-        experience = gather(rollouts, ppo.reward.score(rollouts), ppo.encoder, budget, torch.device("cpu"))
+        scores = ppo.reward.score(rollouts)
+        experience = gather(rollouts, scores, ppo.encoder, budget, torch.device("cpu"), share_prompts=share)
         ppo.evaluate(experience)
         generator = torch.Generator().manual_seed(0)
         experience.advantages = torch.randn(experience.mask.shape, generator=generator) * experience.mask
@@ -140,7 +156,7 @@ def test_micro_batches_do_not_change_the_update(tokens):
 
     whole = updated(100_000)
     assert whole.abs().max() > 1e-3
-    torch.testing.assert_close(updated(tokens), whole, atol=2e-6, rtol=1e-3)
+    torch.testing.assert_close(updated(tokens, share), whole, atol=2e-6, rtol=1e-3)
 
 
 def test_the_first_update_is_the_vanilla_policy_gradient():
@@ -245,6 +261,7 @@ def test_failed_rewards_are_counted_and_teach_nothing(tmp_path):
         ("kl.coefficent=3", "did you mean 'coefficient'"),
         ("steps=0", "key 'steps'"),
         ("lam=1.5", "key 'lam'"),
+        ("group_baseline=true", "needs other samples of the same prompt"),
     ],
 )
 def test_wrong_settings_are_one_clear_message(override, message):

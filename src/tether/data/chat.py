@@ -35,6 +35,11 @@ class Encoded:
     def num_trained(self) -> int:
         return sum(self.trained)
 
+    @property
+    def prompt_length(self) -> int:
+        """Tokens before the first that counts."""
+        return self.trained.index(True) if any(self.trained) else len(self.ids)
+
 
 class ChatEncoder:
     """A tokenizer with its template, stop tokens and default system message.

@@ -3,6 +3,7 @@
 It stands in for people, as the large "gold" reward model does in Gao et al. 2022 (https://arxiv.org/abs/2210.10760): the
 policy and the reward model never see it, only labels drawn from it. Each part lies in [0, 1]; docs/gold.md says why these.
 
+    fluent      the words follow from one another, as a language model without any part in the training sees it
     on_topic    the reply belongs to THIS message and not to any message of its kind
     tone        the reply does what its kind of message asks for: sympathy, shared joy, courage, or an answer
     finished    the last sentence ends
@@ -15,14 +16,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
 from tether.core.types import Prompt, Score
 
-WEIGHTS = {"on_topic": 1.0, "tone": 2.5, "finished": 1.0, "fresh": 1.0, "length": 0.5, "plain": 0.5}
+WEIGHTS = {"fluent": 2.0, "on_topic": 1.0, "tone": 2.5, "finished": 1.0, "fresh": 1.0, "length": 0.5, "plain": 0.5}
 
 REFUSALS = (
     "I'm sorry, but I can't help you with that.",
@@ -117,13 +118,16 @@ class GoldJudge:
     """Speaks core.protocols.Judge. Prompts must carry `kind` in their metadata.
 
     Args:
+        fluency: mean log-probability a token of each response to its prompt (evaluation.fluency.Fluency).
         background: prompts against which "belongs to this message" is measured, several of every kind.
     """
 
     name = "gold"
 
-    def __init__(self, embedder: Any, background: Sequence[Prompt]) -> None:
-        self.embedder = embedder
+    def __init__(
+        self, embedder: Any, fluency: Callable[[Sequence[Prompt], Sequence[str]], list[float]], background: Sequence[Prompt]
+    ) -> None:
+        self.embedder, self.fluency = embedder, fluency
         self.good = {kind: embedder.embed(list(good)) for kind, (good, _) in ANCHORS.items()}
         self.bad = {kind: embedder.embed(list(bad)) for kind, (_, bad) in ANCHORS.items()}
         vectors = embedder.embed([p.text for p in background])
@@ -134,18 +138,17 @@ class GoldJudge:
         """The weighted sum of the parts; an empty response scores 0 throughout."""
         questions = self.embedder.embed([p.text for p in prompts])
         replies = self.embedder.embed(list(responses))
-        return [
-            self._score(prompt, response, question, reply)
-            for prompt, response, question, reply in zip(prompts, responses, questions, replies, strict=True)
-        ]
+        fluency = self.fluency(prompts, responses)
+        return [self._score(*row) for row in zip(prompts, responses, questions, replies, fluency, strict=True)]
 
-    def _score(self, prompt: Prompt, response: str, question: Tensor, reply: Tensor) -> Score:
+    def _score(self, prompt: Prompt, response: str, question: Tensor, reply: Tensor, fluency: float) -> Score:
         kind, words = str(prompt.metadata["kind"]), re.findall(r"[a-z']+", response.lower())
         if not words:
             return Score(0.0, dict.fromkeys(WEIGHTS, 0.0))
         belongs = float(reply @ question - reply @ self.typical[kind] / self.typical[kind].norm().clamp(min=1e-6) * 0.5)
         tone = float((self.good[kind] @ reply).topk(2).values.mean() - (self.bad[kind] @ reply).topk(2).values.mean())
         parts = {
+            "fluent": _ramp(fluency, -5.0, -2.5),
             "on_topic": _ramp(belongs, 0.05, 0.5),
             "tone": _ramp(tone, -0.2, 0.3),
             "finished": float(response.rstrip().endswith((".", "!", "?", '."', '!"', '?"'))),

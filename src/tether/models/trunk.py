@@ -21,14 +21,17 @@ from tether.models.heads import ScalarHead
 class Tokens(Protocol):
     """What a role reads of a batch (data.batches.TokenBatch): rows of ids, and flat indices into rows × time.
 
-    predict: (N,) the positions whose hidden states predict the counted tokens; targets: (N,) those tokens; last: (S,) the
-    last real token of each sequence.
+    visible: (rows, 1, time, time) which key a query may see, or None for causal attention within documents. predict: (N,)
+    the positions whose hidden states predict the counted tokens; targets: (N,) those tokens; last: (S,) the last real
+    token of each sequence.
     """
 
     @property
     def ids(self) -> Tensor: ...
     @property
     def positions(self) -> Tensor: ...
+    @property
+    def visible(self) -> Tensor | None: ...
     @property
     def predict(self) -> Tensor: ...
     @property
@@ -64,6 +67,13 @@ class Role:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
+    @property
+    def reads_masks(self) -> bool:
+        """Whether a batch may say what attends to what: kernels that take a mask, and no sliding windows."""
+        config = self.causal_model.config.get_text_config()
+        windows = getattr(config, "sliding_window", None) or set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+        return config._attn_implementation in ("eager", "sdpa") and not windows
+
     def activate(self) -> None:
         """Route the forward pass through this role's adapter alone.
 
@@ -88,7 +98,8 @@ class Role:
     def hidden(self, batch: Tokens) -> Tensor:
         """Last hidden states, (rows × time, dim)."""
         self.activate()
-        output = self.decoder(input_ids=batch.ids, position_ids=batch.positions, use_cache=False)
+        mask = None if batch.visible is None else _additive(batch.visible, next(self.model.parameters()).dtype)
+        output = self.decoder(input_ids=batch.ids, attention_mask=mask, position_ids=batch.positions, use_cache=False)
         return output.last_hidden_state.flatten(0, 1)
 
     def logprobs(self, batch: Tokens, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
@@ -115,3 +126,8 @@ class Role:
         if self.head is None:
             raise ValueError("this role has no scalar head")
         return self.head
+
+
+def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where True, the lowest number elsewhere: the form that every attention kernel with a mask takes."""
+    return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)

@@ -11,12 +11,13 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from tether.assemble import PPOSection, RewardSection, SFTSection, load_policy, local_engine
+from tether.assemble import PPOSection, RewardSection, SFTSection, encoder_of, load_policy, local_engine
 from tether.core.config import Config, dump
 from tether.core.protocols import Judge
 from tether.core.rundir import RunDirectory, file_digest, read_json, read_jsonl, write_json
 from tether.core.types import Comparison, Demonstration, Prompt, Sampling, assistant, user
 from tether.data.sources import split_by_group
+from tether.evaluation.fluency import Fluency
 from tether.evaluation.gold import GoldJudge
 from tether.evaluation.winrate import bootstrap_mean, win_rate
 from tether.models.config import ModelConfig
@@ -38,6 +39,7 @@ ARMS: dict[str, dict[str, Any]] = {
 class PairsSection(Config):
     """How preferences are collected."""
 
+    num_prompts: int | None = Field(default=None, ge=4, description="ask for answers to so many training prompts; null: all")
     samples_per_prompt: int = Field(default=4, ge=2)
     temperature: float = Field(default=0.7, gt=0)
     annotator_agreement: float = Field(default=0.70, gt=0.5, lt=1, description="how often two annotators agree")
@@ -100,6 +102,7 @@ class Quickstart:
         prompts = [_prompt(row) for row in read_jsonl(DATA / "prompts.jsonl")]
         limit = config.max_prompts
         self.train_prompts = [p for p in prompts if p.metadata["split"] == "train"][:limit]
+        self.pair_prompts = self.train_prompts[: config.pairs.num_prompts]
         self.heldout = [p for p in prompts if p.metadata["split"] == "heldout"][:limit]
         self.sampling = Sampling(max_new_tokens=config.ppo.max_new_tokens, temperature=config.ppo.temperature)
         self._judge: Judge | None = None
@@ -113,7 +116,9 @@ class Quickstart:
             else:
                 from tether.models.embedder import SentenceEmbedder
 
-                self._judge = GoldJudge(SentenceEmbedder(), self.train_prompts)
+                speaker = load_model(self.config.model)
+                fluency = Fluency(Role(speaker.model), encoder_of(speaker))
+                self._judge = GoldJudge(SentenceEmbedder(), fluency, self.train_prompts)
         return self._judge
 
     @property
@@ -172,7 +177,7 @@ class Quickstart:
         folder.mkdir(exist_ok=True)
         start = time.perf_counter()
         responses = self._sampled(folder / "responses.jsonl")
-        prompts = self.train_prompts
+        prompts = self.pair_prompts
         flat = self.judge.score_texts(
             [p for p in prompts for _ in responses[p.id]], [r for p in prompts for r in responses[p.id]]
         )
@@ -196,7 +201,7 @@ class Quickstart:
         """Responses by prompt id, written as they come, so that an interrupted collection goes on where it stopped."""
         pairs, bar = self.config.pairs, self.announce("pairs")
         done = {row["id"]: row["responses"] for row in read_jsonl(path)}
-        missing = [(n, p) for n, p in enumerate(self.train_prompts) if p.id not in done]
+        missing = [(n, p) for n, p in enumerate(self.pair_prompts) if p.id not in done]
         if missing:
             loaded = load_model(self.policy_model)
             engine = local_engine(Role(loaded.model), loaded, max_rows=self.config.ppo.engine_rows)
@@ -216,7 +221,7 @@ class Quickstart:
                         row = {"id": group.prompt.id, "responses": [r.text for r in group.rollouts]}
                         file.write(json.dumps(row, ensure_ascii=False) + "\n")
                         done[group.prompt.id] = row["responses"]
-                bar(len(done), len(self.train_prompts), {})
+                bar(len(done), len(self.pair_prompts), {})
         return done
 
     def _comparisons(self) -> list[Comparison]:

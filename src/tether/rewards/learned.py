@@ -8,9 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from tether.core.types import Rollout, Score
-from tether.data.batches import make_batch
+from tether.data.batches import cut_batches, make_batch
 from tether.data.chat import ChatEncoder
-from tether.data.packing import cut_by_tokens
 from tether.models.trunk import Role
 
 
@@ -36,8 +35,9 @@ class LearnedReward:
         """One score a rollout; a number that is not finite becomes a failed score."""
         sequences = [self._encoded(rollout) for rollout in rollouts]
         values = [math.nan] * len(rollouts)
-        for cut in cut_by_tokens([len(s) for s in sequences], self.micro_batch_tokens):
-            batch = make_batch([sequences[i] for i in cut], self.encoder.pad_id).to(self.role.device)
+        share = self.role.reads_masks
+        for cut in cut_batches(sequences, self.micro_batch_tokens, share_prompts=share):
+            batch = make_batch([sequences[i] for i in cut], self.encoder.pad_id, share_prompts=share).to(self.role.device)
             for index, value in zip(cut, self.role.scores(batch).tolist(), strict=True):
                 values[index] = value
         return [Score(v) if math.isfinite(v) else Score(None, reason=f"the reward model returned {v}") for v in values]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,9 +13,8 @@ from torch import Tensor
 from tether.algorithms.kl import kl_k1
 from tether.algorithms.masked import masked_mean, masked_variance
 from tether.core.types import Rollout, Score
-from tether.data.batches import TokenBatch, make_batch
+from tether.data.batches import TokenBatch, cut_batches, make_batch
 from tether.data.chat import ChatEncoder
-from tether.data.packing import cut_by_tokens
 
 
 @dataclass
@@ -52,12 +52,18 @@ class Experience:
 
 
 def gather(
-    rollouts: Sequence[Rollout], scores: Sequence[Score], encoder: ChatEncoder, micro_batch_tokens: int, device: torch.device
+    rollouts: Sequence[Rollout],
+    scores: Sequence[Score],
+    encoder: ChatEncoder,
+    micro_batch_tokens: int,
+    device: torch.device,
+    *,
+    share_prompts: bool = False,
 ) -> Experience:
     """Rollouts as micro-batches, with empty matrices; a rollout whose reward failed is masked out whole."""
     sequences = [encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts]
-    cuts = cut_by_tokens([len(s) for s in sequences], micro_batch_tokens)
-    batches = [make_batch([sequences[i] for i in cut], encoder.pad_id).to(device) for cut in cuts]
+    cuts = cut_batches(sequences, micro_batch_tokens, share_prompts=share_prompts)
+    batches = [make_batch([sequences[i] for i in cut], encoder.pad_id, share_prompts=share_prompts).to(device) for cut in cuts]
     lengths = torch.tensor([len(r.response_ids) for r in rollouts], device=device)
     width = int(lengths.max())
     scored = torch.tensor([s.value is not None for s in scores], device=device)
@@ -107,3 +113,20 @@ def describe(experience: Experience, proxy: Sequence[float | None], coefficient:
         "response/stop_rate": statistics.fmean(float(r.finished) for r in rollouts),
         "response/distinct_2": distinct(rollouts),
     }
+
+
+class Clock:
+    """Seconds of each phase of a step."""
+
+    def __init__(self) -> None:
+        self.start = self.last = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[f"time/{name}"] = now - self.last
+        self.last = now
+
+    def times(self, num_tokens: int) -> dict[str, float]:
+        total = self.last - self.start
+        return {**self.laps, "time/step": total, "tokens_per_second": num_tokens / total}

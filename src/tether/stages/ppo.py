@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from tether.algorithms.advantages import gae
+from tether.algorithms.advantages import gae, leave_one_out
 from tether.algorithms.kl import adapt_kl_coefficient, kl_k1
 from tether.algorithms.masked import whiten
 from tether.algorithms.policy_losses import entropy_bonus, ppo_clip_loss, value_loss
@@ -30,7 +30,7 @@ from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
 from tether.learner.loop import epoch_order
 from tether.models.trunk import Role
-from tether.stages.experience import Experience, describe, gather
+from tether.stages.experience import Clock, Experience, describe, gather
 
 
 class KLConfig(Config):
@@ -56,6 +56,10 @@ class PPOConfig(Config):
 
     steps: int = Field(default=100, ge=1)
     prompts_per_step: int = Field(default=64, ge=1)
+    samples_per_prompt: int = Field(default=1, ge=1)
+    group_baseline: bool = Field(
+        default=False, description="take the mean score of the prompt's other samples off each score; the critic learns the rest"
+    )
     max_new_tokens: int = Field(default=64, ge=1)
     temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -98,6 +102,8 @@ class PPOConfig(Config):
                 "(its ratios would be of another policy). Train with top_p = 1; use ppo.temperature to sharpen, "
                 "and top_p when generating afterwards"
             )
+        if self.group_baseline and self.samples_per_prompt < 2:
+            raise ValueError("ppo.group_baseline needs other samples of the same prompt: set ppo.samples_per_prompt to 2 or more")
         return self
 
     @property
@@ -137,14 +143,23 @@ class PPO:
 
     def step(self, prompts: Sequence[Prompt], number: int) -> tuple[dict[str, float], list[Rollout], list[Score]]:
         """One step of the algorithm; returns its metrics, rollouts and proxy scores."""
-        clock, config = _Clock(), self.config
+        clock, config = Clock(), self.config
         ordinals = range(number * config.prompts_per_step, number * config.prompts_per_step + len(prompts))
-        groups = self.engine.generate(prompts, config.sampling, seed=config.seed, ordinals=ordinals)
+        groups = self.engine.generate(
+            prompts, config.sampling, num_samples=config.samples_per_prompt, seed=config.seed, ordinals=ordinals
+        )
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         clock.lap("rollout")
         scores = self.reward.score(rollouts)
         clock.lap("reward")
-        experience = gather(rollouts, scores, self.encoder, config.micro_batch_tokens, self.policy.device)
+        experience = gather(
+            rollouts,
+            scores,
+            self.encoder,
+            config.micro_batch_tokens,
+            self.policy.device,
+            share_prompts=self.policy.reads_masks and self.value.reads_masks and self.reference.reads_masks,
+        )
         self.evaluate(experience)
         experience.rewards = self.shape(experience)
         advantages, experience.returns = gae(experience.rewards, experience.values, experience.mask, config.gamma, config.lam)
@@ -188,13 +203,16 @@ class PPO:
         return logprobs, entropy, values
 
     def shape(self, experience: Experience) -> Tensor:
-        """r_t = -beta (log pi - log pi_ref), plus the normalised, clipped score at the last real token."""
+        """r_t = -beta (log pi - log pi_ref), plus the normalised, clipped score (over its group) at the last real token."""
         scores = self.normalized([s.value for s in experience.scores])
         config = self.config
         penalties = [config.missing_stop_penalty * (not r.finished) for r in experience.rollouts]
         rewards = -self.kl_coefficient * kl_k1(experience.logprobs, experience.reference_logprobs)
         last = torch.tensor([len(r.response_ids) - 1 for r in experience.rollouts], device=rewards.device)
         final = torch.tensor([s - p for s, p in zip(scores, penalties, strict=True)], device=rewards.device)
+        if config.group_baseline:
+            groups = torch.arange(len(final), device=final.device) // config.samples_per_prompt
+            final = final - leave_one_out(final, groups, experience.mask.any(-1))
         rewards[torch.arange(len(last), device=last.device), last] += final
         return torch.where(experience.mask, rewards, 0.0)
 
@@ -360,23 +378,6 @@ def _split(order: list[int], parts: int) -> list[list[int]]:
     """Nearly equal, never empty, in order."""
     parts = min(parts, len(order))
     return [order[len(order) * k // parts : len(order) * (k + 1) // parts] for k in range(parts)]
-
-
-class _Clock:
-    """Seconds of each phase of a step."""
-
-    def __init__(self) -> None:
-        self.start = self.last = time.perf_counter()
-        self.laps: dict[str, float] = {}
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.laps[f"time/{name}"] = now - self.last
-        self.last = now
-
-    def times(self, num_tokens: int) -> dict[str, float]:
-        total = self.last - self.start
-        return {**self.laps, "time/step": total, "tokens_per_second": num_tokens / total}
 
 
 def _summary(history: list[dict[str, Any]]) -> dict[str, Any]:

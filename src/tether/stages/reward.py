@@ -19,7 +19,7 @@ from tether.core.config import Config
 from tether.core.errors import DataError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison
-from tether.data.batches import make_batch
+from tether.data.batches import document_length, make_batch, prompt_groups
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.sources import split_by_group
 from tether.evaluation.calibration import expected_calibration_error, reliability_curve
@@ -61,10 +61,6 @@ class Ranking:
     rejected: tuple[int, ...]
     probability: tuple[float, ...]
     margin: tuple[float, ...]
-
-    @property
-    def widest(self) -> int:
-        return max(map(len, self.sequences))
 
 
 class RewardModeling:
@@ -240,19 +236,28 @@ class RewardModeling:
     def _micro_batches(self, rankings: list[Ranking]) -> list[list[Ranking]]:
         """Rankings together as long as their padded size fits; one that does not fit alone still goes alone."""
         budget = self.config.micro_batch_tokens
+        shapes = {r.group: self._shape(r) for r in rankings}
         batches: list[list[Ranking]] = []
         rows = 0
-        for ranking in sorted(rankings, key=lambda r: r.widest):
-            if batches and batches[-1] and (rows + len(ranking.sequences)) * ranking.widest <= budget:
+        for ranking in sorted(rankings, key=lambda r: shapes[r.group][1]):
+            count, width = shapes[ranking.group]
+            if batches and (rows + count) * width <= budget:
                 batches[-1].append(ranking)
-                rows += len(ranking.sequences)
+                rows += count
             else:
                 batches.append([ranking])
-                rows = len(ranking.sequences)
+                rows = count
         return batches
 
+    def _shape(self, ranking: Ranking) -> tuple[int, int]:
+        """Rows and width of one prompt's responses; where the model reads masks, they share one row."""
+        sequences = ranking.sequences
+        groups = prompt_groups(sequences) if self.role.reads_masks else [[i] for i in range(len(sequences))]
+        return len(groups), max(document_length([sequences[i] for i in group]) for group in groups)
+
     def _scores(self, sequences: list[Encoded]) -> Tensor:
-        return self.role.scores(make_batch(sequences, self.encoder.pad_id).to(self.role.device))
+        batch = make_batch(sequences, self.encoder.pad_id, share_prompts=self.role.reads_masks)
+        return self.role.scores(batch.to(self.role.device))
 
 
 def _pairs(rankings: Sequence[Ranking], scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
