@@ -63,6 +63,7 @@ quickstart: $(VENV)/.installed
 
 check: $(VENV)/.installed
 	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/pytest -q $(FAST_TESTS)

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import transformers
 from scipy import stats
 
 from tether.core.errors import DataError
@@ -58,10 +59,73 @@ def test_samples_do_not_depend_on_the_batch_around_them():
     assert [[r.response_ids for r in g.rollouts] for g in together] == [[r.response_ids for r in g.rollouts] for g in alone]
 
 
+MANY = [Prompt((user("x" * (1 + 7 * n % 23)),), f"m{n}") for n in range(40)]
+
+
+def ends_early(model):
+    """Make the stop token likely, so that rows end at different times."""
+    with torch.no_grad():
+        model.get_output_embeddings().weight[1] *= 0
+    return model
+
+
+@pytest.mark.parametrize(("max_rows", "num_samples"), [(5, 1), (16, 2), (24, 3), (64, 1), (200, 4)])
+def test_rows_that_enter_and_leave_at_any_time_sample_what_they_would_alone(max_rows, num_samples):
+    sampling = Sampling(max_new_tokens=120)
+    ours = engine(max_rows=max_rows)
+    ends_early(ours.role.model)
+    groups = ours.generate(MANY, sampling, num_samples=num_samples, seed=3)
+    lengths = {len(r.response_ids) for g in groups for r in g.rollouts}
+    assert len(lengths) > 10 and [g.prompt.id for g in groups] == [p.id for p in MANY]
+    for number in (0, 17, 39):
+        alone = ours.generate([MANY[number]], sampling, num_samples=num_samples, seed=3, ordinals=[number])[0]
+        for one, other in zip(alone.rollouts, groups[number].rollouts, strict=True):
+            assert (one.response_ids, one.stop_reason, one.sample_index) == (
+                other.response_ids,
+                other.stop_reason,
+                other.sample_index,
+            )
+            assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+
+
+def windowed_model(kind):
+    """Small models whose layers see a window of 8 tokens, all of them or every second."""
+    common = {
+        "vocab_size": 261,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "sliding_window": 8,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+        "bos_token_id": None,
+        "initializer_range": 0.1,
+    }
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if kind == "mistral":
+            return transformers.MistralForCausalLM(transformers.MistralConfig(**common))
+        kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+        config = transformers.Gemma3TextConfig(**common, layer_types=kinds, head_dim=16, query_pre_attn_scalar=16)
+        return transformers.Gemma3ForCausalLM(config)
+
+
+@pytest.mark.parametrize("kind", ["mistral", "gemma3"])
+def test_windows_are_kept(kind):
+    model = windowed_model(kind).eval()
+    ours = LocalEngine(Role(model), ChatEncoder(tiny_tokenizer(), (1,)), max_rows=3)
+    for group in ours.generate(MANY[:6], Sampling(max_new_tokens=20, temperature=0.0)):
+        ids = torch.tensor([group.rollouts[0].prompt_ids])
+        expected = model.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=1, pad_token_id=0, use_cache=False)
+        assert list(group.rollouts[0].response_ids) == expected[0, ids.shape[1] :].tolist()
+
+
 def test_the_stop_token_is_kept_and_the_reason_told():
     ours = engine()
-    with torch.no_grad():  # make the stop token likely, so that rows end at different times
-        ours.role.model.get_output_embeddings().weight[1] *= 0
+    ends_early(ours.role.model)
     rollouts = [r for g in ours.generate(PROMPTS * 8, Sampling(max_new_tokens=400), num_samples=4) for r in g.rollouts]
     ended = [r for r in rollouts if r.stop_reason is StopReason.STOP_TOKEN]
     assert ended and all(r.response_ids[-1] == 1 and 1 not in r.response_ids[:-1] for r in ended)

@@ -126,7 +126,9 @@ class Quickstart:
         return after_sft(self.config.model, self.root)
 
     def run(self) -> dict[str, Any]:
-        """All phases; returns (and writes) the summary."""
+        """All phases; returns (and writes) the summary, which a finished run already has."""
+        if self.run_directory.complete and set(self.config.arms) <= set(self.run_directory.summary()["arms"]):
+            return self.run_directory.summary()
         config, root, start = self.config, self.root, time.perf_counter()
         demonstrations = [
             Demonstration((user(row["prompt"]), assistant(row["response"])), row["id"])
@@ -165,8 +167,7 @@ class Quickstart:
         summary["peak_rss_bytes"] = max(
             [peak_rss_bytes(), *(s.get("peak_rss_bytes", 0) for s in summary.values() if isinstance(s, dict))]
         )
-        if not self.run_directory.complete or set(self.run_directory.summary().get("arms", {})) != set(summary["arms"]):
-            self.run_directory.finish(summary)
+        self.run_directory.finish(summary)
         return self.run_directory.summary()
 
     def collect_pairs(self) -> dict[str, Any]:

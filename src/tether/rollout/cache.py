@@ -1,81 +1,81 @@
-"""A key-value cache that is allocated once for a whole generation instead of being copied at every token."""
+"""Keys and values of many rows of different ages, in slots that are allocated once."""
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
 
+from tether.core.errors import ModelError
 
-class PreallocatedLayer(DynamicLayer):
-    """A layer with room for `capacity` tokens; reads are views of what has been written."""
 
-    def __init__(self, capacity: int) -> None:
+class SlotLayer(DynamicLayer):
+    """One layer's (slots, heads, capacity, dim). Row k of a decoding pass writes at `lengths[k]` and reads `width` places."""
+
+    def __init__(self, owner: SlotCache) -> None:
         super().__init__()
-        self.capacity = capacity
-        self.length = 0
+        self.owner = owner
         self.store: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        if self.store is None:
-            self.lazy_initialization(key_states, value_states)
-            rows, heads, _, dim = key_states.shape
-            self.store = (
-                key_states.new_empty(rows, heads, self.capacity, dim),
-                value_states.new_empty(rows, heads, self.capacity, value_states.shape[-1]),
-            )
-        end = self.length + key_states.shape[-2]
-        self.store[0][:, :, self.length : end] = key_states
-        self.store[1][:, :, self.length : end] = value_states
-        self.length = end
-        return self._refresh()
+        lengths, width = self.owner.lengths, self.owner.width
+        assert self.store is not None
+        rows = torch.arange(len(lengths), device=lengths.device)
+        for stored, new in zip(self.store, (key_states, value_states), strict=True):
+            stored[rows, :, lengths] = new[:, :, 0]
+        return self.store[0][: len(lengths), :, :width], self.store[1][: len(lengths), :, :width]
 
     def get_seq_length(self) -> int:
-        return self.length
+        return self.owner.width - 1
 
-    def batch_repeat_interleave(self, repeats: int) -> None:
-        self._rebuild(lambda t: t.repeat_interleave(repeats, dim=0))
-
-    def batch_select_indices(self, indices: Tensor) -> None:
-        self._rebuild(lambda t: t.index_select(0, indices))
-
-    def _rebuild(self, change: Any) -> None:
+    def fill(self, slots: Tensor, keys: Tensor, values: Tensor, capacity: int) -> None:
+        """Put the first tokens of new rows into their slots."""
         if self.store is None:
-            return
-        rebuilt = []
-        for old in self.store:
-            written = change(old[:, :, : self.length])
-            new = old.new_empty(written.shape[0], *old.shape[1:])
-            new[:, :, : self.length] = written
-            rebuilt.append(new)
-        self.store = (rebuilt[0], rebuilt[1])
-        self._refresh()
+            shapes = [(self.owner.num_slots, t.shape[1], capacity, t.shape[3]) for t in (keys, values)]
+            self.store = (keys.new_zeros(shapes[0]), values.new_zeros(shapes[1]))
+        for stored, new in zip(self.store, (keys, values), strict=True):
+            stored[slots, :, : new.shape[2]] = new
 
-    def _refresh(self) -> tuple[Tensor, Tensor]:
+    def move(self, source: Tensor, target: Tensor) -> None:
         assert self.store is not None
-        keys, values = (stored[:, :, : self.length] for stored in self.store)
-        self.keys, self.values = keys, values
-        return keys, values
+        for stored in self.store:
+            stored[target] = stored[source]
 
 
-def make_cache(config: Any, capacity: int) -> DynamicCache:
-    """The cache that `config`'s model wants, with its plain full-attention layers preallocated."""
-    cache = DynamicCache(config=config)
-    layers = cache.layers or [DynamicLayer() for _ in range(config.num_hidden_layers)]
-    cache.layers = [PreallocatedLayer(capacity) if type(layer) is DynamicLayer else layer for layer in layers]
-    return cache
+class SlotCache(DynamicCache):
+    """What a transformers model writes to while rows that began at different times are decoded together.
 
+    Every row begins at place 0 of its slot: there is no padding inside, and what stands beyond a row's length is masked.
 
-def select_rows(cache: DynamicCache, rows: Tensor) -> None:
-    """Keep only `rows` of the batch."""
-    for layer in cache.layers:
-        cast(DynamicLayer, layer).batch_select_indices(rows)
+    Raises:
+        ModelError: the model keeps states that are not keys and values (recurrent layers).
+    """
 
+    def __init__(self, config: Any, num_slots: int, capacity: int) -> None:
+        super().__init__()
+        config = config.get_text_config(decoder=True)
+        kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+        foreign = set(kinds) - {"full_attention", "sliding_attention"}
+        if foreign:
+            raise ModelError(
+                f"the local engine cannot decode a model with {sorted(foreign)[0]} layers; it keeps keys and values only"
+            )
+        window = getattr(config, "sliding_window", None)
+        self.kinds, self.num_slots, self.capacity = kinds, num_slots, capacity
+        self.windows = {"full_attention": None if hasattr(config, "layer_types") else window, "sliding_attention": window}
+        self.layers = [SlotLayer(self) for _ in kinds]
+        self.lengths = torch.zeros(0, dtype=torch.long)
+        self.width = 0
 
-def repeat_rows(cache: DynamicCache, repeats: int) -> None:
-    """Every row `repeats` times in a row: one prefill serves a whole group."""
-    with torch.no_grad():
-        for layer in cache.layers:
-            cast(DynamicLayer, layer).batch_repeat_interleave(repeats)
+    def visibility(self, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
+        """Additive masks (rows, 1, 1, width) for the pass that is coming, one for each kind of layer if there are several."""
+        place = torch.arange(self.width, device=self.lengths.device)
+        age = self.lengths[:, None] - place  # 0: the token itself; below 0: another row's leavings
+        masks = {}
+        for kind in set(self.kinds):
+            window = self.windows[kind]
+            seen = (age >= 0) if window is None else (age >= 0) & (age < window)
+            masks[kind] = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)[:, None, None]
+        return masks if len(masks) > 1 else masks.popitem()[1]

@@ -1,39 +1,30 @@
 """The in-process engine: samples from a policy role with the very weights that are being trained.
 
-The prompt of a group is prefilled once and its cache repeated; finished rows leave the batch. Prompts are padded on the
-left and positions count real tokens only.
+Continuous batching: a row that has finished leaves, and a waiting prompt takes its slot. A prompt is prefilled once for all
+of its samples. Rows of different ages stand in slots from place 0 on, so there is no padding between a prompt and its answer.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from transformers.cache_utils import DynamicCache
 
 from tether.core.errors import DataError
 from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, StopReason
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
-from tether.rollout.cache import make_cache, repeat_rows, select_rows
+from tether.rollout.cache import SlotCache
 from tether.rollout.sampling import counter_uniform, sample_tokens
 
 ROWS = 16
-
-
-@dataclass
-class _Wave:
-    """The rows that are being decoded together; row k of every tensor belongs to `owner[k]`."""
-
-    owner: Tensor
-    ordinals: Tensor
-    samples: Tensor
-    attention: Tensor
-    positions: Tensor
-    responses: list[list[int]]
-    logprobs: list[list[float]]
-    reasons: list[StopReason] = field(default_factory=list)
+"""Row counts stay multiples of this: every new shape costs a CPU's matrix kernels a set-up of their own."""
+PREFILL_TOKENS = 2**14
+REFILL = 8
+"""New prompts are prefilled together when 1/REFILL of the slots are free."""
 
 
 class LocalEngine:
@@ -78,126 +69,192 @@ class LocalEngine:
                     f"prompt {prompt.id or prompt.text[:40]!r} has {len(ids)} tokens; with {sampling.max_new_tokens} new ones it "
                     f"does not fit the model's context of {self.context_length}. Shorten it or lower max_new_tokens."
                 )
-        ordinals = range(len(prompts)) if ordinals is None else ordinals
         self.role.activate()
-        groups: list[RolloutGroup | None] = [None] * len(prompts)
-        order = sorted(range(len(prompts)), key=lambda i: (len(encoded[i]), i))
-        per_wave = max(1, self.max_rows // num_samples)
-        done = 0
-        for start in range(0, len(order), per_wave):
-            chosen = order[start : start + per_wave]
-            wave = self._decode([encoded[i] for i in chosen], [ordinals[i] for i in chosen], sampling, num_samples, seed)
-            for place, index in enumerate(chosen):
-                rows = range(place * num_samples, (place + 1) * num_samples)
-                rollouts = [self._rollout(wave, row, encoded[index], prompts[index], sampling, row % num_samples) for row in rows]
-                groups[index] = RolloutGroup(prompts[index], tuple(rollouts))
-            done += len(chosen) * num_samples
+        ordinals = range(len(prompts)) if ordinals is None else ordinals
+        decoding = _Decoding(self, encoded, list(ordinals), sampling, num_samples, seed)
+        while decoding.busy:
+            decoding.admit()
+            decoding.step()
             if progress:
-                progress(done)
-        return [group for group in groups if group is not None]
+                progress(len(decoding.finished))
+        return [
+            RolloutGroup(
+                prompt,
+                tuple(
+                    self._rollout(*decoding.finished[number * num_samples + sample], encoded[number], prompt, sampling, sample)
+                    for sample in range(num_samples)
+                ),
+            )
+            for number, prompt in enumerate(prompts)
+        ]
 
-    def _decode(
-        self, prompts: list[tuple[int, ...]], ordinals: list[int], sampling: Sampling, num_samples: int, seed: int
-    ) -> _Wave:
-        device, width = self.role.device, max(map(len, prompts))
-        ids = torch.full((len(prompts), width), self.encoder.pad_id)
-        attention = torch.zeros(len(prompts), width, dtype=torch.long)
+    def _rollout(
+        self,
+        response: tuple[int, ...],
+        logprobs: tuple[float, ...],
+        reason: StopReason,
+        prompt_ids: tuple[int, ...],
+        prompt: Prompt,
+        sampling: Sampling,
+        sample: int,
+    ) -> Rollout:
+        text = self.encoder.decode(response)
+        for stop in sampling.stop_strings:
+            text = text.split(stop)[0]
+        return Rollout(prompt_ids, response, logprobs, reason, text, sample, self.policy_version, sampling, prompt)
+
+
+class _Decoding:
+    """One call of `generate`. Slots 0 .. rows - 1 are decoded; a free one among them waits for a prompt, or for the last to move.
+
+    Requests are numbered prompt by prompt, sample by sample. State of a slot, each (slots,): `request` (-1: free), `ordinals`,
+    `samples`, `steps` (tokens drawn so far), `cache_lengths`; `hidden` (slots, dim) predicts its next token.
+    """
+
+    def __init__(
+        self,
+        engine: LocalEngine,
+        prompts: list[tuple[int, ...]],
+        ordinals: list[int],
+        sampling: Sampling,
+        num_samples: int,
+        seed: int,
+    ) -> None:
+        self.engine, self.role, self.sampling, self.seed = engine, engine.role, sampling, seed
+        self.prompts, self.prompt_ordinals, self.num_samples = prompts, ordinals, num_samples
+        device = self.role.device
+        slots = min(max(engine.max_rows, num_samples), len(prompts) * num_samples)
+        # Long prompts first: the last rows to finish then began with the fewest tokens.
+        self.waiting = deque(sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i)))
+        self.cache = SlotCache(self.role.causal_model.config, slots, max(map(len, prompts), default=0) + sampling.max_new_tokens)
+        self.request = torch.full((slots,), -1, device=device)
+        self.ordinals, self.samples, self.steps, self.cache_lengths = (torch.zeros_like(self.request) for _ in range(4))
+        self.hidden: Tensor | None = None
+        self.tokens = torch.zeros(slots, sampling.max_new_tokens, dtype=torch.long, device=device)
+        self.logprobs = torch.zeros(slots, sampling.max_new_tokens, device=device)
+        self.stop_ids = torch.tensor(engine.encoder.stop_ids, device=device)
+        self.rows = 0
+        self.finished: dict[int, tuple[tuple[int, ...], tuple[float, ...], StopReason]] = {}
+
+    @property
+    def busy(self) -> bool:
+        return len(self.finished) < len(self.prompts) * self.num_samples
+
+    def admit(self) -> None:
+        """Fill free slots with waiting prompts, once enough are free to make a prefill worth its weights."""
+        free = (self.request < 0).nonzero()[:, 0]
+        groups = min(len(free) // self.num_samples, len(self.waiting))
+        if groups:
+            groups = min(groups, max(1, PREFILL_TOKENS // len(self.prompts[self.waiting[0]])))
+        if not groups or (len(free) < len(self.request) // REFILL and len(self.waiting) > groups):
+            return
+        chosen = [self.waiting.popleft() for _ in range(groups)]
+        slots = free[: groups * self.num_samples]
+        hidden = self._prefill([self.prompts[i] for i in chosen], slots)
+        device = slots.device
+        samples = torch.arange(self.num_samples, device=device)
+        numbers = torch.tensor(chosen, device=device)
+        if self.hidden is None:
+            self.hidden = hidden.new_zeros(len(self.request), hidden.shape[-1])
+        self.request[slots] = (numbers[:, None] * self.num_samples + samples).flatten()
+        self.ordinals[slots] = torch.tensor([self.prompt_ordinals[i] for i in chosen], device=device).repeat_interleave(
+            self.num_samples
+        )
+        self.samples[slots] = samples.repeat(groups)
+        self.cache_lengths[slots] = torch.tensor([len(self.prompts[i]) for i in chosen], device=device).repeat_interleave(
+            self.num_samples
+        )
+        self.steps[slots] = 0
+        self.hidden[slots] = hidden.repeat_interleave(self.num_samples, 0)
+        self.rows = max(self.rows, int(slots.max()) + 1)
+
+    def _prefill(self, prompts: list[tuple[int, ...]], slots: Tensor) -> Tensor:
+        """Keys and values of some prompts into the slots of all their samples; the state after each prompt, (prompts, dim)."""
+        width, device = max(map(len, prompts)), self.role.device
+        ids = torch.full((len(prompts), width), self.engine.encoder.pad_id)
         for row, prompt in enumerate(prompts):
-            ids[row, width - len(prompt) :] = torch.tensor(prompt)
-            attention[row, width - len(prompt) :] = 1
-        ids, attention = ids.to(device), attention.to(device)
-        cache = make_cache(self.role.causal_model.config, width + sampling.max_new_tokens)
-        positions = (attention.cumsum(-1) - 1).clamp_(min=0)
-        hidden = self._forward(ids, attention, positions, cache)
-        repeat_rows(cache, num_samples)
-        count = len(prompts) * num_samples
-        wave = _Wave(
-            owner=torch.arange(count, device=device),
-            ordinals=torch.tensor(ordinals, device=device).repeat_interleave(num_samples),
-            samples=torch.arange(num_samples, device=device).repeat(len(prompts)),
-            attention=attention.repeat_interleave(num_samples, 0),
-            positions=attention.sum(-1).repeat_interleave(num_samples),
-            responses=[[] for _ in range(count)],
-            logprobs=[[] for _ in range(count)],
-            reasons=[StopReason.LENGTH] * count,
-        )
-        hidden = hidden.repeat_interleave(num_samples, 0)
-        for step in range(sampling.max_new_tokens):
-            uniforms = counter_uniform(seed, wave.ordinals, wave.samples, torch.full_like(wave.samples, step))
-            tokens, logprobs = sample_tokens(self._logits(hidden), uniforms, sampling)
-            going = self._record(wave, tokens, logprobs, sampling)
-            if step + 1 == sampling.max_new_tokens or not going.any():
-                break
-            tokens = self._drop_finished(wave, tokens, going, cache)
-            wave.attention = torch.cat([wave.attention, torch.ones_like(wave.attention[:, :1])], 1)
-            hidden = self._forward(tokens[:, None], wave.attention, wave.positions[:, None], cache)
-            wave.positions = wave.positions + 1
-        return wave
+            ids[row, : len(prompt)] = torch.tensor(prompt)
+        # Padding stands on the right, where causal attention hides it, and is overwritten by the answer.
+        filled = DynamicCache()
+        positions = torch.arange(width, device=device).repeat(len(prompts), 1)
+        output = self.role.decoder(input_ids=ids.to(device), position_ids=positions, past_key_values=filled, use_cache=True)
+        owner = torch.arange(len(prompts), device=device).repeat_interleave(self.num_samples)
+        for layer, prefix in zip(self.cache.layers, filled.layers, strict=True):
+            layer.fill(slots, prefix.keys[owner], prefix.values[owner], self.cache.capacity)
+        last = torch.tensor([len(p) - 1 for p in prompts], device=device)
+        return output.last_hidden_state[torch.arange(len(prompts), device=device), last]
 
-    def _record(self, wave: _Wave, tokens: Tensor, logprobs: Tensor, sampling: Sampling) -> Tensor:
-        """Append the new tokens; True for the rows that go on."""
-        going = torch.ones_like(tokens, dtype=torch.bool)
-        for row, (owner, token, logprob) in enumerate(zip(wave.owner.tolist(), tokens.tolist(), logprobs.tolist(), strict=True)):
-            if wave.reasons[owner] is not StopReason.LENGTH:
-                going[row] = False
+    def step(self) -> None:
+        """One token for every row, then the state that predicts the next."""
+        assert self.hidden is not None
+        rows, request = self.rows, self.request[: self.rows]
+        uniforms = counter_uniform(self.seed, self.ordinals[:rows], self.samples[:rows], self.steps[:rows])
+        tokens, logprobs = sample_tokens(self._logits(self.hidden[:rows]), uniforms, self.sampling)
+        places = torch.arange(rows, device=tokens.device), self.steps[:rows]
+        self.tokens[places], self.logprobs[places] = tokens, logprobs
+        self.steps[:rows] += request >= 0
+        self._release(tokens, request)
+        if not self.busy:
+            return
+        if not self.waiting:
+            self._close_up()
+        self._advance()
+
+    def _release(self, tokens: Tensor, request: Tensor) -> None:
+        """Take down the rows that ended with these tokens, and free their slots."""
+        stopped = torch.isin(tokens, self.stop_ids)
+        ended = ((stopped | (self.steps[: self.rows] >= self.sampling.max_new_tokens)) & (request >= 0)).tolist()
+        stopped, numbers = stopped.tolist(), request.tolist()
+        for row in range(self.rows):
+            if numbers[row] < 0:
                 continue
-            wave.responses[owner].append(token)
-            wave.logprobs[owner].append(logprob)
-            if token in self.encoder.stop_ids:
-                wave.reasons[owner] = StopReason.STOP_TOKEN
-            elif sampling.stop_strings and self._has_stop_string(wave.responses[owner], sampling.stop_strings):
-                wave.reasons[owner] = StopReason.STOP_STRING
-            else:
-                continue
-            going[row] = False
-        return going
+            reason = StopReason.STOP_TOKEN if stopped[row] else StopReason.LENGTH
+            if not stopped[row] and self.sampling.stop_strings and self._has_stop_string(row):
+                reason, ended[row] = StopReason.STOP_STRING, True
+            if ended[row]:
+                length = int(self.steps[row])
+                drawn = tuple(self.tokens[row, :length].tolist()), tuple(self.logprobs[row, :length].tolist())
+                self.finished[numbers[row]] = (*drawn, reason)
+                self.request[row], self.steps[row], self.cache_lengths[row] = -1, 0, 0
 
-    def _has_stop_string(self, response: list[int], stop_strings: tuple[str, ...]) -> bool:
-        tail = self.encoder.tokenizer.decode(response[-max(map(len, stop_strings)) - 8 :])
-        return any(stop in tail for stop in stop_strings)
+    def _has_stop_string(self, row: int) -> bool:
+        length, stops = int(self.steps[row]), self.sampling.stop_strings
+        tail = self.tokens[row, max(0, length - max(map(len, stops)) - 8) : length]
+        text = self.engine.encoder.tokenizer.decode(tail.tolist())
+        return any(stop in text for stop in stops)
 
-    @staticmethod
-    def _drop_finished(wave: _Wave, tokens: Tensor, going: Tensor, cache: object) -> Tensor:
-        """Rows that ended leave, with their cache. The owner column keeps track of who is who.
+    def _close_up(self) -> None:
+        """With nobody waiting, the last rows move into free slots, and fewer rows are decoded."""
+        going = self.request[: self.rows] >= 0
+        rows = min(self.rows, -(-int(going.sum()) // ROWS) * ROWS)
+        source = going[rows:].nonzero()[:, 0] + rows
+        target = (~going[:rows]).nonzero()[: len(source), 0]
+        if len(source):
+            for layer in self.cache.layers:
+                layer.move(source, target)
+            for state in (self.request, self.ordinals, self.samples, self.steps, self.cache_lengths, self.tokens, self.logprobs):
+                state[target] = state[source]
+            self.request[source] = -1
+        self.rows = rows
 
-        Row counts stay multiples of ROWS: every new shape costs a CPU's matrix kernels a set-up of their own. So a few
-        finished rows may be decoded along for a while; what they draw is thrown away.
-        """
-        keep = min(len(tokens), -(-int(going.sum()) // ROWS) * ROWS)
-        if keep == len(tokens):
-            return tokens
-        rows = going.int().argsort(descending=True, stable=True)[:keep].sort().values
-        select_rows(cache, rows)  # type: ignore[arg-type]
-        for name in ("owner", "ordinals", "samples", "attention", "positions"):
-            setattr(wave, name, getattr(wave, name)[rows])
-        return tokens[rows]
-
-    def _forward(self, ids: Tensor, attention: Tensor, positions: Tensor, cache: object) -> Tensor:
-        """Hidden state of each row's last position, (rows, dim)."""
+    def _advance(self) -> None:
+        """The tokens just drawn go through the model; a free row computes along, and nobody looks."""
+        assert self.hidden is not None
+        rows, cache = self.rows, self.cache
+        drawn = self.tokens[torch.arange(rows, device=self.tokens.device), (self.steps[:rows] - 1).clamp(min=0)]
+        cache.lengths = self.cache_lengths[:rows]
+        cache.width = int(cache.lengths.max()) + 1
         output = self.role.decoder(
-            input_ids=ids, attention_mask=attention, position_ids=positions, past_key_values=cache, use_cache=True
+            input_ids=drawn[:, None],
+            attention_mask=cache.visibility(self.hidden.dtype),
+            position_ids=cache.lengths[:, None],
+            past_key_values=cache,
+            use_cache=True,
         )
-        return output.last_hidden_state[:, -1]
+        self.hidden[:rows] = output.last_hidden_state[:, -1]
+        self.cache_lengths[:rows] += self.request[:rows] >= 0
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits = self.role.causal_model.get_output_embeddings()(hidden)
         cap = getattr(self.role.causal_model.config, "final_logit_softcapping", None)
         return logits if cap is None else cap * torch.tanh(logits.float() / cap)
-
-    def _rollout(
-        self, wave: _Wave, row: int, prompt_ids: tuple[int, ...], prompt: Prompt, sampling: Sampling, sample: int
-    ) -> Rollout:
-        text = self.encoder.decode(wave.responses[row])
-        for stop in sampling.stop_strings:
-            text = text.split(stop)[0]
-        return Rollout(
-            prompt_ids,
-            tuple(wave.responses[row]),
-            tuple(wave.logprobs[row]),
-            wave.reasons[row],
-            text,
-            sample,
-            self.policy_version,
-            sampling,
-            prompt,
-        )
