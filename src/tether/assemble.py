@@ -23,6 +23,7 @@ from tether.models.trunk import Role
 from tether.rewards.control import RandomReward
 from tether.rewards.learned import LearnedReward
 from tether.rollout.local import LocalEngine
+from tether.stages.direct import REFERENCE_FREE, DirectConfig
 from tether.stages.ppo import PPO, PPOConfig
 from tether.stages.reward import RewardConfig
 from tether.stages.sft import SFTConfig
@@ -67,6 +68,11 @@ class RewardSection(RewardConfig):
     lora: Lora = LoraConfig()
 
 
+class DirectSection(DirectConfig):
+    data: DataConfig | None = None
+    lora: Lora = LoraConfig()
+
+
 class PPOSection(PPOConfig):
     data: DataConfig | None = None
     lora: Lora = LoraConfig()
@@ -96,6 +102,7 @@ class Recipe(Config):
     model: ModelConfig
     sft: SFTSection | None = None
     reward: RewardSection | None = None
+    direct: DirectSection | None = None
     ppo: PPOSection | None = None
 
     @model_validator(mode="after")
@@ -150,6 +157,15 @@ def reward_role(loaded: LoadedModel, section: RewardSection, seed: int) -> Role:
     if section.lora is False:
         return Role(loaded.model, head=head)
     return Role(add_adapter(loaded.model, "reward", section.lora, seed=seed), "reward", head)
+
+
+def direct_roles(loaded: LoadedModel, section: DirectSection, settings: ModelConfig, seed: int) -> tuple[Role, Role | None]:
+    """The policy under an adapter and the bare trunk as its reference; trained whole, the reference is a model of its own."""
+    if section.lora is False:
+        reference = None if section.loss in REFERENCE_FREE else Role(load_model(settings, seed=seed).model)
+        return Role(loaded.model), reference
+    model = add_adapter(loaded.model, "policy", section.lora, seed=seed)
+    return Role(model, "policy"), None if section.loss in REFERENCE_FREE else Role(model)
 
 
 def ppo_stage(section: PPOSection, settings: ModelConfig, reward_folder: Path | None, seed: int) -> tuple[PPO, LoadedModel]:
@@ -242,7 +258,7 @@ def _learned(reward: Role | None, folder: Path | None, encoder: ChatEncoder) -> 
 def load_policy(path: str, settings: ModelConfig | None = None) -> tuple[Role, LoadedModel]:
     """A policy to talk to: a model source, a run directory, or the folder of a trained role."""
     folder = Path(path).expanduser()
-    for candidate in (folder / "ppo" / "policy", folder / "policy", folder):
+    for candidate in (folder / "ppo" / "policy", folder / "direct" / "policy", folder / "policy", folder):
         if (candidate / "role.json").is_file():
             role = read_role(candidate)
             base = str(candidate / "model") if role["adapter"] is None else role["base"]
@@ -269,4 +285,4 @@ def _settings(source: str, role: dict[str, Any] | None, settings: ModelConfig | 
 
 def describe_sections(recipe: Recipe) -> Sequence[str]:
     """Names of the stages that the recipe has, in order."""
-    return [name for name in ("sft", "reward", "ppo") if getattr(recipe, name) is not None]
+    return [name for name in ("sft", "reward", "direct", "ppo") if getattr(recipe, name) is not None]

@@ -2,12 +2,24 @@
 
 import math
 
+import mpmath
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tether.algorithms.preference_losses import bradley_terry_loss, centering_penalty, negative_log_likelihood
+from tether.algorithms.preference_losses import (
+    bradley_terry_loss,
+    centering_penalty,
+    dpo_loss,
+    ipo_loss,
+    kto_loss,
+    log1mexp,
+    negative_log_likelihood,
+    orpo_loss,
+    robust_dpo_loss,
+    simpo_loss,
+)
 
 score = st.floats(-8, 8)
 
@@ -123,3 +135,128 @@ def test_shapes_do_not_broadcast(as_in_production):
         centering_penalty(three, one, denominator=1)
     with pytest.raises(ValueError, match="equal shapes"):
         negative_log_likelihood(three, torch.ones(1, dtype=torch.bool), denominator=1)
+
+
+DIRECT = {
+    "dpo": lambda c, r: dpo_loss(c, r, beta=0.3, denominator=1),
+    "cdpo": lambda c, r: dpo_loss(c, r, beta=0.3, label_smoothing=0.1, denominator=1),
+    "robust": lambda c, r: robust_dpo_loss(c, r, beta=0.3, label_smoothing=0.1, denominator=1),
+    "ipo": lambda c, r: ipo_loss(c, r, beta=0.3, denominator=1),
+    "simpo": lambda c, r: simpo_loss(c, r, beta=0.3, margin=0.2, denominator=1),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "by_hand"),
+    [
+        ("dpo", lambda h: math.log1p(math.exp(-0.3 * h))),
+        ("cdpo", lambda h: 0.9 * math.log1p(math.exp(-0.3 * h)) + 0.1 * math.log1p(math.exp(0.3 * h))),
+        ("robust", lambda h: (0.9 * math.log1p(math.exp(-0.3 * h)) - 0.1 * math.log1p(math.exp(0.3 * h))) / 0.8),
+        ("ipo", lambda h: (h - 1 / 0.6) ** 2),
+        ("simpo", lambda h: math.log1p(math.exp(-0.3 * h + 0.2))),
+    ],
+)
+def test_direct_losses_by_hand(name, by_hand):
+    chosen = torch.tensor([1.0, -2.0, 0.5, 0.0], dtype=torch.float64)
+    rejected = torch.tensor([-1.0, 0.5, 0.5, 3.0], dtype=torch.float64)
+    expected = sum(by_hand(c - r) for c, r in zip(chosen.tolist(), rejected.tolist(), strict=True))
+    assert DIRECT[name](chosen, rejected).item() == pytest.approx(expected, rel=1e-12)
+    assert 4 * DIRECT[name](chosen[:1], rejected[:1]).item() != pytest.approx(expected, rel=1e-3)
+
+
+def test_robust_dpo_is_unbiased_under_flipped_labels():
+    """Averaged over flips at rate e, the loss of the noisy label is the DPO loss of the clean one (the paper's lemma 3.1)."""
+    chosen, rejected = torch.tensor([0.7, -1.3]).double(), torch.tensor([-0.4, 0.9]).double()
+    noisy = [
+        robust_dpo_loss(a, b, beta=0.3, label_smoothing=0.2, denominator=1) for a, b in ((chosen, rejected), (rejected, chosen))
+    ]
+    clean = dpo_loss(chosen, rejected, beta=0.3, denominator=1)
+    assert (0.8 * noisy[0] + 0.2 * noisy[1]).item() == pytest.approx(clean.item(), rel=1e-12)
+
+
+def expected_loss(loss, logits, reference, preferred):
+    """Sum over ordered pairs of arms of P(a beats b) times the loss of (a, b): all that infinite data would say."""
+    ratios = logits.log_softmax(-1) - reference
+    pairs = [(a, b) for a in range(len(logits)) for b in range(len(logits)) if a != b]
+    return sum(preferred[a, b] * loss(ratios[a : a + 1], ratios[b : b + 1]) for a, b in pairs)
+
+
+def optimum(loss, reference, preferred, steps=100):
+    logits = reference.clone().requires_grad_()
+    optimizer = torch.optim.LBFGS(
+        [logits], lr=1, max_iter=steps, tolerance_grad=1e-14, tolerance_change=0, line_search_fn="strong_wolfe"
+    )
+
+    def closure():
+        optimizer.zero_grad()
+        value = expected_loss(loss, logits, reference, preferred)
+        value.backward()
+        return value
+
+    optimizer.step(closure)
+    return logits.detach().log_softmax(-1)
+
+
+def test_dpo_recovers_the_closed_form_optimum_of_a_bandit():
+    generator = torch.Generator().manual_seed(0)
+    rewards, reference = torch.randn(2, 5, generator=generator, dtype=torch.float64)
+    reference = reference.log_softmax(-1)
+    preferred = torch.sigmoid(rewards[:, None] - rewards[None])
+    found = optimum(lambda c, r: dpo_loss(c, r, beta=0.4, denominator=1), reference, preferred)
+    torch.testing.assert_close(found, (reference + rewards / 0.4).log_softmax(-1), atol=1e-6, rtol=0)
+
+
+def test_ipo_stays_finite_where_dpo_runs_away():
+    """One pair that everybody orders alike: IPO stops at h = 1/(2 beta), DPO's h grows with every further iteration."""
+    reference, sure = torch.zeros(2, dtype=torch.float64).log_softmax(-1), torch.tensor([[0.0, 1.0], [0.0, 0.0]]).double()
+    ipo = optimum(lambda c, r: ipo_loss(c, r, beta=0.25, denominator=1), reference, sure)
+    assert (ipo[0] - ipo[1]).item() == pytest.approx(2.0, abs=1e-6)
+
+    def slope(loss, h):
+        gap = torch.tensor([float(h)], dtype=torch.float64, requires_grad=True)
+        loss(gap, torch.zeros(1, dtype=torch.float64)).backward()
+        return float(gap.grad)
+
+    assert all(slope(lambda c, r: dpo_loss(c, r, beta=0.25, denominator=1), h) < 0 for h in (2, 20, 200))
+    assert slope(lambda c, r: ipo_loss(c, r, beta=0.25, denominator=1), 1.9) < 0 < slope(DIRECT["ipo"], 2.1)
+
+
+def test_kto_by_hand():
+    ratios = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64, requires_grad=True)
+    good, baseline = torch.tensor([True, False, True]), torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    loss = kto_loss(ratios, good, baseline, beta=0.2, desirable_weight=1.5, undesirable_weight=0.5, denominator=3)
+    squash = [1 / (1 + math.exp(-0.2 * x)) for x in (0.5 - 0.3, 0.3 + 1.0, 2.0 - 0.3)]
+    assert loss.item() == pytest.approx((1.5 * (1 - squash[0]) + 0.5 * (1 - squash[1]) + 1.5 * (1 - squash[2])) / 3, rel=1e-12)
+    loss.backward()
+    assert baseline.grad is None and ratios.grad[0] < 0 < ratios.grad[1]
+    below = kto_loss(ratios.detach(), good, torch.tensor(-5.0).double(), beta=0.2, denominator=3)
+    assert torch.equal(below, kto_loss(ratios.detach(), good, torch.tensor(0.0).double(), beta=0.2, denominator=3))
+
+
+def test_orpo_by_its_odds():
+    chosen, rejected = torch.tensor([-0.2, -3.0]).double(), torch.tensor([-0.9, -0.01]).double()
+    odds = [[math.exp(p) / (1 - math.exp(p)) for p in row.tolist()] for row in (chosen, rejected)]
+    expected = sum(-math.log(1 / (1 + b / a)) for a, b in zip(*odds, strict=True)) / 2
+    assert orpo_loss(chosen, rejected, denominator=2).item() == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("x", [-1e-12, -1e-5, -0.5, -0.7, -3.0, -40.0, -300.0])
+def test_log1mexp_keeps_its_digits(x):
+    mpmath.mp.dps = 60
+    ours = log1mexp(torch.tensor([x], dtype=torch.float64, requires_grad=True))
+    assert ours.item() == pytest.approx(float(mpmath.log(1 - mpmath.exp(mpmath.mpf(x)))), rel=1e-14)
+    ours.backward()
+
+
+def test_log1mexp_is_finite_at_certainty():
+    certain = torch.zeros(3, requires_grad=True)
+    log1mexp(certain).sum().backward()
+    assert certain.grad.isfinite().all()
+
+
+def test_direct_losses_refuse_what_means_nothing():
+    one = torch.ones(1)
+    with pytest.raises(ValueError, match="beta must be positive"):
+        dpo_loss(one, one, beta=0.0, denominator=1)
+    with pytest.raises(ValueError, match="labels say nothing"):
+        robust_dpo_loss(one, one, beta=0.1, label_smoothing=0.5, denominator=1)

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+import transformers
 
 from tether.algorithms.preference_losses import negative_log_likelihood
-from tether.data.batches import cut_batches, document_length, make_batch, prompt_groups
+from tether.data.batches import cut_batches, document_length, documents_of, make_batch
 from tether.data.chat import Encoded
 from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
@@ -53,7 +54,7 @@ def test_no_document_of_a_packed_row_sees_another():
     changed = [rows[0], Encoded((7,) * len(rows[1]), rows[1].trained), rows[2]]
     for which in (rows, changed):
         batch = make_batch(which, 0, capacity=500)
-        assert batch.packed and batch.ids.shape[0] == 1
+        assert batch.ids.shape[0] == 1
         hidden = Role(model).hidden(batch)
         result = hidden[batch.last[[0, 2]]]
         if which is rows:
@@ -79,7 +80,7 @@ def test_answers_that_share_their_prompt_are_what_they_are_alone(capacity, atten
     model, rows = tiny_model(1), answers()
     expected = brute_force_logprobs(model, rows)
     model.set_attn_implementation(attention)
-    batch = make_batch(rows, 0, capacity=capacity, share_prompts=True)
+    batch = make_batch(rows, 0, capacity=capacity, document_tokens=500)
     assert int((batch.positions == 0).logical_and(batch.ids > 0).sum()) == 3  # each prompt stands there once
     role = Role(model, head=ScalarHead(64, zero=False))
     logprobs, _ = role.logprobs(batch)
@@ -93,7 +94,9 @@ def test_no_answer_sees_another():
     model, rows = tiny_model(1), answers(1, 3)
     start = rows[1].prompt_length
     changed = [rows[0], Encoded(rows[1].ids[:start] + (7,) * (len(rows[1]) - start), rows[1].trained), rows[2]]
-    results = [Role(model).hidden(batch)[batch.last] for batch in (make_batch(r, 0, share_prompts=True) for r in (rows, changed))]
+    results = [
+        Role(model).hidden(batch)[batch.last] for batch in (make_batch(r, 0, document_tokens=500) for r in (rows, changed))
+    ]
     assert torch.equal(results[0][[0, 2]], results[1][[0, 2]])
     assert not torch.allclose(results[0][1], results[1][1], atol=1e-3)
 
@@ -105,24 +108,71 @@ def test_a_model_with_windows_keeps_its_rows_apart():
     assert not Role(model).reads_masks
 
 
-def test_answers_to_one_prompt_are_never_cut_apart():
-    rows = answers(4, 3)
-    cuts = cut_batches(rows, 80, share_prompts=True)
-    assert sorted(i for cut in cuts for i in cut) == list(range(len(rows))) and len(cuts) > 1
-    for cut in cuts:
-        groups = prompt_groups([rows[i] for i in cut])
-        assert all(len(g) == 3 for g in groups)
-        lengths = [document_length([rows[cut[i]] for i in g]) for g in groups]
-        assert len(groups) == 1 or max(lengths) * len(groups) <= 80
+def test_documents_keep_to_their_budget():
+    rows = answers(4, 5)
+    for budget in (80, 200):
+        cuts = cut_batches(rows, budget, document_tokens=budget)
+        assert sorted(i for cut in cuts for i in cut) == list(range(len(rows))) and len(cuts) > 1
+        for cut in cuts:
+            batch = make_batch([rows[i] for i in cut], 0, document_tokens=budget)
+            documents = documents_of([rows[i] for i in cut], budget)
+            assert batch.ids.shape[0] == len(documents) <= len(cut)
+            assert batch.ids.numel() <= budget or len(documents) == 1
+            assert all(len(d) == 1 or document_length([rows[cut[i]] for i in d]) <= budget for d in documents)
 
 
-def gradient(rows, cuts, capacity=None, lora=False, share_prompts=False):
+def test_a_batch_of_answers_that_share_and_of_one_that_does_not():
+    """A lone sequence, answers of one prompt and a sequence of which nothing counts, in float32 and in bfloat16."""
+    rows = [*answers(1, 3), sequences(2)[1], Encoded((9, 8, 7), (False,) * 3)]
+    for dtype, tolerance in ((torch.float32, 2e-6), (torch.bfloat16, 0.06)):
+        model = tiny_model(1).to(dtype)
+        batch = make_batch(rows, 0, document_tokens=500)
+        assert batch.ids.shape[0] == 3 and batch.scatter(batch.targets.float())[4].sum() == 0
+        logprobs, _ = Role(model).logprobs(batch)
+        order = torch.argsort(batch.sequence * 1000 + batch.step)
+        expected = brute_force_logprobs(model, rows)
+        torch.testing.assert_close(logprobs.detach()[order].double(), expected.double(), atol=tolerance, rtol=0)
+
+
+def test_padding_stands_at_no_position_that_learned_ones_lack():
+    """Four answers in a row are wider than a model of 64 learned positions may look up; each by itself is not."""
+    config = transformers.GPT2Config(
+        vocab_size=261, n_positions=64, n_embd=32, n_layer=2, n_head=2, eos_token_id=1, bos_token_id=1
+    )
+    model = transformers.GPT2LMHeadModel(config).eval()
+    prompt = list(range(10, 40))
+    rows = [Encoded(tuple(prompt + [50 + n] * (20 + n)), (False,) * 30 + (True,) * (20 + n)) for n in range(4)]
+    batch = make_batch([*rows, Encoded((5, 6), (False, True))], 0, document_tokens=500)
+    assert batch.ids.shape[1] > 64
+    role = Role(model)
+    order = torch.argsort(batch.sequence * 1000 + batch.step)
+    expected = brute_force_logprobs(model, [*rows, Encoded((5, 6), (False, True))])
+    torch.testing.assert_close(role.logprobs(batch)[0].detach()[order].double(), expected.double(), atol=2e-5, rtol=0)
+    assert role.common_depth == 0
+
+
+def test_logits_carry_the_models_own_scale_and_cap():
+    config = transformers.GraniteConfig(
+        vocab_size=261, hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, logits_scaling=4.0
+    )
+    for model in (transformers.GraniteForCausalLM(config).eval(), tiny_model(1)):
+        rows, role = sequences(4), Role(model)
+        batch = make_batch(rows, 0)
+        order = torch.argsort(batch.sequence * 1000 + batch.step)
+        expected = brute_force_logprobs(model, rows)
+        torch.testing.assert_close(role.logprobs(batch)[0].detach()[order].double(), expected.double(), atol=2e-5, rtol=0)
+        with torch.no_grad():
+            ours, theirs = role.logits(role.hidden(batch)), model(input_ids=batch.ids).logits.flatten(0, 1)
+        torch.testing.assert_close(ours[batch.predict], theirs[batch.predict], atol=2e-5, rtol=0)
+
+
+def gradient(rows, cuts, capacity=None, lora=False, document_tokens=0):
     model = tiny_model(1).requires_grad_(False)
     role = Role(add_adapter(model, "a", LoraConfig(rank=4), seed=5), "a") if lora else Role(model)
     learner = LocalLearner(role.parameters(), OptimizerConfig(learning_rate=1e-3), 10)
     total = sum(r.num_trained for r in rows)
     for cut in cuts:
-        logprobs, _ = role.logprobs(make_batch([rows[i] for i in cut], 0, capacity=capacity, share_prompts=share_prompts))
+        logprobs, _ = role.logprobs(make_batch([rows[i] for i in cut], 0, capacity=capacity, document_tokens=document_tokens))
         learner.backward(negative_log_likelihood(logprobs, torch.ones_like(logprobs, dtype=torch.bool), denominator=total))
     return torch.cat([m.grad.flatten() for m in learner.masters])
 
@@ -144,8 +194,43 @@ def test_gradient_does_not_depend_on_how_the_step_is_cut(lora):
 def test_sharing_a_prompt_does_not_change_the_gradient():
     rows = answers()
     apart = gradient(rows, [[i] for i in range(9)], lora=True)
-    for cuts, capacity in (([range(9)], None), ([[0, 3], [6, 1, 4], [7, 2, 5, 8]], None), ([range(9)], 90)):
-        torch.testing.assert_close(gradient(rows, cuts, capacity, True, share_prompts=True), apart, atol=3e-7, rtol=2e-4)
+    uneven = [[0, 3], [6, 1, 4], [7, 2, 5, 8]]
+    for cuts, capacity, limit in (([range(9)], None, 500), (uneven, None, 500), ([range(9)], 90, 90), ([range(9)], None, 26)):
+        torch.testing.assert_close(gradient(rows, cuts, capacity, True, document_tokens=limit), apart, atol=3e-7, rtol=2e-4)
+
+
+def test_what_lies_below_the_adapters_is_computed_once():
+    model = add_adapter(tiny_model(1, layers=3).requires_grad_(False).eval(), "policy", LoraConfig(rank=4, last_layers=1), seed=1)
+    policy, base = Role(model, "policy"), Role(model)
+    with torch.no_grad():
+        for parameter in policy.parameters():
+            parameter.add_(0.05)
+    batch = make_batch(answers(), 0, document_tokens=500)
+    whole = [role.hidden(batch) for role in (policy, base)]
+    assert policy.common_depth == base.common_depth == 2
+    common = policy.common(batch)
+    calls = []
+    hooks = [layer.mlp.register_forward_hook(lambda *_: calls.append(1)) for layer in policy.decoder.layers]
+    assert all(torch.equal(role.hidden(batch, common), hidden) for role, hidden in zip((policy, base), whole, strict=True))
+    assert len(calls) == 2  # the top layer, once a role
+    for hook in hooks:
+        hook.remove()
+    assert torch.equal(policy.hidden(batch), whole[0])  # and nothing is left behind
+    trained = [p.requires_grad_(True) for p in policy.parameters()]
+    gradients = [torch.autograd.grad(policy.logprobs(batch, common=c)[0].sum(), trained) for c in (None, common)]
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+    policy.train_mode(True)
+    assert policy.common(batch) is None
+
+
+def test_a_model_trained_whole_has_nothing_in_common():
+    model = tiny_model(1)
+    assert Role(model).common_depth == 0 and Role(model).common(make_batch(sequences(2), 0)) is None
+    model.requires_grad_(False)
+    model.model.layers[1].requires_grad_(True)
+    assert Role(model).common_depth == 1
+    model.get_input_embeddings().requires_grad_(True)
+    assert Role(model).common_depth == 0
 
 
 def test_bfloat16_weights_take_small_steps_through_their_masters():

@@ -53,11 +53,24 @@ def test_heldout_prompts_are_never_trained_on(finished):
     assert heldout and seen and not heldout & seen
 
 
-def test_started_again_it_finishes_at_once_and_changes_nothing(finished):
+def test_started_again_it_finishes_at_once_and_changes_nothing(finished, monkeypatch):
     root, summary = finished
+    for phase in ("collect_pairs", "evaluate", "_arm"):
+        monkeypatch.setattr(Quickstart, phase, None)
     before = {p: p.stat().st_mtime_ns for p in root.rglob("metrics.jsonl")}
     assert Quickstart(config(root, arms=("ppo", "beta0", "random"))).run() == summary
     assert {p: p.stat().st_mtime_ns for p in root.rglob("metrics.jsonl")} == before
+
+
+def test_an_arm_can_be_added_later_and_none_is_lost(finished, tmp_path):
+    _, whole = finished
+    first = Quickstart(config(tmp_path / "run")).run()
+    assert set(first["arms"]) == {"ppo"}
+    both = Quickstart(config(tmp_path / "run", arms=("ppo", "random"))).run()
+    assert set(both["arms"]) == {"ppo", "random"} and both["arms"]["ppo"]["gold_win_rate"] == whole["ppo"]["gold_win_rate"]
+    assert both["arms"]["random"]["gold_win_rate"] == whole["arms"]["random"]["gold_win_rate"]
+    third = Quickstart(config(tmp_path / "run", arms=("ppo", "beta0"))).run()
+    assert set(third["arms"]) == {"ppo", "random", "beta0"}
 
 
 @pytest.mark.parametrize("phase", ["sft", "pairs", "ppo"])
@@ -93,4 +106,6 @@ def test_settings_are_checked_before_anything_runs(tmp_path):
         config(tmp_path, arms=("beta0",))
     with pytest.raises(ConfigError, match="needs adapters"):
         config(tmp_path, "ppo.lora=false")
+    with pytest.raises(ConfigError, match="the arm 'random' cannot be run"):
+        config(tmp_path, "ppo.value_init=reward", arms=("ppo", "random"))
     assert not any(tmp_path.iterdir())

@@ -8,7 +8,7 @@ import torch
 import transformers
 from scipy import stats
 
-from tether.core.errors import DataError
+from tether.core.errors import DataError, ModelError
 from tether.core.types import Prompt, Sampling, StopReason, user
 from tether.data.chat import ChatEncoder
 from tether.models.tiny import tiny_model, tiny_tokenizer
@@ -88,7 +88,34 @@ def test_rows_that_enter_and_leave_at_any_time_sample_what_they_would_alone(max_
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
 
 
-def windowed_model(kind):
+def test_many_rows_that_end_early_are_transformers_greedy_rows():
+    """More rows than slots and early stops: slots are refilled, and rows move when nobody waits any more."""
+    ours = engine(max_rows=40)
+    model = ours.role.model
+    prompts = [Prompt((user(f"{n} {'xyz' * (n % 5)}"),), str(n)) for n in range(90)]
+    groups = ours.generate(prompts, Sampling(max_new_tokens=24, temperature=0.0))
+    ends = [r.response_ids[7] for g in groups[:20] for r in g.rollouts]  # tokens that greedy rows do reach, at many ages
+    stops = (1, *sorted(set(ends))[:6])
+    ours = LocalEngine(Role(model), ChatEncoder(tiny_tokenizer(), stops), max_rows=40)
+    groups = ours.generate(prompts, Sampling(max_new_tokens=24, temperature=0.0))
+    assert len({len(g.rollouts[0].response_ids) for g in groups}) > 5
+    for group in groups:
+        ids = torch.tensor([group.rollouts[0].prompt_ids])
+        expected = model.generate(ids, max_new_tokens=24, do_sample=False, eos_token_id=list(stops), pad_token_id=0)
+        assert list(group.rollouts[0].response_ids) == expected[0, ids.shape[1] :].tolist()
+
+
+def test_nothing_asked_nothing_answered():
+    assert engine().generate([], Sampling()) == []
+
+
+def test_a_model_that_counts_its_own_positions_is_refused():
+    config = transformers.BloomConfig(vocab_size=261, hidden_size=32, n_layer=1, n_head=2)
+    with pytest.raises(ModelError, match="takes no position_ids"):
+        LocalEngine(Role(transformers.BloomForCausalLM(config)), ChatEncoder(tiny_tokenizer(), (1,)))
+
+
+def windowed_model(kind, window=8):
     """Small models whose layers see a window of 8 tokens, all of them or every second."""
     common = {
         "vocab_size": 261,
@@ -98,7 +125,7 @@ def windowed_model(kind):
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "max_position_embeddings": 256,
-        "sliding_window": 8,
+        "sliding_window": window,
         "eos_token_id": 1,
         "pad_token_id": 0,
         "bos_token_id": None,
@@ -117,6 +144,11 @@ def windowed_model(kind):
 def test_windows_are_kept(kind):
     model = windowed_model(kind).eval()
     ours = LocalEngine(Role(model), ChatEncoder(tiny_tokenizer(), (1,)), max_rows=3)
+    wide = LocalEngine(Role(windowed_model(kind, 250).eval()), ours.encoder)
+    sampling = Sampling(max_new_tokens=20, temperature=1.0)
+    assert [g.rollouts[0].logprobs for g in ours.generate(MANY[:6], sampling)] != [
+        g.rollouts[0].logprobs for g in wide.generate(MANY[:6], sampling)
+    ]  # the window matters
     for group in ours.generate(MANY[:6], Sampling(max_new_tokens=20, temperature=0.0)):
         ids = torch.tensor([group.rollouts[0].prompt_ids])
         expected = model.generate(ids, max_new_tokens=20, do_sample=False, eos_token_id=1, pad_token_id=0, use_cache=False)
@@ -141,6 +173,22 @@ def test_stop_strings_end_a_response():
     again = ours.generate(PROMPTS[:1], Sampling(max_new_tokens=30, stop_strings=(piece,)), seed=4)[0].rollouts[0]
     assert again.stop_reason is StopReason.STOP_STRING
     assert again.text == first.text.split(piece)[0] and len(again.response_ids) < len(first.response_ids)
+
+
+def test_stop_strings_of_many_bytes_in_many_rows(monkeypatch):
+    """The byte tokenizer spends three tokens a letter here; every row writes the same scripted text."""
+    ours, stop = engine(), "终止生成符号"
+    script = iter(ours.encoder.tokenizer(f"well, {stop} more")["input_ids"])
+
+    def scripted(logits, uniforms, sampling):
+        token = next(script)
+        return torch.full((len(logits),), token), torch.zeros(len(logits))
+
+    monkeypatch.setattr("tether.rollout.local.sample_tokens", scripted)
+    groups = ours.generate(PROMPTS, Sampling(max_new_tokens=60, stop_strings=("never", stop)), num_samples=3)
+    rollouts = [r for g in groups for r in g.rollouts]
+    assert all(r.stop_reason is StopReason.STOP_STRING and r.text == "well, " for r in rollouts)
+    assert {len(r.response_ids) for r in rollouts} == {len(f"well, {stop}".encode())}
 
 
 def test_a_prompt_beyond_the_context_is_one_clear_error():

@@ -34,7 +34,7 @@ class EvenReward:
         return [Score(10.0 * sum(i % 2 == 0 for i in r.response_ids) / len(r.response_ids)) for r in rollouts]
 
 
-def make(seed=0, reward=None, roles="shared", **settings):
+def make(seed=0, reward=None, roles="shared", last_layers=None, **settings):
     settings = {
         "steps": 4,
         "prompts_per_step": 8,
@@ -46,7 +46,7 @@ def make(seed=0, reward=None, roles="shared", **settings):
     encoder = ChatEncoder(tiny_tokenizer(), (1,))
     base = tiny_model(seed).requires_grad_(False).eval()
     if roles == "shared":
-        model = add_adapter(base, "policy", LoraConfig(rank=8), seed=1)
+        model = add_adapter(base, "policy", LoraConfig(rank=8, last_layers=last_layers), seed=1)
         policy, reference = Role(model, "policy"), Role(model)
         value = Role(model, "policy", ScalarHead(64))
     else:
@@ -113,7 +113,7 @@ def test_a_group_baseline_is_the_mean_of_the_other_samples():
     values = [float(n * n % 7) for n in range(len(rollouts))]
     scores = [Score(v) for v in values]
     scores[4] = Score(None, reason="broken")
-    experience = gather(rollouts, scores, ppo.encoder, 200, torch.device("cpu"), share_prompts=True)
+    experience = gather(rollouts, scores, ppo.encoder, 200, torch.device("cpu"), document_tokens=200)
     ppo.evaluate(experience)
     totals = ppo.shape(experience).sum(-1).tolist()
     for n in range(len(rollouts)):
@@ -129,16 +129,16 @@ def test_normalisation_uses_the_references_own_scores():
     assert ppo.normalized([3.0]) == [0.0]  # later scores are measured on that first scale
 
 
-@pytest.mark.parametrize(("tokens", "share"), [(24, False), (60, False), (10_000, False), (120, True), (10_000, True)])
+@pytest.mark.parametrize(("tokens", "share"), [(24, 0), (60, 0), (10_000, 0), (120, 120), (10_000, 50), (10_000, 10_000)])
 def test_micro_batches_and_shared_prompts_do_not_change_the_update(tokens, share):
-    def updated(budget, share=False):
+    def updated(budget, share=0):
         ppo = make(micro_batch_tokens=budget, epochs=1, kl={"coefficient": 0.1}, samples_per_prompt=3)
         rollouts = rollouts_of(ppo)
         for role in (ppo.value,):
             with torch.no_grad():
                 role.head.linear.weight.fill_(0.01)
         scores = ppo.reward.score(rollouts)
-        experience = gather(rollouts, scores, ppo.encoder, budget, torch.device("cpu"), share_prompts=share)
+        experience = gather(rollouts, scores, ppo.encoder, budget, torch.device("cpu"), document_tokens=share)
         ppo.evaluate(experience)
         generator = torch.Generator().manual_seed(0)
         experience.advantages = torch.randn(experience.mask.shape, generator=generator) * experience.mask
@@ -182,6 +182,20 @@ def test_the_first_update_is_the_vanilla_policy_gradient():
     ppo.update(experience, 0)
     for ours, theirs in zip(grabbed["g"], expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=1e-3)
+
+
+def test_common_layers_change_nothing(monkeypatch):
+    """Adapters on the upper layer alone: with the lower one computed once, or for every pass anew, to the bit."""
+
+    def trained():
+        ppo = make(last_layers=1, samples_per_prompt=2)
+        for number in range(2):
+            ppo.step(PROMPTS, number)
+        return torch.cat([p.detach().flatten() for p in ppo.policy.parameters()])
+
+    spared = trained()
+    monkeypatch.setattr(Role, "common", lambda role, batch: None)
+    assert torch.equal(trained(), spared)
 
 
 @pytest.mark.parametrize(("roles", "rate"), [("shared", 1e-2), ("separate", 2e-3)])

@@ -56,19 +56,20 @@ def leave_one_out(
 ) -> Float[Tensor, " batch"]:
     """Average, for each response, the scores of the other responses to its prompt: a baseline that leaves the gradient unbiased.
 
-    Equation: ``b_i = 1/(k−1) Σ_{j≠i} s_j`` over the k known scores of i's group; 0 where there is no other.
+    Equation: ``b_i = 1/(k−1) Σ_{j≠i} s_j`` over the k known scores of i's group; ``s_i`` itself where there is no other, since a
+    score that nothing can be compared with says nothing.
     Paper: Kool et al. 2019, https://openreview.net/forum?id=r1lgTGL5DE; for language models Ahmadian et al. 2024,
     https://arxiv.org/abs/2402.14740.
     Shapes: scores, groups (any non-negative ids) and known (batch,) -> (batch,); the unit is that of the scores.
     Raises: ``ValueError`` when the shapes differ.
     Trap: with the group's plain mean each score is part of its own baseline, which shrinks every advantage by (k−1)/k.
     """
-    check_same_shape(scores=scores, groups=groups)
     known = torch.ones_like(groups, dtype=torch.bool) if known is None else known
+    check_same_shape(scores=scores, groups=groups, known=known)
     counted, size = torch.where(known, scores, 0), int(groups.max()) + 1 if len(groups) else 0
     totals = scores.new_zeros(size).index_add(0, groups, counted)[groups]
     others = scores.new_zeros(size).index_add(0, groups, known.to(scores.dtype))[groups] - known.to(scores.dtype)
-    return torch.where(others > 0, (totals - counted) / others.clamp(min=1), 0)
+    return torch.where(others > 0, (totals - counted) / others.clamp(min=1), counted)
 
 
 def _discounted_sums(terms: Tensor, discount: float) -> Tensor:

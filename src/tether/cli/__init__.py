@@ -60,6 +60,12 @@ def ppo(recipe: RecipeArgument, overrides: Overrides = None) -> None:
 
 
 @app.command()
+def direct(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+    """Direct preference optimisation (DPO, IPO, ORPO, SimPO): the \\[direct] section of a recipe."""
+    _stages(recipe, overrides, ["direct"])
+
+
+@app.command()
 def run(recipe: RecipeArgument, overrides: Overrides = None) -> None:
     """All stages of a recipe, in order."""
     _stages(recipe, overrides, [])

@@ -26,7 +26,7 @@ class TokenBatch:
     """Rows of tokens and where to look in them. N counted tokens, S sequences, R the most counted tokens of one.
 
     ids, positions: (rows, time). Positions restart at 0 where a document begins; attention must not cross.
-    visible: (rows, 1, time, time), True where a query may see a key, if answers share a prompt; None: positions say it all.
+    visible: (rows, 1, time, time), True where a query may see a key, if a row holds more than one sequence; None: causal.
     predict: (N,) flat index into rows × time of the hidden state that predicts each counted token.
     targets: (N,) the counted tokens themselves.
     sequence, step: (N,) the sequence and the index within its counted tokens, for `scatter`.
@@ -36,7 +36,6 @@ class TokenBatch:
     ids: Tensor
     positions: Tensor
     visible: Tensor | None
-    packed: bool
     predict: Tensor
     targets: Tensor
     sequence: Tensor
@@ -67,14 +66,13 @@ class TokenBatch:
         return self.scatter(torch.ones_like(self.targets)).bool()
 
 
-def make_batch(
-    sequences: Sequence[Encoded], pad_id: int, *, capacity: int | None = None, share_prompts: bool = False
-) -> TokenBatch:
+def make_batch(sequences: Sequence[Encoded], pad_id: int, *, capacity: int | None = None, document_tokens: int = 0) -> TokenBatch:
     """Tensors for `sequences`: one row each, or packed into rows of at most `capacity` tokens.
 
     Args:
-        share_prompts: sequences that begin with the same uncounted tokens become one document: the prompt once, then every
-            answer, which sees the prompt and itself (the prefix tree of https://arxiv.org/abs/2506.05433).
+        document_tokens: sequences that begin with the same uncounted tokens become one document of up to so many tokens: the
+            prompt once, then every answer, which sees the prompt and itself (the prefix tree of
+            https://arxiv.org/abs/2506.05433). 0: every sequence is a document.
 
     Raises:
         ValueError: no sequences, or one that counts its very first token (nothing could predict it).
@@ -83,15 +81,15 @@ def make_batch(
         raise ValueError("a batch needs at least one sequence")
     if any(not s.ids or s.trained[0] for s in sequences):
         raise ValueError("a sequence must be non-empty and must not count its first token")
-    documents = prompt_groups(sequences) if share_prompts else [[i] for i in range(len(sequences))]
+    documents = documents_of(sequences, document_tokens)
     lengths = [document_length([sequences[i] for i in document]) for document in documents]
     rows = pack(lengths, capacity) if capacity else [[d] for d in range(len(documents))]
-    width = -(-max(sum(lengths[d] for d in row) for row in rows) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
-    packed, shared = any(len(row) > 1 for row in rows), len(documents) < len(sequences)
+    width = _rounded(max(sum(lengths[d] for d in row) for row in rows))
+    together = len(rows) < len(sequences)
     ids = torch.full((len(rows), width), pad_id, dtype=torch.long)
-    # In a packed row padding positions are all 0: each pad is then a document of its own. In an unpacked row they
-    # run on, which keeps the causal mask implicit; under it no real token can see the padding to its right.
-    positions = torch.zeros_like(ids) if packed else torch.arange(width).repeat(len(rows), 1)
+    # Where sequences stand together padding positions are all 0: each pad is then a document of its own, and no position is
+    # beyond what a sequence has. Alone they run on, which keeps the causal mask implicit; no real token sees its right.
+    positions = torch.zeros_like(ids) if together else torch.arange(width).repeat(len(rows), 1)
     # Document and answer that a token belongs to; answer 0 is the prompt, which all answers of its document see.
     document_of, answer_of = torch.full_like(ids, -1), torch.zeros_like(ids)
     predict, targets, owner, step = [], [], [], []
@@ -123,8 +121,7 @@ def make_batch(
     return TokenBatch(
         ids,
         positions,
-        _visibility(document_of, answer_of) if shared else None,
-        packed,
+        _visibility(document_of, answer_of) if together else None,
         _long(predict),
         _long(targets),
         _long(owner),
@@ -134,12 +131,18 @@ def make_batch(
     )
 
 
-def prompt_groups(sequences: Sequence[Encoded]) -> list[list[int]]:
-    """Indices of sequences that begin with the same uncounted tokens, in order of first appearance."""
-    groups: dict[tuple[int, ...], list[int]] = {}
+def documents_of(sequences: Sequence[Encoded], limit: int) -> list[list[int]]:
+    """Indices of sequences that stand in one document: the same uncounted beginning, together at most `limit` tokens."""
+    open_documents: dict[tuple[int, ...], list[int]] = {}
+    documents: list[list[int]] = []
     for index, sequence in enumerate(sequences):
-        groups.setdefault(sequence.ids[: sequence.prompt_length], []).append(index)
-    return list(groups.values())
+        prompt = sequence.ids[: sequence.prompt_length]
+        document = open_documents.get(prompt)
+        if document is None or document_length([*(sequences[i] for i in document), sequence]) > limit:
+            document = open_documents[prompt] = []
+            documents.append(document)
+        document.append(index)
+    return documents
 
 
 def document_length(sequences: Sequence[Encoded]) -> int:
@@ -147,11 +150,18 @@ def document_length(sequences: Sequence[Encoded]) -> int:
     return sequences[0].prompt_length + sum(len(s) - s.prompt_length for s in sequences)
 
 
-def cut_batches(sequences: Sequence[Encoded], budget: int, *, share_prompts: bool) -> list[list[int]]:
-    """Indices of `sequences` as micro-batches of at most `budget` padded tokens; answers that share a prompt stay together."""
-    groups = prompt_groups(sequences) if share_prompts else [[i] for i in range(len(sequences))]
-    cuts = cut_by_tokens([document_length([sequences[i] for i in group]) for group in groups], budget)
-    return [[i for group in cut for i in groups[group]] for cut in cuts]
+def cut_batches(sequences: Sequence[Encoded], budget: int, *, document_tokens: int = 0) -> list[list[int]]:
+    """Indices of `sequences` as micro-batches of at most `budget` padded tokens, documents in one piece.
+
+    A document that is longer than the budget by itself goes alone.
+    """
+    documents = documents_of(sequences, document_tokens)
+    lengths = [_rounded(document_length([sequences[i] for i in document])) for document in documents]
+    return [[i for document in cut for i in documents[document]] for cut in cut_by_tokens(lengths, budget)]
+
+
+def _rounded(width: int) -> int:
+    return -(-width // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 
 
 def _visibility(document: Tensor, answer: Tensor) -> Tensor:

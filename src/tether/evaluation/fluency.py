@@ -1,4 +1,4 @@
-"""How likely a text is to a language model that had no part in the training: a measure of whether it reads as English."""
+"""How likely a text is to a frozen language model: a measure of whether it reads as its language."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Fluency:
         """One number a response; an empty one gets minus infinity."""
         written = [i for i, response in enumerate(responses) if response.strip()]
         sequences = [self.encoder.conversation((*prompts[i].messages, assistant(responses[i])), "last") for i in written]
-        means, share = [float("-inf")] * len(responses), self.role.reads_masks
-        for cut in cut_batches(sequences, self.micro_batch_tokens, share_prompts=share):
+        means, limit = [float("-inf")] * len(responses), self.role.document_tokens(self.micro_batch_tokens)
+        for cut in cut_batches(sequences, self.micro_batch_tokens, document_tokens=limit):
             chosen = [sequences[k] for k in cut]
-            batch = make_batch(chosen, self.encoder.pad_id, share_prompts=share).to(self.role.device)
+            batch = make_batch(chosen, self.encoder.pad_id, document_tokens=limit).to(self.role.device)
             logprobs = batch.scatter(self.role.logprobs(batch)[0]).tolist()
             for k, row in zip(cut, logprobs, strict=True):
                 # The stop token stands last; whether a text ends is another question than how it reads.

@@ -3,7 +3,7 @@
 It stands in for people, as the large "gold" reward model does in Gao et al. 2022 (https://arxiv.org/abs/2210.10760): the
 policy and the reward model never see it, only labels drawn from it. Each part lies in [0, 1]; docs/gold.md says why these.
 
-    fluent      the words follow from one another, as a language model without any part in the training sees it
+    fluent      the words follow from one another, to a frozen language model
     on_topic    the reply belongs to THIS message and not to any message of its kind
     tone        the reply does what its kind of message asks for: sympathy, shared joy, courage, or an answer
     finished    the last sentence ends
@@ -160,7 +160,7 @@ class GoldJudge:
 
 
 def _ramp(value: float, low: float, high: float) -> float:
-    return max(0.0, min(1.0, (value - low) / (high - low)))
+    return min(1.0, max(0.0, (value - low) / (high - low)))  # in this order, what is not a number becomes 0
 
 
 def _fresh(words: Sequence[str], asked: Sequence[str]) -> float:

@@ -36,7 +36,7 @@ class ModelConfig(Config):
     fallback: str | None = Field(default=None, description="used when `source` is a hub id and no hub can be reached")
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    attention: Literal["auto", "sdpa", "eager", "flash_attention_2"] = "auto"
+    attention: Literal["auto", "sdpa", "eager"] = "auto"
     device: str = "auto"
     trust_remote_code: bool = False
     chat_template: str | None = Field(default=None, description="path of a Jinja file that replaces the tokenizer's template")

@@ -7,6 +7,9 @@ separate models each role simply holds another module. The stages do not know th
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -16,6 +19,8 @@ from torch import Tensor, nn
 
 from tether.algorithms.logprobs import token_logprobs
 from tether.models.heads import ScalarHead
+
+DOCUMENT_TOKENS = 1024
 
 
 class Tokens(Protocol):
@@ -68,11 +73,20 @@ class Role:
         return next(self.model.parameters()).device
 
     @property
+    def takes_positions(self) -> bool:
+        """Whether positions can be given from outside; models with ALiBi count them themselves."""
+        return "position_ids" in inspect.signature(type(self.decoder).forward).parameters
+
+    @property
     def reads_masks(self) -> bool:
-        """Whether a batch may say what attends to what: kernels that take a mask, and no sliding windows."""
+        """Whether a batch may say what attends to what: positions given from outside, a kernel that takes a mask, no windows."""
         config = self.causal_model.config.get_text_config()
         windows = getattr(config, "sliding_window", None) or set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-        return config._attn_implementation in ("eager", "sdpa") and not windows
+        return self.takes_positions and config._attn_implementation in ("eager", "sdpa") and not windows
+
+    def document_tokens(self, budget: int) -> int:
+        """How long a document of several answers to one prompt may become: masks and eager scores grow with its square."""
+        return min(budget, DOCUMENT_TOKENS) if self.reads_masks else 0
 
     def activate(self) -> None:
         """Route the forward pass through this role's adapter alone.
@@ -95,24 +109,82 @@ class Role:
         if self.head is not None:
             self.head.train(on)
 
-    def hidden(self, batch: Tokens) -> Tensor:
-        """Last hidden states, (rows × time, dim)."""
-        self.activate()
-        mask = None if batch.visible is None else _additive(batch.visible, next(self.model.parameters()).dtype)
-        output = self.decoder(input_ids=batch.ids, attention_mask=mask, position_ids=batch.positions, use_cache=False)
-        return output.last_hidden_state.flatten(0, 1)
+    @property
+    def common_depth(self) -> int:
+        """How many of the lowest layers carry no adapter, and so compute the same for every role on this model."""
+        config = self.causal_model.config.get_text_config()
+        if _touched(self.causal_model.get_input_embeddings()) or getattr(config, "num_kv_shared_layers", 0):
+            return 0
+        for depth, layer in enumerate(getattr(self.decoder, "layers", ())):
+            if _touched(layer):
+                return depth
+        return 0
 
-    def logprobs(self, batch: Tokens, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    @torch.no_grad()
+    def common(self, batch: Tokens) -> Tensor | None:
+        """What the common layers make of a batch, (rows, time, dim): computed once, good for every role until they change.
+
+        None where there are none, or where dropout makes them differ from pass to pass.
+        """
+        depth = self.common_depth
+        if not depth or self.model.training:
+            return None
+        hook = self.decoder.layers[depth].register_forward_pre_hook(_interrupt, with_kwargs=True)
+        try:
+            self._decode(batch)
+        except _Reached as reached:
+            return reached.states
+        finally:
+            hook.remove()
+        return None
+
+    def hidden(self, batch: Tokens, common: Tensor | None = None) -> Tensor:
+        """Last hidden states, (rows × time, dim); `common` spares the layers that it stands for."""
+        if common is None:
+            return self._decode(batch).flatten(0, 1)
+        with _starting_from(self.decoder.layers[: self.common_depth], common):
+            return self._decode(batch).flatten(0, 1)
+
+    def _decode(self, batch: Tokens) -> Tensor:
+        self.activate()
+        # A model with windows makes its own masks, from positions that restart.
+        said = batch.visible if self.reads_masks else None
+        mask = None if said is None else _additive(said, next(self.model.parameters()).dtype)
+        output = self.decoder(input_ids=batch.ids, attention_mask=mask, position_ids=batch.positions, use_cache=False)
+        return output.last_hidden_state
+
+    def logprobs(self, batch: Tokens, temperature: float = 1.0, common: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the counted tokens, each (N,) float32, at the sampling temperature."""
-        return self.logprobs_of(self.hidden(batch), batch, temperature)
+        return self.logprobs_of(self.hidden(batch, common), batch, temperature)
 
     def logprobs_of(self, hidden: Tensor, batch: Tokens, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """The same from hidden states already computed, for roles that also need them for a value."""
-        lm_head = self.causal_model.get_output_embeddings()
-        softcap = getattr(self.causal_model.config, "final_logit_softcapping", None)
+        head, softcap = self.causal_model.get_output_embeddings(), self._softcap
         return token_logprobs(
-            hidden[batch.predict], lm_head.weight, batch.targets, temperature=temperature, bias=lm_head.bias, softcap=softcap
+            hidden[batch.predict],
+            head.weight,
+            batch.targets,
+            temperature=temperature / self._logit_scale,
+            bias=head.bias,
+            softcap=None if softcap is None else softcap / self._logit_scale,
         )
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What the model would return for these hidden states: (..., dim) -> (..., vocab)."""
+        logits = self.causal_model.get_output_embeddings()(hidden)
+        if self._logit_scale != 1.0:
+            logits = logits * self._logit_scale
+        return logits if self._softcap is None else self._softcap * torch.tanh(logits.float() / self._softcap)
+
+    @property
+    def _softcap(self) -> float | None:
+        return getattr(self.causal_model.config.get_text_config(), "final_logit_softcapping", None)
+
+    @property
+    def _logit_scale(self) -> float:
+        """Cohere multiplies its logits by a number, Granite divides them by one."""
+        config = self.causal_model.config.get_text_config()
+        return (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
 
     def scores(self, batch: Tokens) -> Tensor:
         """The head's number at each sequence's last real token, (S,) float32."""
@@ -126,6 +198,37 @@ class Role:
         if self.head is None:
             raise ValueError("this role has no scalar head")
         return self.head
+
+
+def _touched(module: nn.Module) -> bool:
+    return any(isinstance(m, BaseTunerLayer) for m in module.modules()) or any(p.requires_grad for p in module.parameters())
+
+
+class _Reached(Exception):  # noqa: N818  (a way out, not an error)
+    """Carries a layer's input out of a forward pass that need not go on."""
+
+    def __init__(self, states: Tensor) -> None:
+        super().__init__()
+        self.states = states
+
+
+def _interrupt(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    raise _Reached(args[0] if args else kwargs["hidden_states"])
+
+
+@contextmanager
+def _starting_from(layers: Sequence[nn.Module], states: Tensor) -> Iterator[None]:
+    """Run with these layers replaced by what they have computed before."""
+    patched = [vars(layer).get("forward") for layer in layers]
+    for layer in layers:
+        layer.forward = lambda *_, **__: states
+    try:
+        yield
+    finally:
+        for layer, forward in zip(layers, patched, strict=True):
+            del layer.forward
+            if forward is not None:
+                layer.forward = forward
 
 
 def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:

@@ -12,10 +12,12 @@ from typing import Any
 
 from tether.assemble import (
     DataConfig,
+    DirectSection,
     PPOSection,
     Recipe,
     RewardSection,
     SFTSection,
+    direct_roles,
     encoder_of,
     load_rows,
     ppo_stage,
@@ -30,6 +32,7 @@ from tether.core.types import Comparison, Demonstration, Prompt
 from tether.data.sources import Quarantine
 from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel, load_model, save_model
+from tether.stages.direct import Direct, DirectConfig
 from tether.stages.ppo import PPO
 from tether.stages.reward import RewardConfig, RewardModeling
 from tether.stages.sft import SFT, SFTConfig
@@ -107,6 +110,31 @@ def run_reward(
     return _finish(run, summary, quarantine)
 
 
+def run_direct(
+    section: DirectSection,
+    model: ModelConfig,
+    folder: Path,
+    seed: int,
+    *,
+    comparisons: Sequence[Comparison] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Learn from comparisons without a reward model; the result is the role in `folder/policy`."""
+    run, done = _open(folder, {"direct": dump(section), "model": dump(model), "seed": seed}, section.data)
+    if done is not None:
+        return done
+    rows, quarantine = _rows(comparisons, section.data, Comparison, run, "direct")
+    loaded = load_model(model, seed=seed)
+    run.update_manifest(model={"source": loaded.source, "digest": loaded.digest})
+    policy, reference = direct_roles(loaded, section, model, seed)
+    config = DirectConfig.model_validate(
+        {k: getattr(section, k) for k in DirectConfig.model_fields if k in section.model_fields_set}
+    )
+    summary = Direct(config, policy, reference, encoder_of(loaded)).train(rows, run, progress)
+    save_trained(policy, loaded, folder / "policy", kind="policy", base=model.source)
+    return _finish(run, summary, quarantine)
+
+
 def run_ppo(
     section: PPOSection,
     model: ModelConfig,
@@ -156,6 +184,8 @@ def run_recipe(recipe: Recipe, stages: Sequence[str], progress: Callable[[str], 
             results[name] = run_sft(section, recipe.model, root / "sft", recipe.seed, progress=bar)
         elif name == "reward":
             results[name] = run_reward(section, stage_model(recipe, root), root / "reward", recipe.seed, progress=bar)
+        elif name == "direct":
+            results[name] = run_direct(section, stage_model(recipe, root), root / "direct", recipe.seed, progress=bar)
         else:
             results[name] = run_ppo(
                 section,

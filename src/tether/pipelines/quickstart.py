@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from tether.assemble import PPOSection, RewardSection, SFTSection, encoder_of, load_policy, local_engine
 from tether.core.config import Config, dump
@@ -72,7 +72,17 @@ class QuickstartConfig(Config):
                 raise ValueError(
                     f"{name}.data has no effect: the quickstart brings its own data. Remove it, or write a recipe of stages"
                 )
+        for arm in self.arms:
+            try:
+                self.section(arm)
+            except ValidationError as error:
+                reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+                raise ValueError(f"the arm {arm!r} cannot be run: {reason}") from None
         return self
+
+    def section(self, arm: str) -> PPOSection:
+        """The settings of an arm: those of [ppo], and what makes it an arm of its own."""
+        return PPOSection.model_validate({**self.ppo.model_dump(exclude_unset=True), **ARMS[arm]})
 
 
 class LetterJudge:
@@ -101,7 +111,8 @@ class Quickstart:
         )
         prompts = [_prompt(row) for row in read_jsonl(DATA / "prompts.jsonl")]
         limit = config.max_prompts
-        self.train_prompts = [p for p in prompts if p.metadata["split"] == "train"][:limit]
+        self.background = [p for p in prompts if p.metadata["split"] == "train"]
+        self.train_prompts = self.background[:limit]
         self.pair_prompts = self.train_prompts[: config.pairs.num_prompts]
         self.heldout = [p for p in prompts if p.metadata["split"] == "heldout"][:limit]
         self.sampling = Sampling(max_new_tokens=config.ppo.max_new_tokens, temperature=config.ppo.temperature)
@@ -118,7 +129,7 @@ class Quickstart:
 
                 speaker = load_model(self.config.model)
                 fluency = Fluency(Role(speaker.model), encoder_of(speaker))
-                self._judge = GoldJudge(SentenceEmbedder(), fluency, self.train_prompts)
+                self._judge = GoldJudge(SentenceEmbedder(), fluency, self.background)
         return self._judge
 
     @property
@@ -127,7 +138,7 @@ class Quickstart:
 
     def run(self) -> dict[str, Any]:
         """All phases; returns (and writes) the summary, which a finished run already has."""
-        if self.run_directory.complete and set(self.config.arms) <= set(self.run_directory.summary()["arms"]):
+        if self.run_directory.complete and self._nothing_to_do():
             return self.run_directory.summary()
         config, root, start = self.config, self.root, time.perf_counter()
         demonstrations = [
@@ -156,7 +167,7 @@ class Quickstart:
             progress=self.announce("reward"),
         )
         gc.collect()
-        for arm in config.arms:
+        for arm in self.arms:
             self._arm(arm)
             gc.collect()
         summary.update(self.evaluate())
@@ -169,6 +180,19 @@ class Quickstart:
         )
         self.run_directory.finish(summary)
         return self.run_directory.summary()
+
+    def _nothing_to_do(self) -> bool:
+        folders = ["sft", "pairs", "reward", *(self._folder(arm).name for arm in self.arms)]
+        evaluated = set(self.arms) <= set(self.run_directory.summary()["arms"])
+        return evaluated and all((self.root / name / "summary.json").is_file() for name in folders)
+
+    @property
+    def arms(self) -> list[str]:
+        """The arms asked for, and those that an earlier start has finished: a summary never loses a result."""
+        return [arm for arm in ARMS if arm in self.config.arms or (self._folder(arm) / "summary.json").is_file()]
+
+    def _folder(self, arm: str) -> Path:
+        return self.root / ("ppo" if arm == "ppo" else f"ppo-{arm}")
 
     def collect_pairs(self) -> dict[str, Any]:
         """The SFT model answers every training prompt several times; annotators compare the answers."""
@@ -243,8 +267,7 @@ class Quickstart:
         return rows
 
     def _arm(self, arm: str) -> dict[str, Any]:
-        section = PPOSection.model_validate({**self.config.ppo.model_dump(exclude_unset=True), **ARMS[arm]})
-        folder = self.root / ("ppo" if arm == "ppo" else f"ppo-{arm}")
+        section, folder = self.config.section(arm), self._folder(arm)
         return run_ppo(
             section,
             self.policy_model,
@@ -273,7 +296,7 @@ class Quickstart:
     def evaluate(self) -> dict[str, Any]:
         """Before and after on the same held-out prompts with the same randomness: gold scores, parts, win rates."""
         start, folder = time.perf_counter(), self.root / "evaluation"
-        arms = {arm: self.root / ("ppo" if arm == "ppo" else f"ppo-{arm}") for arm in self.config.arms}
+        arms = {arm: self._folder(arm) for arm in self.arms}
         answers = {"before": self._answers(str(self.root / "sft" / "model"), folder / "before.json")}
         answers.update({arm: self._answers(str(path), folder / f"{arm}.json") for arm, path in arms.items()})
         prompts = [p for p in self.heldout for _ in range(self.config.evaluation_samples)]
@@ -293,7 +316,9 @@ class Quickstart:
             summary["arms"][arm] = result
         summary["ppo"] = summary["arms"]["ppo"]
         self._write_answers(folder / "answers.jsonl", prompts, answers, scores)
-        summary["evaluation"] = {"seconds": time.perf_counter() - start, "num_prompts": len(self.heldout)}
+        before = self.run_directory.summary().get("evaluation", {}) if self.run_directory.complete else {}
+        seconds = time.perf_counter() - start + before.get("seconds", 0.0)
+        summary["evaluation"] = {"seconds": seconds, "num_prompts": len(self.heldout)}
         return summary
 
     def _answers(self, policy: str, path: Path) -> list[str]:

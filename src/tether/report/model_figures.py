@@ -38,7 +38,7 @@ def accuracy_figures(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> lis
     y |= {"range": [len(rows) - 0.5, -0.5], "showgrid": False}
     lowest = min(value.value if value.low is None else value.low for _, value, _ in rows)
     x = axis("share of pairs that agree", tickformat=".0%", range=[min(0.4, lowest - 0.04), 1.02])
-    caption = "The bar should clear chance; the annotators' own agreement is about the most a model of them can reach."
+    caption = "The bars should clear chance. A model of majorities may pass one annotator, hardly the majority."
     return [Figure("reward-accuracy", "Who agrees with whom", caption, data, layout(x, y), 420)]
 
 

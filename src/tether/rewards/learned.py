@@ -35,9 +35,9 @@ class LearnedReward:
         """One score a rollout; a number that is not finite becomes a failed score."""
         sequences = [self._encoded(rollout) for rollout in rollouts]
         values = [math.nan] * len(rollouts)
-        share = self.role.reads_masks
-        for cut in cut_batches(sequences, self.micro_batch_tokens, share_prompts=share):
-            batch = make_batch([sequences[i] for i in cut], self.encoder.pad_id, share_prompts=share).to(self.role.device)
+        limit = self.role.document_tokens(self.micro_batch_tokens)
+        for cut in cut_batches(sequences, self.micro_batch_tokens, document_tokens=limit):
+            batch = make_batch([sequences[i] for i in cut], self.encoder.pad_id, document_tokens=limit).to(self.role.device)
             for index, value in zip(cut, self.role.scores(batch).tolist(), strict=True):
                 values[index] = value
         return [Score(v) if math.isfinite(v) else Score(None, reason=f"the reward model returned {v}") for v in values]

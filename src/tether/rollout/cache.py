@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import psutil
 import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, DynamicLayer
@@ -58,10 +59,9 @@ class SlotCache(DynamicCache):
         config = config.get_text_config(decoder=True)
         kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
         foreign = set(kinds) - {"full_attention", "sliding_attention"}
-        if foreign:
-            raise ModelError(
-                f"the local engine cannot decode a model with {sorted(foreign)[0]} layers; it keeps keys and values only"
-            )
+        if foreign or getattr(config, "num_kv_shared_layers", 0):
+            what = f"{sorted(foreign)[0]} layers" if foreign else "layers that share keys and values"
+            raise ModelError(f"the local engine cannot decode a model with {what}: it keeps keys and values of every layer")
         window = getattr(config, "sliding_window", None)
         self.kinds, self.num_slots, self.capacity = kinds, num_slots, capacity
         self.windows = {"full_attention": None if hasattr(config, "layer_types") else window, "sliding_attention": window}
@@ -72,10 +72,23 @@ class SlotCache(DynamicCache):
     def visibility(self, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
         """Additive masks (rows, 1, 1, width) for the pass that is coming, one for each kind of layer if there are several."""
         place = torch.arange(self.width, device=self.lengths.device)
-        age = self.lengths[:, None] - place  # 0: the token itself; below 0: another row's leavings
+        age = self.lengths[:, None] - place  # 0: the token itself; below 0: what others left there
         masks = {}
         for kind in set(self.kinds):
             window = self.windows[kind]
             seen = (age >= 0) if window is None else (age >= 0) & (age < window)
             masks[kind] = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)[:, None, None]
         return masks if len(masks) > 1 else masks.popitem()[1]
+
+
+def rows_that_fit(model: Any, capacity: int) -> int:
+    """How many rows of `capacity` places a quarter of the free memory holds (half of it on an accelerator)."""
+    config, weight = model.config.get_text_config(decoder=True), next(model.parameters())
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    row_bytes = 2 * config.num_hidden_layers * heads * dim * weight.element_size() * capacity
+    if weight.device.type == "cuda":
+        free = torch.cuda.mem_get_info(weight.device)[0] // 2
+    else:
+        free = psutil.virtual_memory().available // 4
+    return max(1, free // row_bytes)

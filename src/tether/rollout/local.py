@@ -13,15 +13,15 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicCache
 
-from tether.core.errors import DataError
+from tether.core.errors import DataError, ModelError
 from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, StopReason
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
-from tether.rollout.cache import SlotCache
+from tether.rollout.cache import SlotCache, rows_that_fit
 from tether.rollout.sampling import counter_uniform, sample_tokens
 
 ROWS = 16
-"""Row counts stay multiples of this: every new shape costs a CPU's matrix kernels a set-up of their own."""
+"""With nobody waiting, row counts fall in multiples of this: every new shape costs a CPU's matrix kernels a set-up."""
 PREFILL_TOKENS = 2**14
 REFILL = 8
 """New prompts are prefilled together when 1/REFILL of the slots are free."""
@@ -31,11 +31,17 @@ class LocalEngine:
     """Speaks core.protocols.Engine.
 
     Args:
-        max_rows: how many responses are decoded at once; results do not depend on it beyond rounding.
+        max_rows: how many responses are decoded at once, at least the samples of one prompt, and fewer where the cache would not
+            fit into memory; results do not depend on it beyond rounding.
         context_length: the model's limit; a prompt that leaves no room for its response is refused.
+
+    Raises:
+        ModelError: the model's positions cannot be given from outside.
     """
 
     def __init__(self, role: Role, encoder: ChatEncoder, *, max_rows: int = 64, context_length: int = 2**31) -> None:
+        if not role.takes_positions:
+            raise ModelError("the local engine cannot decode a model that takes no position_ids (ALiBi and its kin)")
         self.role = role
         self.encoder = encoder
         self.max_rows = max_rows
@@ -69,7 +75,6 @@ class LocalEngine:
                     f"prompt {prompt.id or prompt.text[:40]!r} has {len(ids)} tokens; with {sampling.max_new_tokens} new ones it "
                     f"does not fit the model's context of {self.context_length}. Shorten it or lower max_new_tokens."
                 )
-        self.role.activate()
         ordinals = range(len(prompts)) if ordinals is None else ordinals
         decoding = _Decoding(self, encoded, list(ordinals), sampling, num_samples, seed)
         while decoding.busy:
@@ -123,10 +128,12 @@ class _Decoding:
         self.engine, self.role, self.sampling, self.seed = engine, engine.role, sampling, seed
         self.prompts, self.prompt_ordinals, self.num_samples = prompts, ordinals, num_samples
         device = self.role.device
-        slots = min(max(engine.max_rows, num_samples), len(prompts) * num_samples)
+        capacity = max(map(len, prompts), default=0) + sampling.max_new_tokens
+        rows = min(engine.max_rows, rows_that_fit(self.role.causal_model, capacity))
+        slots = min(max(rows, num_samples), len(prompts) * num_samples)
         # Long prompts first: the last rows to finish then began with the fewest tokens.
         self.waiting = deque(sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i)))
-        self.cache = SlotCache(self.role.causal_model.config, slots, max(map(len, prompts), default=0) + sampling.max_new_tokens)
+        self.cache = SlotCache(self.role.causal_model.config, slots, capacity)
         self.request = torch.full((slots,), -1, device=device)
         self.ordinals, self.samples, self.steps, self.cache_lengths = (torch.zeros_like(self.request) for _ in range(4))
         self.hidden: Tensor | None = None
@@ -175,6 +182,7 @@ class _Decoding:
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt)] = torch.tensor(prompt)
         # Padding stands on the right, where causal attention hides it, and is overwritten by the answer.
+        self.role.activate()
         filled = DynamicCache()
         positions = torch.arange(width, device=device).repeat(len(prompts), 1)
         output = self.role.decoder(input_ids=ids.to(device), position_ids=positions, past_key_values=filled, use_cache=True)
@@ -189,7 +197,7 @@ class _Decoding:
         assert self.hidden is not None
         rows, request = self.rows, self.request[: self.rows]
         uniforms = counter_uniform(self.seed, self.ordinals[:rows], self.samples[:rows], self.steps[:rows])
-        tokens, logprobs = sample_tokens(self._logits(self.hidden[:rows]), uniforms, self.sampling)
+        tokens, logprobs = sample_tokens(self.role.logits(self.hidden[:rows]), uniforms, self.sampling)
         places = torch.arange(rows, device=tokens.device), self.steps[:rows]
         self.tokens[places], self.logprobs[places] = tokens, logprobs
         self.steps[:rows] += request >= 0
@@ -219,7 +227,7 @@ class _Decoding:
 
     def _has_stop_string(self, row: int) -> bool:
         length, stops = int(self.steps[row]), self.sampling.stop_strings
-        tail = self.tokens[row, max(0, length - max(map(len, stops)) - 8) : length]
+        tail = self.tokens[row, max(0, length - max(len(stop.encode()) for stop in stops) - 8) : length]
         text = self.engine.encoder.tokenizer.decode(tail.tolist())
         return any(stop in text for stop in stops)
 
@@ -244,6 +252,7 @@ class _Decoding:
         drawn = self.tokens[torch.arange(rows, device=self.tokens.device), (self.steps[:rows] - 1).clamp(min=0)]
         cache.lengths = self.cache_lengths[:rows]
         cache.width = int(cache.lengths.max()) + 1
+        self.role.activate()
         output = self.role.decoder(
             input_ids=drawn[:, None],
             attention_mask=cache.visibility(self.hidden.dtype),
@@ -253,8 +262,3 @@ class _Decoding:
         )
         self.hidden[:rows] = output.last_hidden_state[:, -1]
         self.cache_lengths[:rows] += self.request[:rows] >= 0
-
-    def _logits(self, hidden: Tensor) -> Tensor:
-        logits = self.role.causal_model.get_output_embeddings()(hidden)
-        cap = getattr(self.role.causal_model.config, "final_logit_softcapping", None)
-        return logits if cap is None else cap * torch.tanh(logits.float() / cap)

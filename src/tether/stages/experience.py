@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -22,7 +22,8 @@ class Experience:
     """Rollouts and their (sequence, response time) matrices, padded on the right with zeros.
 
     `batches` are micro-batches cut once: scoring and every epoch of the update see the same tensors in the same order, so
-    old and new log-probabilities come from the same numerics to the bit (rule: the first ratio is 1).
+    old and new log-probabilities come from the same numerics to the bit (rule: the first ratio is 1). `common` holds what the
+    layers below the first adapter make of each micro-batch: the same for all roles and all epochs.
     """
 
     rollouts: list[Rollout]
@@ -37,6 +38,7 @@ class Experience:
     rewards: Tensor
     advantages: Tensor
     returns: Tensor
+    common: list[Tensor | None] = field(default_factory=list)
 
     def part(self, name: str, number: int) -> Tensor:
         """One matrix, cut to micro-batch `number`."""
@@ -58,12 +60,13 @@ def gather(
     micro_batch_tokens: int,
     device: torch.device,
     *,
-    share_prompts: bool = False,
+    document_tokens: int = 0,
 ) -> Experience:
     """Rollouts as micro-batches, with empty matrices; a rollout whose reward failed is masked out whole."""
     sequences = [encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts]
-    cuts = cut_batches(sequences, micro_batch_tokens, share_prompts=share_prompts)
-    batches = [make_batch([sequences[i] for i in cut], encoder.pad_id, share_prompts=share_prompts).to(device) for cut in cuts]
+    cuts = cut_batches(sequences, micro_batch_tokens, document_tokens=document_tokens)
+    parts = [[sequences[i] for i in cut] for cut in cuts]
+    batches = [make_batch(part, encoder.pad_id, document_tokens=document_tokens).to(device) for part in parts]
     lengths = torch.tensor([len(r.response_ids) for r in rollouts], device=device)
     width = int(lengths.max())
     scored = torch.tensor([s.value is not None for s in scores], device=device)

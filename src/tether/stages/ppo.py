@@ -158,7 +158,7 @@ class PPO:
             self.encoder,
             config.micro_batch_tokens,
             self.policy.device,
-            share_prompts=self.policy.reads_masks and self.value.reads_masks and self.reference.reads_masks,
+            document_tokens=min(r.document_tokens(config.micro_batch_tokens) for r in (self.policy, self.reference, self.value)),
         )
         self.evaluate(experience)
         experience.rewards = self.shape(experience)
@@ -179,9 +179,11 @@ class PPO:
     @torch.no_grad()
     def evaluate(self, experience: Experience) -> None:
         """Log-probabilities of policy and reference, entropies and values of every response token, before the update."""
+        one_trunk = self.policy.model is self.reference.model
+        experience.common = [self.policy.common(batch) if one_trunk else None for batch in experience.batches]
         for number, batch in enumerate(experience.batches):
-            logprobs, entropy, values = self.forward(batch)
-            reference, _ = self.reference.logprobs(batch, self.config.temperature)
+            logprobs, entropy, values = self.forward(batch, experience.common[number])
+            reference, _ = self.reference.logprobs(batch, self.config.temperature, experience.common[number])
             for name, flat in (
                 ("logprobs", logprobs),
                 ("entropy", entropy),
@@ -191,14 +193,14 @@ class PPO:
                 matrix = getattr(experience, name)
                 matrix[experience.rows[number], : batch.num_steps] = batch.scatter(flat)
 
-    def forward(self, batch: TokenBatch) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, batch: TokenBatch, common: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Policy log-probabilities, entropies and values of the counted tokens, each (N,)."""
-        hidden = self.policy.hidden(batch)
+        hidden = self.policy.hidden(batch, common)
         logprobs, entropy = self.policy.logprobs_of(hidden, batch, self.config.temperature)
         if self.shares_pass:
             states = hidden if self.config.value_trains_trunk else hidden.detach()
         else:
-            states = self.value.hidden(batch)
+            states = self.value.hidden(batch, common if self.value.model is self.policy.model else None)
         values = self.value.values_of(states, batch)
         return logprobs, entropy, values
 
@@ -219,11 +221,11 @@ class PPO:
     def normalized(self, scores: Sequence[float | None]) -> list[float]:
         """Scores on the reference's scale. Step 0 samples from the reference itself, so its scores set that scale."""
         known = torch.tensor([s for s in scores if s is not None], dtype=torch.float64)
-        if self.normalizer is None:
+        if self.normalizer is None and len(known):
             spread = float(known.std(correction=0)) if len(known) > 1 else 0.0
             fits = self.config.normalize_scores and spread > 1e-6
             self.normalizer = (float(known.mean()), spread) if fits else (0.0, 1.0)
-        mean, deviation = self.normalizer
+        mean, deviation = self.normalizer or (0.0, 1.0)
         limit = self.config.score_clip or float("inf")
         return [0.0 if s is None else max(-limit, min(limit, (s - mean) / deviation)) for s in scores]
 
@@ -272,7 +274,7 @@ class PPO:
     def _accumulate(self, experience: Experience, index: int, denominator: int) -> dict[str, float]:
         """Add one micro-batch's gradient: clipped surrogate + c_v value loss - c_e entropy."""
         batch, mask, config = experience.batches[index], experience.part("mask", index), self.config
-        logprobs, entropy, values = (batch.scatter(flat) for flat in self.forward(batch))
+        logprobs, entropy, values = (batch.scatter(flat) for flat in self.forward(batch, experience.common[index]))
         policy, diagnostics = ppo_clip_loss(
             logprobs,
             experience.part("logprobs", index),

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,8 +17,9 @@ from tether.core.config import Config
 from tether.core.errors import DataError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison
-from tether.data.batches import document_length, make_batch, prompt_groups
+from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder, Encoded
+from tether.data.comparisons import Ranking, cut_rankings, encode_comparisons, pairs_of
 from tether.data.sources import split_by_group
 from tether.evaluation.calibration import expected_calibration_error, reliability_curve
 from tether.evaluation.winrate import bootstrap_mean, correlation, pairwise_accuracy
@@ -51,18 +50,6 @@ class RewardConfig(Config):
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4)
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """One prompt's distinct responses, encoded, and the pairs among them."""
-
-    group: str
-    sequences: tuple[Encoded, ...]
-    chosen: tuple[int, ...]
-    rejected: tuple[int, ...]
-    probability: tuple[float, ...]
-    margin: tuple[float, ...]
-
-
 class RewardModeling:
     """Trains a role with a scalar head; afterwards its scores have mean zero on the training responses."""
 
@@ -84,12 +71,13 @@ class RewardModeling:
         total, differences = 0.0, []
         for micro in self._micro_batches(rankings):
             scores = self._scores([s for ranking in micro for s in ranking.sequences])
-            chosen, rejected, probability, margin = _pairs(micro, scores)
+            pairs = pairs_of(micro)
+            chosen, rejected = scores[pairs.chosen], scores[pairs.rejected]
             loss = bradley_terry_loss(
                 chosen,
                 rejected,
-                probability=probability,
-                margin=margin if self.config.use_margin else None,
+                probability=scores.new_tensor(pairs.probability),
+                margin=scores.new_tensor(pairs.margin) if self.config.use_margin else None,
                 denominator=num_pairs,
             )
             if self.config.centering:
@@ -198,78 +186,19 @@ class RewardModeling:
         self._known.clear()
 
     def rankings(self, comparisons: Sequence[Comparison]) -> tuple[list[Ranking], dict[str, int]]:
-        """Comparisons gathered by prompt, each distinct response encoded once; ties and unusable rows are counted."""
-        grouped: dict[str, list[Comparison]] = defaultdict(list)
-        skipped: dict[str, int] = {}
-        for comparison in comparisons:
-            if comparison.tie:
-                skipped["tie"] = skipped.get("tie", 0) + 1
-            else:
-                grouped[comparison.group or comparison.id].append(comparison)
-        rankings = [self._ranking(group, rows, skipped) for group, rows in grouped.items()]
-        return [r for r in rankings if r is not None], skipped
+        """Comparisons gathered by prompt and encoded; what cannot be used is counted by reason."""
+        return encode_comparisons(comparisons, self.encoder, self.config.max_length, "reward.max_length")
 
-    def _ranking(self, group: str, rows: list[Comparison], skipped: dict[str, int]) -> Ranking | None:
-        places: dict[tuple[int, ...], int] = {}
-        sequences: list[Encoded] = []
-        pairs: list[tuple[int, int, float, float]] = []
-        for row in rows:
-            try:
-                sides = [self.encoder.conversation((*row.prompt, *side), "last") for side in (row.chosen, row.rejected)]
-                if max(map(len, sides)) > self.config.max_length:
-                    raise DataError(f"longer than reward.max_length = {self.config.max_length} tokens")
-                if sides[0].ids == sides[1].ids:
-                    raise DataError("both sides are the same tokens")
-            except DataError as error:
-                skipped[str(error)] = skipped.get(str(error), 0) + 1
-                continue
-            for side in sides:
-                if side.ids not in places:
-                    places[side.ids] = len(sequences)
-                    sequences.append(side)
-            pairs.append((places[sides[0].ids], places[sides[1].ids], row.probability, row.margin or 0.0))
-        if not pairs:
-            return None
-        chosen, rejected, probability, margin = zip(*pairs, strict=True)
-        return Ranking(group, tuple(sequences), chosen, rejected, probability, margin)
+    def _micro_batches(self, rankings: Sequence[Ranking]) -> list[list[Ranking]]:
+        return cut_rankings(rankings, self.config.micro_batch_tokens, document_tokens=self._document_tokens)
 
-    def _micro_batches(self, rankings: list[Ranking]) -> list[list[Ranking]]:
-        """Rankings together as long as their padded size fits; one that does not fit alone still goes alone."""
-        budget = self.config.micro_batch_tokens
-        shapes = {r.group: self._shape(r) for r in rankings}
-        batches: list[list[Ranking]] = []
-        rows = 0
-        for ranking in sorted(rankings, key=lambda r: shapes[r.group][1]):
-            count, width = shapes[ranking.group]
-            if batches and (rows + count) * width <= budget:
-                batches[-1].append(ranking)
-                rows += count
-            else:
-                batches.append([ranking])
-                rows = count
-        return batches
-
-    def _shape(self, ranking: Ranking) -> tuple[int, int]:
-        """Rows and width of one prompt's responses; where the model reads masks, they share one row."""
-        sequences = ranking.sequences
-        groups = prompt_groups(sequences) if self.role.reads_masks else [[i] for i in range(len(sequences))]
-        return len(groups), max(document_length([sequences[i] for i in group]) for group in groups)
+    @property
+    def _document_tokens(self) -> int:
+        return self.role.document_tokens(self.config.micro_batch_tokens)
 
     def _scores(self, sequences: list[Encoded]) -> Tensor:
-        batch = make_batch(sequences, self.encoder.pad_id, share_prompts=self.role.reads_masks)
+        batch = make_batch(sequences, self.encoder.pad_id, document_tokens=self._document_tokens)
         return self.role.scores(batch.to(self.role.device))
-
-
-def _pairs(rankings: Sequence[Ranking], scores: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Scores of the chosen and the rejected sides, labels and margins of all pairs, each (pairs,)."""
-    chosen, rejected, start = [], [], 0
-    for ranking in rankings:
-        chosen += [start + i for i in ranking.chosen]
-        rejected += [start + i for i in ranking.rejected]
-        start += len(ranking.sequences)
-    probability = scores.new_tensor([p for r in rankings for p in r.probability])
-    margin = scores.new_tensor([m for r in rankings for m in r.margin])
-    return scores[chosen], scores[rejected], probability, margin
 
 
 def _added(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:

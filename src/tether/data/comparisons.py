@@ -1,0 +1,125 @@
+"""Comparisons gathered by prompt and encoded once: what a reward model and the direct methods train on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tether.core.errors import DataError
+from tether.core.types import Comparison
+from tether.data.batches import document_length, documents_of
+from tether.data.chat import ChatEncoder, Encoded
+from tether.data.sources import group_of
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """One prompt's distinct responses, encoded, and the pairs among them as indices into `sequences`."""
+
+    group: str
+    sequences: tuple[Encoded, ...]
+    chosen: tuple[int, ...]
+    rejected: tuple[int, ...]
+    probability: tuple[float, ...]
+    margin: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """The pairs of several rankings as indices into all their sequences, one after another."""
+
+    chosen: list[int]
+    rejected: list[int]
+    probability: list[float]
+    margin: list[float]
+
+
+def encode_comparisons(
+    comparisons: Sequence[Comparison],
+    encoder: ChatEncoder,
+    max_length: int,
+    option: str = "max_length",
+    *,
+    one_turn: bool = False,
+) -> tuple[list[Ranking], dict[str, int]]:
+    """Comparisons gathered by prompt, each distinct response encoded once; ties and unusable rows are counted by reason.
+
+    The likelier side comes first, whatever the source called it.
+
+    Args:
+        max_length: longer responses are left out, with `option`, the setting that says so, in the reason.
+        one_turn: leave out pairs whose sides go on for several turns, of which only the last would count.
+    """
+    grouped: dict[str, list[Comparison]] = defaultdict(list)
+    skipped: dict[str, int] = {}
+    for comparison in comparisons:
+        if comparison.tie:
+            skipped["tie"] = skipped.get("tie", 0) + 1
+        elif one_turn and max(len(comparison.chosen), len(comparison.rejected)) > 1:
+            skipped["a side has several turns"] = skipped.get("a side has several turns", 0) + 1
+        else:
+            grouped[group_of(comparison)].append(comparison if comparison.probability >= 0.5 else comparison.swap())
+    rankings = [_ranking(group, rows, encoder, max_length, option, skipped) for group, rows in grouped.items()]
+    return [r for r in rankings if r is not None], skipped
+
+
+def _ranking(
+    group: str, rows: list[Comparison], encoder: ChatEncoder, max_length: int, option: str, skipped: dict[str, int]
+) -> Ranking | None:
+    places: dict[tuple[int, ...], int] = {}
+    sequences: list[Encoded] = []
+    pairs: list[tuple[int, int, float, float]] = []
+    for row in rows:
+        try:
+            sides = [encoder.conversation((*row.prompt, *side), "last") for side in (row.chosen, row.rejected)]
+            if max(map(len, sides)) > max_length:
+                raise DataError(f"longer than {option} = {max_length} tokens")
+            if sides[0].ids == sides[1].ids:
+                raise DataError("both sides are the same tokens")
+        except DataError as error:
+            skipped[str(error)] = skipped.get(str(error), 0) + 1
+            continue
+        for side in sides:
+            if side.ids not in places:
+                places[side.ids] = len(sequences)
+                sequences.append(side)
+        pairs.append((places[sides[0].ids], places[sides[1].ids], row.probability, abs(row.margin or 0.0)))
+    if not pairs:
+        return None
+    chosen, rejected, probability, margin = zip(*pairs, strict=True)
+    return Ranking(group, tuple(sequences), chosen, rejected, probability, margin)
+
+
+def pairs_of(rankings: Sequence[Ranking]) -> Pairs:
+    """All pairs, in order."""
+    pairs, start = Pairs([], [], [], []), 0
+    for ranking in rankings:
+        pairs.chosen.extend(start + i for i in ranking.chosen)
+        pairs.rejected.extend(start + i for i in ranking.rejected)
+        pairs.probability.extend(ranking.probability)
+        pairs.margin.extend(ranking.margin)
+        start += len(ranking.sequences)
+    return pairs
+
+
+def cut_rankings(rankings: Sequence[Ranking], budget: int, *, document_tokens: int = 0) -> list[list[Ranking]]:
+    """Rankings together as long as their padded size (rows × widest) fits; a prompt's responses are never separated."""
+    shapes = [_shape(r, document_tokens) for r in rankings]
+    cuts: list[list[Ranking]] = []
+    rows = 0
+    for index in sorted(range(len(rankings)), key=lambda i: (shapes[i][1], i)):
+        count, width = shapes[index]
+        if cuts and (rows + count) * width <= budget:
+            cuts[-1].append(rankings[index])
+            rows += count
+        else:
+            cuts.append([rankings[index]])
+            rows = count
+    return cuts
+
+
+def _shape(ranking: Ranking, document_tokens: int) -> tuple[int, int]:
+    """Rows and width of one prompt's responses."""
+    documents = documents_of(ranking.sequences, document_tokens)
+    return len(documents), max(document_length([ranking.sequences[i] for i in d]) for d in documents)
