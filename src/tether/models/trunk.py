@@ -110,12 +110,17 @@ class Role:
             self.head.train(on)
 
     @property
+    def _decoder_layers(self) -> list[nn.Module]:
+        """In order; none where a model keeps them elsewhere (GPT-2), which costs it the shared lower pass and nothing else."""
+        return list(getattr(self.decoder, "layers", ()))
+
+    @property
     def common_depth(self) -> int:
         """How many of the lowest layers carry no adapter, and so compute the same for every role on this model."""
         config = self.causal_model.config.get_text_config()
         if _touched(self.causal_model.get_input_embeddings()) or getattr(config, "num_kv_shared_layers", 0):
             return 0
-        for depth, layer in enumerate(getattr(self.decoder, "layers", ())):
+        for depth, layer in enumerate(self._decoder_layers):
             if _touched(layer):
                 return depth
         return 0
@@ -129,7 +134,7 @@ class Role:
         depth = self.common_depth
         if not depth or self.model.training:
             return None
-        hook = self.decoder.layers[depth].register_forward_pre_hook(_interrupt, with_kwargs=True)
+        hook = self._decoder_layers[depth].register_forward_pre_hook(_interrupt, with_kwargs=True)
         try:
             self._decode(batch)
         except _Reached as reached:
@@ -142,7 +147,7 @@ class Role:
         """Last hidden states, (rows × time, dim); `common` spares the layers that it stands for."""
         if common is None:
             return self._decode(batch).flatten(0, 1)
-        with _starting_from(self.decoder.layers[: self.common_depth], common):
+        with _starting_from(self._decoder_layers[: self.common_depth], common):
             return self._decode(batch).flatten(0, 1)
 
     def _decode(self, batch: Tokens) -> Tensor:

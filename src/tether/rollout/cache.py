@@ -65,7 +65,8 @@ class SlotCache(DynamicCache):
         window = getattr(config, "sliding_window", None)
         self.kinds, self.num_slots, self.capacity = kinds, num_slots, capacity
         self.windows = {"full_attention": None if hasattr(config, "layer_types") else window, "sliding_attention": window}
-        self.layers = [SlotLayer(self) for _ in kinds]
+        self.slots = [SlotLayer(self) for _ in kinds]
+        self.layers = list(self.slots)
         self.lengths = torch.zeros(0, dtype=torch.long)
         self.width = 0
 

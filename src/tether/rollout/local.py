@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -187,7 +188,8 @@ class _Decoding:
         positions = torch.arange(width, device=device).repeat(len(prompts), 1)
         output = self.role.decoder(input_ids=ids.to(device), position_ids=positions, past_key_values=filled, use_cache=True)
         owner = torch.arange(len(prompts), device=device).repeat_interleave(self.num_samples)
-        for layer, prefix in zip(self.cache.layers, filled.layers, strict=True):
+        prefixes: list[Any] = filled.layers
+        for layer, prefix in zip(self.cache.slots, prefixes, strict=True):
             layer.fill(slots, prefix.keys[owner], prefix.values[owner], self.cache.capacity)
         last = torch.tensor([len(p) - 1 for p in prompts], device=device)
         return output.last_hidden_state[torch.arange(len(prompts), device=device), last]
@@ -238,7 +240,7 @@ class _Decoding:
         source = going[rows:].nonzero()[:, 0] + rows
         target = (~going[:rows]).nonzero()[: len(source), 0]
         if len(source):
-            for layer in self.cache.layers:
+            for layer in self.cache.slots:
                 layer.move(source, target)
             for state in (self.request, self.ordinals, self.samples, self.steps, self.cache_lengths, self.tokens, self.logprobs):
                 state[target] = state[source]

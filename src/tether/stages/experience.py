@@ -38,7 +38,7 @@ class Experience:
     rewards: Tensor
     advantages: Tensor
     returns: Tensor
-    common: list[Tensor | None] = field(default_factory=list)
+    common: list[Tensor | None] = field(default_factory=list, kw_only=True)
 
     def part(self, name: str, number: int) -> Tensor:
         """One matrix, cut to micro-batch `number`."""
