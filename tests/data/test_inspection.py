@@ -47,6 +47,14 @@ def test_pairs_by_hand(tmp_path: Path) -> None:
     assert seen.agreement is None
 
 
+def test_a_folder_is_called_by_all_its_formats(tmp_path: Path) -> None:
+    hh = {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant: c"}
+    (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "p", "chosen": "a", "rejected": "b"}) + "\n")
+    (tmp_path / "b.jsonl").write_text(json.dumps(hh) + "\n")
+    seen = inspect(tmp_path)
+    assert (seen.format, seen.rows) == ("preference, hh", 2)
+
+
 def test_percentiles_by_hand() -> None:
     lengths = summarise(dict.fromkeys(range(1, 101), 1))
     assert (lengths.mean, lengths.median, lengths.p95, lengths.maximum) == (50.5, 50.5, 95, 100)

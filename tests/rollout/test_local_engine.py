@@ -233,3 +233,13 @@ def test_sampling_has_the_distribution_it_says(sampling, support):
         assert float(hit.float().mean()) == pytest.approx(float(expected[place]), abs=2 / n)
         if hit.any():
             assert float(logprobs[hit][0]) == pytest.approx(math.log(expected[place]), abs=1e-5)
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.0), Sampling(top_p=0.8, temperature=0.7)])
+def test_many_rows_are_sampled_as_each_alone(sampling):
+    logits = torch.randn(70, 30_000, generator=torch.Generator().manual_seed(0)).bfloat16() * 3
+    uniforms = torch.rand(70, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    tokens, logprobs = sample_tokens(logits, uniforms, sampling)
+    alone = [sample_tokens(logits[i : i + 1], uniforms[i : i + 1], sampling) for i in range(70)]
+    assert tokens.tolist() == [int(t) for t, _ in alone]
+    torch.testing.assert_close(logprobs, torch.cat([p for _, p in alone]), atol=1e-6, rtol=0)

@@ -21,7 +21,7 @@ from tether.data.formats.conversions import prompt_of
 from tether.data.formats.fields import digest
 from tether.data.formats.format import KINDS
 from tether.data.formats.registry import named
-from tether.data.sources import Quarantine, detect_format, read
+from tether.data.sources import Quarantine, detect_formats, read
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -105,8 +105,8 @@ def inspect(
         MissingFileError: the path does not exist.
         DataError: nothing in it can be read, see `read`.
     """
-    layout = detect_format(path) if format == "auto" else named(format)
-    wanted = kind or layout.kind
+    layouts = detect_formats(path) if format == "auto" else [named(format)]
+    wanted = kind or layouts[0].kind
     if wanted not in KINDS:
         raise DataError(f"cannot inspect {wanted!r}: it is not one of {', '.join(k.__name__ for k in KINDS)}.")
     quarantine = Quarantine(keep=0)
@@ -115,7 +115,7 @@ def inspect(
         tally.add(record)
     return Inspection(
         source=str(path),
-        format=layout.name,
+        format=", ".join(layout.name for layout in layouts),
         kind=wanted,
         rows=tally.rows,
         quarantined=quarantine.count,

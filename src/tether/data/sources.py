@@ -111,11 +111,15 @@ def read(
     return itertools.islice(records, limit)
 
 
-def detect_format(source: str | Path) -> Format:
-    """The format of a file, of the first file of a folder, or of a hub data set."""
-    file = _File(places(source)[0], Quarantine(keep=0), False)
-    head, _ = file.sniff()
-    return detect(file.good(head), None, file.place.name)
+def detect_formats(source: str | Path) -> list[Format]:
+    """The different formats of a file, of a folder's files or of a hub data set, in the order in which they are met."""
+    found: dict[str, Format] = {}
+    for place in places(source):
+        file = _File(place, Quarantine(keep=0), False)
+        head, _ = file.sniff()
+        layout = detect(file.good(head), None, place.name)
+        found.setdefault(layout.name, layout)
+    return list(found.values())
 
 
 class _File:
