@@ -51,7 +51,7 @@ class RewardConfig(Config):
 
 
 class RewardModeling:
-    """Trains a role with a scalar head; afterwards its scores have mean zero on the training responses."""
+    """Trains a role with a scalar head; afterwards its scores have mean zero on responses of the first training prompts."""
 
     def __init__(self, config: RewardConfig, role: Role, encoder: ChatEncoder) -> None:
         self.config = config
