@@ -10,7 +10,7 @@ from tether.core.errors import DataError
 from tether.core.types import Comparison
 from tether.data.batches import document_length, documents_of
 from tether.data.chat import ChatEncoder, Encoded
-from tether.data.sources import group_of
+from tether.data.sources import group_of, split_by_group
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,29 @@ def encode_comparisons(
             grouped[group_of(comparison)].append(comparison if comparison.probability >= 0.5 else comparison.swap())
     rankings = [_ranking(group, rows, encoder, max_length, option, skipped) for group, rows in grouped.items()]
     return [r for r in rankings if r is not None], skipped
+
+
+def prepare_comparisons(
+    comparisons: Sequence[Comparison],
+    encoder: ChatEncoder,
+    max_length: int,
+    option: str,
+    *,
+    heldout_fraction: float,
+    seed: int,
+    one_turn: bool = False,
+) -> tuple[list[Ranking], list[Ranking], dict[str, int], int]:
+    """Rankings to train on, rankings of held-out prompts, the reasons for what was left out, and the held-out ties.
+
+    Raises:
+        DataError: nothing is left to train on.
+    """
+    parts = split_by_group(comparisons, heldout_fraction, seed) if heldout_fraction else (comparisons, [])
+    (train, skipped), (test, more) = (encode_comparisons(p, encoder, max_length, option, one_turn=one_turn) for p in parts)
+    if not train:
+        raise DataError(f"none of {len(comparisons)} comparisons can be used for training: {skipped or 'there are none'}")
+    reasons = {key: skipped.get(key, 0) + more.get(key, 0) for key in {**skipped, **more}}
+    return train, test, reasons, sum(c.tie for c in parts[1])
 
 
 def _ranking(

@@ -15,7 +15,7 @@ from tether.assemble import PPOSection, RewardSection, SFTSection, encoder_of, l
 from tether.core.config import Config, dump
 from tether.core.protocols import Judge
 from tether.core.rundir import RunDirectory, file_digest, read_json, read_jsonl, write_json
-from tether.core.types import Comparison, Demonstration, Prompt, Sampling, assistant, user
+from tether.core.types import Comparison, Demonstration, Prompt, Sampling, Score, assistant, user
 from tether.data.sources import split_by_group
 from tether.evaluation.fluency import Fluency
 from tether.evaluation.gold import GoldJudge
@@ -91,8 +91,6 @@ class LetterJudge:
     name = "letters"
 
     def score_texts(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Any]:
-        from tether.core.types import Score
-
         shares = [sum(c in "aeiou" for c in r.lower()) / max(1, len(r)) for r in responses]
         return [Score(s, {"vowels": s}) for s in shares]
 

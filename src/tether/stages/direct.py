@@ -24,13 +24,11 @@ from tether.algorithms.preference_losses import (
     simpo_loss,
 )
 from tether.core.config import Config
-from tether.core.errors import DataError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison
 from tether.data.batches import TokenBatch, make_batch
 from tether.data.chat import ChatEncoder
-from tether.data.comparisons import Ranking, cut_rankings, encode_comparisons, pairs_of
-from tether.data.sources import split_by_group
+from tether.data.comparisons import Ranking, cut_rankings, pairs_of, prepare_comparisons
 from tether.evaluation.winrate import pairwise_accuracy
 from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
@@ -188,13 +186,15 @@ class Direct:
             DataError: no comparison can be used.
         """
         start, config = time.perf_counter(), self.config
-        kept, held = comparisons, []
-        if config.heldout_fraction:
-            kept, held = split_by_group(comparisons, config.heldout_fraction, config.seed)
-        train, skipped = encode_comparisons(kept, self.encoder, config.max_length, "direct.max_length", one_turn=True)
-        test, skipped_test = encode_comparisons(held, self.encoder, config.max_length, "direct.max_length", one_turn=True)
-        if not train:
-            raise DataError(f"none of {len(comparisons)} comparisons can be used for training: {skipped or 'there are none'}")
+        train, test, skipped, _ = prepare_comparisons(
+            comparisons,
+            self.encoder,
+            config.max_length,
+            "direct.max_length",
+            heldout_fraction=config.heldout_fraction,
+            seed=config.seed,
+            one_turn=True,
+        )
         for role in (self.policy, self.reference):
             if role is not None:
                 role.train_mode(False)  # dropout would make policy and reference differ before anything was learned
@@ -222,6 +222,6 @@ class Direct:
             "updates": len(plan),
             "num_prompts": len(train),
             "num_pairs": sum(len(r.chosen) for r in train),
-            "skipped": {k: skipped.get(k, 0) + skipped_test.get(k, 0) for k in {*skipped, *skipped_test}},
+            "skipped": skipped,
             "seconds": time.perf_counter() - start,
         }

@@ -245,13 +245,7 @@ class PPO:
                     if minibatch_count == 0:
                         first_deviation = max(first_deviation, stats["ratio_max"] - 1, 1 - stats["ratio_min"])
                     epoch_kl += stats["policy/approximate_kl"] * denominator / max(1, sum(counts))
-                    for key in (
-                        "policy/loss",
-                        "value/loss",
-                        "policy/clip_fraction",
-                        "value/clip_fraction",
-                        "policy/approximate_kl",
-                    ):
+                    for key in stats.keys() - {"ratio_max", "ratio_min"}:
                         totals[key] = totals.get(key, 0.0) + stats[key]
                 metrics = self.learner.step()
                 self._average()

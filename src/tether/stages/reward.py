@@ -14,13 +14,11 @@ from torch import Tensor
 
 from tether.algorithms.preference_losses import bradley_terry_loss, centering_penalty
 from tether.core.config import Config
-from tether.core.errors import DataError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison
 from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder, Encoded
-from tether.data.comparisons import Ranking, cut_rankings, encode_comparisons, pairs_of
-from tether.data.sources import split_by_group
+from tether.data.comparisons import Ranking, cut_rankings, encode_comparisons, pairs_of, prepare_comparisons
 from tether.evaluation.calibration import expected_calibration_error, reliability_curve
 from tether.evaluation.winrate import bootstrap_mean, correlation, pairwise_accuracy
 from tether.learner.config import OptimizerConfig
@@ -130,13 +128,14 @@ class RewardModeling:
             DataError: no comparison can be used.
         """
         start, config = time.perf_counter(), self.config
-        kept, test_rows = (
-            split_by_group(comparisons, config.heldout_fraction, config.seed) if config.heldout_fraction else (comparisons, [])
+        train, test, skipped, heldout_ties = prepare_comparisons(
+            comparisons,
+            self.encoder,
+            config.max_length,
+            "reward.max_length",
+            heldout_fraction=config.heldout_fraction,
+            seed=config.seed,
         )
-        train, skipped = self.rankings(kept)
-        test, skipped_test = self.rankings(test_rows) if test_rows else ([], {})
-        if not train:
-            raise DataError(f"none of {len(comparisons)} comparisons can be used for training: {skipped or 'there are none'}")
         plan = plan_updates(len(train), config.prompts_per_update, config.epochs, config.seed)
         self.learner = LocalLearner(self.role.parameters(), config.optimizer, len(plan))
 
@@ -169,12 +168,12 @@ class RewardModeling:
         return {
             "train_loss": statistics.fmean(recent),
             **summary,
-            "heldout_ties": sum(c.tie for c in test_rows),
+            "heldout_ties": heldout_ties,
             "updates": len(plan),
             "num_prompts": len(train),
             "num_pairs": sum(len(r.chosen) for r in train),
             "num_heldout_pairs": sum(len(r.chosen) for r in test),
-            "skipped": _added(skipped, skipped_test),
+            "skipped": skipped,
             "seconds": time.perf_counter() - start,
         }
 
@@ -199,7 +198,3 @@ class RewardModeling:
     def _scores(self, sequences: list[Encoded]) -> Tensor:
         batch = make_batch(sequences, self.encoder.pad_id, document_tokens=self._document_tokens)
         return self.role.scores(batch.to(self.role.device))
-
-
-def _added(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:
-    return {key: first.get(key, 0) + second.get(key, 0) for key in {*first, *second}}
