@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
 from tether.core.rundir import RunDirectory
@@ -82,8 +83,9 @@ class SupervisedLoop:
         return metrics
 
     def _weights_from(self, tensors: Mapping[str, Tensor]) -> None:
-        for index, parameter in enumerate(self.learner.parameters):
-            parameter.data.copy_(tensors[str(index)])
+        with torch.no_grad():
+            for index, parameter in enumerate(self.learner.parameters):
+                parameter.copy_(tensors[str(index)])
 
     def _save(self, number: int) -> None:
         tensors, values = self.learner.state()

@@ -21,6 +21,7 @@ import torch
 
 from tether.core.errors import ModelError
 from tether.models.config import PACKAGE_PREFIX, TINY, LoraConfig, ModelConfig
+from tether.models.memory import keep_freed_blocks
 from tether.models.packaged import PACKAGES, cache_folder, unpacked
 
 ATTENTION_INPUTS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "query_key_value", "Wqkv")
@@ -62,6 +63,8 @@ def load_model(config: ModelConfig, *, seed: int = 0) -> LoadedModel:
             model, tokenizer = _from_folder(folder, config)
     dtype = pick_dtype(config.dtype, config.device)
     device = pick_device(config.device)
+    if device.type == "cpu":
+        keep_freed_blocks()
     model.to(device=device, dtype=dtype).eval().requires_grad_(False)
     model.set_attn_implementation(pick_attention(config.attention, device))
     stop_ids = _stop_ids(config, tokenizer, model)

@@ -174,9 +174,9 @@ class Role:
             softcap=None if softcap is None else softcap / self._logit_scale,
         )
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """What the model would return for these hidden states: (..., dim) -> (..., vocab)."""
-        logits = self.causal_model.get_output_embeddings()(hidden)
+    def logits(self, hidden: Tensor, head: nn.Module | None = None) -> Tensor:
+        """What the model would return for these hidden states: (..., dim) -> (..., vocab). `head`: another copy of its own."""
+        logits = (head or self.causal_model.get_output_embeddings())(hidden)
         if self._logit_scale != 1.0:
             logits = logits * self._logit_scale
         return logits if self._softcap is None else self._softcap * torch.tanh(logits.float() / self._softcap)

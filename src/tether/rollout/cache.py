@@ -1,26 +1,40 @@
-"""Keys and values of many rows of different ages, in slots that are allocated once."""
+"""Keys and values of many rows of different ages, in slots that are allocated once, and the attention that reads them there."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import psutil
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache, DynamicLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tether.core.errors import ModelError
+from tether.rollout.kernels import decode, torch_decode
+
+ATTENTION = "tether_slots"
+"""The name under which transformers' models find `slot_attention`."""
+_written = threading.local()
 
 
 class SlotLayer(DynamicLayer):
-    """One layer's (slots, heads, capacity, dim). Row k of a decoding pass writes at `lengths[k]` and reads `width` places."""
+    """One layer's (slots, heads, capacity, dim). Row k of a decoding pass writes at `lengths[k]` and reads what it has.
 
-    def __init__(self, owner: SlotCache) -> None:
+    A model that takes attention functions by name gets its new keys and values back from `update`, and `slot_attention`, which
+    it calls next, writes them and attends. Another model gets all places up to `width`, to attend to as it will.
+    """
+
+    def __init__(self, owner: SlotCache, window: int | None) -> None:
         super().__init__()
-        self.owner = owner
+        self.owner, self.window = owner, window
         self.store: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if self.owner.in_place:
+            _written.layer = self
+            return key_states, value_states
         lengths, width = self.owner.lengths, self.owner.width
         assert self.store is not None
         rows = torch.arange(len(lengths), device=lengths.device)
@@ -50,11 +64,14 @@ class SlotCache(DynamicCache):
 
     Every row begins at place 0 of its slot: there is no padding inside, and what stands beyond a row's length is masked.
 
+    Args:
+        in_place: the model attends by `slot_attention`.
+
     Raises:
         ModelError: the model keeps states that are not keys and values (recurrent layers).
     """
 
-    def __init__(self, config: Any, num_slots: int, capacity: int) -> None:
+    def __init__(self, config: Any, num_slots: int, capacity: int, *, in_place: bool = False) -> None:
         super().__init__()
         config = config.get_text_config(decoder=True)
         kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
@@ -63,9 +80,9 @@ class SlotCache(DynamicCache):
             what = f"{sorted(foreign)[0]} layers" if foreign else "layers that share keys and values"
             raise ModelError(f"the local engine cannot decode a model with {what}: it keeps keys and values of every layer")
         window = getattr(config, "sliding_window", None)
-        self.kinds, self.num_slots, self.capacity = kinds, num_slots, capacity
+        self.kinds, self.num_slots, self.capacity, self.in_place = kinds, num_slots, capacity, in_place
         self.windows = {"full_attention": None if hasattr(config, "layer_types") else window, "sliding_attention": window}
-        self.slots = [SlotLayer(self) for _ in kinds]
+        self.slots = [SlotLayer(self, self.windows[kind]) for kind in kinds]
         self.layers = list(self.slots)
         self.lengths = torch.zeros(0, dtype=torch.long)
         self.width = 0
@@ -80,6 +97,28 @@ class SlotCache(DynamicCache):
             seen = (age >= 0) if window is None else (age >= 0) & (age < window)
             masks[kind] = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)[:, None, None]
         return masks if len(masks) > 1 else masks.popitem()[1]
+
+
+def slot_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **options: Any
+) -> tuple[Tensor, None]:
+    """transformers' attention interface for one new token a row: (rows, heads, 1, dim) -> (rows, 1, heads, dim).
+
+    What a row may see follows from its length and the layer's window, so the mask is not looked at.
+    """
+    layer: SlotLayer = _written.layer
+    assert layer.store is not None
+    scale = options.get("scaling") or query.shape[-1] ** -0.5
+    settings = {"scale": scale, "window": layer.window, "softcap": options.get("softcap")}
+    sinks = options.get("s_aux")
+    if sinks is None:
+        attended = decode(query, key, value, layer.store, layer.owner.lengths, **settings)
+        if attended is not None:
+            return attended, None
+    return torch_decode(query, key, value, layer.store, layer.owner.lengths, sinks=sinks, **settings), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION, slot_attention)
 
 
 def rows_that_fit(model: Any, capacity: int) -> int:

@@ -7,7 +7,8 @@ of its samples. Rows of different ages stand in slots from place 0 on, so there 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,12 +19,14 @@ from tether.core.errors import DataError, ModelError
 from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, StopReason
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
-from tether.rollout.cache import SlotCache, rows_that_fit
+from tether.rollout.cache import ATTENTION, SlotCache, rows_that_fit
 from tether.rollout.sampling import counter_uniform, sample_tokens
+from tether.rollout.weights import EngineWeights
 
 ROWS = 16
 """With nobody waiting, row counts fall in multiples of this: every new shape costs a CPU's matrix kernels a set-up."""
-PREFILL_TOKENS = 2**14
+PREFILL_TOKENS = {"cpu": 2**10}
+"""Tokens of one prefill pass, by device: on a CPU small passes of prompts of one length waste least. Elsewhere 2**14."""
 REFILL = 8
 """New prompts are prefilled together when 1/REFILL of the slots are free."""
 
@@ -44,13 +47,14 @@ class LocalEngine:
         if not role.takes_positions:
             raise ModelError("the local engine cannot decode a model that takes no position_ids (ALiBi and its kin)")
         self.role = role
+        self.weights = EngineWeights(role)
         self.encoder = encoder
         self.max_rows = max_rows
         self.context_length = context_length
         self.policy_version = 0
 
     def update_weights(self, version: int) -> None:
-        """The learner's tensors are the engine's own, so only the stamp changes."""
+        """Stamp what is sampled from now on. The tensors are the learner's own, or copies that `generate` brings up to date."""
         self.policy_version = version
 
     @torch.no_grad()
@@ -77,6 +81,7 @@ class LocalEngine:
                     f"does not fit the model's context of {self.context_length}. Shorten it or lower max_new_tokens."
                 )
         ordinals = range(len(prompts)) if ordinals is None else ordinals
+        self.weights.refresh()
         decoding = _Decoding(self, encoded, list(ordinals), sampling, num_samples, seed)
         while decoding.busy:
             decoding.admit()
@@ -127,6 +132,7 @@ class _Decoding:
         seed: int,
     ) -> None:
         self.engine, self.role, self.sampling, self.seed = engine, engine.role, sampling, seed
+        self.decoder, self.prefix = engine.weights.decoder, _common_prefix(prompts)
         self.prompts, self.prompt_ordinals, self.num_samples = prompts, ordinals, num_samples
         device = self.role.device
         capacity = max(map(len, prompts), default=0) + sampling.max_new_tokens
@@ -134,7 +140,9 @@ class _Decoding:
         slots = min(max(rows, num_samples), len(prompts) * num_samples)
         # Long prompts first: the last rows to finish then began with the fewest tokens.
         self.waiting = deque(sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i)))
-        self.cache = SlotCache(self.role.causal_model.config, slots, capacity)
+        in_place = bool(getattr(self.role.causal_model, "_supports_attention_backend", False))
+        self.cache = SlotCache(self.role.causal_model.config, slots, capacity, in_place=in_place)
+        self.prefix_layers: list[Any] = []
         self.request = torch.full((slots,), -1, device=device)
         self.ordinals, self.samples, self.steps, self.cache_lengths = (torch.zeros_like(self.request) for _ in range(4))
         self.hidden: Tensor | None = None
@@ -152,12 +160,17 @@ class _Decoding:
         """Fill free slots with waiting prompts, once enough are free to make a prefill worth its weights."""
         free = (self.request < 0).nonzero()[:, 0]
         groups = min(len(free) // self.num_samples, len(self.waiting))
-        if groups:
-            groups = min(groups, max(1, PREFILL_TOKENS // len(self.prompts[self.waiting[0]])))
         if not groups or (len(free) < len(self.request) // REFILL and len(self.waiting) > groups):
             return
+        budget = PREFILL_TOKENS.get(self.role.device.type, 2**14)
+        while groups:
+            count = min(groups, max(1, budget // (len(self.prompts[self.waiting[0]]) - len(self.prefix))))
+            self._enter(count, free[: count * self.num_samples])
+            free, groups = free[count * self.num_samples :], groups - count
+
+    def _enter(self, groups: int, slots: Tensor) -> None:
+        """The next `groups` prompts take these slots, each for all of its samples."""
         chosen = [self.waiting.popleft() for _ in range(groups)]
-        slots = free[: groups * self.num_samples]
         hidden = self._prefill([self.prompts[i] for i in chosen], slots)
         device = slots.device
         samples = torch.arange(self.num_samples, device=device)
@@ -178,28 +191,41 @@ class _Decoding:
 
     def _prefill(self, prompts: list[tuple[int, ...]], slots: Tensor) -> Tensor:
         """Keys and values of some prompts into the slots of all their samples; the state after each prompt, (prompts, dim)."""
-        width, device = max(map(len, prompts)), self.role.device
+        known, device = len(self.prefix), self.role.device
+        width = max(map(len, prompts)) - known
         ids = torch.full((len(prompts), width), self.engine.encoder.pad_id)
         for row, prompt in enumerate(prompts):
-            ids[row, : len(prompt)] = torch.tensor(prompt)
+            ids[row, : len(prompt) - known] = torch.tensor(prompt[known:])
         # Padding stands on the right, where causal attention hides it, and is overwritten by the answer.
-        self.role.activate()
-        filled = DynamicCache()
-        positions = torch.arange(width, device=device).repeat(len(prompts), 1)
-        output = self.role.decoder(input_ids=ids.to(device), position_ids=positions, past_key_values=filled, use_cache=True)
+        filled = self._prefix_of(len(prompts))
+        positions = torch.arange(known, known + width, device=device).repeat(len(prompts), 1)
+        output = self.decoder(input_ids=ids.to(device), position_ids=positions, past_key_values=filled, use_cache=True)
         owner = torch.arange(len(prompts), device=device).repeat_interleave(self.num_samples)
         prefixes: list[Any] = filled.layers
         for layer, prefix in zip(self.cache.slots, prefixes, strict=True):
             layer.fill(slots, prefix.keys[owner], prefix.values[owner], self.cache.capacity)
-        last = torch.tensor([len(p) - 1 for p in prompts], device=device)
+        last = torch.tensor([len(p) - known - 1 for p in prompts], device=device)
         return output.last_hidden_state[torch.arange(len(prompts), device=device), last]
+
+    def _prefix_of(self, count: int) -> DynamicCache:
+        """Keys and values of what all prompts begin with (a template's system message), computed once, for `count` rows."""
+        filled = DynamicCache()
+        if self.prefix and not self.prefix_layers:
+            ids = torch.tensor([self.prefix], device=self.role.device)
+            positions = torch.arange(len(self.prefix), device=self.role.device)[None]
+            self.decoder(input_ids=ids, position_ids=positions, past_key_values=filled, use_cache=True)
+            self.prefix_layers, filled = list(filled.layers), DynamicCache()
+        for number, layer in enumerate(self.prefix_layers):
+            filled.update(layer.keys.expand(count, -1, -1, -1), layer.values.expand(count, -1, -1, -1), number)
+        return filled
 
     def step(self) -> None:
         """One token for every row, then the state that predicts the next."""
         assert self.hidden is not None
         rows, request = self.rows, self.request[: self.rows]
         uniforms = counter_uniform(self.seed, self.ordinals[:rows], self.samples[:rows], self.steps[:rows])
-        tokens, logprobs = sample_tokens(self.role.logits(self.hidden[:rows]), uniforms, self.sampling)
+        logits = self.role.logits(self.hidden[:rows], self.engine.weights.head)
+        tokens, logprobs = sample_tokens(logits, uniforms, self.sampling)
         places = torch.arange(rows, device=tokens.device), self.steps[:rows]
         self.tokens[places], self.logprobs[places] = tokens, logprobs
         self.steps[:rows] += request >= 0
@@ -254,13 +280,34 @@ class _Decoding:
         drawn = self.tokens[torch.arange(rows, device=self.tokens.device), (self.steps[:rows] - 1).clamp(min=0)]
         cache.lengths = self.cache_lengths[:rows]
         cache.width = int(cache.lengths.max()) + 1
-        self.role.activate()
-        output = self.role.decoder(
-            input_ids=drawn[:, None],
-            attention_mask=cache.visibility(self.hidden.dtype),
-            position_ids=cache.lengths[:, None],
-            past_key_values=cache,
-            use_cache=True,
-        )
+        with _attending(self.decoder, ATTENTION if cache.in_place else None):
+            output = self.decoder(
+                input_ids=drawn[:, None],
+                attention_mask=cache.visibility(self.hidden.dtype),
+                position_ids=cache.lengths[:, None],
+                past_key_values=cache,
+                use_cache=True,
+            )
         self.hidden[:rows] = output.last_hidden_state[:, -1]
         self.cache_lengths[:rows] += self.request[:rows] >= 0
+
+
+def _common_prefix(prompts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+    """What several prompts begin with, short of the last token of the shortest."""
+    if len(prompts) < 2:
+        return ()
+    first, last = min(prompts), max(prompts)  # in the order of the alphabet these two differ first
+    limit = min(map(len, prompts)) - 1
+    same = next((i for i in range(limit) if first[i] != last[i]), limit)
+    return first[:same]
+
+
+@contextmanager
+def _attending(decoder: Any, implementation: str | None) -> Iterator[None]:
+    """Let the engine's tree of modules attend by another function for a while."""
+    before = decoder.config._attn_implementation
+    decoder.config._attn_implementation = implementation or before
+    try:
+        yield
+    finally:
+        decoder.config._attn_implementation = before

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tether.core.types import Sampling
+from tether.rollout.kernels import sample
 
 BLOCK = 256
 CPU_STRIP_ELEMENTS = 2**20
@@ -55,6 +56,10 @@ def sample_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple
     Returns:
         tokens (rows,) int64 and log-probabilities (rows,) float32. Greedy log-probabilities are those of temperature 1.
     """
+    if sampling.temperature > 0 and not sampling.truncates:
+        drawn = sample(logits, uniforms, sampling.temperature)
+        if drawn is not None:
+            return drawn
     strip = max(1, CPU_STRIP_ELEMENTS // logits.shape[-1]) if logits.device.type == "cpu" else len(logits)
     parts = [_sample(logits[i : i + strip], uniforms[i : i + strip], sampling) for i in range(0, len(logits), max(1, strip))]
     tokens, logprobs = zip(*parts, strict=True)

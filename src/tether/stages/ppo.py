@@ -345,8 +345,9 @@ class PPO:
 
     def _end_with_average(self) -> None:
         if self.ema is not None:
-            for parameter, average in zip(self.learner.parameters, self.ema, strict=True):
-                parameter.data.copy_(average)
+            with torch.no_grad():
+                for parameter, average in zip(self.learner.parameters, self.ema, strict=True):
+                    parameter.copy_(average)
 
     def _save(self, run: RunDirectory, number: int) -> None:
         tensors, values = self.learner.state()

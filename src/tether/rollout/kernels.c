@@ -1,0 +1,190 @@
+// What a decoding step does beside matrix products: attention of one new token a row, and sampling.
+//
+// Built by kernels.py for the processor at hand. The file includes itself once for each type of number; sums are float32.
+#ifndef TYPE
+
+#include <float.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
+#define JOIN_(name, type) name##_##type
+#define JOIN(name, type) JOIN_(name, type)
+#define NAME(name) JOIN(name, TYPE)
+
+typedef uint16_t bfloat;
+typedef float lanes __attribute__((vector_size(64)));
+typedef uint32_t wide_bits __attribute__((vector_size(64)));
+typedef uint16_t half_bits __attribute__((vector_size(32)));
+
+static inline float widen_float(float x) { return x; }
+static inline float narrow_float(float x) { return x; }
+
+static inline float widen_bfloat(bfloat x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+static inline bfloat narrow_bfloat(float value) {  // to nearest, ties to even; nothing here is NaN
+    uint32_t bits;
+    memcpy(&bits, &value, 4);
+    return (bfloat)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+static inline lanes load_float(const float *from) {
+    lanes loaded;
+    memcpy(&loaded, from, sizeof loaded);
+    return loaded;
+}
+
+static inline lanes load_bfloat(const bfloat *from) {
+    half_bits loaded;
+    memcpy(&loaded, from, sizeof loaded);
+    return (lanes)(__builtin_convertvector(loaded, wide_bits) << 16);
+}
+
+#ifdef __AVX512BF16__
+// out[k] = query · rows[k] for four rows one after another, dim a multiple of 32: partial sums are added across in one go.
+static inline void four_dots(float *out, const bfloat *query, const bfloat *rows, int64_t dim) {
+    __m512 part[4] = {_mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps(), _mm512_setzero_ps()};
+    for (int64_t d = 0; d < dim; d += 32) {
+        __m512bh q = (__m512bh)_mm512_loadu_si512(query + d);
+        for (int k = 0; k < 4; k++)
+            part[k] = _mm512_dpbf16_ps(part[k], q, (__m512bh)_mm512_loadu_si512(rows + k * dim + d));
+    }
+    __m512d ab = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(part[0], part[1]), _mm512_unpackhi_ps(part[0], part[1])));
+    __m512d cd = _mm512_castps_pd(_mm512_add_ps(_mm512_unpacklo_ps(part[2], part[3]), _mm512_unpackhi_ps(part[2], part[3])));
+    __m512 all = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(ab, cd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ab, cd)));
+    __m128 left = _mm_add_ps(_mm512_extractf32x4_ps(all, 0), _mm512_extractf32x4_ps(all, 1));
+    __m128 right = _mm_add_ps(_mm512_extractf32x4_ps(all, 2), _mm512_extractf32x4_ps(all, 3));
+    _mm_storeu_ps(out, _mm_add_ps(left, right));
+}
+#define FOUR_DOTS_bfloat 1
+#else
+#define FOUR_DOTS_bfloat 0
+static inline void four_dots(float *out, const void *query, const void *rows, int64_t dim) {}
+#endif
+#define FOUR_DOTS_float 0
+
+#define TYPE float
+#include __FILE__
+#undef TYPE
+#define TYPE bfloat
+#include __FILE__
+
+#else
+
+#define WIDEN NAME(widen)
+#define NARROW NAME(narrow)
+#define LOAD NAME(load)
+
+// scores[t] = query · keys[t], largest first of all returned.
+static inline float NAME(score)(float *scores, const TYPE *query, const TYPE *keys, int64_t count, int64_t dim, float scale,
+                                float softcap) {
+    float largest = -FLT_MAX;
+    int64_t t = 0;
+    if (NAME(FOUR_DOTS) && dim % 32 == 0)
+        for (; t + 4 <= count; t += 4) four_dots(scores + t, (const void *)query, (const void *)(keys + t * dim), dim);
+    for (; t < count; t++) {
+        float sum = 0;
+        for (int64_t d = 0; d < dim; d++) sum += WIDEN(query[d]) * WIDEN(keys[t * dim + d]);
+        scores[t] = sum;
+    }
+    for (t = 0; t < count; t++) {
+        float score = scale * scores[t];
+        scores[t] = score = softcap > 0 ? softcap * tanhf(score / softcap) : score;
+        largest = score > largest ? score : largest;
+    }
+    return largest;
+}
+
+// out = sum_t weights[t] values[t]
+static inline void NAME(mix)(TYPE *out, const float *weights, const TYPE *values, int64_t count, int64_t dim) {
+    int64_t d = 0;
+    for (; d + 64 <= dim; d += 64) {
+        lanes a = {0}, b = {0}, c = {0}, e = {0};
+        for (int64_t t = 0; t < count; t++) {
+            const TYPE *v = values + t * dim + d;
+            a += weights[t] * LOAD(v), b += weights[t] * LOAD(v + 16);
+            c += weights[t] * LOAD(v + 32), e += weights[t] * LOAD(v + 48);
+        }
+        for (int k = 0; k < 16; k++) {
+            out[d + k] = NARROW(a[k]), out[d + 16 + k] = NARROW(b[k]);
+            out[d + 32 + k] = NARROW(c[k]), out[d + 48 + k] = NARROW(e[k]);
+        }
+    }
+    for (; d < dim; d++) {
+        float sum = 0;
+        for (int64_t t = 0; t < count; t++) sum += weights[t] * WIDEN(values[t * dim + d]);
+        out[d] = NARROW(sum);
+    }
+}
+
+// Each row's new key and value go to place lengths[row] of its slot; then the row attends to that place and those before it.
+// query (rows, kv_heads * group, dim), new_keys and new_values (rows, kv_heads, dim), each with its strides of row and head;
+// keys, values (slots, kv_heads, capacity, dim) and out (rows, kv_heads * group, dim) contiguous. window 0: all places;
+// softcap 0: none.
+void NAME(decode)(int64_t rows, int64_t kv_heads, int64_t group, int64_t dim, int64_t capacity, const int64_t *lengths,
+                  const TYPE *query, int64_t query_row, int64_t query_head, const TYPE *new_keys, int64_t key_row,
+                  int64_t key_head, const TYPE *new_values, int64_t value_row, int64_t value_head, TYPE *keys, TYPE *values,
+                  TYPE *out, float scale, int64_t window, float softcap) {
+#pragma omp parallel for schedule(dynamic, 4) collapse(2)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t head = 0; head < kv_heads; head++) {
+            int64_t end = lengths[row] + 1, from = window > 0 && end > window ? end - window : 0, count = end - from;
+            TYPE *slot_keys = keys + (row * kv_heads + head) * capacity * dim;
+            TYPE *slot_values = values + (row * kv_heads + head) * capacity * dim;
+            memcpy(slot_keys + (end - 1) * dim, new_keys + row * key_row + head * key_head, dim * sizeof(TYPE));
+            memcpy(slot_values + (end - 1) * dim, new_values + row * value_row + head * value_head, dim * sizeof(TYPE));
+            float weights[count];
+            for (int64_t g = head * group; g < (head + 1) * group; g++) {
+                const TYPE *q = query + row * query_row + g * query_head;
+                float largest = NAME(score)(weights, q, slot_keys + from * dim, count, dim, scale, softcap), total = 0;
+                for (int64_t t = 0; t < count; t++) total += weights[t] = expf(weights[t] - largest);
+                for (int64_t t = 0; t < count; t++) weights[t] /= total;
+                NAME(mix)(out + (row * kv_heads * group + g) * dim, weights, slot_values + from * dim, count, dim);
+            }
+        }
+}
+
+// One token a row by inverse CDF from logits (rows, vocab), and its log-probability, at the inverse temperature `scale`.
+void NAME(sample)(int64_t rows, int64_t vocab, int64_t row_stride, const TYPE *logits, float scale, const double *uniforms,
+                  int64_t *tokens, float *logprobs) {
+    enum { BLOCK = 256 };
+    int64_t blocks = (vocab + BLOCK - 1) / BLOCK;
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < rows; row++) {
+        const TYPE *z = logits + row * row_stride;
+        double sums[blocks], total = 0, passed = 0;
+        float largest = -FLT_MAX, weight = 0;
+        for (int64_t j = 0; j < vocab; j++) largest = WIDEN(z[j]) > largest ? WIDEN(z[j]) : largest;
+        for (int64_t b = 0; b < blocks; b++) {
+            int64_t end = (b + 1) * BLOCK < vocab ? (b + 1) * BLOCK : vocab;
+            float sum = 0;
+            for (int64_t j = b * BLOCK; j < end; j++) sum += expf(scale * (WIDEN(z[j]) - largest));
+            total += sums[b] = sum;
+        }
+        double target = uniforms[row] * total;
+        int64_t block = 0;
+        while (block + 1 < blocks && passed + sums[block] <= target) passed += sums[block++];
+        int64_t end = (block + 1) * BLOCK < vocab ? (block + 1) * BLOCK : vocab, drawn = block * BLOCK;
+        for (int64_t j = block * BLOCK; j < end && passed <= target; j++) {
+            float w = expf(scale * (WIDEN(z[j]) - largest));
+            if (w > 0) drawn = j, weight = w;  // rounding must not reach a token of weight 0
+            passed += w;
+        }
+        tokens[row] = drawn;
+        logprobs[row] = (float)(log((double)weight) - log(total));
+    }
+}
+
+#undef WIDEN
+#undef NARROW
+#undef LOAD
+
+#endif

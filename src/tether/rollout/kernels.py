@@ -1,0 +1,157 @@
+"""A decoding step's attention and sampling on a CPU: kernels.c, built once for the processor at hand and kept in the cache.
+
+torch has no kernel for one query a row over grouped heads that does not first copy the keys for every query head; the copies
+and the tiny products cost a small model a quarter of its decoding time. Without a C compiler and on accelerators the engine
+takes torch's own operations instead: the same results to rounding, more slowly.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tether.models.packaged import cache_folder
+
+SOURCE = Path(__file__).with_name("kernels.c")
+TYPES = {torch.float32: "float", torch.bfloat16: "bfloat"}
+
+
+@cache
+def library() -> Any:
+    """The shared library, built in under a second if need be; None where it cannot be had (or TETHER_KERNELS=0)."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None or os.name != "posix" or os.environ.get("TETHER_KERNELS") == "0":
+        return None
+    openmp = sorted(Path(torch.__file__).parent.glob("lib/libgomp*.so*"))[:1]  # torch's own threads, not a second set of them
+    flags = ["-O3", "-march=native", "-ffast-math", "-fPIC", *(["-fopenmp"] if openmp else [])]
+    key = hashlib.sha256("\n".join([SOURCE.read_text(), *flags, platform.machine(), _processor()]).encode()).hexdigest()[:16]
+    built = cache_folder() / "kernels" / f"kernels-{key}.so"
+    try:
+        if not built.is_file():
+            built.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=built.parent) as folder:
+                target = Path(folder) / built.name
+                compiled = str(target.with_suffix(".o"))
+                # Linked apart from -ffast-math, which would switch the whole process to flushing small numbers to zero.
+                for command in (
+                    [compiler, *flags, "-c", str(SOURCE), "-o", compiled],
+                    [compiler, "-shared", compiled, "-o", str(target), *map(str, openmp), "-lm"],
+                ):
+                    subprocess.run(command, check=True, capture_output=True, timeout=60)
+                os.replace(target, built)
+        loaded = ctypes.CDLL(str(built))
+    except (OSError, subprocess.SubprocessError):
+        return None
+    size, pointer, number = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
+    for name in TYPES.values():
+        decode, sample = getattr(loaded, f"decode_{name}"), getattr(loaded, f"sample_{name}")
+        decode.restype = sample.restype = None
+        decode.argtypes = [*[size] * 5, pointer, *[pointer, size, size] * 3, *[pointer] * 3, number, size, number]
+        sample.argtypes = [*[size] * 3, pointer, number, *[pointer] * 3]
+    return loaded
+
+
+def _processor() -> str:
+    """What `-march=native` depends on: a cache folder may be shared by machines."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return "".join(line for line in lines[:40] if line.startswith(("model name", "flags", "Features", "CPU part")))
+    except OSError:
+        return platform.processor()
+
+
+def _library_for(tensor: Tensor) -> Any:
+    return library() if tensor.device.type == "cpu" and tensor.dtype in TYPES else None
+
+
+def sample(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor] | None:
+    """One token a row, (rows,), and its log-probability, from the whole tempered distribution: see sampling.sample_tokens.
+
+    Returns None where there is no kernel for these logits (rows, vocab).
+    """
+    loaded = _library_for(logits)
+    if loaded is None or logits.stride(-1) != 1:
+        return None
+    rows, vocab = logits.shape
+    tokens, logprobs = logits.new_empty(rows, dtype=torch.long), logits.new_empty(rows, dtype=torch.float32)
+    uniforms = uniforms.double().contiguous()
+    addresses = (uniforms.data_ptr(), tokens.data_ptr(), logprobs.data_ptr())
+    getattr(loaded, f"sample_{TYPES[logits.dtype]}")(
+        rows, vocab, logits.stride(0), logits.data_ptr(), 1 / temperature, *addresses
+    )
+    return tokens, logprobs
+
+
+def decode(
+    query: Tensor,
+    new_keys: Tensor,
+    new_values: Tensor,
+    store: tuple[Tensor, Tensor],
+    lengths: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor | None:
+    """Write one key and value a row to its slot and attend to the slot: what `torch_decode` computes, without copies.
+
+    Args:
+        query: (rows, heads, 1, dim); new_keys, new_values: (rows, kv heads, 1, dim).
+        store: keys and values, (slots, kv heads, capacity, dim) contiguous, changed in place; row k is slot k.
+        lengths: (rows,) int64, how many places of its slot a row has filled before.
+
+    Returns:
+        (rows, 1, heads, dim), or None where there is no kernel for these tensors (nothing has been written then).
+    """
+    loaded = _library_for(query)
+    if loaded is None or any(t.stride(-1) != 1 for t in (query, new_keys, new_values)):
+        return None
+    rows, heads, _, dim = query.shape
+    _, kv_heads, capacity, _ = store[0].shape
+    out = query.new_empty(rows, 1, heads, dim)
+    strided = [n for t in (query, new_keys, new_values) for n in (t.data_ptr(), t.stride(0), t.stride(1))]
+    addresses = (*strided, store[0].data_ptr(), store[1].data_ptr(), out.data_ptr())
+    sizes = (rows, kv_heads, heads // kv_heads, dim, capacity)
+    getattr(loaded, f"decode_{TYPES[query.dtype]}")(*sizes, lengths.data_ptr(), *addresses, scale, window or 0, softcap or 0.0)
+    return out
+
+
+def torch_decode(
+    query: Tensor,
+    new_keys: Tensor,
+    new_values: Tensor,
+    store: tuple[Tensor, Tensor],
+    lengths: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """The same with torch's operations, on any device; `sinks` (heads,) are logits that take probability and give nothing."""
+    (rows, heads, _, dim), (keys, values) = query.shape, store
+    places = torch.arange(rows, device=lengths.device)
+    keys[places, :, lengths], values[places, :, lengths] = new_keys[:, :, 0], new_values[:, :, 0]
+    width, kv_heads = int(lengths.max()) + 1, keys.shape[1]
+    grouped = query.reshape(rows, kv_heads, heads // kv_heads, dim)
+    scores = (grouped * scale) @ keys[:rows, :, :width].transpose(2, 3)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    age = lengths[:, None] - torch.arange(width, device=lengths.device)  # 0: the token itself; below 0: what others left there
+    hidden = (age < 0) if window is None else (age < 0) | (age >= window)
+    scores = scores.float().masked_fill_(hidden[:, None, None], -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float().view(1, kv_heads, -1, 1).expand(rows, -1, -1, 1)], -1)
+    weights = scores.softmax(-1)[..., :width].to(values.dtype)
+    return (weights @ values[:rows, :, :width]).reshape(rows, 1, heads, dim)

@@ -1,0 +1,224 @@
+"""The engine's rearranged weights and its kernels against plain arithmetic in double precision."""
+
+import math
+
+import pytest
+import torch
+import transformers
+from scipy import stats
+
+from tether.core.types import Prompt, Sampling, user
+from tether.data.chat import ChatEncoder
+from tether.models.config import LoraConfig
+from tether.models.loading import add_adapter
+from tether.models.tiny import tiny_model, tiny_tokenizer
+from tether.models.trunk import Role
+from tether.rollout import kernels
+from tether.rollout.local import LocalEngine
+from tether.rollout.sampling import sample_tokens
+from tether.rollout.weights import EngineWeights, Product, dithered
+
+needs_kernels = pytest.mark.skipif(kernels.library() is None, reason="needs a C compiler")
+PROMPTS = [Prompt((user(text),), str(n)) for n, text in enumerate(["a", "what is it?", "tell me a much longer story", "no"])]
+
+
+def attention_by_hand(query, keys, values, lengths, scale, window, softcap, sinks):
+    """One row, one head, one place at a time, in double precision."""
+    rows, heads, _, dim = query.shape
+    group = heads // keys.shape[1]
+    out = torch.zeros(rows, 1, heads, dim, dtype=torch.float64)
+    for row in range(rows):
+        for head in range(heads):
+            end = int(lengths[row]) + 1
+            places = range(max(0, end - window) if window else 0, end)
+            scores = [float(query[row, head, 0].double() @ keys[row, head // group, t].double()) * scale for t in places]
+            scores = [softcap * math.tanh(s / softcap) for s in scores] if softcap else scores
+            weights = [math.exp(s) for s in scores]
+            total = sum(weights) + (math.exp(float(sinks[head])) if sinks is not None else 0.0)
+            for t, weight in zip(places, weights, strict=True):
+                out[row, 0, head] += weight / total * values[row, head // group, t].double()
+    return out
+
+
+CASES = [
+    (torch.float32, 3, 2, 16, None, None),
+    (torch.float32, 1, 4, 24, 5, None),
+    (torch.bfloat16, 3, 3, 64, None, None),
+    (torch.bfloat16, 2, 1, 96, 9, 2.0),
+    (torch.bfloat16, 2, 2, 40, None, 5.0),
+    (torch.float32, 2, 2, 128, None, None),
+]
+
+
+@pytest.mark.parametrize(("dtype", "kv_heads", "group", "dim", "window", "softcap"), CASES)
+@pytest.mark.parametrize("how", ["kernel", "torch", "sinks"])
+def test_decoding_attention(dtype, kv_heads, group, dim, window, softcap, how):
+    generator = torch.Generator().manual_seed(1)
+    slots, rows, capacity = 7, 5, 30
+    keys, values = (torch.randn(slots, kv_heads, capacity, dim, generator=generator).to(dtype) for _ in range(2))
+    # As a model hands them over: transposed views of (rows, 1, heads, dim), and of one fused projection.
+    fused = torch.randn(rows, 1, kv_heads * (group + 2), dim, generator=generator).to(dtype).transpose(1, 2)
+    query, new_keys, new_values = fused.split([kv_heads * group, kv_heads, kv_heads], 1)
+    lengths = torch.tensor([0, 29, 3, 17, 8])
+    sinks = torch.randn(kv_heads * group, generator=generator) if how == "sinks" else None
+    expected_keys, expected_values = keys.clone(), values.clone()
+    for row, length in enumerate(lengths):
+        expected_keys[row, :, length], expected_values[row, :, length] = new_keys[row, :, 0], new_values[row, :, 0]
+    expected = attention_by_hand(query, expected_keys, expected_values, lengths, 0.2, window, softcap, sinks)
+    settings = {"scale": 0.2, "window": window, "softcap": softcap}
+    if how == "kernel":
+        if kernels.library() is None:
+            pytest.skip("needs a C compiler")
+        out = kernels.decode(query, new_keys, new_values, (keys, values), lengths, **settings)
+    else:
+        out = kernels.torch_decode(query, new_keys, new_values, (keys, values), lengths, sinks=sinks, **settings)
+    assert torch.equal(keys, expected_keys) and torch.equal(values, expected_values)
+    torch.testing.assert_close(out.double(), expected, atol=2e-6 if dtype == torch.float32 else 2e-2, rtol=1e-2)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("vocab", [5, 256, 1000])
+def test_the_sampling_kernel_is_inverse_cdf(dtype, vocab):
+    generator = torch.Generator().manual_seed(vocab)
+    logits = (4 * torch.randn(64, vocab, generator=generator)).to(dtype)
+    uniforms = torch.rand(64, generator=generator, dtype=torch.float64)
+    tokens, logprobs = kernels.sample(logits, uniforms, 0.7)
+    exact = (logits.double() / 0.7).log_softmax(-1)
+    cumulative = exact.exp().cumsum(-1)
+    upper = cumulative.gather(-1, tokens[:, None])[:, 0]
+    lower = upper - exact.exp().gather(-1, tokens[:, None])[:, 0]
+    assert bool(((lower - 1e-5 <= uniforms) & (uniforms <= upper + 1e-5)).all())
+    torch.testing.assert_close(logprobs.double(), exact.gather(-1, tokens[:, None])[:, 0], atol=1e-5, rtol=1e-5)
+
+
+@needs_kernels
+def test_the_kernel_and_torch_draw_the_same_tokens(monkeypatch):
+    logits, uniforms = torch.randn(300, 3000), torch.rand(300, dtype=torch.float64)
+    tokens, logprobs = sample_tokens(logits, uniforms, Sampling())
+    monkeypatch.setattr(kernels, "library", lambda: None)
+    slow_tokens, slow_logprobs = sample_tokens(logits, uniforms, Sampling())
+    assert torch.equal(tokens, slow_tokens)
+    torch.testing.assert_close(logprobs, slow_logprobs, atol=1e-5, rtol=1e-5)
+
+
+def adapted(dtype=torch.float32, size=0.02, seed=0):
+    model = add_adapter(tiny_model(seed).to(dtype), "policy", LoraConfig(rank=4, alpha=8), seed=3)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.copy_(size * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+@pytest.mark.parametrize("adapter", ["policy", None])
+def test_merged_weights_compute_what_the_role_computes(adapter):
+    role = Role(adapted(), adapter)
+    weights = EngineWeights(role)
+    weights.refresh()
+    assert len(weights.products) > 4
+    ids, positions = torch.arange(12)[None], torch.arange(12)[None]
+    role.activate()
+    with torch.no_grad():
+        expected = role.decoder(input_ids=ids, position_ids=positions).last_hidden_state
+        ours = weights.decoder(input_ids=ids, position_ids=positions).last_hidden_state
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(role.logits(ours, weights.head), role.logits(expected), atol=1e-4, rtol=1e-4)
+    other = Role(role.model, None if adapter else "policy")
+    other.activate()
+    with torch.no_grad():  # the routing of the learner's adapters does not reach the engine
+        again = weights.decoder(input_ids=ids, position_ids=positions).last_hidden_state
+    assert torch.equal(ours, again)
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_an_update_reaches_the_engine_at_the_next_call(full):
+    role = Role(tiny_model(0)) if full else Role(adapted(), "policy")
+    ours = LocalEngine(role, ChatEncoder(tiny_tokenizer(), (1,)))
+    sampling = Sampling(max_new_tokens=16)
+    before = ours.generate(PROMPTS, sampling, seed=3)
+    assert before == ours.generate(PROMPTS, sampling, seed=3)
+    with torch.no_grad():
+        for parameter in role.parameters():
+            parameter.mul_(1.3)
+    after = ours.generate(PROMPTS, sampling, seed=3)
+    fresh = LocalEngine(role, ours.encoder).generate(PROMPTS, sampling, seed=3)
+    assert after == fresh and after != before
+
+
+def test_an_adapter_far_below_the_last_place_of_bfloat16_still_reaches_the_engine():
+    """Merged to nearest it would vanish: the slope of the engine's change against the adapter's own would be near 0."""
+    torch.manual_seed(0)
+    base = torch.nn.Linear(512, 256, bias=False).bfloat16()
+    config = transformers.PretrainedConfig()
+    holder = torch.nn.Module()
+    holder.linear, holder.config = base, config
+    from peft import LoraConfig as PeftLora
+    from peft import inject_adapter_in_model
+
+    inject_adapter_in_model(PeftLora(r=8, lora_alpha=8, target_modules=["linear"]), holder, "policy")
+    layer = holder.linear
+    with torch.no_grad():
+        layer.lora_B["policy"].weight.normal_(std=2e-4)
+        base.weight.uniform_(2**-5, 2**-4).mul_(torch.randn_like(base.weight).sign())
+    product = Product(layer, "policy")
+    product.refresh()
+    states = torch.randn(2000, 512).bfloat16()
+    delta = (layer.lora_B["policy"].weight.double() @ layer.lora_A["policy"].weight.double()).detach()
+    assert float(delta.abs().max()) < 2**-13  # half a unit in the last place of every weight here
+    exact = states.double() @ delta.T
+    with torch.no_grad():
+        change = product(states).double() - states.double() @ base.weight.double().T
+        nearest = states.double() @ ((base.weight.double() + delta).bfloat16().double() - base.weight.double()).T
+    slope = stats.linregress(exact.flatten().numpy(), change.flatten().numpy())
+    assert slope.slope == pytest.approx(1.0, abs=0.15)
+    assert float(nearest.abs().max()) == 0.0
+
+
+def test_dither_keeps_the_mean_and_what_is_exact():
+    exact = torch.randn(64, 64).bfloat16()
+    assert torch.equal(dithered(exact.float(), torch.bfloat16), exact)
+    third = torch.full((400, 400), 1.0 + 2**-7 / 3)
+    rounded = dithered(third, torch.bfloat16).double()
+    assert set(rounded.unique().tolist()) == {1.0, 1.0 + 2**-7}
+    assert float(rounded.mean()) == pytest.approx(1.0 + 2**-7 / 3, abs=3e-5)
+    assert torch.equal(dithered(third, torch.bfloat16), dithered(third, torch.bfloat16))
+
+
+@pytest.mark.parametrize("how", ["kernels", "torch"])
+def test_bfloat16_engine_samples_from_the_role(monkeypatch, how):
+    """Reported log-probabilities against a pass of the whole sequence through the role, adapter applied and not merged."""
+    if how == "torch":
+        monkeypatch.setattr(kernels, "library", lambda: None)
+    role = Role(adapted(torch.bfloat16, size=0.05), "policy")
+    ours = LocalEngine(role, ChatEncoder(tiny_tokenizer(), (1,)))
+    groups = ours.generate(PROMPTS * 4, Sampling(max_new_tokens=20), num_samples=2, seed=2)
+    exact = Role(adapted(torch.float32, size=0.05), "policy")
+    reference = Role(exact.model)
+    errors, changes = [], []
+    for rollout in (r for g in groups for r in g.rollouts):
+        ids = torch.tensor([rollout.prompt_ids + rollout.response_ids])
+        logprobs = []
+        for one in (exact, reference):
+            one.activate()
+            with torch.no_grad():
+                logits = one.causal_model(input_ids=ids).logits[0, len(rollout.prompt_ids) - 1 : -1].log_softmax(-1)
+            logprobs.append(logits.gather(-1, torch.tensor(rollout.response_ids)[:, None])[:, 0])
+        errors += (torch.tensor(rollout.logprobs) - logprobs[0]).tolist()
+        changes += (logprobs[1] - logprobs[0]).tolist()
+    assert abs(sum(errors) / len(errors)) < 0.01
+    assert torch.tensor(errors).abs().mean() < 0.2 * torch.tensor(changes).abs().mean()
+
+
+def test_what_all_prompts_begin_with_is_computed_once(monkeypatch):
+    ours = LocalEngine(Role(tiny_model(0)), ChatEncoder(tiny_tokenizer(), (1,), system_prompt="be kind " * 8))
+    seen = []
+    ours.weights.decoder.register_forward_pre_hook(
+        lambda _, __, kwargs: seen.append(kwargs["input_ids"].numel()), with_kwargs=True
+    )
+    groups = ours.generate(PROMPTS, Sampling(max_new_tokens=2))
+    prompts = [g.rollouts[0].prompt_ids for g in groups]
+    shared = next(i for i, tokens in enumerate(zip(*prompts, strict=False)) if len(set(tokens)) > 1)
+    assert shared > 40 and seen[0] == shared
+    assert seen[1] == len(prompts) * (max(map(len, prompts)) - shared)
