@@ -1,13 +1,14 @@
 """Returns and GAE against the explicit double sums of the papers, row by row, on ragged batches."""
 
 import math
+import statistics
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tether.algorithms.advantages import gae, leave_one_out, returns_to_go
+from tether.algorithms.advantages import gae, group_relative, leave_one_out, returns_to_go
 
 number = st.floats(-10, 10)
 episode = st.lists(st.tuples(number, number), min_size=0, max_size=7)
@@ -105,6 +106,8 @@ def test_shapes_do_not_broadcast(as_in_production):
         returns_to_go(torch.zeros(1, 3), mask)
     with pytest.raises(ValueError, match=r"groups \(4,\)"):
         leave_one_out(torch.zeros(3), torch.zeros(4, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"groups \(4,\)"):
+        group_relative(torch.zeros(3), torch.zeros(4, dtype=torch.long))
 
 
 @settings(max_examples=60, deadline=None)
@@ -118,3 +121,16 @@ def test_leave_one_out_is_the_mean_of_the_others(rows):
             continue
         others = [s for j, (s, g, k) in enumerate(rows) if j != i and g == group and k]
         assert baseline[i].item() == pytest.approx(sum(others) / len(others) if others else scores[i].item(), abs=1e-9)
+
+
+def test_group_relative_by_hand():
+    scores, groups = torch.tensor([1.0, 5.0, 9.0, 2.0, 2.0, 7.0]), torch.tensor([0, 0, 1, 0, 1, 1])
+    known = torch.tensor([True, True, True, True, True, False])
+    plain = group_relative(scores, groups, known, scale=False)
+    # group 0: mean 8/3; group 1: 9 and 2, mean 5.5, the 7 is not known
+    assert plain.tolist() == pytest.approx([1 - 8 / 3, 5 - 8 / 3, 3.5, 2 - 8 / 3, -3.5, 0.0])
+    scaled = group_relative(scores, groups, known)
+    deviations = [statistics.stdev([1.0, 5.0, 2.0]), statistics.stdev([9.0, 2.0])]
+    expected = [a / (deviations[g] + 1e-4) for a, g in zip(plain.tolist(), groups.tolist(), strict=True)]
+    assert scaled.tolist() == pytest.approx(expected, abs=1e-6)
+    assert group_relative(torch.tensor([4.0]), torch.tensor([0])).tolist() == [0.0]

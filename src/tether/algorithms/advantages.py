@@ -72,6 +72,39 @@ def leave_one_out(
     return torch.where(others > 0, (totals - counted) / others.clamp(min=1), counted)
 
 
+@torch.no_grad()
+def group_relative(
+    scores: Float[Tensor, " batch"],
+    groups: Int64[Tensor, " batch"],
+    known: Bool[Tensor, " batch"] | None = None,
+    *,
+    scale: bool = True,
+) -> Float[Tensor, " batch"]:
+    """Compare each response's score with those of its whole group: GRPO's advantage, one number for every token of a response.
+
+    Equation: ``A_i = s_i − μ``, with ``scale`` divided by ``σ + 1e-4``, where μ and σ (of k − 1 degrees of freedom) are those of
+    the k known scores of i's group; 0 for an unknown score.
+    Paper: Shao et al. 2024, https://arxiv.org/abs/2402.03300, section 4.1; without ``scale`` Dr. GRPO, Liu et al. 2025,
+    https://arxiv.org/abs/2503.20783.
+    Shapes: scores, groups (any non-negative ids) and known (batch,) -> (batch,); the unit of the scores, or none when scaled.
+    Raises: ``ValueError`` when the shapes differ.
+    Trap: scaling gives a prompt whose answers hardly differ the same weight as one whose answers differ much: where scores are
+    noisy, that noise is what is learned.
+    """
+    known = torch.ones_like(groups, dtype=torch.bool) if known is None else known
+    check_same_shape(scores=scores, groups=groups, known=known)
+    size = int(groups.max()) + 1 if len(groups) else 0
+
+    def total(values: Tensor) -> Tensor:
+        return scores.new_zeros(size).index_add(0, groups, torch.where(known, values, 0).to(scores.dtype))[groups]
+
+    count = total(torch.ones_like(scores))
+    deviations = torch.where(known, scores - total(scores) / count.clamp(min=1), 0)
+    if not scale:
+        return deviations
+    return deviations / ((total(deviations.square()) / (count - 1).clamp(min=1)).sqrt() + 1e-4)
+
+
 def _discounted_sums(terms: Tensor, discount: float) -> Tensor:
     """``S_t = x_t + discount · S_{t+1}`` along the last dimension; trailing zeros stay zero."""
     sums = torch.empty_like(terms)

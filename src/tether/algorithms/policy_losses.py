@@ -35,26 +35,30 @@ def ppo_clip_loss(
     *,
     clip_range: float,
     denominator: Denominator,
+    clip_range_high: float | None = None,
 ) -> tuple[Float[Tensor, ""], PolicyDiagnostics]:
     """Compute PPO's clipped surrogate loss, a pessimistic bound on the change in expected advantage.
 
-    Equation: ``Σ m · max(−A ρ, −A clip(ρ, 1−ε, 1+ε)) / denominator`` with ``ρ = exp(logprobs − old_logprobs)``.
-    Paper: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7.
+    Equation: ``Σ m · max(−A ρ, −A clip(ρ, 1−ε, 1+ε_high)) / denominator`` with ``ρ = exp(logprobs − old_logprobs)``;
+    ``ε_high = ε`` unless given.
+    Paper: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7; the higher upper bound is DAPO's, Yu et al. 2025,
+    https://arxiv.org/abs/2503.14476.
     Shapes: all alike, (batch, time) or packed; log-probabilities in nats. Gradient flows through ``logprobs`` only. The
     diagnostics are sums over the same denominator, so that they are means per token when that counts tokens.
-    Raises: ``ValueError`` when the shapes differ or ``clip_range`` is not positive.
+    Raises: ``ValueError`` when the shapes differ or a clip range is not positive.
     Trap: both log-probabilities must come from the same numerics and the same temperature; otherwise the ratio of the first
     epoch is not 1, and clipping answers to rounding.
     """
     check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
-    if not clip_range > 0:
-        raise ValueError(f"clip_range must be positive, got {clip_range}")
+    clip_range_high = clip_range if clip_range_high is None else clip_range_high
+    if not (clip_range > 0 and clip_range_high > 0):
+        raise ValueError(f"clip_range must be positive, got {clip_range} and {clip_range_high}")
     advantages = torch.where(mask, advantages.detach(), 0)
     # Above the bound the ratio would overflow to inf, and its unselected branch would send 0 * inf = NaN backwards.
     log_ratio = torch.where(mask, logprobs - old_logprobs.detach(), 0).clamp(max=MAX_LOG_RATIO)
     ratio = log_ratio.exp()
     unclipped = -advantages * ratio
-    clipped = -advantages * ratio.clamp(1.0 - clip_range, 1.0 + clip_range)
+    clipped = -advantages * ratio.clamp(1.0 - clip_range, 1.0 + clip_range_high)
     loss = torch.maximum(unclipped, clipped).sum() / denominator
     with torch.no_grad():
         diagnostics = PolicyDiagnostics(

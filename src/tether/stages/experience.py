@@ -38,11 +38,16 @@ class Experience:
     rewards: Tensor
     advantages: Tensor
     returns: Tensor
+    weights: Tensor
     common: list[Tensor | None] = field(default_factory=list, kw_only=True)
 
     def part(self, name: str, number: int) -> Tensor:
         """One matrix, cut to micro-batch `number`."""
         return getattr(self, name)[self.rows[number], : self.batches[number].num_steps]
+
+    def put(self, name: str, number: int, values: Tensor) -> None:
+        """The other way: (sequences, time) of micro-batch `number` into the matrix."""
+        getattr(self, name)[self.rows[number], : self.batches[number].num_steps] = values
 
     @property
     def num_tokens(self) -> int:
@@ -78,7 +83,7 @@ def gather(
         batches,
         [torch.tensor(cut, device=device) for cut in cuts],
         mask,
-        *(zeros.clone() for _ in range(7)),
+        *(zeros.clone() for _ in range(8)),
     )
 
 
@@ -97,21 +102,21 @@ def distinct(rollouts: Sequence[Rollout], n: int = 2) -> float:
 def describe(experience: Experience, proxy: Sequence[float | None], coefficient: float) -> dict[str, float]:
     """The step's metrics that are read off the rollouts. KL is the sum over a response, averaged over responses, in nats."""
     mask, known = experience.mask, [p for p in proxy if p is not None]
-    kl = (kl_k1(experience.logprobs, experience.reference_logprobs) * mask).sum(-1)
-    scored = mask.any(-1)
-    mean_kl = float(masked_mean(kl, scored))
-    rollouts = experience.rollouts
+    rollouts, metrics = experience.rollouts, {}
+    if experience.reference_logprobs.any():
+        kl = (kl_k1(experience.logprobs, experience.reference_logprobs) * mask).sum(-1)
+        mean_kl = float(masked_mean(kl, mask.any(-1)))
+        metrics = {"kl/policy_reference_k1": mean_kl, "kl/coefficient": coefficient, "reward/kl": -coefficient * mean_kl}
+    if experience.rewards.any():
+        metrics["reward/shaped"] = float(masked_mean((experience.rewards * mask).sum(-1), mask.any(-1)))
+        metrics["value/explained_variance"] = explained_variance(experience.values, experience.returns, mask)
+        metrics["value/mean"] = float(masked_mean(experience.values, mask))
     return {
         "reward/proxy": statistics.fmean(known) if known else float("nan"),
         "reward/proxy_std": statistics.pstdev(known) if known else float("nan"),
-        "reward/kl": -coefficient * mean_kl,
-        "reward/shaped": float(masked_mean((experience.rewards * mask).sum(-1), scored)),
         "reward/failed": float(len(proxy) - len(known)),
-        "kl/policy_reference_k1": mean_kl,
-        "kl/coefficient": coefficient,
+        **metrics,
         "policy/entropy": float(masked_mean(experience.entropy, mask)),
-        "value/explained_variance": explained_variance(experience.values, experience.returns, mask),
-        "value/mean": float(masked_mean(experience.values, mask)),
         "response/length": statistics.fmean(len(r.response_ids) for r in rollouts),
         "response/stop_rate": statistics.fmean(float(r.finished) for r in rollouts),
         "response/distinct_2": distinct(rollouts),

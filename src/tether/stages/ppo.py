@@ -6,8 +6,7 @@ it to language models: the reward of token t is -beta (log pi - log pi_ref), and
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -19,18 +18,15 @@ from tether.algorithms.kl import adapt_kl_coefficient, kl_k1
 from tether.algorithms.masked import whiten
 from tether.algorithms.policy_losses import entropy_bonus, ppo_clip_loss, value_loss
 from tether.core.config import Config
-from tether.core.errors import DataError, TrainingError
 from tether.core.protocols import Engine, RewardSource
 from tether.core.rundir import RunDirectory
-from tether.core.types import Prompt, Rollout, Sampling, Score
+from tether.core.types import Prompt, Rollout, Score
 from tether.data.batches import TokenBatch
 from tether.data.chat import ChatEncoder
-from tether.learner.checkpoint import load_latest, prefixed, save_checkpoint, unprefixed
-from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
-from tether.learner.loop import epoch_order
 from tether.models.trunk import Role
 from tether.stages.experience import Clock, Experience, describe, gather
+from tether.stages.policy import PolicyConfig, WeightAverage, clipped_epochs, train
 
 
 class KLConfig(Config):
@@ -51,31 +47,20 @@ class KLConfig(Config):
         return self
 
 
-class PPOConfig(Config):
-    """Settings of the stage; lengths are in tokens."""
+class PPOConfig(PolicyConfig):
+    """Settings of the stage beside the common ones."""
 
-    steps: int = Field(default=100, ge=1)
-    prompts_per_step: int = Field(default=64, ge=1)
-    samples_per_prompt: int = Field(default=1, ge=1)
     group_baseline: bool = Field(
         default=False, description="take the mean score of the prompt's other samples off each score; the critic learns the rest"
     )
-    max_new_tokens: int = Field(default=64, ge=1)
-    temperature: float = Field(default=1.0, gt=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    epochs: int = Field(default=4, ge=1)
-    minibatches: int = Field(default=1, ge=1, description="optimizer steps an epoch")
-    micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
     gamma: float = Field(default=1.0, gt=0, le=1)
     lam: float = Field(default=0.95, ge=0, le=1)
-    clip_range: float = Field(default=0.2, gt=0)
     value_clip_range: float | None = Field(default=0.2, gt=0)
     value_coefficient: float = Field(default=0.5, ge=0)
     value_trains_trunk: bool = Field(
         default=False, description="let the value loss change the policy's own weights where both share one pass"
     )
     entropy_coefficient: float = Field(default=0.0, ge=0)
-    target_kl: float | None = Field(None, gt=0, description="KL(old || new) a token that ends the epochs")
     whiten_advantages: bool = True
     normalize_scores: bool = Field(
         True, description="shift and scale scores to mean 0, deviation 1 on the reference's own samples"
@@ -83,32 +68,13 @@ class PPOConfig(Config):
     score_clip: float | None = Field(
         default=None, gt=0, description="scores are clipped to plus or minus this, after normalisation"
     )
-    missing_stop_penalty: float = Field(
-        default=0.0, ge=0, description="taken off the score of a response that did not end in time"
-    )
-    ema_decay: float | None = Field(default=None, gt=0, lt=1, description="keep an average of the policy and end with it")
     kl: KLConfig = KLConfig()
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="linear", final_fraction=0.0)
-    evaluate_every: int = Field(default=0, ge=0)
-    checkpoint_every: int = Field(default=5, ge=1)
-    sample_rows: int = Field(default=4, ge=0, description="texts kept from every step")
-    seed: int = 0
 
     @model_validator(mode="after")
     def _check(self) -> PPOConfig:
-        if self.top_p < 1.0:
-            raise ValueError(
-                "ppo.top_p < 1 samples from a distribution whose log-probabilities the update does not have "
-                "(its ratios would be of another policy). Train with top_p = 1; use ppo.temperature to sharpen, "
-                "and top_p when generating afterwards"
-            )
         if self.group_baseline and self.samples_per_prompt < 2:
             raise ValueError("ppo.group_baseline needs other samples of the same prompt: set ppo.samples_per_prompt to 2 or more")
         return self
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
 
 
 class PPO:
@@ -135,18 +101,21 @@ class PPO:
         self.kl_coefficient = config.kl.coefficient
         self.normalizer: tuple[float, float] | None = None
         self.shares_pass = value.model is policy.model and value.adapter == policy.adapter
-        self.ema: list[Tensor] | None = None
         trained = policy.parameters() + (list(value.head.parameters()) if self.shares_pass and value.head else value.parameters())
-        self.learner = LocalLearner(trained, config.optimizer, config.steps * config.epochs * config.minibatches)
+        self.learner = LocalLearner(trained, config.optimizer, config.total_updates)
+        self.average = WeightAverage(self.learner, config.ema_decay)
         for role in (policy, reference, value):
             role.train_mode(False)
 
     def step(self, prompts: Sequence[Prompt], number: int) -> tuple[dict[str, float], list[Rollout], list[Score]]:
         """One step of the algorithm; returns its metrics, rollouts and proxy scores."""
         clock, config = Clock(), self.config
-        ordinals = range(number * config.prompts_per_step, number * config.prompts_per_step + len(prompts))
         groups = self.engine.generate(
-            prompts, config.sampling, num_samples=config.samples_per_prompt, seed=config.seed, ordinals=ordinals
+            prompts,
+            config.sampling,
+            num_samples=config.samples_per_prompt,
+            seed=config.seed,
+            ordinals=config.ordinals(number)[: len(prompts)],
         )
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         clock.lap("rollout")
@@ -190,8 +159,7 @@ class PPO:
                 ("values", values),
                 ("reference_logprobs", reference),
             ):
-                matrix = getattr(experience, name)
-                matrix[experience.rows[number], : batch.num_steps] = batch.scatter(flat)
+                experience.put(name, number, batch.scatter(flat))
 
     def forward(self, batch: TokenBatch, common: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Policy log-probabilities, entropies and values of the counted tokens, each (N,)."""
@@ -230,40 +198,14 @@ class PPO:
         return [0.0 if s is None else max(-limit, min(limit, (s - mean) / deviation)) for s in scores]
 
     def update(self, experience: Experience, number: int) -> dict[str, float]:
-        """Several epochs of clipped updates over the same rollouts; micro-batches keep their composition, not their order."""
-        totals: dict[str, float] = {}
-        counts, minibatch_count, first_deviation = experience.token_counts(), 0, 0.0
-        ratio_max, ratio_min, metrics = 1.0, 1.0, {}
-        for epoch in range(self.config.epochs):
-            order = epoch_order(len(experience.batches), self.config.seed + number, epoch)
-            epoch_kl = 0.0
-            for cut in _split(order, self.config.minibatches):
-                denominator = max(1, sum(counts[i] for i in cut))
-                for index in cut:
-                    stats = self._accumulate(experience, index, denominator)
-                    ratio_max, ratio_min = max(ratio_max, stats["ratio_max"]), min(ratio_min, stats["ratio_min"])
-                    if minibatch_count == 0:
-                        first_deviation = max(first_deviation, stats["ratio_max"] - 1, 1 - stats["ratio_min"])
-                    epoch_kl += stats["policy/approximate_kl"] * denominator / max(1, sum(counts))
-                    for key in stats.keys() - {"ratio_max", "ratio_min"}:
-                        totals[key] = totals.get(key, 0.0) + stats[key]
-                metrics = self.learner.step()
-                self._average()
-                minibatch_count += 1
-            if self.config.target_kl is not None and epoch_kl > self.config.target_kl:
-                break
-        if first_deviation > 0.2:
-            raise TrainingError(
-                f"before any update the ratio is off by {first_deviation:.3f}: old and new log-probabilities disagree"
-            )
-        return {
-            **{key: value / minibatch_count for key, value in totals.items()},
-            **metrics,
-            "policy/ratio_max": ratio_max,
-            "policy/ratio_min": ratio_min,
-            "policy/first_ratio_deviation": first_deviation,
-            "policy/epochs": epoch + 1,
-        }
+        """Several epochs of clipped updates over the same rollouts."""
+
+        def finish() -> Mapping[str, float]:
+            metrics = self.learner.step()
+            self.average.update()
+            return metrics
+
+        return clipped_epochs(experience, self.config, number, lambda *at: self._accumulate(experience, *at), finish)
 
     def _accumulate(self, experience: Experience, index: int, denominator: int) -> dict[str, float]:
         """Add one micro-batch's gradient: clipped surrogate + c_v value loss - c_e entropy."""
@@ -297,16 +239,6 @@ class PPO:
             "ratio_min": float(diagnostics.ratio_min),
         }
 
-    @torch.no_grad()
-    def _average(self) -> None:
-        decay = self.config.ema_decay
-        if decay is None:
-            return
-        if self.ema is None:
-            self.ema = [m.detach().clone() for m in self.learner.masters]
-        for average, master in zip(self.ema, self.learner.masters, strict=True):
-            average.lerp_(master, 1 - decay)
-
     def train(
         self,
         prompts: Sequence[Prompt],
@@ -315,81 +247,13 @@ class PPO:
         on_step: Callable[[int, dict[str, float]], dict[str, float]] | None = None,
         progress: Callable[[int, int, Any], None] | None = None,
     ) -> dict[str, Any]:
-        """Train, or go on training, in `run`. `on_step` may add metrics (gold scores, alarms) before they are logged."""
-        if not prompts:
-            raise DataError("ppo needs at least one prompt")
-        config, start = self.config, time.perf_counter()
-        first = self._resume(run)
-        for number in range(first, config.steps):
-            metrics, rollouts, scores = self.step(self.prompts_of(prompts, number), number)
-            if on_step is not None:
-                metrics.update(on_step(number + 1, metrics))
-            run.log(metrics, number + 1)
-            run.sample(
-                {"step": number + 1, "prompt": r.prompt.text, "response": r.text, "proxy": s.value, "stop": r.stop_reason.value}
-                for r, s in list(zip(rollouts, scores, strict=True))[: config.sample_rows]
-            )
-            if (number + 1) % config.checkpoint_every == 0 or number + 1 == config.steps:
-                self._save(run, number + 1)
-            if progress:
-                progress(number + 1, config.steps, metrics)
-        self._end_with_average()
-        return {**_summary(run.metrics()), "kl_coefficient": self.kl_coefficient, "seconds": time.perf_counter() - start}
+        """See policy.train."""
+        summary = train(self, prompts, run, on_step=on_step, progress=progress)
+        return {**summary, "kl_coefficient": self.kl_coefficient}
 
-    def prompts_of(self, prompts: Sequence[Prompt], number: int) -> list[Prompt]:
-        """The prompts of a step: epochs of deterministic order, one after another."""
-        size, count = self.config.prompts_per_step, len(prompts)
-        places = range(number * size, (number + 1) * size)
-        orders = {epoch: epoch_order(count, self.config.seed, epoch) for epoch in {p // count for p in places}}
-        return [prompts[orders[p // count][p % count]] for p in places]
+    def state(self) -> dict[str, Any]:
+        return {"kl_coefficient": self.kl_coefficient, "normalizer": self.normalizer}
 
-    def _end_with_average(self) -> None:
-        if self.ema is not None:
-            with torch.no_grad():
-                for parameter, average in zip(self.learner.parameters, self.ema, strict=True):
-                    parameter.copy_(average)
-
-    def _save(self, run: RunDirectory, number: int) -> None:
-        tensors, values = self.learner.state()
-        average = prefixed("ema", {str(i): t for i, t in enumerate(self.ema or [])})
-        state = {**values, "kl_coefficient": self.kl_coefficient, "normalizer": self.normalizer}
-        save_checkpoint(run.path / "checkpoints", number, {**tensors, **average}, state)
-
-    def _resume(self, run: RunDirectory) -> int:
-        found = load_latest(run.path / "checkpoints")
-        if found is None:
-            run.truncate(0)
-            return 0
-        tensors, values = found
-        self.learner.load_state(tensors, values)
-        average = unprefixed("ema", tensors)
-        self.ema = [average[str(i)].clone() for i in range(len(average))] or None
+    def load_state(self, values: Mapping[str, Any]) -> None:
         self.kl_coefficient = values["kl_coefficient"]
         self.normalizer = tuple(values["normalizer"]) if values["normalizer"] else None
-        self.engine.update_weights(values["step"])
-        run.truncate(values["step"])
-        return values["step"]
-
-
-def _split(order: list[int], parts: int) -> list[list[int]]:
-    """Nearly equal, never empty, in order."""
-    parts = min(parts, len(order))
-    return [order[len(order) * k // parts : len(order) * (k + 1) // parts] for k in range(parts)]
-
-
-def _summary(history: list[dict[str, Any]]) -> dict[str, Any]:
-    """First and last proxy score and KL (the last ones averaged over up to five steps), and what must stay zero."""
-    recent = history[-max(1, min(5, len(history) // 2)) :]
-
-    def mean(rows: list[dict[str, Any]], key: str) -> float | None:
-        known = [row[key] for row in rows if row[key] is not None]
-        return sum(known) / len(known) if known else None
-
-    return {
-        "steps": len(history),
-        "proxy_first": mean(history[:1], "reward/proxy"),
-        "proxy_last": mean(recent, "reward/proxy"),
-        "kl": mean(recent, "kl/policy_reference_k1"),
-        "first_ratio_deviation": max(row["policy/first_ratio_deviation"] for row in history),
-        "failed_rewards": sum(row["reward/failed"] for row in history),
-    }

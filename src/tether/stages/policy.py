@@ -1,0 +1,244 @@
+"""What the policy-gradient stages share: settings, the clipped epochs over one batch of rollouts, and the loop around a step.
+
+PPO, GRPO and their kin differ in two places only: where the advantage comes from, and what the loss adds to the surrogate.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from tether.core.config import Config
+from tether.core.errors import DataError, TrainingError
+from tether.core.protocols import Engine
+from tether.core.rundir import RunDirectory
+from tether.core.types import Prompt, Rollout, Sampling, Score
+from tether.learner.checkpoint import load_latest, prefixed, save_checkpoint, unprefixed
+from tether.learner.config import OptimizerConfig
+from tether.learner.local import LocalLearner
+from tether.learner.loop import epoch_order
+from tether.stages.experience import Experience
+
+
+class PolicyConfig(Config):
+    """Settings that every policy-gradient stage has; lengths are in tokens."""
+
+    steps: int = Field(default=100, ge=1)
+    prompts_per_step: int = Field(default=64, ge=1)
+    samples_per_prompt: int = Field(default=1, ge=1)
+    max_new_tokens: int = Field(default=64, ge=1)
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    epochs: int = Field(default=4, ge=1)
+    minibatches: int = Field(default=1, ge=1, description="optimizer steps an epoch")
+    micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
+    clip_range: float = Field(default=0.2, gt=0)
+    target_kl: float | None = Field(None, gt=0, description="KL(old || new) a token that ends the epochs")
+    missing_stop_penalty: float = Field(
+        default=0.0, ge=0, description="taken off the score of a response that did not end in time"
+    )
+    ema_decay: float | None = Field(default=None, gt=0, lt=1, description="keep an average of the policy and end with it")
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="linear", final_fraction=0.0)
+    evaluate_every: int = Field(default=0, ge=0)
+    checkpoint_every: int = Field(default=5, ge=1)
+    sample_rows: int = Field(default=4, ge=0, description="texts kept from every step")
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _check_sampling(self) -> PolicyConfig:
+        if self.top_p < 1.0:
+            raise ValueError(
+                "top_p < 1 samples from a distribution whose log-probabilities the update does not have "
+                "(its ratios would be of another policy). Train with top_p = 1; use temperature to sharpen, "
+                "and top_p when generating afterwards"
+            )
+        return self
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
+
+    @property
+    def total_updates(self) -> int:
+        return self.steps * self.epochs * self.minibatches
+
+    def ordinals(self, number: int) -> range:
+        """The places of a step's prompts among all prompts of the run."""
+        return range(number * self.prompts_per_step, (number + 1) * self.prompts_per_step)
+
+
+def clipped_epochs(
+    experience: Experience,
+    config: PolicyConfig,
+    number: int,
+    accumulate: Callable[[int, int], Mapping[str, float]],
+    finish: Callable[[], Mapping[str, float]],
+) -> dict[str, float]:
+    """Several epochs of clipped updates over the same rollouts; micro-batches keep their composition, not their order.
+
+    Args:
+        accumulate: (micro-batch, tokens of the optimizer step) -> adds the gradient; metrics that add up over micro-batches,
+            and "ratio_max", "ratio_min".
+        finish: takes the optimizer's step.
+
+    Raises:
+        TrainingError: old and new log-probabilities disagree before any update.
+    """
+    totals: dict[str, float] = {}
+    counts, minibatch_count, first_deviation = experience.token_counts(), 0, 0.0
+    ratio_max, ratio_min, metrics = 1.0, 1.0, {}
+    for epoch in range(config.epochs):
+        order = epoch_order(len(experience.batches), config.seed + number, epoch)
+        epoch_kl = 0.0
+        for cut in _split(order, config.minibatches):
+            denominator = max(1, sum(counts[i] for i in cut))
+            for index in cut:
+                stats = accumulate(index, denominator)
+                ratio_max, ratio_min = max(ratio_max, stats["ratio_max"]), min(ratio_min, stats["ratio_min"])
+                if minibatch_count == 0:
+                    first_deviation = max(first_deviation, stats["ratio_max"] - 1, 1 - stats["ratio_min"])
+                epoch_kl += stats["policy/approximate_kl"] * denominator / max(1, sum(counts))
+                for key in stats.keys() - {"ratio_max", "ratio_min"}:
+                    totals[key] = totals.get(key, 0.0) + stats[key]
+            metrics = finish()
+            minibatch_count += 1
+        if config.target_kl is not None and epoch_kl > config.target_kl:
+            break
+    if first_deviation > 0.2:
+        raise TrainingError(
+            f"before any update the ratio is off by {first_deviation:.3f}: old and new log-probabilities disagree"
+        )
+    return {
+        **{key: value / minibatch_count for key, value in totals.items()},
+        **metrics,
+        "policy/ratio_max": ratio_max,
+        "policy/ratio_min": ratio_min,
+        "policy/first_ratio_deviation": first_deviation,
+        "policy/epochs": epoch + 1,
+    }
+
+
+class WeightAverage:
+    """An exponential moving average of a learner's masters (cf. Polyak and Juditsky 1992, https://doi.org/10.1137/0330046)."""
+
+    def __init__(self, learner: LocalLearner, decay: float | None) -> None:
+        self.learner, self.decay = learner, decay
+        self.tensors: list[Tensor] | None = None
+
+    @torch.no_grad()
+    def update(self) -> None:
+        if self.decay is None:
+            return
+        if self.tensors is None:
+            self.tensors = [m.detach().clone() for m in self.learner.masters]
+        for average, master in zip(self.tensors, self.learner.masters, strict=True):
+            average.lerp_(master, 1 - self.decay)
+
+    @torch.no_grad()
+    def apply(self) -> None:
+        """End with the average instead of the last weights."""
+        for parameter, average in zip(self.learner.parameters, self.tensors or (), strict=self.tensors is not None):
+            parameter.copy_(average)
+
+
+class PolicyStage(Protocol):
+    """What the loop needs of a stage; `state` is what its next step depends on beside weights and optimizer."""
+
+    config: Any
+    learner: LocalLearner
+    average: WeightAverage
+    engine: Engine
+
+    def step(self, prompts: Sequence[Prompt], number: int) -> tuple[dict[str, float], list[Rollout], list[Score]]: ...
+    def state(self) -> dict[str, Any]: ...
+    def load_state(self, values: Mapping[str, Any]) -> None: ...
+
+
+def train(
+    stage: PolicyStage,
+    prompts: Sequence[Prompt],
+    run: RunDirectory,
+    *,
+    on_step: Callable[[int, dict[str, float]], dict[str, float]] | None = None,
+    progress: Callable[[int, int, Any], None] | None = None,
+) -> dict[str, Any]:
+    """Train, or go on training, in `run`. `on_step` may add metrics (gold scores, alarms) before they are logged.
+
+    Raises:
+        DataError: there are no prompts.
+    """
+    config, start = stage.config, time.perf_counter()
+    if not prompts:
+        raise DataError(f"{type(stage).__name__} needs at least one prompt")
+    for number in range(_resume(stage, run), config.steps):
+        metrics, rollouts, scores = stage.step(prompts_of(prompts, config, number), number)
+        if on_step is not None:
+            metrics.update(on_step(number + 1, metrics))
+        run.log(metrics, number + 1)
+        run.sample(
+            {"step": number + 1, "prompt": r.prompt.text, "response": r.text, "proxy": s.value, "stop": r.stop_reason.value}
+            for r, s in list(zip(rollouts, scores, strict=True))[: config.sample_rows]
+        )
+        if (number + 1) % config.checkpoint_every == 0 or number + 1 == config.steps:
+            _save(stage, run, number + 1)
+        if progress:
+            progress(number + 1, config.steps, metrics)
+    stage.average.apply()
+    return {**_summary(run.metrics()), "seconds": time.perf_counter() - start}
+
+
+def prompts_of(prompts: Sequence[Prompt], config: PolicyConfig, number: int) -> list[Prompt]:
+    """The prompts of a step: epochs of deterministic order, one after another."""
+    count, places = len(prompts), config.ordinals(number)
+    orders = {epoch: epoch_order(count, config.seed, epoch) for epoch in {p // count for p in places}}
+    return [prompts[orders[p // count][p % count]] for p in places]
+
+
+def _save(stage: PolicyStage, run: RunDirectory, number: int) -> None:
+    tensors, values = stage.learner.state()
+    average = prefixed("ema", {str(i): t for i, t in enumerate(stage.average.tensors or [])})
+    save_checkpoint(run.path / "checkpoints", number, {**tensors, **average}, {**values, **stage.state()})
+
+
+def _resume(stage: PolicyStage, run: RunDirectory) -> int:
+    found = load_latest(run.path / "checkpoints")
+    if found is None:
+        run.truncate(0)
+        return 0
+    tensors, values = found
+    stage.learner.load_state(tensors, values)
+    average = unprefixed("ema", tensors)
+    stage.average.tensors = [average[str(i)].clone() for i in range(len(average))] or None
+    stage.load_state(values)
+    stage.engine.update_weights(values["step"])
+    run.truncate(values["step"])
+    return values["step"]
+
+
+def _split(order: list[int], parts: int) -> list[list[int]]:
+    """Nearly equal, never empty, in order."""
+    parts = min(parts, len(order))
+    return [order[len(order) * k // parts : len(order) * (k + 1) // parts] for k in range(parts)]
+
+
+def _summary(history: list[dict[str, Any]]) -> dict[str, Any]:
+    """First and last proxy score and KL (the last ones averaged over up to five steps), and what must stay zero."""
+    recent = history[-max(1, min(5, len(history) // 2)) :]
+
+    def mean(rows: list[dict[str, Any]], key: str) -> float | None:
+        known = [row[key] for row in rows if row.get(key) is not None]
+        return sum(known) / len(known) if known else None
+
+    return {
+        "steps": len(history),
+        "proxy_first": mean(history[:1], "reward/proxy"),
+        "proxy_last": mean(recent, "reward/proxy"),
+        "kl": mean(recent, "kl/policy_reference_k1"),
+        "first_ratio_deviation": max(row["policy/first_ratio_deviation"] for row in history),
+        "failed_rewards": sum(row["reward/failed"] for row in history),
+    }
