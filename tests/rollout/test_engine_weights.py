@@ -15,8 +15,9 @@ from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rollout import kernels
 from tether.rollout.local import LocalEngine
+from tether.rollout.plain import PlainDecoder, engine_decoder
 from tether.rollout.sampling import sample_tokens
-from tether.rollout.weights import EngineWeights, Product, dithered
+from tether.rollout.weights import Product, TreeDecoder, dithered
 
 needs_kernels = pytest.mark.skipif(kernels.library() is None, reason="needs a C compiler")
 PROMPTS = [Prompt((user(text),), str(n)) for n, text in enumerate(["a", "what is it?", "tell me a much longer story", "no"])]
@@ -112,24 +113,74 @@ def adapted(dtype=torch.float32, size=0.02, seed=0):
     return model
 
 
+DECODERS = [TreeDecoder, pytest.param(PlainDecoder, marks=needs_kernels)]
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
 @pytest.mark.parametrize("adapter", ["policy", None])
-def test_merged_weights_compute_what_the_role_computes(adapter):
+def test_merged_weights_compute_what_the_role_computes(adapter, decoder):
     role = Role(adapted(), adapter)
-    weights = EngineWeights(role)
-    weights.refresh()
+    weights = decoder(role)
     assert len(weights.products) > 4
-    ids, positions = torch.arange(12)[None], torch.arange(12)[None]
+    ids = torch.arange(24).view(2, 12)
     role.activate()
     with torch.no_grad():
-        expected = role.decoder(input_ids=ids, position_ids=positions).last_hidden_state
-        ours = weights.decoder(input_ids=ids, position_ids=positions).last_hidden_state
+        for product in weights.products:
+            product.refresh()
+        expected = role.decoder(input_ids=ids).last_hidden_state
+        ours, _ = weights.prefill(ids, [])
         torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(role.logits(ours, weights.head), role.logits(expected), atol=1e-4, rtol=1e-4)
     other = Role(role.model, None if adapter else "policy")
     other.activate()
     with torch.no_grad():  # the routing of the learner's adapters does not reach the engine
-        again = weights.decoder(input_ids=ids, position_ids=positions).last_hidden_state
-    assert torch.equal(ours, again)
+        assert torch.equal(ours, weights.prefill(ids, [])[0])
+
+
+FAMILIES = {
+    "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM, {"attention_bias": True, "rope_theta": 100.0}),
+    "mistral": (transformers.MistralConfig, transformers.MistralForCausalLM, {"sliding_window": 7}),
+    "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM, {"tie_word_embeddings": True}),
+    "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM, {"head_dim": 24}),
+    "gemma2": (transformers.Gemma2Config, transformers.Gemma2ForCausalLM, {"head_dim": 16, "attn_logit_softcapping": 3.0}),
+    "gpt2": (transformers.GPT2Config, transformers.GPT2LMHeadModel, {"n_embd": 64, "n_head": 4, "n_layer": 3, "n_positions": 99}),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_decodes_what_transformers_does(family):
+    config, model, options = FAMILIES[family]
+    sizes = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 99}
+    sizes = {} if family == "gpt2" else {**sizes, **heads}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        built = model(config(vocab_size=261, initializer_range=0.2, pad_token_id=0, bos_token_id=1, **sizes, **options)).eval()
+        for name, parameter in built.named_parameters():
+            if "norm" in name or "bias" in name:
+                torch.nn.init.normal_(parameter, mean=1.0, std=0.3)
+    plain = kernels.library() is not None and family in ("llama", "mistral", "qwen2", "qwen3")
+    assert isinstance(engine_decoder(Role(built)), PlainDecoder if plain else TreeDecoder)
+    ours = LocalEngine(Role(built), ChatEncoder(tiny_tokenizer(), (1,)), max_rows=3)
+    for group in ours.generate(PROMPTS, Sampling(max_new_tokens=24, temperature=0.0)):
+        ids = torch.tensor([group.rollouts[0].prompt_ids])
+        expected = built.generate(ids, max_new_tokens=24, do_sample=False, eos_token_id=1, pad_token_id=0, use_cache=False)
+        assert list(group.rollouts[0].response_ids) == expected[0, ids.shape[1] :].tolist()
+
+
+@needs_kernels
+def test_a_model_that_only_looks_plain_is_not_taken_for_it():
+    """A layer that does more than its family's leaves the states different, and the engine walks its modules instead."""
+    model = tiny_model(0)
+    assert isinstance(engine_decoder(Role(model)), PlainDecoder)
+    model.model.layers[1].mlp.register_forward_hook(lambda module, args, output: 1.1 * output)
+    assert isinstance(engine_decoder(Role(model)), TreeDecoder)
 
 
 @pytest.mark.parametrize("full", [False, True])
@@ -162,7 +213,7 @@ def test_an_adapter_far_below_the_last_place_of_bfloat16_still_reaches_the_engin
     with torch.no_grad():
         layer.lora_B["policy"].weight.normal_(std=2e-4)
         base.weight.uniform_(2**-5, 2**-4).mul_(torch.randn_like(base.weight).sign())
-    product = Product(layer, "policy")
+    product = Product([layer], "policy")
     product.refresh()
     states = torch.randn(2000, 512).bfloat16()
     delta = (layer.lora_B["policy"].weight.double() @ layer.lora_A["policy"].weight.double()).detach()
@@ -213,10 +264,13 @@ def test_bfloat16_engine_samples_from_the_role(monkeypatch, how):
 
 def test_what_all_prompts_begin_with_is_computed_once(monkeypatch):
     ours = LocalEngine(Role(tiny_model(0)), ChatEncoder(tiny_tokenizer(), (1,), system_prompt="be kind " * 8))
-    seen = []
-    ours.weights.decoder.register_forward_pre_hook(
-        lambda _, __, kwargs: seen.append(kwargs["input_ids"].numel()), with_kwargs=True
-    )
+    seen, prefill = [], ours.decoder.prefill
+
+    def counted(ids, prefix):
+        seen.append(ids.numel())
+        return prefill(ids, prefix)
+
+    monkeypatch.setattr(ours.decoder, "prefill", counted)
     groups = ours.generate(PROMPTS, Sampling(max_new_tokens=2))
     prompts = [g.rollouts[0].prompt_ids for g in groups]
     shared = next(i for i, tokens in enumerate(zip(*prompts, strict=False)) if len(set(tokens)) > 1)

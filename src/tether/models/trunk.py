@@ -8,7 +8,7 @@ separate models each role simply holds another module. The stages do not know th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -174,7 +174,7 @@ class Role:
             softcap=None if softcap is None else softcap / self._logit_scale,
         )
 
-    def logits(self, hidden: Tensor, head: nn.Module | None = None) -> Tensor:
+    def logits(self, hidden: Tensor, head: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         """What the model would return for these hidden states: (..., dim) -> (..., vocab). `head`: another copy of its own."""
         logits = (head or self.causal_model.get_output_embeddings())(hidden)
         if self._logit_scale != 1.0:

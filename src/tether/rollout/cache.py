@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from typing import Any
 
 import psutil
@@ -28,7 +29,8 @@ class SlotLayer(DynamicLayer):
 
     def __init__(self, owner: SlotCache, window: int | None) -> None:
         super().__init__()
-        self.owner, self.window = owner, window
+        self.owner: SlotCache = weakref.proxy(owner)  # a cycle would keep the slots until the next garbage collection
+        self.window = window
         self.store: tuple[Tensor, Tensor] | None = None
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -107,6 +109,7 @@ def slot_attention(
     What a row may see follows from its length and the layer's window, so the mask is not looked at.
     """
     layer: SlotLayer = _written.layer
+    del _written.layer
     assert layer.store is not None
     scale = options.get("scaling") or query.shape[-1] ** -0.5
     settings = {"scale": scale, "window": layer.window, "softcap": options.get("softcap")}

@@ -1,4 +1,4 @@
-// What a decoding step does beside matrix products: attention of one new token a row, and sampling.
+// What a decoding step does beside matrix products: norms, rotary positions, attention of one new token a row, sampling.
 //
 // Built by kernels.py for the processor at hand. The file includes itself once for each type of number; sums are float32.
 #ifndef TYPE
@@ -122,6 +122,57 @@ static inline void NAME(mix)(TYPE *out, const float *weights, const TYPE *values
         float sum = 0;
         for (int64_t t = 0; t < count; t++) sum += weights[t] * WIDEN(values[t * dim + d]);
         out[d] = NARROW(sum);
+    }
+}
+
+// residual += delta (if there is one); out = residual / rms(residual) * weight. Rows are contiguous.
+void NAME(add_norm)(int64_t rows, int64_t dim, TYPE *residual, const TYPE *delta, const TYPE *weight, float epsilon, TYPE *out) {
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < rows; row++) {
+        TYPE *x = residual + row * dim;
+        float square = 0;
+        if (delta)
+            for (int64_t d = 0; d < dim; d++) x[d] = NARROW(WIDEN(x[d]) + WIDEN(delta[row * dim + d]));
+        for (int64_t d = 0; d < dim; d++) square += WIDEN(x[d]) * WIDEN(x[d]);
+        float factor = 1 / sqrtf(square / dim + epsilon);
+        for (int64_t d = 0; d < dim; d++) out[row * dim + d] = NARROW(WIDEN(x[d]) * factor * WIDEN(weight[d]));
+    }
+}
+
+// The first `queries` and the next `keys` heads of each row (row_stride apart, dim wide) are normalised where a weight is given,
+// and their first `turned` numbers rotated in halves by angles (rows, turned): cosines, sines.
+void NAME(rotate)(int64_t rows, int64_t queries, int64_t keys, int64_t dim, int64_t turned, int64_t row_stride, TYPE *heads,
+                  const float *cosines, const float *sines, const TYPE *query_weight, const TYPE *key_weight, float epsilon) {
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t head = 0; head < queries + keys; head++) {
+            TYPE *x = heads + row * row_stride + head * dim;
+            const TYPE *weight = head < queries ? query_weight : key_weight;
+            const float *cosine = cosines + row * turned, *sine = sines + row * turned;
+            int64_t half = turned / 2;
+            if (weight) {
+                float square = 0;
+                for (int64_t d = 0; d < dim; d++) square += WIDEN(x[d]) * WIDEN(x[d]);
+                float factor = 1 / sqrtf(square / dim + epsilon);
+                for (int64_t d = 0; d < dim; d++) x[d] = NARROW(WIDEN(x[d]) * factor * WIDEN(weight[d]));
+            }
+            for (int64_t d = 0; d < half; d++) {
+                float a = WIDEN(x[d]), b = WIDEN(x[d + half]);
+                x[d] = NARROW(a * cosine[d] - b * sine[d]);
+                x[d + half] = NARROW(b * cosine[d + half] + a * sine[d + half]);
+            }
+        }
+}
+
+// out (rows, dim) = silu(both[:, :dim]) * both[:, dim:]
+void NAME(gate)(int64_t rows, int64_t dim, const TYPE *both, TYPE *out) {
+#pragma omp parallel for schedule(static)
+    for (int64_t row = 0; row < rows; row++) {
+        const TYPE *a = both + row * 2 * dim, *b = a + dim;
+        for (int64_t d = 0; d < dim; d++) {
+            float x = WIDEN(a[d]);
+            out[row * dim + d] = NARROW(x / (1 + expf(-x)) * WIDEN(b[d]));
+        }
     }
 }
 

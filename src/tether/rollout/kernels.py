@@ -54,11 +54,17 @@ def library() -> Any:
     except (OSError, subprocess.SubprocessError):
         return None
     size, pointer, number = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
-    for name in TYPES.values():
-        decode, sample = getattr(loaded, f"decode_{name}"), getattr(loaded, f"sample_{name}")
-        decode.restype = sample.restype = None
-        decode.argtypes = [*[size] * 5, pointer, *[pointer, size, size] * 3, *[pointer] * 3, number, size, number]
-        sample.argtypes = [*[size] * 3, pointer, number, *[pointer] * 3]
+    signatures = {
+        "decode": [*[size] * 5, pointer, *[pointer, size, size] * 3, *[pointer] * 3, number, size, number],
+        "sample": [*[size] * 3, pointer, number, *[pointer] * 3],
+        "add_norm": [size, size, *[pointer] * 3, number, pointer],
+        "rotate": [*[size] * 6, *[pointer] * 5, number],
+        "gate": [size, size, pointer, pointer],
+    }
+    for name, arguments in signatures.items():
+        for kind in TYPES.values():
+            function = getattr(loaded, f"{name}_{kind}")
+            function.restype, function.argtypes = None, arguments
     return loaded
 
 
@@ -71,7 +77,8 @@ def _processor() -> str:
         return platform.processor()
 
 
-def _library_for(tensor: Tensor) -> Any:
+def library_for(tensor: Tensor) -> Any:
+    """The library, if it has kernels for such a tensor."""
     return library() if tensor.device.type == "cpu" and tensor.dtype in TYPES else None
 
 
@@ -80,7 +87,7 @@ def sample(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor
 
     Returns None where there is no kernel for these logits (rows, vocab).
     """
-    loaded = _library_for(logits)
+    loaded = library_for(logits)
     if loaded is None or logits.stride(-1) != 1:
         return None
     rows, vocab = logits.shape
@@ -114,7 +121,7 @@ def decode(
     Returns:
         (rows, 1, heads, dim), or None where there is no kernel for these tensors (nothing has been written then).
     """
-    loaded = _library_for(query)
+    loaded = library_for(query)
     if loaded is None or any(t.stride(-1) != 1 for t in (query, new_keys, new_values)):
         return None
     rows, heads, _, dim = query.shape
@@ -155,3 +162,32 @@ def torch_decode(
         scores = torch.cat([scores, sinks.float().view(1, kv_heads, -1, 1).expand(rows, -1, -1, 1)], -1)
     weights = scores.softmax(-1)[..., :width].to(values.dtype)
     return (weights @ values[:rows, :, :width]).reshape(rows, 1, heads, dim)
+
+
+def add_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:
+    """Add `delta` to `residual` in place, both (rows, dim) contiguous, and return its RMS norm times `weight`."""
+    out, kind = torch.empty_like(residual), TYPES[residual.dtype]
+    addresses = (residual.data_ptr(), None if delta is None else delta.data_ptr(), weight.data_ptr())
+    getattr(library(), f"add_norm_{kind}")(*residual.shape, *addresses, epsilon, out.data_ptr())
+    return out
+
+
+def rotate(
+    heads: Tensor, queries: int, keys: int, cosines: Tensor, sines: Tensor, norms: tuple[Tensor | None, Tensor | None, float]
+) -> None:
+    """Turn the query and key heads of a fused projection, (rows, heads, dim), by their positions, in place.
+
+    cosines, sines: (rows, turned) float32 contiguous. norms: weights of the heads' own RMS norms, if any, and their epsilon.
+    """
+    weights = [None if weight is None else weight.data_ptr() for weight in norms[:2]]
+    sizes = (heads.shape[0], queries, keys, heads.shape[2], cosines.shape[1], heads.stride(0))
+    addresses = (heads.data_ptr(), cosines.data_ptr(), sines.data_ptr(), *weights)
+    getattr(library(), f"rotate_{TYPES[heads.dtype]}")(*sizes, *addresses, norms[2])
+
+
+def gate(both: Tensor) -> Tensor:
+    """silu of the first half times the second: (rows, 2 dim) contiguous -> (rows, dim)."""
+    rows, dim = both.shape[0], both.shape[1] // 2
+    out = both.new_empty(rows, dim)
+    getattr(library(), f"gate_{TYPES[both.dtype]}")(rows, dim, both.data_ptr(), out.data_ptr())
+    return out

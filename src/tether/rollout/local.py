@@ -7,21 +7,19 @@ of its samples. Rows of different ages stand in slots from place 0 on, so there 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import DynamicCache
 
 from tether.core.errors import DataError, ModelError
 from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, StopReason
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
-from tether.rollout.cache import ATTENTION, SlotCache, rows_that_fit
+from tether.rollout.cache import SlotCache, rows_that_fit
+from tether.rollout.plain import engine_decoder
 from tether.rollout.sampling import counter_uniform, sample_tokens
-from tether.rollout.weights import EngineWeights
+from tether.rollout.weights import KeysAndValues
 
 ROWS = 16
 """With nobody waiting, row counts fall in multiples of this: every new shape costs a CPU's matrix kernels a set-up."""
@@ -47,7 +45,7 @@ class LocalEngine:
         if not role.takes_positions:
             raise ModelError("the local engine cannot decode a model that takes no position_ids (ALiBi and its kin)")
         self.role = role
-        self.weights = EngineWeights(role)
+        self.decoder = engine_decoder(role)
         self.encoder = encoder
         self.max_rows = max_rows
         self.context_length = context_length
@@ -81,7 +79,8 @@ class LocalEngine:
                     f"does not fit the model's context of {self.context_length}. Shorten it or lower max_new_tokens."
                 )
         ordinals = range(len(prompts)) if ordinals is None else ordinals
-        self.weights.refresh()
+        for product in self.decoder.products:
+            product.refresh()
         decoding = _Decoding(self, encoded, list(ordinals), sampling, num_samples, seed)
         while decoding.busy:
             decoding.admit()
@@ -132,7 +131,7 @@ class _Decoding:
         seed: int,
     ) -> None:
         self.engine, self.role, self.sampling, self.seed = engine, engine.role, sampling, seed
-        self.decoder, self.prefix = engine.weights.decoder, _common_prefix(prompts)
+        self.decoder, self.prefix = engine.decoder, _common_prefix(prompts)
         self.prompts, self.prompt_ordinals, self.num_samples = prompts, ordinals, num_samples
         device = self.role.device
         capacity = max(map(len, prompts), default=0) + sampling.max_new_tokens
@@ -140,9 +139,8 @@ class _Decoding:
         slots = min(max(rows, num_samples), len(prompts) * num_samples)
         # Long prompts first: the last rows to finish then began with the fewest tokens.
         self.waiting = deque(sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i)))
-        in_place = bool(getattr(self.role.causal_model, "_supports_attention_backend", False))
-        self.cache = SlotCache(self.role.causal_model.config, slots, capacity, in_place=in_place)
-        self.prefix_layers: list[Any] = []
+        self.cache = SlotCache(self.role.causal_model.config, slots, capacity, in_place=self.decoder.in_place)
+        self.prefix_layers: KeysAndValues = []
         self.request = torch.full((slots,), -1, device=device)
         self.ordinals, self.samples, self.steps, self.cache_lengths = (torch.zeros_like(self.request) for _ in range(4))
         self.hidden: Tensor | None = None
@@ -196,35 +194,22 @@ class _Decoding:
         ids = torch.full((len(prompts), width), self.engine.encoder.pad_id)
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt) - known] = torch.tensor(prompt[known:])
+        if self.prefix and not self.prefix_layers:  # what all prompts begin with (a template's system message), computed once
+            _, self.prefix_layers = self.decoder.prefill(torch.tensor([self.prefix], device=device), [])
         # Padding stands on the right, where causal attention hides it, and is overwritten by the answer.
-        filled = self._prefix_of(len(prompts))
-        positions = torch.arange(known, known + width, device=device).repeat(len(prompts), 1)
-        output = self.decoder(input_ids=ids.to(device), position_ids=positions, past_key_values=filled, use_cache=True)
+        states, layers = self.decoder.prefill(ids.to(device), self.prefix_layers)
         owner = torch.arange(len(prompts), device=device).repeat_interleave(self.num_samples)
-        prefixes: list[Any] = filled.layers
-        for layer, prefix in zip(self.cache.slots, prefixes, strict=True):
-            layer.fill(slots, prefix.keys[owner], prefix.values[owner], self.cache.capacity)
+        for slot, (keys, values) in zip(self.cache.slots, layers, strict=True):
+            slot.fill(slots, keys[owner], values[owner], self.cache.capacity)
         last = torch.tensor([len(p) - known - 1 for p in prompts], device=device)
-        return output.last_hidden_state[torch.arange(len(prompts), device=device), last]
-
-    def _prefix_of(self, count: int) -> DynamicCache:
-        """Keys and values of what all prompts begin with (a template's system message), computed once, for `count` rows."""
-        filled = DynamicCache()
-        if self.prefix and not self.prefix_layers:
-            ids = torch.tensor([self.prefix], device=self.role.device)
-            positions = torch.arange(len(self.prefix), device=self.role.device)[None]
-            self.decoder(input_ids=ids, position_ids=positions, past_key_values=filled, use_cache=True)
-            self.prefix_layers, filled = list(filled.layers), DynamicCache()
-        for number, layer in enumerate(self.prefix_layers):
-            filled.update(layer.keys.expand(count, -1, -1, -1), layer.values.expand(count, -1, -1, -1), number)
-        return filled
+        return states[torch.arange(len(prompts), device=device), last]
 
     def step(self) -> None:
         """One token for every row, then the state that predicts the next."""
         assert self.hidden is not None
         rows, request = self.rows, self.request[: self.rows]
         uniforms = counter_uniform(self.seed, self.ordinals[:rows], self.samples[:rows], self.steps[:rows])
-        logits = self.role.logits(self.hidden[:rows], self.engine.weights.head)
+        logits = self.role.logits(self.hidden[:rows], self.decoder.head)
         tokens, logprobs = sample_tokens(logits, uniforms, self.sampling)
         places = torch.arange(rows, device=tokens.device), self.steps[:rows]
         self.tokens[places], self.logprobs[places] = tokens, logprobs
@@ -279,16 +264,7 @@ class _Decoding:
         rows, cache = self.rows, self.cache
         drawn = self.tokens[torch.arange(rows, device=self.tokens.device), (self.steps[:rows] - 1).clamp(min=0)]
         cache.lengths = self.cache_lengths[:rows]
-        cache.width = int(cache.lengths.max()) + 1
-        with _attending(self.decoder, ATTENTION if cache.in_place else None):
-            output = self.decoder(
-                input_ids=drawn[:, None],
-                attention_mask=cache.visibility(self.hidden.dtype),
-                position_ids=cache.lengths[:, None],
-                past_key_values=cache,
-                use_cache=True,
-            )
-        self.hidden[:rows] = output.last_hidden_state[:, -1]
+        self.hidden[:rows] = self.decoder.decode(drawn, cache)
         self.cache_lengths[:rows] += self.request[:rows] >= 0
 
 
@@ -300,14 +276,3 @@ def _common_prefix(prompts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     limit = min(map(len, prompts)) - 1
     same = next((i for i in range(limit) if first[i] != last[i]), limit)
     return first[:same]
-
-
-@contextmanager
-def _attending(decoder: Any, implementation: str | None) -> Iterator[None]:
-    """Let the engine's tree of modules attend by another function for a while."""
-    before = decoder.config._attn_implementation
-    decoder.config._attn_implementation = implementation or before
-    try:
-        yield
-    finally:
-        decoder.config._attn_implementation = before

@@ -8,6 +8,8 @@ rearranged (embeddings, norms, everything on an accelerator) is the learner's ow
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import psutil
@@ -15,82 +17,126 @@ import torch
 from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
 
 from tether.models.trunk import Role
+from tether.rollout.cache import ATTENTION, SlotCache
+
+KeysAndValues = list[tuple[Tensor, Tensor]]
+"""Of every layer: (rows, kv heads, places, dim)."""
 
 
-class EngineWeights:
-    """A decoder and an output layer that compute what a role's do, kept up with the role by `refresh`.
+class Product:
+    """One or several linear layers over the same input, side by side, each with its adapter merged in."""
 
-    `decoder` is a second tree of modules over the same parameters, so that neither the routing of adapters nor the choice of
-    an attention kernel here touches the learner's passes.
+    def __init__(self, sources: Sequence[nn.Module], adapter: str | None) -> None:
+        self.sources: list[Any] = list(sources)
+        self.adapter = adapter
+        self.packed: Tensor | None = None
+        self.merged: Tensor | None = None
+        self.bias: Tensor | None = None
+        self.seen: list[int] = []
+
+    def refresh(self) -> None:
+        """Take in what has changed since the last call."""
+        seen = [
+            number for source in self.sources for t in _tensors(source, self.adapter) for number in (t.data_ptr(), t._version)
+        ]
+        if seen == self.seen:
+            return
+        self.seen = seen
+        weights, biases = zip(*(_merged(source, self.adapter) for source in self.sources), strict=True)
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        filled = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
+        self.bias = torch.cat(filled) if any(b is not None for b in biases) else None
+        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 64) if _packs(weight) else None
+        self.merged = weight if self.packed is None else None
+
+    def __call__(self, states: Tensor) -> Tensor:
+        if self.packed is not None:
+            return torch.ops.mkldnn._linear_pointwise(states, self.packed, self.bias, "none", [], "")
+        assert self.merged is not None
+        return nn.functional.linear(states, self.merged, self.bias)
+
+
+class TreeDecoder:
+    """Any transformers decoder: a second tree of modules over the learner's parameters, with products in place of linear layers.
+
+    Neither the routing of adapters nor the choice of an attention function here touches the learner's passes.
     """
 
     def __init__(self, role: Role) -> None:
         model = role.causal_model
         self.products: list[Product] = []
         shared: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
-        rearranged = role.device.type == "cpu" and _room_for_a_copy(model)
         head = model.get_output_embeddings()
-        if rearranged:
+        if role.device.type == "cpu" and room_for_a_copy(model):
             inside: set[int] = set()
             for module in (*role.decoder.modules(), head):
-                if id(module) in inside or not _is_product(module, role.adapter):
-                    continue
-                inside.update(map(id, module.modules()))
-                shared[id(module)] = Product(module, role.adapter)
-                self.products.append(shared[id(module)])
+                if id(module) not in inside and is_product(module, role.adapter):
+                    inside.update(map(id, module.modules()))
+                    self.products.append(Product([module], role.adapter))
+                    shared[id(module)] = _Layer(self.products[-1])
         self.decoder: Any = copy.deepcopy(role.decoder, shared)
         self.head: Any = shared.get(id(head), head)
         for module in self.decoder.modules():
             if isinstance(module, BaseTunerLayer):
                 module._active_adapter = [] if role.adapter is None else [role.adapter]
         self.decoder.eval()
+        self.in_place = bool(getattr(model, "_supports_attention_backend", False))
 
-    def refresh(self) -> None:
-        """Take in what has changed since the last call."""
-        for product in self.products:
-            product.refresh()
+    def prefill(self, ids: Tensor, prefix: KeysAndValues) -> tuple[Tensor, KeysAndValues]:
+        """Last hidden states (rows, time, dim) of tokens that follow `prefix`, and all keys and values, the prefix's included."""
+        cache = DynamicCache()
+        for number, (keys, values) in enumerate(prefix):
+            cache.update(keys.expand(len(ids), -1, -1, -1), values.expand(len(ids), -1, -1, -1), number)
+        start = prefix[0][0].shape[2] if prefix else 0
+        positions = torch.arange(start, start + ids.shape[1], device=ids.device).repeat(len(ids), 1)
+        output = self.decoder(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
+        layers: list[Any] = cache.layers
+        return output.last_hidden_state, [(layer.keys, layer.values) for layer in layers]
+
+    def decode(self, tokens: Tensor, cache: SlotCache) -> Tensor:
+        """The states after one more token a row, (rows, dim); its keys and values go to the row's slot."""
+        cache.width = int(cache.lengths.max()) + 1
+        with _attending(self.decoder, ATTENTION if self.in_place else None):
+            output = self.decoder(
+                input_ids=tokens[:, None],
+                attention_mask=cache.visibility(next(self.decoder.parameters()).dtype),
+                position_ids=cache.lengths[:, None],
+                past_key_values=cache,
+                use_cache=True,
+            )
+        return output.last_hidden_state[:, -1]
 
 
-class Product(nn.Module):
-    """A linear layer with its adapter merged in."""
+class _Layer(nn.Module):
+    """A product where a module is expected; its parameters stay the learner's."""
 
-    def __init__(self, source: nn.Module, adapter: str | None) -> None:
+    def __init__(self, product: Product) -> None:
         super().__init__()
-        self.sources = [source]  # in a list: not a submodule, its parameters are the learner's
-        adapted = isinstance(source, LoraLinear) and adapter is not None and adapter in source.lora_A
-        self.adapter = adapter if adapted else None
-        self.packed: Tensor | None = None
-        self.merged: Tensor | None = None
-        self.seen: tuple[int, ...] = ()
-
-    @property
-    def base(self) -> Any:
-        source = self.sources[0]
-        return source.get_base_layer() if isinstance(source, BaseTunerLayer) else source
-
-    def refresh(self) -> None:
-        tensors = [self.base.weight]
-        source: Any = self.sources[0]
-        if self.adapter is not None:
-            tensors += [source.lora_A[self.adapter].weight, source.lora_B[self.adapter].weight]
-        seen = tuple(number for tensor in tensors for number in (tensor.data_ptr(), tensor._version))
-        if seen == self.seen:
-            return
-        self.seen, weight = seen, self.base.weight.detach()
-        if self.adapter is not None:
-            down, up = (t.detach().float() for t in tensors[1:])
-            weight = dithered(weight.float() + source.scaling[self.adapter] * (up @ down), weight.dtype)
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 64) if _packs(weight) else None
-        self.merged = weight if self.packed is None else None
+        self.product = product
 
     def forward(self, states: Tensor) -> Tensor:
-        bias = self.base.bias
-        if self.packed is None:
-            assert self.merged is not None
-            return nn.functional.linear(states, self.merged, bias)
-        return torch.ops.mkldnn._linear_pointwise(states, self.packed, bias, "none", [], "")
+        return self.product(states)
+
+
+def _tensors(source: Any, adapter: str | None) -> list[Tensor]:
+    """Weight, bias, and the adapter's two matrices."""
+    base: Any = source.get_base_layer() if isinstance(source, BaseTunerLayer) else source
+    found: list[Any] = [base.weight] if base.bias is None else [base.weight, base.bias]
+    if isinstance(source, LoraLinear) and adapter is not None and adapter in source.lora_A:
+        layers: list[Any] = [source.lora_A[adapter], source.lora_B[adapter]]
+        found += [layer.weight for layer in layers]
+    return found
+
+
+def _merged(source: Any, adapter: str | None) -> tuple[Tensor, Tensor | None]:
+    weight, *rest = (t.detach() for t in _tensors(source, adapter))
+    if len(rest) > 1:
+        down, up = (t.float() for t in rest[-2:])
+        weight = dithered(weight.float() + source.scaling[adapter] * (up @ down), weight.dtype)
+    return weight, rest[0] if len(rest) % 2 else None
 
 
 def dithered(weight: Tensor, dtype: torch.dtype) -> Tensor:
@@ -106,7 +152,7 @@ def dithered(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return ((weight.view(torch.int32) + dither.to(weight.device)) & -(1 << 16)).view(torch.float32).to(torch.bfloat16)
 
 
-def _is_product(module: nn.Module, adapter: str | None) -> bool:
+def is_product(module: nn.Module, adapter: str | None) -> bool:
     """Whether `module` is a plain linear layer, with a plain adapter on it or none."""
     if isinstance(module, BaseTunerLayer):
         if not isinstance(module, LoraLinear) or type(module.get_base_layer()) is not nn.Linear or module.merged:
@@ -120,6 +166,17 @@ def _packs(weight: Tensor) -> bool:
     return weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
-def _room_for_a_copy(model: Any) -> bool:
+def room_for_a_copy(model: Any) -> bool:
     """Rearranged weights are a second copy; it may take a quarter of the memory that is free."""
     return 4 * sum(p.numel() * p.element_size() for p in model.parameters()) < psutil.virtual_memory().available
+
+
+@contextmanager
+def _attending(decoder: Any, implementation: str | None) -> Iterator[None]:
+    """Let the engine's tree of modules attend by another function for a while."""
+    before = decoder.config._attn_implementation
+    decoder.config._attn_implementation = implementation or before
+    try:
+        yield
+    finally:
+        decoder.config._attn_implementation = before
