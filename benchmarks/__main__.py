@@ -86,7 +86,9 @@ SAMPLING = (("transformers.generate", GENERATE, None, {}), ("vLLM 0.32 (CPU)", V
 LEARNING = {"batch": 16, "updates": 3, "micro_batch": 4, "micro_batch_tokens": 2048}
 BENCHMARKS = {
     "rollout-64": Benchmark("rollout", "tokens/s", prompts, {"batch": 64, "tokens": 48}, SAMPLING, "64 prompts, 48 tokens each"),
-    "rollout-256": Benchmark("rollout", "tokens/s", prompts, {"batch": 256, "tokens": 48}, SAMPLING, "256 prompts, 48 tokens each"),
+    "rollout-256": Benchmark(
+        "rollout", "tokens/s", prompts, {"batch": 256, "tokens": 48}, SAMPLING, "256 prompts, 48 tokens each"
+    ),
     "logprobs": Benchmark(
         "logprobs",
         "tokens/s",
@@ -150,7 +152,14 @@ def run(name: str, rounds: int) -> dict[str, Any]:
         known = {k: v for k, v in extra.items() if k.isupper()}
         sides.append(Side(label, script, python, {k: v for k, v in extra.items() if k not in known}, known))
     facts = {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "matrix": matrix_rate(), "bandwidth": bandwidth()}
-    return {**facts, "name": name, "parameters": parameters, "unit": bench.unit, "note": bench.note, "sides": contest(sides, task, rounds)}
+    return {
+        **facts,
+        "name": name,
+        "parameters": parameters,
+        "unit": bench.unit,
+        "note": bench.note,
+        "sides": contest(sides, task, rounds),
+    }
 
 
 def table(result: dict[str, Any]) -> str:
@@ -174,9 +183,13 @@ def table(result: dict[str, Any]) -> str:
 
 def page(results: list[dict[str, Any]]) -> str:
     head = (FOLDER / "benchmarks.head.md").read_text()
-    machines = sorted({f"{r['machine']}; {r['matrix'] / 1e9:,.0f} GFLOP/s bfloat16 products, {r['bandwidth'] / 1e9:.0f} GB/s" for r in results})
+    machines = []
+    for name in sorted({r["machine"] for r in results}):
+        products, bandwidth = (max(r[k] for r in results if r["machine"] == name) / 1e9 for k in ("matrix", "bandwidth"))
+        machines.append(f"{name}; {products:,.0f} GFLOP/s in bfloat16 products, {bandwidth:.0f} GB/s")
     tail = (FOLDER / "benchmarks.tail.md").read_text() if (FOLDER / "benchmarks.tail.md").exists() else ""
-    return "\n\n".join([head.strip(), "Measured on: " + "; ".join(machines) + ".", *map(table, results), tail.strip()]).strip() + "\n"
+    parts = [head.strip(), "Measured on: " + "; ".join(machines) + ".", *map(table, results), tail.strip()]
+    return "\n\n".join(parts).strip() + "\n"
 
 
 def main() -> int:

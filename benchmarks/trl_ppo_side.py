@@ -1,6 +1,6 @@
-"""PPO as TRL last had it (1.12): policy and critic as two models under LoRA, a reward model, the reference by switching adapters off.
+"""PPO as TRL last had it (1.12): policy and critic as two models under LoRA, a reward model, the reference with adapters off.
 
-Beside its defaults: everything in bfloat16 without autocast, adapters included; the critic trains an adapter, not all of its weights.
+Beside its defaults: everything in bfloat16 without autocast, adapters too; the critic trains an adapter, not all of its weights.
 """
 
 from __future__ import annotations

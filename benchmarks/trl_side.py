@@ -111,7 +111,10 @@ def dpo() -> None:
     from trl import DPOConfig, DPOTrainer
 
     # Its trainer has no way in for finished ids: it gets plain texts, which tokenize to the same ids.
-    data = [{"prompt": TOKENIZER.decode(r["prompt"]), **{s: TOKENIZER.decode(r[s][:-1]) for s in ("chosen", "rejected")}} for r in TASK["rows"]]
+    data = [
+        {"prompt": TOKENIZER.decode(r["prompt"]), **{s: TOKENIZER.decode(r[s][:-1]) for s in ("chosen", "rejected")}}
+        for r in TASK["rows"]
+    ]
     model = policy()
     rounds = Rounds(per_round(lambda _: 1), trainable=trainable(model))
     sequential(DPOTrainer)(

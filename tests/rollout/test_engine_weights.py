@@ -266,9 +266,9 @@ def test_what_all_prompts_begin_with_is_computed_once(monkeypatch):
     ours = LocalEngine(Role(tiny_model(0)), ChatEncoder(tiny_tokenizer(), (1,), system_prompt="be kind " * 8))
     seen, prefill = [], ours.decoder.prefill
 
-    def counted(ids, prefix):
+    def counted(ids, prefix, *lengths):
         seen.append(ids.numel())
-        return prefill(ids, prefix)
+        return prefill(ids, prefix, *lengths)
 
     monkeypatch.setattr(ours.decoder, "prefill", counted)
     groups = ours.generate(PROMPTS, Sampling(max_new_tokens=2))

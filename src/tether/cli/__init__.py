@@ -71,6 +71,25 @@ def run(recipe: RecipeArgument, overrides: Overrides = None) -> None:
     _stages(recipe, overrides, [])
 
 
+@app.command()
+def plan(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    gpu_memory: Annotated[
+        float | None, typer.Option("--gpu-memory", min=1, help="GB of the GPU to plan for; without it: this machine.")
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="Kind of that GPU, for the times: a100, h100, h200, l40s.")] = "h100",
+    shape: Annotated[
+        str | None, typer.Option(help="Plan for another model: a well-known shape such as llama-2-7b, or a config.json.")
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompts.")] = 128,
+) -> None:
+    """Memory by role and phase, and time, before anything is loaded; what to switch on where it does not fit (exit 1)."""
+    from tether.cli.journeys import plan as command
+
+    command(recipe, overrides or [], gpu_memory, gpu, shape, prompt_tokens)
+
+
 def _stages(recipe: str, overrides: list[str] | None, stages: list[str]) -> None:
     from tether.cli.journeys import stages as command
 

@@ -46,6 +46,39 @@ def stages(recipe: str, overrides: list[str], names: list[str]) -> None:
         console.print(f"{name}: {Path(config.run) / name}    page: {page}", highlight=False, soft_wrap=True)
 
 
+def plan(recipe: str, overrides: list[str], gpu_memory: float | None, gpu: str, shape: str | None, prompt_tokens: int) -> None:
+    """See `tether plan --help`."""
+    from tether.assemble import Recipe
+    from tether.pipelines.plan import gpu as gpu_of
+    from tether.pipelines.plan import plan as make
+    from tether.pipelines.plan import this_machine
+
+    console = Console()
+    config = load_recipe(packaged_recipe(recipe), Recipe, overrides)
+    device = this_machine() if gpu_memory is None else gpu_of(gpu_memory, gpu)
+    made = make(config, device, shape=shape, prompt_tokens=prompt_tokens)
+    title = f"{made.parameters / 1e9:,.2f} billion parameters on {device.name}, {device.memory / 1e9:,.0f} GB"
+    table = Table("stage", "phase", "GB", "of these", "seconds an update", title=title, title_justify="left")
+    for stage in made.stages:
+        for phase in stage.phases:
+            shares = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in phase.bytes.items() if size >= 5e6)
+            peak = phase.total == stage.peak
+            table.add_row(
+                stage.name, phase.name, f"{phase.total / 1e9:.2f}{' peak' if peak else ''}", shares, f"{phase.seconds:,.1f}"
+            )
+    console.print(table)
+    if made.fits:
+        console.print(f"It fits: {made.peak / 1e9:.1f} GB of {device.memory / 1e9:.0f}.")
+        return
+    console.print(
+        f"It does not fit: {made.peak / 1e9:.1f} GB are needed, {device.memory / 1e9:.0f} are there. One change at a time:"
+    )
+    for change, peak in made.advice:
+        verdict = "fits" if peak <= device.memory else "not enough by itself"
+        console.print(f"  {change}: {peak / 1e9:.1f} GB, {verdict}", markup=False, highlight=False)
+    raise SystemExit(1)
+
+
 def _interval(estimate: dict[str, Any], percent: bool = False) -> str:
     form = "{:.1%} [{:.1%}, {:.1%}]" if percent else "{:+.2f} [{:+.2f}, {:+.2f}]"
     return form.format(estimate["value"], estimate["low"], estimate["high"])

@@ -36,8 +36,11 @@ class ModelConfig(Config):
     fallback: str | None = Field(default=None, description="used when `source` is a hub id and no hub can be reached")
     revision: str | None = None
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    attention: Literal["auto", "sdpa", "eager"] = "auto"
+    attention: Literal["auto", "sdpa", "eager", "grouped"] = "auto"
     device: str = "auto"
+    recompute: bool = Field(
+        default=False, description="keep only each layer's input for the backward pass: less memory, about a third more work"
+    )
     trust_remote_code: bool = False
     chat_template: str | None = Field(default=None, description="path of a Jinja file that replaces the tokenizer's template")
     system_prompt: str | None = Field(default=None, description="default system message; unset leaves it to the template")

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from tether.core.errors import ModelError
+from tether.models.attention import GROUPED
 from tether.models.config import PACKAGE_PREFIX, TINY, LoraConfig, ModelConfig
 from tether.models.memory import keep_freed_blocks
 from tether.models.packaged import PACKAGES, cache_folder, unpacked
@@ -66,7 +67,8 @@ def load_model(config: ModelConfig, *, seed: int = 0) -> LoadedModel:
     if device.type == "cpu":
         keep_freed_blocks()
     model.to(device=device, dtype=dtype).eval().requires_grad_(False)
-    model.set_attn_implementation(pick_attention(config.attention, device))
+    model.set_attn_implementation(pick_attention(config.attention, device, model))
+    model.recompute = config.recompute
     stop_ids = _stop_ids(config, tokenizer, model)
     if model.get_input_embeddings().weight.shape[0] < len(tokenizer):
         raise ModelError(
@@ -187,11 +189,21 @@ def pick_dtype(dtype: str, device: str = "auto") -> torch.dtype:
     return torch.float32
 
 
-def pick_attention(attention: str, device: torch.device) -> str:
-    """`auto` is eager on a CPU, where the fused kernel's backward is the slower one at the usual lengths, else sdpa."""
-    if attention != "auto":
-        return attention
-    return "eager" if device.type == "cpu" else "sdpa"
+def pick_attention(attention: str, device: torch.device, model: Any) -> str:
+    """`auto` on a CPU is our own grouped attention where the model's needs allow it, else eager; on an accelerator it is sdpa.
+
+    Raises:
+        ModelError: grouped attention was asked for and the model needs more than it does.
+    """
+    config = model.config.get_text_config()
+    foreign = [name for name in ("attn_logit_softcapping", "attention_dropout") if getattr(config, name, None)]
+    foreign += [type(m).__name__ for m in model.modules() if hasattr(m, "sinks")][:1]
+    foreign += [] if getattr(model, "_supports_attention_backend", False) else ["an attention of its own"]
+    if attention == "grouped" and foreign:
+        raise ModelError(f"model.attention = 'grouped' cannot be had for this model ({foreign[0]}); use 'eager' or 'sdpa'")
+    if attention == "auto":
+        attention = "sdpa" if device.type != "cpu" else ("eager" if foreign else "grouped")
+    return GROUPED if attention == "grouped" else attention
 
 
 def add_adapter(model: Any, name: str, lora: LoraConfig, *, seed: int = 0) -> Any:

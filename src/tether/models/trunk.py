@@ -16,8 +16,10 @@ from typing import Any, Protocol
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tether.algorithms.logprobs import token_logprobs
+from tether.models.attention import GROUPED
 from tether.models.heads import ScalarHead
 
 DOCUMENT_TOKENS = 1024
@@ -82,7 +84,7 @@ class Role:
         """Whether a batch may say what attends to what: positions given from outside, a kernel that takes a mask, no windows."""
         config = self.causal_model.config.get_text_config()
         windows = getattr(config, "sliding_window", None) or set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-        return self.takes_positions and config._attn_implementation in ("eager", "sdpa") and not windows
+        return self.takes_positions and config._attn_implementation in ("eager", "sdpa", GROUPED) and not windows
 
     def document_tokens(self, budget: int) -> int:
         """How long a document of several answers to one prompt may become: masks and eager scores grow with its square."""
@@ -151,6 +153,12 @@ class Role:
             return self._decode(batch).flatten(0, 1)
 
     def _decode(self, batch: Tokens) -> Tensor:
+        if torch.is_grad_enabled() and getattr(self.causal_model, "recompute", False):
+            with _recomputing(self, self._decoder_layers):
+                return self._decoded(batch)
+        return self._decoded(batch)
+
+    def _decoded(self, batch: Tokens) -> Tensor:
         self.activate()
         # A model with windows makes its own masks, from positions that restart.
         said = batch.visible if self.reads_masks else None
@@ -227,6 +235,32 @@ def _starting_from(layers: Sequence[nn.Module], states: Tensor) -> Iterator[None
     patched = [vars(layer).get("forward") for layer in layers]
     for layer in layers:
         layer.forward = lambda *_, **__: states
+    try:
+        yield
+    finally:
+        for layer, forward in zip(layers, patched, strict=True):
+            del layer.forward
+            if forward is not None:
+                layer.forward = forward
+
+
+@contextmanager
+def _recomputing(role: Role, layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Keep only each layer's input for the backward pass (activation checkpointing, https://arxiv.org/abs/1604.06174).
+
+    By the time of the backward pass another role may have been routed through the adapters, so recomputing routes again.
+    """
+    patched = [vars(layer).get("forward") for layer in layers]
+
+    def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
+        def again(*args: Any, **kwargs: Any) -> Any:
+            role.activate()
+            return forward(*args, **kwargs)
+
+        return lambda *args, **kwargs: checkpoint(again, *args, use_reentrant=False, **kwargs)
+
+    for layer in layers:
+        layer.forward = wrap(layer.forward)
     try:
         yield
     finally:

@@ -72,10 +72,10 @@ static inline void four_dots(float *out, const void *query, const void *rows, in
 #define FOUR_DOTS_float 0
 
 #define TYPE float
-#include __FILE__
+#include "kernels.c"
 #undef TYPE
 #define TYPE bfloat
-#include __FILE__
+#include "kernels.c"
 
 #else
 
@@ -192,6 +192,11 @@ void NAME(decode)(int64_t rows, int64_t kv_heads, int64_t group, int64_t dim, in
             TYPE *slot_values = values + (row * kv_heads + head) * capacity * dim;
             memcpy(slot_keys + (end - 1) * dim, new_keys + row * key_row + head * key_head, dim * sizeof(TYPE));
             memcpy(slot_values + (end - 1) * dim, new_values + row * value_row + head * value_head, dim * sizeof(TYPE));
+            // Every slot is a short stream of its own, too short for the processor to foresee the next one.
+            for (int64_t d = from * dim; d < end * dim; d += 64 / sizeof(TYPE)) {
+                __builtin_prefetch(slot_values + d);
+                if (row + 1 < rows || head + 1 < kv_heads) __builtin_prefetch(slot_keys + capacity * dim + d);
+            }
             float weights[count];
             for (int64_t g = head * group; g < (head + 1) * group; g++) {
                 const TYPE *q = query + row * query_row + g * query_head;

@@ -197,12 +197,12 @@ class _Decoding:
         if self.prefix and not self.prefix_layers:  # what all prompts begin with (a template's system message), computed once
             _, self.prefix_layers = self.decoder.prefill(torch.tensor([self.prefix], device=device), [])
         # Padding stands on the right, where causal attention hides it, and is overwritten by the answer.
-        states, layers = self.decoder.prefill(ids.to(device), self.prefix_layers)
+        lengths = torch.tensor([len(p) - known for p in prompts], device=device)
+        states, layers = self.decoder.prefill(ids.to(device), self.prefix_layers, lengths)
         owner = torch.arange(len(prompts), device=device).repeat_interleave(self.num_samples)
         for slot, (keys, values) in zip(self.cache.slots, layers, strict=True):
             slot.fill(slots, keys[owner], values[owner], self.cache.capacity)
-        last = torch.tensor([len(p) - known - 1 for p in prompts], device=device)
-        return states[torch.arange(len(prompts), device=device), last]
+        return states[torch.arange(len(prompts), device=device), lengths - 1]
 
     def step(self) -> None:
         """One token for every row, then the state that predicts the next."""

@@ -69,18 +69,20 @@ class PlainDecoder:
             window,
         )
 
-    def prefill(self, ids: Tensor, prefix: KeysAndValues) -> tuple[Tensor, KeysAndValues]:
-        """See TreeDecoder.prefill."""
+    def prefill(self, ids: Tensor, prefix: KeysAndValues, lengths: Tensor | None = None) -> tuple[Tensor, KeysAndValues]:
+        """See TreeDecoder.prefill. Padding takes part in attention alone, where it costs little."""
         (rows, time), start = ids.shape, prefix[0][0].shape[2] if prefix else 0
+        real = torch.ones_like(ids, dtype=torch.bool) if lengths is None else torch.arange(time) < lengths[:, None]
+        index = real.flatten().nonzero()[:, 0]
         place = torch.arange(start, start + time)
         age = place[:, None] - torch.arange(start + time)
         found: KeysAndValues = []
 
         def attend(number: int, layer: _PlainLayer, heads: Tensor) -> Tensor:
-            query, keys, values = (
-                part.transpose(1, 2)
-                for part in heads.view(rows, time, -1, self.dim).split([self.heads, self.kv_heads, self.kv_heads], 2)
-            )
+            padded = heads.new_zeros(rows * time, heads.shape[1], self.dim)
+            padded[index] = heads
+            parts = padded.view(rows, time, -1, self.dim).split([self.heads, self.kv_heads, self.kv_heads], 2)
+            query, keys, values = (part.transpose(1, 2) for part in parts)
             if prefix:
                 keys, values = (
                     torch.cat([old.expand(rows, -1, -1, -1), new], 2)
@@ -89,10 +91,10 @@ class PlainDecoder:
             found.append((keys, values))
             visible = (age >= 0) if layer.window is None else (age >= 0) & (age < layer.window)
             attended = scaled_dot_product_attention(query, keys, values, attn_mask=visible, enable_gqa=True)
-            return attended.transpose(1, 2).reshape(rows * time, -1)
+            return attended.transpose(1, 2).reshape(rows * time, -1)[index]
 
-        states = self._run(ids.flatten(), place.repeat(rows), attend)
-        return states.view(rows, time, -1), found
+        states = self._run(ids.flatten()[index], place.repeat(rows)[index], attend)
+        return states.new_zeros(rows * time, states.shape[1]).index_copy(0, index, states).view(rows, time, -1), found
 
     def decode(self, tokens: Tensor, cache: SlotCache) -> Tensor:
         """See TreeDecoder.decode."""

@@ -85,8 +85,12 @@ class TreeDecoder:
         self.decoder.eval()
         self.in_place = bool(getattr(model, "_supports_attention_backend", False))
 
-    def prefill(self, ids: Tensor, prefix: KeysAndValues) -> tuple[Tensor, KeysAndValues]:
-        """Last hidden states (rows, time, dim) of tokens that follow `prefix`, and all keys and values, the prefix's included."""
+    def prefill(self, ids: Tensor, prefix: KeysAndValues, lengths: Tensor | None = None) -> tuple[Tensor, KeysAndValues]:
+        """Last hidden states (rows, time, dim) of tokens that follow `prefix`, and all keys and values, the prefix's included.
+
+        Args:
+            lengths: how many tokens of each row are real; what comes out beyond them means nothing.
+        """
         cache = DynamicCache()
         for number, (keys, values) in enumerate(prefix):
             cache.update(keys.expand(len(ids), -1, -1, -1), values.expand(len(ids), -1, -1, -1), number)

@@ -1,0 +1,155 @@
+"""How much memory a pass will need, found out without weights: it is run on shapes alone, and what would be alive is added up.
+
+On torch's meta device a tensor has a shape and no memory. The very code that will train runs there, forwards and backwards,
+while every storage that comes to life is counted until it dies: exact for any architecture, adapters, loss and chunking, with no
+formula to keep true. What lies outside torch (the allocator's slack, kernels' scratch space, the process itself) is added.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from tether.data.batches import TokenBatch, make_batch
+from tether.data.chat import Encoded
+from tether.models.config import LoraConfig
+from tether.models.loading import add_adapter
+
+LINEAR_ATTENTION = "tether_shapes"
+"""An attention function of shapes alone, with the memory of a fused kernel: linear in the sequence."""
+TRAINING_BYTES = 16
+"""Of a trainable weight beside itself: float32 master, its gradient, and Adam's two moments."""
+
+
+class LiveBytes(TorchDispatchMode):
+    """Counts the bytes of storages while they live; `peak` is the most there were at once since the last `reset`."""
+
+    def __init__(self, known: Iterable[Tensor] = ()) -> None:
+        super().__init__()
+        self.known: Any = WeakIdKeyDictionary()
+        self.current = self.peak = 0
+        for tensor in known:
+            self.known[tensor.untyped_storage()] = 0
+
+    def reset(self) -> None:
+        self.peak = self.current
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(output):
+            if isinstance(tensor, Tensor):
+                self._count(tensor.untyped_storage())
+        return output
+
+    def _count(self, storage: Any) -> None:
+        if storage in self.known:
+            return
+        size = storage.nbytes()
+        self.known[storage] = size
+        self.current += size
+        self.peak = max(self.peak, self.current)
+        weakref.finalize(storage, self._forget, size)
+
+    def _forget(self, size: int) -> None:
+        self.current -= size
+
+
+class _FusedAttention(torch.autograd.Function):
+    """Keeps what a fused kernel keeps: queries, keys, values, the result and one number a query."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        out = torch.empty_like(query)
+        ctx.save_for_backward(query, key, value, out, query.new_empty(query.shape[:-1], dtype=torch.float32))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+        return tuple(torch.empty_like(t) for t in ctx.saved_tensors[:3])
+
+
+def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+    return _FusedAttention.apply(query, key, value).transpose(1, 2), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(LINEAR_ATTENTION, _attend)
+
+
+def shape_model(config: Any, dtype: torch.dtype, *, fused_attention: bool) -> Any:
+    """A causal model of shapes, frozen, for any transformers configuration."""
+    from transformers import AutoModelForCausalLM
+
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
+    if fused_attention:
+        model.set_attn_implementation(LINEAR_ATTENTION)
+    return model.eval().requires_grad_(False)
+
+
+def with_adapter(model: Any, name: str, lora: LoraConfig) -> Any:
+    """The same with an adapter."""
+    with torch.device("meta"):
+        return add_adapter(model, name, lora)
+
+
+def shape_batch(rows: int, prompt: int, answers: int, length: int) -> TokenBatch:
+    """A micro-batch: in each row a prompt and several answers to it that share it."""
+    sequences = []
+    for row in range(rows):
+        first = (row,) * prompt
+        counted = (False,) * prompt + (True,) * length
+        sequences += [Encoded((*first, *((answer,) * length)), counted) for answer in range(answers)]
+    batch = make_batch(sequences, 0, document_tokens=prompt + answers * length if answers > 1 else 0)
+    if batch.visible is None:  # transformers would look at the values of positions to find packed documents
+        time = batch.ids.shape[1]
+        causal = torch.ones(time, time, dtype=torch.bool).tril().expand(len(batch.ids), 1, time, time)
+        batch = TokenBatch(**{**batch.__dict__, "visible": causal})
+    return batch.to("meta")
+
+
+@dataclass(frozen=True)
+class PassBytes:
+    """peak: the most alive at once, beside weights; kept: what is still alive when the pass has returned."""
+
+    peak: int
+    kept: int
+
+
+def measure(model: Any, passed: Callable[[], Any], *, extra: Iterable[Tensor] = ()) -> PassBytes:
+    """Run a function over shapes and count. Gradients that it leaves on parameters are taken away and not counted as kept."""
+    parameters = list(model.parameters())
+    with LiveBytes([*parameters, *model.buffers(), *extra]) as live:
+        result = passed()
+        for parameter in parameters:
+            parameter.grad = None
+        kept = live.current
+        del result
+    return PassBytes(live.peak, kept)
+
+
+def weight_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of tensors, those that share a storage counted once."""
+    storages = {id(t.untyped_storage()): t.untyped_storage().nbytes() for t in tensors}
+    return sum(storages.values())
+
+
+def training_bytes(parameters: Iterable[nn.Parameter]) -> int:
+    """What LocalLearner holds for these beside the weights themselves; a float32 weight is its own master."""
+    return sum(p.numel() * (TRAINING_BYTES - (4 if p.dtype == torch.float32 else 0)) for p in parameters)
+
+
+def cache_bytes(config: Any, rows: int, places: int, element_size: int) -> int:
+    """Keys and values of `rows` sequences."""
+    config = config.get_text_config(decoder=True)
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * config.num_hidden_layers * heads * dim * rows * places * element_size

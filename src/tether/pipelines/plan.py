@@ -1,0 +1,342 @@
+"""What a recipe will need before it is run: memory by role and phase, time, and what to switch on where it does not fit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from tether.assemble import DirectSection, PPOSection, Recipe, RewardSection, SFTSection, describe_sections
+from tether.core.errors import ConfigError, ModelError
+from tether.learner.planner import (
+    cache_bytes,
+    measure,
+    shape_batch,
+    shape_model,
+    training_bytes,
+    weight_bytes,
+    with_adapter,
+)
+from tether.models.config import TINY, ModelConfig
+from tether.models.heads import ScalarHead
+from tether.models.loading import pick_dtype, resolve
+from tether.models.trunk import Role
+from tether.stages.direct import REFERENCE_FREE
+
+SHAPES: dict[str, dict[str, Any]] = {
+    "smollm2-135m": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
+    | {"num_key_value_heads": 3, "vocab_size": 49152, "tie_word_embeddings": True},
+    "qwen2.5-1.5b": {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
+    | {"num_key_value_heads": 2, "vocab_size": 151936, "tie_word_embeddings": True},
+    "llama-2-7b": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32}
+    | {"num_key_value_heads": 32, "vocab_size": 32000},
+    "llama-3.1-8b": {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
+    | {"num_key_value_heads": 8, "vocab_size": 128256},
+    "llama-3.1-70b": {"hidden_size": 8192, "intermediate_size": 28672, "num_hidden_layers": 80, "num_attention_heads": 64}
+    | {"num_key_value_heads": 8, "vocab_size": 128256},
+}
+"""Shapes of well-known models, in the terms of a Llama configuration (from their published config.json)."""
+SCORING_TOKENS = 4096
+"""LearnedReward's micro-batch."""
+EFFICIENCY, DECODING_EFFICIENCY = 0.4, 0.6
+"""Shares of a GPU's product rate and bandwidth that large passes and decoding may reach."""
+CUDA_CONTEXT = int(0.6e9)
+
+
+@dataclass(frozen=True)
+class Device:
+    """memory in bytes; products in FLOP/s and bandwidth in bytes/s as they are reached, not as they are advertised."""
+
+    name: str
+    memory: float
+    products: float
+    bandwidth: float
+    gpu: bool
+
+
+def gpu(memory_gb: float, name: str = "h100") -> Device:
+    """A GPU of a known kind with so much memory. Rates: bfloat16 without sparsity, from the makers' data sheets."""
+    rates = {"a100": (312e12, 2.0e12), "h100": (989e12, 3.35e12), "h200": (989e12, 4.8e12), "l40s": (362e12, 0.86e12)}
+    if name not in rates:
+        raise ConfigError(f"no rates are known for {name!r}; there are: {', '.join(sorted(rates))}")
+    products, bandwidth = rates[name]
+    return Device(name, memory_gb * 1e9, products * EFFICIENCY, bandwidth * DECODING_EFFICIENCY, True)
+
+
+def this_machine() -> Device:
+    """This machine's processor, its rates measured for half a second each."""
+    dtype = pick_dtype("auto", "cpu")
+    left, right, long = torch.randn(1024, 576).to(dtype), torch.randn(1536, 576).to(dtype), torch.ones(2**25)
+    products = _rate(lambda: left @ right.T) * 2 * 1024 * 576 * 1536
+    return Device("this machine", psutil.virtual_memory().total, 0.75 * products, 0.8 * _rate(long.sum) * 4 * 2**25, False)
+
+
+def _rate(work: Callable[[], Any], seconds: float = 0.5) -> float:
+    work()
+    count, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        work()
+        count += 1
+    return count / (time.perf_counter() - start)
+
+
+@dataclass
+class Phase:
+    """Bytes by what holds them, and seconds an update or step."""
+
+    name: str
+    bytes: dict[str, int]
+    seconds: float = 0.0
+
+    @property
+    def total(self) -> int:
+        return sum(self.bytes.values())
+
+
+@dataclass
+class StagePlan:
+    name: str
+    phases: list[Phase]
+    updates: int | None = None
+
+    @property
+    def peak(self) -> int:
+        return max(phase.total for phase in self.phases)
+
+
+@dataclass
+class Plan:
+    device: Device
+    parameters: int
+    stages: list[StagePlan]
+    advice: list[tuple[str, int]] = field(default_factory=list)
+
+    @property
+    def peak(self) -> int:
+        return max(stage.peak for stage in self.stages)
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= self.device.memory
+
+
+def shape_config(model: ModelConfig, shape: str | None = None) -> Any:
+    """A transformers configuration: a name of `SHAPES`, a config.json or a folder with one, or the recipe's own model.
+
+    Raises:
+        ModelError: nothing of that kind.
+    """
+    from transformers import AutoConfig, LlamaConfig
+
+    if shape in SHAPES:
+        return LlamaConfig(**SHAPES[shape])
+    if shape is not None:
+        path = Path(shape).expanduser()
+        if not path.exists():
+            raise ModelError(f"no shape is called {shape!r}, and no such file exists. There are: {', '.join(SHAPES)}")
+        return AutoConfig.from_pretrained(path)
+    if model.source == TINY:
+        from tether.models.tiny import tiny_model
+
+        return tiny_model(0).config
+    return AutoConfig.from_pretrained(resolve(model)[0], trust_remote_code=model.trust_remote_code)
+
+
+def plan(recipe: Recipe, device: Device, *, shape: str | None = None, prompt_tokens: int = 128) -> Plan:
+    """Predict every stage of a recipe; where it does not fit, try what would make it fit.
+
+    Args:
+        shape: see `shape_config`.
+        prompt_tokens: length of the prompts; how long they really are is in the data.
+    """
+    config = shape_config(recipe.model, shape)
+    planner = _Planner(recipe, device, config, prompt_tokens)
+    made = Plan(device, planner.parameters, planner.stages())
+    if not made.fits:
+        for what, changed in _changes(recipe):
+            made.advice.append((what, max(s.peak for s in _Planner(changed, device, config, prompt_tokens).stages())))
+        made.advice.sort(key=lambda row: row[1])
+    return made
+
+
+def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
+    """One change of a recipe at a time that trades something for memory."""
+    if not recipe.model.recompute:
+        yield "model.recompute=true", recipe.model_copy(update={"model": recipe.model.model_copy(update={"recompute": True})})
+    for name in describe_sections(recipe):
+        section = getattr(recipe, name)
+
+        def changed(name: str = name, section: Any = section, **values: Any) -> tuple[str, Recipe]:
+            text = " ".join(f"{name}.{key}={value if not hasattr(value, 'rank') else '{}'}" for key, value in values.items())
+            return text.lower(), recipe.model_copy(update={name: section.model_copy(update=values)})
+
+        if isinstance(section, SFTSection) and section.rows_per_micro_batch > 1:
+            yield changed(rows_per_micro_batch=1)
+        if not isinstance(section, SFTSection):
+            yield changed(micro_batch_tokens=max(8, section.micro_batch_tokens // 4))
+        if section.lora is False:
+            from tether.models.config import LoraConfig
+
+            yield changed(lora=LoraConfig())
+        if isinstance(section, PPOSection):
+            if section.roles == "separate" and section.lora is not False:
+                yield changed(roles="shared")
+            yield changed(engine_rows=max(1, section.engine_rows // 4))
+
+
+class _Planner:
+    """One recipe on one device."""
+
+    def __init__(self, recipe: Recipe, device: Device, config: Any, prompt_tokens: int) -> None:
+        self.recipe, self.device, self.config, self.prompt = recipe, device, config, prompt_tokens
+        self.dtype = pick_dtype(recipe.model.dtype, "cpu") if not device.gpu else _gpu_dtype(recipe.model.dtype)
+        self.hidden = config.get_text_config().hidden_size
+        self.vocab = config.get_text_config().vocab_size
+        self.fused = device.gpu or recipe.model.attention == "sdpa"
+        base = self._model()
+        self.parameters = base.num_parameters()
+        self.trunk = weight_bytes(base.parameters())
+        self.process = CUDA_CONTEXT if device.gpu else psutil.Process().memory_info().rss
+
+    def stages(self) -> list[StagePlan]:
+        makers = {"sft": self._sft, "reward": self._reward, "direct": self._direct, "ppo": self._ppo}
+        return [StagePlan(name, makers[name](getattr(self.recipe, name))) for name in describe_sections(self.recipe)]
+
+    def _model(self) -> Any:
+        model = shape_model(self.config, self.dtype, fused_attention=self.fused)
+        model.recompute = self.recipe.model.recompute
+        return model
+
+    def _trained(self, lora: Any, name: str) -> tuple[Any, Role, dict[str, int]]:
+        """A model whose role `name` learns, and what that holds."""
+        model = self._model()
+        if lora is not False:
+            model = with_adapter(model, name, lora)
+        role = Role(model, name if lora is not False else None)
+        parameters = role.parameters()
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        held = {"process": self.process, "trunk": self.trunk}
+        if lora is not False:
+            held[f"{name} adapter"] = weight_bytes(parameters)
+        held[f"{name} optimizer"] = training_bytes(parameters)
+        return model, role, held
+
+    def _seconds(self, tokens: int, counted: int, passes: float) -> float:
+        """`passes` forward passes' worth of products over tokens; the output layer over counted ones only."""
+        head = self.vocab * self.hidden
+        body = self.parameters - head * (1 if self.config.get_text_config().tie_word_embeddings else 2)
+        return 2 * passes * (body * tokens + head * counted) / self.device.products
+
+    def _sft(self, section: SFTSection) -> list[Phase]:
+        model, role, held = self._trained(section.lora, "sft")
+        batch = shape_batch(section.rows_per_micro_batch, section.row_tokens // 2, 1, section.row_tokens // 2)
+
+        def update() -> None:
+            role.logprobs(batch)[0].sum().backward()
+
+        used = measure(model, update)
+        # A guess: conversations fill half of what a packed row may hold.
+        tokens = section.batch_size * section.row_tokens // 2
+        seconds = self._seconds(tokens, tokens // 2, 3.0 if section.lora is False else 2.0)
+        return [Phase("update", {**held, "activations": used.peak}, seconds)]
+
+    def _reward(self, section: RewardSection) -> list[Phase]:
+        model, role, held = self._trained(section.lora, "reward")
+        role.head = ScalarHead(self.hidden).to("meta")
+        rows, answers, length = self._pairs(section.micro_batch_tokens, role)
+        batch = shape_batch(rows, self.prompt, answers, length)
+        used = measure(model, lambda: role.scores(batch).sum().backward(), extra=role.head.parameters())
+        seconds = self._seconds(section.prompts_per_update * (self.prompt + 2 * length), 0, 2.0)
+        return [Phase("update", {**held, "activations": used.peak}, seconds)]
+
+    def _direct(self, section: DirectSection) -> list[Phase]:
+        model, role, held = self._trained(section.lora, "policy")
+        reference = section.loss not in REFERENCE_FREE
+        if reference and section.lora is False:
+            held["reference"] = self.trunk
+        rows, answers, length = self._pairs(section.micro_batch_tokens, role)
+        batch = shape_batch(rows, self.prompt, answers, length)
+        used = measure(model, lambda: role.logprobs(batch)[0].sum().backward())
+        tokens = section.prompts_per_update * (self.prompt + 2 * length)
+        seconds = self._seconds(tokens, tokens // 2, 3.0 if reference else 2.0)
+        return [Phase("update", {**held, "activations": used.peak}, seconds)]
+
+    def _pairs(self, budget: int, role: Role) -> tuple[int, int, int]:
+        """Micro-batch of pairs: rows, answers a row, tokens an answer (a guess: as long as the prompt)."""
+        length, document = self.prompt, 3 * self.prompt
+        if document <= role.document_tokens(budget):
+            return max(1, budget // document), 2, length
+        return max(1, budget // (self.prompt + length)), 1, length
+
+    def _ppo(self, section: PPOSection) -> list[Phase]:
+        model, policy, held = self._trained(section.lora, "policy")
+        shared, size = section.roles == "shared", self.dtype.itemsize
+        adapter = held.get("policy adapter", 0)
+        learned, own_value = section.reward_source == "learned", not shared or section.value_init == "reward"
+        if own_value:
+            held["value"] = adapter if shared else self.trunk + adapter
+            held["value optimizer"] = held["policy optimizer"]
+        if learned:
+            held["reward"] = adapter if shared else self.trunk + adapter
+        if not shared:
+            held["reference"] = self.trunk
+        width = self.prompt + section.max_new_tokens
+        answers = min(
+            section.samples_per_prompt,
+            max(1, (policy.document_tokens(section.micro_batch_tokens) - self.prompt) // section.max_new_tokens),
+        )
+        document = self.prompt + answers * section.max_new_tokens
+        batch = shape_batch(max(1, section.micro_batch_tokens // document), self.prompt, answers, section.max_new_tokens)
+        value = Role(model, policy.adapter, ScalarHead(self.hidden).to("meta"))
+        samples = section.prompts_per_step * section.samples_per_prompt
+        tokens, counted = samples * document // answers, samples * section.max_new_tokens
+
+        def forward() -> Any:
+            hidden = policy.hidden(batch)
+            return policy.logprobs_of(hidden, batch), value.values_of(hidden.detach(), batch)
+
+        def update() -> None:
+            (logprobs, _), values = forward()
+            (logprobs.sum() + values.sum()).backward()
+
+        head = list(value.head.parameters()) if value.head else []
+        with torch.no_grad():
+            evaluated = measure(model, forward, extra=head)
+            scoring = shape_batch(max(1, SCORING_TOKENS // document), self.prompt, answers, section.max_new_tokens)
+            scored = measure(model, lambda: value.scores(scoring), extra=head)
+        trained = measure(model, update, extra=head)
+        depth = policy.common_depth if shared else 0
+        common = {"common layers": tokens * self.hidden * size} if depth else {}
+        layers = self.config.get_text_config().num_hidden_layers
+        saved = 1 - depth / layers
+        rows = min(section.engine_rows, samples)
+        engine = {} if self.device.gpu else {"engine": self.trunk + self.vocab * self.hidden * size}
+        cache = {"cache": cache_bytes(self.config, rows, width, size), "logits": rows * self.vocab * size}
+        steps = -(-samples // rows) * section.max_new_tokens
+        decoding = max(self.trunk / self.device.bandwidth, self._seconds(rows, rows, 1.0))
+        rollout = steps * decoding + self._seconds(section.prompts_per_step * self.prompt, 0, 1.0)
+        evaluations = 1 + saved + (1 if own_value else 0)
+        backward = (2.0 if section.lora is not False else 3.0) * saved * (2 if own_value else 1)
+        held = {**held, **engine}
+        return [
+            Phase("rollout", {**held, **cache, "activations": scored.peak // 4}, rollout),
+            Phase("reward", {**held, "activations": scored.peak}, self._seconds(tokens, 0, 1.0) if learned else 0.0),
+            Phase(
+                "evaluate", {**held, **common, "activations": evaluated.peak}, evaluations * self._seconds(tokens, counted, 1.0)
+            ),
+            Phase(
+                "update",
+                {**held, **common, "activations": trained.peak},
+                section.epochs * self._seconds(tokens, counted, backward),
+            ),
+        ]
+
+
+def _gpu_dtype(dtype: str) -> torch.dtype:
+    return torch.bfloat16 if dtype == "auto" else getattr(torch, dtype)
