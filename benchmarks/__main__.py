@@ -83,7 +83,7 @@ class Benchmark:
 TRL, VLLM, GENERATE = "trl_side.py", "vllm_side.py", "generate_side.py"
 CORES = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 2) - 1}", "VLLM_CPU_KVCACHE_SPACE": "4"}
 SAMPLING = (("transformers.generate", GENERATE, None, {}), ("vLLM 0.32 (CPU)", VLLM, "vllm", CORES))
-LEARNING = {"batch": 16, "updates": 3, "micro_batch": 4, "micro_batch_tokens": 2048}
+LEARNING = {"batch": 16, "updates": 3, "micro_batch": 4, "micro_batch_tokens": 1024}
 BENCHMARKS = {
     "rollout-64": Benchmark("rollout", "tokens/s", prompts, {"batch": 64, "tokens": 48}, SAMPLING, "64 prompts, 48 tokens each"),
     "rollout-256": Benchmark(
@@ -115,7 +115,7 @@ BENCHMARKS = {
         "grpo",
         "samples/s",
         prompts,
-        {"batch": 32, "group": 8, "tokens": 48, "updates": 2, "micro_batch": 8, "micro_batch_tokens": 2048},
+        {"batch": 32, "group": 8, "tokens": 48, "updates": 2, "micro_batch": 8, "micro_batch_tokens": 512},
         (("TRL 1.16", TRL, "trl", {}),),
         "4 prompts x 8 samples of 48 tokens a step, one update, no reference, LoRA rank 16 on q, k, v",
     ),
@@ -123,7 +123,7 @@ BENCHMARKS = {
         "ppo",
         "samples/s",
         prompts,
-        {"batch": 32, "tokens": 48, "updates": 1, "micro_batch": 8, "micro_batch_tokens": 2048, "value": "adapter", "stop": 4},
+        {"batch": 32, "tokens": 48, "updates": 1, "micro_batch": 8, "micro_batch_tokens": 512, "value": "adapter", "stop": 4},
         (("TRL 1.12.0", "trl_ppo_side.py", "trl-ppo", {}),),
         "32 prompts, 48 tokens, 4 epochs; critic with an adapter of its own on both sides",
         (("tether, critic on the policy's states", {"value": "head"}),),

@@ -85,6 +85,35 @@ def test_only_what_requires_a_gradient_gets_one(needs):
             torch.testing.assert_close(got, tensor.grad)
 
 
+@SETTINGS
+@pytest.mark.parametrize("chunk_size", [3, 256])
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_gradients_beside_a_frozen_output_layer(options, chunk_size, with_entropy, small_strips):
+    hidden, weight, bias, targets = example()
+    hidden.requires_grad_()
+
+    def loss(hidden):
+        logprobs, entropy = token_logprobs(hidden, weight, targets, bias=bias, chunk_size=chunk_size, **options)
+        return logprobs.square().sum() + (entropy.square().sum() if with_entropy else 0.0)
+
+    assert torch.autograd.gradcheck(loss, [hidden])
+
+
+def test_gradient_of_a_nearly_certain_token_keeps_its_digits():
+    """1 - p is a thousandth: rounded to bfloat16 after the sum over the vocabulary, nothing would be left of it."""
+    hidden, weight, _, _ = example(num_tokens=40)
+    targets = (hidden @ weight.T).argmax(1)
+    hidden = (hidden * 4).bfloat16().requires_grad_()
+    logprobs, _ = token_logprobs(hidden, weight.bfloat16(), targets)
+    logprobs.sum().backward()
+    exact = hidden.detach().double().requires_grad_()
+    values, _ = naive(exact, weight.bfloat16().double(), targets)
+    values.sum().backward()
+    sure = (values.exp() > 0.99) & (values.exp() < 0.9999)
+    assert sure.sum() >= 5
+    assert (hidden.grad.double() - exact.grad)[sure].norm() / exact.grad[sure].norm() < 0.1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_low_precision_agrees_with_float64(dtype):
     hidden, weight, _, targets = example(num_tokens=40, dtype=dtype)
@@ -209,7 +238,13 @@ def test_keeps_nothing_of_the_logits_for_backward():
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()) or tensor, lambda tensor: tensor):
         token_logprobs(hidden.requires_grad_(), weight, targets, bias=bias, chunk_size=10)
-    assert sorted(kept) == sorted([hidden.numel(), weight.numel(), bias.numel(), 100, 100, 100])
+    given = [hidden.numel(), weight.numel(), bias.numel(), 100]
+    slope = hidden.numel()
+    assert sorted(kept) == sorted([*given, 100, 100, slope])
+    kept.clear()
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: kept.append(tensor.numel()) or tensor, lambda tensor: tensor):
+        token_logprobs(hidden, weight.requires_grad_(), targets, bias=bias, chunk_size=10)
+    assert sorted(kept) == sorted([*given, 100, 100])
 
 
 @pytest.mark.parametrize(

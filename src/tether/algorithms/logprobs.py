@@ -26,13 +26,14 @@ def token_logprobs(
 
     Equation: ``z = c(W h + b) / T``, with ``c(x) = cap · tanh(x / cap)`` when there is a softcap; ``log p_j = z_j − lse(z)``;
     ``H = lse(z) − Σ_j p_j z_j``. Gradients: ``∂ log p_target / ∂z_j = [j = target] − p_j``, ``∂H / ∂z_j = −p_j (log p_j + H)``.
-    Paper: the recomputation is that of Cut Your Losses, https://arxiv.org/abs/2411.09009; the softcap that of Gemma 2,
-    https://arxiv.org/abs/2408.00118.
+    Paper: the recomputation is that of Cut Your Losses, https://arxiv.org/abs/2411.09009; the gradient beside the result that of
+    Liger Kernel, https://arxiv.org/abs/2410.10989; the softcap that of Gemma 2, https://arxiv.org/abs/2408.00118.
     Shapes: hidden (tokens, dim), weight (vocab, dim), targets (tokens,) -> two of (tokens,) in nats, float32 (float64 for
     float64 states). The product is computed in the type of ``hidden``, everything after it in float32. At most
-    ``chunk_size`` rows of logits exist at a time, in backward too, where they are computed again. Both results carry
-    gradient to ``hidden``, and to ``weight`` and ``bias`` where they require it, summed in float32. Values are bit-equal
-    with and without gradients.
+    ``chunk_size`` rows of logits exist at a time. Both results carry gradient to ``hidden``, and to ``weight`` and ``bias``
+    where they require it, summed in float32. Where only log-probabilities are differentiated and the output layer is frozen,
+    ``∂ log p_target / ∂h`` comes with the result and backward is a multiplication; otherwise backward computes the logits
+    again, a chunk at a time. Values are bit-equal with and without gradients.
     Raises: ``ValueError`` on shapes that do not fit, or a temperature, softcap or chunk size that is not positive.
     Trap: targets are the *next* tokens, already shifted, and every row is computed: select the rows that count before the
     call rather than marking the others with −100.
@@ -46,7 +47,9 @@ def token_logprobs(
         raise ValueError(f"bias {tuple(bias.shape)} does not fit weight {tuple(weight.shape)}")
     if not temperature > 0 or chunk_size < 1 or (softcap is not None and not softcap > 0):
         raise ValueError(f"temperature {temperature}, softcap {softcap} and chunk_size {chunk_size} must be positive")
-    return _TokenLogprobs.apply(hidden, weight, bias, targets, temperature, softcap, chunk_size)
+    trained = weight.requires_grad or (bias is not None and bias.requires_grad)
+    slopes = torch.is_grad_enabled() and hidden.requires_grad and not trained and softcap is None
+    return _TokenLogprobs.apply(hidden, weight, bias, targets, temperature, softcap, chunk_size, slopes)
 
 
 class _Logits:
@@ -93,7 +96,7 @@ class _Logits:
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Forward keeps one normalizer and one entropy per token; backward computes each chunk of logits again."""
+    """Forward keeps a normalizer, an entropy and perhaps a slope (the states' shape) per token, never logits."""
 
     @staticmethod
     def forward(
@@ -105,11 +108,13 @@ class _TokenLogprobs(torch.autograd.Function):
         temperature: float,
         softcap: float | None,
         chunk_size: int,
+        slopes: bool,
     ) -> tuple[Tensor, Tensor]:
         logits = _Logits(hidden, weight, bias, temperature, softcap, chunk_size)
         logprobs, entropy, normalizer = (hidden.new_empty(hidden.shape[0], dtype=logits.dtype) for _ in range(3))
+        slope = torch.empty_like(hidden) if slopes else None
         for chunk in logits.chunks():
-            for strip, _, scaled, spare in logits.strips(chunk):
+            for strip, product, scaled, spare in logits.strips(chunk):
                 largest = scaled.amax(1, keepdim=True)
                 shifted = scaled.sub_(largest)
                 exponentials = torch.exp(shifted, out=spare)
@@ -118,8 +123,13 @@ class _TokenLogprobs(torch.autograd.Function):
                 logprobs[strip] = shifted.gather(1, targets[strip, None]).squeeze(1) - log_total
                 normalizer[strip] = log_total + largest.squeeze(1)
                 # H = lse - sum p z, both counted from the largest logit: no digits are lost when all logits are large.
-                entropy[strip] = log_total - exponentials.mul_(shifted).sum(1) / total
-        ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy)
+                entropy[strip] = log_total - shifted.mul_(exponentials).sum(1) / total
+                if slope is not None:  # the strip's logits are used up; their gradient takes their place
+                    grad = exponentials.mul_((-1.0 / temperature / total)[:, None])
+                    product.copy_(grad.scatter_add_(1, targets[strip, None], torch.full_like(total, 1.0 / temperature)[:, None]))
+            if slope is not None:
+                torch.mm(logits.product[: chunk.stop - chunk.start], logits.weight, out=slope[chunk])
+        ctx.save_for_backward(hidden, weight, bias, targets, normalizer, entropy, slope)
         ctx.settings = (temperature, softcap, chunk_size)
         ctx.set_materialize_grads(False)
         return logprobs, entropy
@@ -128,7 +138,10 @@ class _TokenLogprobs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Tensor | None) -> tuple[Tensor | None, ...]:
         grad_logprobs, grad_entropy = grad_outputs
-        hidden, weight, bias, targets, normalizer, entropy = ctx.saved_tensors
+        hidden, weight, bias, targets, normalizer, entropy, slope = ctx.saved_tensors
+        if slope is not None and grad_entropy is None:
+            grad_hidden = slope * (0.0 if grad_logprobs is None else grad_logprobs[:, None])
+            return grad_hidden.to(hidden.dtype), None, None, None, None, None, None, None
         needs_hidden, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         grad_logprobs = torch.zeros_like(entropy) if grad_logprobs is None else grad_logprobs
         logits = _Logits(hidden, weight, bias, *ctx.settings)
@@ -137,7 +150,7 @@ class _TokenLogprobs(torch.autograd.Function):
         grad_bias = torch.zeros_like(bias, dtype=logits.dtype) if needs_bias else None
         for chunk in logits.chunks():
             for strip, product, scaled, spare in logits.strips(chunk):
-                slope = _softcap_slope(scaled, ctx.settings)
+                softened = _softcap_slope(scaled, ctx.settings)
                 all_logprobs = scaled.sub_(normalizer[strip, None])
                 grad = torch.exp(all_logprobs, out=spare)
                 if grad_entropy is None:
@@ -147,8 +160,8 @@ class _TokenLogprobs(torch.autograd.Function):
                     offset = grad_logprobs[strip] + grad_entropy[strip] * entropy[strip]
                     grad.mul_(all_logprobs.mul_(-grad_entropy[strip, None]).sub_(offset[:, None]))
                 grad.scatter_add_(1, targets[strip, None], grad_logprobs[strip, None])
-                if slope is not None:
-                    grad.mul_(slope)
+                if softened is not None:
+                    grad.mul_(softened)
                 if grad_bias is not None:
                     grad_bias += grad.sum(0)
                 # The strip's logits are used up; their gradient takes their place.
@@ -160,7 +173,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad_weight += grad_chunk.T @ hidden[chunk]
         grad_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
         grad_bias = None if grad_bias is None else grad_bias.to(bias.dtype)
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None
+        return grad_hidden, grad_weight, grad_bias, None, None, None, None, None
 
 
 def _softcap_slope(scaled: Tensor, settings: tuple[float, float | None, int]) -> Tensor | float | None:

@@ -1,56 +1,123 @@
-"""Attention for training on a CPU: grouped heads without copies, nothing of the size of the scores kept for the backward pass.
+"""Attention for training on a CPU: only what is seen is computed, heads share keys without copies, no scores are kept.
 
-transformers' eager attention repeats keys and values for every query head and keeps the probabilities twice, in float32 and in
-the model's type; the fused kernel's backward pass is slow on a CPU. Here the heads of a group stand one below the other in a
-single product a key head, and the probabilities are computed again in the backward pass from queries and keys (Rabe and Staats
-2021, https://arxiv.org/abs/2112.05682, without the chunks, which short sequences do not need).
+transformers' eager attention scores every query against every key, repeats keys and values for every query head and keeps the
+probabilities twice; the fused kernel's backward pass is slow on a CPU. Here queries go in tiles, each against those keys alone
+that one of them sees: of a document with eight answers to one prompt that is a fifth, of a causal row half. The heads of a group
+stand one below the other in a single product a key head, and the probabilities are computed again in the backward pass (Rabe and
+Staats 2021, https://arxiv.org/abs/2112.05682; that masks decide which tiles exist: https://arxiv.org/abs/2412.05496).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from torch.nn.functional import pad
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 GROUPED = "tether_grouped"
 """The name under which transformers' models find `grouped_attention`; they make masks for it as for their eager attention."""
+TILE = 64
+"""Queries a tile; the number of keys beside it is rounded up to a multiple of this too, so that few shapes occur."""
+
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """M tiles of queries that each see S keys or fewer, for every S that occurs.
+
+    index: (M,) which tile, counted over batch and time; keys: (M, S) flat index into batch × keys; mask: (M, 1, 1, TILE, S)
+    additive.
+    """
+
+    buckets: tuple[tuple[Tensor, Tensor, Tensor], ...]
+
+    @staticmethod
+    def of(mask: Tensor) -> Tiles:
+        """Of an additive mask, (batch, 1, queries, keys)."""
+        batch, _, time, width = mask.shape
+        lowest = torch.finfo(mask.dtype).min
+        rows = pad(mask[:, 0], (0, 0, 0, -time % TILE), value=lowest).reshape(-1, TILE, width)
+        seen = (rows > lowest / 2).any(1)
+        order = seen.byte().sort(dim=1, descending=True, stable=True).indices
+        sizes = (seen.sum(1).clamp(min=1) + TILE - 1).div(TILE, rounding_mode="floor").mul(TILE).clamp(max=width)
+        first = torch.arange(batch, device=mask.device).repeat_interleave(len(rows) // batch)[:, None] * width
+        buckets = []
+        for size in sizes.unique().tolist():
+            index = (sizes == size).nonzero().squeeze(1)
+            keys = order[index, :size]
+            visible = rows[index].gather(2, keys[:, None].expand(-1, TILE, -1))
+            buckets.append((index, keys + first[index], visible[:, None, None]))
+        return Tiles(tuple(buckets))
+
+
+def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """(batch, 1, queries, keys) True where a query may see a key -> 0 there and the lowest number elsewhere.
+
+    That is the form which every attention kernel with a mask takes. `grouped_attention` finds the tiles on it, so that they are
+    made once a batch and not once a layer.
+    """
+    mask = torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
+    if visible.device.type == "cpu":
+        mask.tiles = Tiles.of(mask)  # pyright: ignore[reportAttributeAccessIssue]
+    return mask
 
 
 class _Grouped(torch.autograd.Function):
-    """query (B, K, G·T, D), key and value (B, K, S, D), mask (B or 1, 1, T, S) additive or None -> (B, K, G·T, D)."""
+    """query (B·n, K, G, TILE, D) in tiles, key and value (B·S, K, D) -> like query."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-        ctx.save_for_backward(query, key, value, mask)
-        ctx.scale = scale
-        return _probabilities(query, key, mask, scale) @ value
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, tiles: Tiles, scale: float) -> Tensor:
+        ctx.save_for_backward(query, key, value)
+        ctx.tiles, ctx.scale = tiles, scale
+        out = torch.empty_like(query)
+        for index, keys, mask in tiles.buckets:
+            part = query[index]
+            seen = _probabilities(part, _heads(key, keys), mask, scale) @ _heads(value, keys)
+            out[index] = seen.view_as(part)
+        return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        query, key, value, mask = ctx.saved_tensors
-        (grad,) = grads
-        probabilities = _probabilities(query, key, mask, ctx.scale)
-        grad_value = probabilities.transpose(-1, -2) @ grad
-        # d score = p (d p - sum p d p), and the sum is that of gradient times output over the head's numbers.
-        inner = grad @ value.transpose(-1, -2)
-        inner.sub_((probabilities * inner).sum(-1, keepdim=True, dtype=torch.float32).to(inner.dtype)).mul_(probabilities)
-        return (inner @ key).mul_(ctx.scale), (inner.transpose(-1, -2) @ query).mul_(ctx.scale), grad_value, None, None
+        query, key, value = ctx.saved_tensors
+        grad_query = torch.empty_like(query)
+        # A key is seen by many tiles: their shares are added up in float32.
+        wide = torch.promote_types(key.dtype, torch.float32)
+        grad_key, grad_value = torch.zeros_like(key, dtype=wide), torch.zeros_like(value, dtype=wide)
+        for index, keys, mask in ctx.tiles.buckets:
+            part, grad = query[index], grads[0][index].flatten(2, 3)
+            some_keys, some_values = _heads(key, keys), _heads(value, keys)
+            probabilities = _probabilities(part, some_keys, mask, ctx.scale)
+            _add_heads(grad_value, keys, probabilities.transpose(-1, -2) @ grad)
+            # d score = p (d p - sum p d p)
+            inner = grad @ some_values.transpose(-1, -2)
+            inner.sub_((probabilities * inner).sum(-1, keepdim=True, dtype=wide).to(inner.dtype)).mul_(probabilities)
+            _add_heads(grad_key, keys, (inner.transpose(-1, -2) @ part.flatten(2, 3)).mul_(ctx.scale))
+            grad_query[index] = (inner @ some_keys).mul_(ctx.scale).view_as(part)
+        return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), None, None
 
 
-def _probabilities(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """(B, K, G·T, S) in the queries' type; the softmax is computed in float32."""
-    scores = query @ key.transpose(-1, -2)
+def _heads(tensor: Tensor, keys: Tensor) -> Tensor:
+    """(B·S, K, D) at (M, S') -> (M, K, S', D)."""
+    return tensor[keys].transpose(1, 2).contiguous()
+
+
+def _add_heads(total: Tensor, keys: Tensor, share: Tensor) -> None:
+    total.index_add_(0, keys.flatten(), share.transpose(1, 2).flatten(0, 1).to(total.dtype))
+
+
+def _probabilities(query: Tensor, key: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """(M, K, G, TILE, D), (M, K, S, D) -> (M, K, G·TILE, S) in the queries' type; the softmax is computed in float32 at least."""
+    scores = query.flatten(2, 3) @ key.transpose(-1, -2)
     if scale != 1.0:
         scores.mul_(scale)
-    if mask is not None:
-        batch, heads, rows, width = scores.shape
-        scores.view(batch, heads, rows // mask.shape[-2], mask.shape[-2], width).add_(mask[:, :, None])
-    return torch.softmax(scores, -1, dtype=torch.float32).to(query.dtype)
+    scores.view(*query.shape[:4], -1).add_(mask)
+    return torch.softmax(scores, -1, dtype=torch.promote_types(scores.dtype, torch.float32)).to(query.dtype)
 
 
 def grouped_attention(
@@ -58,20 +125,30 @@ def grouped_attention(
 ) -> tuple[Tensor, None]:
     """transformers' attention interface: query (B, H, T, D), key and value (B, K, S, D) -> (B, T, H, D).
 
+    attention_mask: (B or 1, 1, T, S) additive; None: causal.
+
     Raises:
         NotImplementedError: soft caps, sinks or dropout inside attention; pick_attention gives such models the eager one.
     """
     if options.get("softcap") or options.get("s_aux") is not None or options.get("dropout"):
         raise NotImplementedError("grouped attention knows no soft cap, sinks or dropout; set model.attention = 'eager'")
-    (batch, heads, time, dim), kv_heads = query.shape, key.shape[1]
-    grouped = query.reshape(batch, kv_heads, heads // kv_heads * time, dim)
-    scale = options.get("scaling") or dim**-0.5
-    mask = None if attention_mask is None else attention_mask[..., : key.shape[2]]
-    if mask is None and time > 1:
-        visible = torch.ones(time, key.shape[2], dtype=torch.bool, device=query.device).tril(key.shape[2] - time)
-        mask = torch.zeros_like(visible, dtype=query.dtype).masked_fill_(~visible, torch.finfo(query.dtype).min)[None, None]
-    out = _Grouped.apply(grouped, key, value, mask, scale)
-    return out.view(batch, heads, time, dim).transpose(1, 2), None
+    (batch, heads, time, dim), (kv_heads, width) = query.shape, key.shape[1:3]
+    tiles = getattr(attention_mask, "tiles", None)
+    if tiles is None:
+        if attention_mask is None:
+            visible = torch.ones(time, width, dtype=torch.bool, device=query.device).tril(width - time)
+            attention_mask = torch.zeros_like(visible, dtype=query.dtype).masked_fill_(~visible, torch.finfo(query.dtype).min)
+        tiles = Tiles.of(attention_mask[..., :width].expand(batch, 1, time, width))
+    tiled = pad(query, (0, 0, 0, -time % TILE)).view(batch, kv_heads, heads // kv_heads, -1, TILE, dim)
+    out = _Grouped.apply(
+        tiled.permute(0, 3, 1, 2, 4, 5).flatten(0, 1),
+        key.transpose(1, 2).flatten(0, 1),
+        value.transpose(1, 2).flatten(0, 1),
+        tiles,
+        options.get("scaling") or dim**-0.5,
+    )
+    out = out.view(batch, -1, heads, TILE, dim).transpose(2, 3).flatten(1, 2)
+    return out[:, :time], None
 
 
 ALL_ATTENTION_FUNCTIONS.register(GROUPED, grouped_attention)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tether.algorithms.logprobs import token_logprobs
-from tether.models.attention import GROUPED
+from tether.models.attention import GROUPED, additive_mask
 from tether.models.heads import ScalarHead
 
 DOCUMENT_TOKENS = 1024
@@ -80,11 +80,16 @@ class Role:
         return "position_ids" in inspect.signature(type(self.decoder).forward).parameters
 
     @property
+    def attention(self) -> str:
+        """The name of its attention function."""
+        return self.causal_model.config.get_text_config()._attn_implementation
+
+    @property
     def reads_masks(self) -> bool:
         """Whether a batch may say what attends to what: positions given from outside, a kernel that takes a mask, no windows."""
         config = self.causal_model.config.get_text_config()
         windows = getattr(config, "sliding_window", None) or set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-        return self.takes_positions and config._attn_implementation in ("eager", "sdpa", GROUPED) and not windows
+        return self.takes_positions and self.attention in ("eager", "sdpa", GROUPED) and not windows
 
     def document_tokens(self, budget: int) -> int:
         """How long a document of several answers to one prompt may become: masks and eager scores grow with its square."""
@@ -161,8 +166,11 @@ class Role:
     def _decoded(self, batch: Tokens) -> Tensor:
         self.activate()
         # A model with windows makes its own masks, from positions that restart.
-        said = batch.visible if self.reads_masks else None
-        mask = None if said is None else _additive(said, next(self.model.parameters()).dtype)
+        visible = batch.visible if self.reads_masks else None
+        if self.attention == GROUPED and self.reads_masks and visible is None:
+            rows, time = batch.ids.shape
+            visible = torch.ones(time, time, dtype=torch.bool, device=batch.ids.device).tril().expand(rows, 1, time, time)
+        mask = None if visible is None else additive_mask(visible, next(self.model.parameters()).dtype)
         output = self.decoder(input_ids=batch.ids, attention_mask=mask, position_ids=batch.positions, use_cache=False)
         return output.last_hidden_state
 
@@ -268,8 +276,3 @@ def _recomputing(role: Role, layers: Sequence[nn.Module]) -> Iterator[None]:
             del layer.forward
             if forward is not None:
                 layer.forward = forward
-
-
-def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where True, the lowest number elsewhere: the form that every attention kernel with a mask takes."""
-    return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
