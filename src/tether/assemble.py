@@ -24,6 +24,7 @@ from tether.rewards.control import RandomReward
 from tether.rewards.learned import LearnedReward
 from tether.rollout.local import LocalEngine
 from tether.stages.direct import REFERENCE_FREE, DirectConfig
+from tether.stages.grpo import GRPO, GRPOConfig
 from tether.stages.ppo import PPO, PPOConfig
 from tether.stages.reward import RewardConfig
 from tether.stages.sft import SFTConfig
@@ -73,22 +74,33 @@ class DirectSection(DirectConfig):
     lora: Lora = LoraConfig()
 
 
-class PPOSection(PPOConfig):
+class OnlineSection(Config):
+    """What every stage that samples has."""
+
     data: DataConfig | None = None
     lora: Lora = LoraConfig()
     roles: Literal["shared", "separate"] = Field(default="shared", description="adapters on one trunk, or a model a role")
-    value_init: Literal["zero", "reward"] = Field(
-        "zero", description="a fresh head on the policy's states, or a copy of the reward model"
-    )
     reward_source: Literal["learned", "random"] = "learned"
     engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
 
     @model_validator(mode="after")
-    def _cross_check(self) -> PPOSection:
+    def _check_roles(self) -> OnlineSection:
         if self.roles == "shared" and self.lora is False:
-            raise ValueError(
-                "ppo.roles = 'shared' needs adapters, and ppo.lora is false. Set ppo.roles = 'separate' for full fine-tuning"
-            )
+            raise ValueError("roles = 'shared' needs adapters, and lora is false. Set roles = 'separate' for full fine-tuning")
+        return self
+
+
+class GRPOSection(OnlineSection, GRPOConfig):
+    pass
+
+
+class PPOSection(OnlineSection, PPOConfig):
+    value_init: Literal["zero", "reward"] = Field(
+        "zero", description="a fresh head on the policy's states, or a copy of the reward model"
+    )
+
+    @model_validator(mode="after")
+    def _check_value(self) -> PPOSection:
         if self.value_init == "reward" and self.reward_source != "learned":
             raise ValueError("ppo.value_init = 'reward' needs a learned reward model (ppo.reward_source = 'learned')")
         return self
@@ -104,14 +116,16 @@ class Recipe(Config):
     reward: RewardSection | None = None
     direct: DirectSection | None = None
     ppo: PPOSection | None = None
+    grpo: GRPOSection | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:
-        wanted = self.ppo is not None and self.ppo.reward_source == "learned" and self.reward is None
-        if wanted and not (Path(self.run) / "reward" / "model" / "role.json").is_file():
-            raise ValueError(
-                "ppo.reward_source = 'learned' needs a [reward] section, or a finished reward stage in the run directory"
-            )
+        found = self.reward is not None or (Path(self.run) / "reward" / "model" / "role.json").is_file()
+        for name, section in (("ppo", self.ppo), ("grpo", self.grpo)):
+            if section is not None and section.reward_source == "learned" and not found:
+                raise ValueError(
+                    f"{name}.reward_source = 'learned' needs a [reward] section, or a finished reward stage in the run directory"
+                )
         return self
 
 
@@ -168,30 +182,37 @@ def direct_roles(loaded: LoadedModel, section: DirectSection, settings: ModelCon
     return Role(model, "policy"), None if section.loss in REFERENCE_FREE else Role(model)
 
 
-def ppo_stage(section: PPOSection, settings: ModelConfig, reward_folder: Path | None, seed: int) -> tuple[PPO, LoadedModel]:
-    """Policy, reference, value and reward, on one trunk or apart, with an engine: everything that PPO needs.
+def policy_stage(
+    section: PPOSection | GRPOSection, settings: ModelConfig, reward_folder: Path | None, seed: int
+) -> tuple[PPO | GRPO, LoadedModel]:
+    """Policy, reference, reward and for PPO a value, on one trunk or apart, with an engine: everything that the stage needs.
 
     Raises:
         ModelError: the reward model does not belong to this trunk.
     """
     loaded = load_model(settings, seed=seed)
     encoder = encoder_of(loaded)
-    config = PPOConfig.model_validate({name: getattr(section, name) for name in PPOConfig.model_fields})
     if section.roles == "shared":
         policy, reference, value, reward = _shared_roles(section, loaded, reward_folder, seed)
     else:
         policy, reference, value, reward = _separate_roles(section, loaded, settings, reward_folder, seed)
     source: RewardSource = RandomReward(seed) if section.reward_source == "random" else _learned(reward, reward_folder, encoder)
     engine = local_engine(policy, loaded, max_rows=section.engine_rows)
+    settled = {name: getattr(section, name) for name in section.model_fields_set}
+    if value is None:
+        config = GRPOConfig.model_validate({k: v for k, v in settled.items() if k in GRPOConfig.model_fields})
+        return GRPO(config, policy, reference, source, engine, encoder), loaded
+    config = PPOConfig.model_validate({k: v for k, v in settled.items() if k in PPOConfig.model_fields})
     return PPO(config, policy, reference, value, source, engine, encoder), loaded
 
 
-Roles = tuple[Role, Role, Role, Role | None]
+Roles = tuple[Role, Role, Role | None, Role | None]
 
 
-def _shared_roles(section: PPOSection, loaded: LoadedModel, reward_folder: Path | None, seed: int) -> Roles:
+def _shared_roles(section: PPOSection | GRPOSection, loaded: LoadedModel, reward_folder: Path | None, seed: int) -> Roles:
     """Adapters on one trunk; the reference is the trunk with all of them off."""
     assert section.lora is not False
+    from_reward = isinstance(section, PPOSection) and section.value_init == "reward"
     model, device = loaded.model, loaded.model.device
     hidden = model.config.get_text_config().hidden_size
     if reward_folder is not None:
@@ -200,25 +221,27 @@ def _shared_roles(section: PPOSection, loaded: LoadedModel, reward_folder: Path 
             raise MissingFileError(f"{reward_folder} holds a whole model, not an adapter. Use ppo.roles = 'separate'.")
         check_same_trunk(description, loaded, encoder_of(loaded).describe(), reward_folder)
         model = attach_adapter(model, reward_folder, "reward")
-        if section.value_init == "reward":
+        if from_reward:
             model = attach_adapter(model, reward_folder, "value")
     model = add_adapter(model, "policy", section.lora, seed=seed)
     reward = Role(model, "reward", load_head(reward_folder, device)) if reward_folder is not None else None
-    if section.value_init == "reward" and reward is not None:
+    if from_reward and reward is not None:
         value = Role(model, "value", copy.deepcopy(reward.head))
     else:
-        value = Role(model, "policy", ScalarHead(hidden).to(device))
+        value = Role(model, "policy", ScalarHead(hidden).to(device)) if isinstance(section, PPOSection) else None
     return Role(model, "policy"), Role(model), value, reward
 
 
 def _separate_roles(
-    section: PPOSection, loaded: LoadedModel, settings: ModelConfig, reward_folder: Path | None, seed: int
+    section: PPOSection | GRPOSection, loaded: LoadedModel, settings: ModelConfig, reward_folder: Path | None, seed: int
 ) -> Roles:
     """A model of its own for each role."""
     device, hidden = loaded.model.device, loaded.model.config.get_text_config().hidden_size
     reference = Role(load_model(settings, seed=seed).model)
     reward = _reward_model(reward_folder, settings) if reward_folder is not None else None
-    if section.value_init == "reward" and reward_folder is not None:
+    if isinstance(section, GRPOSection):
+        value = None
+    elif section.value_init == "reward" and reward_folder is not None:
         value = _reward_model(reward_folder, settings)
     elif section.lora is False:
         value = Role(load_model(settings, seed=seed).model, head=ScalarHead(hidden).to(device))
@@ -251,14 +274,20 @@ def _reward_model(folder: Path, settings: ModelConfig) -> Role:
 
 def _learned(reward: Role | None, folder: Path | None, encoder: ChatEncoder) -> LearnedReward:
     if reward is None or folder is None:
-        raise MissingFileError("ppo needs a trained reward model: run the reward stage first")
+        raise MissingFileError("a learned reward needs a trained reward model: run the reward stage first")
     return LearnedReward(reward, encoder)
 
 
 def load_policy(path: str, settings: ModelConfig | None = None) -> tuple[Role, LoadedModel]:
     """A policy to talk to: a model source, a run directory, or the folder of a trained role."""
     folder = Path(path).expanduser()
-    for candidate in (folder / "ppo" / "policy", folder / "direct" / "policy", folder / "policy", folder):
+    for candidate in (
+        folder / "ppo" / "policy",
+        folder / "grpo" / "policy",
+        folder / "direct" / "policy",
+        folder / "policy",
+        folder,
+    ):
         if (candidate / "role.json").is_file():
             role = read_role(candidate)
             base = str(candidate / "model") if role["adapter"] is None else role["base"]
@@ -285,4 +314,4 @@ def _settings(source: str, role: dict[str, Any] | None, settings: ModelConfig | 
 
 def describe_sections(recipe: Recipe) -> Sequence[str]:
     """Names of the stages that the recipe has, in order."""
-    return [name for name in ("sft", "reward", "direct", "ppo") if getattr(recipe, name) is not None]
+    return [name for name in ("sft", "reward", "direct", "ppo", "grpo") if getattr(recipe, name) is not None]

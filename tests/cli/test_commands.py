@@ -44,6 +44,34 @@ def project(tmp_path):
     return tmp_path
 
 
+def test_grpo_runs_and_its_result_can_be_talked_to(project):
+    recipe = RECIPE.replace("[ppo]", "[grpo]").replace('"tiny"', '"tiny"') + "samples_per_prompt = 2\n"
+    (project / "recipe.toml").write_text(recipe)
+    done = tether("run", "recipe.toml", cwd=project)
+    assert done.returncode == 0, done.stderr
+    summary = json.loads((project / "run" / "grpo" / "summary.json").read_text())
+    assert summary["steps"] == 2 and summary["first_ratio_deviation"] == 0.0
+    assert (project / "run" / "grpo" / "report.html").is_file()
+    answer = tether("generate", "run", "-p", "hello", "--max-new-tokens", "4", cwd=project)
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_plan_says_what_is_needed_and_what_to_switch_on(project):
+    fits = tether("plan", "recipe.toml", cwd=project)
+    assert fits.returncode == 0, fits.stderr
+    assert "It fits" in fits.stdout and "rollout" in fits.stdout
+    arguments = ["recipe.toml", "--shape", "llama-2-7b", "model.dtype=bfloat16", "ppo.lora={}", "sft.lora={}", "reward.lora={}"]
+    large = tether("plan", *arguments, "--gpu-memory", "80", cwd=project)
+    assert large.returncode == 0 and "6.74 billion parameters" in large.stdout, large.stdout
+    small = tether("plan", *arguments, "--gpu-memory", "16", cwd=project)
+    assert small.returncode == 1 and "does not fit" in small.stdout and "model.recompute=true" in small.stdout
+    assert not (project / "run").exists()
+    unknown = tether("plan", "recipe.toml", "--shape", "llama-9", cwd=project)
+    assert unknown.returncode == 2 and "llama-2-7b" in unknown.stderr
+    quickstart = tether("plan", "quickstart", "--gpu-memory", "80", "--shape", "smollm2-135m", cwd=project)
+    assert quickstart.returncode == 0, quickstart.stderr
+
+
 def test_a_recipe_runs_through_and_its_result_can_be_talked_to(project):
     done = tether("run", "recipe.toml", cwd=project)
     assert done.returncode == 0, done.stderr

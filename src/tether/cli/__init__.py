@@ -60,6 +60,12 @@ def ppo(recipe: RecipeArgument, overrides: Overrides = None) -> None:
 
 
 @app.command()
+def grpo(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+    """The same without a critic, answers to one prompt compared with each other: the \\[grpo] section of a recipe."""
+    _stages(recipe, overrides, ["grpo"])
+
+
+@app.command()
 def direct(recipe: RecipeArgument, overrides: Overrides = None) -> None:
     """Direct preference optimisation (DPO, IPO, ORPO, SimPO): the \\[direct] section of a recipe."""
     _stages(recipe, overrides, ["direct"])

@@ -54,7 +54,15 @@ def plan(recipe: str, overrides: list[str], gpu_memory: float | None, gpu: str, 
     from tether.pipelines.plan import this_machine
 
     console = Console()
-    config = load_recipe(packaged_recipe(recipe), Recipe, overrides)
+    path = packaged_recipe(recipe)
+    if path == packaged_recipe("quickstart"):  # a journey with phases of its own around the same sections
+        from tether.pipelines.quickstart import QuickstartConfig
+
+        whole = build(QuickstartConfig, tomllib.loads(path.read_text(encoding="utf-8")), overrides, where=path.name)
+        shared = {name: getattr(whole, name) for name in ("run", "seed", "model", "sft", "reward", "ppo")}
+        config = Recipe.model_validate(shared)
+    else:
+        config = load_recipe(path, Recipe, overrides)
     device = this_machine() if gpu_memory is None else gpu_of(gpu_memory, gpu)
     made = make(config, device, shape=shape, prompt_tokens=prompt_tokens)
     title = f"{made.parameters / 1e9:,.2f} billion parameters on {device.name}, {device.memory / 1e9:,.0f} GB"

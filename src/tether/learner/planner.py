@@ -17,15 +17,17 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tether.data.batches import TokenBatch, make_batch
 from tether.data.chat import Encoded
+from tether.models.attention import TILE
 from tether.models.config import LoraConfig
 from tether.models.loading import add_adapter
 
-LINEAR_ATTENTION = "tether_shapes"
-"""An attention function of shapes alone, with the memory of a fused kernel: linear in the sequence."""
+FUSED, TILED = "tether_shapes_fused", "tether_shapes_tiled"
+"""Attention functions of shapes alone, with the memory of a GPU's fused kernel and with that of our grouped attention."""
 TRAINING_BYTES = 16
 """Of a trainable weight beside itself: float32 master, its gradient, and Adam's two moments."""
 
@@ -63,35 +65,54 @@ class LiveBytes(TorchDispatchMode):
         self.current -= size
 
 
-class _FusedAttention(torch.autograd.Function):
-    """Keeps what a fused kernel keeps: queries, keys, values, the result and one number a query."""
+class _ShapeAttention(torch.autograd.Function):
+    """Keeps copies of queries, keys and values; fused: also the result and one number a query, and has no scores at all."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, fused: bool) -> Tensor:
         out = torch.empty_like(query)
-        ctx.save_for_backward(query, key, value, out, query.new_empty(query.shape[:-1], dtype=torch.float32))
+        kept = [query, key, value, out, query.new_empty(query.shape[:-1], dtype=torch.float32)]
+        ctx.save_for_backward(*(kept if fused else [torch.empty_like(t) for t in kept[:3]]))
+        ctx.fused = fused
+        if not fused:
+            _scores(query, key)
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
-        return tuple(torch.empty_like(t) for t in ctx.saved_tensors[:3])
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value = ctx.saved_tensors[:3]
+        if not ctx.fused:
+            _scores(query, key)
+        return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
 
 
-def _attend(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
-    return _FusedAttention.apply(query, key, value).transpose(1, 2), None
+def _scores(query: Tensor, key: Tensor) -> None:
+    """What is alive at once of the widest tiles: scores and probabilities in the model's type and in float32."""
+    batch, heads, _, _ = query.shape
+    for dtype in (query.dtype, torch.float32):
+        query.new_empty(batch, heads, TILE, key.shape[2], dtype=dtype)
 
 
-ALL_ATTENTION_FUNCTIONS.register(LINEAR_ATTENTION, _attend)
+def _fused(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+    return _ShapeAttention.apply(query, key, value, True).transpose(1, 2), None
 
 
-def shape_model(config: Any, dtype: torch.dtype, *, fused_attention: bool) -> Any:
-    """A causal model of shapes, frozen, for any transformers configuration."""
+def _tiled(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+    return _ShapeAttention.apply(query, key, value, False).transpose(1, 2), None
+
+
+for _name, _function in ((FUSED, _fused), (TILED, _tiled)):
+    ALL_ATTENTION_FUNCTIONS.register(_name, _function)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(_name, eager_mask)
+
+
+def shape_model(config: Any, dtype: torch.dtype, attention: str) -> Any:
+    """A causal model of shapes, frozen, for any transformers configuration; attention: `FUSED`, `TILED` or "eager"."""
     from transformers import AutoModelForCausalLM
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="eager")
-    if fused_attention:
-        model.set_attn_implementation(LINEAR_ATTENTION)
+    model.set_attn_implementation(attention)
     return model.eval().requires_grad_(False)
 
 

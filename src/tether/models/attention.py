@@ -25,7 +25,6 @@ TILE = 64
 """Queries a tile; the number of keys beside it is rounded up to a multiple of this too, so that few shapes occur."""
 
 
-
 @dataclass(frozen=True)
 class Tiles:
     """M tiles of queries that each see S keys or fewer, for every S that occurs.

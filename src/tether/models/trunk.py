@@ -89,7 +89,9 @@ class Role:
         """Whether a batch may say what attends to what: positions given from outside, a kernel that takes a mask, no windows."""
         config = self.causal_model.config.get_text_config()
         windows = getattr(config, "sliding_window", None) or set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-        return self.takes_positions and self.attention in ("eager", "sdpa", GROUPED) and not windows
+        return (
+            self.takes_positions and (self.attention in ("eager", "sdpa") or self.attention.startswith("tether")) and not windows
+        )
 
     def document_tokens(self, budget: int) -> int:
         """How long a document of several answers to one prompt may become: masks and eager scores grow with its square."""

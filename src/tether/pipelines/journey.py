@@ -13,6 +13,7 @@ from typing import Any
 from tether.assemble import (
     DataConfig,
     DirectSection,
+    GRPOSection,
     PPOSection,
     Recipe,
     RewardSection,
@@ -20,7 +21,7 @@ from tether.assemble import (
     direct_roles,
     encoder_of,
     load_rows,
-    ppo_stage,
+    policy_stage,
     reward_role,
     save_trained,
     sft_role,
@@ -33,6 +34,7 @@ from tether.data.sources import Quarantine
 from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel, load_model, save_model
 from tether.stages.direct import Direct, DirectConfig
+from tether.stages.grpo import GRPO
 from tether.stages.ppo import PPO
 from tether.stages.reward import RewardConfig, RewardModeling
 from tether.stages.sft import SFT, SFTConfig
@@ -135,27 +137,28 @@ def run_direct(
     return _finish(run, summary, quarantine)
 
 
-def run_ppo(
-    section: PPOSection,
+def run_policy(
+    section: PPOSection | GRPOSection,
     model: ModelConfig,
     folder: Path,
     seed: int,
     *,
     reward_folder: Path | None,
     prompts: Sequence[Prompt] | None = None,
-    watch: Callable[[PPO, LoadedModel], Callable[[int, dict[str, float]], dict[str, float]]] | None = None,
+    watch: Callable[[PPO | GRPO, LoadedModel], Callable[[int, dict[str, float]], dict[str, float]]] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Optimise the policy; the result is the role in `folder/policy`.
+    """Optimise the policy by PPO or GRPO, whichever the section is of; the result is the role in `folder/policy`.
 
     Args:
         watch: makes the function that adds metrics after every step (gold scores, memory).
     """
-    run, done = _open(folder, {"ppo": dump(section), "model": dump(model), "seed": seed}, section.data)
+    name = "ppo" if isinstance(section, PPOSection) else "grpo"
+    run, done = _open(folder, {name: dump(section), "model": dump(model), "seed": seed}, section.data)
     if done is not None:
         return done
-    rows, quarantine = _rows(prompts, section.data, Prompt, run, "ppo")
-    stage, loaded = ppo_stage(section, model, reward_folder if section.reward_source == "learned" else None, seed)
+    rows, quarantine = _rows(prompts, section.data, Prompt, run, name)
+    stage, loaded = policy_stage(section, model, reward_folder if section.reward_source == "learned" else None, seed)
     run.update_manifest(model={"source": loaded.source, "digest": loaded.digest}, reward=str(reward_folder))
     observe = watch(stage, loaded) if watch else None
 
@@ -187,10 +190,10 @@ def run_recipe(recipe: Recipe, stages: Sequence[str], progress: Callable[[str], 
         elif name == "direct":
             results[name] = run_direct(section, stage_model(recipe, root), root / "direct", recipe.seed, progress=bar)
         else:
-            results[name] = run_ppo(
+            results[name] = run_policy(
                 section,
                 stage_model(recipe, root),
-                root / "ppo",
+                root / name,
                 recipe.seed,
                 reward_folder=root / "reward" / "model",
                 progress=bar,

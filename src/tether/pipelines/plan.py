@@ -11,9 +11,20 @@ from typing import Any
 import psutil
 import torch
 
-from tether.assemble import DirectSection, PPOSection, Recipe, RewardSection, SFTSection, describe_sections
+from tether.assemble import (
+    DirectSection,
+    GRPOSection,
+    OnlineSection,
+    PPOSection,
+    Recipe,
+    RewardSection,
+    SFTSection,
+    describe_sections,
+)
 from tether.core.errors import ConfigError, ModelError
 from tether.learner.planner import (
+    FUSED,
+    TILED,
     cache_bytes,
     measure,
     shape_batch,
@@ -22,9 +33,10 @@ from tether.learner.planner import (
     weight_bytes,
     with_adapter,
 )
+from tether.models.attention import GROUPED
 from tether.models.config import TINY, ModelConfig
 from tether.models.heads import ScalarHead
-from tether.models.loading import pick_dtype, resolve
+from tether.models.loading import pick_attention, pick_dtype, resolve
 from tether.models.trunk import Role
 from tether.stages.direct import REFERENCE_FREE
 
@@ -183,7 +195,7 @@ def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
             from tether.models.config import LoraConfig
 
             yield changed(lora=LoraConfig())
-        if isinstance(section, PPOSection):
+        if isinstance(section, OnlineSection):
             if section.roles == "separate" and section.lora is not False:
                 yield changed(roles="shared")
             yield changed(engine_rows=max(1, section.engine_rows // 4))
@@ -197,18 +209,18 @@ class _Planner:
         self.dtype = pick_dtype(recipe.model.dtype, "cpu") if not device.gpu else _gpu_dtype(recipe.model.dtype)
         self.hidden = config.get_text_config().hidden_size
         self.vocab = config.get_text_config().vocab_size
-        self.fused = device.gpu or recipe.model.attention == "sdpa"
-        base = self._model()
+        base = shape_model(config, self.dtype, "eager")
+        self.attention = pick_attention(recipe.model.attention, torch.device("cuda" if device.gpu else "cpu"), base)
         self.parameters = base.num_parameters()
         self.trunk = weight_bytes(base.parameters())
         self.process = CUDA_CONTEXT if device.gpu else psutil.Process().memory_info().rss
 
     def stages(self) -> list[StagePlan]:
-        makers = {"sft": self._sft, "reward": self._reward, "direct": self._direct, "ppo": self._ppo}
+        makers = {"sft": self._sft, "reward": self._reward, "direct": self._direct, "ppo": self._online, "grpo": self._online}
         return [StagePlan(name, makers[name](getattr(self.recipe, name))) for name in describe_sections(self.recipe)]
 
     def _model(self) -> Any:
-        model = shape_model(self.config, self.dtype, fused_attention=self.fused)
+        model = shape_model(self.config, self.dtype, {GROUPED: TILED, "sdpa": FUSED}.get(self.attention, self.attention))
         model.recompute = self.recipe.model.recompute
         return model
 
@@ -274,11 +286,13 @@ class _Planner:
             return max(1, budget // document), 2, length
         return max(1, budget // (self.prompt + length)), 1, length
 
-    def _ppo(self, section: PPOSection) -> list[Phase]:
+    def _online(self, section: PPOSection | GRPOSection) -> list[Phase]:
         model, policy, held = self._trained(section.lora, "policy")
         shared, size = section.roles == "shared", self.dtype.itemsize
         adapter = held.get("policy adapter", 0)
-        learned, own_value = section.reward_source == "learned", not shared or section.value_init == "reward"
+        learned, critic = section.reward_source == "learned", isinstance(section, PPOSection)
+        own_value = isinstance(section, PPOSection) and (not shared or section.value_init == "reward")
+        needs_reference = critic or section.kl_coefficient > 0
         if own_value:
             held["value"] = adapter if shared else self.trunk + adapter
             held["value optimizer"] = held["policy optimizer"]
@@ -299,18 +313,15 @@ class _Planner:
 
         def forward() -> Any:
             hidden = policy.hidden(batch)
-            return policy.logprobs_of(hidden, batch), value.values_of(hidden.detach(), batch)
-
-        def update() -> None:
-            (logprobs, _), values = forward()
-            (logprobs.sum() + values.sum()).backward()
+            logprobs, _ = policy.logprobs_of(hidden, batch)
+            return logprobs.sum() + (value.values_of(hidden.detach(), batch).sum() if critic else 0.0)
 
         head = list(value.head.parameters()) if value.head else []
         with torch.no_grad():
             evaluated = measure(model, forward, extra=head)
             scoring = shape_batch(max(1, SCORING_TOKENS // document), self.prompt, answers, section.max_new_tokens)
             scored = measure(model, lambda: value.scores(scoring), extra=head)
-        trained = measure(model, update, extra=head)
+        trained = measure(model, lambda: forward().backward(), extra=head)
         depth = policy.common_depth if shared else 0
         common = {"common layers": tokens * self.hidden * size} if depth else {}
         layers = self.config.get_text_config().num_hidden_layers
@@ -321,21 +332,19 @@ class _Planner:
         steps = -(-samples // rows) * section.max_new_tokens
         decoding = max(self.trunk / self.device.bandwidth, self._seconds(rows, rows, 1.0))
         rollout = steps * decoding + self._seconds(section.prompts_per_step * self.prompt, 0, 1.0)
-        evaluations = 1 + saved + (1 if own_value else 0)
+        on_policy = not critic and section.epochs * section.minibatches == 1
+        evaluations = (0 if on_policy else 1) + (saved if needs_reference else 0) + (1 if own_value else 0)
         backward = (2.0 if section.lora is not False else 3.0) * saved * (2 if own_value else 1)
         held = {**held, **engine}
-        return [
-            Phase("rollout", {**held, **cache, "activations": scored.peak // 4}, rollout),
-            Phase("reward", {**held, "activations": scored.peak}, self._seconds(tokens, 0, 1.0) if learned else 0.0),
-            Phase(
-                "evaluate", {**held, **common, "activations": evaluated.peak}, evaluations * self._seconds(tokens, counted, 1.0)
-            ),
-            Phase(
-                "update",
-                {**held, **common, "activations": trained.peak},
-                section.epochs * self._seconds(tokens, counted, backward),
-            ),
+        forward_pass = self._seconds(tokens, counted, 1.0)
+        phases = [
+            Phase("rollout", {**held, **cache}, rollout),
+            Phase("reward", {**held, "activations": scored.peak}, self._seconds(tokens, 0, 1.0)),
+            Phase("evaluate", {**held, **common, "activations": evaluated.peak}, evaluations * forward_pass),
+            Phase("update", {**held, **common, "activations": trained.peak}, section.epochs * backward * forward_pass),
         ]
+        unused = {"reward": not learned, "evaluate": not evaluations}
+        return [phase for phase in phases if not unused.get(phase.name)]
 
 
 def _gpu_dtype(dtype: str) -> torch.dtype:

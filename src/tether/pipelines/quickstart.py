@@ -23,7 +23,7 @@ from tether.evaluation.winrate import bootstrap_mean, win_rate
 from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel, load_model
 from tether.models.trunk import Role
-from tether.pipelines.journey import after_sft, peak_rss_bytes, run_ppo, run_reward, run_sft
+from tether.pipelines.journey import after_sft, peak_rss_bytes, run_policy, run_reward, run_sft
 from tether.preferences.annotators import LabelledPairs, label_pairs
 from tether.stages.ppo import PPO
 
@@ -266,7 +266,7 @@ class Quickstart:
 
     def _arm(self, arm: str) -> dict[str, Any]:
         section, folder = self.config.section(arm), self._folder(arm)
-        return run_ppo(
+        return run_policy(
             section,
             self.policy_model,
             folder,
@@ -277,7 +277,7 @@ class Quickstart:
             progress=self.announce(folder.name),
         )
 
-    def _watch(self, stage: PPO, loaded: LoadedModel) -> Callable[[int, dict[str, float]], dict[str, float]]:
+    def _watch(self, stage: PPO | GRPO, loaded: LoadedModel) -> Callable[[int, dict[str, float]], dict[str, float]]:
         """Gold on some held-out prompts every `evaluate_every` steps: measured, never trained on."""
         every, prompts = self.config.ppo.evaluate_every, self.heldout[:48]
 

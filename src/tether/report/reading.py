@@ -115,7 +115,7 @@ def stage_kind(stage: SubRun) -> str:
         return "policy"
     if "loss" in keys:
         return "reward" if keys & {"accuracy", "margin"} else "sft"
-    named = "policy" if stage.name == "ppo" or stage.name.startswith("ppo-") else stage.name
+    named = "policy" if stage.name in ("ppo", "grpo") or stage.name.startswith("ppo-") else stage.name
     return named if stage.summary and named in {"policy", "reward", "sft"} else ""
 
 

