@@ -90,6 +90,39 @@ def test_answers_that_share_their_prompt_are_what_they_are_alone(capacity, atten
     torch.testing.assert_close(role.scores(batch), alone, atol=2e-6, rtol=0)
 
 
+@pytest.mark.parametrize("budget", [70, 500])
+@pytest.mark.parametrize("attention", ["eager", "tether_grouped"])
+def test_prompts_that_begin_alike_share_that_too(budget, attention):
+    """Three prompts behind one system message: it stands there once a document, and nobody computes anything else for it."""
+    model, system = tiny_model(1), tuple(range(20, 32))
+    rows = [Encoded((*system, *row.ids), (False,) * 12 + row.trained) for row in answers()]
+    expected = brute_force_logprobs(model, rows)
+    model.set_attn_implementation(attention)
+    documents = documents_of(rows, budget)
+    assert sorted(i for d in documents for i in d) == list(range(9))
+    lengths = [document_length([rows[i] for i in d]) for d in documents]
+    assert max(lengths) <= budget and (len(documents) == 1) == (budget == 500)
+    if budget == 500:  # the system message, three prompts, nine answers
+        assert lengths == [12 + sum(4 + 5 * g for g in range(3)) + sum(r.num_trained for r in rows)]
+    batch = make_batch(rows, 0, document_tokens=budget)
+    assert int((batch.positions == 0).logical_and(batch.ids > 0).sum()) == len(documents)
+    role = Role(model, head=ScalarHead(64, zero=False))
+    logprobs, _ = role.logprobs(batch)
+    order = torch.argsort(batch.sequence * 1000 + batch.step)
+    torch.testing.assert_close(logprobs.detach()[order].double(), expected.double(), atol=5e-6, rtol=0)
+    alone = torch.cat([role.scores(make_batch([row], 0)) for row in rows])
+    torch.testing.assert_close(role.scores(batch), alone, atol=5e-6, rtol=0)
+
+
+def test_a_prompt_may_be_what_another_begins_with():
+    model, shared = tiny_model(1), tuple(range(20, 30))
+    rows = [Encoded((*shared, 7, 9), (False,) * 10 + (True,) * 2), Encoded((*shared, 8, 7), (False,) * 11 + (True,))]
+    expected = brute_force_logprobs(model, rows)
+    batch = make_batch(rows, 0, document_tokens=100)
+    assert batch.ids.shape[0] == 1 and document_length(rows) == 14
+    torch.testing.assert_close(Role(model).logprobs(batch)[0].detach().double(), expected.double(), atol=5e-6, rtol=0)
+
+
 def test_no_answer_sees_another():
     model, rows = tiny_model(1), answers(1, 3)
     start = rows[1].prompt_length

@@ -17,6 +17,8 @@ from torch import Tensor
 from tether.data.chat import Encoded
 from tether.data.packing import cut_by_tokens, pack
 
+COMMON = 8
+"""Prompts that begin with at least so many equal tokens may share them."""
 WIDTH_MULTIPLE = 8
 """Rows are padded to a multiple of this: every new shape costs the matrix kernels a set-up, and memory, of their own."""
 
@@ -70,8 +72,8 @@ def make_batch(sequences: Sequence[Encoded], pad_id: int, *, capacity: int | Non
     """Tensors for `sequences`: one row each, or packed into rows of at most `capacity` tokens.
 
     Args:
-        document_tokens: sequences that begin with the same uncounted tokens become one document of up to so many tokens: the
-            prompt once, then every answer, which sees the prompt and itself (the prefix tree of
+        document_tokens: sequences that begin with the same uncounted tokens become one document of up to so many tokens: what
+            all prompts begin with, each prompt once, and every answer, which sees its prompt and itself (the prefix tree of
             https://arxiv.org/abs/2506.05433). 0: every sequence is a document.
 
     Raises:
@@ -90,38 +92,46 @@ def make_batch(sequences: Sequence[Encoded], pad_id: int, *, capacity: int | Non
     # Where sequences stand together padding positions are all 0: each pad is then a document of its own, and no position is
     # beyond what a sequence has. Alone they run on, which keeps the causal mask implicit; no real token sees its right.
     positions = torch.zeros_like(ids) if together else torch.arange(width).repeat(len(rows), 1)
-    # Document and answer that a token belongs to; answer 0 is the prompt, which all answers of its document see.
-    document_of, answer_of = torch.full_like(ids, -1), torch.zeros_like(ids)
+    # What a token belongs to: document, prompt (0: what all prompts of a document begin with) and answer (0: none).
+    document_of, prompt_of, answer_of = torch.full_like(ids, -1), torch.zeros_like(ids), torch.zeros_like(ids)
     predict, targets, owner, step = [], [], [], []
     last = torch.zeros(len(sequences), dtype=torch.long)
+
+    def write(row: int, start: int, sequence: Encoded, begin: int, end: int) -> int:
+        stop = start + end - begin
+        ids[row, start:stop] = torch.tensor(sequence.ids[begin:end], dtype=torch.long)
+        positions[row, start:stop] = torch.arange(begin, end)
+        return stop
+
     for number, row in enumerate(rows):
-        start = 0
+        stop = 0
         for document in row:
-            head = sequences[documents[document][0]].prompt_length if len(documents[document]) > 1 else 0
-            base = start
-            ids[number, base : base + head] = torch.tensor(sequences[documents[document][0]].ids[:head], dtype=torch.long)
-            positions[number, base : base + head] = torch.arange(head)
-            start += head
-            for answer, index in enumerate(documents[document], 1):
-                sequence = sequences[index]
-                stop = start + len(sequence) - head
-                ids[number, start:stop] = torch.tensor(sequence.ids[head:])
-                positions[number, start:stop] = torch.arange(head, len(sequence))
-                answer_of[number, start:stop] = answer
-                # Where token t of the sequence stands: in the shared prompt, or in this answer.
-                place = [number * width + (base + t if t < head else start + t - head) for t in range(len(sequence))]
-                counted = [t for t, counts in enumerate(sequence.trained) if counts]
-                predict += [place[t - 1] for t in counted]
-                targets += [sequence.ids[t] for t in counted]
-                owner += [index] * len(counted)
-                step += range(len(counted))
-                last[index] = place[-1]
-                start = stop
-            document_of[number, base:start] = document
+            members, base, answer = documents[document], stop, 0
+            root, prompts = _tree([sequences[i] for i in members])
+            stop = write(number, base, sequences[members[0]], 0, root)
+            for prompt, group in enumerate(prompts, 1):
+                first, begin = sequences[members[group[0]]], stop
+                head = first.prompt_length
+                stop = write(number, begin, first, root, head)
+                prompt_of[number, begin:stop] = prompt
+                for index in (members[i] for i in group):
+                    sequence, start, answer = sequences[index], stop, answer + 1
+                    stop = write(number, start, sequence, head, len(sequence))
+                    prompt_of[number, start:stop], answer_of[number, start:stop] = prompt, answer
+                    # Where token t of the sequence stands: in the common beginning, in its prompt, or in its answer.
+                    starts = (base, begin - root, start - head)
+                    place = [number * width + starts[(t >= root) + (t >= head)] + t for t in range(len(sequence))]
+                    counted = [t for t, counts in enumerate(sequence.trained) if counts]
+                    predict += [place[t - 1] for t in counted]
+                    targets += [sequence.ids[t] for t in counted]
+                    owner += [index] * len(counted)
+                    step += range(len(counted))
+                    last[index] = place[-1]
+            document_of[number, base:stop] = document
     return TokenBatch(
         ids,
         positions,
-        _visibility(document_of, answer_of) if together else None,
+        _visibility(document_of, prompt_of, answer_of) if together else None,
         _long(predict),
         _long(targets),
         _long(owner),
@@ -132,22 +142,43 @@ def make_batch(sequences: Sequence[Encoded], pad_id: int, *, capacity: int | Non
 
 
 def documents_of(sequences: Sequence[Encoded], limit: int) -> list[list[int]]:
-    """Indices of sequences that stand in one document: the same uncounted beginning, together at most `limit` tokens."""
-    open_documents: dict[tuple[int, ...], list[int]] = {}
+    """Indices of sequences that stand in one document of at most `limit` tokens: those with the same prompt (all uncounted
+    tokens at the beginning), and such groups whose prompts begin with the same `COMMON` tokens, a template's system message."""
+    documents = _grouped(sequences, [[i] for i in range(len(sequences))], limit, None)
+    return _grouped(sequences, documents, limit, COMMON)
+
+
+def _grouped(sequences: Sequence[Encoded], parts: list[list[int]], limit: int, common: int | None) -> list[list[int]]:
+    """Join parts whose prompts agree in their first `common` tokens (None: in all)."""
+    latest: dict[tuple[int, ...], list[int]] = {}
     documents: list[list[int]] = []
-    for index, sequence in enumerate(sequences):
-        prompt = sequence.ids[: sequence.prompt_length]
-        document = open_documents.get(prompt)
-        if document is None or document_length([*(sequences[i] for i in document), sequence]) > limit:
-            document = open_documents[prompt] = []
+    for part in parts:
+        first = sequences[part[0]]
+        key = first.ids[: first.prompt_length][:common]
+        document = latest.get(key)
+        short = common is not None and len(key) < common
+        if short or document is None or document_length([sequences[i] for i in (*document, *part)]) > limit:
+            document = latest[key] = []
             documents.append(document)
-        document.append(index)
+        document += part
     return documents
 
 
 def document_length(sequences: Sequence[Encoded]) -> int:
-    """Tokens of some answers to one prompt that stands there once."""
-    return sequences[0].prompt_length + sum(len(s) - s.prompt_length for s in sequences)
+    """Tokens of a document: every prompt once, and what all prompts begin with once."""
+    root, prompts = _tree(sequences)
+    heads = [sequences[group[0]].prompt_length for group in prompts]
+    return root + sum(head - root for head in heads) + sum(len(s) - s.prompt_length for s in sequences)
+
+
+def _tree(sequences: Sequence[Encoded]) -> tuple[int, list[list[int]]]:
+    """How many tokens all prompts begin with, and the indices of the sequences by prompt."""
+    prompts: dict[tuple[int, ...], list[int]] = {}
+    for index, sequence in enumerate(sequences):
+        prompts.setdefault(sequence.ids[: sequence.prompt_length], []).append(index)
+    first, last = min(prompts), max(prompts)  # in the order of the alphabet these two differ first
+    shortest = min(map(len, prompts))
+    return next((i for i in range(shortest) if first[i] != last[i]), shortest), list(prompts.values())
 
 
 def cut_batches(sequences: Sequence[Encoded], budget: int, *, document_tokens: int = 0) -> list[list[int]]:
@@ -164,12 +195,13 @@ def _rounded(width: int) -> int:
     return -(-width // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 
 
-def _visibility(document: Tensor, answer: Tensor) -> Tensor:
-    """Causal, within the document, and only what is the prompt's or one's own. Padding sees its own document, -1."""
+def _visibility(document: Tensor, prompt: Tensor, answer: Tensor) -> Tensor:
+    """Causal, within the document, and only what is common or one's own. Padding sees its own document, -1."""
     causal = torch.ones(document.shape[1], document.shape[1], dtype=torch.bool).tril()
     same = document[:, :, None] == document[:, None, :]
-    own = (answer[:, None, :] == 0) | (answer[:, :, None] == answer[:, None, :])
-    return (causal & same & own)[:, None]
+    for part in (prompt, answer):
+        same &= (part[:, None, :] == 0) | (part[:, :, None] == part[:, None, :])
+    return (causal & same)[:, None]
 
 
 def _long(values: Sequence[Any]) -> Tensor:

@@ -25,6 +25,7 @@ from tether.models.loading import LoadedModel, load_model
 from tether.models.trunk import Role
 from tether.pipelines.journey import after_sft, peak_rss_bytes, run_policy, run_reward, run_sft
 from tether.preferences.annotators import LabelledPairs, label_pairs
+from tether.stages.grpo import GRPO
 from tether.stages.ppo import PPO
 
 DATA = Path(__file__).resolve().parent.parent / "recipes" / "quickstart"

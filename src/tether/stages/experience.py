@@ -99,15 +99,22 @@ def distinct(rollouts: Sequence[Rollout], n: int = 2) -> float:
     return len(set(grams)) / max(1, len(grams))
 
 
-def describe(experience: Experience, proxy: Sequence[float | None], coefficient: float) -> dict[str, float]:
-    """The step's metrics that are read off the rollouts. KL is the sum over a response, averaged over responses, in nats."""
+def describe(
+    experience: Experience, proxy: Sequence[float | None], *, coefficient: float | None, critic: bool = False
+) -> dict[str, float]:
+    """The step's metrics that are read off the rollouts. KL is the sum over a response, averaged over responses, in nats.
+
+    Args:
+        coefficient: the KL's weight; None: the reference was not asked.
+        critic: there are values, and rewards a token.
+    """
     mask, known = experience.mask, [p for p in proxy if p is not None]
     rollouts, metrics = experience.rollouts, {}
-    if experience.reference_logprobs.any():
+    if coefficient is not None:
         kl = (kl_k1(experience.logprobs, experience.reference_logprobs) * mask).sum(-1)
         mean_kl = float(masked_mean(kl, mask.any(-1)))
         metrics = {"kl/policy_reference_k1": mean_kl, "kl/coefficient": coefficient, "reward/kl": -coefficient * mean_kl}
-    if experience.rewards.any():
+    if critic:
         metrics["reward/shaped"] = float(masked_mean((experience.rewards * mask).sum(-1), mask.any(-1)))
         metrics["value/explained_variance"] = explained_variance(experience.values, experience.returns, mask)
         metrics["value/mean"] = float(masked_mean(experience.values, mask))

@@ -94,7 +94,7 @@ class GRPO:
         experience.advantages = self.advantages(experience)
         clock.lap("evaluate")
         metrics = self.update(experience, number)
-        metrics.update(describe(experience, [s.value for s in scores], config.kl_coefficient))
+        metrics.update(describe(experience, [s.value for s in scores], coefficient=config.kl_coefficient or None))
         self.engine.update_weights(number + 1)
         clock.lap("update")
         return {**metrics, **clock.times(sum(len(r.response_ids) for r in rollouts))}, rollouts, scores

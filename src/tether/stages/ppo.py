@@ -134,7 +134,7 @@ class PPO:
         advantages, experience.returns = gae(experience.rewards, experience.values, experience.mask, config.gamma, config.lam)
         experience.advantages = whiten(advantages, experience.mask) if config.whiten_advantages else advantages
         clock.lap("evaluate")
-        metrics = describe(experience, [s.value for s in scores], self.kl_coefficient)
+        metrics = describe(experience, [s.value for s in scores], coefficient=self.kl_coefficient, critic=True)
         metrics.update(self.update(experience, number))
         if config.kl.mode == "adaptive":
             observed = metrics["kl/policy_reference_k1"]

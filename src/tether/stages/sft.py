@@ -14,7 +14,7 @@ from tether.core.config import Config
 from tether.core.errors import DataError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Demonstration
-from tether.data.batches import TokenBatch, make_batch
+from tether.data.batches import TokenBatch, document_length, documents_of, make_batch
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.packing import pack
 from tether.learner.config import OptimizerConfig
@@ -88,10 +88,15 @@ class SFT:
                 for i in range(0, len(conversations), config.rows_per_micro_batch)
             ]
             return [make_batch(cut, self.encoder.pad_id).to(self.role.device) for cut in cuts]
-        rows = pack([len(c) for c in conversations], config.row_tokens)
+        limit = self.role.document_tokens(config.row_tokens)
+        documents = documents_of(conversations, limit)
+        rows = pack([document_length([conversations[i] for i in d]) for d in documents], config.row_tokens)
         for start in range(0, len(rows), config.rows_per_micro_batch):
-            chosen = [conversations[i] for row in rows[start : start + config.rows_per_micro_batch] for i in row]
-            batches.append(make_batch(chosen, self.encoder.pad_id, capacity=config.row_tokens).to(self.role.device))
+            chosen = [
+                conversations[i] for row in rows[start : start + config.rows_per_micro_batch] for d in row for i in documents[d]
+            ]
+            batch = make_batch(chosen, self.encoder.pad_id, capacity=config.row_tokens, document_tokens=limit)
+            batches.append(batch.to(self.role.device))
         return batches
 
     def train(
