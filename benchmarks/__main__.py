@@ -93,7 +93,7 @@ BENCHMARKS = {
         "logprobs",
         "tokens/s",
         demonstrations,
-        {**LEARNING, "updates": 2, "row_tokens": 512},
+        {**LEARNING, "updates": 2, "row_tokens": 1024},
         (("TRL 1.16's functions", TRL, "trl", {}),),
         "log-probabilities and entropies of 16 HH answers, forward and backward, LoRA on attention",
     ),

@@ -62,7 +62,7 @@ def rows(kind: str, words: int, count: int = 48) -> list[dict[str, Any]]:
 
 def main() -> int:
     chosen = sys.argv[1:] or list(CASES)
-    print("| stage | predicted GB | measured GB | predicted / measured |\n|---|---|---|---|")
+    print("| stage | predicted GB | measured GB | predicted / measured | predicted parts |\n|---|---|---|---|---|")
     for name in chosen:
         with tempfile.TemporaryDirectory() as folder:
             values = json.loads(json.dumps(CASES[name]))
@@ -77,8 +77,11 @@ def main() -> int:
             if done.returncode:
                 raise SystemExit(f"{name} failed:\n{done.stderr[-3000:]}")
             measured = int(done.stdout.split()[-1])
-            predicted = plan(build(Recipe, values, [], where="benchmark"), this_machine()).peak
-            print(f"| {name} | {predicted / 1e9:.2f} | {measured / 1e9:.2f} | {predicted / measured:.2f} |", flush=True)
+            made = plan(build(Recipe, values, [], where="benchmark"), this_machine())
+            phase = max(made.stages[0].phases, key=lambda p: p.total)
+            parts = ", ".join(f"{part} {size / 1e9:.2f}" for part, size in phase.bytes.items() if size >= 5e6)
+            ratio = made.peak / measured
+            print(f"| {name} | {made.peak / 1e9:.2f} | {measured / 1e9:.2f} | {ratio:.2f} | {parts} |", flush=True)
     return 0
 
 

@@ -12,6 +12,7 @@ from tether.core.types import Prompt, Sampling, Score, user
 from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.comparisons import Ranking
+from tether.data.packing import pack
 from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
 from tether.models.config import LoraConfig, ModelConfig
@@ -88,14 +89,19 @@ def logprobs() -> None:
     role = Role(adapted("policy"), "policy")
     learner = LocalLearner(role.parameters(), OPTIMIZER, 10**6)
     sequences = [encoded(row["ids"], row["prompt"]) for row in TASK["rows"][: TASK["batch"]]]
-    batch = make_batch(sequences, encoder.pad_id, capacity=TASK["row_tokens"])
+    micro = pack([len(s) for s in sequences], TASK["row_tokens"])
+    batches = [make_batch([sequences[i] for i in row], encoder.pad_id, capacity=TASK["row_tokens"]) for row in micro]
+    counted = sum(s.num_trained for s in sequences)
 
     def work() -> dict[str, Any]:
         for _ in range(TASK["updates"]):
-            values, entropy = role.logprobs(batch)
-            learner.backward(-(values.sum() + entropy.sum()) / len(values))
+            total = 0.0
+            for batch in batches:
+                values, entropy = role.logprobs(batch)
+                learner.backward(-(values.sum() + entropy.sum()) / counted)
+                total -= float(values.detach().sum())
             learner.optimizer.zero_grad()
-        return {"amount": TASK["updates"] * sum(map(len, sequences)), "losses": [float(-values.detach().mean())]}
+        return {"amount": TASK["updates"] * sum(map(len, sequences)), "losses": [total / counted]}
 
     serve(work)
 

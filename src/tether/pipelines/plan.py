@@ -58,6 +58,9 @@ SCORING_TOKENS = 4096
 EFFICIENCY, DECODING_EFFICIENCY = 0.4, 0.6
 """Shares of a GPU's product rate and bandwidth that large passes and decoding may reach."""
 CUDA_CONTEXT = int(0.6e9)
+CPU_LIBRARIES, HEAP_HOLES = int(0.2e9), 0.48
+"""Of a training process on a CPU beside what this one has loaded (kernels' code and scratch space), and of its activations: what
+glibc's heap wastes on holes. Both fitted to measured peaks (`python -m benchmarks.planned`)."""
 
 
 @dataclass(frozen=True)
@@ -213,7 +216,7 @@ class _Planner:
         self.attention = pick_attention(recipe.model.attention, torch.device("cuda" if device.gpu else "cpu"), base)
         self.parameters = base.num_parameters()
         self.trunk = weight_bytes(base.parameters())
-        self.process = CUDA_CONTEXT if device.gpu else psutil.Process().memory_info().rss
+        self.process = CUDA_CONTEXT if device.gpu else psutil.Process().memory_info().rss + CPU_LIBRARIES
 
     def stages(self) -> list[StagePlan]:
         makers = {"sft": self._sft, "reward": self._reward, "direct": self._direct, "ppo": self._online, "grpo": self._online}
@@ -239,6 +242,9 @@ class _Planner:
         held[f"{name} optimizer"] = training_bytes(parameters)
         return model, role, held
 
+    def _activations(self, peak: int) -> dict[str, int]:
+        return {"activations": peak} if self.device.gpu else {"activations": peak, "holes": int(HEAP_HOLES * peak)}
+
     def _seconds(self, tokens: int, counted: int, passes: float) -> float:
         """`passes` forward passes' worth of products over tokens; the output layer over counted ones only."""
         head = self.vocab * self.hidden
@@ -256,7 +262,7 @@ class _Planner:
         # A guess: conversations fill half of what a packed row may hold.
         tokens = section.batch_size * section.row_tokens // 2
         seconds = self._seconds(tokens, tokens // 2, 3.0 if section.lora is False else 2.0)
-        return [Phase("update", {**held, "activations": used.peak}, seconds)]
+        return [Phase("update", {**held, **self._activations(used.peak)}, seconds)]
 
     def _reward(self, section: RewardSection) -> list[Phase]:
         model, role, held = self._trained(section.lora, "reward")
@@ -265,7 +271,7 @@ class _Planner:
         batch = shape_batch(rows, self.prompt, answers, length)
         used = measure(model, lambda: role.scores(batch).sum().backward(), extra=role.head.parameters())
         seconds = self._seconds(section.prompts_per_update * (self.prompt + 2 * length), 0, 2.0)
-        return [Phase("update", {**held, "activations": used.peak}, seconds)]
+        return [Phase("update", {**held, **self._activations(used.peak)}, seconds)]
 
     def _direct(self, section: DirectSection) -> list[Phase]:
         model, role, held = self._trained(section.lora, "policy")
@@ -277,7 +283,7 @@ class _Planner:
         used = measure(model, lambda: role.logprobs(batch)[0].sum().backward())
         tokens = section.prompts_per_update * (self.prompt + 2 * length)
         seconds = self._seconds(tokens, tokens // 2, 3.0 if reference else 2.0)
-        return [Phase("update", {**held, "activations": used.peak}, seconds)]
+        return [Phase("update", {**held, **self._activations(used.peak)}, seconds)]
 
     def _pairs(self, budget: int, role: Role) -> tuple[int, int, int]:
         """Micro-batch of pairs: rows, answers a row, tokens an answer (a guess: as long as the prompt)."""
@@ -292,7 +298,7 @@ class _Planner:
         adapter = held.get("policy adapter", 0)
         learned, critic = section.reward_source == "learned", isinstance(section, PPOSection)
         own_value = isinstance(section, PPOSection) and (not shared or section.value_init == "reward")
-        needs_reference = critic or section.kl_coefficient > 0
+        needs_reference = not isinstance(section, GRPOSection) or section.kl_coefficient > 0
         if own_value:
             held["value"] = adapter if shared else self.trunk + adapter
             held["value optimizer"] = held["policy optimizer"]
@@ -339,9 +345,9 @@ class _Planner:
         forward_pass = self._seconds(tokens, counted, 1.0)
         phases = [
             Phase("rollout", {**held, **cache}, rollout),
-            Phase("reward", {**held, "activations": scored.peak}, self._seconds(tokens, 0, 1.0)),
-            Phase("evaluate", {**held, **common, "activations": evaluated.peak}, evaluations * forward_pass),
-            Phase("update", {**held, **common, "activations": trained.peak}, section.epochs * backward * forward_pass),
+            Phase("reward", {**held, **self._activations(scored.peak)}, self._seconds(tokens, 0, 1.0)),
+            Phase("evaluate", {**held, **common, **self._activations(evaluated.peak)}, evaluations * forward_pass),
+            Phase("update", {**held, **common, **self._activations(trained.peak)}, section.epochs * backward * forward_pass),
         ]
         unused = {"reward": not learned, "evaluate": not evaluations}
         return [phase for phase in phases if not unused.get(phase.name)]
