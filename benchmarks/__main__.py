@@ -162,7 +162,7 @@ def run(name: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def table(result: dict[str, Any]) -> str:
+def table(result: dict[str, Any], products: float) -> str:
     sides = result["sides"]
     lines = [
         f"### {result['name']}\n\n{result['note']}.\n",
@@ -175,7 +175,7 @@ def table(result: dict[str, Any]) -> str:
         rate = statistics.median(side["rates"])
         lines.append(f"| {name} | {rate:,.3g} | {compared} | {side['peak']:.2f} | {side['startup']:.0f} |")
     if result["name"].startswith("rollout"):
-        limit = result["matrix"] / (2 * result["parameters"])
+        limit = products / (2 * result["parameters"])
         share = statistics.median(sides["tether"]["rates"]) / limit
         lines.append(f"\nThe matrix products alone would allow {limit:,.0f} tokens/s: tether reaches {share:.0%} of that.")
     return "\n".join(lines)
@@ -183,12 +183,12 @@ def table(result: dict[str, Any]) -> str:
 
 def page(results: list[dict[str, Any]]) -> str:
     head = (FOLDER / "benchmarks.head.md").read_text()
-    machines = []
+    machines, fastest = [], max(r["matrix"] for r in results)
     for name in sorted({r["machine"] for r in results}):
         products, bandwidth = (max(r[k] for r in results if r["machine"] == name) / 1e9 for k in ("matrix", "bandwidth"))
         machines.append(f"{name}; {products:,.0f} GFLOP/s in bfloat16 products, {bandwidth:.0f} GB/s")
     tail = (FOLDER / "benchmarks.tail.md").read_text() if (FOLDER / "benchmarks.tail.md").exists() else ""
-    parts = [head.strip(), "Measured on: " + "; ".join(machines) + ".", *map(table, results), tail.strip()]
+    parts = [head.strip(), "Measured on: " + "; ".join(machines) + ".", *(table(r, fastest) for r in results), tail.strip()]
     return "\n\n".join(parts).strip() + "\n"
 
 
@@ -205,7 +205,7 @@ def main() -> int:
     for name in [] if options.page_only else options.names or list(BENCHMARKS):
         result = run(name, options.rounds)
         (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
-        print(table(result), flush=True)
+        print(table(result, result["matrix"]), flush=True)
     found = [json.loads((RESULTS / f"{n}.json").read_text()) for n in BENCHMARKS if (RESULTS / f"{n}.json").exists()]
     PAGE.write_text(page(found))
     return 0

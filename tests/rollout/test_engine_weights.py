@@ -48,6 +48,8 @@ CASES = [
     (torch.bfloat16, 2, 1, 96, 9, 2.0),
     (torch.bfloat16, 2, 2, 40, None, 5.0),
     (torch.float32, 2, 2, 128, None, None),
+    (torch.bfloat16, 2, 7, 64, None, None),
+    (torch.float32, 1, 9, 80, 4, None),
 ]
 
 
@@ -75,6 +77,25 @@ def test_decoding_attention(dtype, kv_heads, group, dim, window, softcap, how):
         out = kernels.torch_decode(query, new_keys, new_values, (keys, values), lengths, sinks=sinks, **settings)
     assert torch.equal(keys, expected_keys) and torch.equal(values, expected_values)
     torch.testing.assert_close(out.double(), expected, atol=2e-6 if dtype == torch.float32 else 2e-2, rtol=1e-2)
+
+
+@pytest.mark.skipif(
+    not kernels.Panels.fit(torch.zeros(2, 2, dtype=torch.bfloat16)), reason="needs AVX-512 bfloat16 without a matrix unit"
+)
+@pytest.mark.parametrize(("outputs", "inputs"), [(7, 2), (48, 64), (100, 30), (960, 576), (6000, 8)])
+@pytest.mark.parametrize("biased", [True, False])
+def test_products_with_panels(outputs, inputs, biased):
+    generator = torch.Generator().manual_seed(outputs)
+    weight = torch.randn(outputs, inputs, generator=generator).bfloat16()
+    bias = torch.randn(outputs, generator=generator).bfloat16() if biased else None
+    panels = kernels.Panels(weight, bias)
+    states = torch.randn(37, inputs, generator=generator).bfloat16()
+    whole = panels(states)
+    expected = states.double() @ weight.double().T + (0 if bias is None else bias.double())
+    torch.testing.assert_close(whole.double(), expected, atol=1e-2 * inputs**0.5 / 8, rtol=2**-8)
+    for rows in (*range(1, 18), 24):  # to the bit, whatever stands beside a row
+        assert torch.equal(panels(states[:rows]), whole[:rows])
+    assert torch.equal(panels(states.T.contiguous().T.view(1, 37, inputs)), whole[None])
 
 
 @needs_kernels

@@ -7,6 +7,12 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+#ifdef _OPENMP
+#include <omp.h>
+#endif
 #ifdef __AVX512BF16__
 #include <immintrin.h>
 #endif
@@ -65,11 +71,79 @@ static inline void four_dots(float *out, const bfloat *query, const bfloat *rows
     _mm_storeu_ps(out, _mm_add_ps(left, right));
 }
 #define FOUR_DOTS_bfloat 1
+
+// Products with a matrix that is laid out for them (kernels.Panels): panels of 48 outputs, in each the pairs of inputs one after
+// another. A tile of 8 rows by 48 outputs stays in registers; meanwhile the next panel is fetched from memory.
+enum { TILE = 8, LANES = 3, PANEL = 16 * LANES };
+
+static inline __attribute__((always_inline)) void tile(const int rows, int64_t pairs, const bfloat *x, const bfloat *panel,
+                                                       const char *ahead, const float *bias, bfloat *out, int64_t out_row,
+                                                       int64_t columns) {
+    __m512 sums[TILE][LANES];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < LANES; v++) sums[r][v] = bias ? _mm512_loadu_ps(bias + 16 * v) : _mm512_setzero_ps();
+    for (int64_t k = 0; k < pairs; k++) {
+        __m512bh weights[LANES];
+        _mm_prefetch(ahead + 64 * k, _MM_HINT_T1);
+        for (int v = 0; v < LANES; v++) weights[v] = (__m512bh)_mm512_loadu_si512(panel + 2 * (PANEL * k + 16 * v));
+        for (int r = 0; r < rows; r++) {
+            int32_t pair;
+            memcpy(&pair, x + 2 * (r * pairs + k), sizeof pair);
+            for (int v = 0; v < LANES; v++)
+                sums[r][v] = _mm512_dpbf16_ps(sums[r][v], (__m512bh)_mm512_set1_epi32(pair), weights[v]);
+        }
+    }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < LANES; v++) {
+            int64_t left = columns - 16 * v;
+            __mmask16 real = left >= 16 ? 0xffff : left > 0 ? (1 << left) - 1 : 0;
+            _mm256_mask_storeu_epi16(out + r * out_row + 16 * v, real, (__m256i)_mm512_cvtneps_pbh(sums[r][v]));
+        }
+}
+
+// out (rows, columns) = x (rows, 2 pairs) · matrix (+ bias, a float for every output of the panels). All contiguous.
+void product(int64_t rows, int64_t pairs, int64_t columns, const bfloat *x, const bfloat *panels, const float *bias, bfloat *out) {
+    int64_t count = (columns + PANEL - 1) / PANEL, tiles = (rows + TILE - 1) / TILE, parts = 1;
+#ifdef _OPENMP
+    int64_t tasks = 2 * omp_get_max_threads();  // with fewer panels than these the rows are shared out as well
+    if (count < tasks) parts = (tasks + count - 1) / count < tiles ? (tasks + count - 1) / count : tiles;
+#endif
+    int64_t step = (tiles + parts - 1) / parts * TILE;
+#pragma omp parallel for schedule(static) collapse(2)
+    for (int64_t number = 0; number < count; number++)
+        for (int64_t part = 0; part < parts; part++) {
+            const bfloat *panel = panels + number * pairs * 2 * PANEL;
+            const char *ahead = (const char *)(panel + pairs * 2 * PANEL);
+            const float *added = bias ? bias + PANEL * number : 0;
+            int64_t first = PANEL * number, end = (part + 1) * step < rows ? (part + 1) * step : rows;
+            for (int64_t row = part * step; row < end; row += TILE, ahead += 64 * pairs)
+                switch (end - row) {
+#define ROWS(n) tile(n, pairs, x + row * 2 * pairs, panel, ahead, added, out + row * columns + first, columns, columns - first)
+                    case 1: ROWS(1); break;
+                    case 2: ROWS(2); break;
+                    case 3: ROWS(3); break;
+                    case 4: ROWS(4); break;
+                    case 5: ROWS(5); break;
+                    case 6: ROWS(6); break;
+                    case 7: ROWS(7); break;
+                    default: ROWS(TILE);
+                }
+        }
+}
 #else
 #define FOUR_DOTS_bfloat 0
 static inline void four_dots(float *out, const void *query, const void *rows, int64_t dim) {}
 #endif
 #define FOUR_DOTS_float 0
+
+// Outputs of a panel; 0 where `product` is not the thing to use: a processor with a matrix unit has better, and torch knows it.
+int64_t panel_width(void) {
+#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+    return PANEL;
+#else
+    return 0;
+#endif
+}
 
 #define TYPE float
 #include "kernels.c"
@@ -103,25 +177,34 @@ static inline float NAME(score)(float *scores, const TYPE *query, const TYPE *ke
     return largest;
 }
 
-// out = sum_t weights[t] values[t]
-static inline void NAME(mix)(TYPE *out, const float *weights, const TYPE *values, int64_t count, int64_t dim) {
+// For each of n queries: out[q] = sum_t weights[q][t] values[t]; what is read of the values serves all of them.
+static inline __attribute__((always_inline)) void NAME(mix_some)(TYPE *out, const float *weights, const TYPE *values,
+                                                                 int64_t count, int64_t dim, const int n) {
     int64_t d = 0;
     for (; d + 64 <= dim; d += 64) {
-        lanes a = {0}, b = {0}, c = {0}, e = {0};
-        for (int64_t t = 0; t < count; t++) {
-            const TYPE *v = values + t * dim + d;
-            a += weights[t] * LOAD(v), b += weights[t] * LOAD(v + 16);
-            c += weights[t] * LOAD(v + 32), e += weights[t] * LOAD(v + 48);
-        }
-        for (int k = 0; k < 16; k++) {
-            out[d + k] = NARROW(a[k]), out[d + 16 + k] = NARROW(b[k]);
-            out[d + 32 + k] = NARROW(c[k]), out[d + 48 + k] = NARROW(e[k]);
-        }
+        lanes sums[4][4] = {{{0}}};
+        for (int64_t t = 0; t < count; t++)
+            for (int part = 0; part < 4; part++) {
+                lanes value = LOAD(values + t * dim + d + 16 * part);
+                for (int q = 0; q < n; q++) sums[q][part] += weights[q * count + t] * value;
+            }
+        for (int q = 0; q < n; q++)
+            for (int k = 0; k < 64; k++) out[q * dim + d + k] = NARROW(sums[q][k / 16][k % 16]);
     }
-    for (; d < dim; d++) {
-        float sum = 0;
-        for (int64_t t = 0; t < count; t++) sum += weights[t] * WIDEN(values[t * dim + d]);
-        out[d] = NARROW(sum);
+    for (; d < dim; d++)
+        for (int q = 0; q < n; q++) {
+            float sum = 0;
+            for (int64_t t = 0; t < count; t++) sum += weights[q * count + t] * WIDEN(values[t * dim + d]);
+            out[q * dim + d] = NARROW(sum);
+        }
+}
+
+static inline void NAME(mix)(TYPE *out, const float *weights, const TYPE *values, int64_t count, int64_t dim, int64_t n) {
+    switch (n) {
+        case 1: NAME(mix_some)(out, weights, values, count, dim, 1); break;
+        case 2: NAME(mix_some)(out, weights, values, count, dim, 2); break;
+        case 3: NAME(mix_some)(out, weights, values, count, dim, 3); break;
+        default: NAME(mix_some)(out, weights, values, count, dim, 4);
     }
 }
 
@@ -205,13 +288,17 @@ void NAME(decode)(int64_t rows, int64_t kv_heads, int64_t group, int64_t dim, in
                 __builtin_prefetch(slot_values + d);
                 if (row + 1 < rows || head + 1 < kv_heads) __builtin_prefetch(slot_keys + capacity * dim + d);
             }
-            float weights[count];
-            for (int64_t g = head * group; g < (head + 1) * group; g++) {
-                const TYPE *q = query + row * query_row + g * query_head;
-                float largest = NAME(score)(weights, q, slot_keys + from * dim, count, dim, scale, softcap), total = 0;
-                for (int64_t t = 0; t < count; t++) total += weights[t] = expf(weights[t] - largest);
-                for (int64_t t = 0; t < count; t++) weights[t] /= total;
-                NAME(mix)(out + (row * kv_heads * group + g) * dim, weights, slot_values + from * dim, count, dim);
+            float all_weights[(group < 4 ? group : 4) * count];
+            for (int64_t first = head * group; first < (head + 1) * group; first += 4) {
+                int64_t n = (head + 1) * group - first < 4 ? (head + 1) * group - first : 4;
+                for (int64_t g = 0; g < n; g++) {
+                    const TYPE *q = query + row * query_row + (first + g) * query_head;
+                    float *weights = all_weights + g * count;
+                    float largest = NAME(score)(weights, q, slot_keys + from * dim, count, dim, scale, softcap), total = 0;
+                    for (int64_t t = 0; t < count; t++) total += weights[t] = expf(weights[t] - largest);
+                    for (int64_t t = 0; t < count; t++) weights[t] /= total;
+                }
+                NAME(mix)(out + (row * kv_heads * group + first) * dim, all_weights, slot_values + from * dim, count, dim, n);
             }
         }
 }

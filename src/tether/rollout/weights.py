@@ -8,7 +8,7 @@ rearranged (embeddings, norms, everything on an accelerator) is the learner's ow
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from transformers.cache_utils import DynamicCache
 
 from tether.models.trunk import Role
 from tether.rollout.cache import ATTENTION, SlotCache
+from tether.rollout.kernels import Panels
 
 KeysAndValues = list[tuple[Tensor, Tensor]]
 """Of every layer: (rows, kv heads, places, dim)."""
@@ -32,9 +33,7 @@ class Product:
     def __init__(self, sources: Sequence[nn.Module], adapter: str | None) -> None:
         self.sources: list[Any] = list(sources)
         self.adapter = adapter
-        self.packed: Tensor | None = None
-        self.merged: Tensor | None = None
-        self.bias: Tensor | None = None
+        self.compute: Callable[[Tensor], Tensor] | None = None
         self.seen: list[int] = []
 
     def refresh(self) -> None:
@@ -48,15 +47,11 @@ class Product:
         weights, biases = zip(*(_merged(source, self.adapter) for source in self.sources), strict=True)
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         filled = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
-        self.bias = torch.cat(filled) if any(b is not None for b in biases) else None
-        self.packed = torch.ops.mkldnn._reorder_linear_weight(weight, 64) if _packs(weight) else None
-        self.merged = weight if self.packed is None else None
+        self.compute = _laid_out(weight, torch.cat(filled) if any(b is not None for b in biases) else None)
 
     def __call__(self, states: Tensor) -> Tensor:
-        if self.packed is not None:
-            return torch.ops.mkldnn._linear_pointwise(states, self.packed, self.bias, "none", [], "")
-        assert self.merged is not None
-        return nn.functional.linear(states, self.merged, self.bias)
+        assert self.compute is not None, "refresh comes first"
+        return self.compute(states)
 
 
 class TreeDecoder:
@@ -166,8 +161,14 @@ def is_product(module: nn.Module, adapter: str | None) -> bool:
     return type(module) is nn.Linear
 
 
-def _packs(weight: Tensor) -> bool:
-    return weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+def _laid_out(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """The product with a matrix, in the arrangement that is fastest here."""
+    if Panels.fit(weight):
+        return Panels(weight, bias)
+    if weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 64)
+        return lambda states: torch.ops.mkldnn._linear_pointwise(states, packed, bias, "none", [], "")
+    return lambda states: nn.functional.linear(states, weight, bias)
 
 
 def room_for_a_copy(model: Any) -> bool:
