@@ -6,6 +6,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tether.data.batches import make_batch
 from tether.data.chat import Encoded
+from tether.models import kernels
 from tether.models.attention import GROUPED, TILE, Tiles, additive_mask, grouped_attention
 from tether.models.config import LoraConfig
 from tether.models.loading import add_adapter
@@ -62,6 +63,36 @@ def test_values_and_gradients(name, with_tiles, heads, kv_heads):
         torch.testing.assert_close(got, wanted, rtol=1e-11, atol=1e-11)
 
 
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.2e-2}
+
+
+@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(6, 2, 64), (3, 3, 16), (5, 1, 96)])
+@pytest.mark.parametrize("how", ["kernel", "kernel in pieces", "torch"])
+def test_kernel_and_torch_in_the_types_of_training(monkeypatch, name, dtype, heads, kv_heads, dim, how):
+    if how == "torch":
+        monkeypatch.setattr(kernels, "library", lambda: None)
+    elif kernels.library() is None:
+        pytest.skip("needs a C compiler")
+    monkeypatch.setattr(kernels, "SHARES", 1 if "pieces" in how else 2**24)
+    visible = MASKS[name]
+    batch, _, time, _ = visible.shape
+    generator = torch.Generator().manual_seed(1)
+    shapes = [(batch, h, time, dim) for h in (heads, kv_heads, kv_heads)]
+    tensors = [torch.randn(shape, generator=generator).to(dtype).requires_grad_(True) for shape in shapes]
+    upstream = torch.randn(batch, time, heads, dim, generator=generator).to(dtype)
+    out, _ = grouped_attention(torch.nn.Identity(), *tensors, additive_mask(visible, dtype), scaling=0.12)
+    exact = [t.detach().double().requires_grad_(True) for t in tensors]
+    expected = plain(*exact, visible, 0.12)
+    found = out, *torch.autograd.grad(out, tensors, upstream, retain_graph=True)
+    for ours, theirs in zip(found, (expected, *torch.autograd.grad(expected, exact, upstream.double())), strict=True):
+        assert ours.dtype == dtype
+        assert (ours.double() - theirs).norm() <= TOLERANCE[dtype] * theirs.norm()
+    again = torch.autograd.grad(out, tensors, upstream)
+    assert all(torch.equal(one, other) for one, other in zip(found[1:], again, strict=True))
+
+
 def test_no_mask_is_causal_and_keys_may_reach_further_back():
     query, key = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 8, 4)
     out, _ = grouped_attention(torch.nn.Identity(), query, key, key)
@@ -69,9 +100,14 @@ def test_no_mask_is_causal_and_keys_may_reach_further_back():
     torch.testing.assert_close(out, plain(query, key, key, visible, 0.5))
 
 
-def test_tiles_leave_out_what_nobody_sees():
+def test_tiles_leave_out_what_nobody_sees(monkeypatch):
     """Eight answers of 48 to a prompt of 40: a tile sees the prompt, at most two other answers' parts and its own."""
-    tiles = Tiles.of(additive_mask(tree(40, (48,) * 8), torch.float32))
+    mask = additive_mask(tree(40, (48,) * 8), torch.float32)
+    tiles = Tiles(mask).ragged
+    if kernels.library() is not None:
+        assert len(tiles.mask) < 0.25 * 424**2
+    monkeypatch.setattr(kernels, "library", lambda: None)
+    tiles = Tiles(mask)
     computed = sum(len(index) * keys.shape[1] * TILE for index, keys, _ in tiles.buckets)
     assert computed < 0.4 * 424**2
     assert sum(len(index) for index, _, _ in tiles.buckets) == -(-424 // TILE)

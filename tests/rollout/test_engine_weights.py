@@ -9,11 +9,11 @@ from scipy import stats
 
 from tether.core.types import Prompt, Sampling, user
 from tether.data.chat import ChatEncoder
+from tether.models import kernels
 from tether.models.config import LoraConfig
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
-from tether.rollout import kernels
 from tether.rollout.local import LocalEngine
 from tether.rollout.plain import PlainDecoder, engine_decoder
 from tether.rollout.sampling import sample_tokens

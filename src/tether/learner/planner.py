@@ -22,8 +22,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tether.data.batches import TokenBatch, make_batch
 from tether.data.chat import Encoded
-from tether.models.attention import TILE
+from tether.models.attention import KERNEL_TILE
 from tether.models.config import LoraConfig
+from tether.models.kernels import SHARES
 from tether.models.loading import add_adapter
 
 FUSED, TILED = "tether_shapes_fused", "tether_shapes_tiled"
@@ -74,23 +75,15 @@ class _ShapeAttention(torch.autograd.Function):
         kept = [query, key, value, out, query.new_empty(query.shape[:-1], dtype=torch.float32)]
         ctx.save_for_backward(*(kept if fused else [torch.empty_like(t) for t in kept[:3]]))
         ctx.fused = fused
-        if not fused:
-            _scores(query, key)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = ctx.saved_tensors[:3]
-        if not ctx.fused:
-            _scores(query, key)
+        if not ctx.fused:  # every tile's share of the gradients of keys and values, if causal
+            shares = key.numel() * query.shape[2] // KERNEL_TILE
+            query.new_empty(min(shares, SHARES), dtype=torch.float32)
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
-
-
-def _scores(query: Tensor, key: Tensor) -> None:
-    """What is alive at once of the widest tiles: scores and probabilities in the model's type and in float32."""
-    batch, heads, _, _ = query.shape
-    for dtype in (query.dtype, torch.float32):
-        query.new_empty(batch, heads, TILE, key.shape[2], dtype=dtype)
 
 
 def _fused(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:

@@ -9,7 +9,7 @@ Staats 2021, https://arxiv.org/abs/2112.05682; that masks decide which tiles exi
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,39 +19,60 @@ from torch.nn.functional import pad
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from tether.models.kernels import Ragged, attend, attend_back, library_for
+
 GROUPED = "tether_grouped"
 """The name under which transformers' models find `grouped_attention`; they make masks for it as for their eager attention."""
 TILE = 64
-"""Queries a tile; the number of keys beside it is rounded up to a multiple of this too, so that few shapes occur."""
+"""Queries a tile for torch, and what the number of keys beside it is rounded up to, so that few shapes occur."""
+KERNEL_TILE = 16
+"""The same for our kernel, to which every shape is alike: small tiles see few keys in vain."""
 
 
-@dataclass(frozen=True)
 class Tiles:
-    """M tiles of queries that each see S keys or fewer, for every S that occurs.
+    """Which keys each of M tiles of `side` queries sees, by an additive mask (batch, 1, queries, keys)."""
 
-    index: (M,) which tile, counted over batch and time; keys: (M, S) flat index into batch × keys; mask: (M, 1, 1, TILE, S)
-    additive.
-    """
+    def __init__(self, mask: Tensor) -> None:
+        batch, _, _, width = mask.shape
+        self.side = TILE if library_for(mask) is None else KERNEL_TILE
+        self.mask, self.lowest = mask.detach(), torch.finfo(mask.dtype).min
+        self.seen = (self._rows() > self.lowest / 2).any(1)
+        self.first = torch.arange(batch, device=mask.device).repeat_interleave(len(self.seen) // batch)[:, None] * width
 
-    buckets: tuple[tuple[Tensor, Tensor, Tensor], ...]
+    def _rows(self) -> Tensor:
+        """(M, side, keys) of the mask, padded."""
+        _, _, time, width = self.mask.shape
+        return pad(self.mask[:, 0], (0, 0, 0, -time % self.side), value=self.lowest).reshape(-1, self.side, width)
 
-    @staticmethod
-    def of(mask: Tensor) -> Tiles:
-        """Of an additive mask, (batch, 1, queries, keys)."""
-        batch, _, time, width = mask.shape
-        lowest = torch.finfo(mask.dtype).min
-        rows = pad(mask[:, 0], (0, 0, 0, -time % TILE), value=lowest).reshape(-1, TILE, width)
-        seen = (rows > lowest / 2).any(1)
-        order = seen.byte().sort(dim=1, descending=True, stable=True).indices
-        sizes = (seen.sum(1).clamp(min=1) + TILE - 1).div(TILE, rounding_mode="floor").mul(TILE).clamp(max=width)
-        first = torch.arange(batch, device=mask.device).repeat_interleave(len(rows) // batch)[:, None] * width
-        buckets = []
+    def _number(self, multiple: int) -> Tensor:
+        """(M,) how many keys, rounded up: a few that nobody sees cost less than many shapes."""
+        seen = self.seen.sum(1).clamp(min=1)
+        return (seen + multiple - 1).div(multiple, rounding_mode="floor").mul(multiple).clamp(max=self.seen.shape[1])
+
+    @cached_property
+    def _order(self) -> Tensor:
+        """(M, keys) the seen ones first, in their order."""
+        return self.seen.byte().sort(dim=1, descending=True, stable=True).indices
+
+    @cached_property
+    def buckets(self) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Tiles with one number S of keys together, for torch: which (M',), flat keys (M', S), mask (M', 1, 1, side, S)."""
+        sizes, rows, found = self._number(TILE), self._rows(), []
         for size in sizes.unique().tolist():
             index = (sizes == size).nonzero().squeeze(1)
-            keys = order[index, :size]
-            visible = rows[index].gather(2, keys[:, None].expand(-1, TILE, -1))
-            buckets.append((index, keys + first[index], visible[:, None, None]))
-        return Tiles(tuple(buckets))
+            keys = self._order[index, :size]
+            visible = rows[index].gather(2, keys[:, None].expand(-1, self.side, -1))
+            found.append((index, keys + self.first[index], visible[:, None, None]))
+        return found
+
+    @cached_property
+    def ragged(self) -> Ragged:
+        """The same tile after tile, for our kernel."""
+        sizes, rows = self._number(KERNEL_TILE), self._rows()
+        starts = pad(sizes.cumsum(0), (1, 0))
+        chosen = torch.arange(self.seen.shape[1]) < sizes[:, None]
+        masks = rows.gather(2, self._order[:, None].expand_as(rows))[chosen[:, None].expand_as(rows)]
+        return Ragged(starts, (self._order + self.first)[chosen], masks.float())
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -62,17 +83,19 @@ def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
     """
     mask = torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
     if visible.device.type == "cpu":
-        mask.tiles = Tiles.of(mask)  # pyright: ignore[reportAttributeAccessIssue]
+        mask.tiles = Tiles(mask)  # pyright: ignore[reportAttributeAccessIssue]
     return mask
 
 
 class _Grouped(torch.autograd.Function):
-    """query (B·n, K, G, TILE, D) in tiles, key and value (B·S, K, D) -> like query."""
+    """query (B·n, K, G, side, D) in tiles, key and value (B·S, K, D) -> like query."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, tiles: Tiles, scale: float) -> Tensor:
         ctx.save_for_backward(query, key, value)
         ctx.tiles, ctx.scale = tiles, scale
+        if library_for(query) is not None:
+            return attend(query, key, value, tiles.ragged, scale)
         out = torch.empty_like(query)
         for index, keys, mask in tiles.buckets:
             part = query[index]
@@ -84,6 +107,9 @@ class _Grouped(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = ctx.saved_tensors
+        if library_for(query) is not None:
+            grad, *wide = attend_back(query, key, value, ctx.tiles.ragged, ctx.scale, grads[0].contiguous())
+            return grad, *(w.to(key.dtype) for w in wide), None, None
         grad_query = torch.empty_like(query)
         # A key is seen by many tiles: their shares are added up in float32.
         wide = torch.promote_types(key.dtype, torch.float32)
@@ -111,7 +137,7 @@ def _add_heads(total: Tensor, keys: Tensor, share: Tensor) -> None:
 
 
 def _probabilities(query: Tensor, key: Tensor, mask: Tensor, scale: float) -> Tensor:
-    """(M, K, G, TILE, D), (M, K, S, D) -> (M, K, G·TILE, S) in the queries' type; the softmax is computed in float32 at least."""
+    """(M, K, G, side, D), (M, K, S, D) -> (M, K, G·side, S) in the queries' type; the softmax is computed in float32 at least."""
     scores = query.flatten(2, 3) @ key.transpose(-1, -2)
     if scale != 1.0:
         scores.mul_(scale)
@@ -137,16 +163,17 @@ def grouped_attention(
         if attention_mask is None:
             visible = torch.ones(time, width, dtype=torch.bool, device=query.device).tril(width - time)
             attention_mask = torch.zeros_like(visible, dtype=query.dtype).masked_fill_(~visible, torch.finfo(query.dtype).min)
-        tiles = Tiles.of(attention_mask[..., :width].expand(batch, 1, time, width))
-    tiled = pad(query, (0, 0, 0, -time % TILE)).view(batch, kv_heads, heads // kv_heads, -1, TILE, dim)
+        tiles = Tiles(attention_mask[..., :width].expand(batch, 1, time, width))
+    side = tiles.side
+    tiled = pad(query, (0, 0, 0, -time % side)).view(batch, kv_heads, heads // kv_heads, -1, side, dim)
     out = _Grouped.apply(
-        tiled.permute(0, 3, 1, 2, 4, 5).flatten(0, 1),
-        key.transpose(1, 2).flatten(0, 1),
-        value.transpose(1, 2).flatten(0, 1),
+        tiled.permute(0, 3, 1, 2, 4, 5).flatten(0, 1).contiguous(),
+        key.transpose(1, 2).flatten(0, 1).contiguous(),
+        value.transpose(1, 2).flatten(0, 1).contiguous(),
         tiles,
         options.get("scaling") or dim**-0.5,
     )
-    out = out.view(batch, -1, heads, TILE, dim).transpose(2, 3).flatten(1, 2)
+    out = out.view(batch, -1, heads, side, dim).transpose(2, 3).flatten(1, 2)
     return out[:, :time], None
 
 

@@ -13,7 +13,7 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tether.core.errors import ModelError
-from tether.rollout.kernels import decode, torch_decode
+from tether.models.kernels import decode, torch_decode
 
 ATTENTION = "tether_slots"
 """The name under which transformers' models find `slot_attention`."""

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from tether.models.kernels import add_norm, decode, gate, library_for, rotate
 from tether.models.trunk import Role
 from tether.rollout.cache import SlotCache
-from tether.rollout.kernels import add_norm, decode, gate, library_for, rotate
 from tether.rollout.weights import KeysAndValues, Product, TreeDecoder, is_product, room_for_a_copy
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tether.core.types import Sampling
-from tether.rollout.kernels import sample
+from tether.models.kernels import sample
 
 BLOCK = 256
 CPU_STRIP_ELEMENTS = 2**20

@@ -19,9 +19,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
+from tether.models.kernels import Panels
 from tether.models.trunk import Role
 from tether.rollout.cache import ATTENTION, SlotCache
-from tether.rollout.kernels import Panels
 
 KeysAndValues = list[tuple[Tensor, Tensor]]
 """Of every layer: (rows, kv heads, places, dim)."""

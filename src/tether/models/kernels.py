@@ -1,8 +1,8 @@
-"""A decoding step's attention and sampling on a CPU: kernels.c, built once for the processor at hand and kept in the cache.
+"""What torch has no good operation for on a CPU: kernels.c, built once for the processor at hand and kept in the cache.
 
-torch has no kernel for one query a row over grouped heads that does not first copy the keys for every query head; the copies
-and the tiny products cost a small model a quarter of its decoding time. Without a C compiler and on accelerators the engine
-takes torch's own operations instead: the same results to rounding, more slowly.
+For one query a row over grouped heads torch first copies the keys for every query head, and in training a short tile is too small
+a product for its kernels: copies and tiny products cost a small model a quarter of its decoding, a fifth of its update. Without a
+C compiler and on accelerators torch's own operations are taken: the same results to rounding, more slowly.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,8 @@ def library() -> Any:
         "add_norm": [size, size, *[pointer] * 3, number, pointer],
         "rotate": [*[size] * 6, *[pointer] * 5, number],
         "gate": [size, size, pointer, pointer],
+        "attend": [*[size] * 5, *[pointer] * 7, number],
+        "attend_back": [*[size] * 5, *[pointer] * 11, number],
     }
     for name, arguments in signatures.items():
         for kind in TYPES.values():
@@ -196,6 +199,53 @@ def torch_decode(
         scores = torch.cat([scores, sinks.float().view(1, kv_heads, -1, 1).expand(rows, -1, -1, 1)], -1)
     weights = scores.softmax(-1)[..., :width].to(values.dtype)
     return (weights @ values[:rows, :, :width]).reshape(rows, 1, heads, dim)
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """The keys that each of M tiles of queries sees, tile after tile.
+
+    starts: (M + 1,) int64, where each tile's keys begin; keys: (starts[-1],) int64, flat index into batch × keys; mask:
+    (side · starts[-1],) float32, additive, every tile's (side, its keys).
+    """
+
+    starts: Tensor
+    keys: Tensor
+    mask: Tensor
+
+
+SHARES = 2**24
+"""Floats that may wait to be added up in the backward pass: 64 MB."""
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, tiles: Ragged, scale: float) -> Tensor:
+    """Attention of tiles, query (M, K, G, side, D), key and value (keys, K, D), all contiguous -> like query.
+
+    The caller has asked `library_for`.
+    """
+    out = torch.empty_like(query)
+    addresses = (*(t.data_ptr() for t in (tiles.starts, tiles.keys, tiles.mask, query, key, value, out)), scale)
+    getattr(library(), f"attend_{TYPES[query.dtype]}")(*query.shape, *addresses)
+    return out
+
+
+def attend_back(
+    query: Tensor, key: Tensor, value: Tensor, tiles: Ragged, scale: float, grad: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of `attend` in query, key and value, the latter two in float32. The same bits at every call."""
+    grads = torch.empty_like(query), torch.zeros_like(key, dtype=torch.float32), torch.zeros_like(value, dtype=torch.float32)
+    starts, (count, kv_heads, _, _, dim), kind = tiles.starts.tolist(), query.shape, TYPES[query.dtype]
+    first = 0
+    while first < count:
+        end = first + 1
+        while end < count and 2 * kv_heads * dim * (starts[end + 1] - starts[first]) <= SHARES:
+            end += 1
+        shares = torch.empty(2 * kv_heads * dim * (starts[end] - starts[first]))
+        some = [tiles.starts[first:], tiles.keys, tiles.mask, query[first:], key, value, grad[first:], grads[0][first:]]
+        addresses = [t.data_ptr() for t in (*some, *grads[1:], shares)]
+        getattr(library(), f"attend_back_{kind}")(end - first, *query.shape[1:], *addresses, scale)
+        first = end
+    return grads
 
 
 def add_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, epsilon: float) -> Tensor:

@@ -1,4 +1,5 @@
-// What a decoding step does beside matrix products: norms, rotary positions, attention of one new token a row, sampling.
+// What a small model on a CPU needs beside torch's operations: attention in training, and of a decoding step everything: products
+// of a few rows, norms, rotary positions, attention of one new token a row, sampling.
 //
 // Built by kernels.py for the processor at hand. The file includes itself once for each type of number; sums are float32.
 #ifndef TYPE
@@ -6,6 +7,7 @@
 #include <float.h>
 #include <math.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 #ifdef _OPENMP
 #include <omp.h>
@@ -136,6 +138,17 @@ static inline void four_dots(float *out, const void *query, const void *rows, in
 #endif
 #define FOUR_DOTS_float 0
 
+// Scores become their softmax.
+static inline void softmax(float *scores, int64_t count) {
+    float largest = -FLT_MAX, total = 0;
+    for (int64_t t = 0; t < count; t++) largest = scores[t] > largest ? scores[t] : largest;
+    for (int64_t t = 0; t < count; t++) {
+        float below = scores[t] - largest;  // clipped: expf takes a slow way where it underflows
+        total += scores[t] = expf(below < -80 ? -80 : below);
+    }
+    for (int64_t t = 0; t < count; t++) scores[t] /= total;
+}
+
 // Outputs of a panel; 0 where `product` is not the thing to use: a processor with a matrix unit has better, and torch knows it.
 int64_t panel_width(void) {
 #if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
@@ -157,24 +170,16 @@ int64_t panel_width(void) {
 #define NARROW NAME(narrow)
 #define LOAD NAME(load)
 
-// scores[t] = query · keys[t], largest first of all returned.
-static inline float NAME(score)(float *scores, const TYPE *query, const TYPE *keys, int64_t count, int64_t dim, float scale,
-                                float softcap) {
-    float largest = -FLT_MAX;
+// out[t] = query · rows[t]
+static inline void NAME(dots)(float *out, const TYPE *query, const TYPE *rows, int64_t count, int64_t dim) {
     int64_t t = 0;
     if (NAME(FOUR_DOTS) && dim % 32 == 0)
-        for (; t + 4 <= count; t += 4) four_dots(scores + t, (const void *)query, (const void *)(keys + t * dim), dim);
+        for (; t + 4 <= count; t += 4) four_dots(out + t, (const void *)query, (const void *)(rows + t * dim), dim);
     for (; t < count; t++) {
         float sum = 0;
-        for (int64_t d = 0; d < dim; d++) sum += WIDEN(query[d]) * WIDEN(keys[t * dim + d]);
-        scores[t] = sum;
+        for (int64_t d = 0; d < dim; d++) sum += WIDEN(query[d]) * WIDEN(rows[t * dim + d]);
+        out[t] = sum;
     }
-    for (t = 0; t < count; t++) {
-        float score = scale * scores[t];
-        scores[t] = score = softcap > 0 ? softcap * tanhf(score / softcap) : score;
-        largest = score > largest ? score : largest;
-    }
-    return largest;
 }
 
 // For each of n queries: out[q] = sum_t weights[q][t] values[t]; what is read of the values serves all of them.
@@ -206,6 +211,123 @@ static inline void NAME(mix)(TYPE *out, const float *weights, const TYPE *values
         case 3: NAME(mix_some)(out, weights, values, count, dim, 3); break;
         default: NAME(mix_some)(out, weights, values, count, dim, 4);
     }
+}
+
+// totals[t] += sum over n queries of weights[q][t] rows[q]
+static inline __attribute__((always_inline)) void NAME(spread_some)(float *totals, const float *weights, const TYPE *rows,
+                                                                    int64_t count, int64_t dim, const int n) {
+    int64_t d = 0;
+    for (; d + 64 <= dim; d += 64) {
+        lanes row[4][4];
+        for (int q = 0; q < n; q++)
+            for (int part = 0; part < 4; part++) row[q][part] = LOAD(rows + q * dim + d + 16 * part);
+        for (int64_t t = 0; t < count; t++)
+            for (int part = 0; part < 4; part++) {
+                float *total = totals + t * dim + d + 16 * part;
+                lanes sum = load_float(total);
+                for (int q = 0; q < n; q++) sum += weights[q * count + t] * row[q][part];
+                memcpy(total, &sum, sizeof sum);
+            }
+    }
+    for (int64_t t = 0; t < count && d < dim; t++)
+        for (int64_t e = d; e < dim; e++)
+            for (int q = 0; q < n; q++) totals[t * dim + e] += weights[q * count + t] * WIDEN(rows[q * dim + e]);
+}
+
+static inline void NAME(spread)(float *totals, const float *weights, const TYPE *rows, int64_t count, int64_t dim, int64_t n) {
+    switch (n) {
+        case 1: NAME(spread_some)(totals, weights, rows, count, dim, 1); break;
+        case 2: NAME(spread_some)(totals, weights, rows, count, dim, 2); break;
+        case 3: NAME(spread_some)(totals, weights, rows, count, dim, 3); break;
+        default: NAME(spread_some)(totals, weights, rows, count, dim, 4);
+    }
+}
+
+// Probabilities of a tile's query over the keys that the tile sees.
+static inline void NAME(probabilities)(float *out, const TYPE *query, const TYPE *keys, const float *mask, int64_t count,
+                                       int64_t dim, float scale) {
+    NAME(dots)(out, query, keys, count, dim);
+    for (int64_t t = 0; t < count; t++) out[t] = scale * out[t] + mask[t];
+    softmax(out, count);
+}
+
+static inline void NAME(gather)(TYPE *out, const TYPE *from, const int64_t *keys, int64_t count, int64_t heads, int64_t head,
+                                int64_t dim) {
+    for (int64_t t = 0; t < count; t++) memcpy(out + t * dim, from + (keys[t] * heads + head) * dim, dim * sizeof(TYPE));
+}
+
+// Attention of tiles: tile m's queries, (kv_heads, rows, dim) with rows = group * side, see the keys numbered
+// keys[starts[m]] .. keys[starts[m + 1] - 1], as the additive mask (side, their number) at mask + side * starts[m] lets them.
+// key, value (all keys, kv_heads, dim); out is like query.
+void NAME(attend)(int64_t tiles, int64_t kv_heads, int64_t group, int64_t side, int64_t dim, const int64_t *starts,
+                  const int64_t *keys, const float *mask, const TYPE *query, const TYPE *key, const TYPE *value, TYPE *out,
+                  float scale) {
+#pragma omp parallel for schedule(dynamic, 1) collapse(2)
+    for (int64_t m = 0; m < tiles; m++)
+        for (int64_t head = 0; head < kv_heads; head++) {
+            int64_t rows = group * side, count = starts[m + 1] - starts[m], first = (m * kv_heads + head) * rows * dim;
+            TYPE *some_keys = malloc(2 * count * dim * sizeof(TYPE)), *some_values = some_keys + count * dim;
+            float *weights = malloc(4 * count * sizeof(float));
+            NAME(gather)(some_keys, key, keys + starts[m], count, kv_heads, head, dim);
+            NAME(gather)(some_values, value, keys + starts[m], count, kv_heads, head, dim);
+            for (int64_t row = 0; row < rows; row += 4) {
+                int64_t n = rows - row < 4 ? rows - row : 4;
+                for (int64_t q = 0; q < n; q++)
+                    NAME(probabilities)(weights + q * count, query + first + (row + q) * dim, some_keys,
+                                        mask + side * starts[m] + (row + q) % side * count, count, dim, scale);
+                NAME(mix)(out + first + row * dim, weights, some_values, count, dim, n);
+            }
+            free(some_keys), free(weights);
+        }
+}
+
+// Its gradients, from grad (like query): grad_query; grad_key and grad_value, float32, are added to. Every tile's share of the
+// latter waits in `shares`, 2 * kv_heads * dim floats a key of the tiles, and all are added up in one order.
+void NAME(attend_back)(int64_t tiles, int64_t kv_heads, int64_t group, int64_t side, int64_t dim, const int64_t *starts,
+                       const int64_t *keys, const float *mask, const TYPE *query, const TYPE *key, const TYPE *value,
+                       const TYPE *grad, TYPE *grad_query, float *grad_key, float *grad_value, float *shares, float scale) {
+    int64_t base = starts[0];
+#pragma omp parallel for schedule(dynamic, 1) collapse(2)
+    for (int64_t m = 0; m < tiles; m++)
+        for (int64_t head = 0; head < kv_heads; head++) {
+            int64_t rows = group * side, count = starts[m + 1] - starts[m], first = (m * kv_heads + head) * rows * dim;
+            TYPE *some_keys = malloc(2 * count * dim * sizeof(TYPE)), *some_values = some_keys + count * dim;
+            float *weights = malloc(8 * count * sizeof(float)), *inner = weights + 4 * count;
+            float *key_share = shares + 2 * dim * (kv_heads * (starts[m] - base) + head * count), *value_share = key_share + count * dim;
+            memset(key_share, 0, 2 * count * dim * sizeof(float));
+            NAME(gather)(some_keys, key, keys + starts[m], count, kv_heads, head, dim);
+            NAME(gather)(some_values, value, keys + starts[m], count, kv_heads, head, dim);
+            for (int64_t row = 0; row < rows; row += 4) {
+                int64_t n = rows - row < 4 ? rows - row : 4, at = first + row * dim;
+                for (int64_t q = 0; q < n; q++) {
+                    float *p = weights + q * count, *d = inner + q * count, sum = 0;
+                    NAME(probabilities)(p, query + at + q * dim, some_keys, mask + side * starts[m] + (row + q) % side * count,
+                                        count, dim, scale);
+                    NAME(dots)(d, grad + at + q * dim, some_values, count, dim);
+                    for (int64_t t = 0; t < count; t++) sum += p[t] * d[t];
+                    for (int64_t t = 0; t < count; t++) d[t] = scale * p[t] * (d[t] - sum);
+                }
+                NAME(mix)(grad_query + at, inner, some_keys, count, dim, n);
+                NAME(spread)(key_share, inner, query + at, count, dim, n);
+                NAME(spread)(value_share, weights, grad + at, count, dim, n);
+            }
+            free(some_keys), free(weights);
+        }
+    int64_t slices = (dim + 15) / 16;
+#pragma omp parallel for schedule(static) collapse(2)
+    for (int64_t head = 0; head < kv_heads; head++)
+        for (int64_t slice = 0; slice < slices; slice++)
+            for (int64_t m = 0; m < tiles; m++) {
+                int64_t count = starts[m + 1] - starts[m], end = 16 * slice + 16 < dim ? 16 * slice + 16 : dim;
+                const float *share = shares + 2 * dim * (kv_heads * (starts[m] - base) + head * count);
+                for (int64_t t = 0; t < count; t++) {
+                    int64_t to = (keys[starts[m] + t] * kv_heads + head) * dim;
+                    for (int64_t d = 16 * slice; d < end; d++) {
+                        grad_key[to + d] += share[t * dim + d];
+                        grad_value[to + d] += share[(count + t) * dim + d];
+                    }
+                }
+            }
 }
 
 // residual += delta (if there is one); out = residual / rms(residual) * weight. Rows are contiguous.
@@ -294,9 +416,11 @@ void NAME(decode)(int64_t rows, int64_t kv_heads, int64_t group, int64_t dim, in
                 for (int64_t g = 0; g < n; g++) {
                     const TYPE *q = query + row * query_row + (first + g) * query_head;
                     float *weights = all_weights + g * count;
-                    float largest = NAME(score)(weights, q, slot_keys + from * dim, count, dim, scale, softcap), total = 0;
-                    for (int64_t t = 0; t < count; t++) total += weights[t] = expf(weights[t] - largest);
-                    for (int64_t t = 0; t < count; t++) weights[t] /= total;
+                    NAME(dots)(weights, q, slot_keys + from * dim, count, dim);
+                    for (int64_t t = 0; t < count; t++) weights[t] *= scale;
+                    if (softcap > 0)
+                        for (int64_t t = 0; t < count; t++) weights[t] = softcap * tanhf(weights[t] / softcap);
+                    softmax(weights, count);
                 }
                 NAME(mix)(out + (row * kv_heads * group + first) * dim, all_weights, slot_values + from * dim, count, dim, n);
             }
