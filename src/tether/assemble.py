@@ -17,7 +17,7 @@ from tether.data.chat import ChatEncoder
 from tether.data.sources import Quarantine, read
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
-from tether.models.loading import LoadedModel, add_adapter, load_model
+from tether.models.loading import LoadedModel, add_adapter, keep_on_host, load_model
 from tether.models.saving import attach_adapter, check_same_trunk, load_head, read_role, save_role
 from tether.models.trunk import Role
 from tether.rewards.control import RandomReward
@@ -69,9 +69,13 @@ class RewardSection(RewardConfig):
     lora: Lora = LoraConfig()
 
 
+OFFLOAD = "keep the layers of frozen models of their own in host memory; one at a time visits the device"
+
+
 class DirectSection(DirectConfig):
     data: DataConfig | None = None
     lora: Lora = LoraConfig()
+    offload: bool = Field(default=False, description=OFFLOAD)
 
 
 class OnlineSection(Config):
@@ -80,6 +84,7 @@ class OnlineSection(Config):
     data: DataConfig | None = None
     lora: Lora = LoraConfig()
     roles: Literal["shared", "separate"] = Field(default="shared", description="adapters on one trunk, or a model a role")
+    offload: bool = Field(default=False, description=OFFLOAD)
     reward_source: Literal["learned", "random"] = "learned"
     engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
 
@@ -87,6 +92,8 @@ class OnlineSection(Config):
     def _check_roles(self) -> OnlineSection:
         if self.roles == "shared" and self.lora is False:
             raise ValueError("roles = 'shared' needs adapters, and lora is false. Set roles = 'separate' for full fine-tuning")
+        if self.roles == "shared" and self.offload:
+            raise ValueError("offload moves frozen models of their own, and with roles = 'shared' there are none. Leave it out")
         return self
 
 
@@ -176,7 +183,7 @@ def reward_role(loaded: LoadedModel, section: RewardSection, seed: int) -> Role:
 def direct_roles(loaded: LoadedModel, section: DirectSection, settings: ModelConfig, seed: int) -> tuple[Role, Role | None]:
     """The policy under an adapter and the bare trunk as its reference; trained whole, the reference is a model of its own."""
     if section.lora is False:
-        reference = None if section.loss in REFERENCE_FREE else Role(load_model(settings, seed=seed).model)
+        reference = None if section.loss in REFERENCE_FREE else Role(_frozen(load_model(settings, seed=seed).model, section))
         return Role(loaded.model), reference
     model = add_adapter(loaded.model, "policy", section.lora, seed=seed)
     return Role(model, "policy"), None if section.loss in REFERENCE_FREE else Role(model)
@@ -237,8 +244,10 @@ def _separate_roles(
 ) -> Roles:
     """A model of its own for each role."""
     device, hidden = loaded.model.device, loaded.model.config.get_text_config().hidden_size
-    reference = Role(load_model(settings, seed=seed).model)
+    reference = Role(_frozen(load_model(settings, seed=seed).model, section))
     reward = _reward_model(reward_folder, settings) if reward_folder is not None else None
+    if reward is not None:
+        _frozen(reward.model, section)
     if isinstance(section, GRPOSection):
         value = None
     elif section.value_init == "reward" and reward_folder is not None:
@@ -257,6 +266,10 @@ def _separate_roles(
         else Role(add_adapter(loaded.model, "policy", section.lora, seed=seed), "policy")
     )
     return policy, reference, value, reward
+
+
+def _frozen(model: Any, section: DirectSection | OnlineSection) -> Any:
+    return keep_on_host(model) if section.offload else model
 
 
 def _reward_model(folder: Path, settings: ModelConfig) -> Role:

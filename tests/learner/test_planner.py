@@ -110,6 +110,8 @@ def test_ppo_with_four_roles_needs_little_more_than_one_fine_tuning():
     assert found["ppo"] < 1.15 * found["sft"]
     apart, _ = peaks(ppo={**PPO, "roles": "separate"})
     assert apart["ppo"] > found["ppo"] + 2 * 2 * made.parameters  # reference and value are whole models then
+    offloaded, made = peaks(ppo={**PPO, "roles": "separate", "offload": True})
+    assert apart["ppo"] - offloaded["ppo"] == pytest.approx(2 * made.parameters * 31 / 32, rel=0.05)  # the reference's layers
 
 
 def test_what_does_not_fit_is_met_with_changes_that_help():

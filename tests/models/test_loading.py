@@ -15,7 +15,7 @@ from tether.data.batches import make_batch
 from tether.models import packaged
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
-from tether.models.loading import add_adapter, hub_reachable, load_model, resolve, save_model
+from tether.models.loading import add_adapter, hub_reachable, keep_on_host, load_model, resolve, save_model
 from tether.models.saving import attach_adapter, load_head, read_role
 from tether.models.trunk import Role
 
@@ -139,3 +139,17 @@ def test_the_packaged_model_is_the_real_one(monkeypatch):
         [Prompt((user("What is the capital of France?"),))], Sampling(max_new_tokens=16, temperature=0.0)
     )
     assert "Paris" in groups[0].rollouts[0].text and groups[0].rollouts[0].finished
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_layers_kept_on_the_host_visit_the_device_and_compute_the_same(adapted):
+    loaded = load_model(TINY, seed=4)
+    model = add_adapter(loaded.model, "reward", LoraConfig(rank=4), seed=1) if adapted else loaded.model
+    role = Role(model, "reward" if adapted else None)
+    expected = logprobs(role, encoder_of(loaded))
+    keep_on_host(model)
+    assert role.device.type == "cpu"
+    for _ in range(2):
+        assert torch.equal(logprobs(role, encoder_of(loaded)), expected)
+        layers = list(role.decoder.layers.parameters())
+        assert layers and all(parameter.is_meta for parameter in layers)

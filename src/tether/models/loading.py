@@ -206,6 +206,20 @@ def pick_attention(attention: str, device: torch.device, model: Any) -> str:
     return GROUPED if attention == "grouped" else attention
 
 
+def keep_on_host(model: Any) -> Any:
+    """A frozen model's layers in host memory: each comes to the model's device when it is used, and goes again.
+
+    Embeddings, norm and output layer stay: they are read as tensors, and may be tied. Returns the model. Later changes of the
+    layers' weights are not seen.
+    """
+    from accelerate import cpu_offload
+
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    for layer in getattr(base.get_decoder(), "layers", ()):
+        cpu_offload(layer, execution_device=base.device)
+    return model
+
+
 def add_adapter(model: Any, name: str, lora: LoraConfig, *, seed: int = 0) -> Any:
     """`model` with one more LoRA adapter called `name`, in the dtype of the weights it stands beside.
 

@@ -201,6 +201,8 @@ def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
         if isinstance(section, OnlineSection):
             if section.roles == "separate" and section.lora is not False:
                 yield changed(roles="shared")
+            if section.roles == "separate" and not section.offload:
+                yield changed(offload=True)
             yield changed(engine_rows=max(1, section.engine_rows // 4))
 
 
@@ -216,6 +218,8 @@ class _Planner:
         self.attention = pick_attention(recipe.model.attention, torch.device("cuda" if device.gpu else "cpu"), base)
         self.parameters = base.num_parameters()
         self.trunk = weight_bytes(base.parameters())
+        layers = [weight_bytes(layer.parameters()) for layer in getattr(base.get_decoder(), "layers", ())]
+        self.on_host = sum(layers) - max(layers, default=0) if device.gpu else 0  # of a frozen model with `offload`
         self.process = CUDA_CONTEXT if device.gpu else psutil.Process().memory_info().rss + CPU_LIBRARIES
 
     def stages(self) -> list[StagePlan]:
@@ -241,6 +245,9 @@ class _Planner:
             held[f"{name} adapter"] = weight_bytes(parameters)
         held[f"{name} optimizer"] = training_bytes(parameters)
         return model, role, held
+
+    def _frozen(self, offload: bool) -> int:
+        return self.trunk - self.on_host * offload
 
     def _activations(self, peak: int) -> dict[str, int]:
         return {"activations": peak} if self.device.gpu else {"activations": peak, "holes": int(HEAP_HOLES * peak)}
@@ -277,7 +284,7 @@ class _Planner:
         model, role, held = self._trained(section.lora, "policy")
         reference = section.loss not in REFERENCE_FREE
         if reference and section.lora is False:
-            held["reference"] = self.trunk
+            held["reference"] = self._frozen(section.offload)
         rows, answers, length = self._pairs(section.micro_batch_tokens, role)
         batch = shape_batch(rows, self.prompt, answers, length)
         used = measure(model, lambda: role.logprobs(batch)[0].sum().backward())
@@ -303,9 +310,9 @@ class _Planner:
             held["value"] = adapter if shared else self.trunk + adapter
             held["value optimizer"] = held["policy optimizer"]
         if learned:
-            held["reward"] = adapter if shared else self.trunk + adapter
+            held["reward"] = adapter if shared else self._frozen(section.offload) + adapter
         if not shared:
-            held["reference"] = self.trunk
+            held["reference"] = self._frozen(section.offload)
         width = self.prompt + section.max_new_tokens
         answers = min(
             section.samples_per_prompt,
