@@ -115,7 +115,7 @@ BENCHMARKS = {
         "grpo",
         "samples/s",
         prompts,
-        {"batch": 32, "group": 8, "tokens": 48, "updates": 2, "micro_batch": 8, "micro_batch_tokens": 512},
+        {"batch": 32, "group": 8, "tokens": 48, "updates": 2, "micro_batch": 8, "micro_batch_tokens": 1024},
         (("TRL 1.16", TRL, "trl", {}),),
         "4 prompts x 8 samples of 48 tokens a step, one update, no reference, LoRA rank 16 on q, k, v",
     ),
@@ -123,10 +123,13 @@ BENCHMARKS = {
         "ppo",
         "samples/s",
         prompts,
-        {"batch": 32, "tokens": 48, "updates": 1, "micro_batch": 8, "micro_batch_tokens": 512, "value": "adapter", "stop": 4},
-        (("TRL 1.12.0", "trl_ppo_side.py", "trl-ppo", {}),),
-        "32 prompts, 48 tokens, 4 epochs; critic with an adapter of its own on both sides",
-        (("tether, critic on the policy's states", {"value": "head"}),),
+        {"batch": 32, "tokens": 48, "updates": 1, "micro_batch": 8, "micro_batch_tokens": 512, "value": "head", "stop": 4},
+        (
+            ("TRL 1.12.0, critic trained whole (its default)", "trl_ppo_side.py", "trl-ppo", {"value": "whole"}),
+            ("TRL 1.12.0, critic with an adapter", "trl_ppo_side.py", "trl-ppo", {"value": "adapter"}),
+        ),
+        "32 prompts, 48 tokens, 4 epochs; tether's critic is by default a head on the policy's states",
+        (("tether, critic with an adapter and passes of its own", {"value": "adapter"}),),
     ),
 }
 

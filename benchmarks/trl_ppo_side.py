@@ -1,6 +1,7 @@
 """PPO as TRL last had it (1.12): policy and critic as two models under LoRA, a reward model, the reference with adapters off.
 
-Beside its defaults: everything in bfloat16 without autocast, adapters too; the critic trains an adapter, not all of its weights.
+Beside its defaults: everything in bfloat16 without autocast, adapters too. The critic trains all of its weights, as by default, or
+an adapter (value = "adapter").
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ def main() -> None:
     reward, value = (
         AutoModelForSequenceClassification.from_pretrained(TASK["model"], num_labels=1, dtype=torch.bfloat16) for _ in range(2)
     )
-    value.requires_grad_(False)
-    inject_adapter_in_model(LoraConfig(**lora), value, "default")
-    value.to(torch.bfloat16)
-    value.score.requires_grad_(True)
+    if TASK["value"] == "adapter":
+        value.requires_grad_(False)
+        inject_adapter_in_model(LoraConfig(**lora), value, "default")
+        value.to(torch.bfloat16)
+        value.score.requires_grad_(True)
     # More prompts than will be needed: its loader goes through them once for each epoch it was told of.
     data = [{"input_ids": row["ids"]} for row in islice(cycle(TASK["rows"]), 20 * TASK["batch"])]
     config = PPOConfig(

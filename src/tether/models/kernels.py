@@ -60,7 +60,9 @@ def library() -> Any:
         "sample": [*[size] * 3, pointer, number, *[pointer] * 3],
         "add_norm": [size, size, *[pointer] * 3, number, pointer],
         "rotate": [*[size] * 6, *[pointer] * 5, number],
-        "gate": [size, size, pointer, pointer],
+        "norm_back": [size, size, pointer, pointer, number, pointer, pointer],
+        "gate": [*[size] * 3, *[pointer] * 3],
+        "gate_back": [size, *[pointer] * 5],
         "attend": [*[size] * 5, *[pointer] * 7, number],
         "attend_back": [*[size] * 5, *[pointer] * 11, number],
     }
@@ -269,9 +271,25 @@ def rotate(
     getattr(library(), f"rotate_{TYPES[heads.dtype]}")(*sizes, *addresses, norms[2])
 
 
-def gate(both: Tensor) -> Tensor:
-    """silu of the first half times the second: (rows, 2 dim) contiguous -> (rows, dim)."""
-    rows, dim = both.shape[0], both.shape[1] // 2
-    out = both.new_empty(rows, dim)
-    getattr(library(), f"gate_{TYPES[both.dtype]}")(rows, dim, both.data_ptr(), out.data_ptr())
+def norm_back(x: Tensor, weight: Tensor, epsilon: float, grad: Tensor) -> Tensor:
+    """The gradient in x of x / rms(x) * weight, all contiguous and (..., dim)."""
+    out, dim = torch.empty_like(x), x.shape[-1]
+    addresses = (x.data_ptr(), weight.data_ptr(), epsilon, grad.data_ptr(), out.data_ptr())
+    getattr(library(), f"norm_back_{TYPES[x.dtype]}")(x.numel() // dim, dim, *addresses)
     return out
+
+
+def gate(a: Tensor, b: Tensor) -> Tensor:
+    """silu(a) * b, (..., dim): contiguous, or two halves of one matrix (rows, 2 dim)."""
+    out, dim = torch.empty(a.shape, dtype=a.dtype), a.shape[-1]
+    stride = dim if a.is_contiguous() else a.stride(0)
+    getattr(library(), f"gate_{TYPES[a.dtype]}")(a.numel() // dim, dim, stride, a.data_ptr(), b.data_ptr(), out.data_ptr())
+    return out
+
+
+def gate_back(a: Tensor, b: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of `gate` in a and b, all contiguous."""
+    grads = torch.empty_like(a), torch.empty_like(b)
+    addresses = [t.data_ptr() for t in (a, b, grad, *grads)]
+    getattr(library(), f"gate_back_{TYPES[a.dtype]}")(a.numel(), *addresses)
+    return grads

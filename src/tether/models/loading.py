@@ -22,6 +22,8 @@ import torch
 from tether.core.errors import ModelError
 from tether.models.attention import GROUPED
 from tether.models.config import PACKAGE_PREFIX, TINY, LoraConfig, ModelConfig
+from tether.models.fused import fuse
+from tether.models.kernels import library
 from tether.models.memory import keep_freed_blocks
 from tether.models.packaged import PACKAGES, cache_folder, unpacked
 
@@ -69,6 +71,8 @@ def load_model(config: ModelConfig, *, seed: int = 0) -> LoadedModel:
     model.to(device=device, dtype=dtype).eval().requires_grad_(False)
     model.set_attn_implementation(pick_attention(config.attention, device, model))
     model.recompute = config.recompute
+    if device.type == "cpu" and library() is not None:
+        fuse(model)
     stop_ids = _stop_ids(config, tokenizer, model)
     if model.get_input_embeddings().weight.shape[0] < len(tokenizer):
         raise ModelError(

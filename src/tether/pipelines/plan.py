@@ -35,7 +35,9 @@ from tether.learner.planner import (
 )
 from tether.models.attention import GROUPED
 from tether.models.config import TINY, ModelConfig
+from tether.models.fused import fuse
 from tether.models.heads import ScalarHead
+from tether.models.kernels import library
 from tether.models.loading import pick_attention, pick_dtype, resolve
 from tether.models.trunk import Role
 from tether.stages.direct import REFERENCE_FREE
@@ -229,7 +231,7 @@ class _Planner:
     def _model(self) -> Any:
         model = shape_model(self.config, self.dtype, {GROUPED: TILED, "sdpa": FUSED}.get(self.attention, self.attention))
         model.recompute = self.recipe.model.recompute
-        return model
+        return model if self.device.gpu or library() is None else fuse(model)
 
     def _trained(self, lora: Any, name: str) -> tuple[Any, Role, dict[str, int]]:
         """A model whose role `name` learns, and what that holds."""

@@ -121,7 +121,7 @@ class PlainDecoder:
             rotate(heads, self.heads, self.kv_heads, cosines, sines, layer.norms)
             delta = layer.out(attend(number, layer, heads))
             states = add_norm(residual, delta, layer.after, self.epsilon)
-            delta = layer.down(gate(layer.both(states)))
+            delta = layer.down(gate(*layer.both(states).chunk(2, 1)))
         return add_norm(residual, delta, self.norm.weight, self.epsilon)
 
 
