@@ -1,7 +1,7 @@
 """PPO as TRL last had it (1.12): policy and critic as two models under LoRA, a reward model, the reference with adapters off.
 
-Beside its defaults: everything in bfloat16 without autocast, adapters too. The critic trains all of its weights, as by default, or
-an adapter (value = "adapter").
+Beside its defaults: everything in bfloat16 without autocast, adapters too. The critic trains all of its weights, as by default,
+or an adapter (value = "adapter").
 """
 
 from __future__ import annotations
