@@ -31,6 +31,12 @@ CASES: dict[str, dict[str, Any]] = {
     "direct": {"direct": {"epochs": 1, "prompts_per_update": 8, "micro_batch_tokens": 1024, **SMALL}},
     "ppo": {"ppo": {**POLICY, "prompts_per_step": 8, "epochs": 1, "micro_batch_tokens": 2048, **SMALL}},
     "grpo": {"grpo": {**POLICY, "prompts_per_step": 8, "micro_batch_tokens": 1024, **SMALL}},
+    # The constants of pipelines/plan.py were chosen on the cases above; these were not looked at.
+    "sft, one long row": {"sft": {"epochs": 1, "batch_size": 4, "row_tokens": 1024, "rows_per_micro_batch": 1, **SMALL}},
+    "direct, rank 64": {
+        "direct": {"epochs": 1, "prompts_per_update": 8, "micro_batch_tokens": 2048, "lora": {"rank": 64, "alpha": 64.0}}
+    },
+    "grpo, apart": {"grpo": {**POLICY, "prompts_per_step": 8, "micro_batch_tokens": 1536, "roles": "separate", **SMALL}},
 }
 RUN = """
 import json, sys

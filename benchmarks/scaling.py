@@ -70,6 +70,7 @@ def _role(config: dict[str, Any] | None = None) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from tether.models.config import LoraConfig, ModelConfig
+    from tether.models.fused import fuse
     from tether.models.loading import add_adapter, load_model, pick_attention
     from tether.models.memory import keep_freed_blocks
     from tether.models.trunk import Role
@@ -83,6 +84,7 @@ def _role(config: dict[str, Any] | None = None) -> Any:
         torch.set_default_dtype(torch.float32)
         model.requires_grad_(False)
         model.set_attn_implementation(pick_attention("auto", torch.device("cpu"), model))
+        fuse(model)
     return Role(add_adapter(model, "policy", LoraConfig(targets="attention")), "policy")
 
 

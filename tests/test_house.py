@@ -170,3 +170,13 @@ def test_every_marker_says_what_it_needs() -> None:
         name, _, description = marker.partition(":")
         assert len(description.split()) >= 3, f"{name} has no description in pyproject.toml"
         assert f"`{name}`" in contributing, f"{name} is not explained in CONTRIBUTING.md"
+
+
+def test_every_file_that_is_not_python_travels_in_the_package():
+    settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
+    packed: set[Path] = set()
+    for package, patterns in settings["tool"]["setuptools"]["package-data"].items():
+        folder = PACKAGE.joinpath(*package.split(".")[1:])
+        packed.update(path for pattern in patterns for path in folder.glob(pattern))
+    files = {path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+    assert files - packed - set(SOURCES) == set()

@@ -17,7 +17,7 @@ from tether.data.chat import ChatEncoder
 from tether.data.sources import Quarantine, read
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
-from tether.models.loading import LoadedModel, add_adapter, keep_on_host, load_model
+from tether.models.loading import LoadedModel, add_adapter, keep_on_host, load_model, load_on_host, pick_device
 from tether.models.saving import attach_adapter, check_same_trunk, load_head, read_role, save_role
 from tether.models.trunk import Role
 from tether.rewards.control import RandomReward
@@ -76,6 +76,14 @@ class DirectSection(DirectConfig):
     data: DataConfig | None = None
     lora: Lora = LoraConfig()
     offload: bool = Field(default=False, description=OFFLOAD)
+
+    @model_validator(mode="after")
+    def _check_offload(self) -> DirectSection:
+        if self.offload and (self.lora is not False or self.loss in REFERENCE_FREE):
+            raise ValueError(
+                "direct.offload moves a reference of its own; there is one with lora = false and a loss that uses it"
+            )
+        return self
 
 
 class OnlineSection(Config):
@@ -183,7 +191,7 @@ def reward_role(loaded: LoadedModel, section: RewardSection, seed: int) -> Role:
 def direct_roles(loaded: LoadedModel, section: DirectSection, settings: ModelConfig, seed: int) -> tuple[Role, Role | None]:
     """The policy under an adapter and the bare trunk as its reference; trained whole, the reference is a model of its own."""
     if section.lora is False:
-        reference = None if section.loss in REFERENCE_FREE else Role(_frozen(load_model(settings, seed=seed).model, section))
+        reference = None if section.loss in REFERENCE_FREE else Role(_frozen(settings, seed, section.offload))
         return Role(loaded.model), reference
     model = add_adapter(loaded.model, "policy", section.lora, seed=seed)
     return Role(model, "policy"), None if section.loss in REFERENCE_FREE else Role(model)
@@ -244,14 +252,12 @@ def _separate_roles(
 ) -> Roles:
     """A model of its own for each role."""
     device, hidden = loaded.model.device, loaded.model.config.get_text_config().hidden_size
-    reference = Role(_frozen(load_model(settings, seed=seed).model, section))
-    reward = _reward_model(reward_folder, settings) if reward_folder is not None else None
-    if reward is not None:
-        _frozen(reward.model, section)
+    reference = Role(_frozen(settings, seed, section.offload))
+    reward = _reward_model(reward_folder, settings, section.offload) if reward_folder is not None else None
     if isinstance(section, GRPOSection):
         value = None
     elif section.value_init == "reward" and reward_folder is not None:
-        value = _reward_model(reward_folder, settings)
+        value = _reward_model(reward_folder, settings, False)
     elif section.lora is False:
         value = Role(load_model(settings, seed=seed).model, head=ScalarHead(hidden).to(device))
     else:
@@ -268,21 +274,27 @@ def _separate_roles(
     return policy, reference, value, reward
 
 
-def _frozen(model: Any, section: DirectSection | OnlineSection) -> Any:
-    return keep_on_host(model) if section.offload else model
+def _frozen(settings: ModelConfig, seed: int, offload: bool) -> Any:
+    """A model that will not be trained."""
+    if not offload:
+        return load_model(settings, seed=seed).model
+    return keep_on_host(load_on_host(settings, seed=seed).model, pick_device(settings.device))
 
 
-def _reward_model(folder: Path, settings: ModelConfig) -> Role:
+def _reward_model(folder: Path, settings: ModelConfig, offload: bool) -> Role:
     """A trained reward model on a base of its own."""
     description = read_role(folder)
     whole = description["adapter"] is None
     source = str(folder / "model") if whole else description["base"]
-    loaded = load_model(settings.model_copy(update={"source": source, "fallback": None}))
-    head = load_head(folder, loaded.model.device)
-    if whole:
-        return Role(loaded.model, head=head)
-    check_same_trunk(description, loaded, encoder_of(loaded).describe(), folder)
-    return Role(attach_adapter(loaded.model, folder, "reward"), "reward", head)
+    loaded = (load_on_host if offload else load_model)(settings.model_copy(update={"source": source, "fallback": None}))
+    device = pick_device(settings.device)
+    model = loaded.model
+    if not whole:
+        check_same_trunk(description, loaded, encoder_of(loaded).describe(), folder)
+        model = attach_adapter(model, folder, "reward")
+    if offload:
+        keep_on_host(model, device)
+    return Role(model, None if whole else "reward", load_head(folder, device))
 
 
 def _learned(reward: Role | None, folder: Path | None, encoder: ChatEncoder) -> LearnedReward:

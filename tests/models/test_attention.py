@@ -93,6 +93,24 @@ def test_kernel_and_torch_in_the_types_of_training(monkeypatch, name, dtype, hea
     assert all(torch.equal(one, other) for one, other in zip(found[1:], again, strict=True))
 
 
+@pytest.mark.parametrize("place", ["query", "key", "value"])
+def test_what_is_not_a_number_stays_so(place):
+    tensors = {name: torch.randn(1, 2, 40, 16) for name in ("query", "key", "value")}
+    tensors[place][0, 1, 20, 3] = torch.nan
+    out, _ = grouped_attention(torch.nn.Identity(), *tensors.values(), additive_mask(causal(1, 40), torch.float32))
+    broken = out.isnan().any(-1)[0, :, 1]  # of the second head, which holds it
+    assert bool(broken[20]) and not bool(out[0, :, 0].isnan().any())
+    if place != "query":
+        assert bool(broken[20:].all())
+
+
+def test_a_mask_for_all_rows_of_a_batch():
+    tensors = [torch.randn(3, 2, 40, 16) for _ in range(3)]
+    mask = additive_mask(causal(1, 40), torch.float32)
+    out, _ = grouped_attention(torch.nn.Identity(), *tensors, mask, scaling=0.25)
+    torch.testing.assert_close(out, plain(*tensors, causal(3, 40), 0.25), rtol=1e-4, atol=1e-5)
+
+
 def test_no_mask_is_causal_and_keys_may_reach_further_back():
     query, key = torch.randn(1, 2, 3, 4), torch.randn(1, 2, 8, 4)
     out, _ = grouped_attention(torch.nn.Identity(), query, key, key)
@@ -117,6 +135,9 @@ def test_refuses_what_it_does_not_compute():
     query = torch.randn(1, 1, 2, 4)
     with pytest.raises(NotImplementedError, match="soft cap"):
         grouped_attention(torch.nn.Identity(), query, query, query, softcap=30.0)
+    for value in (torch.randn(1, 1, 2, 3), query.bfloat16()):
+        with pytest.raises(NotImplementedError, match="one shape and type"):
+            grouped_attention(torch.nn.Identity(), query, query, value)
 
 
 def model_of(seed: int, attention: str, layers: int = 3):

@@ -5,9 +5,13 @@ import copy
 import pytest
 import torch
 from torch import nn
+from transformers import SeedOssConfig
+from transformers.models.bamba.modeling_bamba import BambaRMSNormGated
+from transformers.models.cohere.modeling_cohere import CohereLayerNorm
 from transformers.models.gemma.modeling_gemma import GemmaMLP, GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
+from transformers.models.seed_oss.modeling_seed_oss import SeedOssMLP
 
 from tether.models import kernels
 from tether.models.config import LoraConfig
@@ -64,12 +68,20 @@ def test_extreme_gates_stay_finite():
     torch.testing.assert_close(kernels.gate_back(a, b, grad)[0].double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_module_that_computes_something_else_stays_what_it_is():
-    norm, gated = drawn(GemmaRMSNorm(40)), drawn(GemmaMLP(config(hidden_act="gelu_pytorch_tanh")))
-    looks_alike = drawn(GemmaRMSNorm(40))
-    looks_alike.variance_epsilon = 1e-6  # the name by which a norm is recognised; its weight is 1 + w
-    for module in (norm, gated, looks_alike):
-        assert type(fuse(module)) in (GemmaRMSNorm, GemmaMLP)
+@pytest.mark.parametrize(
+    "module",
+    [
+        GemmaRMSNorm(40),  # 1 + weight
+        CohereLayerNorm(40),  # takes the mean away
+        BambaRMSNormGated(40),  # has a second argument
+        GemmaMLP(config(hidden_act="gelu_pytorch_tanh")),  # spelled alike, and another function
+        SeedOssMLP(SeedOssConfig(hidden_size=40, intermediate_size=60, num_attention_heads=4, head_dim=10)),  # drops out
+    ],
+    ids=lambda m: type(m).__name__,
+)
+def test_a_module_that_computes_something_else_stays_what_it_is(module):
+    own = type(module)
+    assert type(fuse(module)) is own
 
 
 def test_a_trained_weight_gets_its_gradient():

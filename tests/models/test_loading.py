@@ -6,20 +6,23 @@ import zipfile
 
 import pytest
 import torch
+import transformers
 
-from tether.assemble import encoder_of, load_policy, save_trained
+from tether.assemble import Recipe, encoder_of, load_policy, policy_stage, save_trained
 from tether.core.config import build
-from tether.core.errors import MissingFileError, ModelError
-from tether.core.types import assistant, user
+from tether.core.errors import ConfigError, MissingFileError, ModelError
+from tether.core.types import Prompt, assistant, user
 from tether.data.batches import make_batch
 from tether.models import packaged
+from tether.models.attention import GROUPED
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
-from tether.models.loading import add_adapter, hub_reachable, keep_on_host, load_model, resolve, save_model
+from tether.models.loading import add_adapter, hub_reachable, keep_on_host, load_model, pick_attention, resolve, save_model
 from tether.models.saving import attach_adapter, load_head, read_role
 from tether.models.trunk import Role
 
 TINY = ModelConfig(source="tiny", dtype="float32")
+SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 50}
 
 
 def logprobs(role, encoder):
@@ -147,9 +150,55 @@ def test_layers_kept_on_the_host_visit_the_device_and_compute_the_same(adapted):
     model = add_adapter(loaded.model, "reward", LoraConfig(rank=4), seed=1) if adapted else loaded.model
     role = Role(model, "reward" if adapted else None)
     expected = logprobs(role, encoder_of(loaded))
-    keep_on_host(model)
+    keep_on_host(model, torch.device("cpu"))
     assert role.device.type == "cpu"
     for _ in range(2):
         assert torch.equal(logprobs(role, encoder_of(loaded)), expected)
         layers = list(role.decoder.layers.parameters())
         assert layers and all(parameter.is_meta for parameter in layers)
+
+
+def step_of(offload):
+    section = {"roles": "separate", "reward_source": "random", "offload": offload, "max_new_tokens": 6, "prompts_per_step": 4}
+    recipe = build(Recipe, {"run": "unused", "model": {"source": "tiny"}, "ppo": section}, [], where="test")
+    stage, _ = policy_stage(recipe.ppo, recipe.model, None, 0)
+    metrics, _, _ = stage.step([Prompt((user(text),), text) for text in "abcd"], 0)
+    return stage, {name: value for name, value in metrics.items() if not name.startswith(("time/", "memory/", "tokens_per"))}
+
+
+def test_offloading_changes_nothing_but_the_place():
+    apart, expected = step_of(False)
+    offloaded, metrics = step_of(True)
+    assert metrics == expected
+    assert all(p.is_meta for p in offloaded.reference.decoder.layers.parameters())
+    assert not any(p.is_meta for p in [*apart.reference.model.parameters(), *offloaded.policy.model.parameters()])
+
+
+@pytest.mark.parametrize("lora", [{}, False])
+def test_offload_is_refused_where_nothing_could_be_moved(lora):
+    section = {"offload": True, "lora": lora, "roles": "shared"}
+    with pytest.raises(ConfigError, match=r"offload|shared"):
+        build(Recipe, {"run": "unused", "model": {"source": "tiny"}, "ppo": section}, [], where="test")
+    if lora is not False:
+        with pytest.raises(ConfigError, match="offload"):
+            build(Recipe, {"run": "unused", "model": {"source": "tiny"}, "direct": {"offload": True}}, [], where="test")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        (transformers.LlamaConfig(**SMALL), GROUPED),
+        (transformers.LlamaConfig(**SMALL, attention_dropout=0.1), "eager"),
+        (transformers.GPT2Config(n_embd=32, n_layer=1, n_head=4, vocab_size=50), "eager"),  # its dropout has another name
+        (
+            transformers.DeepseekV3Config(**SMALL, first_k_dense_replace=1, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=8),
+            "eager",  # values narrower than keys
+        ),
+    ],
+)
+def test_grouped_attention_is_chosen_only_where_it_computes_what_the_model_does(config, expected):
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    assert pick_attention("auto", torch.device("cpu"), model) == expected
+    if expected == "eager":
+        with pytest.raises(ModelError, match="grouped"):
+            pick_attention("grouped", torch.device("cpu"), model)

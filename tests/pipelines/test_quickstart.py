@@ -5,10 +5,16 @@ import tomllib
 
 import pytest
 
+from tether.assemble import encoder_of
 from tether.core.config import build, packaged_recipe
 from tether.core.errors import ConfigError
 from tether.core.rundir import read_jsonl
+from tether.core.types import Comparison, assistant, user
+from tether.data.comparisons import encode_comparisons
+from tether.models.config import ModelConfig
+from tether.models.loading import load_model
 from tether.pipelines.quickstart import Quickstart, QuickstartConfig
+from tether.preferences.annotators import in_true_order
 from tether.report import write_report
 
 
@@ -34,6 +40,17 @@ def test_the_summary_has_what_is_promised(finished):
     for estimate in (summary["reward"]["heldout_accuracy"], summary["ppo"]["gold_win_rate"]):
         assert estimate["low"] <= estimate["value"] <= estimate["high"] and estimate["count"] > 0
     assert json.loads((root / "summary.json").read_text()) == summary
+
+
+@pytest.mark.parametrize("gold_difference", [0.4, -0.4])
+def test_gold_accuracy_is_asked_of_the_true_order(gold_difference):
+    """Annotators said "good"; after the way to a ranking, which turns labels below one half, gold's answer must stand first."""
+    loaded = load_model(ModelConfig(source="tiny"))
+    label = Comparison((user("hi"),), (assistant("good"),), (assistant("bad"),), metadata={"gold_difference": gold_difference})
+    (ranking,), _ = encode_comparisons([in_true_order(label)], encoder_of(loaded), 64)
+    best, worst = (loaded.tokenizer.decode(ranking.sequences[side[0]].ids) for side in (ranking.chosen, ranking.rejected))
+    assert ranking.probability == (1.0,)
+    assert ("good" in best and "bad" in worst) if gold_difference > 0 else ("bad" in best and "good" in worst)
 
 
 def test_each_arm_differs_in_its_one_setting(finished):

@@ -71,7 +71,7 @@ class _ShapeAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, fused: bool) -> Tensor:
-        out = torch.empty_like(query)
+        out = query.new_empty(*query.shape[:-1], value.shape[-1])
         kept = [query, key, value, out, query.new_empty(query.shape[:-1], dtype=torch.float32)]
         ctx.save_for_backward(*(kept if fused else [torch.empty_like(t) for t in kept[:3]]))
         ctx.fused = fused
@@ -80,9 +80,10 @@ class _ShapeAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = ctx.saved_tensors[:3]
-        if not ctx.fused:  # every tile's share of the gradients of keys and values, if causal
-            shares = key.numel() * query.shape[2] // KERNEL_TILE
-            query.new_empty(min(shares, SHARES), dtype=torch.float32)
+        if not ctx.fused:  # in float32: the gradients of keys and values, and every tile's share of them, if causal
+            wide = [torch.empty_like(tensor, dtype=torch.float32) for tensor in (key, value)]
+            query.new_empty(min(key.numel() * query.shape[2] // KERNEL_TILE, SHARES), dtype=torch.float32)
+            return torch.empty_like(query), *(w.to(key.dtype) for w in wide), None
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
 
 

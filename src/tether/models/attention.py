@@ -94,7 +94,8 @@ class _Grouped(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, tiles: Tiles, scale: float) -> Tensor:
         ctx.save_for_backward(query, key, value)
         ctx.tiles, ctx.scale = tiles, scale
-        if library_for(query) is not None:
+        ctx.by_kernel = tiles.side == KERNEL_TILE and library_for(query) is not None
+        if ctx.by_kernel:
             return attend(query, key, value, tiles.ragged, scale)
         out = torch.empty_like(query)
         for index, keys, mask in tiles.buckets:
@@ -107,7 +108,7 @@ class _Grouped(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value = ctx.saved_tensors
-        if library_for(query) is not None:
+        if ctx.by_kernel:
             grad, *wide = attend_back(query, key, value, ctx.tiles.ragged, ctx.scale, grads[0].contiguous())
             return grad, *(w.to(key.dtype) for w in wide), None, None
         grad_query = torch.empty_like(query)
@@ -153,13 +154,16 @@ def grouped_attention(
     attention_mask: (B or 1, 1, T, S) additive; None: causal.
 
     Raises:
-        NotImplementedError: soft caps, sinks or dropout inside attention; pick_attention gives such models the eager one.
+        NotImplementedError: soft caps, sinks or dropout inside attention, values of another width than keys, several types;
+            pick_attention gives such models the eager one.
     """
     if options.get("softcap") or options.get("s_aux") is not None or options.get("dropout"):
         raise NotImplementedError("grouped attention knows no soft cap, sinks or dropout; set model.attention = 'eager'")
+    if value.shape != key.shape or len({query.dtype, key.dtype, value.dtype}) > 1:
+        raise NotImplementedError("grouped attention wants keys and values of one shape and type; set model.attention = 'eager'")
     (batch, heads, time, dim), (kv_heads, width) = query.shape, key.shape[1:3]
     tiles = getattr(attention_mask, "tiles", None)
-    if tiles is None:
+    if tiles is None or tiles.mask.shape != (batch, 1, time, width):
         if attention_mask is None:
             visible = torch.ones(time, width, dtype=torch.bool, device=query.device).tril(width - time)
             attention_mask = torch.zeros_like(visible, dtype=query.dtype).masked_fill_(~visible, torch.finfo(query.dtype).min)

@@ -1,8 +1,8 @@
 """RMS norms and gated layers as one operation each, for training on a CPU.
 
 transformers spells a norm as eight passes over memory and keeps three float32 tensors of it for the backward pass; a gated layer
-keeps one product more than it needs. `fuse` gives modules that compute just that a class of their own with our kernels inside,
-after comparing the two; parameters, names and adapters stay what they are.
+keeps one product more than it needs. `fuse` gives modules that are spelled just so a class of their own with our kernels inside;
+parameters, names and adapters stay what they are.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from transformers.activations import SiLUActivation
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from tether.models.kernels import add_norm, gate, gate_back, library_for, norm_back
+from tether.models.kernels import TYPES, add_norm, gate, gate_back, library_for, norm_back
 
 
 class _Norm(torch.autograd.Function):
@@ -51,11 +53,11 @@ class _Gate(torch.autograd.Function):
 
 
 def _has_kernels(x: Tensor) -> bool:
-    return x.is_meta or library_for(x) is not None
+    return x.dtype in TYPES and (x.is_meta or library_for(x) is not None)
 
 
 class _FusedNorm:
-    """Before a module's own class: its forward pass is the plan for what the kernels do not take."""
+    """Before a module's own class, whose forward pass is there for what the kernels do not take."""
 
     def forward(self: Any, hidden_states: Tensor) -> Tensor:
         if self.weight.requires_grad or hidden_states.dtype != self.weight.dtype or not _has_kernels(hidden_states):
@@ -66,53 +68,35 @@ class _FusedNorm:
 class _FusedGated:
     def forward(self: Any, x: Tensor) -> Tensor:
         a, b = self.gate_proj(x), self.up_proj(x)
-        return self.down_proj(_Gate.apply(a, b) if _has_kernels(a) else self.act_fn(a) * b)
+        alike = a.dtype == b.dtype and a.shape == b.shape
+        return self.down_proj(_Gate.apply(a, b) if alike and _has_kernels(a) else self.act_fn(a) * b)
 
 
 def fuse(model: nn.Module) -> nn.Module:
-    """Give every module of `model` that is exactly such a norm or gated layer the fused class. Returns the model."""
-    trusted: dict[Any, bool] = {}
+    """Give every norm and gated layer of `model` that is spelled like Llama's the fused class. Returns the model."""
     for module in model.modules():
-        kind = _kind(module)
-        if kind is None:
-            continue
         own = type(module)
-        key = own, getattr(module, "variance_epsilon", None)
-        if key not in trusted:
-            trusted[key] = _same(module, _class(kind, own))
-        if trusted[key]:
-            module.__class__ = _class(kind, own)
+        if not isinstance(module, (_FusedNorm, _FusedGated)):
+            if _spelled_like(own, LlamaRMSNorm):
+                module.__class__ = _class(_FusedNorm, own)
+            elif _spelled_like(own, LlamaMLP) and isinstance(module.act_fn, (nn.SiLU, SiLUActivation)):
+                module.__class__ = _class(_FusedGated, own)
     return model
 
 
-def _kind(module: Any) -> type | None:
-    if isinstance(module, (_FusedNorm, _FusedGated)):
-        return None
-    if {name for name, _ in module.named_parameters()} == {"weight"} and hasattr(module, "variance_epsilon"):
-        return _FusedNorm
-    return _FusedGated if {name for name, _ in module.named_children()} >= {"gate_proj", "up_proj", "down_proj"} else None
+@cache
+def _spelled_like(own: Any, known: Any) -> bool:
+    """Whether two classes' forward passes are the same code. Numbers could not tell: a few drawn ones miss a mean that is taken
+    away, a clamp, a dropout."""
+    codes = [getattr(kind.forward, "__code__", None) for kind in (own, known)]
+    parts = [
+        (c.co_code, c.co_names, c.co_varnames, [k for k in c.co_consts if k != kind.forward.__doc__])
+        for c, kind in zip(codes, (own, known), strict=True)
+        if c is not None
+    ]
+    return len(parts) == 2 and parts[0] == parts[1]
 
 
 @cache
 def _class(kind: type, own: type) -> type:
     return type(own.__name__, (kind, own), {"__module__": own.__module__})
-
-
-@torch.no_grad()
-def _same(module: Any, fused: type) -> bool:
-    """Whether the fused class computes what the module does."""
-    weight = module.weight if hasattr(module, "weight") else module.gate_proj.weight
-    if weight.is_meta:
-        return True
-    x = torch.randn(3, weight.shape[-1], generator=torch.Generator().manual_seed(0)).to(weight)
-    try:
-        expected = module(x).float()
-        own, module.__class__ = type(module), fused
-        try:
-            found = module(x).float()
-        finally:
-            module.__class__ = own
-    except (TypeError, AttributeError, RuntimeError):
-        return False
-    tolerance = {torch.float32: 1e-5, torch.bfloat16: 2e-2}.get(weight.dtype, 0.0)
-    return bool((found - expected).norm() <= tolerance * expected.norm())

@@ -38,7 +38,7 @@ static inline float widen_bfloat(bfloat x) {
     return value;
 }
 
-static inline bfloat narrow_bfloat(float value) {  // to nearest, ties to even; nothing here is NaN
+static inline bfloat narrow_bfloat(float value) {  // to nearest, ties to even; a quiet NaN stays one
     uint32_t bits;
     memcpy(&bits, &value, 4);
     return (bfloat)((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
@@ -106,6 +106,7 @@ static inline __attribute__((always_inline)) void tile(const int rows, int64_t p
 // out (rows, columns) = x (rows, 2 pairs) · matrix (+ bias, a float for every output of the panels). All contiguous.
 void product(int64_t rows, int64_t pairs, int64_t columns, const bfloat *x, const bfloat *panels, const float *bias, bfloat *out) {
     int64_t count = (columns + PANEL - 1) / PANEL, tiles = (rows + TILE - 1) / TILE, parts = 1;
+    if (rows == 0) return;
 #ifdef _OPENMP
     int64_t tasks = 2 * omp_get_max_threads();  // with fewer panels than these the rows are shared out as well
     if (count < tasks) parts = (tasks + count - 1) / count < tiles ? (tasks + count - 1) / count : tiles;
@@ -138,9 +139,19 @@ static inline void four_dots(float *out, const void *query, const void *rows, in
 #endif
 #define FOUR_DOTS_float 0
 
-// Scores become their softmax.
+// Scores become their softmax. What is not a number stays so: -ffast-math would clip it away.
 static inline void softmax(float *scores, int64_t count) {
     float largest = -FLT_MAX, total = 0;
+    uint32_t strange = 0;
+    for (int64_t t = 0; t < count; t++) {
+        uint32_t bits;
+        memcpy(&bits, scores + t, 4);
+        strange |= (bits & 0x7fffffff) > 0x7f800000;
+    }
+    if (strange) {
+        for (int64_t t = 0; t < count; t++) memcpy(scores + t, &(uint32_t){0x7fc00000}, 4);
+        return;
+    }
     for (int64_t t = 0; t < count; t++) largest = scores[t] > largest ? scores[t] : largest;
     for (int64_t t = 0; t < count; t++) {
         float below = scores[t] - largest;  // clipped: expf takes a slow way where it underflows
@@ -448,7 +459,7 @@ void NAME(decode)(int64_t rows, int64_t kv_heads, int64_t group, int64_t dim, in
                 __builtin_prefetch(slot_values + d);
                 if (row + 1 < rows || head + 1 < kv_heads) __builtin_prefetch(slot_keys + capacity * dim + d);
             }
-            float all_weights[(group < 4 ? group : 4) * count];
+            float *all_weights = malloc((group < 4 ? group : 4) * count * sizeof(float));
             for (int64_t first = head * group; first < (head + 1) * group; first += 4) {
                 int64_t n = (head + 1) * group - first < 4 ? (head + 1) * group - first : 4;
                 for (int64_t g = 0; g < n; g++) {
@@ -462,6 +473,7 @@ void NAME(decode)(int64_t rows, int64_t kv_heads, int64_t group, int64_t dim, in
                 }
                 NAME(mix)(out + (row * kv_heads * group + first) * dim, all_weights, slot_values + from * dim, count, dim, n);
             }
+            free(all_weights);
         }
 }
 

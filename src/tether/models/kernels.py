@@ -31,14 +31,16 @@ TYPES = {torch.float32: "float", torch.bfloat16: "bfloat"}
 @cache
 def library() -> Any:
     """The shared library, built in under a second if need be; None where it cannot be had (or TETHER_KERNELS=0)."""
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
     if compiler is None or os.name != "posix" or os.environ.get("TETHER_KERNELS") == "0":
         return None
     openmp = sorted(Path(torch.__file__).parent.glob("lib/libgomp*.so*"))[:1]  # torch's own threads, not a second set of them
+    if not openmp and torch.get_num_threads() > 1:
+        return None  # on one thread they would be slower than torch on all
     flags = ["-O3", "-march=native", "-ffast-math", "-fPIC", *(["-fopenmp"] if openmp else [])]
-    key = hashlib.sha256("\n".join([SOURCE.read_text(), *flags, platform.machine(), _processor()]).encode()).hexdigest()[:16]
-    built = cache_folder() / "kernels" / f"kernels-{key}.so"
     try:
+        known = [SOURCE.read_text(), compiler, *flags, *(path.name for path in openmp), platform.machine(), _processor()]
+        built = cache_folder() / "kernels" / f"kernels-{hashlib.sha256(chr(10).join(known).encode()).hexdigest()[:16]}.so"
         if not built.is_file():
             built.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=built.parent) as folder:
@@ -160,8 +162,8 @@ def decode(
     Returns:
         (rows, 1, heads, dim), or None where there is no kernel for these tensors (nothing has been written then).
     """
-    loaded = library_for(query)
-    if loaded is None or any(t.stride(-1) != 1 for t in (query, new_keys, new_values)):
+    loaded, given = library_for(query), (query, new_keys, new_values, *store)
+    if loaded is None or any(t.stride(-1) != 1 or t.dtype != query.dtype or t.shape[-1] != query.shape[-1] for t in given):
         return None
     rows, heads, _, dim = query.shape
     _, kv_heads, capacity, _ = store[0].shape
@@ -223,7 +225,7 @@ SHARES = 2**24
 def attend(query: Tensor, key: Tensor, value: Tensor, tiles: Ragged, scale: float) -> Tensor:
     """Attention of tiles, query (M, K, G, side, D), key and value (keys, K, D), all contiguous -> like query.
 
-    The caller has asked `library_for`.
+    The caller has asked `library_for`, and seen to it that they have one type and that the tiles are theirs.
     """
     out = torch.empty_like(query)
     addresses = (*(t.data_ptr() for t in (tiles.starts, tiles.keys, tiles.mask, query, key, value, out)), scale)
@@ -242,7 +244,8 @@ def attend_back(
         end = first + 1
         while end < count and 2 * kv_heads * dim * (starts[end + 1] - starts[first]) <= SHARES:
             end += 1
-        shares = torch.empty(2 * kv_heads * dim * (starts[end] - starts[first]))
+        size = 2 * kv_heads * dim * (starts[end] - starts[first])
+        shares = torch.empty(size, dtype=torch.float32, device=query.device)
         some = [tiles.starts[first:], tiles.keys, tiles.mask, query[first:], key, value, grad[first:], grads[0][first:]]
         addresses = [t.data_ptr() for t in (*some, *grads[1:], shares)]
         getattr(library(), f"attend_back_{kind}")(end - first, *query.shape[1:], *addresses, scale)
@@ -281,7 +284,7 @@ def norm_back(x: Tensor, weight: Tensor, epsilon: float, grad: Tensor) -> Tensor
 
 def gate(a: Tensor, b: Tensor) -> Tensor:
     """silu(a) * b, (..., dim): contiguous, or two halves of one matrix (rows, 2 dim)."""
-    out, dim = torch.empty(a.shape, dtype=a.dtype), a.shape[-1]
+    out, dim = torch.empty(a.shape, dtype=a.dtype, device=a.device), a.shape[-1]
     stride = dim if a.is_contiguous() else a.stride(0)
     getattr(library(), f"gate_{TYPES[a.dtype]}")(a.numel() // dim, dim, stride, a.data_ptr(), b.data_ptr(), out.data_ptr())
     return out

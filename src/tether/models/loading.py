@@ -193,6 +193,12 @@ def pick_dtype(dtype: str, device: str = "auto") -> torch.dtype:
     return torch.float32
 
 
+FOREIGN_TO_GROUPED = (
+    *("attn_logit_softcapping", "attention_dropout", "attn_pdrop", "attention_probs_dropout_prob"),  # not computed
+    *("kv_lora_rank", "v_head_dim"),  # values of another width than keys
+)
+
+
 def pick_attention(attention: str, device: torch.device, model: Any) -> str:
     """`auto` on a CPU is our own grouped attention where the model's needs allow it, else eager; on an accelerator it is sdpa.
 
@@ -200,7 +206,7 @@ def pick_attention(attention: str, device: torch.device, model: Any) -> str:
         ModelError: grouped attention was asked for and the model needs more than it does.
     """
     config = model.config.get_text_config()
-    foreign = [name for name in ("attn_logit_softcapping", "attention_dropout") if getattr(config, name, None)]
+    foreign = [name for name in FOREIGN_TO_GROUPED if getattr(config, name, None)]
     foreign += [type(m).__name__ for m in model.modules() if hasattr(m, "sinks")][:1]
     foreign += [] if getattr(model, "_supports_attention_backend", False) else ["an attention of its own"]
     if attention == "grouped" and foreign:
@@ -210,17 +216,30 @@ def pick_attention(attention: str, device: torch.device, model: Any) -> str:
     return GROUPED if attention == "grouped" else attention
 
 
-def keep_on_host(model: Any) -> Any:
-    """A frozen model's layers in host memory: each comes to the model's device when it is used, and goes again.
+def load_on_host(config: ModelConfig, *, seed: int = 0) -> LoadedModel:
+    """What `load_model` would give for the device that `config` names, but in host memory; `keep_on_host` comes next."""
+    dtype = str(pick_dtype(config.dtype, config.device)).removeprefix("torch.")
+    loaded = load_model(config.model_copy(update={"device": "cpu", "dtype": dtype}), seed=seed)
+    loaded.model.set_attn_implementation(pick_attention(config.attention, pick_device(config.device), loaded.model))
+    return loaded
 
-    Embeddings, norm and output layer stay: they are read as tensors, and may be tied. Returns the model. Later changes of the
-    layers' weights are not seen.
+
+def keep_on_host(model: Any, device: torch.device) -> Any:
+    """Leave a frozen model's layers in host memory: each comes to `device` when it is used, and goes again.
+
+    Embeddings, norm and output layer move there: they are read as tensors, and may be tied. Returns the model. Later changes of
+    the layers' weights are not seen.
     """
     from accelerate import cpu_offload
 
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    for layer in getattr(base.get_decoder(), "layers", ()):
-        cpu_offload(layer, execution_device=base.device)
+    layers = list(getattr(base.get_decoder(), "layers", ()))
+    inside = {id(module) for layer in layers for module in layer.modules()}
+    for layer in layers:
+        cpu_offload(layer, execution_device=device)
+    for module in model.modules():
+        if id(module) not in inside:
+            module._apply(lambda tensor: tensor.to(device), recurse=False)
     return model
 
 

@@ -60,6 +60,8 @@ SCORING_TOKENS = 4096
 EFFICIENCY, DECODING_EFFICIENCY = 0.4, 0.6
 """Shares of a GPU's product rate and bandwidth that large passes and decoding may reach."""
 CUDA_CONTEXT = int(0.6e9)
+LINK = 25e9
+"""Bytes a second from host memory to a GPU, as PCIe 4 reaches them from pageable memory at best."""
 CPU_LIBRARIES, HEAP_HOLES = int(0.2e9), 0.48
 """Of a training process on a CPU beside what this one has loaded (kernels' code and scratch space), and of its activations: what
 glibc's heap wastes on holes. Both fitted to measured peaks (`python -m benchmarks.planned`)."""
@@ -196,15 +198,17 @@ def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
             yield changed(rows_per_micro_batch=1)
         if not isinstance(section, SFTSection):
             yield changed(micro_batch_tokens=max(8, section.micro_batch_tokens // 4))
+        apart = isinstance(section, OnlineSection) and section.roles == "separate"
+        apart = apart or (isinstance(section, DirectSection) and section.lora is False and section.loss not in REFERENCE_FREE)
+        if isinstance(section, (OnlineSection, DirectSection)) and apart and not section.offload:
+            yield changed(offload=True)
         if section.lora is False:
             from tether.models.config import LoraConfig
 
             yield changed(lora=LoraConfig())
         if isinstance(section, OnlineSection):
             if section.roles == "separate" and section.lora is not False:
-                yield changed(roles="shared")
-            if section.roles == "separate" and not section.offload:
-                yield changed(offload=True)
+                yield changed(roles="shared", **({"offload": False} if section.offload else {}))
             yield changed(engine_rows=max(1, section.engine_rows // 4))
 
 
@@ -352,10 +356,13 @@ class _Planner:
         backward = (2.0 if section.lora is not False else 3.0) * saved * (2 if own_value else 1)
         held = {**held, **engine}
         forward_pass = self._seconds(tokens, counted, 1.0)
+        scoring_pass = self._seconds(tokens, 0, 1.0)
+        moved = self.on_host * section.offload / LINK
+        visits = moved * tokens / section.micro_batch_tokens
         phases = [
             Phase("rollout", {**held, **cache}, rollout),
-            Phase("reward", {**held, **self._activations(scored.peak)}, self._seconds(tokens, 0, 1.0)),
-            Phase("evaluate", {**held, **common, **self._activations(evaluated.peak)}, evaluations * forward_pass),
+            Phase("reward", {**held, **self._activations(scored.peak)}, scoring_pass + moved * tokens / SCORING_TOKENS),
+            Phase("evaluate", {**held, **common, **self._activations(evaluated.peak)}, evaluations * forward_pass + visits),
             Phase("update", {**held, **common, **self._activations(trained.peak)}, section.epochs * backward * forward_pass),
         ]
         unused = {"reward": not learned, "evaluate": not evaluations}

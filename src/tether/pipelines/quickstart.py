@@ -24,7 +24,7 @@ from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel, load_model
 from tether.models.trunk import Role
 from tether.pipelines.journey import after_sft, peak_rss_bytes, run_policy, run_reward, run_sft
-from tether.preferences.annotators import LabelledPairs, label_pairs
+from tether.preferences.annotators import LabelledPairs, in_true_order, label_pairs
 from tether.stages.grpo import GRPO
 from tether.stages.ppo import PPO
 
@@ -152,17 +152,14 @@ class Quickstart:
         gc.collect()
         summary["pairs"] = self.collect_pairs()
         comparisons = self._comparisons()
-        gold = [
-            c if c.metadata["gold_difference"] >= 0 else c.swap()
-            for c in split_by_group(comparisons, config.reward.heldout_fraction, config.reward.seed)[1]
-        ]
+        heldout = split_by_group(comparisons, config.reward.heldout_fraction, config.reward.seed)[1]
         summary["reward"] = run_reward(
             config.reward,
             self.policy_model,
             root / "reward",
             config.seed,
             comparisons=comparisons,
-            gold=gold,
+            gold=[in_true_order(c) for c in heldout],
             progress=self.announce("reward"),
         )
         gc.collect()

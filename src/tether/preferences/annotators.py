@@ -10,7 +10,7 @@ import itertools
 import math
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tether.core.types import Annotation, Comparison, Prompt, assistant
 
@@ -101,6 +101,12 @@ def label_pairs(
     return LabelledPairs(
         comparisons, len(pairs), mean(agree), mean(votes_right), mean(majority_right), dropped, len(pairs) - len(distinct), noise
     )
+
+
+def in_true_order(comparison: Comparison) -> Comparison:
+    """The same two answers with the label that gold would give; `swap` alone would keep the annotators' label."""
+    right = comparison.metadata["gold_difference"] >= 0
+    return comparison if right else replace(comparison.swap(), probability=1.0)
 
 
 def _vote(difference: float, noise: float, undecided: float, key: str) -> int:

@@ -78,7 +78,9 @@ class TreeDecoder:
             if isinstance(module, BaseTunerLayer):
                 module._active_adapter = [] if role.adapter is None else [role.adapter]
         self.decoder.eval()
-        self.in_place = bool(getattr(model, "_supports_attention_backend", False))
+        # Latents in place of keys and values (DeepSeek) are not what an attention function could be given in place.
+        latent = getattr(model.config.get_text_config(), "kv_lora_rank", None)
+        self.in_place = bool(getattr(model, "_supports_attention_backend", False)) and not latent
 
     def prefill(self, ids: Tensor, prefix: KeysAndValues, lengths: Tensor | None = None) -> tuple[Tensor, KeysAndValues]:
         """Last hidden states (rows, time, dim) of tokens that follow `prefix`, and all keys and values, the prefix's included.
