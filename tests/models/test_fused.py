@@ -73,7 +73,7 @@ def test_extreme_gates_stay_finite():
     [
         GemmaRMSNorm(40),  # 1 + weight
         CohereLayerNorm(40),  # takes the mean away
-        BambaRMSNormGated(40),  # has a second argument
+        BambaRMSNormGated(40, 40),  # has a second argument
         GemmaMLP(config(hidden_act="gelu_pytorch_tanh")),  # spelled alike, and another function
         SeedOssMLP(SeedOssConfig(hidden_size=40, intermediate_size=60, num_attention_heads=4, head_dim=10)),  # drops out
     ],
