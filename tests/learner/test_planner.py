@@ -121,3 +121,20 @@ def test_what_does_not_fit_is_met_with_changes_that_help():
     assert min(advice.values()) < made.peak
     assert any("recompute" in change for change in advice) and any("lora" in change for change in advice)
     assert all(after <= made.peak for after in advice.values())
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"ppo": {**PPO, "roles": "separate"}},
+        {"ppo": {**PPO, "roles": "separate", "offload": True}},
+        {"direct": {"lora": False, "offload": True}},
+        {"direct": {"lora": False}},
+    ],
+)
+def test_every_change_that_is_proposed_is_a_recipe_that_is_taken(sections):
+    recipe = build(Recipe, {**BASE, **sections}, [], where="test")
+    proposed = dict(plan(recipe, gpu(1), shape="llama-2-7b").advice)
+    assert any("offload=true" in change for change in proposed) == (not next(iter(sections.values())).get("offload", False))
+    for change in proposed:
+        build(Recipe, {**BASE, **sections}, change.replace("={}", "={rank=4}").split(), where="test")

@@ -190,26 +190,27 @@ def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
     for name in describe_sections(recipe):
         section = getattr(recipe, name)
 
-        def changed(name: str = name, section: Any = section, **values: Any) -> tuple[str, Recipe]:
+        def changed(values: dict[str, Any], name: str = name, section: Any = section) -> tuple[str, Recipe]:
             text = " ".join(f"{name}.{key}={value if not hasattr(value, 'rank') else '{}'}" for key, value in values.items())
             return text.lower(), recipe.model_copy(update={name: section.model_copy(update=values)})
 
         if isinstance(section, SFTSection) and section.rows_per_micro_batch > 1:
-            yield changed(rows_per_micro_batch=1)
+            yield changed({"rows_per_micro_batch": 1})
         if not isinstance(section, SFTSection):
-            yield changed(micro_batch_tokens=max(8, section.micro_batch_tokens // 4))
+            yield changed({"micro_batch_tokens": max(8, section.micro_batch_tokens // 4)})
         apart = isinstance(section, OnlineSection) and section.roles == "separate"
         apart = apart or (isinstance(section, DirectSection) and section.lora is False and section.loss not in REFERENCE_FREE)
-        if isinstance(section, (OnlineSection, DirectSection)) and apart and not section.offload:
-            yield changed(offload=True)
+        offloaded = {"offload": False} if getattr(section, "offload", False) else {}  # it would be refused with what comes next
+        if apart and not offloaded:
+            yield changed({"offload": True})
         if section.lora is False:
             from tether.models.config import LoraConfig
 
-            yield changed(lora=LoraConfig())
+            yield changed({"lora": LoraConfig(), **({} if isinstance(section, OnlineSection) else offloaded)})
         if isinstance(section, OnlineSection):
-            if section.roles == "separate" and section.lora is not False:
-                yield changed(roles="shared", **({"offload": False} if section.offload else {}))
-            yield changed(engine_rows=max(1, section.engine_rows // 4))
+            if apart and section.lora is not False:
+                yield changed({"roles": "shared", **offloaded})
+            yield changed({"engine_rows": max(1, section.engine_rows // 4)})
 
 
 class _Planner:
