@@ -49,7 +49,7 @@ def model_of(shape: str) -> Any:
 
 
 def encoder_of() -> ChatEncoder:
-    return ChatEncoder(tiny_tokenizer(), (10**9,), None, None)
+    return ChatEncoder(tiny_tokenizer(), (4,), None, None)  # a token like any other: random weights hardly ever draw it
 
 
 def timed(work: Callable[[], Any], tries: int = 3) -> float:
