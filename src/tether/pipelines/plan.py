@@ -347,7 +347,8 @@ class _Planner:
         layers = self.config.get_text_config().num_hidden_layers
         saved = 1 - depth / layers
         rows = min(section.engine_rows, samples)
-        engine = {} if self.device.gpu else {"engine": self.trunk + self.vocab * self.hidden * size}
+        embedding = 0 if self.config.get_text_config().tie_word_embeddings else self.vocab * self.hidden * size
+        engine = {} if self.device.gpu else {"engine": self.trunk - embedding}  # a second copy of every matrix
         cache = {"cache": cache_bytes(self.config, rows, width, size), "logits": rows * self.vocab * size}
         steps = -(-samples // rows) * section.max_new_tokens
         decoding = max(self.trunk / self.device.bandwidth, self._seconds(rows, rows, 1.0))
