@@ -233,7 +233,7 @@ def keep_on_host(model: Any, device: torch.device) -> Any:
     from accelerate import cpu_offload
 
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    layers = list(getattr(base.get_decoder(), "layers", ()))
+    layers: list[Any] = list(getattr(base.get_decoder(), "layers", ()))
     inside = {id(module) for layer in layers for module in layer.modules()}
     for layer in layers:
         cpu_offload(layer, execution_device=device)
