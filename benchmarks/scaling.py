@@ -196,11 +196,20 @@ def exponent(points: list[dict[str, float]], key: str, base: float = 0.0) -> flo
     return rise / math.log(last["size"] / first["size"])
 
 
+def short(size: float) -> str:
+    """134000000 -> 134M."""
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if size >= unit:
+            return f"{size / unit:.3g}{name}"
+    return f"{size:g}"
+
+
 def draw_all(results: dict[str, list[dict[str, float]]]) -> None:
     import matplotlib
 
     matplotlib.use("svg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import LogLocator
 
     figure, axes = plt.subplots(2, 4, figsize=(15, 6.5), layout="constrained")
     for axis, (name, points) in zip(axes.flat, results.items(), strict=False):
@@ -209,9 +218,15 @@ def draw_all(results: dict[str, list[dict[str, float]]]) -> None:
         linear = [points[-1]["seconds"] * size / sizes[-1] for size in sizes]
         axis.loglog(sizes, linear, ":", color="#9aa5ab", label="linear")
         axis.loglog(sizes, [p["peak"] for p in points], "s--", color="#c4622d", label="peak GB")
+        axis.set_xticks(sizes, [short(size) for size in sizes])
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axis.minorticks_off()
         axis.set_xlabel(name)
         axis.set_title(CURVES[name][2], fontsize=8)
         axis.grid(True, which="major", alpha=0.25)
+    for axis in axes.flat[len(results) :]:
+        axis.set_visible(False)
     axes.flat[0].legend(fontsize=8)
     figure.savefig(PICTURE, metadata={"Date": None})
 
@@ -220,10 +235,11 @@ def page(results: dict[str, list[dict[str, float]]], where: str) -> str:
     lines = [
         "# Scaling",
         "",
-        "How cost grows with each thing that a user may turn up: SmolLM2-135M in bfloat16 with LoRA on attention where",
-        f"nothing else is said, on {where}. Written by `python -m benchmarks.scaling`; every point is a process of its own.",
+        "How cost grows with each thing that a user may turn up: SmolLM2-135M in bfloat16 with LoRA on attention where nothing",
+        "else is said. Written by `python -m benchmarks.scaling`; every point is a process of its own. Measured on",
+        f"{where}.",
         "",
-        "![seconds and peak memory against eight sizes](scaling.svg)",
+        "![seconds and peak memory against sizes](scaling.svg)",
         "",
         "| grows | measured | seconds | exponent of the last step | peak GB |",
         "|---|---|---|---|---|",
