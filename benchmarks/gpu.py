@@ -28,7 +28,8 @@ from tether.models.trunk import Role
 from tether.pipelines.plan import SHAPES
 from tether.rewards.learned import LearnedReward
 from tether.rollout.local import LocalEngine
-from tether.stages.ppo import PPO, PPOConfig
+from tether.stages.policy_config import PolicyConfig
+from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.sft import SFT, SFTConfig
 
 PRODUCTS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
@@ -134,9 +135,9 @@ def four_roles(model: Any, width: int, response: int) -> Callable[[], Any]:
     model = add_adapter(model, "reward", LORA, seed=1)
     policy = Role(model, "policy")
     reward = LearnedReward(Role(model, "reward", ScalarHead(dim, zero=False).to(DEVICE)), encoder)
-    config = PPOConfig(prompts_per_step=16, max_new_tokens=response, epochs=1, micro_batch_tokens=2 * width)
+    config = PolicyConfig(prompts_per_step=16, max_new_tokens=response, epochs=1, micro_batch_tokens=2 * width)
     value = Role(model, "policy", ScalarHead(dim).to(DEVICE))
-    stage = PPO(config, policy, Role(model), value, reward, LocalEngine(policy, encoder, max_rows=16), encoder)
+    stage = PolicyGradient(config, policy, Role(model), value, reward, LocalEngine(policy, encoder, max_rows=16), encoder)
     prompts = [Prompt((user("word " * ((width - response) // 6) + str(n)),), str(n)) for n in range(16)]
     return lambda: stage.step(prompts, 0)
 

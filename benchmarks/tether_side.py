@@ -22,8 +22,8 @@ from tether.models.trunk import Role
 from tether.rewards.learned import LearnedReward
 from tether.rollout.local import LocalEngine
 from tether.stages.direct import Direct, DirectConfig
-from tether.stages.grpo import GRPO, GRPOConfig
-from tether.stages.ppo import PPO, PPOConfig
+from tether.stages.policy_config import PolicyConfig
+from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.reward import RewardConfig, RewardModeling
 from tether.stages.sft import SFT, SFTConfig
 
@@ -134,7 +134,8 @@ def online(stage: Any, samples: int) -> None:
 def grpo() -> None:
     model = adapted("policy")
     policy = Role(model, "policy")
-    config = GRPOConfig(
+    config = PolicyConfig(
+        algorithm="grpo",
         steps=10**6,
         prompts_per_step=TASK["batch"] // TASK["group"],
         samples_per_prompt=TASK["group"],
@@ -143,7 +144,7 @@ def grpo() -> None:
         optimizer=OPTIMIZER,
     )
     engine = LocalEngine(policy, encoder, max_rows=TASK["batch"])
-    online(GRPO(config, policy, Role(model), EvenTokens(), engine, encoder), TASK["group"])
+    online(PolicyGradient(config, policy, None, None, EvenTokens(), engine, encoder), TASK["group"])
 
 
 def ppo() -> None:
@@ -155,7 +156,7 @@ def ppo() -> None:
     policy = Role(model, "policy")
     value = Role(model, "value" if TASK["value"] == "adapter" else "policy", ScalarHead(dim))
     source = LearnedReward(Role(model, "reward", ScalarHead(dim, zero=False)), encoder)
-    config = PPOConfig(
+    config = PolicyConfig(
         steps=10**6,
         prompts_per_step=TASK["batch"],
         max_new_tokens=TASK["tokens"],
@@ -164,7 +165,7 @@ def ppo() -> None:
         optimizer=OPTIMIZER,
     )
     engine = LocalEngine(policy, encoder, max_rows=TASK["batch"])
-    online(PPO(config, policy, Role(model), value, source, engine, encoder), 1)
+    online(PolicyGradient(config, policy, Role(model), value, source, engine, encoder), 1)
 
 
 def rollout() -> None:

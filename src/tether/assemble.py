@@ -24,8 +24,8 @@ from tether.rewards.control import RandomReward
 from tether.rewards.learned import LearnedReward
 from tether.rollout.local import LocalEngine
 from tether.stages.direct import REFERENCE_FREE, DirectConfig
-from tether.stages.grpo import GRPO, GRPOConfig
-from tether.stages.ppo import PPO, PPOConfig
+from tether.stages.policy_config import PolicyConfig
+from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.reward import RewardConfig
 from tether.stages.sft import SFTConfig
 
@@ -105,20 +105,33 @@ class OnlineSection(Config):
         return self
 
 
-class GRPOSection(OnlineSection, GRPOConfig):
-    pass
+class PolicySection(OnlineSection, PolicyConfig):
+    """Any policy-gradient method; the three below name families of them."""
 
-
-class PPOSection(OnlineSection, PPOConfig):
     value_init: Literal["zero", "reward"] = Field(
         "zero", description="a fresh head on the policy's states, or a copy of the reward model"
     )
 
     @model_validator(mode="after")
-    def _check_value(self) -> PPOSection:
-        if self.value_init == "reward" and self.reward_source != "learned":
-            raise ValueError("ppo.value_init = 'reward' needs a learned reward model (ppo.reward_source = 'learned')")
+    def _check_value(self) -> PolicySection:
+        if self.value_init == "reward" and not (self.critic and self.reward_source == "learned"):
+            raise ValueError("value_init = 'reward' needs a critic and a learned reward model (reward_source = 'learned')")
         return self
+
+
+class PPOSection(PolicySection):
+    algorithm: Literal["ppo"] = "ppo"
+
+
+class GRPOSection(PolicySection):
+    algorithm: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = "grpo"
+
+
+class ReinforceSection(PolicySection):
+    algorithm: Literal["reinforce", "rloo", "reinforce++", "reinforce++_baseline"] = "reinforce"
+
+
+POLICY_SECTIONS: dict[str, type[PolicySection]] = {"ppo": PPOSection, "grpo": GRPOSection, "reinforce": ReinforceSection}
 
 
 class Recipe(Config):
@@ -132,11 +145,13 @@ class Recipe(Config):
     direct: DirectSection | None = None
     ppo: PPOSection | None = None
     grpo: GRPOSection | None = None
+    reinforce: ReinforceSection | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:
         found = self.reward is not None or (Path(self.run) / "reward" / "model" / "role.json").is_file()
-        for name, section in (("ppo", self.ppo), ("grpo", self.grpo)):
+        for name in POLICY_SECTIONS:
+            section = getattr(self, name)
             if section is not None and section.reward_source == "learned" and not found:
                 raise ValueError(
                     f"{name}.reward_source = 'learned' needs a [reward] section, or a finished reward stage in the run directory"
@@ -198,9 +213,9 @@ def direct_roles(loaded: LoadedModel, section: DirectSection, settings: ModelCon
 
 
 def policy_stage(
-    section: PPOSection | GRPOSection, settings: ModelConfig, reward_folder: Path | None, seed: int
-) -> tuple[PPO | GRPO, LoadedModel]:
-    """Policy, reference, reward and for PPO a value, on one trunk or apart, with an engine: everything that the stage needs.
+    section: PolicySection, settings: ModelConfig, reward_folder: Path | None, seed: int
+) -> tuple[PolicyGradient, LoadedModel]:
+    """Policy, reference, reward and perhaps a value, on one trunk or apart, with an engine: everything that the stage needs.
 
     Raises:
         ModelError: the reward model does not belong to this trunk.
@@ -213,21 +228,18 @@ def policy_stage(
         policy, reference, value, reward = _separate_roles(section, loaded, settings, reward_folder, seed)
     source: RewardSource = RandomReward(seed) if section.reward_source == "random" else _learned(reward, reward_folder, encoder)
     engine = local_engine(policy, loaded, max_rows=section.engine_rows)
-    settled = {name: getattr(section, name) for name in section.model_fields_set}
-    if value is None:
-        config = GRPOConfig.model_validate({k: v for k, v in settled.items() if k in GRPOConfig.model_fields})
-        return GRPO(config, policy, reference, source, engine, encoder), loaded
-    config = PPOConfig.model_validate({k: v for k, v in settled.items() if k in PPOConfig.model_fields})
-    return PPO(config, policy, reference, value, source, engine, encoder), loaded
+    said = {name: getattr(section, name) for name in section.model_fields_set if name in PolicyConfig.model_fields}
+    config = PolicyConfig.model_validate({**said, "algorithm": section.algorithm})
+    return PolicyGradient(config, policy, reference, value, source, engine, encoder), loaded
 
 
-Roles = tuple[Role, Role, Role | None, Role | None]
+Roles = tuple[Role, Role | None, Role | None, Role | None]
 
 
-def _shared_roles(section: PPOSection | GRPOSection, loaded: LoadedModel, reward_folder: Path | None, seed: int) -> Roles:
+def _shared_roles(section: PolicySection, loaded: LoadedModel, reward_folder: Path | None, seed: int) -> Roles:
     """Adapters on one trunk; the reference is the trunk with all of them off."""
     assert section.lora is not False
-    from_reward = isinstance(section, PPOSection) and section.value_init == "reward"
+    from_reward = section.value_init == "reward"
     model, device = loaded.model, loaded.model.device
     hidden = model.config.get_text_config().hidden_size
     if reward_folder is not None:
@@ -243,18 +255,18 @@ def _shared_roles(section: PPOSection | GRPOSection, loaded: LoadedModel, reward
     if from_reward and reward is not None:
         value = Role(model, "value", copy.deepcopy(reward.head))
     else:
-        value = Role(model, "policy", ScalarHead(hidden).to(device)) if isinstance(section, PPOSection) else None
+        value = Role(model, "policy", ScalarHead(hidden).to(device)) if section.critic else None
     return Role(model, "policy"), Role(model), value, reward
 
 
 def _separate_roles(
-    section: PPOSection | GRPOSection, loaded: LoadedModel, settings: ModelConfig, reward_folder: Path | None, seed: int
+    section: PolicySection, loaded: LoadedModel, settings: ModelConfig, reward_folder: Path | None, seed: int
 ) -> Roles:
     """A model of its own for each role."""
     device, hidden = loaded.model.device, loaded.model.config.get_text_config().hidden_size
-    reference = Role(_frozen(settings, seed, section.offload))
+    reference = Role(_frozen(settings, seed, section.offload)) if section.needs_reference else None
     reward = _reward_model(reward_folder, settings, section.offload) if reward_folder is not None else None
-    if isinstance(section, GRPOSection):
+    if not section.critic:
         value = None
     elif section.value_init == "reward" and reward_folder is not None:
         value = _reward_model(reward_folder, settings, False)
@@ -306,13 +318,7 @@ def _learned(reward: Role | None, folder: Path | None, encoder: ChatEncoder) -> 
 def load_policy(path: str, settings: ModelConfig | None = None) -> tuple[Role, LoadedModel]:
     """A policy to talk to: a model source, a run directory, or the folder of a trained role."""
     folder = Path(path).expanduser()
-    for candidate in (
-        folder / "ppo" / "policy",
-        folder / "grpo" / "policy",
-        folder / "direct" / "policy",
-        folder / "policy",
-        folder,
-    ):
+    for candidate in (*(folder / name / "policy" for name in (*POLICY_SECTIONS, "direct")), folder / "policy", folder):
         if (candidate / "role.json").is_file():
             role = read_role(candidate)
             base = str(candidate / "model") if role["adapter"] is None else role["base"]
@@ -339,4 +345,4 @@ def _settings(source: str, role: dict[str, Any] | None, settings: ModelConfig | 
 
 def describe_sections(recipe: Recipe) -> Sequence[str]:
     """Names of the stages that the recipe has, in order."""
-    return [name for name in ("sft", "reward", "direct", "ppo", "grpo") if getattr(recipe, name) is not None]
+    return [name for name in ("sft", "reward", "direct", *POLICY_SECTIONS) if getattr(recipe, name) is not None]

@@ -1,5 +1,6 @@
 """Returns and GAE against the explicit double sums of the papers, row by row, on ragged batches."""
 
+import itertools
 import math
 import statistics
 
@@ -8,7 +9,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tether.algorithms.advantages import gae, group_relative, leave_one_out, returns_to_go
+from tether.algorithms.advantages import (
+    gae,
+    group_relative,
+    leave_one_out,
+    overlong_penalty,
+    returns_to_go,
+    running_mean,
+    zero_signal,
+)
 
 number = st.floats(-10, 10)
 episode = st.lists(st.tuples(number, number), min_size=0, max_size=7)
@@ -134,3 +143,73 @@ def test_group_relative_by_hand():
     expected = [a / (deviations[g] + 1e-4) for a, g in zip(plain.tolist(), groups.tolist(), strict=True)]
     assert scaled.tolist() == pytest.approx(expected, abs=1e-6)
     assert group_relative(torch.tensor([4.0]), torch.tensor([0])).tolist() == [0.0]
+
+
+def test_the_group_of_the_textbook():
+    """[.8 .2 .9 .1]: mean .5, deviations .3 -.3 .4 -.4; sample deviation sqrt(.5/3) = .4082, population .3536, never .2217."""
+    scores, groups = torch.tensor([0.8, 0.2, 0.9, 0.1], dtype=torch.float64), torch.zeros(4, dtype=torch.long)
+    got = group_relative(scores, groups)
+    expected = [d / (math.sqrt(0.5 / 3) + 1e-4) for d in (0.3, -0.3, 0.4, -0.4)]
+    assert got.tolist() == pytest.approx(expected, rel=1e-12)
+    assert [round(v, 3) for v in got.tolist()] == [0.735, -0.735, 0.98, -0.98]
+    assert [round(v, 12) for v in group_relative(scores, groups, scale=False).tolist()] == [0.3, -0.3, 0.4, -0.4]
+
+
+def test_leave_one_out_is_the_centred_score_stretched():
+    """s_i − mean of the others = G/(G−1) · (s_i − mean of all)."""
+    scores = torch.tensor([0.8, 0.2, 0.9, 0.1, -3.0, 5.0, 2.0, 7.0], dtype=torch.float64)
+    groups = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
+    ours = scores - leave_one_out(scores, groups)
+    torch.testing.assert_close(ours, 4 / 3 * group_relative(scores, groups, scale=False))
+
+
+def test_groups_without_signal():
+    scores = torch.tensor([1.0, 1.0, 1.0, 0.0, 2.0, 5.0, 7.0, 9.0])
+    groups = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3])
+    known = torch.tensor([True, True, True, True, True, False, False, False])
+    assert zero_signal(scores, groups, known).tolist() == [True, True, False, False, True, True, True, True]
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_how_often_a_group_is_silent(rate):
+    """p^G + (1−p)^G, by enumeration of all groups of four with rewards 0 and 1."""
+    silent = 0.0
+    for outcome in itertools.product([0.0, 1.0], repeat=4):
+        chance = math.prod(rate if s else 1 - rate for s in outcome)
+        silent += chance * zero_signal(torch.tensor(outcome), torch.zeros(4, dtype=torch.long))[0].item()
+    assert silent == pytest.approx(rate**4 + (1 - rate) ** 4)
+
+
+def test_overlong_penalty_by_hand():
+    lengths = torch.tensor([1, 12, 13, 14, 16])
+    assert overlong_penalty(lengths, 16, 4).tolist() == pytest.approx([0.0, 0.0, -0.25, -0.5, -1.0])
+    for buffer in (0, 17):
+        with pytest.raises(ValueError, match="buffer must lie"):
+            overlong_penalty(lengths, 16, buffer)
+
+
+def test_running_mean_is_the_mean_until_the_window_is_full():
+    mean, count, seen = 0.0, 0, []
+    for batch in ([1.0, 2.0], [6.0], [0.0, 4.0, 4.0]):
+        mean, count = running_mean(mean, count, batch, 100)
+        seen += batch
+        assert mean == pytest.approx(sum(seen) / len(seen)) and count == len(seen)
+    assert running_mean(2.0, 10, [5.0, 5.0], 10) == (pytest.approx(2.0 + 6.0 / 12), 10)
+    assert running_mean(2.0, 10, [], 10) == (2.0, 10)
+    with pytest.raises(ValueError, match="window"):
+        running_mean(0.0, 0, [1.0], 0)
+
+
+def test_a_baseline_spares_variance_and_moves_no_mean():
+    """Exact over a bandit: E[A ∇log π] is the same for every baseline, and its variance least near the expected reward."""
+    logits = torch.tensor([0.3, -0.2, 0.8, 0.0], dtype=torch.float64)
+    chances, rewards = logits.softmax(0), torch.tensor([4.0, 5.0, 6.0, 3.0], dtype=torch.float64)
+    scores = torch.eye(4, dtype=torch.float64) - chances  # row a: the gradient of log π(a)
+    expected_reward = float(chances @ rewards)
+    spread = {}
+    for baseline in (0.0, expected_reward):
+        samples = (rewards - baseline)[:, None] * scores
+        mean = chances @ samples
+        torch.testing.assert_close(mean, chances * (rewards - expected_reward))
+        spread[baseline] = float(chances @ (samples - mean).square().sum(-1))
+    assert spread[expected_reward] < 0.1 * spread[0.0]

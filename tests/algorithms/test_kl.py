@@ -7,7 +7,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tether.algorithms.kl import adapt_kl_coefficient, kl_k1, kl_k2, kl_k3
+from tether.algorithms.kl import (
+    adapt_kl_coefficient,
+    kl_policy_reference_k1,
+    kl_policy_reference_k2,
+    kl_policy_reference_k3,
+    kl_policy_reference_k3_corrected,
+    kl_target_reached,
+)
 
 POLICY = torch.tensor([0.5, -1.0, 0.3, 2.0, -0.4], dtype=torch.float64)
 REFERENCE = torch.tensor([0.1, 0.4, -0.7, 1.0, 0.2], dtype=torch.float64).log_softmax(0)
@@ -41,45 +48,63 @@ def true_gradient(divergence) -> torch.Tensor:
 def test_k1_and_k3_are_unbiased_and_k2_is_not():
     exact = kl(POLICY.log_softmax(0), REFERENCE).item()
     assert exact > 0.2
-    assert expected_value(kl_k1) == pytest.approx(exact, rel=1e-12)
-    assert expected_value(kl_k3) == pytest.approx(exact, rel=1e-12)
-    assert abs(expected_value(kl_k2) - exact) > 0.01
+    assert expected_value(kl_policy_reference_k1) == pytest.approx(exact, rel=1e-12)
+    assert expected_value(kl_policy_reference_k3) == pytest.approx(exact, rel=1e-12)
+    assert abs(expected_value(kl_policy_reference_k2) - exact) > 0.01
 
 
 def test_gradient_of_k1_is_zero():
-    torch.testing.assert_close(expected_gradient(kl_k1), torch.zeros(5, dtype=torch.float64), atol=1e-14, rtol=0)
+    torch.testing.assert_close(expected_gradient(kl_policy_reference_k1), torch.zeros(5, dtype=torch.float64), atol=1e-14, rtol=0)
 
 
 def test_gradient_of_k2_is_that_of_the_kl_to_the_reference():
-    torch.testing.assert_close(expected_gradient(kl_k2), true_gradient(lambda p: kl(p, REFERENCE)))
+    torch.testing.assert_close(expected_gradient(kl_policy_reference_k2), true_gradient(lambda p: kl(p, REFERENCE)))
 
 
 def test_gradient_of_k3_is_that_of_the_other_divergence():
-    gradient = expected_gradient(kl_k3)
+    gradient = expected_gradient(kl_policy_reference_k3)
     torch.testing.assert_close(gradient, true_gradient(lambda p: kl(REFERENCE, p)))
     assert not torch.allclose(gradient, true_gradient(lambda p: kl(p, REFERENCE)), atol=0.01)
 
 
-def test_k3_times_the_ratio_has_the_right_gradient():
-    def corrected(logprob, reference):
-        return (logprob - logprob.detach()).exp() * kl_k3(logprob, reference)
+def test_the_corrected_k3_has_the_right_value_and_gradient_even_off_policy():
+    """Tokens from an old policy: the ratio carries both over to the present one, exactly, by enumeration."""
+    old = torch.tensor([-0.3, 0.8, 0.1, 1.0, 0.0], dtype=torch.float64).log_softmax(0)
+    for sampler in (POLICY.log_softmax(0), old):
+        logits = POLICY.clone().requires_grad_()
+        logprobs = logits.log_softmax(0)
+        estimate = sum(
+            sampler[i].exp() * kl_policy_reference_k3_corrected(logprobs[i], sampler[i], REFERENCE[i]) for i in range(5)
+        )
+        assert estimate.item() == pytest.approx(kl(POLICY.log_softmax(0), REFERENCE).item(), rel=1e-12)
+        (gradient,) = torch.autograd.grad(estimate, logits)
+        torch.testing.assert_close(gradient, true_gradient(lambda p: kl(p, REFERENCE)))
 
-    torch.testing.assert_close(expected_gradient(corrected), true_gradient(lambda p: kl(p, REFERENCE)))
+
+@pytest.mark.parametrize(("observed", "reached"), [(5.9, False), (6.0, False), (6.1, True), (-0.2, False)])
+def test_the_target_is_reached_beyond_it(observed, reached):
+    assert kl_target_reached(observed, 6.0) is reached
+
+
+@pytest.mark.parametrize(("observed", "target"), [(math.nan, 6.0), (1.0, 0.0), (1.0, -2.0)])
+def test_the_target_refuses(observed, target):
+    with pytest.raises(ValueError, match="KL target"):
+        kl_target_reached(observed, target)
 
 
 def test_direction_and_numbers_by_hand():
     # The policy gives 1/2 to a token that the reference gives 1/4: log ratio ln 2, r = 1/2.
     logprobs, reference = torch.tensor([math.log(0.5)]), torch.tensor([math.log(0.25)])
-    assert kl_k1(logprobs, reference).item() == pytest.approx(math.log(2), rel=1e-6)
-    assert kl_k2(logprobs, reference).item() == pytest.approx(math.log(2) ** 2 / 2, rel=1e-6)
-    assert kl_k3(logprobs, reference).item() == pytest.approx(0.5 - 1 + math.log(2), rel=1e-5)
+    assert kl_policy_reference_k1(logprobs, reference).item() == pytest.approx(math.log(2), rel=1e-6)
+    assert kl_policy_reference_k2(logprobs, reference).item() == pytest.approx(math.log(2) ** 2 / 2, rel=1e-6)
+    assert kl_policy_reference_k3(logprobs, reference).item() == pytest.approx(0.5 - 1 + math.log(2), rel=1e-5)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.floats(-60, 0, width=32), st.floats(-60, 0, width=32))
 def test_k3_is_never_negative_and_always_finite(logprob, reference):
     logprob = torch.tensor([logprob], requires_grad=True)
-    estimate = kl_k3(logprob, torch.tensor([reference]))
+    estimate = kl_policy_reference_k3(logprob, torch.tensor([reference]))
     (gradient,) = torch.autograd.grad(estimate.sum(), logprob)
     assert estimate.item() >= 0
     assert math.isfinite(estimate.item())
@@ -88,7 +113,7 @@ def test_k3_is_never_negative_and_always_finite(logprob, reference):
 
 def test_k3_survives_a_token_the_policy_thought_impossible():
     logprob = torch.tensor([-1000.0], requires_grad=True)
-    estimate = kl_k3(logprob, torch.tensor([-1.0]))
+    estimate = kl_policy_reference_k3(logprob, torch.tensor([-1.0]))
     estimate.sum().backward()
     assert math.isfinite(estimate.item())
     assert estimate.item() > 1e8
@@ -96,7 +121,7 @@ def test_k3_survives_a_token_the_policy_thought_impossible():
 
 
 def test_shapes_do_not_broadcast(as_in_production):
-    for estimate in (kl_k1, kl_k2, kl_k3):
+    for estimate in (kl_policy_reference_k1, kl_policy_reference_k2, kl_policy_reference_k3):
         with pytest.raises(ValueError, match="equal shapes"):
             estimate(torch.zeros(3, 1), torch.zeros(3, 4))
 

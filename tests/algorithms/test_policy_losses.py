@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from tether.algorithms.policy_losses import PolicyDiagnostics, entropy_bonus, ppo_clip_loss, value_loss
+from tether.algorithms.policy_losses import (
+    PolicyDiagnostics,
+    cispo_loss,
+    entropy_bonus,
+    importance_weights,
+    ppo_clip_loss,
+    reinforce_loss,
+    value_loss,
+)
 
 YES = torch.ones(1, dtype=torch.bool)
 
@@ -240,3 +248,136 @@ def test_shapes_do_not_broadcast(as_in_production):
         value_loss(wide, wide, narrow, mask, clip_range=None, denominator=1)
     with pytest.raises(ValueError, match="equal shapes"):
         entropy_bonus(narrow, mask, denominator=1)
+
+
+def test_reinforce_by_enumeration_is_the_gradient_of_the_expected_reward():
+    """Three actions, each counted with its probability: exactly the derivative of sum pi r, whatever the baseline."""
+    logits = torch.tensor([0.2, -0.5, 1.0], dtype=torch.float64, requires_grad=True)
+    rewards = torch.tensor([1.0, 3.0, -2.0], dtype=torch.float64)
+    (exact,) = torch.autograd.grad((logits.softmax(0) * rewards).sum(), logits)
+    for baseline in (0.0, 5.0):
+        logprobs = logits.log_softmax(0)
+        weighted = logprobs.detach().exp() * (rewards - baseline)
+        loss = reinforce_loss(logprobs, weighted, torch.ones(3, dtype=torch.bool), denominator=1)
+        (gradient,) = torch.autograd.grad(loss, logits)
+        torch.testing.assert_close(-gradient, exact)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "advantage", "loss", "gradient"),
+    [
+        (4.0, -1.0, 3.0, 0.0),  # bad and far likelier: without the bound the loss is 4
+        (2.0, -1.0, 2.0, 2.0),
+        (0.5, -1.0, 0.8, 0.0),
+        (4.0, 1.0, -1.2, 0.0),  # a good token knows no second bound
+    ],
+)
+def test_dual_clip_by_hand(ratio, advantage, loss, gradient):
+    logprobs = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
+    old, advantages = torch.zeros(1, dtype=torch.float64), torch.tensor([advantage], dtype=torch.float64)
+    got, diagnostics = ppo_clip_loss(logprobs, old, advantages, YES, clip_range=0.2, dual_clip=3.0, denominator=1)
+    got.backward()
+    assert got.item() == pytest.approx(loss) and logprobs.grad.item() == pytest.approx(gradient)
+    assert diagnostics.clip_fraction.item() == (gradient == 0.0)
+
+
+def two_sequences():
+    """Lengths 3 and 2 with different ratios; the last position of the second holds garbage."""
+    logprobs = torch.tensor([[-1.0, -2.0, -0.5], [-0.7, -1.1, math.inf]], dtype=torch.float64)
+    old = torch.tensor([[-1.1, -1.8, -0.6], [-0.2, -1.0, math.nan]], dtype=torch.float64)
+    mask = torch.tensor([[True, True, True], [True, True, False]])
+    return logprobs, old, mask
+
+
+def test_a_sequence_ratio_is_the_geometric_mean_by_hand():
+    logprobs, old, mask = two_sequences()
+    logprobs = logprobs.masked_fill(~mask, 0.0).requires_grad_()
+    advantages = torch.tensor([[2.0] * 3, [-1.0] * 3], dtype=torch.float64)
+    share = torch.tensor([[1 / 3] * 3, [1 / 2] * 3], dtype=torch.float64)
+    loss, _ = ppo_clip_loss(logprobs, old, advantages, mask, clip_range=10.0, sequence_ratio=True, weights=share, denominator=2)
+    first, second = math.exp((0.1 - 0.2 + 0.1) / 3), math.exp((-0.5 - 0.1) / 2)
+    assert loss.item() == pytest.approx((-2.0 * first + 1.0 * second) / 2)
+    loss.backward()
+    expected = torch.tensor([[-2.0 * first / 6] * 3, [second / 4, second / 4, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(logprobs.grad, expected)
+
+
+def test_on_policy_a_sequence_ratio_and_token_ratios_are_one():
+    """GSPO is GRPO with sequence weights as long as nothing has moved."""
+    logprobs, _, mask = two_sequences()
+    advantages = torch.tensor([[2.0] * 3, [-1.0] * 3], dtype=torch.float64)
+    share = torch.tensor([[1 / 3] * 3, [1 / 2] * 3], dtype=torch.float64)
+    gradients = []
+    for sequence in (True, False):
+        leaf = logprobs.masked_fill(~mask, 0.0).requires_grad_()
+        loss, _ = ppo_clip_loss(
+            leaf, leaf.detach(), advantages, mask, clip_range=3e-4, sequence_ratio=sequence, weights=share, denominator=2
+        )
+        gradients.append(torch.autograd.grad(loss, leaf)[0])
+    torch.testing.assert_close(*gradients)
+
+
+@pytest.mark.parametrize(("ratio", "advantage"), [(0.3, 1.0), (1.0, -2.0), (9.0, 1.0), (9.0, -1.0)])
+def test_cispo_keeps_every_gradient_and_caps_its_weight(ratio, advantage):
+    logprobs = torch.tensor([math.log(ratio) - 1.0], dtype=torch.float64, requires_grad=True)
+    old, advantages = torch.tensor([-1.0], dtype=torch.float64), torch.tensor([advantage], dtype=torch.float64)
+    loss, diagnostics = cispo_loss(logprobs, old, advantages, YES, clip_range_high=4.0, denominator=1)
+    loss.backward()
+    assert logprobs.grad.item() == pytest.approx(-advantage * min(ratio, 5.0))
+    assert diagnostics.clip_fraction.item() == (ratio > 5.0)
+
+
+def test_importance_weights_by_hand():
+    learner = torch.tensor([math.log(r) for r in (0.2, 0.6, 1.0, 1.9, 3.0)] + [math.nan], dtype=torch.float64)
+    mask = torch.tensor([True] * 5 + [False])
+    engine = torch.zeros(6, dtype=torch.float64)
+    capped = importance_weights(learner, engine, mask, cap=2.0)
+    torch.testing.assert_close(capped, torch.tensor([0.2, 0.6, 1.0, 1.9, 2.0, 0.0], dtype=torch.float64))
+    masked = importance_weights(learner, engine, mask, cap=2.0, truncate=False)
+    torch.testing.assert_close(masked, torch.tensor([0.0, 0.6, 1.0, 1.9, 0.0, 0.0], dtype=torch.float64))
+
+
+def test_importance_weights_make_an_engines_samples_the_learners():
+    """By enumeration: the weighted gradient over the engine's tokens is the gradient under the learner's own distribution."""
+    logits = torch.tensor([0.2, -0.5, 1.0], dtype=torch.float64, requires_grad=True)
+    engine = torch.tensor([0.4, -0.3, 0.7], dtype=torch.float64).log_softmax(0)
+    rewards, mask = torch.tensor([1.0, 3.0, -2.0], dtype=torch.float64), torch.ones(3, dtype=torch.bool)
+    (exact,) = torch.autograd.grad((logits.softmax(0) * rewards).sum(), logits)
+    logprobs = logits.log_softmax(0)
+    weights = importance_weights(logprobs.detach(), engine, mask, cap=100.0)
+    loss = reinforce_loss(logprobs, engine.exp() * rewards, mask, weights=weights, denominator=1)
+    torch.testing.assert_close(-torch.autograd.grad(loss, logits)[0], exact)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x, m: ppo_clip_loss(x, x, x, m, clip_range=0.2, dual_clip=1.0, denominator=1), "dual_clip must be above 1"),
+        (lambda x, m: cispo_loss(x, x, x, m, clip_range_high=0.0, denominator=1), "clip_range_high must be positive"),
+        (lambda x, m: importance_weights(x, x, m, cap=0.5), "cap must be at least 1"),
+    ],
+)
+def test_refusals(call, message):
+    with pytest.raises(ValueError, match=message):
+        call(torch.zeros(2), torch.ones(2, dtype=torch.bool))
+
+
+def test_the_walk_through_of_a_single_logit():
+    """One action of probability sigmoid(z), advantage 1, rate 0.5, as tutorials print it. The objective is flat beyond 1.2.
+
+    The first step goes from z = 0 to z = 0.5, where the ratio is sigmoid(0.5) / 0.5 = 1.2449: already past the clip, so that the
+    printed 1.082 and 1.170 follow from no step of that rule (the gradient's own step, to z = 0.25, gives 1.1244).
+    """
+    z = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    old = z.detach().sigmoid().log()
+
+    def surrogate(at):
+        return -ppo_clip_loss(at.sigmoid().log(), old, torch.ones(1, dtype=torch.float64), YES, clip_range=0.2, denominator=1)[0]
+
+    (slope,) = torch.autograd.grad(surrogate(z), z)
+    assert slope.item() == pytest.approx(0.5)
+    stepped = torch.full((1,), 0.5, dtype=torch.float64, requires_grad=True)
+    assert (stepped.sigmoid() / 0.5).item() == pytest.approx(1.2449, abs=5e-5)
+    assert surrogate(stepped).item() == pytest.approx(1.2)
+    assert torch.autograd.grad(surrogate(stepped), stepped)[0].item() == 0.0
+    assert (torch.tensor(0.5 * 0.5).sigmoid() / 0.5).item() == pytest.approx(1.1244, abs=5e-5)

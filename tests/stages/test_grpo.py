@@ -14,7 +14,8 @@ from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
-from tether.stages.grpo import GRPO, GRPOConfig
+from tether.stages.policy_config import PolicyConfig
+from tether.stages.policy_gradient import PolicyGradient
 
 PROMPTS = [Prompt((user(text),), f"p{n}") for n, text in enumerate(["one", "two two", "three", "a longer one"])]
 
@@ -50,7 +51,8 @@ def make(reward=None, trained_a_little=False, **settings):
                 if "lora_B" in name:
                     parameter.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
     policy = Role(model, "policy")
-    return GRPO(GRPOConfig(**settings), policy, Role(model), reward or EvenReward(), LocalEngine(policy, encoder), encoder)
+    config = PolicyConfig.model_validate({"algorithm": "grpo", **settings})
+    return PolicyGradient(config, policy, Role(model), None, reward or EvenReward(), LocalEngine(policy, encoder), encoder)
 
 
 def logprobs_of(role, rollout):
@@ -63,8 +65,8 @@ def logprobs_of(role, rollout):
 @pytest.mark.parametrize("normalize", ["token", "sequence", "constant"])
 @pytest.mark.parametrize(("estimator", "beta"), [("k2", 0.3), ("k3", 0.3), (None, 0.0)])
 def test_the_first_gradient_is_the_equation(normalize, estimator, beta):
-    options = {"kl_estimator": estimator} if estimator else {}
-    grpo = make(EvenReward(fails=True), True, normalize=normalize, kl_coefficient=beta, micro_batch_tokens=96, **options)
+    kl = {"coefficient": beta, **({"estimator": estimator} if estimator else {})}
+    grpo = make(EvenReward(fails=True), True, normalize=normalize, kl=kl, micro_batch_tokens=96)
     grabbed = {}
     original = grpo.learner.step
     grpo.learner.step = lambda: (grabbed.update(g=[m.grad.clone() for m in grpo.learner.masters]), original())[1]
@@ -83,7 +85,7 @@ def test_the_first_gradient_is_the_equation(normalize, estimator, beta):
         advantage = (scores[i].value - mean) / (deviation + 1e-4)
         logprobs = logprobs_of(grpo.policy, rollouts[i])
         with torch.no_grad():
-            reference = logprobs_of(grpo.reference, rollouts[i])
+            reference = logprobs_of(Role(grpo.policy.model), rollouts[i])
         ratio = reference - logprobs
         kl = {"k2": 0.5 * ratio**2, "k3": ratio.exp() - 1 - ratio, None: 0 * ratio}[estimator]
         loss = -advantage * (logprobs - logprobs.detach()).exp() + beta * kl
@@ -127,7 +129,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path):
             raise KeyboardInterrupt
         return {}
 
-    settings = {"steps": 4, "checkpoint_every": 1, "kl_coefficient": 0.1, "ema_decay": 0.9}
+    settings = {"steps": 4, "checkpoint_every": 1, "kl": {"coefficient": 0.1}, "ema_decay": 0.9}
     whole = make(**settings)
     whole.train(PROMPTS, RunDirectory.open(tmp_path / "whole", {}))
     with pytest.raises(KeyboardInterrupt):
@@ -139,5 +141,5 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path):
 
 
 def test_an_option_without_effect_is_an_error():
-    with pytest.raises(ConfigError, match="kl_estimator has no effect"):
-        build(GRPOConfig, {"kl_estimator": "k3"})
+    with pytest.raises(ConfigError, match=r"kl\.estimator has no effect"):
+        build(PolicyConfig, {"algorithm": "grpo", "kl": {"estimator": "k3"}})

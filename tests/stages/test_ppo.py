@@ -17,7 +17,8 @@ from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 from tether.stages.experience import gather
-from tether.stages.ppo import PPO, PPOConfig
+from tether.stages.policy_config import PolicyConfig
+from tether.stages.policy_gradient import PolicyGradient
 
 PROMPTS = [
     Prompt((user(text),), f"p{n}")
@@ -52,7 +53,8 @@ def make(seed=0, reward=None, roles="shared", last_layers=None, **settings):
     else:
         policy, reference = Role(base), Role(tiny_model(seed).requires_grad_(False).eval())
         value = Role(tiny_model(seed).eval(), head=ScalarHead(64))
-    return PPO(PPOConfig(**settings), policy, reference, value, reward or EvenReward(), LocalEngine(policy, encoder), encoder)
+    config = PolicyConfig.model_validate(settings)
+    return PolicyGradient(config, policy, reference, value, reward or EvenReward(), LocalEngine(policy, encoder), encoder)
 
 
 def rollouts_of(ppo, seed=5):
@@ -108,7 +110,7 @@ def test_rewards_by_hand():
 
 
 def test_a_group_baseline_is_the_mean_of_the_other_samples():
-    ppo = make(samples_per_prompt=3, group_baseline=True, normalize_scores=False, kl={"coefficient": 0.0})
+    ppo = make(samples_per_prompt=3, baseline="leave_one_out", normalize_scores=False, kl={"coefficient": 0.0})
     rollouts = rollouts_of(ppo)
     values = [float(n * n % 7) for n in range(len(rollouts))]
     scores = [Score(v) for v in values]
@@ -275,9 +277,9 @@ def test_failed_rewards_are_counted_and_teach_nothing(tmp_path):
         ("kl.coefficent=3", "did you mean 'coefficient'"),
         ("steps=0", "key 'steps'"),
         ("lam=1.5", "key 'lam'"),
-        ("group_baseline=true", "needs other samples of the same prompt"),
+        ("baseline=group", "needs other samples of the same prompt"),
     ],
 )
 def test_wrong_settings_are_one_clear_message(override, message):
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
-        build(PPOConfig, {}, [override], where="recipe.toml")
+        build(PolicyConfig, {}, [override], where="recipe.toml")

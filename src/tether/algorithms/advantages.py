@@ -1,7 +1,9 @@
 """From rewards and values to advantages."""
 
+from collections.abc import Sequence
+
 import torch
-from jaxtyping import Bool, Float, Int64
+from jaxtyping import Bool, Float, Int64, Num
 from torch import Tensor
 
 from tether.algorithms.masked import check_same_shape
@@ -103,6 +105,62 @@ def group_relative(
     if not scale:
         return deviations
     return deviations / ((total(deviations.square()) / (count - 1).clamp(min=1)).sqrt() + 1e-4)
+
+
+@torch.no_grad()
+def zero_signal(
+    scores: Float[Tensor, " batch"], groups: Int64[Tensor, " batch"], known: Bool[Tensor, " batch"] | None = None
+) -> Bool[Tensor, " batch"]:
+    """Mark the responses whose whole group has one score, so that comparing inside the group says nothing.
+
+    Equation: ``max s_j = min s_j`` over the known scores of i's group (also when fewer than two are known). With rewards of 0 and
+    1 and a success rate p a group of G is of this kind with probability ``p^G + (1−p)^G``.
+    Paper: the dynamic sampling of DAPO, Yu et al. 2025, https://arxiv.org/abs/2503.14476, section 3.2.
+    Shapes: scores, groups (any non-negative ids) and known (batch,) -> (batch,).
+    Raises: ``ValueError`` when the shapes differ.
+    Trap: they add zeros to the sum but count in its denominator: kept, they shrink the step in proportion.
+    """
+    known = torch.ones_like(groups, dtype=torch.bool) if known is None else known
+    check_same_shape(scores=scores, groups=groups, known=known)
+    size = int(groups.max()) + 1 if len(groups) else 0
+
+    def extreme(values: Tensor, reduce: str) -> Tensor:
+        return values.new_zeros(size).scatter_reduce(0, groups, values, reduce, include_self=False)[groups]
+
+    highest = extreme(torch.where(known, scores, -torch.inf), "amax")
+    return ~(highest > extreme(torch.where(known, scores, torch.inf), "amin"))
+
+
+@torch.no_grad()
+def overlong_penalty(lengths: Num[Tensor, " batch"], max_length: int, buffer: int) -> Float[Tensor, " batch"]:
+    """Penalize responses that come close to the length at which they would be cut off.
+
+    Equation: ``min(0, (L_max − B − |y|) / B)``, so that it falls linearly from 0 to −1 over the last B tokens.
+    Paper: DAPO, Yu et al. 2025, https://arxiv.org/abs/2503.14476, eq. 13.
+    Shapes: lengths (batch,) in tokens -> (batch,), to be added to the score with a weight.
+    Raises: ``ValueError`` when ``buffer`` is not between 1 and ``max_length``.
+    Trap: in units of the score: against scores in the tens a penalty of 1 is nothing.
+    """
+    if not 1 <= buffer <= max_length:
+        raise ValueError(f"the buffer must lie between 1 and max_length = {max_length}, got {buffer}")
+    return ((max_length - buffer - lengths.to(torch.get_default_dtype())) / buffer).clamp(max=0.0)
+
+
+def running_mean(mean: float, count: int, scores: Sequence[float], window: int) -> tuple[float, int]:
+    """Move a baseline on by the scores of a step: the mean of all scores so far, and of about the last ``window`` later on.
+
+    Equation: ``m ← m + Σ (s_i − m) / (c + n)``, ``c ← min(c + n, window)``.
+    Paper: the reinforcement baseline of Williams 1992, https://doi.org/10.1007/BF00992696, section 4.
+    Units: those of the scores; n of them.
+    Raises: ``ValueError`` when ``window`` is below 1.
+    Trap: use the mean from *before* the step for the step's own scores. One that contains them is correlated with them, and the
+    gradient is then biased.
+    """
+    if window < 1:
+        raise ValueError(f"window must be at least 1, got {window}")
+    if not scores:
+        return mean, count
+    return mean + sum(s - mean for s in scores) / (count + len(scores)), min(count + len(scores), window)
 
 
 def _discounted_sums(terms: Tensor, discount: float) -> Tensor:

@@ -3,6 +3,8 @@
 Everything here estimates KL(policy || reference) for tokens sampled from the policy. With ``r = π_ref / π``:
 k1 = −log r, k2 = ½ log² r, k3 = r − 1 − log r (Schulman, http://joschu.net/blog/kl-approx.html).
 
+The last row is k3 times the differentiable ratio ``ρ = π / π_old`` to the policy that drew the tokens.
+
 An estimator with the right value may have the wrong gradient, because the samples depend on the policy too:
 
 ========  ==============================  =============================================  =====================
@@ -11,6 +13,7 @@ estimate  expected value                  expected gradient, when differentiated
 k1        KL(policy || reference)         0                                              in the reward
 k2        close to it for small KL        ∇ KL(policy || reference)                      as a loss
 k3        KL(policy || reference)         ∇ KL(reference || policy)                      to report
+ρ k3      KL(policy || reference)         ∇ KL(policy || reference)                      as a loss
 ========  ==============================  =============================================  =====================
 """
 
@@ -28,7 +31,9 @@ MAX_LOG_RATIO = 20.0
 MAX_KL_ERROR = 0.2
 
 
-def kl_k1(logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def kl_policy_reference_k1(
+    logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
     """Estimate KL(policy || reference) per token by the log ratio: unbiased, of high variance, negative at times.
 
     Equation: ``k1 = log π − log π_ref``.
@@ -41,7 +46,9 @@ def kl_k1(logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor, "
     return logprobs - reference_logprobs
 
 
-def kl_k2(logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def kl_policy_reference_k2(
+    logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
     """Estimate KL(policy || reference) per token by half the squared log ratio: biased in value, right in gradient.
 
     Equation: ``k2 = ½ (log π − log π_ref)²``.
@@ -52,10 +59,12 @@ def kl_k2(logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor, "
     two policies are far apart. Mask the log-probabilities, not the result, if padding may hold infinities: a zero
     gradient times an infinite difference is NaN.
     """
-    return 0.5 * kl_k1(logprobs, reference_logprobs).square()
+    return 0.5 * kl_policy_reference_k1(logprobs, reference_logprobs).square()
 
 
-def kl_k3(logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def kl_policy_reference_k3(
+    logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
     """Estimate KL(policy || reference) per token without bias, with low variance, and never below zero.
 
     Equation: ``k3 = r − 1 − log r`` with ``log r = min(log π_ref − log π, 20)``, which guards exp against overflow.
@@ -65,10 +74,42 @@ def kl_k3(logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor, "
     Trap: as a plain loss it descends the *other* divergence: E ∇k3 = ∇ KL(reference || policy). It has the right gradient
     only when multiplied by the differentiable ratio π/π_old.
     """
-    log_ratio = -kl_k1(logprobs, reference_logprobs)
+    log_ratio = -kl_policy_reference_k1(logprobs, reference_logprobs)
     log_ratio = log_ratio.clamp(max=MAX_LOG_RATIO)
     # expm1 keeps the digits where the two policies nearly agree, and there a difference of logs is all there is.
     return torch.expm1(log_ratio) - log_ratio
+
+
+def kl_policy_reference_k3_corrected(
+    logprobs: Float[Tensor, "*shape"], old_logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor, "*shape"]
+) -> Float[Tensor, "*shape"]:
+    """Estimate KL(policy || reference) per token by k3 under the ratio to the policy that sampled: right in both.
+
+    Equation: ``ρ (r − 1 − log r)`` with ``ρ = π / π_old``, which carries gradient, and r as for k3.
+    Paper: the unbiased KL of DeepSeek-V3.2, https://arxiv.org/abs/2512.02556, section 3.1, eq. 7.
+    Shapes: any, kept; nats per token. Gradient flows through ``logprobs`` only.
+    Raises: ``ValueError`` when the shapes differ.
+    Trap: ``ρ`` must not be detached: its gradient is what turns the direction round. It is exact as long as the tokens come from
+    ``old_logprobs``'s policy; after several epochs without clipping its variance grows with ρ.
+    """
+    check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs)
+    ratio = (logprobs - old_logprobs.detach()).clamp(max=MAX_LOG_RATIO).exp()
+    return ratio * kl_policy_reference_k3(logprobs, reference_logprobs.detach())
+
+
+def kl_target_reached(observed: float, target: float) -> bool:
+    """Say whether the tether has run out: the controller that neither holds nor adapts the coefficient, but ends the training.
+
+    Equation: ``observed > target``.
+    Source: Spinning Up's early stop for PPO, https://spinningup.openai.com/en/latest/algorithms/ppo.html, here against the
+    reference.
+    Units: nats per *sequence*, both.
+    Raises: ``ValueError`` when ``target`` is not positive or ``observed`` is NaN.
+    Trap: one step's KL is an estimate from its samples; a target close to its noise stops a run that was still fine.
+    """
+    if not target > 0 or math.isnan(observed):
+        raise ValueError(f"KL target {target} must be positive, and the observed KL a number, got {observed}")
+    return observed > target
 
 
 def adapt_kl_coefficient(coefficient: float, observed: float, target: float, horizon: float, num_episodes: int) -> float:

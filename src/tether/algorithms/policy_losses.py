@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tether.algorithms.kl import MAX_LOG_RATIO
-from tether.algorithms.masked import Denominator, check_same_shape, masked_sum
+from tether.algorithms.masked import Denominator, check_same_shape, masked_mean, masked_sum
 
 
 class PolicyDiagnostics(NamedTuple):
@@ -27,6 +27,26 @@ class PolicyDiagnostics(NamedTuple):
     ratio_min: Float[Tensor, ""]
 
 
+def reinforce_loss(
+    logprobs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    denominator: Denominator,
+    weights: Float[Tensor, "*shape"] | None = None,
+) -> Float[Tensor, ""]:
+    """Compute the loss whose gradient is the policy gradient itself, without ratio or clip.
+
+    Equation: ``−Σ m · w · A log π / denominator``; w is 1 unless given.
+    Paper: Williams 1992, https://doi.org/10.1007/BF00992696; its weights: `importance_weights`.
+    Shapes: all alike, (batch, time) or packed; log-probabilities in nats. Gradient flows through ``logprobs``.
+    Raises: ``ValueError`` when the shapes differ.
+    Trap: right for tokens that this very policy drew. A second step on the same rollouts is off policy, and nothing corrects it.
+    """
+    check_same_shape(logprobs=logprobs, advantages=advantages, mask=mask)
+    return masked_sum(-_weighted(advantages, mask, weights) * torch.where(mask, logprobs, 0), mask) / denominator
+
+
 def ppo_clip_loss(
     logprobs: Float[Tensor, "*shape"],
     old_logprobs: Float[Tensor, "*shape"],
@@ -36,38 +56,98 @@ def ppo_clip_loss(
     clip_range: float,
     denominator: Denominator,
     clip_range_high: float | None = None,
+    dual_clip: float | None = None,
+    sequence_ratio: bool = False,
+    weights: Float[Tensor, "*shape"] | None = None,
 ) -> tuple[Float[Tensor, ""], PolicyDiagnostics]:
     """Compute PPO's clipped surrogate loss, a pessimistic bound on the change in expected advantage.
 
-    Equation: ``Σ m · max(−A ρ, −A clip(ρ, 1−ε, 1+ε_high)) / denominator`` with ``ρ = exp(logprobs − old_logprobs)``;
-    ``ε_high = ε`` unless given.
+    Equation: ``Σ m · w · max(−A ρ, −A clip(ρ, 1−ε, 1+ε_high)) / denominator`` with ``ρ = exp(logprobs − old_logprobs)``;
+    ``ε_high = ε`` unless given. With ``dual_clip`` c the term of a negative advantage is at most ``−c A``. With
+    ``sequence_ratio`` every token has its row's ``ρ = exp(mean_t (logprobs − old_logprobs))`` over the tokens that count.
     Paper: Schulman et al. 2017, https://arxiv.org/abs/1707.06347, eq. 7; the higher upper bound is DAPO's, Yu et al. 2025,
-    https://arxiv.org/abs/2503.14476.
-    Shapes: all alike, (batch, time) or packed; log-probabilities in nats. Gradient flows through ``logprobs`` only. The
-    diagnostics are sums over the same denominator, so that they are means per token when that counts tokens.
-    Raises: ``ValueError`` when the shapes differ or a clip range is not positive.
+    https://arxiv.org/abs/2503.14476; the dual clip: Ye et al. 2020, https://arxiv.org/abs/1912.09729, eq. 4; a sequence's ratio:
+    GSPO, Zheng et al. 2025, https://arxiv.org/abs/2507.18071, eq. 7; the weights: `importance_weights`.
+    Shapes: all alike, (batch, time) or packed (with ``sequence_ratio`` rows are whole sequences); log-probabilities in nats.
+    Gradient flows through ``logprobs`` only. The diagnostics are sums over the same denominator, so that they are means per token
+    when that counts tokens.
+    Raises: ``ValueError`` when the shapes differ, a clip range is not positive, or ``dual_clip`` is not above 1.
     Trap: both log-probabilities must come from the same numerics and the same temperature; otherwise the ratio of the first
-    epoch is not 1, and clipping answers to rounding.
+    epoch is not 1, and clipping answers to rounding. A sequence's ratio is a geometric mean: its clip ranges are a thousand times
+    smaller (3e-4).
     """
     check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
     clip_range_high = clip_range if clip_range_high is None else clip_range_high
     if not (clip_range > 0 and clip_range_high > 0):
         raise ValueError(f"clip_range must be positive, got {clip_range} and {clip_range_high}")
-    advantages = torch.where(mask, advantages.detach(), 0)
-    # Above the bound the ratio would overflow to inf, and its unselected branch would send 0 * inf = NaN backwards.
-    log_ratio = torch.where(mask, logprobs - old_logprobs.detach(), 0).clamp(max=MAX_LOG_RATIO)
+    if dual_clip is not None and not dual_clip > 1:
+        raise ValueError(f"dual_clip must be above 1, got {dual_clip}")
+    advantages = _weighted(advantages, mask, weights)
+    log_ratio = _log_ratio(logprobs, old_logprobs, mask)
+    if sequence_ratio:
+        log_ratio = torch.where(mask, masked_mean(log_ratio, mask, -1)[..., None], 0)
     ratio = log_ratio.exp()
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1.0 - clip_range, 1.0 + clip_range_high)
-    loss = torch.maximum(unclipped, clipped).sum() / denominator
-    with torch.no_grad():
-        diagnostics = PolicyDiagnostics(
-            clip_fraction=(clipped > unclipped).to(loss.dtype).sum() / denominator,
-            approximate_kl=(torch.expm1(log_ratio) - log_ratio).sum() / denominator,
-            ratio_max=ratio.detach().masked_fill(~mask, -torch.inf).amax(),
-            ratio_min=ratio.detach().masked_fill(~mask, torch.inf).amin(),
-        )
-    return loss, diagnostics
+    losses = torch.maximum(unclipped, clipped)
+    if dual_clip is not None:
+        losses = torch.where(advantages < 0, torch.minimum(losses, -advantages * dual_clip), losses)
+    return losses.sum() / denominator, _diagnosed(log_ratio, losses != unclipped, mask, denominator)
+
+
+def cispo_loss(
+    logprobs: Float[Tensor, "*shape"],
+    old_logprobs: Float[Tensor, "*shape"],
+    advantages: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    clip_range_high: float,
+    denominator: Denominator,
+    weights: Float[Tensor, "*shape"] | None = None,
+) -> tuple[Float[Tensor, ""], PolicyDiagnostics]:
+    """Compute the policy gradient with a truncated, detached ratio: no token loses its gradient, as it does under a clip.
+
+    Equation: ``−Σ m · w · min(ρ, 1+ε_high) A log π / denominator``, ρ without gradient.
+    Paper: MiniMax-M1 2025, https://arxiv.org/abs/2506.13585, eq. 4 and 5 (its lower bound is not used there either).
+    Shapes: all alike, (batch, time) or packed. Gradient flows through ``logprobs`` only.
+    Raises: ``ValueError`` when the shapes differ or ``clip_range_high`` is not positive.
+    Trap: the loss's value means nothing (it is not a surrogate), only its gradient does.
+    """
+    check_same_shape(logprobs=logprobs, old_logprobs=old_logprobs, advantages=advantages, mask=mask)
+    if not clip_range_high > 0:
+        raise ValueError(f"clip_range_high must be positive, got {clip_range_high}")
+    log_ratio = _log_ratio(logprobs.detach(), old_logprobs, mask)
+    ratio = log_ratio.exp()
+    kept = ratio.clamp(max=1.0 + clip_range_high)
+    terms = -_weighted(advantages, mask, weights) * kept * torch.where(mask, logprobs, 0)
+    return terms.sum() / denominator, _diagnosed(log_ratio, ratio > kept, mask, denominator)
+
+
+@torch.no_grad()
+def importance_weights(
+    logprobs: Float[Tensor, "*shape"],
+    rollout_logprobs: Float[Tensor, "*shape"],
+    mask: Bool[Tensor, "*shape"],
+    *,
+    cap: float,
+    truncate: bool = True,
+) -> Float[Tensor, "*shape"]:
+    """Weigh tokens by how likely the learner finds them against the engine that drew them, whose numerics may differ.
+
+    Equation: ``w = min(π_learner / π_engine, cap)``; without ``truncate`` w is the ratio inside [1/cap, cap] and 0 outside it.
+    Paper: Yao et al. 2025, https://fengyao.notion.site/off-policy-rl (truncated); the masked variant is IcePop's,
+    https://arxiv.org/abs/2510.18855.
+    Shapes: all alike; log-probabilities of the same tokens at the same temperature, nats; ``logprobs`` those of the learner
+    *before* the update. Masked-out positions come back 0. No gradient flows through.
+    Raises: ``ValueError`` when the shapes differ or ``cap`` is below 1.
+    Trap: this is not PPO's ratio: it corrects for the engine, not for the steps taken since, and multiplies that ratio.
+    """
+    check_same_shape(logprobs=logprobs, rollout_logprobs=rollout_logprobs, mask=mask)
+    if not cap >= 1:
+        raise ValueError(f"cap must be at least 1, got {cap}")
+    ratio = _log_ratio(logprobs, rollout_logprobs, mask).exp()
+    weights = ratio.clamp(max=cap) if truncate else torch.where((ratio >= 1 / cap) & (ratio <= cap), ratio, 0)
+    return torch.where(mask, weights, 0)
 
 
 def value_loss(
@@ -114,3 +194,26 @@ def entropy_bonus(
     Trap: the sign. This is the bonus, not a loss; adding it makes the policy collapse faster.
     """
     return masked_sum(entropy, mask) / denominator
+
+
+def _weighted(advantages: Tensor, mask: Tensor, weights: Tensor | None) -> Tensor:
+    if weights is None:
+        return torch.where(mask, advantages.detach(), 0)
+    check_same_shape(advantages=advantages, weights=weights)
+    return torch.where(mask, advantages.detach() * weights.detach(), 0)
+
+
+def _log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """Above the bound the ratio would overflow to inf, and an unselected branch would send 0 * inf = NaN backwards."""
+    return torch.where(mask, logprobs - old_logprobs.detach(), 0).clamp(max=MAX_LOG_RATIO)
+
+
+@torch.no_grad()
+def _diagnosed(log_ratio: Tensor, clipped: Tensor, mask: Tensor, denominator: Denominator) -> PolicyDiagnostics:
+    ratio = log_ratio.exp()
+    return PolicyDiagnostics(
+        clip_fraction=(clipped & mask).to(ratio.dtype).sum() / denominator,
+        approximate_kl=(torch.expm1(log_ratio) - log_ratio).sum() / denominator,
+        ratio_max=ratio.masked_fill(~mask, -torch.inf).amax(),
+        ratio_min=ratio.masked_fill(~mask, torch.inf).amin(),
+    )

@@ -189,8 +189,12 @@ class RolloutGroup:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """A scalar with its parts. `value` None means that scoring failed: masked and counted, never read as 0."""
+    """A scalar with its parts. `value` None means that scoring failed: masked and counted, never read as 0.
+
+    `steps` are rewards of single steps, each with the index of the response token that ends it.
+    """
 
     value: float | None
     parts: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
+    steps: tuple[tuple[int, float], ...] = ()

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tether.assemble import (
+    POLICY_SECTIONS,
     DataConfig,
     DirectSection,
-    GRPOSection,
-    PPOSection,
+    PolicySection,
     Recipe,
     RewardSection,
     SFTSection,
@@ -34,8 +34,7 @@ from tether.data.sources import Quarantine
 from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel, load_model, save_model
 from tether.stages.direct import Direct, DirectConfig
-from tether.stages.grpo import GRPO
-from tether.stages.ppo import PPO
+from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.reward import RewardConfig, RewardModeling
 from tether.stages.sft import SFT, SFTConfig
 
@@ -138,22 +137,22 @@ def run_direct(
 
 
 def run_policy(
-    section: PPOSection | GRPOSection,
+    section: PolicySection,
     model: ModelConfig,
     folder: Path,
     seed: int,
     *,
     reward_folder: Path | None,
     prompts: Sequence[Prompt] | None = None,
-    watch: Callable[[PPO | GRPO, LoadedModel], Callable[[int, dict[str, float]], dict[str, float]]] | None = None,
+    watch: Callable[[PolicyGradient, LoadedModel], Callable[[int, dict[str, float]], dict[str, float]]] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Optimise the policy by PPO or GRPO, whichever the section is of; the result is the role in `folder/policy`.
+    """Optimise the policy by the section's policy-gradient method; the result is the role in `folder/policy`.
 
     Args:
         watch: makes the function that adds metrics after every step (gold scores, memory).
     """
-    name = "ppo" if isinstance(section, PPOSection) else "grpo"
+    name = next(name for name, kind in POLICY_SECTIONS.items() if isinstance(section, kind))
     run, done = _open(folder, {name: dump(section), "model": dump(model), "seed": seed}, section.data)
     if done is not None:
         return done

@@ -13,9 +13,8 @@ import torch
 
 from tether.assemble import (
     DirectSection,
-    GRPOSection,
     OnlineSection,
-    PPOSection,
+    PolicySection,
     Recipe,
     RewardSection,
     SFTSection,
@@ -230,8 +229,9 @@ class _Planner:
         self.process = CUDA_CONTEXT if device.gpu else psutil.Process().memory_info().rss + CPU_LIBRARIES
 
     def stages(self) -> list[StagePlan]:
-        makers = {"sft": self._sft, "reward": self._reward, "direct": self._direct, "ppo": self._online, "grpo": self._online}
-        return [StagePlan(name, makers[name](getattr(self.recipe, name))) for name in describe_sections(self.recipe)]
+        makers = {"sft": self._sft, "reward": self._reward, "direct": self._direct}
+        names = describe_sections(self.recipe)
+        return [StagePlan(name, makers.get(name, self._online)(getattr(self.recipe, name))) for name in names]
 
     def _model(self) -> Any:
         model = shape_model(self.config, self.dtype, {GROUPED: TILED, "sdpa": FUSED}.get(self.attention, self.attention))
@@ -306,19 +306,18 @@ class _Planner:
             return max(1, budget // document), 2, length
         return max(1, budget // (self.prompt + length)), 1, length
 
-    def _online(self, section: PPOSection | GRPOSection) -> list[Phase]:
+    def _online(self, section: PolicySection) -> list[Phase]:
         model, policy, held = self._trained(section.lora, "policy")
         shared, size = section.roles == "shared", self.dtype.itemsize
         adapter = held.get("policy adapter", 0)
-        learned, critic = section.reward_source == "learned", isinstance(section, PPOSection)
-        own_value = isinstance(section, PPOSection) and (not shared or section.value_init == "reward")
-        needs_reference = not isinstance(section, GRPOSection) or section.kl_coefficient > 0
+        learned, critic, needs_reference = section.reward_source == "learned", section.critic, section.needs_reference
+        own_value = critic and (not shared or section.value_init == "reward")
         if own_value:
             held["value"] = adapter if shared else self.trunk + adapter
             held["value optimizer"] = held["policy optimizer"]
         if learned:
             held["reward"] = adapter if shared else self._frozen(section.offload) + adapter
-        if not shared:
+        if not shared and needs_reference:
             held["reference"] = self._frozen(section.offload)
         width = self.prompt + section.max_new_tokens
         answers = min(
@@ -353,7 +352,7 @@ class _Planner:
         steps = -(-samples // rows) * section.max_new_tokens
         decoding = max(self.trunk / self.device.bandwidth, self._seconds(rows, rows, 1.0))
         rollout = steps * decoding + self._seconds(section.prompts_per_step * self.prompt, 0, 1.0)
-        on_policy = not critic and section.epochs * section.minibatches == 1
+        on_policy = not critic and section.one_update and (section.kl.place == "loss" or not section.kl.coefficient)
         evaluations = (0 if on_policy else 1) + (saved if needs_reference else 0) + (1 if own_value else 0)
         backward = (2.0 if section.lora is not False else 3.0) * saved * (2 if own_value else 1)
         held = {**held, **engine}

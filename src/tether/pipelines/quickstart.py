@@ -25,8 +25,7 @@ from tether.models.loading import LoadedModel, load_model
 from tether.models.trunk import Role
 from tether.pipelines.journey import after_sft, peak_rss_bytes, run_policy, run_reward, run_sft
 from tether.preferences.annotators import LabelledPairs, in_true_order, label_pairs
-from tether.stages.grpo import GRPO
-from tether.stages.ppo import PPO
+from tether.stages.policy_gradient import PolicyGradient
 
 DATA = Path(__file__).resolve().parent.parent / "recipes" / "quickstart"
 Progress = Callable[[int, int, Any], None]
@@ -275,7 +274,7 @@ class Quickstart:
             progress=self.announce(folder.name),
         )
 
-    def _watch(self, stage: PPO | GRPO, loaded: LoadedModel) -> Callable[[int, dict[str, float]], dict[str, float]]:
+    def _watch(self, stage: PolicyGradient, loaded: LoadedModel) -> Callable[[int, dict[str, float]], dict[str, float]]:
         """Gold on some held-out prompts every `evaluate_every` steps: measured, never trained on."""
         every, prompts = self.config.ppo.evaluate_every, self.heldout[:48]
 

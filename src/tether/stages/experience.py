@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tether.algorithms.kl import kl_k1
+from tether.algorithms.kl import kl_policy_reference_k1
 from tether.algorithms.masked import masked_mean, masked_variance
 from tether.core.types import Rollout, Score
 from tether.data.batches import TokenBatch, cut_batches, make_batch
@@ -39,6 +39,7 @@ class Experience:
     advantages: Tensor
     returns: Tensor
     weights: Tensor
+    rollout_logprobs: Tensor
     common: list[Tensor | None] = field(default_factory=list, kw_only=True)
 
     def part(self, name: str, number: int) -> Tensor:
@@ -49,9 +50,11 @@ class Experience:
         """The other way: (sequences, time) of micro-batch `number` into the matrix."""
         getattr(self, name)[self.rows[number], : self.batches[number].num_steps] = values
 
-    @property
-    def num_tokens(self) -> int:
-        return int(self.mask.sum())
+    def put_rollout_logprobs(self) -> None:
+        """What the engine itself thought of its tokens, where it said so."""
+        for row, rollout in enumerate(self.rollouts):
+            if rollout.logprobs:
+                self.rollout_logprobs[row, : len(rollout.logprobs)] = torch.tensor(rollout.logprobs)
 
     def token_counts(self) -> list[int]:
         """Counted tokens of each micro-batch: failed rewards count nothing."""
@@ -83,7 +86,7 @@ def gather(
         batches,
         [torch.tensor(cut, device=device) for cut in cuts],
         mask,
-        *(zeros.clone() for _ in range(8)),
+        *(zeros.clone() for _ in range(9)),
     )
 
 
@@ -110,10 +113,13 @@ def describe(
     """
     mask, known = experience.mask, [p for p in proxy if p is not None]
     rollouts, metrics = experience.rollouts, {}
+    if all(r.logprobs for r in rollouts):
+        gap = (experience.logprobs - experience.rollout_logprobs).abs()
+        metrics["policy/engine_gap"] = float(masked_mean(gap, mask))
     if coefficient is not None:
-        kl = (kl_k1(experience.logprobs, experience.reference_logprobs) * mask).sum(-1)
+        kl = (kl_policy_reference_k1(experience.logprobs, experience.reference_logprobs) * mask).sum(-1)
         mean_kl = float(masked_mean(kl, mask.any(-1)))
-        metrics = {"kl/policy_reference_k1": mean_kl, "kl/coefficient": coefficient, "reward/kl": -coefficient * mean_kl}
+        metrics |= {"kl/policy_reference_k1": mean_kl, "kl/coefficient": coefficient, "reward/kl": -coefficient * mean_kl}
     if critic:
         metrics["reward/shaped"] = float(masked_mean((experience.rewards * mask).sum(-1), mask.any(-1)))
         metrics["value/explained_variance"] = explained_variance(experience.values, experience.returns, mask)
@@ -139,7 +145,7 @@ class Clock:
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
-        self.laps[f"time/{name}"] = now - self.last
+        self.laps[f"time/{name}"] = self.laps.get(f"time/{name}", 0.0) + now - self.last
         self.last = now
 
     def times(self, num_tokens: int) -> dict[str, float]:

@@ -1,7 +1,4 @@
-"""What the policy-gradient stages share: settings, the clipped epochs over one batch of rollouts, and the loop around a step.
-
-PPO, GRPO and their kin differ in two places only: where the advantage comes from, and what the loss adds to the surrogate.
-"""
+"""What stages that sample share: the epochs over one batch of rollouts, an average of the weights, and the loop around a step."""
 
 from __future__ import annotations
 
@@ -10,66 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
-from pydantic import Field, model_validator
 from torch import Tensor
 
-from tether.core.config import Config
 from tether.core.errors import DataError, TrainingError
 from tether.core.protocols import Engine
 from tether.core.rundir import RunDirectory
-from tether.core.types import Prompt, Rollout, Sampling, Score
+from tether.core.types import Prompt, Rollout, Score
 from tether.learner.checkpoint import load_latest, prefixed, save_checkpoint, unprefixed
-from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
 from tether.learner.loop import epoch_order
 from tether.stages.experience import Experience
-
-
-class PolicyConfig(Config):
-    """Settings that every policy-gradient stage has; lengths are in tokens."""
-
-    steps: int = Field(default=100, ge=1)
-    prompts_per_step: int = Field(default=64, ge=1)
-    samples_per_prompt: int = Field(default=1, ge=1)
-    max_new_tokens: int = Field(default=64, ge=1)
-    temperature: float = Field(default=1.0, gt=0)
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    epochs: int = Field(default=4, ge=1)
-    minibatches: int = Field(default=1, ge=1, description="optimizer steps an epoch")
-    micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
-    clip_range: float = Field(default=0.2, gt=0)
-    target_kl: float | None = Field(None, gt=0, description="KL(old || new) a token that ends the epochs")
-    missing_stop_penalty: float = Field(
-        default=0.0, ge=0, description="taken off the score of a response that did not end in time"
-    )
-    ema_decay: float | None = Field(default=None, gt=0, lt=1, description="keep an average of the policy and end with it")
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="linear", final_fraction=0.0)
-    evaluate_every: int = Field(default=0, ge=0)
-    checkpoint_every: int = Field(default=5, ge=1)
-    sample_rows: int = Field(default=4, ge=0, description="texts kept from every step")
-    seed: int = 0
-
-    @model_validator(mode="after")
-    def _check_sampling(self) -> PolicyConfig:
-        if self.top_p < 1.0:
-            raise ValueError(
-                "top_p < 1 samples from a distribution whose log-probabilities the update does not have "
-                "(its ratios would be of another policy). Train with top_p = 1; use temperature to sharpen, "
-                "and top_p when generating afterwards"
-            )
-        return self
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
-
-    @property
-    def total_updates(self) -> int:
-        return self.steps * self.epochs * self.minibatches
-
-    def ordinals(self, number: int) -> range:
-        """The places of a step's prompts among all prompts of the run."""
-        return range(number * self.prompts_per_step, (number + 1) * self.prompts_per_step)
+from tether.stages.policy_config import PolicyConfig
 
 
 def clipped_epochs(
@@ -147,7 +95,11 @@ class WeightAverage:
 
 
 class PolicyStage(Protocol):
-    """What the loop needs of a stage; `state` is what its next step depends on beside weights and optimizer."""
+    """What the loop needs of a stage; `state` is what its next step depends on beside weights and optimizer.
+
+    A state with a true "stopped" ends the training. `config` has steps, checkpoint_every, sample_rows, seed and ordinals(number),
+    the places of a step's prompts among all prompts of the run.
+    """
 
     config: Any
     learner: LocalLearner
@@ -176,6 +128,8 @@ def train(
     if not prompts:
         raise DataError(f"{type(stage).__name__} needs at least one prompt")
     for number in range(_resume(stage, run), config.steps):
+        if stage.state().get("stopped"):
+            break
         metrics, rollouts, scores = stage.step(prompts_of(prompts, config, number), number)
         if on_step is not None:
             metrics.update(on_step(number + 1, metrics))
@@ -184,7 +138,8 @@ def train(
             {"step": number + 1, "prompt": r.prompt.text, "response": r.text, "proxy": s.value, "stop": r.stop_reason.value}
             for r, s in list(zip(rollouts, scores, strict=True))[: config.sample_rows]
         )
-        if (number + 1) % config.checkpoint_every == 0 or number + 1 == config.steps:
+        ended = number + 1 == config.steps or stage.state().get("stopped")
+        if (number + 1) % config.checkpoint_every == 0 or ended:
             _save(stage, run, number + 1)
         if progress:
             progress(number + 1, config.steps, metrics)
@@ -192,7 +147,7 @@ def train(
     return {**_summary(run.metrics()), "seconds": time.perf_counter() - start}
 
 
-def prompts_of(prompts: Sequence[Prompt], config: PolicyConfig, number: int) -> list[Prompt]:
+def prompts_of(prompts: Sequence[Prompt], config: Any, number: int) -> list[Prompt]:
     """The prompts of a step: epochs of deterministic order, one after another."""
     count, places = len(prompts), config.ordinals(number)
     orders = {epoch: epoch_order(count, config.seed, epoch) for epoch in {p // count for p in places}}
@@ -239,6 +194,6 @@ def _summary(history: list[dict[str, Any]]) -> dict[str, Any]:
         "proxy_first": mean(history[:1], "reward/proxy"),
         "proxy_last": mean(recent, "reward/proxy"),
         "kl": mean(recent, "kl/policy_reference_k1"),
-        "first_ratio_deviation": max(row["policy/first_ratio_deviation"] for row in history),
-        "failed_rewards": sum(row["reward/failed"] for row in history),
+        "first_ratio_deviation": max(row.get("policy/first_ratio_deviation", 0.0) for row in history),
+        "failed_rewards": sum(row.get("reward/failed", 0.0) for row in history),
     }

@@ -1,0 +1,244 @@
+"""Settings of every policy-gradient method: switches that do not know each other, and presets that name their combinations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+from pydantic import Field, ModelWrapValidatorHandler, model_validator
+
+from tether.core.config import Config
+from tether.core.types import Sampling
+from tether.learner.config import OptimizerConfig
+
+Algorithm = Literal["ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "rloo", "reinforce++", "reinforce++_baseline"]
+
+_GROUP = {"baseline": "group", "scale_advantages": True, "samples_per_prompt": 8, "epochs": 1}
+_GROUP |= {"kl": {"place": "loss", "coefficient": 0.0, "report": False}}
+_PLAIN = {"surrogate": "reinforce", "epochs": 1}
+PRESETS: dict[str, dict[str, Any]] = {
+    "ppo": {"critic": True, "whiten_advantages": True, "normalize_scores": True},
+    "grpo": _GROUP,
+    "dr_grpo": {**_GROUP, "scale_advantages": False, "normalize": "constant"},
+    "dapo": {**_GROUP, "minibatches": 4, "clip_range_high": 0.28, "filter_groups": True},
+    "gspo": {**_GROUP, "minibatches": 4, "surrogate": "sequence", "normalize": "sequence"}
+    | {"clip_range": 3e-4, "clip_range_high": 4e-4},
+    "cispo": {**_GROUP, "minibatches": 4, "surrogate": "cispo", "clip_range_high": 4.0},
+    "reinforce": _PLAIN,
+    "rloo": {**_PLAIN, "baseline": "leave_one_out", "samples_per_prompt": 4, "kl": {"place": "sequence"}},
+    "reinforce++": {"whiten_advantages": True, "epochs": 1, "minibatches": 4},
+    "reinforce++_baseline": {**_GROUP, "scale_advantages": False, "whiten_advantages": True, "minibatches": 4}
+    | {"kl": {"place": "loss", "estimator": "k2", "coefficient": 0.05}},
+}
+"""What each published method sets; everything else stands at the defaults below. Links: docs/algorithms."""
+
+
+class KLConfig(Config):
+    """The tether: the weight of KL(policy || reference), where it pulls, and how the weight follows what is observed."""
+
+    coefficient: float = Field(default=0.05, ge=0)
+    place: Literal["token", "sequence", "loss"] = Field(
+        default="token", description="in every token's reward, in the response's score before its baseline, or in the loss"
+    )
+    estimator: Literal["k2", "k3", "k3_corrected"] = Field(
+        default="k2",
+        description="in the loss: k2 and k3_corrected have the gradient of this KL, k3 (GRPO's paper) that of the other one",
+    )
+    mode: Literal["fixed", "adaptive", "stop"] = Field(
+        default="fixed", description="adaptive: towards the target (Ziegler 2019, section 2.2); stop: training ends beyond it"
+    )
+    target: float = Field(default=6.0, gt=0, description="nats a response")
+    horizon: float = Field(default=10_000, gt=0, description="responses over which the coefficient can change by a factor of e")
+    report: bool = Field(default=True, description="run the reference at coefficient 0 too, to know how far the policy has moved")
+
+
+class PolicyConfig(Config):
+    """Settings of a policy-gradient stage; lengths are in tokens. `algorithm` fills in what is not said."""
+
+    algorithm: Algorithm = "ppo"
+    steps: int = Field(default=100, ge=1)
+    prompts_per_step: int = Field(default=64, ge=1)
+    samples_per_prompt: int = Field(default=1, ge=1)
+    max_new_tokens: int = Field(default=64, ge=1)
+    temperature: float = Field(default=1.0, gt=0)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    epochs: int = Field(default=4, ge=1)
+    minibatches: int = Field(default=1, ge=1, description="optimizer steps an epoch")
+    micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
+
+    normalize_scores: bool = Field(
+        default=False, description="shift and scale scores to mean 0, deviation 1 on the reference's own samples"
+    )
+    score_clip: float | None = Field(
+        default=None, gt=0, description="scores are clipped to plus or minus this, after normalisation"
+    )
+    missing_stop_penalty: float = Field(
+        default=0.0, ge=0, description="taken off the score of a response that did not end in time"
+    )
+    overlong_buffer: int = Field(default=0, ge=0, description="last tokens before max_new_tokens over which a penalty grows")
+    overlong_penalty: float = Field(default=1.0, gt=0, description="taken off the score at the end of that buffer")
+    step_rewards: bool = Field(default=False, description="use the rewards of single steps that the source gives, not the score")
+    filter_groups: bool = Field(default=False, description="leave out prompts whose samples all score the same")
+    refill: int = Field(default=0, ge=0, description="further batches of prompts that may be sampled to replace those left out")
+
+    baseline: Literal["none", "running_mean", "group", "leave_one_out"] = Field(
+        default="none",
+        description="taken off each score: past scores' mean, the mean of the prompt's samples, or that of its others",
+    )
+    baseline_window: int = Field(default=1024, ge=1, description="scores that the running mean remembers")
+    scale_advantages: bool = Field(default=False, description="divide by the standard deviation of the group's scores")
+    critic: bool = Field(default=False, description="learn a value function and estimate advantages with it (GAE)")
+    gamma: float = Field(default=1.0, gt=0, le=1)
+    lam: float = Field(default=0.95, ge=0, le=1)
+    whiten_advantages: bool = Field(default=False, description="mean 0, deviation 1 over all tokens of the step")
+    normalize: Literal["token", "sequence", "constant"] = Field(
+        default="token", description="weight of a token: the same for all, its response's share, or one over max_new_tokens"
+    )
+
+    surrogate: Literal["clip", "sequence", "cispo", "reinforce"] = Field(
+        default="clip",
+        description="PPO's clipped ratio, that of whole sequences, a truncated weight, or the bare policy gradient",
+    )
+    clip_range: float = Field(default=0.2, gt=0)
+    clip_range_high: float | None = Field(default=None, gt=0, description="upper clip range; unset: clip_range")
+    dual_clip: float | None = Field(default=None, gt=1, description="bound on the loss of a bad token, in units of its advantage")
+    target_kl: float | None = Field(default=None, gt=0, description="KL(old || new) a token that ends the epochs")
+    importance: Literal["none", "truncate", "mask"] = Field(
+        default="none", description="correct for an engine whose numerics differ: cap the weight, or drop tokens beyond the cap"
+    )
+    importance_cap: float = Field(default=2.0, ge=1)
+    entropy_coefficient: float = Field(default=0.0, ge=0)
+    value_clip_range: float | None = Field(default=0.2, gt=0)
+    value_coefficient: float = Field(default=0.5, ge=0)
+    value_trains_trunk: bool = Field(
+        default=False, description="let the value loss change the policy's own weights where both share one pass"
+    )
+    kl: KLConfig = KLConfig()
+
+    ema_decay: float | None = Field(default=None, gt=0, lt=1, description="keep an average of the policy and end with it")
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="linear", final_fraction=0.0)
+    evaluate_every: int = Field(default=0, ge=0)
+    checkpoint_every: int = Field(default=5, ge=1)
+    sample_rows: int = Field(default=4, ge=0, description="texts kept from every step")
+    seed: int = 0
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _fill(cls, values: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
+        """Presets under what was said. They do not count as said: only what the user sets must have an effect."""
+        if not isinstance(values, Mapping):
+            return handler(values)
+        preset = PRESETS.get(values.get("algorithm", cls.model_fields["algorithm"].default), {})
+        said_kl = values.get("kl", {})
+        if isinstance(said_kl, KLConfig):
+            said_kl = said_kl.model_dump(exclude_unset=True)
+        filled = {**preset, **values}
+        if isinstance(said_kl, Mapping):
+            filled["kl"] = {**preset.get("kl", {}), **said_kl}
+        made = handler(filled)
+        made.model_fields_set.intersection_update(values)
+        made.kl.model_fields_set.intersection_update(said_kl)
+        made.check_effects()
+        return made
+
+    def check_effects(self) -> None:
+        """Refuse what was set and would change nothing, and what cannot be combined."""
+        for owner, prefix, rules in ((self, "", _EFFECTS), (self.kl, "kl.", _KL_EFFECTS)):
+            for options, has_effect, needs in rules:
+                for option in [name for name in options if name in owner.model_fields_set]:
+                    if not has_effect(self):
+                        raise ValueError(f"{prefix}{option} has no effect {needs}")
+        for wrong, message in _CONFLICTS:
+            if wrong(self):
+                raise ValueError(message)
+
+    @property
+    def one_update(self) -> bool:
+        """One optimizer step a batch of rollouts: the old policy is the policy."""
+        return self.epochs * self.minibatches == 1
+
+    @property
+    def grouped(self) -> bool:
+        """Whether samples of a prompt are compared with each other."""
+        return self.baseline in ("group", "leave_one_out")
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.kl.coefficient > 0 or self.kl.report
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
+
+    @property
+    def total_updates(self) -> int:
+        return self.steps * self.epochs * self.minibatches
+
+    @property
+    def prompts_at_hand(self) -> int:
+        """Prompts that a step may use: those of its batch and those in reserve."""
+        return self.prompts_per_step * (1 + self.refill)
+
+    def ordinals(self, number: int) -> range:
+        """The places of a step's prompts among all prompts of the run."""
+        return range(number * self.prompts_at_hand, (number + 1) * self.prompts_at_hand)
+
+
+Rule = tuple[tuple[str, ...], Callable[[PolicyConfig], bool], str]
+_EFFECTS: tuple[Rule, ...] = (
+    (("overlong_penalty",), lambda c: c.overlong_buffer > 0, "without overlong_buffer"),
+    (("refill",), lambda c: c.filter_groups or not c.refill, "without filter_groups"),
+    (("filter_groups",), lambda c: c.grouped or not c.filter_groups, "without baseline 'group' or 'leave_one_out'"),
+    (("baseline_window",), lambda c: c.baseline == "running_mean", "without baseline = 'running_mean'"),
+    (("scale_advantages",), lambda c: c.baseline == "group" or not c.scale_advantages, "without baseline = 'group'"),
+    (("lam", "value_clip_range", "value_coefficient", "value_trains_trunk"), lambda c: c.critic, "without a critic"),
+    (("clip_range",), lambda c: c.surrogate in ("clip", "sequence"), "with this surrogate"),
+    (("clip_range_high",), lambda c: c.surrogate != "reinforce", "with surrogate = 'reinforce'"),
+    (("dual_clip",), lambda c: c.surrogate in ("clip", "sequence"), "with this surrogate"),
+    (
+        ("clip_range", "clip_range_high", "dual_clip", "value_clip_range", "target_kl"),
+        lambda c: not c.one_update,
+        "with one update a batch: nothing has moved when the ratio is taken. Set epochs or minibatches above 1",
+    ),
+    (("importance_cap",), lambda c: c.importance != "none", "without importance"),
+)
+_KL_EFFECTS: tuple[Rule, ...] = (
+    (("estimator",), lambda c: c.kl.place == "loss", "outside the loss (kl.place): rewards take k1"),
+    (("estimator", "place"), lambda c: c.kl.coefficient > 0, "with kl.coefficient = 0"),
+    (("target",), lambda c: c.kl.mode != "fixed", "with kl.mode='fixed'; remove it or set kl.mode='adaptive' or 'stop'"),
+    (("horizon",), lambda c: c.kl.mode == "adaptive", "without kl.mode='adaptive'"),
+    (("report",), lambda c: c.kl.coefficient == 0, "with kl.coefficient above 0: the reference is run anyway"),
+)
+_CONFLICTS: tuple[tuple[Callable[[PolicyConfig], bool], str], ...] = (
+    (
+        lambda c: c.top_p < 1.0,
+        "top_p < 1 samples from a distribution whose log-probabilities the update does not have (its ratios would be of another "
+        "policy). Train with top_p = 1; use temperature to sharpen, and top_p when generating afterwards",
+    ),
+    (
+        lambda c: c.grouped and c.samples_per_prompt < 2,
+        "this baseline needs other samples of the same prompt: set samples_per_prompt to 2 or more",
+    ),
+    (
+        lambda c: c.surrogate == "reinforce" and not c.one_update,
+        "surrogate = 'reinforce' has no ratio, so that a second update on the same rollouts would be off policy: set epochs = 1 "
+        "and minibatches = 1, or take another surrogate",
+    ),
+    (
+        lambda c: c.surrogate == "cispo" and c.clip_range_high is None,
+        "surrogate = 'cispo' truncates weights at 1 + clip_range_high: set clip_range_high",
+    ),
+    (lambda c: c.overlong_buffer > c.max_new_tokens, "overlong_buffer is longer than max_new_tokens"),
+    (
+        lambda c: c.kl.mode == "adaptive" and c.kl.coefficient == 0,
+        "kl.coefficient = 0 cannot adapt: it is multiplied; start above 0",
+    ),
+    (
+        lambda c: c.kl.mode == "stop" and not c.needs_reference,
+        "kl.mode = 'stop' must see the KL: set kl.report or kl.coefficient",
+    ),
+    (
+        lambda c: c.step_rewards and c.kl.place == "sequence",
+        "kl.place = 'sequence' has no single score to be taken off with step_rewards: use 'token' or 'loss'",
+    ),
+)

@@ -1,0 +1,366 @@
+"""Policy gradients against a reward source: PPO, GRPO, RLOO, REINFORCE and their kin are settings of one step.
+
+They differ in what is taken off a score, in whether a critic spreads it over the tokens, and in what is descended.
+PPO: Schulman et al. 2017 (https://arxiv.org/abs/1707.06347) as Ziegler et al. 2019 (https://arxiv.org/abs/1909.08593) brought it
+to language models. The others, with their links: docs/algorithms.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tether.algorithms.advantages import (
+    gae,
+    group_relative,
+    leave_one_out,
+    overlong_penalty,
+    returns_to_go,
+    running_mean,
+    zero_signal,
+)
+from tether.algorithms.kl import adapt_kl_coefficient, kl_policy_reference_k1, kl_target_reached
+from tether.algorithms.masked import masked_sum, whiten
+from tether.algorithms.policy_losses import entropy_bonus, value_loss
+from tether.core.protocols import Engine, RewardSource
+from tether.core.rundir import RunDirectory
+from tether.core.types import Prompt, Rollout, Score
+from tether.data.batches import TokenBatch
+from tether.data.chat import ChatEncoder
+from tether.learner.local import LocalLearner
+from tether.models.trunk import Role
+from tether.stages.experience import Clock, Experience, describe, gather
+from tether.stages.policy import WeightAverage, clipped_epochs, train
+from tether.stages.policy_config import PolicyConfig
+from tether.stages.surrogates import kl_term, surrogate
+
+Samples = tuple[list[Rollout], list[Score]]
+
+
+class PolicyGradient:
+    """One policy and a reward source; with a tether its frozen reference, with a critic a value function.
+
+    Args:
+        policy, reference, value: roles on one trunk or on several. A value role with the policy's own adapter and model
+            reads the policy's hidden states, at no extra pass.
+        engine: samples from the policy; its weights are told apart by `policy_version`.
+
+    Raises:
+        ValueError: a critic or a tether without its role, or a value role that the settings have no use for.
+    """
+
+    def __init__(
+        self,
+        config: PolicyConfig,
+        policy: Role,
+        reference: Role | None,
+        value: Role | None,
+        reward: RewardSource,
+        engine: Engine,
+        encoder: ChatEncoder,
+    ) -> None:
+        if config.critic != (value is not None):
+            raise ValueError("critic = true needs a value role, and critic = false takes none")
+        if config.needs_reference and reference is None:
+            raise ValueError("a KL in reward or loss, or reported, needs a reference role")
+        self.config, self.policy, self.value = config, policy, value
+        self.reference = reference if config.needs_reference else None
+        self.reward, self.engine, self.encoder = reward, engine, encoder
+        self.kl_coefficient, self.stopped = config.kl.coefficient, False
+        self.normalizer: tuple[float, float] | None = None
+        self.past_scores = (0.0, 0)
+        in_reward = config.kl.coefficient > 0 and config.kl.place != "loss"
+        self.late = config.one_update and value is None and not in_reward
+        """The old log-probabilities come from the update's own pass: nothing needs them before, and nothing moves between."""
+        self.shares_pass = value is not None and value.model is policy.model and value.adapter == policy.adapter
+        self.roles = [role for role in (policy, self.reference, value) if role is not None]
+        critic = [] if value is None else value.parameters()
+        if self.shares_pass and value is not None and value.head is not None:
+            critic = list(value.head.parameters())
+        self.learner = LocalLearner(policy.parameters() + critic, config.optimizer, config.total_updates)
+        self.average = WeightAverage(self.learner, config.ema_decay)
+        for role in self.roles:
+            role.train_mode(False)
+
+    def step(self, prompts: Sequence[Prompt], number: int) -> tuple[dict[str, float], list[Rollout], list[Score]]:
+        """One step of the algorithm; returns its metrics, rollouts and proxy scores."""
+        clock = Clock()
+        (rollouts, scores), sampled = self.sample(prompts, number, clock)
+        metrics = self.learn(rollouts, scores, number, clock)
+        self.engine.update_weights(number + 1)
+        clock.lap("update")
+        return {**metrics, **sampled, **clock.times(sum(len(r.response_ids) for r in rollouts))}, rollouts, scores
+
+    def learn(
+        self, rollouts: Sequence[Rollout], scores: Sequence[Score], number: int, clock: Clock | None = None
+    ) -> dict[str, float]:
+        """Everything after scoring; `experience` keeps what was made of it."""
+        clock, config = clock or Clock(), self.config
+        limit = min(role.document_tokens(config.micro_batch_tokens) for role in self.roles)
+        self.experience = experience = gather(
+            rollouts, scores, self.encoder, config.micro_batch_tokens, self.policy.device, document_tokens=limit
+        )
+        self.evaluate(experience)
+        experience.rewards = self.shape(experience)
+        experience.advantages, experience.returns = self.advantages(experience)
+        clock.lap("evaluate")
+        metrics = self.update(experience, number)
+        coefficient = None if self.reference is None else self.kl_coefficient
+        metrics.update(describe(experience, [s.value for s in scores], coefficient=coefficient, critic=config.critic))
+        self._follow(experience, metrics)
+        experience.common = []
+        return metrics
+
+    def sample(self, prompts: Sequence[Prompt], number: int, clock: Clock) -> tuple[Samples, dict[str, float]]:
+        """Responses and scores; with `filter_groups` those of prompts that teach something, from as many batches as needed."""
+        config, size = self.config, self.config.prompts_per_step
+        kept: list[tuple[Rollout, Score]] = []
+        seen: list[tuple[Rollout, Score]] = []
+        silent = 0
+        for start in range(0, len(prompts), size):
+            groups = self.engine.generate(
+                prompts[start : start + size],
+                config.sampling,
+                num_samples=config.samples_per_prompt,
+                seed=config.seed,
+                ordinals=config.ordinals(number)[start : min(start + size, len(prompts))],
+            )
+            rollouts = [rollout for group in groups for rollout in group.rollouts]
+            clock.lap("rollout")
+            pairs = list(zip(rollouts, self.reward.score(rollouts), strict=True))
+            clock.lap("reward")
+            useless = self._silent([score for _, score in pairs])
+            silent, seen = silent + sum(useless), seen + pairs
+            kept += [pair for pair, drop in zip(pairs, useless, strict=True) if not (drop and config.filter_groups)]
+            if len(kept) >= size * config.samples_per_prompt or not config.filter_groups:
+                break
+        used = kept[: size * config.samples_per_prompt] or seen
+        metrics = {"group/zero_signal": silent / len(seen)} if config.samples_per_prompt > 1 else {}
+        if config.filter_groups:  # what was left out counts in how good the policy is
+            known = [score.value for _, score in seen if score.value is not None]
+            metrics.update({"reward/proxy": statistics.fmean(known) if known else float("nan"), "group/sampled": len(seen)})
+        return ([rollout for rollout, _ in used], [score for _, score in used]), metrics
+
+    def _silent(self, scores: Sequence[Score]) -> list[bool]:
+        values = torch.tensor([0.0 if s.value is None else s.value for s in scores], dtype=torch.float64)
+        known = torch.tensor([s.value is not None for s in scores])
+        return zero_signal(values, self._groups(len(scores), values.device), known).tolist()
+
+    def _groups(self, count: int, device: torch.device) -> Tensor:
+        return torch.arange(count, device=device) // self.config.samples_per_prompt
+
+    @torch.no_grad()
+    def evaluate(self, experience: Experience) -> None:
+        """Log-probabilities of policy and reference, entropies and values of every response token, before the update."""
+        reference = self.reference
+        one_trunk = reference is None or reference.model is self.policy.model
+        passes = (not self.late) + (reference is not None) + self.config.epochs
+        reused = one_trunk and passes > 1
+        experience.common = [self.policy.common(batch) if reused else None for batch in experience.batches]
+        experience.put_rollout_logprobs()
+        for number, batch in enumerate(experience.batches):
+            common, found = experience.common[number], {}
+            if not self.late:
+                found["logprobs"], found["entropy"], found["values"] = self.forward(batch, common)
+            if reference is not None:
+                found["reference_logprobs"] = reference.logprobs(batch, self.config.temperature, common)[0]
+            for name, flat in found.items():
+                if flat is not None:
+                    experience.put(name, number, batch.scatter(flat))
+
+    def forward(self, batch: TokenBatch, common: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Policy log-probabilities, entropies and values (None without a critic) of the counted tokens, each (N,)."""
+        hidden = self.policy.hidden(batch, common)
+        logprobs, entropy = self.policy.logprobs_of(hidden, batch, self.config.temperature)
+        if self.value is None:
+            return logprobs, entropy, None
+        if self.shares_pass:
+            states = hidden if self.config.value_trains_trunk else hidden.detach()
+        else:
+            states = self.value.hidden(batch, common if self.value.model is self.policy.model else None)
+        return logprobs, entropy, self.value.values_of(states, batch)
+
+    def shape(self, experience: Experience) -> Tensor:
+        """The reward of every token: -beta (log pi - log pi_ref) where the tether pulls at tokens, and the score, over its
+        baseline, once at the last real token (or the rewards of single steps at theirs)."""
+        mask, config = experience.mask, self.config
+        rewards = torch.zeros_like(experience.rewards)
+        if config.kl.place == "token":
+            rewards -= self.kl_coefficient * kl_policy_reference_k1(experience.logprobs, experience.reference_logprobs)
+        if config.step_rewards:
+            rewards += self._step_rewards(experience)
+        else:
+            last = torch.tensor([len(r.response_ids) - 1 for r in experience.rollouts], device=mask.device)
+            rewards[torch.arange(len(last), device=mask.device), last] += self.relative(self.totals(experience), mask.any(-1))
+        return torch.where(mask, rewards, 0.0)
+
+    def totals(self, experience: Experience) -> Tensor:
+        """(sequences,) normalised, clipped scores less the penalties, and less the response's whole KL where it belongs there."""
+        config, rollouts, device = self.config, experience.rollouts, experience.mask.device
+        totals = torch.tensor(self.normalized([s.value for s in experience.scores]), device=device)
+        totals -= config.missing_stop_penalty * torch.tensor([not r.finished for r in rollouts], device=device)
+        if config.overlong_buffer:
+            lengths = torch.tensor([len(r.response_ids) for r in rollouts], device=device)
+            totals += config.overlong_penalty * overlong_penalty(lengths, config.max_new_tokens, config.overlong_buffer)
+        if config.kl.place == "sequence":
+            k1 = kl_policy_reference_k1(experience.logprobs, experience.reference_logprobs)
+            totals -= self.kl_coefficient * masked_sum(k1, experience.mask, -1)
+        return totals
+
+    def relative(self, totals: Tensor, known: Tensor) -> Tensor:
+        """Scores over their baseline."""
+        groups = self._groups(len(totals), totals.device)
+        match self.config.baseline:
+            case "group":
+                return group_relative(totals, groups, known, scale=self.config.scale_advantages)
+            case "leave_one_out":
+                return totals - leave_one_out(totals, groups, known)
+            case "running_mean":
+                return totals - self.past_scores[0]
+            case "none":
+                return totals
+
+    def _step_rewards(self, experience: Experience) -> Tensor:
+        """Rewards of single steps at their last tokens, each over the baseline of all steps of its group."""
+        where = [(i, token, reward) for i, score in enumerate(experience.scores) for token, reward in score.steps]
+        rewards = torch.zeros_like(experience.rewards)
+        if not where:
+            return rewards
+        rows, tokens, values = zip(*where, strict=True)
+        row = torch.tensor(rows, device=rewards.device)
+        steps, known = torch.tensor(values, device=rewards.device), experience.mask.any(-1)[row]
+        match self.config.baseline:
+            case "group":
+                groups = row // self.config.samples_per_prompt
+                steps = group_relative(steps, groups, known, scale=self.config.scale_advantages)
+            case "leave_one_out":
+                steps = steps - leave_one_out(steps, row // self.config.samples_per_prompt, known)
+            case "running_mean":
+                steps = steps - self.past_scores[0]
+        ends = torch.tensor([len(r.response_ids) - 1 for r in experience.rollouts], device=rewards.device)
+        penalties = self.config.missing_stop_penalty * torch.tensor([not r.finished for r in experience.rollouts])
+        rewards.index_put_((torch.arange(len(ends), device=rewards.device), ends), -penalties.to(rewards))
+        return rewards.index_put_((row, torch.tensor(tokens, device=rewards.device)), steps, accumulate=True)
+
+    def normalized(self, scores: Sequence[float | None]) -> list[float]:
+        """Scores on the reference's scale. Step 0 samples from the reference itself, so its scores set that scale."""
+        known = torch.tensor([s for s in scores if s is not None], dtype=torch.float64)
+        if self.normalizer is None and len(known):
+            spread = float(known.std(correction=0)) if len(known) > 1 else 0.0
+            fits = self.config.normalize_scores and spread > 1e-6
+            self.normalizer = (float(known.mean()), spread) if fits else (0.0, 1.0)
+        mean, deviation = self.normalizer or (0.0, 1.0)
+        limit = self.config.score_clip or float("inf")
+        return [0.0 if s is None else max(-limit, min(limit, (s - mean) / deviation)) for s in scores]
+
+    def advantages(self, experience: Experience) -> tuple[Tensor, Tensor]:
+        """(sequences, time) every token's advantage times its weight, and what its value should have been."""
+        config, mask = self.config, experience.mask
+        if config.critic:
+            advantages, returns = gae(experience.rewards, experience.values, mask, config.gamma, config.lam)
+        else:
+            advantages = returns = returns_to_go(experience.rewards, mask, config.gamma)
+        if config.whiten_advantages:
+            advantages = whiten(advantages, mask)
+        return advantages * self.weights(experience), returns
+
+    def weights(self, experience: Experience) -> Tensor:
+        """Positive weights of the tokens that count, relative to one over their number; (sequences, time)."""
+        mask = experience.mask.float()
+        lengths, tokens, sequences = mask.sum(-1, keepdim=True), mask.sum(), mask.any(-1).sum()
+        share = {
+            "token": torch.ones_like(lengths),
+            "sequence": tokens / (sequences * lengths.clamp(min=1)),
+            "constant": (tokens / (sequences * self.config.max_new_tokens)).expand_as(lengths),
+        }[self.config.normalize]
+        return share * mask
+
+    def update(self, experience: Experience, number: int) -> dict[str, float]:
+        """Several epochs of updates over the same rollouts; one is on policy."""
+        experience.weights = self.weights(experience)
+
+        def finish() -> Mapping[str, float]:
+            metrics = self.learner.step()
+            self.average.update()
+            return metrics
+
+        return clipped_epochs(experience, self.config, number, lambda *at: self._accumulate(experience, *at), finish)
+
+    def _accumulate(self, experience: Experience, index: int, denominator: int) -> dict[str, float]:
+        """Add one micro-batch's gradient: surrogate + beta KL + c_v value loss - c_e entropy."""
+        batch, mask, config = experience.batches[index], experience.part("mask", index), self.config
+        flat = self.forward(batch, experience.common[index])
+        logprobs, entropy = batch.scatter(flat[0]), batch.scatter(flat[1])
+        if self.late:
+            experience.put("logprobs", index, logprobs.detach())
+            experience.put("entropy", index, entropy.detach())
+        policy, diagnostics = surrogate(config, logprobs, experience, index, denominator)
+        loss, stats = policy, {"policy/loss": float(policy.detach())}
+        if config.kl.place == "loss" and self.kl_coefficient:
+            kl = kl_term(config.kl.estimator, logprobs, experience, index) * experience.part("weights", index)
+            loss = loss + self.kl_coefficient * masked_sum(kl, mask) / denominator
+        if flat[2] is not None:
+            critic, clipped = value_loss(
+                batch.scatter(flat[2]),
+                experience.part("values", index),
+                experience.part("returns", index),
+                mask,
+                clip_range=config.value_clip_range,
+                denominator=denominator,
+            )
+            loss = loss + config.value_coefficient * critic
+            stats |= {"value/loss": float(critic.detach()), "value/clip_fraction": float(clipped)}
+        if config.entropy_coefficient:
+            loss = loss - config.entropy_coefficient * entropy_bonus(entropy, mask, denominator=denominator)
+        self.learner.backward(loss)
+        return stats | {
+            "loss": float(loss.detach()),
+            "policy/clip_fraction": float(diagnostics.clip_fraction),
+            "policy/approximate_kl": float(diagnostics.approximate_kl),
+            "ratio_max": float(diagnostics.ratio_max),
+            "ratio_min": float(diagnostics.ratio_min),
+        }
+
+    def _follow(self, experience: Experience, metrics: Mapping[str, float]) -> None:
+        """Move what the next step depends on: the running baseline, and the KL controller."""
+        config = self.config
+        known = experience.mask.any(-1)
+        if config.baseline == "running_mean":
+            values = torch.tensor([v for s in experience.scores for _, v in s.steps]) if config.step_rewards else None
+            scores = self.totals(experience)[known] if values is None else values
+            self.past_scores = running_mean(*self.past_scores, scores.tolist(), config.baseline_window)
+        observed = metrics.get("kl/policy_reference_k1", 0.0)
+        if config.kl.mode == "adaptive":
+            self.kl_coefficient = adapt_kl_coefficient(
+                self.kl_coefficient, observed, config.kl.target, config.kl.horizon, len(experience.rollouts)
+            )
+        self.stopped = config.kl.mode == "stop" and kl_target_reached(observed, config.kl.target)
+
+    def train(
+        self,
+        prompts: Sequence[Prompt],
+        run: RunDirectory,
+        *,
+        on_step: Callable[[int, dict[str, float]], dict[str, float]] | None = None,
+        progress: Callable[[int, int, Any], None] | None = None,
+    ) -> dict[str, Any]:
+        """See policy.train."""
+        summary = train(self, prompts, run, on_step=on_step, progress=progress)
+        return {**summary, "kl_coefficient": self.kl_coefficient}
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "kl_coefficient": self.kl_coefficient,
+            "stopped": self.stopped,
+            "normalizer": self.normalizer,
+            "past_scores": self.past_scores,
+        }
+
+    def load_state(self, values: Mapping[str, Any]) -> None:
+        self.kl_coefficient, self.stopped = values["kl_coefficient"], values["stopped"]
+        self.normalizer = tuple(values["normalizer"]) if values["normalizer"] else None
+        self.past_scores = tuple(values["past_scores"])
