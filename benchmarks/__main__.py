@@ -35,7 +35,7 @@ def prompts(loaded: Any) -> list[dict[str, Any]]:
     from tether.assemble import encoder_of
     from tether.core.rundir import read_jsonl
     from tether.core.types import user
-    from tether.pipelines.quickstart import DATA
+    from tether.pipelines.foundation import DATA
 
     encoder = encoder_of(loaded)
     rows = [r["prompt"] for r in read_jsonl(DATA / "prompts.jsonl")]

@@ -13,6 +13,7 @@ from tether.core.types import Comparison, assistant, user
 from tether.data.comparisons import encode_comparisons
 from tether.models.config import ModelConfig
 from tether.models.loading import load_model
+from tether.pipelines.foundation import Foundation
 from tether.pipelines.quickstart import Quickstart, QuickstartConfig
 from tether.preferences.annotators import in_true_order
 from tether.report import write_report
@@ -72,7 +73,8 @@ def test_heldout_prompts_are_never_trained_on(finished):
 
 def test_started_again_it_finishes_at_once_and_changes_nothing(finished, monkeypatch):
     root, summary = finished
-    for phase in ("collect_pairs", "evaluate", "_arm"):
+    monkeypatch.setattr(Foundation, "build", None)
+    for phase in ("evaluate", "_arm"):
         monkeypatch.setattr(Quickstart, phase, None)
     before = {p: p.stat().st_mtime_ns for p in root.rglob("metrics.jsonl")}
     assert Quickstart(config(root, arms=("ppo", "beta0", "random"))).run() == summary

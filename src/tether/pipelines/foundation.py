@@ -1,0 +1,289 @@
+"""What every method starts from: an SFT model, preferences of noisy annotators, a reward model, and a judge never trained on."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from tether.assemble import RewardSection, SFTSection, encoder_of, local_engine
+from tether.core.config import Config
+from tether.core.protocols import Judge
+from tether.core.rundir import read_json, read_jsonl, write_json
+from tether.core.types import Comparison, Demonstration, Prompt, Rollout, Sampling, Score, assistant, user
+from tether.data.sources import split_by_group
+from tether.evaluation.fluency import Fluency
+from tether.evaluation.gold import GoldJudge
+from tether.evaluation.winrate import bootstrap_mean, win_rate
+from tether.models.config import ModelConfig
+from tether.models.loading import LoadedModel, load_model
+from tether.models.trunk import Role
+from tether.pipelines.journey import Progress, after_sft, run_reward, run_sft
+from tether.preferences.annotators import LabelledPairs, in_true_order, label_pairs
+
+DATA = Path(__file__).resolve().parent.parent / "recipes" / "quickstart"
+
+
+class PairsSection(Config):
+    """How preferences are collected."""
+
+    num_prompts: int | None = Field(default=None, ge=4, description="ask for answers to so many training prompts; null: all")
+    samples_per_prompt: int = Field(default=4, ge=2)
+    temperature: float = Field(default=0.7, gt=0)
+    annotator_agreement: float = Field(default=0.70, gt=0.5, lt=1, description="how often two annotators agree")
+    num_annotators: int = Field(default=3, ge=1)
+
+
+class FoundationConfig(Config):
+    """Settings of what comes before any policy optimisation."""
+
+    seed: int = 0
+    judge: Literal["gold", "letters"] = Field(
+        default="gold", description="`letters` counts a few letters: for smoke runs without a download"
+    )
+    max_prompts: int | None = Field(default=None, ge=4, description="use only the first so many prompts of each split")
+    evaluation_samples: int = Field(default=1, ge=1, description="answers a held-out prompt in the final comparison")
+    model: ModelConfig
+    sft: SFTSection
+    pairs: PairsSection = PairsSection()
+    reward: RewardSection
+
+    @model_validator(mode="after")
+    def _brings_its_data(self) -> FoundationConfig:
+        for name, section in (("sft", self.sft), ("reward", self.reward)):
+            if section.data is not None:
+                raise ValueError(
+                    f"{name}.data has no effect: this pipeline brings its own data. Remove it, or write a recipe of stages"
+                )
+        return self
+
+
+class LetterJudge:
+    """A judge for smoke runs on the random model: the share of vowels among a response's characters."""
+
+    name = "letters"
+
+    def score_texts(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Any]:
+        shares = [sum(c in "aeiou" for c in r.lower()) / max(1, len(r)) for r in responses]
+        return [Score(s, {"vowels": s}) for s in shares]
+
+
+class Foundation:
+    """SFT, pairs and reward model under one folder, each resumable; `announce(phase)` opens a progress bar for it.
+
+    Args:
+        sampling, engine_rows: how answers are drawn, for the pairs (at their own temperature) and for the evaluation.
+    """
+
+    def __init__(
+        self,
+        config: FoundationConfig,
+        root: Path,
+        sampling: Sampling,
+        engine_rows: int,
+        announce: Callable[[str], Progress],
+    ) -> None:
+        self.config, self.root, self.sampling, self.engine_rows, self.announce = config, root, sampling, engine_rows, announce
+        prompts = [_prompt(row) for row in read_jsonl(DATA / "prompts.jsonl")]
+        limit = config.max_prompts
+        self.background = [p for p in prompts if p.metadata["split"] == "train"]
+        self.train_prompts = self.background[:limit]
+        self.pair_prompts = self.train_prompts[: config.pairs.num_prompts]
+        self.heldout = [p for p in prompts if p.metadata["split"] == "heldout"][:limit]
+        self._judge: Judge | None = None
+
+    @property
+    def judge(self) -> Judge:
+        """The gold judge, loaded when first asked."""
+        if self._judge is None:
+            if self.config.judge == "letters":
+                self._judge = LetterJudge()
+            else:
+                from tether.models.embedder import SentenceEmbedder
+
+                speaker = load_model(self.config.model)
+                fluency = Fluency(Role(speaker.model), encoder_of(speaker))
+                self._judge = GoldJudge(SentenceEmbedder(), fluency, self.background)
+        return self._judge
+
+    @property
+    def policy_model(self) -> ModelConfig:
+        return after_sft(self.config.model, self.root)
+
+    def build(self) -> dict[str, Any]:
+        """The three phases; returns their summaries."""
+        config, root = self.config, self.root
+        demonstrations = [
+            Demonstration((user(row["prompt"]), assistant(row["response"])), row["id"])
+            for row in read_jsonl(DATA / "demonstrations.jsonl")
+        ][: config.max_prompts]
+        summary: dict[str, Any] = {
+            "sft": run_sft(
+                config.sft, config.model, root / "sft", config.seed, demonstrations=demonstrations, progress=self.announce("sft")
+            )
+        }
+        gc.collect()
+        summary["pairs"] = self.collect_pairs()
+        comparisons = self.comparisons()
+        heldout = split_by_group(comparisons, config.reward.heldout_fraction, config.reward.seed)[1]
+        summary["reward"] = run_reward(
+            config.reward,
+            self.policy_model,
+            root / "reward",
+            config.seed,
+            comparisons=comparisons,
+            gold=[in_true_order(c) for c in heldout],
+            progress=self.announce("reward"),
+        )
+        gc.collect()
+        return summary
+
+    def collect_pairs(self) -> dict[str, Any]:
+        """The SFT model answers every training prompt several times; annotators compare the answers."""
+        folder = self.root / "pairs"
+        if (folder / "summary.json").is_file():
+            return read_json(folder / "summary.json")
+        folder.mkdir(exist_ok=True)
+        start = time.perf_counter()
+        responses = self._sampled(folder / "responses.jsonl")
+        prompts = self.pair_prompts
+        flat = self.judge.score_texts(
+            [p for p in prompts for _ in responses[p.id]], [r for p in prompts for r in responses[p.id]]
+        )
+        values = iter(s.value or 0.0 for s in flat)
+        scores = [[next(values) for _ in responses[p.id]] for p in prompts]
+        labelled = label_pairs(
+            prompts,
+            [responses[p.id] for p in prompts],
+            scores,
+            agreement=self.config.pairs.annotator_agreement,
+            num_annotators=self.config.pairs.num_annotators,
+            seed=self.config.seed,
+        )
+        with (folder / "pairs.jsonl").open("w", encoding="utf-8") as file:
+            file.writelines(json.dumps(_pair_row(c), ensure_ascii=False) + "\n" for c in labelled.comparisons)
+        summary = _pairs_summary(labelled, len(prompts), time.perf_counter() - start)
+        write_json(folder / "summary.json", summary)
+        return summary
+
+    def _sampled(self, path: Path) -> dict[str, list[str]]:
+        """Responses by prompt id, written as they come, so that an interrupted collection goes on where it stopped."""
+        pairs, bar = self.config.pairs, self.announce("pairs")
+        done = {row["id"]: row["responses"] for row in read_jsonl(path)}
+        missing = [(n, p) for n, p in enumerate(self.pair_prompts) if p.id not in done]
+        if missing:
+            loaded = load_model(self.policy_model)
+            engine = local_engine(Role(loaded.model), loaded, max_rows=self.engine_rows)
+            sampling = Sampling(max_new_tokens=self.sampling.max_new_tokens, temperature=pairs.temperature)
+            chunk = max(1, self.engine_rows // pairs.samples_per_prompt) * 2
+            for start in range(0, len(missing), chunk):
+                part = missing[start : start + chunk]
+                groups = engine.generate(
+                    [p for _, p in part],
+                    sampling,
+                    num_samples=pairs.samples_per_prompt,
+                    seed=self.config.seed,
+                    ordinals=[n for n, _ in part],
+                )
+                with path.open("a", encoding="utf-8") as file:
+                    for group in groups:
+                        row = {"id": group.prompt.id, "responses": [r.text for r in group.rollouts]}
+                        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+                        done[group.prompt.id] = row["responses"]
+                bar(len(done), len(self.pair_prompts), {})
+        return done
+
+    def comparisons(self) -> list[Comparison]:
+        rows = []
+        for row in read_jsonl(self.root / "pairs" / "pairs.jsonl"):
+            metadata = {"gold_difference": row["gold_difference"]}
+            rows.append(
+                Comparison(
+                    (user(row["prompt"]),),
+                    (assistant(row["chosen"]),),
+                    (assistant(row["rejected"]),),
+                    id=row["id"],
+                    group=row["group"],
+                    margin=row["margin"],
+                    metadata=metadata,
+                )
+            )
+        return rows
+
+    def answers(self, role: Role, encoder_model: LoadedModel, name: str) -> list[Rollout]:
+        """Its answers to the held-out prompts, always with the same randomness."""
+        engine = local_engine(role, encoder_model, max_rows=self.engine_rows)
+        bar, count = self.announce(f"evaluate {name}"), self.config.evaluation_samples
+        total = len(self.heldout) * count
+        groups = engine.generate(
+            self.heldout,
+            self.sampling,
+            num_samples=count,
+            seed=self.config.seed + 104729,
+            progress=lambda done: bar(done, total, {}),
+        )
+        return [r for g in groups for r in g.rollouts]
+
+    def judged(self, texts: Sequence[str]) -> list[Score]:
+        """Gold scores of answers to the held-out prompts."""
+        return self.judge.score_texts([p for p in self.heldout for _ in range(self.config.evaluation_samples)], texts)
+
+    @property
+    def groups(self) -> list[str]:
+        """The prompt of each of those answers."""
+        return [p.id for p in self.heldout for _ in range(self.config.evaluation_samples)]
+
+
+def gain_over(after: Sequence[Score], before: Sequence[Score], groups: Sequence[str]) -> dict[str, Any]:
+    """Gold before and after, the gain with its interval, the win rate, and the parts of the gold score."""
+    values = [[s.value or 0.0 for s in scores] for scores in (before, after)]
+    gains = [a - b for b, a in zip(*values, strict=True)]
+    parts = [mean_parts(scores) for scores in (before, after)]
+    return {
+        "gold_before": sum(values[0]) / len(values[0]),
+        "gold_after": sum(values[1]) / len(values[1]),
+        "gold_gain": bootstrap_mean(gains, groups).as_dict(),
+        "gold_win_rate": win_rate([s.value for s in after], [s.value for s in before], groups=groups).as_dict(),
+        "gold_parts": {k: {"before": parts[0][k], "after": parts[1][k]} for k in parts[0]},
+    }
+
+
+def mean_parts(scores: Sequence[Any]) -> dict[str, float]:
+    return {key: sum(s.parts[key] for s in scores) / len(scores) for key in scores[0].parts}
+
+
+def _prompt(row: dict[str, Any]) -> Prompt:
+    return Prompt((user(row["prompt"]),), row["id"], {"kind": row["kind"], "split": row["split"]})
+
+
+def _pair_row(c: Comparison) -> dict[str, Any]:
+    votes = {a.annotator: a.preference for a in c.annotations}
+    return {
+        "id": c.id,
+        "group": c.group,
+        "prompt": c.prompt[-1].content,
+        "chosen": c.chosen[-1].content,
+        "rejected": c.rejected[-1].content,
+        "margin": c.margin,
+        "votes": votes,
+        "gold_difference": c.metadata["gold_difference"],
+    }
+
+
+def _pairs_summary(labelled: LabelledPairs, num_prompts: int, seconds: float) -> dict[str, Any]:
+    return {
+        "num_pairs": len(labelled.comparisons),
+        "num_prompts": num_prompts,
+        "annotator_agreement": labelled.annotator_agreement,
+        "annotator_gold_agreement": labelled.annotator_gold_agreement,
+        "majority_gold_agreement": labelled.majority_gold_agreement,
+        "dropped_no_majority": labelled.dropped_no_majority,
+        "dropped_equal": labelled.dropped_equal,
+        "noise": labelled.noise,
+        "seconds": seconds,
+    }
