@@ -134,7 +134,9 @@ def test_help_answers_within_half_a_second() -> None:
     assert min(durations) <= HELP_SECONDS, f"three answers took {durations} s"
 
 
-@pytest.mark.skipif(not (PACKAGE / "stages" / "policy_gradient.py").exists(), reason="tether.stages.policy_gradient does not exist yet")
+@pytest.mark.skipif(
+    not (PACKAGE / "stages" / "policy_gradient.py").exists(), reason="tether.stages.policy_gradient does not exist yet"
+)
 def test_ppo_stage_loads_neither_ray_nor_vllm() -> None:
     loaded = loaded_by("import tether.stages.policy_gradient")
     assert "torch" in loaded

@@ -164,6 +164,57 @@ def test_direct_losses_by_hand(name, by_hand):
     assert 4 * DIRECT[name](chosen[:1], rejected[:1]).item() != pytest.approx(expected, rel=1e-3)
 
 
+@pytest.mark.parametrize("name", [*DIRECT, "orpo"])
+def test_every_loss_pushes_the_sides_apart(name):
+    """Up with the chosen, down with the rejected, whichever is ahead (for IPO and robust DPO: short of their margins)."""
+    loss = DIRECT.get(name, lambda c, r: orpo_loss(c, r, denominator=1))
+    for better, worse in ((-1.0, -0.4), (-0.5, -0.5), (-0.4, -1.0)):
+        chosen, rejected = tensor(better).requires_grad_(), tensor(worse).requires_grad_()
+        loss(chosen, rejected).backward()
+        assert chosen.grad.item() < 0 < rejected.grad.item()
+
+
+@pytest.mark.parametrize(
+    ("ours", "plain"),
+    [
+        (
+            lambda c, r: orpo_loss(c, r, denominator=3),
+            lambda c, r: -torch.log(1 / (1 + (r.exp() / (1 - r.exp())) / (c.exp() / (1 - c.exp())))),
+        ),
+        (
+            lambda c, r: simpo_loss(c, r, beta=2.5, margin=0.7, denominator=3),
+            lambda c, r: torch.log(1 + torch.exp(0.7 - 2.5 * (c - r))),
+        ),
+    ],
+    ids=["orpo", "simpo"],
+)
+def test_reference_free_losses_are_their_formulas_with_gradients(ours, plain):
+    sides = [tensor(-0.2, -3.0, -0.7), tensor(-0.9, -0.01, -0.7)]
+    found, expected = ([side.clone().requires_grad_() for side in sides] for _ in range(2))
+    ours(*found).backward()
+    (plain(*expected).sum() / 3).backward()
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize("name", [*DIRECT, "orpo"])
+def test_a_weight_is_a_share_of_a_pair(name):
+    """A label of 0.8 as both orders, weighted: the expectation over which side is the better."""
+    losses = {
+        "dpo": lambda *a, **k: dpo_loss(*a, beta=0.3, **k),
+        "cdpo": lambda *a, **k: dpo_loss(*a, beta=0.3, label_smoothing=0.1, **k),
+        "robust": lambda *a, **k: robust_dpo_loss(*a, beta=0.3, label_smoothing=0.1, **k),
+        "ipo": lambda *a, **k: ipo_loss(*a, beta=0.3, **k),
+        "simpo": lambda *a, **k: simpo_loss(*a, beta=0.3, margin=0.2, **k),
+        "orpo": orpo_loss,
+    }
+    loss, first, second = losses[name], tensor(-0.3), tensor(-1.1)
+    both = loss(torch.cat([first, second]), torch.cat([second, first]), weights=tensor(0.8, 0.2), denominator=1)
+    expected = 0.8 * loss(first, second, denominator=1) + 0.2 * loss(second, first, denominator=1)
+    assert both.item() == pytest.approx(expected.item(), rel=1e-12)
+    assert both.item() != pytest.approx(loss(first, second, denominator=1).item(), rel=1e-3)
+
+
 def test_robust_dpo_is_unbiased_under_flipped_labels():
     """Averaged over flips at rate e, the loss of the noisy label is the DPO loss of the clean one (the paper's lemma 3.1)."""
     chosen, rejected = torch.tensor([0.7, -1.3]).double(), torch.tensor([-0.4, 0.9]).double()
@@ -219,6 +270,9 @@ def test_ipo_stays_finite_where_dpo_runs_away():
 
     assert all(slope(lambda c, r: dpo_loss(c, r, beta=0.25, denominator=1), h) < 0 for h in (2, 20, 200))
     assert slope(lambda c, r: ipo_loss(c, r, beta=0.25, denominator=1), 1.9) < 0 < slope(DIRECT["ipo"], 2.1)
+    gaps = [optimum(lambda c, r: dpo_loss(c, r, beta=0.25, denominator=1), reference, sure, n) for n in (2, 4, 8)]
+    found = [(gap[0] - gap[1]).item() for gap in gaps]
+    assert found[0] < found[1] < found[2] and found[2] > 20
 
 
 def test_kto_by_hand():
@@ -252,6 +306,17 @@ def test_log1mexp_is_finite_at_certainty():
     certain = torch.zeros(3, requires_grad=True)
     log1mexp(certain).sum().backward()
     assert certain.grad.isfinite().all()
+
+
+def test_direct_losses_do_not_broadcast(as_in_production):
+    three, one = torch.zeros(3), torch.zeros(1)
+    for loss in DIRECT.values():
+        with pytest.raises(ValueError, match="equal shapes"):
+            loss(three, one)
+    with pytest.raises(ValueError, match="equal shapes"):
+        dpo_loss(three, three, beta=0.1, weights=one, denominator=1)
+    with pytest.raises(ValueError, match="equal shapes"):
+        kto_loss(three, one.bool(), torch.zeros(()), beta=0.1, denominator=1)
 
 
 def test_direct_losses_refuse_what_means_nothing():

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from tether.assemble import Recipe, encoder_of, load_policy, policy_stage, save_trained
+from tether.assemble import Recipe, encoder_of, load_policy, online_stage, save_trained
 from tether.core.config import build
 from tether.core.errors import ConfigError, MissingFileError, ModelError
 from tether.core.types import Prompt, assistant, user
@@ -161,7 +161,7 @@ def test_layers_kept_on_the_host_visit_the_device_and_compute_the_same(adapted):
 def step_of(offload):
     section = {"roles": "separate", "reward_source": "random", "offload": offload, "max_new_tokens": 6, "prompts_per_step": 4}
     recipe = build(Recipe, {"run": "unused", "model": {"source": "tiny"}, "ppo": section}, [], where="test")
-    stage, _ = policy_stage(recipe.ppo, recipe.model, None, 0)
+    stage, _ = online_stage(recipe.ppo, recipe.model, None, 0)
     metrics, _, _ = stage.step([Prompt((user(text),), text) for text in "abcd"], 0)
     return stage, {name: value for name, value in metrics.items() if not name.startswith(("time/", "memory/", "tokens_per"))}
 

@@ -61,14 +61,52 @@ def ppo(recipe: RecipeArgument, overrides: Overrides = None) -> None:
 
 @app.command()
 def grpo(recipe: RecipeArgument, overrides: Overrides = None) -> None:
-    """The same without a critic, answers to one prompt compared with each other: the \\[grpo] section of a recipe."""
+    """The same without a critic, answers to one prompt compared with each other (GRPO, DAPO, GSPO ...): the \\[grpo] section."""
     _stages(recipe, overrides, ["grpo"])
+
+
+@app.command()
+def reinforce(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+    """The plain policy gradient and its baselines (REINFORCE, RLOO, REINFORCE++): the \\[reinforce] section of a recipe."""
+    _stages(recipe, overrides, ["reinforce"])
+
+
+@app.command("best-of-n")
+def best_of_n(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+    """Rejection sampling: sample many answers, imitate the best, again and again: the \\[best_of_n] section of a recipe."""
+    _stages(recipe, overrides, ["best_of_n"])
+
+
+@app.command("online-direct")
+def online_direct(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+    """DPO and its kin on pairs of the policy's own answers, ordered by the reward: the \\[online_direct] section of a recipe."""
+    _stages(recipe, overrides, ["online_direct"])
 
 
 @app.command()
 def direct(recipe: RecipeArgument, overrides: Overrides = None) -> None:
     """Direct preference optimisation (DPO, IPO, ORPO, SimPO): the \\[direct] section of a recipe."""
     _stages(recipe, overrides, ["direct"])
+
+
+@app.command()
+def kto(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+    """Kahneman-Tversky optimisation on single answers, good or bad: the \\[kto] section of a recipe."""
+    _stages(recipe, overrides, ["kto"])
+
+
+@app.command()
+def process(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+    """Train a process (or outcome) reward model on solutions with labelled steps: the \\[process] section of a recipe."""
+    _stages(recipe, overrides, ["process"])
+
+
+@app.command()
+def compare(recipe: RecipeArgument = "compare", overrides: Overrides = None) -> None:
+    """Methods side by side from the same SFT model, preferences and reward model, over several seeds. Run again to go on."""
+    from tether.cli.journeys import compare as command
+
+    command(recipe, overrides or [])
 
 
 @app.command()

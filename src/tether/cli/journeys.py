@@ -46,6 +46,20 @@ def stages(recipe: str, overrides: list[str], names: list[str]) -> None:
         console.print(f"{name}: {Path(config.run) / name}    page: {page}", highlight=False, soft_wrap=True)
 
 
+def compare(recipe: str, overrides: list[str]) -> None:
+    """See `tether compare --help`."""
+    from rich.markdown import Markdown
+
+    from tether.pipelines.compare import Compare, CompareConfig, table
+
+    console = Console()
+    config = load_recipe(packaged_recipe(recipe), CompareConfig, overrides)
+    with bars(console) as announce:
+        summary = Compare(config, announce).run()
+    console.print(Markdown(table(summary)))
+    console.print(f"The same table: {Path(config.run) / 'compare.md'}", highlight=False, soft_wrap=True)
+
+
 def plan(recipe: str, overrides: list[str], gpu_memory: float | None, gpu: str, shape: str | None, prompt_tokens: int) -> None:
     """See `tether plan --help`."""
     from tether.assemble import Recipe

@@ -1,16 +1,27 @@
-"""Comparisons gathered by prompt and encoded once: what a reward model and the direct methods train on."""
+"""Comparisons gathered by prompt and encoded once: what a reward model and the direct methods on pairs train on."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from tether.core.errors import DataError
 from tether.core.types import Comparison
 from tether.data.batches import document_length, documents_of
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.sources import group_of, split_by_group
+
+
+class Gathered(Protocol):
+    """Responses to one prompt."""
+
+    @property
+    def sequences(self) -> tuple[Encoded, ...]: ...
+
+
+GatheredT = TypeVar("GatheredT", bound=Gathered)
 
 
 @dataclass(frozen=True)
@@ -126,10 +137,10 @@ def pairs_of(rankings: Sequence[Ranking]) -> Pairs:
     return pairs
 
 
-def cut_rankings(rankings: Sequence[Ranking], budget: int, *, document_tokens: int = 0) -> list[list[Ranking]]:
+def cut_rankings(rankings: Sequence[GatheredT], budget: int, *, document_tokens: int = 0) -> list[list[GatheredT]]:
     """Rankings together as long as their padded size (rows × widest) fits; a prompt's responses are never separated."""
     shapes = [_shape(r, document_tokens) for r in rankings]
-    cuts: list[list[Ranking]] = []
+    cuts: list[list[GatheredT]] = []
     rows = 0
     for index in sorted(range(len(rankings)), key=lambda i: (shapes[i][1], i)):
         count, width = shapes[index]
@@ -142,7 +153,7 @@ def cut_rankings(rankings: Sequence[Ranking], budget: int, *, document_tokens: i
     return cuts
 
 
-def _shape(ranking: Ranking, document_tokens: int) -> tuple[int, int]:
+def _shape(ranking: Gathered, document_tokens: int) -> tuple[int, int]:
     """Rows and width of one prompt's responses."""
     documents = documents_of(ranking.sequences, document_tokens)
     return len(documents), max(document_length([ranking.sequences[i] for i in d]) for d in documents)

@@ -1,4 +1,4 @@
-"""Scalar heads: one number from a hidden state."""
+"""Heads: one number from a hidden state, or one for each class."""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ class ScalarHead(nn.Module):
     A value head starts at zero (it predicts nothing until it has learned something); a reward head starts from
     N(0, 1/sqrt(dim + 1)) as in https://github.com/openai/lm-human-preferences. `offset` and `scale` are not trained:
     they centre and scale finished scores (a reward is defined up to an affine map).
+
+    Args:
+        outputs: how many numbers; more than one gives the result a last dimension of them.
     """
 
     offset: Tensor
     scale: Tensor
 
-    def __init__(self, dim: int, *, zero: bool = True, dropout: float = 0.0, seed: int = 0) -> None:
+    def __init__(self, dim: int, *, zero: bool = True, dropout: float = 0.0, seed: int = 0, outputs: int = 1) -> None:
         super().__init__()
         self.dropout = nn.Dropout(dropout)
-        self.linear = nn.Linear(dim, 1, dtype=torch.float32)
+        self.linear = nn.Linear(dim, outputs, dtype=torch.float32)
         nn.init.zeros_(self.linear.bias)
         if zero:
             nn.init.zeros_(self.linear.weight)
@@ -33,7 +36,11 @@ class ScalarHead(nn.Module):
         self.register_buffer("offset", torch.zeros(()))
         self.register_buffer("scale", torch.ones(()))
 
+    @property
+    def outputs(self) -> int:
+        return self.linear.out_features
+
     def forward(self, hidden: Tensor) -> Tensor:
-        """(..., dim) -> (...)"""
-        raw = self.linear(self.dropout(hidden.to(self.linear.weight.dtype))).squeeze(-1)
-        return (raw - self.offset) * self.scale
+        """(..., dim) -> (...), or (..., outputs) of several."""
+        raw = self.linear(self.dropout(hidden.to(self.linear.weight.dtype)))
+        return ((raw.squeeze(-1) if self.outputs == 1 else raw) - self.offset) * self.scale

@@ -11,30 +11,35 @@ from pathlib import Path
 from typing import Any
 
 from tether.assemble import (
-    POLICY_SECTIONS,
     DataConfig,
     DirectSection,
-    PolicySection,
+    KTOSection,
+    OnlineSection,
+    OnlineStage,
+    ProcessSection,
     Recipe,
     RewardSection,
     SFTSection,
     direct_roles,
     encoder_of,
     load_rows,
-    policy_stage,
+    online_stage,
     reward_role,
     save_trained,
+    settled,
     sft_role,
 )
 from tether.core.config import dump
 from tether.core.errors import ConfigError, MissingFileError
-from tether.core.rundir import RunDirectory, file_digest
-from tether.core.types import Comparison, Demonstration, Prompt
+from tether.core.rundir import RunDirectory, file_digest, write_json
+from tether.core.types import Comparison, Demonstration, Feedback, Problem, Prompt, StepLabels
 from tether.data.sources import Quarantine
 from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel, load_model, save_model
+from tether.rewards.verifiable import VerifiableReward, problem_prompt, reasoning_gym_prompts
 from tether.stages.direct import Direct, DirectConfig
-from tether.stages.policy_gradient import PolicyGradient
+from tether.stages.kto import KTO, KTOConfig
+from tether.stages.process_reward import ProcessRewardConfig, ProcessRewardModeling
 from tether.stages.reward import RewardConfig, RewardModeling
 from tether.stages.sft import SFT, SFTConfig
 
@@ -71,8 +76,7 @@ def run_sft(
     loaded = load_model(model, seed=seed)
     run.update_manifest(model={"source": loaded.source, "digest": loaded.digest})
     role = sft_role(loaded, section.lora, seed)
-    config = SFTConfig.model_validate({name: getattr(section, name) for name in SFTConfig.model_fields})
-    summary = SFT(config, role, encoder_of(loaded)).train(rows, run, progress)
+    summary = SFT(settled(section, SFTConfig), role, encoder_of(loaded)).train(rows, run, progress)
     merged = role.model.merge_and_unload() if role.adapter is not None else role.model
     save_model(merged, loaded.tokenizer, encoder_of(loaded).template, folder / "model")
     return _finish(run, summary, quarantine)
@@ -101,8 +105,7 @@ def run_reward(
     loaded = load_model(model, seed=seed)
     run.update_manifest(model={"source": loaded.source, "digest": loaded.digest})
     role = reward_role(loaded, section, seed)
-    config = RewardConfig.model_validate({name: getattr(section, name) for name in RewardConfig.model_fields})
-    stage = RewardModeling(config, role, encoder_of(loaded))
+    stage = RewardModeling(settled(section, RewardConfig), role, encoder_of(loaded))
     summary = stage.train(rows, run, progress)
     if gold:
         summary["gold_accuracy"] = stage.evaluate(stage.rankings(gold)[0])["accuracy"]
@@ -111,53 +114,80 @@ def run_reward(
     return _finish(run, summary, quarantine)
 
 
-def run_direct(
-    section: DirectSection,
+def run_process(
+    section: ProcessSection,
     model: ModelConfig,
     folder: Path,
     seed: int,
     *,
-    comparisons: Sequence[Comparison] | None = None,
+    solutions: Sequence[StepLabels] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Learn from comparisons without a reward model; the result is the role in `folder/policy`."""
-    run, done = _open(folder, {"direct": dump(section), "model": dump(model), "seed": seed}, section.data)
+    """Train a process (or outcome) reward model on top of `model`; the result is the role in `folder/model`."""
+    run, done = _open(folder, {"process": dump(section), "model": dump(model), "seed": seed}, section.data)
     if done is not None:
         return done
-    rows, quarantine = _rows(comparisons, section.data, Comparison, run, "direct")
+    rows, quarantine = _rows(solutions, section.data, StepLabels, run, "process")
+    loaded = load_model(model, seed=seed)
+    run.update_manifest(model={"source": loaded.source, "digest": loaded.digest})
+    role = reward_role(loaded, section, seed)
+    summary = ProcessRewardModeling(settled(section, ProcessRewardConfig), role, encoder_of(loaded)).train(rows, run, progress)
+    save_trained(role, loaded, folder / "model", kind="process", base=model.source)
+    write_json(folder / "model" / "steps.json", {"delimiters": section.delimiters})
+    return _finish(run, summary, quarantine)
+
+
+def run_direct(
+    section: DirectSection | KTOSection,
+    model: ModelConfig,
+    folder: Path,
+    seed: int,
+    *,
+    rows: Sequence[Comparison | Feedback] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """Learn from comparisons or verdicts without a reward model; the result is the role in `folder/policy`."""
+    name, kind = ("kto", Feedback) if isinstance(section, KTOSection) else ("direct", Comparison)
+    run, done = _open(folder, {name: dump(section), "model": dump(model), "seed": seed}, section.data)
+    if done is not None:
+        return done
+    found, quarantine = _rows(rows, section.data, kind, run, name)
     loaded = load_model(model, seed=seed)
     run.update_manifest(model={"source": loaded.source, "digest": loaded.digest})
     policy, reference = direct_roles(loaded, section, model, seed)
-    config = DirectConfig.model_validate(
-        {k: getattr(section, k) for k in DirectConfig.model_fields if k in section.model_fields_set}
-    )
-    summary = Direct(config, policy, reference, encoder_of(loaded)).train(rows, run, progress)
+    if isinstance(section, KTOSection):
+        assert reference is not None
+        stage: Any = KTO(settled(section, KTOConfig), policy, reference, encoder_of(loaded))
+    else:
+        stage = Direct(settled(section, DirectConfig), policy, reference, encoder_of(loaded))
+    summary = stage.train(found, run, progress)
     save_trained(policy, loaded, folder / "policy", kind="policy", base=model.source)
     return _finish(run, summary, quarantine)
 
 
-def run_policy(
-    section: PolicySection,
+def run_online(
+    section: OnlineSection,
     model: ModelConfig,
     folder: Path,
     seed: int,
     *,
+    name: str,
     reward_folder: Path | None,
     prompts: Sequence[Prompt] | None = None,
-    watch: Callable[[PolicyGradient, LoadedModel], Callable[[int, dict[str, float]], dict[str, float]]] | None = None,
+    watch: Callable[[OnlineStage, LoadedModel], Callable[[int, dict[str, float]], dict[str, float]]] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Optimise the policy by the section's policy-gradient method; the result is the role in `folder/policy`.
+    """Optimise the policy on its own samples, by the method that the section is of; the result is the role in `folder/policy`.
 
     Args:
+        name: of the section in a recipe.
         watch: makes the function that adds metrics after every step (gold scores, memory).
     """
-    name = next(name for name, kind in POLICY_SECTIONS.items() if isinstance(section, kind))
     run, done = _open(folder, {name: dump(section), "model": dump(model), "seed": seed}, section.data)
     if done is not None:
         return done
-    rows, quarantine = _rows(prompts, section.data, Prompt, run, name)
-    stage, loaded = policy_stage(section, model, reward_folder if section.reward_source == "learned" else None, seed)
+    rows, quarantine = _prompts(prompts, section, run, name)
+    stage, loaded = online_stage(section, model, reward_folder, seed)
     run.update_manifest(model={"source": loaded.source, "digest": loaded.digest}, reward=str(reward_folder))
     observe = watch(stage, loaded) if watch else None
 
@@ -165,8 +195,34 @@ def run_policy(
         return {"memory/rss_bytes": float(current_rss_bytes()), **(observe(step, metrics) if observe else {})}
 
     summary = stage.train(rows, run, on_step=on_step, progress=progress)
+    if isinstance(stage.reward, VerifiableReward):
+        stage.reward.close()
     save_trained(stage.policy, loaded, folder / "policy", kind="policy", base=model.source)
     return _finish(run, summary, quarantine)
+
+
+def run_stage(
+    name: str,
+    section: Any,
+    model: ModelConfig,
+    folder: Path,
+    seed: int,
+    *,
+    reward_folder: Path | None,
+    rows: Sequence[Any] | None = None,
+    progress: Progress | None = None,
+) -> dict[str, Any]:
+    """The stage of a section's name, on `rows` or on the section's own data."""
+    match name:
+        case "sft":
+            return run_sft(section, model, folder, seed, demonstrations=rows, progress=progress)
+        case "reward":
+            return run_reward(section, model, folder, seed, comparisons=rows, progress=progress)
+        case "process":
+            return run_process(section, model, folder, seed, solutions=rows, progress=progress)
+        case "direct" | "kto":
+            return run_direct(section, model, folder, seed, rows=rows, progress=progress)
+    return run_online(section, model, folder, seed, name=name, reward_folder=reward_folder, prompts=rows, progress=progress)
 
 
 def run_recipe(recipe: Recipe, stages: Sequence[str], progress: Callable[[str], Progress] | None = None) -> dict[str, Any]:
@@ -181,22 +237,12 @@ def run_recipe(recipe: Recipe, stages: Sequence[str], progress: Callable[[str], 
         section = getattr(recipe, name)
         if section is None:
             raise ConfigError(f"the recipe has no [{name}] section")
+        model = recipe.model if name == "sft" else stage_model(recipe, root)
+        scorer = "process" if getattr(section, "reward_source", None) == "process" else "reward"
         bar = progress(name) if progress else None
-        if name == "sft":
-            results[name] = run_sft(section, recipe.model, root / "sft", recipe.seed, progress=bar)
-        elif name == "reward":
-            results[name] = run_reward(section, stage_model(recipe, root), root / "reward", recipe.seed, progress=bar)
-        elif name == "direct":
-            results[name] = run_direct(section, stage_model(recipe, root), root / "direct", recipe.seed, progress=bar)
-        else:
-            results[name] = run_policy(
-                section,
-                stage_model(recipe, root),
-                root / name,
-                recipe.seed,
-                reward_folder=root / "reward" / "model",
-                progress=bar,
-            )
+        results[name] = run_stage(
+            name, section, model, root / name, recipe.seed, reward_folder=root / scorer / "model", progress=bar
+        )
         gc.collect()
     return results
 
@@ -232,6 +278,19 @@ def _rows(
         raise ConfigError(f"the [{name}] section names no data: set {name}.data.path")
     quarantine = Quarantine(run.path / f"quarantine-{name}.jsonl")
     return load_rows(data, kind, quarantine), quarantine
+
+
+def _prompts(
+    given: Sequence[Prompt] | None, section: OnlineSection, run: RunDirectory, name: str
+) -> tuple[Sequence[Prompt], Quarantine | None]:
+    """Prompts; of problems where their answers are to be checked, or of a reasoning-gym task."""
+    if section.task is not None:
+        task = section.task
+        return reasoning_gym_prompts(task.name, task.size, task.seed, task.config), None
+    if section.verifiable is None or given is not None:
+        return _rows(given, section.data, Prompt, run, name)
+    problems, quarantine = _rows(None, section.data, Problem, run, name)
+    return [problem_prompt(problem) for problem in problems], quarantine
 
 
 def _finish(run: RunDirectory, summary: dict[str, Any], quarantine: Quarantine | None) -> dict[str, Any]:

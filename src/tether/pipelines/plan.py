@@ -13,8 +13,10 @@ import torch
 
 from tether.assemble import (
     DirectSection,
+    KTOSection,
     OnlineSection,
     PolicySection,
+    ProcessSection,
     Recipe,
     RewardSection,
     SFTSection,
@@ -39,7 +41,6 @@ from tether.models.heads import ScalarHead
 from tether.models.kernels import library
 from tether.models.loading import pick_attention, pick_dtype, resolve
 from tether.models.trunk import Role
-from tether.stages.direct import REFERENCE_FREE
 
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm2-135m": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
@@ -198,7 +199,7 @@ def _changes(recipe: Recipe) -> Iterator[tuple[str, Recipe]]:
         if not isinstance(section, SFTSection):
             yield changed({"micro_batch_tokens": max(8, section.micro_batch_tokens // 4)})
         apart = isinstance(section, OnlineSection) and section.roles == "separate"
-        apart = apart or (isinstance(section, DirectSection) and section.lora is False and section.loss not in REFERENCE_FREE)
+        apart = apart or (isinstance(section, (DirectSection, KTOSection)) and section.lora is False and section.needs_reference)
         offloaded = {"offload": False} if getattr(section, "offload", False) else {}  # it would be refused with what comes next
         if apart and not offloaded:
             yield changed({"offload": True})
@@ -229,7 +230,7 @@ class _Planner:
         self.process = CUDA_CONTEXT if device.gpu else psutil.Process().memory_info().rss + CPU_LIBRARIES
 
     def stages(self) -> list[StagePlan]:
-        makers = {"sft": self._sft, "reward": self._reward, "direct": self._direct}
+        makers = {"sft": self._sft, "reward": self._reward, "process": self._process, "direct": self._direct, "kto": self._direct}
         names = describe_sections(self.recipe)
         return [StagePlan(name, makers.get(name, self._online)(getattr(self.recipe, name))) for name in names]
 
@@ -287,9 +288,18 @@ class _Planner:
         seconds = self._seconds(section.prompts_per_update * (self.prompt + 2 * length), 0, 2.0)
         return [Phase("update", {**held, **self._activations(used.peak)}, seconds)]
 
-    def _direct(self, section: DirectSection) -> list[Phase]:
+    def _process(self, section: ProcessSection) -> list[Phase]:
+        model, role, held = self._trained(section.lora, "reward")
+        role.head = ScalarHead(self.hidden, outputs=section.outputs).to("meta")
+        length = 2 * self.prompt
+        batch = shape_batch(max(1, section.micro_batch_tokens // (self.prompt + length)), self.prompt, 1, length)
+        used = measure(model, lambda: role.scores(batch).sum().backward(), extra=role.head.parameters())
+        seconds = self._seconds(section.solutions_per_update * (self.prompt + length), 0, 2.0)
+        return [Phase("update", {**held, **self._activations(used.peak)}, seconds)]
+
+    def _direct(self, section: DirectSection | KTOSection) -> list[Phase]:
         model, role, held = self._trained(section.lora, "policy")
-        reference = section.loss not in REFERENCE_FREE
+        reference = section.needs_reference
         if reference and section.lora is False:
             held["reference"] = self._frozen(section.offload)
         rows, answers, length = self._pairs(section.micro_batch_tokens, role)
@@ -306,11 +316,13 @@ class _Planner:
             return max(1, budget // document), 2, length
         return max(1, budget // (self.prompt + length)), 1, length
 
-    def _online(self, section: PolicySection) -> list[Phase]:
+    def _online(self, section: Any) -> list[Phase]:
         model, policy, held = self._trained(section.lora, "policy")
         shared, size = section.roles == "shared", self.dtype.itemsize
         adapter = held.get("policy adapter", 0)
-        learned, critic, needs_reference = section.reward_source == "learned", section.critic, section.needs_reference
+        gradient = isinstance(section, PolicySection)
+        learned, needs_reference = section.reward_source in ("learned", "process"), section.needs_reference
+        critic = gradient and section.critic
         own_value = critic and (not shared or section.value_init == "reward")
         if own_value:
             held["value"] = adapter if shared else self.trunk + adapter
@@ -352,7 +364,9 @@ class _Planner:
         steps = -(-samples // rows) * section.max_new_tokens
         decoding = max(self.trunk / self.device.bandwidth, self._seconds(rows, rows, 1.0))
         rollout = steps * decoding + self._seconds(section.prompts_per_step * self.prompt, 0, 1.0)
-        on_policy = not critic and section.one_update and (section.kl.place == "loss" or not section.kl.coefficient)
+        on_policy = not gradient or (
+            not critic and section.one_update and (section.kl.place == "loss" or not section.kl.coefficient)
+        )
         evaluations = (0 if on_policy else 1) + (saved if needs_reference else 0) + (1 if own_value else 0)
         backward = (2.0 if section.lora is not False else 3.0) * saved * (2 if own_value else 1)
         held = {**held, **engine}
@@ -364,7 +378,11 @@ class _Planner:
             Phase("rollout", {**held, **cache}, rollout),
             Phase("reward", {**held, **self._activations(scored.peak)}, scoring_pass + moved * tokens / SCORING_TOKENS),
             Phase("evaluate", {**held, **common, **self._activations(evaluated.peak)}, evaluations * forward_pass + visits),
-            Phase("update", {**held, **common, **self._activations(trained.peak)}, section.epochs * backward * forward_pass),
+            Phase(
+                "update",
+                {**held, **common, **self._activations(trained.peak)},
+                getattr(section, "epochs", 1) * backward * forward_pass,
+            ),
         ]
         unused = {"reward": not learned, "evaluate": not evaluations}
         return [phase for phase in phases if not unused.get(phase.name)]

@@ -11,14 +11,13 @@ from typing import Any, Literal
 
 from pydantic import ValidationError, model_validator
 
-from tether.assemble import PPOSection, load_policy
+from tether.assemble import OnlineStage, PPOSection, load_policy
 from tether.core.config import dump
 from tether.core.rundir import RunDirectory, file_digest, read_json, write_json
 from tether.core.types import Prompt, Sampling
 from tether.models.loading import LoadedModel
 from tether.pipelines.foundation import DATA, Foundation, FoundationConfig, gain_over
-from tether.pipelines.journey import Progress, peak_rss_bytes, run_policy
-from tether.stages.policy_gradient import PolicyGradient
+from tether.pipelines.journey import Progress, peak_rss_bytes, run_online
 
 ARMS: dict[str, dict[str, Any]] = {
     "ppo": {},
@@ -103,18 +102,19 @@ class Quickstart:
 
     def _arm(self, arm: str) -> dict[str, Any]:
         section, folder = self.config.section(arm), self._folder(arm)
-        return run_policy(
+        return run_online(
             section,
             self.foundation.policy_model,
             folder,
             self.config.seed,
+            name="ppo",
             reward_folder=self.root / "reward" / "model",
             prompts=self.foundation.train_prompts,
             watch=self._watch,
             progress=self.announce(folder.name),
         )
 
-    def _watch(self, stage: PolicyGradient, loaded: LoadedModel) -> Callable[[int, dict[str, float]], dict[str, float]]:
+    def _watch(self, stage: OnlineStage, loaded: LoadedModel) -> Callable[[int, dict[str, float]], dict[str, float]]:
         """Gold on some held-out prompts every `evaluate_every` steps: measured, never trained on."""
         every, prompts = self.config.ppo.evaluate_every, self.foundation.heldout[:48]
 

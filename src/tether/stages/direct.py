@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -26,7 +26,6 @@ from tether.algorithms.preference_losses import (
 from tether.core.config import Config
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison
-from tether.data.batches import TokenBatch, make_batch
 from tether.data.chat import ChatEncoder
 from tether.data.comparisons import Ranking, cut_rankings, pairs_of, prepare_comparisons
 from tether.evaluation.winrate import pairwise_accuracy
@@ -34,12 +33,15 @@ from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
 from tether.learner.loop import SupervisedLoop, plan_updates
 from tether.models.trunk import Role
+from tether.stages.reference import Likelihoods, ReferenceTable
 
 REFERENCE_FREE = ("orpo", "simpo")
 
 
-class DirectConfig(Config):
-    """Settings of the stage; lengths are in tokens."""
+class PairLossConfig(Config):
+    """The loss on pairs and its numbers, for pairs that were collected and for pairs that are sampled."""
+
+    section: ClassVar[str]
 
     loss: Literal["dpo", "robust", "ipo", "orpo", "simpo"] = "dpo"
     beta: float | None = Field(
@@ -51,26 +53,21 @@ class DirectConfig(Config):
     likelihood_weight: float | None = Field(
         default=None, ge=0, description="weight of the chosen responses' likelihood beside the loss; unset: 1 for orpo, else 0"
     )
-    epochs: int = Field(default=1, ge=1)
-    prompts_per_update: int = Field(default=16, ge=1, description="all pairs of a prompt stand in one update")
-    max_length: int = Field(default=1024, ge=8, description="longer responses are left out and counted")
     micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
-    heldout_fraction: float = Field(default=0.1, ge=0, lt=1)
-    evaluate_every: int = Field(default=0, ge=0, description="updates between evaluations; 0: only at the end")
-    checkpoint_every: int = Field(default=20, ge=1)
-    seed: int = 0
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-6)
 
     @model_validator(mode="after")
-    def _check(self) -> DirectConfig:
+    def _check_loss(self) -> PairLossConfig:
         owners = {"label_smoothing": ("dpo", "robust"), "margin": ("simpo",), "average": ("ipo",)}
         for option, losses in owners.items():
             if option in self.model_fields_set and self.loss not in losses:
                 raise ValueError(
-                    f"direct.{option} has no effect with direct.loss = '{self.loss}'; it belongs to {' and '.join(losses)}"
+                    f"{self.section}.{option} has no effect with {self.section}.loss = '{self.loss}'; "
+                    f"it belongs to {' and '.join(losses)}"
                 )
         if self.loss == "robust" and self.label_smoothing == 0:
-            raise ValueError("direct.loss = 'robust' needs the rate of wrong labels: set direct.label_smoothing above 0")
+            raise ValueError(
+                f"{self.section}.loss = 'robust' needs the rate of wrong labels: set {self.section}.label_smoothing above 0"
+            )
         return self
 
     @property
@@ -84,51 +81,59 @@ class DirectConfig(Config):
         return float(self.loss == "orpo") if self.likelihood_weight is None else self.likelihood_weight
 
 
-class Direct:
-    """Trains a policy role on comparisons against a frozen reference (none for orpo and simpo)."""
+class DirectConfig(PairLossConfig):
+    """Settings of the stage; lengths are in tokens."""
 
-    def __init__(self, config: DirectConfig, policy: Role, reference: Role | None, encoder: ChatEncoder) -> None:
-        if (reference is None) != (config.loss in REFERENCE_FREE):
+    section: ClassVar[str] = "direct"
+
+    reference_logprobs: Literal["each_update", "precomputed"] = Field(
+        default="each_update",
+        description="ask the reference along with the policy, or once before training, after which it can go",
+    )
+    epochs: int = Field(default=1, ge=1)
+    prompts_per_update: int = Field(default=16, ge=1, description="all pairs of a prompt stand in one update")
+    max_length: int = Field(default=1024, ge=8, description="longer responses are left out and counted")
+    heldout_fraction: float = Field(default=0.1, ge=0, lt=1)
+    evaluate_every: int = Field(default=0, ge=0, description="updates between evaluations; 0: only at the end")
+    checkpoint_every: int = Field(default=20, ge=1)
+    seed: int = 0
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-6)
+
+    @model_validator(mode="after")
+    def _check_reference(self) -> DirectConfig:
+        if "reference_logprobs" in self.model_fields_set and self.loss in REFERENCE_FREE:
+            raise ValueError(f"direct.reference_logprobs has no effect with direct.loss = '{self.loss}', which asks no reference")
+        return self
+
+
+class PairLoss:
+    """The loss of some pairs: the one function behind pairs that were collected, sampled in a step, or sampled in a round."""
+
+    def __init__(self, config: PairLossConfig, likelihoods: Likelihoods) -> None:
+        if (likelihoods.reference is None) != (config.loss in REFERENCE_FREE):
             raise ValueError(f"loss {config.loss!r} {'takes no' if config.loss in REFERENCE_FREE else 'needs a'} reference")
-        self.config, self.policy, self.reference, self.encoder = config, policy, reference, encoder
-        self.learner: LocalLearner | None = None
+        self.config, self.likelihoods = config, likelihoods
 
-    def step(self, rankings: list[Ranking]) -> dict[str, float]:
-        """One update over all pairs of some prompts."""
-        assert self.learner is not None
-        num_pairs = sum(len(r.chosen) for r in rankings)
-        total, margins = 0.0, []
-        for micro in self._micro_batches(rankings):
-            loss, difference = self.loss(micro, num_pairs)
-            self.learner.backward(loss)
-            total += float(loss.detach())
-            margins += difference.tolist()
-        accuracy = statistics.fmean((m > 0) + 0.5 * (m == 0) for m in margins)
-        return {"loss": total, "accuracy": accuracy, "margin": statistics.fmean(margins), **self.learner.step()}
+    def __call__(self, rankings: Sequence[Ranking], num_pairs: int) -> tuple[Tensor, Tensor]:
+        """The loss of these rankings' pairs over `num_pairs`, and the responses' rewards, detached.
 
-    def loss(self, rankings: Sequence[Ranking], num_pairs: int) -> tuple[Tensor, Tensor]:
-        """The loss of some rankings' pairs over `num_pairs`, and each pair's difference of implicit rewards, detached.
-
-        A pair whose label is only probable counts both ways, each by its probability.
+        The reward of a response is what the loss compares: beta times its log ratio, or its mean log-probability. A pair whose
+        label is only probable counts both ways, each by its probability.
         """
         config, pairs = self.config, pairs_of(rankings)
-        sequences, limit = [s for r in rankings for s in r.sequences], self._document_tokens
-        batch = make_batch(sequences, self.encoder.pad_id, document_tokens=limit).to(self.policy.device)
-        common = self.policy.common(batch) if self.reference and self.reference.model is self.policy.model else None
-        logprobs = batch.scatter(self.policy.logprobs(batch, common=common)[0])
-        lengths = batch.mask.sum(-1)
-        rewards = logprobs.sum(-1) - self._reference_logprobs(batch, common)
+        logprobs, mask, reference = self.likelihoods([s for r in rankings for s in r.sequences])
+        lengths = mask.sum(-1)
+        rewards = logprobs.sum(-1) - reference
         if config.loss in REFERENCE_FREE or config.average:
             rewards = rewards / lengths
         chosen, rejected = pairs.chosen + pairs.rejected, pairs.rejected + pairs.chosen
         weights = rewards.new_tensor([*pairs.probability, *(1.0 - p for p in pairs.probability)])
-        sides = {"weights": weights, "denominator": num_pairs}
-        loss = self._preference(rewards[chosen], rewards[rejected], sides)
+        loss = self._preference(rewards[chosen], rewards[rejected], {"weights": weights, "denominator": num_pairs})
         if config.likelihood:
             # Each preferred response counts once a pair, by the mean over its tokens, as ORPO and RPO have it.
             per_token = (logprobs / lengths[:, None])[chosen] * weights[:, None]
-            loss = loss + config.likelihood * negative_log_likelihood(per_token, batch.mask[chosen], denominator=num_pairs)
-        return loss, config.strength * (rewards[pairs.chosen] - rewards[pairs.rejected]).detach()
+            loss = loss + config.likelihood * negative_log_likelihood(per_token, mask[chosen], denominator=num_pairs)
+        return loss, config.strength * rewards.detach()
 
     def _preference(self, chosen: Tensor, rejected: Tensor, sides: dict[str, Any]) -> Tensor:
         config, beta = self.config, self.config.strength
@@ -144,24 +149,39 @@ class Direct:
             case "orpo":
                 return beta * orpo_loss(chosen, rejected, **sides)
 
-    @torch.no_grad()
-    def _reference_logprobs(self, batch: TokenBatch, common: Tensor | None) -> Tensor | float:
-        """Summed log-probabilities under the frozen reference, (S,).
+    def micro_batches(self, rankings: Sequence[Ranking]) -> list[list[Ranking]]:
+        """Rankings that go through the models together."""
+        limit = self.likelihoods.document_tokens
+        return cut_rankings(rankings, self.config.micro_batch_tokens, document_tokens=limit)
 
-        Asked in the policy's own micro-batch: the same numerics, at little more than half a pass where they share a trunk, and
-        nothing that a resumed run would have to remember.
-        """
-        if self.reference is None:
-            return 0.0
-        return batch.scatter(self.reference.logprobs(batch, common=common)[0]).sum(-1)
 
-    def _micro_batches(self, rankings: Sequence[Ranking]) -> list[list[Ranking]]:
-        return cut_rankings(rankings, self.config.micro_batch_tokens, document_tokens=self._document_tokens)
+class Direct:
+    """Trains a policy role on comparisons against a frozen reference (none for orpo and simpo).
 
-    @property
-    def _document_tokens(self) -> int:
-        roles = [self.policy] if self.reference is None else [self.policy, self.reference]
-        return min(role.document_tokens(self.config.micro_batch_tokens) for role in roles)
+    Args:
+        reference: a role, or a table of what one said about all the responses; with reference_logprobs = "precomputed" the role
+            may run the policy's own untrained weights, and is let go before training.
+    """
+
+    def __init__(self, config: DirectConfig, policy: Role, reference: Role | ReferenceTable | None, encoder: ChatEncoder) -> None:
+        if isinstance(reference, ReferenceTable) and config.reference_logprobs != "precomputed":
+            raise ValueError("a table of the reference's log-probabilities needs reference_logprobs = 'precomputed'")
+        self.config, self.policy, self.encoder = config, policy, encoder
+        self.likelihoods = Likelihoods(policy, reference, encoder, config.micro_batch_tokens)
+        self.pairs = PairLoss(config, self.likelihoods)
+        self.learner: LocalLearner | None = None
+
+    def step(self, rankings: list[Ranking]) -> dict[str, float]:
+        """One update over all pairs of some prompts."""
+        assert self.learner is not None
+        num_pairs = sum(len(r.chosen) for r in rankings)
+        total, margins = 0.0, []
+        for micro in self.pairs.micro_batches(rankings):
+            loss, rewards = self.pairs(micro, num_pairs)
+            self.learner.backward(loss)
+            total += float(loss.detach())
+            margins += margins_of(micro, rewards)
+        return {"loss": total, **preferred(margins), **self.learner.step()}
 
     @torch.no_grad()
     def evaluate(self, rankings: Sequence[Ranking]) -> dict[str, Any]:
@@ -169,10 +189,10 @@ class Direct:
         num_pairs, total = sum(len(r.chosen) for r in rankings), 0.0
         margins: list[float] = []
         groups: list[str] = []
-        for micro in self._micro_batches(rankings):
-            loss, difference = self.loss(micro, num_pairs)
+        for micro in self.pairs.micro_batches(rankings):
+            loss, rewards = self.pairs(micro, num_pairs)
             total += float(loss)
-            margins += difference.tolist()
+            margins += margins_of(micro, rewards)
             groups += [r.group for r in micro for _ in r.chosen]
         accuracy = pairwise_accuracy(margins, [0.0] * len(margins), groups).as_dict()
         return {"loss": total, "accuracy": accuracy, "margin_mean": statistics.fmean(margins)}
@@ -185,19 +205,30 @@ class Direct:
         Raises:
             DataError: no comparison can be used.
         """
-        start, config = time.perf_counter(), self.config
         train, test, skipped, _ = prepare_comparisons(
             comparisons,
             self.encoder,
-            config.max_length,
+            self.config.max_length,
             "direct.max_length",
-            heldout_fraction=config.heldout_fraction,
-            seed=config.seed,
+            heldout_fraction=self.config.heldout_fraction,
+            seed=self.config.seed,
             one_turn=True,
         )
-        for role in (self.policy, self.reference):
-            if role is not None:
-                role.train_mode(False)  # dropout would make policy and reference differ before anything was learned
+        return {**self.fit(train, test, run, progress), "skipped": skipped}
+
+    def fit(
+        self,
+        train: Sequence[Ranking],
+        test: Sequence[Ranking],
+        run: RunDirectory,
+        progress: Callable[[int, int, Any], None] | None = None,
+    ) -> dict[str, Any]:
+        """The same on pairs of token ids."""
+        start, config = time.perf_counter(), self.config
+        self.likelihoods.without_dropout()
+        if config.reference_logprobs == "precomputed" and isinstance(self.likelihoods.reference, Role):
+            responses = [s for ranking in (*train, *test) for s in ranking.sequences]
+            self.likelihoods.precompute(responses, run.path / "reference.safetensors")
         plan = plan_updates(len(train), config.prompts_per_update, config.epochs, config.seed)
         self.learner = LocalLearner(self.policy.parameters(), config.optimizer, len(plan))
 
@@ -222,6 +253,17 @@ class Direct:
             "updates": len(plan),
             "num_prompts": len(train),
             "num_pairs": sum(len(r.chosen) for r in train),
-            "skipped": skipped,
             "seconds": time.perf_counter() - start,
         }
+
+
+def margins_of(rankings: Sequence[Ranking], rewards: Tensor) -> list[float]:
+    """By how much each pair's chosen response is ahead."""
+    pairs = pairs_of(rankings)
+    return (rewards[pairs.chosen] - rewards[pairs.rejected]).tolist()
+
+
+def preferred(margins: Sequence[float]) -> dict[str, float]:
+    """The share of pairs in the right order, an exact tie being half right, and the mean margin."""
+    accuracy = statistics.fmean((m > 0) + 0.5 * (m == 0) for m in margins)
+    return {"accuracy": accuracy, "margin": statistics.fmean(margins)}

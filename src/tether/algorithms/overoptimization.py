@@ -1,0 +1,144 @@
+"""Best-of-n from a pool of samples, how far it moves a policy, and Gao's curves of gold reward over that distance.
+
+The distance is d = √KL(policy || initial policy), KL in nats a response: in it the first steps of every method look alike.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from tether.algorithms.masked import check_same_shape
+
+
+def best_of_n_weights(proxy: Float[Tensor, "*prompts samples"], n: int) -> Float[Tensor, "*prompts samples"]:
+    """Compute for every sample of a pool how likely it is to be the best by proxy of n drawn from the pool without replacement.
+
+    Equation: ``w_i = (S(#{proxy ≤ proxy_i}) − S(#{proxy < proxy_i})) / #{proxy = proxy_i}`` with ``S(m) = C(m, n) / C(N, n)``,
+    the probability that all n are among the lowest m. Without ties the i-th smallest has ``C(i − 1, n − 1) / C(N, n)``.
+    Paper: Nakano et al. 2021, https://arxiv.org/abs/2112.09332, appendix I; Gao et al. 2022, https://arxiv.org/abs/2210.10760.
+    Shapes: the last dimension is the pool of N samples; kept. Float64, sums to 1 over each pool.
+    Raises: ``ValueError`` when n is not between 1 and N.
+    Trap: a failed score has no place in a pool; drop it before. NaN has no rank, and minus infinity would be the worst answer.
+    """
+    samples = proxy.shape[-1]
+    if not 1 <= n <= samples:
+        raise ValueError(f"best of {n} from a pool of {samples}: n must lie between 1 and the size of the pool")
+    ordered = proxy.sort(-1).values
+    below = torch.searchsorted(ordered, proxy.contiguous())
+    up_to = torch.searchsorted(ordered, proxy.contiguous(), right=True)
+    # S(m) = Π (1 − n/j) over j = m + 1 .. N, in logs: no binomial is ever formed, so none overflows.
+    places = torch.arange(n + 1, samples + 1, dtype=torch.float64, device=proxy.device)
+    share = places.new_zeros(samples + 1)
+    share[samples] = 1.0
+    share[n:samples] = torch.log1p(-n / places).flip(0).cumsum(0).flip(0).exp()
+    return (share[up_to] - share[below]) / (up_to - below)
+
+
+def best_of_n_estimate(
+    proxy: Float[Tensor, "*prompts samples"], gold: Float[Tensor, "*prompts samples"], n: int
+) -> Float[Tensor, "*prompts"]:
+    """Estimate without bias the gold score of the best by proxy of n fresh samples, from a pool of N.
+
+    Equation: ``Σ_i w_i gold_i``: the mean over all subsets of n, equal proxies taking turns at being the best.
+    Paper: Nakano et al. 2021, https://arxiv.org/abs/2112.09332, appendix I; Gao et al. 2022, https://arxiv.org/abs/2210.10760.
+    Shapes: alike, the last dimension is the pool; the result lacks it, in the unit of gold, float64.
+    Raises: ``ValueError`` when the shapes differ or n is not between 1 and N.
+    Trap: unbiased is not sure. At n = N it is the gold of a single sample a prompt; keep N a few times the largest n.
+    """
+    check_same_shape(proxy=proxy, gold=gold)
+    return (best_of_n_weights(proxy, n) * gold).sum(-1)
+
+
+def kl_best_of_n(n: int) -> float:
+    """Compute how far best-of-n moves a policy, without asking a model.
+
+    Equation: ``KL(best of n || policy) = log n − (n − 1)/n``.
+    Paper: Stiennon et al. 2020, https://arxiv.org/abs/2009.01325, appendix G.3; as a bound: Beirami et al. 2024,
+    https://arxiv.org/abs/2401.01879.
+    Units: nats a response.
+    Raises: ``ValueError`` when n is below 1.
+    Trap: exact only where no two responses tie. Otherwise an upper bound, and a loose one for a policy of few different answers,
+    whose KL cannot exceed −log of its best answer's probability however large n is.
+    """
+    if n < 1:
+        raise ValueError(f"best of {n}: n must be 1 or more")
+    return math.log(n) - (n - 1) / n
+
+
+class OveroptimizationFit(NamedTuple):
+    """A fitted curve of gold reward over d = √KL. `covariance`: (var α, cov αβ, var β)."""
+
+    kind: Literal["best_of_n", "rl"]
+    alpha: float
+    beta: float
+    covariance: tuple[float, float, float]
+
+    def gold(self, kl: float) -> float:
+        """Give the curve's gold reward at a KL in nats."""
+        rise, fall = _terms(self.kind, kl)
+        return self.alpha * rise + self.beta * fall
+
+    @property
+    def peak(self) -> float | None:
+        """The distance √KL at which gold is highest; None where the curve has no maximum beyond 0 (β ≤ 0: it never turns)."""
+        if self.beta <= 0 or (self.kind == "best_of_n" and self.alpha <= 0):
+            return None
+        if self.kind == "best_of_n":
+            return self.alpha / (2 * self.beta)
+        exponent = self.alpha / self.beta - 1
+        return math.exp(exponent) if exponent < 700 else None  # nothing ever gets there, and exp would overflow
+
+    @property
+    def peak_error(self) -> float | None:
+        """The peak's standard error to first order (delta method) from the covariance."""
+        if self.peak is None:
+            return None
+        scale = 0.5 if self.kind == "best_of_n" else self.peak
+        by_alpha, by_beta = scale / self.beta, -scale * self.alpha / self.beta**2
+        variance, covariance, beta_variance = self.covariance
+        return math.sqrt(max(0.0, by_alpha**2 * variance + 2 * by_alpha * by_beta * covariance + by_beta**2 * beta_variance))
+
+
+def fit_overoptimization(kl: Sequence[float], gold: Sequence[float], kind: Literal["best_of_n", "rl"]) -> OveroptimizationFit:
+    """Fit Gao's curve of gold reward over distance by least squares; both forms are linear in α and β.
+
+    Equation: with ``d = √KL``, best_of_n: ``R = d (α − β d)``, peak at ``α / 2β``; rl: ``R = d (α − β log d)``, peak at
+    ``exp(α/β − 1)``. Covariance: ``σ² (XᵀX)⁻¹`` with ``σ² = Σ residuals² / (points − 2)``.
+    Paper: Gao et al. 2022, https://arxiv.org/abs/2210.10760.
+    Units: ``kl`` in nats a response; ``gold`` is the *gain* over the initial policy (R(0) = 0); the peak is a distance √KL.
+    Raises: ``ValueError`` when lengths differ, a number is not finite, a KL is below 0, or there are not three points beyond 0,
+    at more than one distance.
+    Trap: points of one pool or one run go up and down together, which the covariance does not know; resample prompts or runs, fit
+    each, and take the spread. A peak beyond the last point is a guess. The rl form rises infinitely steeply at 0: leave out
+    the first steps (KL below some 0.5 nats).
+    """
+    if len(kl) != len(gold):
+        raise ValueError(f"expected as many gold rewards as KLs, got {len(gold)} and {len(kl)}")
+    if not all(map(math.isfinite, (*kl, *gold))) or min(kl, default=0.0) < 0:
+        raise ValueError(
+            "KLs and gold rewards must be finite, and a KL 0 or more; an estimate below 0 is noise around 0: leave it out"
+        )
+    points = [(*_terms(kind, k), g) for k, g in zip(kl, gold, strict=True) if k > 0]
+    rise_rise, rise_fall, fall_fall, rise_gold, fall_gold = (
+        math.fsum(point[i] * point[j] for point in points) for i, j in ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2))
+    )
+    determinant = rise_rise * fall_fall - rise_fall**2
+    if len(points) < 3 or determinant <= 1e-12 * rise_rise * fall_fall:
+        raise ValueError(f"a fit needs at least three points beyond KL 0, not all at one distance; got {len(points)}")
+    alpha = (fall_fall * rise_gold - rise_fall * fall_gold) / determinant
+    beta = (rise_rise * fall_gold - rise_fall * rise_gold) / determinant
+    squares = math.fsum((g - alpha * rise - beta * fall) ** 2 for rise, fall, g in points)
+    scale = squares / (len(points) - 2) / determinant
+    return OveroptimizationFit(kind, alpha, beta, (scale * fall_fall, -scale * rise_fall, scale * rise_rise))
+
+
+def _terms(kind: Literal["best_of_n", "rl"], kl: float) -> tuple[float, float]:
+    """What α and β are multiplied by."""
+    distance = math.sqrt(kl)
+    if kind == "best_of_n":
+        return distance, -kl
+    return distance, -distance * math.log(distance) if distance > 0 else 0.0

@@ -1,0 +1,175 @@
+"""From sections to roles: models, adapters and heads, on one trunk or apart, and back from disk."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+from tether.assemble.sections import (
+    ONLINE,
+    DirectSection,
+    KTOSection,
+    Lora,
+    OnlineSection,
+    PolicySection,
+    ProcessSection,
+    RewardSection,
+)
+from tether.core.errors import MissingFileError
+from tether.data.chat import ChatEncoder
+from tether.models.config import LoraConfig, ModelConfig
+from tether.models.heads import ScalarHead
+from tether.models.loading import LoadedModel, add_adapter, keep_on_host, load_model, load_on_host, pick_device
+from tether.models.saving import attach_adapter, check_same_trunk, load_head, read_role, save_role
+from tether.models.trunk import Role
+from tether.rollout.local import LocalEngine
+
+Roles = tuple[Role, Role | None, Role | None, Role | None]
+"""Policy, reference, value, reward."""
+
+
+def encoder_of(loaded: LoadedModel) -> ChatEncoder:
+    """The one encoder that speaks this model's language."""
+    return ChatEncoder(loaded.tokenizer, loaded.stop_ids, loaded.template, loaded.system_prompt)
+
+
+def local_engine(role: Role, loaded: LoadedModel, *, max_rows: int = 64) -> LocalEngine:
+    """The in-process engine for a role."""
+    return LocalEngine(role, encoder_of(loaded), max_rows=max_rows, context_length=loaded.context_length)
+
+
+def save_trained(role: Role, loaded: LoadedModel, folder: Path, *, kind: str, base: str) -> None:
+    """A trained role beside the base it stands on."""
+    save_role(
+        role,
+        folder,
+        kind=kind,
+        base=base,
+        base_digest=loaded.digest,
+        tokenizer=loaded.tokenizer,
+        encoding=encoder_of(loaded).describe(),
+    )
+
+
+def sft_role(loaded: LoadedModel, lora: Lora, seed: int) -> Role:
+    """The model that SFT trains: under an adapter, or whole."""
+    if lora is False:
+        return Role(loaded.model)
+    return Role(add_adapter(loaded.model, "sft", lora, seed=seed), "sft")
+
+
+def reward_role(loaded: LoadedModel, section: RewardSection | ProcessSection, seed: int) -> Role:
+    """The trunk with a head."""
+    hidden = loaded.model.config.get_text_config().hidden_size
+    outputs = section.outputs if isinstance(section, ProcessSection) else 1
+    head = ScalarHead(hidden, zero=False, dropout=section.head_dropout, seed=seed, outputs=outputs).to(loaded.model.device)
+    if section.lora is False:
+        return Role(loaded.model, head=head)
+    return Role(add_adapter(loaded.model, "reward", section.lora, seed=seed), "reward", head)
+
+
+def direct_roles(
+    loaded: LoadedModel, section: DirectSection | KTOSection, settings: ModelConfig, seed: int
+) -> tuple[Role, Role | None]:
+    """The policy under an adapter and the bare trunk as its reference; trained whole, the reference is a model of its own."""
+    if section.lora is False:
+        reference = Role(_frozen(settings, seed, section.offload)) if section.needs_reference else None
+        return Role(loaded.model), reference
+    model = add_adapter(loaded.model, "policy", section.lora, seed=seed)
+    return Role(model, "policy"), Role(model) if section.needs_reference else None
+
+
+def shared_roles(section: OnlineSection, loaded: LoadedModel, reward_folder: Path | None, seed: int) -> Roles:
+    """Adapters on one trunk; the reference is the trunk with all of them off."""
+    assert isinstance(section.lora, LoraConfig)
+    critic = isinstance(section, PolicySection) and section.critic
+    from_reward = isinstance(section, PolicySection) and section.value_init == "reward"
+    model, device = loaded.model, loaded.model.device
+    hidden = model.config.get_text_config().hidden_size
+    if reward_folder is not None:
+        description = read_role(reward_folder)
+        if description["adapter"] is None:
+            raise MissingFileError(f"{reward_folder} holds a whole model, not an adapter. Use roles = 'separate'.")
+        check_same_trunk(description, loaded, encoder_of(loaded).describe(), reward_folder)
+        model = attach_adapter(model, reward_folder, "reward")
+        if from_reward:
+            model = attach_adapter(model, reward_folder, "value")
+    model = add_adapter(model, "policy", section.lora, seed=seed)
+    reward = Role(model, "reward", load_head(reward_folder, device)) if reward_folder is not None else None
+    if from_reward and reward is not None:
+        value = Role(model, "value", copy.deepcopy(reward.head))
+    else:
+        value = Role(model, "policy", ScalarHead(hidden).to(device)) if critic else None
+    return Role(model, "policy"), Role(model), value, reward
+
+
+def separate_roles(section: Any, loaded: LoadedModel, settings: ModelConfig, reward_folder: Path | None, seed: int) -> Roles:
+    """A model of its own for each role."""
+    device, hidden = loaded.model.device, loaded.model.config.get_text_config().hidden_size
+    critic = isinstance(section, PolicySection) and section.critic
+    reference = Role(_frozen(settings, seed, section.offload)) if section.needs_reference else None
+    reward = _reward_model(reward_folder, settings, section.offload) if reward_folder is not None else None
+    if not critic:
+        value = None
+    elif section.value_init == "reward" and reward_folder is not None:
+        value = _reward_model(reward_folder, settings, False)
+    elif section.lora is False:
+        value = Role(load_model(settings, seed=seed).model, head=ScalarHead(hidden).to(device))
+    else:
+        model = add_adapter(load_model(settings, seed=seed).model, "value", section.lora, seed=seed)
+        value = Role(model, "value", ScalarHead(hidden).to(device))
+    if section.lora is False:
+        return Role(loaded.model), reference, value, reward
+    return Role(add_adapter(loaded.model, "policy", section.lora, seed=seed), "policy"), reference, value, reward
+
+
+def _frozen(settings: ModelConfig, seed: int, offload: bool) -> Any:
+    """A model that will not be trained."""
+    if not offload:
+        return load_model(settings, seed=seed).model
+    return keep_on_host(load_on_host(settings, seed=seed).model, pick_device(settings.device))
+
+
+def _reward_model(folder: Path, settings: ModelConfig, offload: bool) -> Role:
+    """A trained reward model on a base of its own."""
+    description = read_role(folder)
+    whole = description["adapter"] is None
+    source = str(folder / "model") if whole else description["base"]
+    loaded = (load_on_host if offload else load_model)(settings.model_copy(update={"source": source, "fallback": None}))
+    device = pick_device(settings.device)
+    model = loaded.model
+    if not whole:
+        check_same_trunk(description, loaded, encoder_of(loaded).describe(), folder)
+        model = attach_adapter(model, folder, "reward")
+    if offload:
+        keep_on_host(model, device)
+    return Role(model, None if whole else "reward", load_head(folder, device))
+
+
+def load_policy(path: str, settings: ModelConfig | None = None) -> tuple[Role, LoadedModel]:
+    """A policy to talk to: a model source, a run directory, or the folder of a trained role."""
+    folder = Path(path).expanduser()
+    for candidate in (*(folder / name / "policy" for name in (*ONLINE, "kto", "direct")), folder / "policy", folder):
+        if (candidate / "role.json").is_file():
+            role = read_role(candidate)
+            base = str(candidate / "model") if role["adapter"] is None else role["base"]
+            loaded = load_model(_settings(base, role, settings))
+            if role["adapter"] is None:
+                return Role(loaded.model), loaded
+            check_same_trunk(role, loaded, encoder_of(loaded).describe(), candidate)
+            return Role(attach_adapter(loaded.model, candidate, "policy"), "policy"), loaded
+    for candidate in (folder / "model", folder / "sft" / "model"):
+        if (candidate / "config.json").is_file():
+            path = str(candidate)
+            break
+    loaded = load_model(_settings(path, None, settings))
+    return Role(loaded.model), loaded
+
+
+def _settings(source: str, role: dict[str, Any] | None, settings: ModelConfig | None) -> ModelConfig:
+    """How a role was trained overrides how a model is asked for."""
+    values = {**(settings.model_dump() if settings else {}), "source": source, "fallback": None, "chat_template": None}
+    if role is not None:
+        values.update(system_prompt=role["encoding"]["system_prompt"], dtype=role["dtype"])
+    return ModelConfig.model_validate(values)

@@ -1,0 +1,228 @@
+"""What a recipe says: one section a stage, its own settings with where its rows come from and what it trains."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from tether.core.config import Config
+from tether.core.errors import MissingFileError
+from tether.data.sources import Quarantine, read
+from tether.models.config import LoraConfig, ModelConfig
+from tether.rewards.verifiable import VerifiableConfig
+from tether.stages.best_of_n import BestOfNConfig
+from tether.stages.direct import REFERENCE_FREE, DirectConfig
+from tether.stages.kto import KTOConfig
+from tether.stages.online_direct import OnlineDirectConfig
+from tether.stages.policy_config import PolicyConfig
+from tether.stages.process_reward import ProcessRewardConfig
+from tether.stages.reward import RewardConfig
+from tether.stages.sft import SFTConfig
+
+
+class DataConfig(Config):
+    """Files, folders or `hub:owner/name:split`, and how to read them."""
+
+    path: str | tuple[str, ...]
+    format: str = "auto"
+    limit: int | None = Field(default=None, ge=1)
+    strict: bool = False
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The sources, environment variables filled in."""
+        return tuple(os.path.expandvars(p) for p in ((self.path,) if isinstance(self.path, str) else self.path))
+
+    @model_validator(mode="after")
+    def _check(self) -> DataConfig:
+        for path in self.paths:
+            if path.startswith("$"):
+                raise MissingFileError(
+                    f"data path {path}: that environment variable is not set. Set it to the folder of your data."
+                )
+            if not path.startswith("hub:") and not Path(path).exists():
+                raise MissingFileError(f"data not found: {path}. Give a file, a folder, or hub:owner/name:split.")
+        return self
+
+
+Lora = LoraConfig | Literal[False]
+
+
+class SFTSection(SFTConfig):
+    data: DataConfig | None = None
+    lora: Lora = LoraConfig()
+
+
+class RewardSection(RewardConfig):
+    data: DataConfig | None = None
+    test: dict[str, DataConfig] = Field(default_factory=dict, description="further held-out comparisons, evaluated by name")
+    lora: Lora = LoraConfig()
+
+
+OFFLOAD = "keep the layers of frozen models of their own in host memory; one at a time visits the device"
+
+
+class ProcessSection(ProcessRewardConfig):
+    data: DataConfig | None = None
+    lora: Lora = LoraConfig()
+
+
+class _OwnReference(Config):
+    """A stage that learns from rows against a reference, which is a model of its own where the policy is trained whole."""
+
+    data: DataConfig | None = None
+    lora: Lora = LoraConfig()
+    offload: bool = Field(default=False, description=OFFLOAD)
+
+    @property
+    def needs_reference(self) -> bool:
+        return True
+
+    @model_validator(mode="after")
+    def _check_offload(self) -> _OwnReference:
+        if self.offload and (self.lora is not False or not self.needs_reference):
+            raise ValueError("offload moves a reference of its own; there is one with lora = false and a loss that uses it")
+        return self
+
+
+class DirectSection(_OwnReference, DirectConfig):
+    @property
+    def needs_reference(self) -> bool:
+        return self.loss not in REFERENCE_FREE
+
+
+class KTOSection(_OwnReference, KTOConfig):
+    pass
+
+
+class TaskConfig(Config):
+    """Prompts of a reasoning-gym task instead of rows of data."""
+
+    name: str
+    size: int = Field(default=512, ge=1)
+    seed: int = 0
+    config: dict[str, Any] = Field(default_factory=dict, description="the task's own settings")
+
+
+class OnlineSection(Config):
+    """What every stage that samples has."""
+
+    data: DataConfig | None = None
+    task: TaskConfig | None = None
+    lora: Lora = LoraConfig()
+    roles: Literal["shared", "separate"] = Field(default="shared", description="adapters on one trunk, or a model a role")
+    offload: bool = Field(default=False, description=OFFLOAD)
+    reward_source: Literal["learned", "process", "verifiable", "random"] = Field(
+        default="learned", description="the [reward] stage's model, the [process] stage's, checked answers, or no information"
+    )
+    verifiable: VerifiableConfig | None = None
+    process_aggregate: Literal["min", "product", "last"] = Field(
+        default="min", description="how a response's score is made of its steps' probabilities"
+    )
+    engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
+
+    @model_validator(mode="after")
+    def _check_source(self) -> OnlineSection:
+        if self.roles == "shared" and self.lora is False:
+            raise ValueError("roles = 'shared' needs adapters, and lora is false. Set roles = 'separate' for full fine-tuning")
+        if self.roles == "shared" and self.offload:
+            raise ValueError("offload moves frozen models of their own, and with roles = 'shared' there are none. Leave it out")
+        if (self.reward_source == "verifiable") != (self.verifiable is not None):
+            raise ValueError("reward_source = 'verifiable' and a table named verifiable belong together: give both or neither")
+        if self.reward_source != "process" and "process_aggregate" in self.model_fields_set:
+            raise ValueError("process_aggregate has no effect without reward_source = 'process'")
+        if self.task is not None and (
+            self.data is not None or self.verifiable is None or self.verifiable.kind != "reasoning-gym"
+        ):
+            raise ValueError("task makes prompts of reasoning-gym: it takes no data, and verifiable.kind must be 'reasoning-gym'")
+        return self
+
+
+class PolicySection(OnlineSection, PolicyConfig):
+    """Any policy-gradient method; the three below name families of them."""
+
+    value_init: Literal["zero", "reward"] = Field(
+        "zero", description="a fresh head on the policy's states, or a copy of the reward model"
+    )
+
+    @model_validator(mode="after")
+    def _check_value(self) -> PolicySection:
+        if self.value_init == "reward" and not (self.critic and self.reward_source == "learned"):
+            raise ValueError("value_init = 'reward' needs a critic and a learned reward model (reward_source = 'learned')")
+        return self
+
+
+class PPOSection(PolicySection):
+    algorithm: Literal["ppo"] = "ppo"
+
+
+class GRPOSection(PolicySection):
+    algorithm: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = "grpo"
+
+
+class ReinforceSection(PolicySection):
+    algorithm: Literal["reinforce", "rloo", "reinforce++", "reinforce++_baseline"] = "reinforce"
+
+
+class BestOfNSection(OnlineSection, BestOfNConfig):
+    @property
+    def needs_reference(self) -> bool:
+        return self.report_kl
+
+
+class OnlineDirectSection(OnlineSection, OnlineDirectConfig):
+    @property
+    def needs_reference(self) -> bool:
+        return self.loss not in REFERENCE_FREE
+
+
+ONLINE = ("ppo", "grpo", "reinforce", "best_of_n", "online_direct")
+"""Stages that sample."""
+STAGES = ("sft", "reward", "process", "direct", "kto", *ONLINE)
+"""All stages, in the order in which a recipe runs them."""
+
+
+class Recipe(Config):
+    """A journey of stages over one model. A stage whose section is missing is not run."""
+
+    run: str = Field(description="the run directory")
+    seed: int = 0
+    model: ModelConfig
+    sft: SFTSection | None = None
+    reward: RewardSection | None = None
+    process: ProcessSection | None = None
+    direct: DirectSection | None = None
+    kto: KTOSection | None = None
+    ppo: PPOSection | None = None
+    grpo: GRPOSection | None = None
+    reinforce: ReinforceSection | None = None
+    best_of_n: BestOfNSection | None = None
+    online_direct: OnlineDirectSection | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Recipe:
+        for name in ONLINE:
+            section = getattr(self, name)
+            if section is None or section.reward_source not in ("learned", "process"):
+                continue
+            stage = "reward" if section.reward_source == "learned" else "process"
+            if getattr(self, stage) is None and not (Path(self.run) / stage / "model" / "role.json").is_file():
+                raise ValueError(
+                    f"{name}.reward_source = '{section.reward_source}' needs a [{stage}] section, or a finished {stage} stage in "
+                    "the run directory"
+                )
+        return self
+
+
+def load_rows(data: DataConfig, kind: type, quarantine: Quarantine) -> list[Any]:
+    """The rows of a data section as `kind`."""
+    return list(read(data.paths, kind, format=data.format, quarantine=quarantine, strict=data.strict, limit=data.limit))
+
+
+def describe_sections(recipe: Recipe) -> Sequence[str]:
+    """Names of the stages that the recipe has, in order."""
+    return [name for name in STAGES if getattr(recipe, name) is not None]

@@ -1,0 +1,80 @@
+"""From sections to stages that sample: roles, a reward source and an engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tether.assemble.roles import encoder_of, local_engine, separate_roles, shared_roles
+from tether.assemble.sections import BestOfNSection, OnlineDirectSection, OnlineSection, PolicySection
+from tether.core.config import Config
+from tether.core.errors import MissingFileError
+from tether.core.protocols import RewardSource
+from tether.core.rundir import read_json
+from tether.data.chat import ChatEncoder
+from tether.models.config import ModelConfig
+from tether.models.loading import LoadedModel, load_model
+from tether.models.trunk import Role
+from tether.rewards.control import RandomReward
+from tether.rewards.learned import LearnedReward
+from tether.rewards.process import ProcessReward
+from tether.rewards.verifiable import VerifiableReward
+from tether.stages.best_of_n import BestOfN, BestOfNConfig
+from tether.stages.online_direct import OnlineDirect, OnlineDirectConfig
+from tether.stages.policy_config import PolicyConfig
+from tether.stages.policy_gradient import PolicyGradient
+
+OnlineStage = PolicyGradient | BestOfN | OnlineDirect
+
+
+def online_stage(
+    section: OnlineSection, settings: ModelConfig, reward_folder: Path | None, seed: int
+) -> tuple[OnlineStage, LoadedModel]:
+    """Everything that a stage that samples needs: policy, reference, perhaps a value, a reward source and an engine.
+
+    Args:
+        reward_folder: the trained role that scores, for the reward sources that are models.
+
+    Raises:
+        ModelError: the reward model does not belong to this trunk.
+    """
+    loaded = load_model(settings, seed=seed)
+    encoder = encoder_of(loaded)
+    folder = reward_folder if section.reward_source in ("learned", "process") else None
+    if section.roles == "shared":
+        policy, reference, value, scorer = shared_roles(section, loaded, folder, seed)
+    else:
+        policy, reference, value, scorer = separate_roles(section, loaded, settings, folder, seed)
+    source = _source(section, scorer, folder, encoder, seed)
+    engine = local_engine(policy, loaded, max_rows=section.engine_rows)
+    match section:
+        case PolicySection():
+            config = settled(section, PolicyConfig, algorithm=section.algorithm)
+            return PolicyGradient(config, policy, reference, value, source, engine, encoder), loaded
+        case BestOfNSection():
+            reference = reference if section.needs_reference else None
+            return BestOfN(settled(section, BestOfNConfig), policy, reference, source, engine, encoder), loaded
+        case OnlineDirectSection():
+            reference = reference if section.needs_reference else None
+            return OnlineDirect(settled(section, OnlineDirectConfig), policy, reference, source, engine, encoder), loaded
+    raise TypeError(f"no stage belongs to {type(section).__name__}")
+
+
+def settled(section: Config, kind: type[Any], **more: Any) -> Any:
+    """The stage's own settings out of a section, what was left at its default left unsaid."""
+    said = {name: getattr(section, name) for name in section.model_fields_set if name in kind.model_fields}
+    return kind.model_validate({**said, **more})
+
+
+def _source(section: OnlineSection, scorer: Role | None, folder: Path | None, encoder: ChatEncoder, seed: int) -> RewardSource:
+    if section.reward_source == "random":
+        return RandomReward(seed)
+    if section.verifiable is not None:
+        return VerifiableReward(section.verifiable)
+    if scorer is None or folder is None:
+        stage = "reward" if section.reward_source == "learned" else "process"
+        raise MissingFileError(f"reward_source = '{section.reward_source}' needs a trained model: run the {stage} stage first")
+    if section.reward_source == "learned":
+        return LearnedReward(scorer, encoder)
+    delimiters = tuple(read_json(folder / "steps.json")["delimiters"])
+    return ProcessReward(scorer, encoder, delimiters=delimiters, aggregate=section.process_aggregate)

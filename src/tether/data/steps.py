@@ -1,0 +1,229 @@
+"""Solutions as token ids with the place of every step's last token, found in the ids themselves.
+
+What a text's steps are is decided by one function, `step_ends`, which reads ids: it finds the steps of a sampled response exactly
+as it found those that were trained on, however the tokenizer joins a delimiter with its neighbours.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from tether.core.errors import DataError
+from tether.core.types import Conversation, StepLabels, assistant
+from tether.data.batches import WIDTH_MULTIPLE, TokenBatch
+from tether.data.chat import ChatEncoder, Encoded
+from tether.data.formats.fields import missing, number, sequence
+from tether.data.sources import group_of
+
+Target = Literal["process", "outcome"]
+
+
+@dataclass(frozen=True)
+class Solution:
+    """One solution in tokens.
+
+    id: the row's. group: the problem it belongs to. pieces: the steps' texts, cut wherever a delimiter stands. For each piece:
+    `ends`, the index within the response of its last token; `labels`, whether it is right, None where nobody judged it;
+    `targets`, what is trained there: a probability or the number of a class, None for nothing.
+    """
+
+    id: str
+    group: str
+    prompt: Conversation
+    pieces: tuple[str, ...]
+    sequence: Encoded
+    ends: tuple[int, ...]
+    labels: tuple[bool | None, ...]
+    targets: tuple[float | None, ...]
+
+    @property
+    def judged(self) -> list[int]:
+        """Indices of the pieces that have a label."""
+        return [k for k, label in enumerate(self.labels) if label is not None]
+
+    @property
+    def num_targets(self) -> int:
+        return sum(target is not None for target in self.targets)
+
+
+@dataclass(frozen=True)
+class StepEncoder:
+    """Knows where steps end, in labelled texts and in sampled ids.
+
+    Args:
+        delimiters: what ends a step; the first one stands between the steps of labelled solutions. The last step of a response
+            ends with its stop token.
+        target: label every step, or the last one alone: whether the whole solution is right.
+        classes: 2: right or wrong, or a probability; 3: ratings -1, 0, 1, which become the classes 0, 1, 2.
+        label_column: the metadata column that holds targets of every step; empty: the row's own labels.
+        problem_column: the metadata column that names the problem; empty: the prompt's own text.
+    """
+
+    encoder: ChatEncoder
+    delimiters: tuple[str, ...] = ("\n\n",)
+    target: Target = "process"
+    classes: Literal[2, 3] = 2
+    label_column: str = ""
+    problem_column: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.delimiters or not all(self.delimiters):
+            raise DataError(f"delimiters are {self.delimiters!r}; name at least one, and none that is empty")
+
+    def encode(self, row: StepLabels) -> Solution:
+        """Text to tokens. A delimiter inside a step cuts it, and the pieces before its last one are unjudged.
+
+        Raises:
+            DataError: no step has a label, the row lacks a column, or the tokens do not give back the steps.
+        """
+        pieces, owners = [], []
+        for position, step in enumerate(row.steps):
+            parts = self._cut(step)
+            pieces += parts
+            owners += [None] * (len(parts) - 1) + [position] * bool(parts)
+        if not pieces:
+            raise DataError("no step has any text")
+        targets = self._targets(row, owners)
+        if all(target is None for target in targets):
+            raise DataError("no label to train on")
+        tokens = self.encoder.conversation((*row.prompt, assistant(self.delimiters[0].join(pieces))), "last")
+        ends = self.step_ends(tokens.ids[tokens.prompt_length :])
+        if len(ends) != len(pieces):
+            raise DataError("the template or the tokenizer changes the steps: other ones are found in the tokens")
+        labels = tuple(None if k is None else row.labels[k] for k in owners)
+        return Solution(row.id, self._problem(row), row.prompt, tuple(pieces), tokens, ends, labels, targets)
+
+    def prefix(self, solution: Solution, count: int) -> Encoded:
+        """The solution as if it ended after its first `count` pieces."""
+        return self.encoder.conversation((*solution.prompt, assistant(self.delimiters[0].join(solution.pieces[:count]))), "last")
+
+    def step_ends(self, response_ids: Sequence[int]) -> tuple[int, ...]:
+        """Index of every step's last token: the one that completes the delimiter, and for the last step the response's last.
+
+        Delimiters with nothing but white space before them end no step.
+        """
+        ids = list(response_ids)
+        body = ids[:-1] if ids and ids[-1] in self.encoder.stop_ids else ids
+        text, ends, start = self._decode(body), [], 0
+        for found in self._pattern.finditer(text):
+            if text[start : found.start()].strip():
+                ends.append(self._completes(body, text[: found.end()], ends[-1] if ends else 0))
+            start = found.end()
+        return (*ends, len(ids) - 1) if text[start:].strip() else tuple(ends)
+
+    @property
+    def _pattern(self) -> re.Pattern[str]:
+        return re.compile("|".join(re.escape(d) for d in sorted(self.delimiters, key=len, reverse=True)))
+
+    def _cut(self, text: str) -> list[str]:
+        return [part.strip() for part in self._pattern.split(text) if part.strip()]
+
+    def _completes(self, ids: list[int], head: str, low: int) -> int:
+        """The first token, from `low` on, with which the decoded text begins with `head`: a token may be half a letter."""
+        return bisect_left(range(len(ids)), True, low, key=lambda k: self._decode(ids[: k + 1]).startswith(head))
+
+    def _decode(self, ids: list[int]) -> str:
+        return self.encoder.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+    def _targets(self, row: StepLabels, owners: Sequence[int | None]) -> tuple[float | None, ...]:
+        if self.target == "outcome":
+            right = False if False in row.labels else None if None in row.labels else True
+            return (*[None] * (len(owners) - 1), None if right is None else float(right))
+        given = self._column(row) if self.label_column else [None if x is None else float(x) for x in row.labels]
+        return tuple(None if k is None else given[k] for k in owners)
+
+    def _column(self, row: StepLabels) -> list[float | None]:
+        cells = sequence(row.metadata.get(self.label_column), self.label_column)
+        if len(cells) != len(row.steps):
+            raise DataError(f"uneven lists: {len(row.steps)} steps but {len(cells)} in column {self.label_column}")
+        given = [None if missing(cell) else number(cell, self.label_column) for cell in cells]
+        if any(x is not None and (not 0 <= x <= 1 if self.classes == 2 else x not in (-1, 0, 1)) for x in given):
+            wanted = "between 0 and 1" if self.classes == 2 else "-1, 0 or 1"
+            raise DataError(f"label out of range: column {self.label_column} must hold numbers that are {wanted}")
+        return [None if x is None else x + (self.classes == 3) for x in given]
+
+    def _problem(self, row: StepLabels) -> str:
+        if not self.problem_column:
+            return group_of(row)
+        name = row.metadata.get(self.problem_column)
+        if missing(name):
+            raise DataError(f"no column {self.problem_column}, which names the problem")
+        return " ".join(str(name).casefold().split())
+
+
+def encode_solutions(
+    rows: Sequence[StepLabels], encoder: StepEncoder, max_length: int, option: str
+) -> tuple[list[Solution], dict[str, int]]:
+    """The usable rows encoded, and the others counted by reason; too long ones name `option`, the setting that says so."""
+    solutions: list[Solution] = []
+    skipped: dict[str, int] = {}
+    for row in rows:
+        try:
+            solution = encoder.encode(row)
+            if len(solution.sequence) > max_length:
+                raise DataError(f"longer than {option} = {max_length} tokens")
+            solutions.append(solution)
+        except DataError as error:
+            skipped[str(error)] = skipped.get(str(error), 0) + 1
+    return solutions, skipped
+
+
+def step_states(batch: TokenBatch, ends: Sequence[Sequence[int]]) -> Tensor:
+    """Flat indices into rows × time of the tokens that end steps, sequence by sequence: where their hidden states are.
+
+    The state at a counted token is the one that predicts the next; the last of a sequence predicts nothing and has its own index.
+    """
+    states = torch.cat([batch.scatter(batch.predict)[:, 1:], batch.last[:, None]], 1)
+    rows = torch.arange(batch.num_sequences, device=states.device)
+    states[rows, batch.mask.sum(-1) - 1] = batch.last
+    found = [(row, place) for row, places in enumerate(ends) for place in places]
+    return states[tuple(torch.tensor(found, dtype=torch.long, device=states.device).view(-1, 2).T)]
+
+
+def branching_batch(branches: Sequence[Sequence[Encoded]], pad_id: int) -> TokenBatch:
+    """One row for many sequences that begin alike: the longest whole, and behind it only what each of the others has of its own.
+
+    A branch sees what it continues, at the positions it would have alone. `last` has an index for every branch, row by row.
+    """
+    layouts = [_layout(row) for row in branches]
+    width = -(-max(sum(len(ids) for _, ids in parts) for parts in layouts) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+    ids = torch.full((len(branches), width), pad_id, dtype=torch.long)
+    positions = torch.arange(width).repeat(len(branches), 1)
+    owner, reach, last = torch.full_like(ids, -1), torch.full_like(ids, width), []
+    for row, parts in enumerate(layouts):
+        stop = 0
+        for part, (begin, own) in enumerate(parts):
+            start, stop = stop, stop + len(own)
+            ids[row, start:stop] = torch.tensor(own, dtype=torch.long)
+            positions[row, start:stop] = torch.arange(begin, begin + len(own))
+            owner[row, start:stop] = part
+            if part:
+                reach[row, start:stop] = begin
+                last.append(row * width + (stop if own else begin) - 1)
+    causal = torch.ones(width, width, dtype=torch.bool).tril()
+    trunk_seen = (owner[:, None, :] == 0) & (torch.arange(width)[None, None] < reach[:, :, None])
+    visible = causal & (trunk_seen | (owner[:, None, :] == owner[:, :, None]))
+    nothing = torch.zeros(0, dtype=torch.long)
+    return TokenBatch(ids, positions, visible[:, None], nothing, nothing, nothing, nothing, torch.tensor(last), num_steps=0)
+
+
+def _layout(branches: Sequence[Encoded]) -> list[tuple[int, tuple[int, ...]]]:
+    """The trunk, then of each branch where it leaves the trunk and its own tokens from there."""
+    trunk, parts = max(branches, key=len).ids, []
+    for branch in branches:
+        differ = (i for i, (a, b) in enumerate(zip(branch.ids, trunk, strict=False)) if a != b)
+        begin = next(differ, len(branch))
+        parts.append((begin, branch.ids[begin:]))
+    return [(0, trunk), *parts]
+
+
+def branching_length(branches: Sequence[Encoded]) -> int:
+    """Tokens that `branching_batch` needs for these."""
+    return sum(len(own) for _, own in _layout(branches))

@@ -1,0 +1,234 @@
+"""How well are wrong steps found? Step by step, and as the first error of a solution.
+
+A solution is given by whether each of its judged steps is right, and by the probabilities that a model gives to that. A step is
+called wrong where its probability lies below a threshold. Everything that is reported is a function of eight counts, which add up
+over solutions, so that intervals come from resampling problems.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tether.evaluation.winrate import Estimate
+
+Right = Sequence[bool]
+Probabilities = Sequence[float]
+Array = NDArray[np.float64]
+
+
+class StepCounts(NamedTuple):
+    """What one solution adds. The first four count steps: called wrong or right, and rightly (`true`) or not. The others count
+    solutions: with an error, with their first error called exactly, without an error, without any and nothing called wrong."""
+
+    true_wrong: float = 0.0
+    false_wrong: float = 0.0
+    true_right: float = 0.0
+    false_right: float = 0.0
+    erroneous: float = 0.0
+    located: float = 0.0
+    flawless: float = 0.0
+    passed: float = 0.0
+
+
+def count_calls(right: Right, probabilities: Probabilities, threshold: float) -> StepCounts:
+    """Count what a threshold calls wrong in one solution.
+
+    Raises: ``ValueError`` when there is not one probability a step.
+    Trap: NaN lies below no threshold, and would pass for right; it is refused.
+    """
+    if len(right) != len(probabilities) or any(map(math.isnan, probabilities)):
+        raise ValueError(f"{len(right)} steps need as many probabilities, none of them NaN; got {list(probabilities)}")
+    return _expected(right, [float(p < threshold) for p in probabilities])
+
+
+def count_blind(right: Right, rate: float) -> StepCounts:
+    """Expect what calling steps wrong at random, each with probability ``rate``, adds for one solution: chance, exactly.
+
+    Equation: each step counts as ``rate`` calls; the first error, the k-th step, is found with ``(1 − rate)^{k−1} rate``, and n
+    right steps pass with ``(1 − rate)^n``.
+    """
+    return _expected(right, [rate] * len(right))
+
+
+def _expected(right: Right, called: Sequence[float]) -> StepCounts:
+    """Counts where step k is called wrong with probability `called[k]`, independently."""
+    wrong, total = sum(c for r, c in zip(right, called, strict=True) if not r), sum(called)
+    num_right = sum(right)
+    first = next((k for k, r in enumerate(right) if not r), None)
+    silent = math.prod(1.0 - c for c in called[:first])
+    return StepCounts(
+        true_wrong=wrong,
+        false_wrong=total - wrong,
+        true_right=num_right - (total - wrong),
+        false_right=len(right) - num_right - wrong,
+        erroneous=float(first is not None),
+        located=0.0 if first is None else silent * called[first],
+        flawless=float(first is None),
+        passed=silent if first is None else 0.0,
+    )
+
+
+def _ratio(part: Array, whole: Array, empty: float = math.nan) -> Array:
+    return np.divide(part, whole, out=np.full_like(whole, empty), where=whole > 0)
+
+
+def step_f1(counts: Array) -> Array:
+    """F1 of the wrong steps, ``2 TP / (2 TP + FP + FN)`` with *wrong* as the positive class; 0 where nothing is found."""
+    found, false, missed = counts[..., 0], counts[..., 1], counts[..., 3]
+    return _ratio(2 * found, 2 * found + false + missed, 0.0)
+
+
+def macro_f1(counts: Array) -> Array:
+    """Mean of the F1 of wrong and of right steps: the PRMScore of PRMBench, https://arxiv.org/abs/2501.03124."""
+    passed, false, missed = counts[..., 2], counts[..., 1], counts[..., 3]
+    return (step_f1(counts) + _ratio(2 * passed, 2 * passed + false + missed, 0.0)) / 2
+
+
+def accuracy_erroneous(counts: Array) -> Array:
+    """Share of the solutions with an error whose first wrong step is the first that is called wrong."""
+    return _ratio(counts[..., 5], counts[..., 4])
+
+
+def accuracy_flawless(counts: Array) -> Array:
+    """Share of the solutions without an error in which nothing is called wrong."""
+    return _ratio(counts[..., 7], counts[..., 6])
+
+
+def first_error_f1(counts: Array) -> Array:
+    """Harmonic mean of the two accuracies: ProcessBench, Zheng et al. 2024, https://arxiv.org/abs/2412.06559."""
+    first, second = accuracy_erroneous(counts), accuracy_flawless(counts)
+    return np.where(np.isnan(first + second), math.nan, _ratio(2 * first * second, first + second, 0.0))
+
+
+Metric = Callable[[Array], Array]
+FAMILIES: dict[str, tuple[Metric, ...]] = {
+    "step": (step_f1, macro_f1),
+    "first_error": (first_error_f1, accuracy_erroneous, accuracy_flawless),
+}
+"""Two questions, which steps are wrong and where it first goes wrong; the first metric of each chooses its threshold."""
+_OBSERVATIONS: dict[Metric, tuple[int, ...]] = {
+    step_f1: (0, 1, 2, 3),
+    macro_f1: (0, 1, 2, 3),
+    accuracy_erroneous: (4,),
+    accuracy_flawless: (6,),
+}
+
+
+def estimate(
+    counts: Sequence[StepCounts],
+    groups: Sequence[Hashable],
+    metrics: Sequence[Metric],
+    *,
+    confidence: float = 0.95,
+    num_resamples: int = 2000,
+    seed: int = 0,
+) -> dict[str, Estimate]:
+    """Estimate metrics of many solutions, each with a percentile bootstrap interval that resamples whole problems.
+
+    Paper: Efron 1979, https://doi.org/10.1214/aos/1176344552.
+    Shapes: ``counts`` and ``groups`` (which problem) of one length; all results lie in [0, 1]. ``count`` is the number of steps
+    or of solutions that a metric looks at.
+    Raises: ``ValueError`` when lengths differ or there is nothing.
+    Trap: one problem stands in the data in many versions; resampled by solution the intervals would be far too narrow.
+    With one problem nothing is known about others, and the interval is (−inf, inf).
+    """
+    if not counts or len(counts) != len(groups):
+        raise ValueError(f"expected as many groups as solutions, and at least one, got {len(groups)} and {len(counts)}")
+    numbers: dict[Hashable, int] = {}
+    owners = [numbers.setdefault(group, len(numbers)) for group in groups]
+    sums = np.zeros((len(numbers), len(StepCounts._fields)))
+    np.add.at(sums, owners, np.array(counts, dtype=np.float64))
+    total, resampled = sums.sum(0), _resampled(sums, num_resamples, seed)
+    results = {}
+    for metric in metrics:
+        low, high = _quantiles(metric(resampled), confidence) if len(sums) > 1 else (-math.inf, math.inf)
+        observed = round(float(total[list(_OBSERVATIONS.get(metric, (4, 6)))].sum()))
+        results[metric.__name__] = Estimate(float(metric(total)), low, high, observed)
+    return results
+
+
+def _resampled(sums: Array, num_resamples: int, seed: int) -> Array:
+    """Sums over groups drawn with replacement, (resamples, counts)."""
+    generator, rows = np.random.default_rng(seed), max(1, 1_000_000 // len(sums))
+    parts = []
+    for start in range(0, num_resamples, rows):
+        drawn = generator.multinomial(len(sums), [1 / len(sums)] * len(sums), size=min(rows, num_resamples - start))
+        parts.append(drawn.astype(np.float64) @ sums)
+    return np.concatenate(parts)
+
+
+def _quantiles(values: Array, confidence: float) -> tuple[float, float]:
+    kept = values[~np.isnan(values)]
+    if not len(kept):
+        return -math.inf, math.inf
+    low, high = np.quantile(kept, [0.5 - confidence / 2, 0.5 + confidence / 2])
+    return float(low), float(high)
+
+
+def best_threshold(
+    right: Sequence[Right], probabilities: Sequence[Probabilities], metric: Metric, *, num_candidates: int = 200
+) -> float:
+    """Choose the threshold with the highest metric, among quantiles of the probabilities.
+
+    Raises: ``ValueError`` when the metric is not defined on these solutions.
+    Trap: chosen on the solutions that it is reported on, it flatters the model; choose it on others, and on such as the model was
+    not trained on, since there its probabilities are more extreme.
+    """
+    values = np.unique([p for row in probabilities for p in row])
+    between = (values[1:] + values[:-1]) / 2
+    if len(between) > num_candidates:
+        between = np.quantile(between, np.linspace(0, 1, num_candidates))
+    # Below all of them nothing is called wrong, above all everything is.
+    candidates = [float(values[0]), *map(float, between), math.nextafter(float(values[-1]), math.inf)]
+    return _best(candidates, lambda c: [count_calls(r, p, c) for r, p in zip(right, probabilities, strict=True)], metric)
+
+
+def best_rate(right: Sequence[Right], metric: Metric, *, num_candidates: int = 200) -> float:
+    """Choose the rate of calling steps wrong blindly that has the highest metric: the best that can be done without looking."""
+    candidates = [k / num_candidates for k in range(num_candidates + 1)]
+    return _best(candidates, lambda c: [count_blind(r, c) for r in right], metric)
+
+
+def _best(candidates: Sequence[float], counted: Callable[[float], list[StepCounts]], metric: Metric) -> float:
+    scores = [float(metric(np.array(counted(c), dtype=np.float64).sum(0))) for c in candidates]
+    if any(map(math.isnan, scores)):
+        raise ValueError(f"{metric.__name__} needs solutions with and without an error")
+    return candidates[int(np.argmax(scores))]
+
+
+def compare_with_chance(
+    right: Sequence[Right],
+    probabilities: Sequence[Probabilities],
+    groups: Sequence[Hashable],
+    calibration: tuple[Sequence[Right], Sequence[Probabilities]],
+) -> dict[str, dict[str, Any]]:
+    """Report all metrics with their intervals: of the model at the thresholds that are best on ``calibration``, and of chance.
+
+    Shapes: one sequence of judged steps a solution, in ``right`` and ``probabilities`` alike, and in both parts of
+    ``calibration``. Returns ``thresholds``, and for ``model``, ``random`` (calls as many steps wrong as there are) and ``blind``
+    (calls as many as is best on ``calibration``) every metric as an `Estimate`'s fields.
+    Raises: ``ValueError`` when lengths differ or there is nothing.
+    Trap: without both flawless and erroneous solutions in ``calibration`` there is no first-error F1 to choose by, and the
+    threshold of the steps serves for both questions.
+    """
+    known, calibrated = calibration
+    mixed = len({all(row) for row in known}) == 2
+    share = 1 - sum(map(sum, known)) / sum(map(len, known))
+    result: dict[str, dict[str, Any]] = {"thresholds": {}, "model": {}, "random": {}, "blind": {}}
+    for family, metrics in FAMILIES.items():
+        chooser = metrics[0] if mixed else step_f1
+        threshold, rate = best_threshold(known, calibrated, chooser), best_rate(known, chooser)
+        counts = {
+            "model": [count_calls(row, given, threshold) for row, given in zip(right, probabilities, strict=True)],
+            "random": [count_blind(row, share) for row in right],
+            "blind": [count_blind(row, rate) for row in right],
+        }
+        result["thresholds"][family] = threshold
+        for name, found in counts.items():
+            result[name] |= {key: value.as_dict() for key, value in estimate(found, groups, metrics).items()}
+    return result

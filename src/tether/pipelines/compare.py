@@ -1,0 +1,256 @@
+"""Methods side by side: from one SFT model, one set of preferences and one reward model a seed, each judged by the same gold.
+
+Every arm is trained in a process of its own, so that its peak memory is its own, and is started again where it was interrupted.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field, model_validator
+
+from tether.algorithms.kl import kl_policy_reference_k1
+from tether.assemble import Recipe, describe_sections, encoder_of, load_policy
+from tether.core.config import build, dump
+from tether.core.errors import TrainingError
+from tether.core.rundir import RunDirectory, read_json, write_json
+from tether.core.types import Feedback, Rollout, Sampling
+from tether.data.batches import cut_batches, make_batch
+from tether.data.chat import ChatEncoder
+from tether.evaluation.winrate import bootstrap_mean
+from tether.models.config import ModelConfig
+from tether.models.loading import load_model
+from tether.models.trunk import Role
+from tether.pipelines.foundation import Foundation, FoundationConfig, gain_over
+from tether.pipelines.journey import Progress, run_stage
+
+SILENT: Progress = lambda done, total, metrics: None  # noqa: E731
+MICRO_BATCH_TOKENS = 2048
+
+
+class CompareConfig(FoundationConfig):
+    """The common ground, and the arms: each a name and one stage section, as in a recipe."""
+
+    run: str = "runs/compare"
+    seeds: tuple[int, ...] = Field(default=(0, 1), min_length=1)
+    max_new_tokens: int = Field(
+        default=48, ge=1, description="of every answer: those of the pairs, of training and of evaluation"
+    )
+    temperature: float = Field(default=1.0, gt=0)
+    engine_rows: int = Field(default=64, ge=1)
+    arms: dict[str, dict[str, Any]] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _check_arms(self) -> CompareConfig:
+        if "seed" in self.model_fields_set:
+            raise ValueError("seed has no effect here: name the seeds that each arm is run with in `seeds`")
+        for name in self.arms:
+            self.arm(name, self.seeds[0])
+        return self
+
+    def arm(self, name: str, seed: int) -> tuple[str, Any]:
+        """The stage of an arm and its section, checked as a recipe's.
+
+        Raises:
+            ValueError: it has not exactly one section, or brings data or a length of its own.
+        """
+        values = {
+            "run": self.run,
+            "seed": seed,
+            "model": self.model.model_dump(),
+            "reward": self.reward.model_dump(exclude_unset=True),
+        }
+        recipe = build(Recipe, {**values, **self.arms[name]}, where=f"arm {name!r}")
+        stages = [stage for stage in describe_sections(recipe) if stage in self.arms[name]]
+        if len(stages) != 1 or stages[0] in ("sft", "reward"):
+            raise ValueError(f"arm {name!r} needs exactly one section that makes a policy, such as [arms.{name}.ppo]")
+        section = getattr(recipe, stages[0])
+        if section.data is not None:
+            raise ValueError(f"arm {name!r}: data has no effect, all arms learn from the same")
+        said = {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature}
+        common = {key: value for key, value in said.items() if hasattr(section, key)}
+        for key in common.keys() & section.model_fields_set:
+            raise ValueError(f"arm {name!r}: set {key} for all arms at once, outside the arm")
+        return stages[0], type(section).model_validate({**section.model_dump(exclude_unset=True), **common, "seed": seed})
+
+
+class Compare:
+    """Seed by seed: the common ground, then every arm, then the judge over all of them."""
+
+    def __init__(self, config: CompareConfig, announce: Callable[[str], Progress] | None = None) -> None:
+        self.config, self.root = config, Path(config.run)
+        self.announce = announce or (lambda phase: SILENT)
+        common = {k: v for k, v in dump(config).items() if k not in ("arms", "seeds")}
+        self.run_directory = RunDirectory.open(self.root, common)
+
+    def run(self) -> dict[str, Any]:
+        """Everything that is missing; returns (and writes) the summary."""
+        summary: dict[str, Any] = {"arms": {name: {} for name in self.config.arms}, "seeds": {}}
+        for seed in self.config.seeds:
+            foundation = self.foundation(seed)
+            summary["seeds"][str(seed)] = foundation.build()
+            for name in ("sft", *self.config.arms):
+                if not (folder := foundation.root / "arms" / name / "answers.json").is_file():
+                    self._in_a_process(seed, name)
+                    assert folder.is_file()
+            before, *after = [read_json(foundation.root / "arms" / n / "answers.json") for n in ("sft", *self.config.arms)]
+            start = foundation.judged(before["texts"])
+            for name, answers in zip(self.config.arms, after, strict=True):
+                result = gain_over(foundation.judged(answers["texts"]), start, foundation.groups)
+                trained = read_json(foundation.root / "arms" / name / "summary.json")
+                cost = {key: trained[key] for key in ("seconds", "peak_rss_bytes")}
+                measured = {key: answers[key] for key in ("kl", "finished", "length")}
+                summary["arms"][name][str(seed)] = {**result, **measured, **cost}
+        self.run_directory.finish(summary)
+        (self.root / "compare.md").write_text(table(self.run_directory.summary()), encoding="utf-8")
+        return self.run_directory.summary()
+
+    def foundation(self, seed: int) -> Foundation:
+        """The common ground of a seed; its folders are those of a quickstart."""
+        config = self.config
+        values = {k: v for k, v in config.model_dump(exclude_unset=True).items() if k in FoundationConfig.model_fields}
+        sampling = Sampling(max_new_tokens=config.max_new_tokens, temperature=config.temperature)
+        return Foundation(
+            FoundationConfig.model_validate({**values, "seed": seed}),
+            self.root / f"seed-{seed}",
+            sampling,
+            config.engine_rows,
+            self.announce,
+        )
+
+    def train(self, seed: int, name: str) -> None:
+        """One arm, in this process: trained if it is one, then asked the held-out prompts."""
+        foundation = self.foundation(seed)
+        folder, model = foundation.root / "arms" / name, foundation.policy_model
+        if name != "sft":
+            stage, section = self.config.arm(name, seed)
+            comparisons = foundation.comparisons()
+            rows = {
+                "direct": comparisons,
+                "kto": [Feedback(c.prompt, side, side is c.chosen) for c in comparisons for side in (c.chosen, c.rejected)],
+            }.get(stage, foundation.train_prompts)
+            bar = self.announce(name)
+            run_stage(
+                stage, section, model, folder, seed, reward_folder=foundation.root / "reward" / "model", rows=rows, progress=bar
+            )
+        source = str(foundation.root / "sft" / "model") if name == "sft" else str(folder)
+        role, loaded = load_policy(source, model)
+        rollouts = foundation.answers(role, loaded, name)
+        write_json(
+            folder / "answers.json",
+            {
+                "texts": [r.text for r in rollouts],
+                "kl": kl_to_reference(role, self._reference(role, name, model), rollouts, encoder_of(loaded), foundation),
+                "finished": statistics.fmean(r.finished for r in rollouts),
+                "length": statistics.fmean(len(r.response_ids) for r in rollouts),
+            },
+        )
+
+    def _reference(self, role: Role, name: str, model: ModelConfig) -> Role:
+        """The SFT model: the policy's own trunk without its adapter, or, beside a policy trained whole, one of its own."""
+        return Role(role.model if role.adapter is not None or name == "sft" else load_model(model).model)
+
+    def _in_a_process(self, seed: int, name: str) -> None:
+        command = [sys.executable, "-m", "tether.pipelines.compare", str(seed), name]
+        bars: dict[str, Progress] = {}
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert child.stdin is not None and child.stdout is not None
+        try:
+            child.stdin.write(json.dumps(self.config.model_dump(mode="json", exclude_unset=True)))
+            child.stdin.close()
+            for line in child.stdout:
+                phase, *place = json.loads(line)
+                if phase not in bars:
+                    bars[phase] = self.announce(f"{phase} · seed {seed}")
+                bars[phase](*place)
+        finally:
+            if child.poll() is None and sys.exc_info()[0] is not None:
+                child.terminate()
+            code = child.wait()
+        if code:
+            raise TrainingError(f"the arm {name!r} of seed {seed} ended with exit code {code}; its own message stands above")
+
+
+@torch.no_grad()
+def kl_to_reference(
+    role: Role, reference: Role, rollouts: Sequence[Rollout], encoder: ChatEncoder, foundation: Foundation
+) -> dict[str, Any]:
+    """KL(policy || reference) a response by k1 on the policy's own answers, at their temperature: nats, with its interval."""
+    sums, temperature = [0.0] * len(rollouts), foundation.sampling.temperature
+    sequences = [encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts]
+    for cut in cut_batches(sequences, MICRO_BATCH_TOKENS):
+        batch = make_batch([sequences[i] for i in cut], encoder.pad_id).to(role.device)
+        ours, theirs = (batch.scatter(r.logprobs(batch, temperature)[0]) for r in (role, reference))
+        k1 = kl_policy_reference_k1(ours, theirs).sum(-1)
+        for index, value in zip(cut, k1.tolist(), strict=True):
+            sums[index] = value
+    return bootstrap_mean(sums, foundation.groups).as_dict()
+
+
+def table(summary: dict[str, Any]) -> str:
+    """The summary as Markdown: a line an arm and seed, then the means."""
+    lines = [
+        "| method | seed | gold gain | win rate | KL, nats | finished | seconds | peak GB |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, seeds in summary["arms"].items():
+        for seed, row in seeds.items():
+            gain, rate = row["gold_gain"], row["gold_win_rate"]
+            lines.append(
+                f"| {name} | {seed} | {gain['value']:+.2f} [{gain['low']:+.2f}, {gain['high']:+.2f}] "
+                f"| {rate['value']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}] | {row['kl']['value']:.1f} "
+                f"| {row['finished']:.0%} | {row['seconds']:.0f} | {row['peak_rss_bytes'] / 1e9:.2f} |"
+            )
+        if len(seeds) > 1:
+            gains, rates, kls, ended, seconds, peaks = (
+                [get(row) for row in seeds.values()]
+                for get in (
+                    lambda r: r["gold_gain"]["value"],
+                    lambda r: r["gold_win_rate"]["value"],
+                    lambda r: r["kl"]["value"],
+                    lambda r: r["finished"],
+                    lambda r: r["seconds"],
+                    lambda r: r["peak_rss_bytes"] / 1e9,
+                )
+            )
+            mean = statistics.fmean
+            lines.append(
+                f"| **{name}** | mean | **{mean(gains):+.2f}** | {mean(rates):.3f} | {mean(kls):.1f} | {mean(ended):.0%} "
+                f"| {mean(seconds):.0f} | {max(peaks):.2f} |"
+            )
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """One arm of one seed; the settings come in on standard input, progress goes out line by line."""
+    config = build(CompareConfig, json.load(sys.stdin), where="compare")
+    last = [0.0]
+
+    def announce(phase: str) -> Progress:
+        def update(done: int, total: int, metrics: Any) -> None:
+            if done == total or time.monotonic() - last[0] > 0.5:
+                last[0] = time.monotonic()
+                numbers = {k: v for k, v in dict(metrics).items() if isinstance(v, (int, float))}
+                print(json.dumps([phase, done, total, numbers]), flush=True)
+
+        return update
+
+    Compare(config, announce).train(int(sys.argv[1]), sys.argv[2])
+
+
+if __name__ == "__main__":
+    from tether.core.errors import TetherError
+
+    try:
+        main()
+    except TetherError as error:
+        print(f"tether: {error}", file=sys.stderr)
+        raise SystemExit(2) from None

@@ -1,0 +1,348 @@
+r"""Rewards that need no model: the answer in a response is checked against the known one.
+
+The known answer travels in `Prompt.metadata["answer"]`; for a reasoning-gym task `metadata` also holds `task`, `config` and
+`entry`. `problem_prompt` and `reasoning_gym_prompts` make such prompts. A wrong answer, or none, scores 0; a check that failed
+(too slow, crashed, a known answer that cannot be read) scores None.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from functools import lru_cache, partial
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from tether.core.config import Config
+from tether.core.errors import ConfigError, DataError
+from tether.core.types import Message, Problem, Prompt, Rollout, Score, user
+from tether.data.formats.fields import fold
+from tether.data.formats.problems import boxed_answer
+from tether.rewards.sandbox import Reply, Sandbox
+
+Kind = Literal["math", "gsm8k", "numeric", "exact", "reasoning-gym"]
+Mark = Literal["boxed", "hashes", "phrase", "tag", "last-number", "whole"]
+
+MARKS: dict[str, tuple[Mark, ...]] = {
+    "math": ("boxed",),
+    "gsm8k": ("hashes", "phrase"),
+    "numeric": ("hashes", "phrase"),
+    "exact": ("whole",),
+    "reasoning-gym": ("tag",),
+}
+FORMATS = {
+    "think-answer": r"<think>(?:(?!</?(?:think|answer)>).)*</think>\s*<answer>(?:(?!</?(?:think|answer)>).)*</answer>",
+    "boxed": r"(?:(?!\\boxed).)*\\boxed\{(?:(?!\\boxed).)*",
+    "hashes": r"(?:(?!####).)*\n#### [^\n]+",
+}
+"""Whole responses, outer white space aside: each mark stands exactly once."""
+PACKAGES = {"math": "math-verify", "gsm8k": "math-verify", "reasoning-gym": "reasoning-gym"}
+ANSWER_TAG_INSTRUCTION = "Write your final answer, and nothing else, between <answer> and </answer>."
+
+_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_PHRASE = re.compile(r"(?:\banswer\s*[*_]*\s*(?:is|[:=])|^A:)[\s:*_]*(\S[^\n]*)", re.IGNORECASE | re.MULTILINE)
+_EDGES = re.compile(r"^(?:[\s*]|\\[ ,;!])+|(?:[\s*.]|\\[ ,;!]|\\$)+$")
+_NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3}(?!\d)|\s*/\s*\d+)?")
+
+
+class VerifiableConfig(Config):
+    """What is checked, where in a response the answer stands, and what a check may cost."""
+
+    kind: Kind
+    answer_in: tuple[Mark, ...] = Field(
+        default=(),
+        description="marks of the answer, the first that is found counts; empty: those of the kind (and the tag first, "
+        "with format = 'think-answer')",
+    )
+    tolerance: float = Field(default=1e-6, ge=0, description="numeric: |answer - known| <= tolerance * max(1, |known|)")
+    format: Literal["think-answer", "boxed", "hashes"] | None = None
+    format_pattern: str | None = Field(
+        default=None, description="a regular expression for the whole response; . matches new lines"
+    )
+    format_weight: float = Field(default=0.1, gt=0)
+    time_limit: float = Field(default=5.0, gt=0, description="seconds a check")
+    workers: int = Field(default=2, ge=1)
+    memory_mb: int = Field(default=1024, ge=256, description="of each worker")
+
+    @model_validator(mode="after")
+    def _check(self) -> VerifiableConfig:
+        if self.format is not None and self.format_pattern is not None:
+            raise ValueError("format and format_pattern are two ways to say the same; remove one")
+        if self.pattern is None and "format_weight" in self.model_fields_set:
+            raise ValueError("format_weight has no effect without a format; remove it, or set format or format_pattern")
+        if self.kind != "numeric" and "tolerance" in self.model_fields_set:
+            raise ValueError(f"tolerance has no effect with kind = {self.kind!r}; remove it or choose 'numeric'")
+        try:
+            re.compile(self.pattern or "")
+        except re.error as error:
+            raise ValueError(f"format_pattern is not a regular expression: {error}") from None
+        return self
+
+    @property
+    def pattern(self) -> str | None:
+        return FORMATS[self.format] if self.format else self.format_pattern
+
+    @property
+    def marks(self) -> tuple[Mark, ...]:
+        tagged: tuple[Mark, ...] = ("tag",) if self.format == "think-answer" and self.kind != "reasoning-gym" else ()
+        return self.answer_in or (*tagged, *MARKS[self.kind])
+
+
+class VerifiableReward:
+    """Speaks core.protocols.RewardSource: 1 for the known answer, 0 otherwise, plus `format_weight` for the format.
+
+    Parts: `correct` (reasoning-gym: the task's own score, from 0 to 1) and, with a format, `format` (0 or 1).
+    `failures` counts the checks that gave None, by kind: timed out, died, failed.
+
+    Raises:
+        ConfigError: the kind needs a package that is not installed.
+    """
+
+    name = "verifiable"
+
+    def __init__(self, config: VerifiableConfig) -> None:
+        if config.kind in PACKAGES:
+            _require(PACKAGES[config.kind], f"verifiable.kind = {config.kind!r}")
+        self.config = config
+        self.failures: Counter[str] = Counter()
+        settings = {"kind": config.kind, "marks": config.marks, "pattern": config.pattern, "tolerance": config.tolerance}
+        limits = {"workers": config.workers, "seconds": config.time_limit, "memory_mb": config.memory_mb}
+        self._sandbox = Sandbox("tether.rewards.verifiable:make_check", settings, **limits)
+
+    def __enter__(self) -> VerifiableReward:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the worker processes; they also end with this process."""
+        self._sandbox.close()
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """One score a rollout, in their order.
+
+        Raises:
+            DataError: a prompt does not carry what its check needs.
+        """
+        needed = ("answer", "task", "config", "entry") if self.config.kind == "reasoning-gym" else ("answer",)
+        replies = self._sandbox.run([{"text": r.text, **_known(r.prompt, needed)} for r in rollouts])
+        self.failures.update(reply.failure for reply in replies if reply.failure)
+        return [self._score(reply) for reply in replies]
+
+    def _score(self, reply: Reply) -> Score:
+        if reply.failure:
+            return Score(None, reason=f"the check {reply.failure}: {reply.detail}")
+        parts, reason = reply.result["parts"], reply.result["reason"]
+        return Score(parts["correct"] + self.config.format_weight * parts.get("format", 0.0), parts, reason)
+
+
+def problem_prompt(problem: Problem) -> Prompt:
+    """The prompt of a problem, its answer in `metadata["answer"]`."""
+    return Prompt(problem.prompt, problem.id, {**problem.metadata, "answer": problem.answer})
+
+
+def reasoning_gym_prompts(
+    task: str, size: int, seed: int = 0, config: Mapping[str, Any] | None = None, *, system: str = ANSWER_TAG_INSTRUCTION
+) -> list[Prompt]:
+    """Prompts of a reasoning-gym task, the same in every process for the same arguments and version of that library.
+
+    Args:
+        config: the task's own settings.
+        system: a system turn, since no question says where its answer belongs; "" for none.
+
+    Raises:
+        ConfigError: reasoning-gym is not installed.
+        DataError: there is no such task, it does not take this config, or it cannot make an entry.
+    """
+    _require("reasoning-gym", "a reasoning-gym task")
+    whole = {"size": size, "seed": seed, **(config or {})}
+    with Sandbox("tether.rewards.verifiable:make_entry_maker", workers=1, seconds=60.0, memory_mb=4096) as sandbox:
+        replies = sandbox.run([{"task": task, "config": whole, "index": index} for index in range(size)])
+    prompts = []
+    for index, reply in enumerate(replies):
+        if reply.failure:
+            raise DataError(f"reasoning-gym task {task!r}, entry {index}, config {whole}: {reply.failure}: {reply.detail}")
+        question, answer, entry = reply.result
+        messages = ((Message("system", system),) if system else ()) + (user(question),)
+        prompts.append(Prompt(messages, f"{task}-{index}", {"answer": answer, "task": task, "config": whole, "entry": entry}))
+    return prompts
+
+
+def _require(package: str, what: str) -> None:
+    if importlib.util.find_spec(package.replace("-", "_")) is None:
+        raise ConfigError(f"{what} needs the package {package}. Install it with `pip install 'tether-rlhf[verify]'`.")
+
+
+def _known(prompt: Prompt, needed: Sequence[str]) -> dict[str, Any]:
+    missing = [name for name in needed if name not in prompt.metadata]
+    if missing:
+        raise DataError(
+            f"prompt {prompt.id or prompt.text[:40]!r} has no metadata {', '.join(missing)}, which its check needs. "
+            "Make prompts with problem_prompt or reasoning_gym_prompts (tether.rewards.verifiable)."
+        )
+    return {name: prompt.metadata[name] for name in needed}
+
+
+# What follows runs in the workers.
+
+
+def make_check(kind: str, marks: Sequence[str], pattern: str | None, tolerance: float) -> Callable[..., dict[str, Any]]:
+    """The check of one response: `text`, and what is known of its prompt, to parts and a reason."""
+    judge: Callable[..., float] = {
+        "math": same_mathematics,
+        "gsm8k": same_gsm8k,
+        "numeric": partial(same_number, tolerance=tolerance),
+        "exact": lambda found, answer: float(fold(found) == fold(str(answer))),
+        "reasoning-gym": score_entry,
+    }[kind]
+    if kind in PACKAGES:
+        importlib.import_module(PACKAGES[kind].replace("-", "_"))  # now: a check's time is for the check
+    wanted = re.compile(pattern, re.DOTALL) if pattern is not None else None
+
+    def check(text: str, **known: Any) -> dict[str, Any]:
+        found = find_answer(text, marks)
+        correct = 0.0 if found is None else float(judge(found, **known))
+        if not math.isfinite(correct):
+            raise ValueError(f"the task's scorer returned {correct}")
+        reason = f"no answer found (looked for: {', '.join(marks)})" if found is None else ""
+        if found is not None and correct < 1:
+            reason = f"answered {found[:80]!r}"
+        parts = {"correct": correct}
+        if wanted is not None:
+            parts["format"] = float(wanted.fullmatch(text.strip()) is not None)
+        return {"parts": parts, "reason": reason}
+
+    return check
+
+
+def find_answer(text: str, marks: Sequence[str]) -> str | None:
+    """What the first of these marks that occurs points at; of a mark that occurs more than once, the last."""
+    return next((found for mark in marks if (found := _FINDERS[mark](text)) is not None), None)
+
+
+def _boxed(text: str) -> str | None:
+    try:
+        return boxed_answer(text)
+    except DataError:
+        return None
+
+
+def _after_hashes(text: str) -> str | None:
+    _, mark, rest = text.rpartition("####")
+    return rest.strip().partition("\n")[0] or None if mark else None
+
+
+def _last(pattern: re.Pattern[str], text: str) -> str | None:
+    found = pattern.findall(text)
+    return found[-1].strip() or None if found else None
+
+
+_FINDERS: dict[str, Callable[[str], str | None]] = {
+    "boxed": _boxed,
+    "hashes": _after_hashes,
+    "phrase": partial(_last, _PHRASE),
+    "tag": partial(_last, _TAG),
+    "last-number": lambda text: _last(_NUMBER, _plain(text)),
+    "whole": lambda text: text.strip() or None,
+}
+
+
+def _plain(text: str) -> str:
+    """Without currency signs, and with one kind of minus."""
+    return re.sub(r"\\?[$€£]", "", text).replace("−", "-")
+
+
+def _tidy(answer: str) -> str:
+    r"""The content of a \boxed in it, without the marks of a sentence or of Markdown around it."""
+    return _EDGES.sub("", _boxed(answer) or answer)
+
+
+def number(text: str) -> Fraction | None:
+    """The first number after the last equals sign: 1,000 and -$5 and .5 and 3/4 and 1e-3, whatever unit follows."""
+    match = _NUMBER.search(_plain(_tidy(text)).rpartition("=")[2])
+    try:
+        return Fraction(re.sub(r"[,\s]", "", match[0])) if match else None
+    except (ValueError, ZeroDivisionError):
+        return None
+
+
+def same_number(found: str, answer: Any, tolerance: float = 0.0) -> float:
+    known, given = number(str(answer)), number(found)
+    if known is None:
+        raise ValueError(f"the known answer {answer!r:.80} is no number")
+    return float(given is not None and abs(given - known) <= tolerance * max(1, abs(known)))
+
+
+def same_gsm8k(found: str, answer: Any) -> float:
+    """A number by its value, anything in LaTeX by what it means."""
+    given = None if "\\" in _tidy(found) else number(found)
+    return same_mathematics(found if given is None else str(given), answer)
+
+
+def same_mathematics(found: str, answer: Any) -> float:
+    """Equal as written, or in the judgement of math-verify (https://github.com/huggingface/Math-Verify)."""
+    given, known = _tidy(found), _tidy(str(answer))
+    if given == known:
+        return 1.0
+    from math_verify import verify
+
+    meanings = _meanings(known)
+    if not meanings:
+        raise ValueError(f"math-verify cannot read the known answer {known!r:.80}")
+    return float(verify(list(meanings), list(_meanings(given)), timeout_seconds=None, raise_on_error=True))
+
+
+@lru_cache(maxsize=512)
+def _meanings(latex: str) -> tuple[Any, ...]:
+    r"""The expressions in a LaTeX text; math-verify's other readings (the text itself, some number in it) say too little.
+
+    With them `\frac \pi4 + 2 - \sqrt2` reads as 2.
+    """
+    from math_verify import LatexExtractionConfig, parse
+
+    found = parse(rf"\boxed{{{latex}}}", [LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=None)
+    return tuple(found)
+
+
+def score_entry(found: str, answer: Any, task: str, config: dict[str, Any], entry: str) -> float:
+    """The task's own score of an answer. A scorer that raises on this answer, but not on the known one, met a wrong answer."""
+    dataset, original = _dataset(task, json.dumps(config)), ast.literal_eval(entry)
+    try:
+        return dataset.score_answer(found, original)
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001  (published scorers raise whatever their parsing raises)
+        dataset.score_answer(answer, original)
+        return 0.0
+
+
+@lru_cache(maxsize=32)
+def _dataset(task: str, config: str) -> Any:
+    from reasoning_gym import create_dataset
+
+    return create_dataset(task, **json.loads(config))
+
+
+def make_entry_maker() -> Callable[..., tuple[str, Any, str]]:
+    """Entries as Python literals: JSON has no tuples, and scorers that compare tuples would call every answer wrong."""
+    import numpy
+    import reasoning_gym  # noqa: F401  (now: an entry's time is for the entry)
+
+    numpy.set_printoptions(legacy="1.25")  # a number of numpy's is written as a plain one
+
+    def make(task: str, config: dict[str, Any], index: int) -> tuple[str, Any, str]:
+        entry = _dataset(task, json.dumps(config))[index]
+        literal = repr(entry)
+        if ast.literal_eval(literal) != entry:
+            raise ValueError("the entry holds values that cannot be written down")
+        return entry["question"], entry["answer"], literal
+
+    return make

@@ -1,0 +1,242 @@
+"""Rejection sampling: sample several answers to a prompt, keep the best, imitate them, and begin again from the new policy.
+
+One round a step, as RAFT (Dong et al. 2023, https://arxiv.org/abs/2304.06767) and, with a threshold, ReST (Gulcehre et al. 2023,
+https://arxiv.org/abs/2308.08998). Each round moves the policy towards its own best-of-n, and only the order of scores matters.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from pydantic import Field, model_validator
+
+from tether.algorithms.overoptimization import kl_best_of_n
+from tether.algorithms.preference_losses import negative_log_likelihood
+from tether.core.config import Config
+from tether.core.protocols import Engine, RewardSource
+from tether.core.rundir import RunDirectory
+from tether.core.types import Prompt, Rollout, Sampling, Score
+from tether.data.batches import TokenBatch, cut_batches, make_batch
+from tether.data.chat import ChatEncoder, Encoded
+from tether.learner.config import OptimizerConfig
+from tether.learner.local import LocalLearner
+from tether.learner.loop import epoch_order
+from tether.models.trunk import Role
+from tether.stages.experience import Clock, distinct
+from tether.stages.policy import WeightAverage, train
+
+
+class BestOfNConfig(Config):
+    """Settings of the stage; lengths are in tokens."""
+
+    steps: int = Field(default=20, ge=1, description="rounds: sample, keep, imitate")
+    prompts_per_step: int = Field(default=64, ge=1)
+    samples_per_prompt: int = Field(default=8, ge=1, description="the n of best-of-n")
+    keep: int = Field(default=1, ge=1, description="responses of each prompt that are imitated, best first")
+    threshold: float | None = Field(default=None, description="a response that scores below it is not kept, best or not")
+    max_new_tokens: int = Field(default=64, ge=1)
+    temperature: float = Field(default=1.0, gt=0)
+    missing_stop_penalty: float = Field(
+        default=0.0, ge=0, description="taken off the score of a response that did not end in time"
+    )
+    epochs: int = Field(default=1, ge=1, description="passes over a round's kept responses")
+    minibatches: int = Field(default=1, ge=1, description="optimizer steps an epoch")
+    micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
+    normalize: Literal["token", "sequence"] = Field(
+        "token", description="weight of a token: the same for all, or its response's share"
+    )
+    report_kl: bool = Field(default=True, description="run the reference, to know how far the policy has moved")
+    ema_decay: float | None = Field(default=None, gt=0, lt=1, description="keep an average of the policy and end with it")
+    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-4, schedule="linear", final_fraction=0.0)
+    checkpoint_every: int = Field(default=5, ge=1)
+    sample_rows: int = Field(default=4, ge=0, description="texts kept from every step")
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _check_selection(self) -> BestOfNConfig:
+        if self.keep > self.samples_per_prompt:
+            raise ValueError(f"keep = {self.keep} of samples_per_prompt = {self.samples_per_prompt}: sample more, or keep fewer")
+        if self.keep == self.samples_per_prompt and self.threshold is None:
+            raise ValueError(
+                "keep = samples_per_prompt keeps everything, so the reward has no effect. "
+                "Sample more, keep fewer, or set a threshold"
+            )
+        return self
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
+
+    @property
+    def total_updates(self) -> int:
+        return self.steps * self.epochs * self.minibatches
+
+    def ordinals(self, number: int) -> range:
+        """The places of a step's prompts among all prompts of the run."""
+        return range(number * self.prompts_per_step, (number + 1) * self.prompts_per_step)
+
+
+class BestOfN:
+    """One policy and a reward source; with a reference also the distance from it, which is measured and never trained on.
+
+    Args:
+        policy, reference: roles on one trunk or on two models; the reference is not run with `report_kl` off.
+        engine: samples from the policy; its weights are told apart by `policy_version`.
+
+    Raises:
+        ValueError: `report_kl` without a reference.
+    """
+
+    def __init__(
+        self,
+        config: BestOfNConfig,
+        policy: Role,
+        reference: Role | None,
+        reward: RewardSource,
+        engine: Engine,
+        encoder: ChatEncoder,
+    ) -> None:
+        if config.report_kl and reference is None:
+            raise ValueError("report_kl needs a reference role")
+        self.config, self.policy, self.reference = config, policy, reference if config.report_kl else None
+        self.reward, self.engine, self.encoder = reward, engine, encoder
+        self.learner = LocalLearner(policy.parameters(), config.optimizer, config.total_updates)
+        self.average = WeightAverage(self.learner, config.ema_decay)
+        for role in (policy, self.reference):
+            if role is not None:
+                role.train_mode(False)
+
+    def step(self, prompts: Sequence[Prompt], number: int) -> tuple[dict[str, float], list[Rollout], list[Score]]:
+        """One round; returns its metrics, all rollouts and their proxy scores."""
+        clock, config = Clock(), self.config
+        groups = self.engine.generate(
+            prompts,
+            config.sampling,
+            num_samples=config.samples_per_prompt,
+            seed=config.seed,
+            ordinals=config.ordinals(number)[: len(prompts)],
+        )
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        clock.lap("rollout")
+        scores = self.reward.score(rollouts)
+        clock.lap("reward")
+        kept = self.select(rollouts, scores)
+        metrics = self.measure(rollouts, scores, kept)
+        clock.lap("evaluate")
+        metrics.update(self.update([rollouts[i] for i in kept], number))
+        self.engine.update_weights(number + 1)
+        clock.lap("update")
+        return {**metrics, **clock.times(sum(len(r.response_ids) for r in rollouts))}, rollouts, scores
+
+    def select(self, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> list[int]:
+        """Places of the kept rollouts: the best of each prompt's samples, of equals the first; never one whose score failed."""
+        config, kept = self.config, []
+        floor = -math.inf if config.threshold is None else config.threshold
+        for start in range(0, len(rollouts), config.samples_per_prompt):
+            values = {
+                i: s.value - config.missing_stop_penalty * (not rollouts[i].finished)
+                for i, s in enumerate(scores[start : start + config.samples_per_prompt], start)
+                if s.value is not None
+            }
+            ranked = sorted((i for i in values if values[i] >= floor), key=lambda i: -values[i])
+            kept += ranked[: config.keep]
+        return kept
+
+    def measure(self, rollouts: Sequence[Rollout], scores: Sequence[Score], kept: Sequence[int]) -> dict[str, float]:
+        """Metrics of all samples and of those kept. KL is the sum over a response, averaged over all responses, in nats."""
+        config, known = self.config, [s.value for s in scores if s.value is not None]
+        sequences = [self.encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts]
+        engine_says = all(r.logprobs for r in rollouts)
+        policy = [sum(r.logprobs) for r in rollouts] if engine_says else self._totals(self.policy, sequences)
+        metrics = {
+            "reward/proxy": statistics.fmean(known) if known else math.nan,
+            "reward/proxy_std": statistics.pstdev(known) if known else math.nan,
+            "reward/failed": float(len(scores) - len(known)),
+            "policy/entropy": -sum(policy) / sum(s.num_trained for s in sequences),
+            "response/length": statistics.fmean(len(r.response_ids) for r in rollouts),
+            "response/stop_rate": statistics.fmean(float(r.finished) for r in rollouts),
+            "response/distinct_2": distinct(rollouts),
+            "kept/responses": float(len(kept)),
+            "kept/prompts_without": float(
+                len(rollouts) // config.samples_per_prompt - len({i // config.samples_per_prompt for i in kept})
+            ),
+        }
+        if kept:
+            metrics["reward/kept"] = statistics.fmean(value for i in kept if (value := scores[i].value) is not None)
+            metrics["kept/length"] = statistics.fmean(len(rollouts[i].response_ids) for i in kept)
+        if config.keep == 1 and config.threshold is None:
+            metrics["kl/best_of_n"] = kl_best_of_n(config.samples_per_prompt)
+        if self.reference is not None:
+            reference = self._totals(self.reference, sequences)
+            metrics["kl/policy_reference_k1"] = statistics.fmean(p - q for p, q in zip(policy, reference, strict=True))
+        return metrics
+
+    def update(self, kept: Sequence[Rollout], number: int) -> dict[str, float]:
+        """Several epochs of imitation; where nothing was kept, nothing moves."""
+        if not kept:
+            return {}
+        sequences, losses, metrics = [self.encoder.rollout(r.prompt_ids, r.response_ids) for r in kept], [], {}
+        parts = min(self.config.minibatches, len(sequences))
+        for epoch in range(self.config.epochs):
+            order = epoch_order(len(sequences), self.config.seed + number, epoch)
+            for part in range(parts):
+                cut = order[len(order) * part // parts : len(order) * (part + 1) // parts]
+                losses.append(self._accumulate([sequences[i] for i in cut]))
+                metrics = self.learner.step()
+                self.average.update()
+        return {"policy/loss": statistics.fmean(losses), **metrics}
+
+    def _accumulate(self, sequences: list[Encoded]) -> float:
+        """Add the gradient of L = -(1/N) sum w log pi of one update, N its tokens (w = 1) or responses (w = 1/length).
+
+        pi is the policy at the temperature it was sampled at, so that imitating all of its own samples would change nothing on
+        average. At another temperature (RAFT fine-tunes at 1) that alone sharpens or flattens it.
+        """
+        by_token, total = self.config.normalize == "token", 0.0
+        denominator = sum(s.num_trained for s in sequences) if by_token else len(sequences)
+        for _, batch in self._batches(self.policy, sequences):
+            logprobs = batch.scatter(self.policy.logprobs(batch, self.config.temperature)[0])
+            weighted = logprobs if by_token else logprobs / batch.mask.sum(-1, keepdim=True)
+            loss = negative_log_likelihood(weighted, batch.mask, denominator=denominator)
+            self.learner.backward(loss)
+            total += float(loss.detach())
+        return total
+
+    @torch.no_grad()
+    def _totals(self, role: Role, sequences: Sequence[Encoded]) -> list[float]:
+        """Log-probability of each whole response."""
+        totals = [0.0] * len(sequences)
+        for cut, batch in self._batches(role, sequences):
+            sums = batch.scatter(role.logprobs(batch, self.config.temperature)[0]).sum(-1)
+            for index, value in zip(cut, sums.tolist(), strict=True):
+                totals[index] = value
+        return totals
+
+    def _batches(self, role: Role, sequences: Sequence[Encoded]) -> Iterator[tuple[list[int], TokenBatch]]:
+        """Micro-batches, with the places of their sequences."""
+        budget = self.config.micro_batch_tokens
+        limit = role.document_tokens(budget)
+        for cut in cut_batches(sequences, budget, document_tokens=limit):
+            batch = make_batch([sequences[i] for i in cut], self.encoder.pad_id, document_tokens=limit)
+            yield cut, batch.to(role.device)
+
+    def train(
+        self,
+        prompts: Sequence[Prompt],
+        run: RunDirectory,
+        *,
+        on_step: Callable[[int, dict[str, float]], dict[str, float]] | None = None,
+        progress: Callable[[int, int, Any], None] | None = None,
+    ) -> dict[str, Any]:
+        """See policy.train."""
+        return train(self, prompts, run, on_step=on_step, progress=progress)
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, values: Mapping[str, Any]) -> None:
+        pass

@@ -1,0 +1,158 @@
+"""The policy beside its frozen reference: asked in every update, or once for all before the first."""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tether.core.config import digest
+from tether.core.errors import RunError
+from tether.data.batches import TokenBatch, cut_batches, make_batch
+from tether.data.chat import ChatEncoder, Encoded
+from tether.models.loading import weights_digest
+from tether.models.trunk import Role
+
+
+class ReferenceTable:
+    """Summed log-probabilities of known responses under a reference that need not be in memory any more."""
+
+    def __init__(self, values: Mapping[Encoded, float]) -> None:
+        self.values = dict(values)
+
+    def logprobs(self, sequences: Sequence[Encoded]) -> list[float]:
+        """One number a response, in nats.
+
+        Raises:
+            RunError: a response that was not there when the table was made.
+        """
+        try:
+            return [self.values[sequence] for sequence in sequences]
+        except KeyError:
+            raise RunError(
+                "the reference's log-probabilities were computed before training, and not for this response. "
+                "Give the stage all its data at once, or set reference_logprobs = 'each_update'."
+            ) from None
+
+
+class Likelihoods:
+    """Log-probabilities of responses under the policy, with gradient, and under its reference, without.
+
+    Args:
+        reference: a frozen role, a table of what one said, or None for a method that needs none. Where reference and policy are
+            the same weights the reference must be asked by `precompute`, before they change.
+        temperature: of the distribution that both are taken to be.
+    """
+
+    def __init__(
+        self,
+        policy: Role,
+        reference: Role | ReferenceTable | None,
+        encoder: ChatEncoder,
+        micro_batch_tokens: int,
+        temperature: float = 1.0,
+    ) -> None:
+        self.policy, self.reference, self.encoder = policy, reference, encoder
+        self.micro_batch_tokens, self.temperature = micro_batch_tokens, temperature
+
+    def without_dropout(self) -> None:
+        """Dropout would make policy and reference differ before anything was learned."""
+        for role in (self.policy, self.reference):
+            if isinstance(role, Role):
+                role.train_mode(False)
+
+    def __call__(self, sequences: Sequence[Encoded]) -> tuple[Tensor, Tensor, Tensor]:
+        """The policy's per token (S, R) with the mask of those that count, and the reference's sums (S,), zeros without one.
+
+        A reference role is asked in the policy's own micro-batch: the same numerics, at little more than half a pass where they
+        share a trunk.
+        """
+        reference = self.reference
+        role = reference if isinstance(reference, Role) else None
+        if role and role.model is self.policy.model and role.adapter == self.policy.adapter:
+            raise ValueError("the reference is the policy itself, which will change: precompute, or give it weights of its own")
+        batch = make_batch(sequences, self.encoder.pad_id, document_tokens=self.document_tokens).to(self.policy.device)
+        common = self.policy.common(batch) if role and role.model is self.policy.model else None
+        logprobs = batch.scatter(self.policy.logprobs(batch, self.temperature, common)[0])
+        if isinstance(reference, ReferenceTable):
+            sums = logprobs.new_tensor(reference.logprobs(sequences))
+        else:
+            sums = logprobs.new_zeros(len(sequences)) if role is None else self._summed(role, batch, common)
+        return logprobs, batch.mask, sums
+
+    @torch.no_grad()
+    def _summed(self, role: Role, batch: TokenBatch, common: Tensor | None = None) -> Tensor:
+        return batch.scatter(role.logprobs(batch, self.temperature, common)[0]).sum(-1)
+
+    @property
+    def document_tokens(self) -> int:
+        """How long several responses to one prompt may become as a document."""
+        roles = [role for role in (self.policy, self.reference) if isinstance(role, Role)]
+        return min(role.document_tokens(self.micro_batch_tokens) for role in roles)
+
+    def precompute(self, sequences: Sequence[Encoded], path: Path) -> None:
+        """Ask the reference about all responses now, and hold what it says instead of it; a resumed run reads `path`.
+
+        Raises:
+            RunError: `path` holds what another reference said, or about other responses, or in another encoding.
+        """
+        role = self.reference
+        if not isinstance(role, Role):
+            raise ValueError("only a reference role can be asked")
+        distinct = sorted(set(sequences), key=lambda s: (s.ids, s.trained))
+        key = {
+            "reference model": f"{role_digest(role)} in {str(role.model.dtype).removeprefix('torch.')}",
+            "chat template, system prompt or stop tokens": digest(self.encoder.describe()),
+            "data": _responses_digest(distinct),
+        }
+        values = _read(path, key) if path.is_file() else self._asked(role, distinct)
+        if not path.is_file():
+            partial = path.with_suffix(".partial")
+            save_file({"logprobs": values}, partial, metadata=key)
+            partial.rename(path)
+        self.reference = ReferenceTable(dict(zip(distinct, values.tolist(), strict=True)))
+
+    def _asked(self, role: Role, sequences: Sequence[Encoded]) -> Tensor:
+        limit, values = role.document_tokens(self.micro_batch_tokens), torch.zeros(len(sequences), dtype=torch.float64)
+        for cut in cut_batches(sequences, self.micro_batch_tokens, document_tokens=limit):
+            batch = make_batch([sequences[i] for i in cut], self.encoder.pad_id, document_tokens=limit)
+            values[cut] = self._summed(role, batch.to(role.device)).double().cpu()
+        return values
+
+
+def role_digest(role: Role) -> str:
+    """The digest of the weights that a role runs: without an adapter that of the bare model, whatever else stands on it."""
+    weights: dict[str, Any] = role.causal_model.state_dict()
+    kept = {
+        name.replace(".base_layer.", "."): tensor
+        for name, tensor in weights.items()
+        if ".lora_" not in name or (role.adapter is not None and f".{role.adapter}." in name)
+    }
+    return weights_digest(SimpleNamespace(state_dict=lambda: kept))
+
+
+def _responses_digest(sequences: Sequence[Encoded]) -> str:
+    hasher = hashlib.sha256()
+    for sequence in sequences:
+        hasher.update(array("q", (len(sequence), sequence.prompt_length, *sequence.ids)).tobytes())
+    return hasher.hexdigest()[:16]
+
+
+def _read(path: Path, key: Mapping[str, str]) -> Tensor:
+    with safe_open(path, "pt") as file:
+        stored = file.metadata() or {}
+        changed = [f"{name} (was {stored.get(name)}, is {value})" for name, value in key.items() if stored.get(name) != value]
+        if changed:
+            raise RunError(
+                f"{path} holds the reference's log-probabilities for another {' and another '.join(changed)}. "
+                "Delete that file to have them computed again, or take another run directory."
+            )
+        return file.get_tensor("logprobs")

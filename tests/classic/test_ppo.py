@@ -1,0 +1,342 @@
+"""The classic step against a plain one written out in torch, its options by hand, and what generate returns."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM
+
+from tether.classic import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer, create_reference_model
+from tether.core.errors import ConfigError, DataError, ModelError
+
+QUERIES = [torch.tensor(ids) for ids in ([70, 71, 72], [80], [90, 91], [100, 101, 102, 103])]
+RESPONSES = [torch.tensor(ids) for ids in ([200, 201, 202, 203], [210, 211, 1], [220], [230, 231])]
+SCORES = [torch.tensor(s) for s in (1.5, -0.5, 0.25, 2.0)]
+
+
+def make(folder, tokenizer, optimizer=None, head=0.05, **settings):
+    model = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
+    with torch.no_grad():
+        model.v_head.linear.weight.copy_(head * torch.randn(1, 64, generator=torch.Generator().manual_seed(1)))
+    config = PPOConfig(**{"batch_size": 4, "ppo_epochs": 2, "learning_rate": 1e-3, "init_kl_coef": 0.1, **settings})
+    return PPOTrainer(config, model, tokenizer=tokenizer, optimizer=optimizer(model) if optimizer else None)
+
+
+def weights(model):
+    return torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+
+
+def drift(trainer):
+    """Move the policy off its reference, so that there is a KL."""
+    with torch.no_grad():
+        noise = torch.Generator().manual_seed(2)
+        for parameter in trainer.model.pretrained_model.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape, generator=noise)
+    return trainer
+
+
+def table(model, query, response, temperature=1.0):
+    """Log-probabilities (time, vocab) and values (time,) of a response, from the wrapper's own forward pass."""
+    logits, _, values = model(torch.cat([query, response])[None])
+    places = slice(len(query) - 1, -1)
+    return (logits[0, places] / temperature).log_softmax(-1), values[0, places]
+
+
+def plain_step(model, reference, *, epochs, rate, beta, temperature, clip=0.2, value_clip=0.2, vf_coef=0.1, lam=0.95):
+    """PPO as the papers have it: one sum a response, one loop a token, torch's own Adam."""
+    old, targets, advantages = [], [], []
+    with torch.no_grad():
+        for query, response, score in zip(QUERIES, RESPONSES, SCORES, strict=True):
+            (ours, values), (theirs, _) = (table(m, query, response, temperature) for m in (model, reference))
+            picked = ours.gather(-1, response[:, None])[:, 0]
+            rewards = -beta * (picked - theirs.gather(-1, response[:, None])[:, 0])
+            rewards[-1] += score
+            advantage, estimates = 0.0, []
+            for t in reversed(range(len(response))):
+                following = values[t + 1] if t + 1 < len(response) else 0.0
+                advantage = rewards[t] + following - values[t] + lam * advantage
+                estimates.insert(0, advantage)
+            estimates = torch.stack(estimates)
+            old.append((picked, values))
+            targets.append(estimates + values)
+            advantages.append(estimates)
+    every = torch.cat(advantages)
+    advantages = [(a - every.mean()) / (every.var(correction=0) + 1e-8).sqrt() for a in advantages]
+    optimizer = torch.optim.Adam(model.parameters(), lr=rate)
+    for _ in range(epochs):
+        loss = 0.0
+        for n, (query, response) in enumerate(zip(QUERIES, RESPONSES, strict=True)):
+            ours, values = table(model, query, response, temperature)
+            ratio = (ours.gather(-1, response[:, None])[:, 0] - old[n][0]).exp()
+            gain = torch.minimum(ratio * advantages[n], ratio.clamp(1 - clip, 1 + clip) * advantages[n])
+            near = torch.maximum(torch.minimum(values, old[n][1] + value_clip), old[n][1] - value_clip)
+            error = torch.maximum((values - targets[n]) ** 2, (near - targets[n]) ** 2)
+            loss = loss + (-gain + vf_coef * 0.5 * error).sum() / len(every)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_a_step_is_the_plain_one(folder, tokenizer, temperature):
+    ours, theirs = (drift(make(folder, tokenizer, ppo_epochs=3)) for _ in range(2))
+    ours.temperature = temperature
+    start = weights(ours.model)
+    stats = ours.step(QUERIES, RESPONSES, SCORES)
+    plain_step(theirs.model, theirs.ref_model, epochs=3, rate=1e-3, beta=0.1, temperature=temperature)
+    assert (weights(ours.model) - start).abs().max() > 2e-3
+    # A gradient next to nothing may round to either sign, and Adam's step is the sign: nearly all weights must agree.
+    apart = (weights(ours.model) - weights(theirs.model)).abs()
+    assert apart.quantile(0.999) < 1e-5 and apart.max() < 1e-4
+    assert stats["ppo/learning_rate"] == 1e-3 and stats["objective/kl_coef"] == 0.1
+
+
+def test_accumulation_does_not_change_the_step(folder, tokenizer):
+    whole, halves = make(folder, tokenizer), make(folder, tokenizer, mini_batch_size=1, gradient_accumulation_steps=4)
+    for trainer in (whole, halves):
+        trainer.step(QUERIES, RESPONSES, SCORES)
+    assert (weights(whole.model) - weights(halves.model)).abs().quantile(0.999) < 1e-5
+    quarters = make(folder, tokenizer, mini_batch_size=1)
+    quarters.step(QUERIES, RESPONSES, SCORES)
+    assert quarters.stage.learner.updates == 8 and whole.stage.learner.updates == halves.stage.learner.updates == 2
+
+
+def test_statistics_by_hand(folder, tokenizer):
+    trainer = drift(make(folder, tokenizer, ppo_epochs=1))
+    with torch.no_grad():
+        pairs = list(zip(QUERIES, RESPONSES, strict=True))
+        logs = [[table(m, q, r)[0].gather(-1, r[:, None])[:, 0] for q, r in pairs] for m in (trainer.model, trainer.ref_model)]
+        values = torch.cat([table(trainer.model, q, r)[1] for q, r in pairs])
+    stats = trainer.step(QUERIES, RESPONSES, SCORES)
+    kl = torch.stack([(a - b).sum() for a, b in zip(*logs, strict=True)])
+    expected = {
+        "objective/kl": kl.mean(),
+        "objective/entropy": -torch.stack([a.sum() for a in logs[0]]).mean(),
+        "ppo/mean_non_score_reward": -0.1 * kl.sum() / 10,
+        "ppo/mean_scores": 3.25 / 4,
+        "ppo/std_scores": torch.stack(SCORES).std(),
+        "ppo/val/mean": values.mean(),
+        "ppo/val/vpred": values.mean(),  # one pass of one epoch, before its update
+        "ppo/policy/policykl": 0.0,
+        "ppo/policy/approxkl": 0.0,
+        "tokens/queries_len_mean": 2.5,
+        "tokens/responses_len_std": math.sqrt(5 / 3),
+    }
+    for name, value in expected.items():
+        assert stats[name] == pytest.approx(float(value), abs=2e-5), name
+    np.testing.assert_allclose(stats["objective/kl_dist"], kl, atol=2e-5)
+    np.testing.assert_allclose(stats["ppo/policy/ratio"], np.ones(10), atol=1e-6)
+    assert stats["tokens/responses_dist"].tolist() == [4, 3, 1, 2]
+    assert stats["ppo/val/var_explained"] == pytest.approx(1 - stats["ppo/val/error"] / stats["ppo/returns/var"], rel=1e-5)
+    error = min(max(float(kl.mean()) / 6.0 - 1, -0.2), 0.2)
+    assert trainer.stage.kl_coefficient == pytest.approx(0.1 * (1 + error * 4 / 10_000))
+
+
+@pytest.mark.parametrize("kind", ["kl", "abs", "mse", "full"])
+def test_penalties_by_hand(folder, tokenizer, kind):
+    trainer = drift(make(folder, tokenizer, kl_penalty=kind, adap_kl_ctrl=False))
+    with torch.no_grad():
+        query, response = QUERIES[0], RESPONSES[0]
+        ours, theirs = (table(m, query, response)[0] for m in (trainer.model, trainer.ref_model))
+        difference = (ours - theirs).gather(-1, response[:, None])[:, 0]
+        whole = (ours.exp() * (ours - theirs)).sum(-1)
+    trainer.step(QUERIES, RESPONSES, SCORES)
+    expected = {"kl": difference, "abs": difference.abs(), "mse": difference**2 / 2, "full": whole}[kind]
+    rewards = -0.1 * expected + torch.tensor([0, 0, 0, 1.5])
+    torch.testing.assert_close(trainer.stage.experience.rewards[0], rewards, atol=1e-5, rtol=0)
+
+
+def test_scores_are_scaled_by_all_that_came_before(folder, tokenizer):
+    trainer = make(folder, tokenizer, use_score_scaling=True, use_score_norm=True, score_clip=1.0)
+    first, second = [1.0, 2.0, 3.0, 6.0], [0.0, 0.0, 4.0, 20.0]
+    for scores in (first, second):
+        stats = trainer.step(QUERIES, RESPONSES, [torch.tensor(s) for s in scores])
+    past = np.array(first + second)
+    expected = np.clip((np.array(second) - past.mean()) / past.std(ddof=1), -1, 1)
+    assert stats["ppo/mean_scores"] == pytest.approx(expected.mean(), rel=1e-5)
+
+
+def test_whitened_rewards_keep_their_mean(folder, tokenizer):
+    plain, white = make(folder, tokenizer), make(folder, tokenizer, whiten_rewards=True)
+    for trainer in (plain, white):
+        trainer.step(QUERIES, RESPONSES, SCORES)
+    mask = plain.stage.experience.mask
+    before, after = plain.stage.experience.rewards[mask], white.stage.experience.rewards[mask]
+    torch.testing.assert_close(after, (before - before.mean()) / before.std(correction=0) + before.mean(), atol=1e-5, rtol=0)
+
+
+def test_early_stopping_and_the_ratio_threshold(folder, tokenizer):
+    settings = {"learning_rate": 1e-2, "ppo_epochs": 6}
+    patient, hasty = make(folder, tokenizer, **settings), make(folder, tokenizer, early_stopping=True, target_kl=1e-6, **settings)
+    for trainer in (patient, hasty):
+        trainer.step(QUERIES, RESPONSES, SCORES)
+    assert len(patient.stage.passes) == 6 > len(hasty.stage.passes)
+    careful = make(folder, tokenizer, ratio_threshold=0.5)  # below 1, so that every mini-batch is beyond it
+    before = weights(careful.model)
+    with pytest.warns(UserWarning, match="it is not learned from"):
+        careful.step(QUERIES, RESPONSES, SCORES)
+    assert torch.equal(weights(careful.model), before)
+
+
+def test_tokens_of_others_are_context_and_nothing_else(folder, tokenizer):
+    trainer = make(folder, tokenizer)
+    masks = [torch.tensor(m) for m in ([1, 0, 0, 1], [1, 1, 0], [1], [1, 1])]
+    trainer.step(QUERIES, RESPONSES, SCORES, masks)
+    experience = trainer.stage.experience
+    assert experience.mask.sum(-1).tolist() == [2, 2, 1, 2]
+    for row, own in enumerate([[0, 3], [0, 1], [0], [0, 1]]):
+        values, rewards = experience.values[row, own].tolist(), experience.rewards[row, own].tolist()
+        assert rewards[-1] == pytest.approx(float(SCORES[row]), abs=1e-5)  # no KL yet: the score at the last own token
+        advantage = 0.0
+        for t in reversed(range(len(own))):
+            advantage = rewards[t] + (values[t + 1] if t + 1 < len(own) else 0.0) - values[t] + 0.95 * advantage
+            assert float(experience.returns[row, own[t]]) == pytest.approx(advantage + values[t], abs=1e-5)
+
+
+def test_scores_that_are_no_numbers_teach_nothing(folder, tokenizer):
+    trainer = make(folder, tokenizer)
+    stats = trainer.step(QUERIES, RESPONSES, [1.0, float("nan"), 2.0, 3.0])
+    assert trainer.stage.experience.mask.any(-1).tolist() == [True, False, True, True] and stats["ppo/mean_scores"] == 2.0
+
+
+def test_the_users_own_optimizer_takes_the_steps(folder, tokenizer):
+    trainer = make(folder, tokenizer, optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=0.5), max_grad_norm=1e-3)
+    before = weights(trainer.model)
+    stats = trainer.step(QUERIES, RESPONSES, SCORES)
+    # Two steps of gradients clipped to norm 0.001 at rate 0.5; Adam would have moved every weight by about 0.001.
+    assert 0 < (weights(trainer.model) - before).norm() <= 2 * 0.5 * 1e-3 * 1.001 and stats["ppo/learning_rate"] == 0.5
+    with pytest.raises(ConfigError, match="exactly the trainable parameters"):
+        make(folder, tokenizer, optimizer=lambda m: torch.optim.SGD(m.v_head.parameters(), lr=0.5))
+
+
+def test_generate_returns_what_the_classic_did(folder, tokenizer):
+    trainer = make(folder, tokenizer)
+    plain = AutoModelForCausalLM.from_pretrained(folder)
+    greedy = [plain.generate(q[None], max_new_tokens=6, do_sample=False)[0] for q in QUERIES]
+    with pytest.warns(UserWarning, match="'do_sample': False"):
+        found = trainer.generate(QUERIES, batch_size=3, max_new_tokens=6, do_sample=False)
+    assert all(torch.equal(a, b) for a, b in zip(found, greedy, strict=True))  # whatever the padding beside it
+    bare = trainer.generate(QUERIES, return_prompt=False, max_new_tokens=6, top_k=0.0, top_p=1.0, min_length=-1)
+    assert [r.dim() for r in bare] == [1] * 4 and all(len(r) <= 6 for r in bare)
+    assert trainer.generate(QUERIES[0], max_new_tokens=3).shape == (1, 6)
+    lengths = iter([2, 5])
+    sampled = trainer.generate(QUERIES, lambda: next(lengths), batch_size=2, return_prompt=False, eos_token_id=-1)
+    assert [len(r) for r in sampled] == [2, 2, 5, 5]
+    both = trainer.generate(QUERIES, max_new_tokens=4, generate_ref_response=True)
+    assert [len(part) for part in both] == [4, 4]
+    with pytest.raises(DataError, match="one sequence without padding"):
+        trainer.generate(torch.ones(2, 5, dtype=torch.long), max_new_tokens=3)
+
+
+def test_a_stop_token_ends_a_response_and_not_its_prompt(folder, tokenizer):
+    trainer, query = make(folder, tokenizer), torch.tensor([70, 1, 71])
+    (response,) = trainer.generate([query], max_new_tokens=40, eos_token_id=list(range(5, 120)))
+    assert response[:3].tolist() == [70, 1, 71]
+    answer = response[3:]
+    assert 1 <= len(answer) < 40 and 5 <= answer[-1] < 120 and not ((answer[:-1] >= 5) & (answer[:-1] < 120)).any()
+
+
+def test_generation_ignores_a_models_taste_for_chatting(folder, tokenizer):
+    trainer = make(folder, tokenizer)
+    trainer.model.generation_config.update(do_sample=True, top_k=1, repetition_penalty=1.5)
+    many = trainer.generate([QUERIES[0]] * 16, batch_size=16, return_prompt=False, max_new_tokens=2)
+    assert len({tuple(r.tolist()) for r in many}) > 8
+
+
+def test_step_names_what_does_not_fit(folder, tokenizer):
+    trainer = make(folder, tokenizer)
+    with pytest.raises(DataError, match="at most batch_size = 4; got 5 queries"):
+        trainer.step([*QUERIES, QUERIES[0]], [*RESPONSES, RESPONSES[0]], [*SCORES, SCORES[0]])
+    with pytest.raises(DataError, match="at least one token of the policy's own"):
+        trainer.step(QUERIES[:1], [torch.tensor([], dtype=torch.long)], SCORES[:1])
+    trainer.step(QUERIES[:3], RESPONSES[:3], SCORES[:3])  # the last batch of a data set may be smaller
+
+
+def test_forward_gives_logits_loss_and_values(folder):
+    model = AutoModelForCausalLMWithValueHead.from_pretrained(folder, v_head_init_strategy="normal")
+    ids = torch.tensor([[70, 71, 72, 73]])
+    logits, loss, values = model(ids, labels=ids, attention_mask=torch.ones_like(ids))
+    plain = AutoModelForCausalLM.from_pretrained(folder)(ids, labels=ids, output_hidden_states=True)
+    assert torch.equal(logits, plain.logits) and torch.equal(loss, plain.loss)
+    head = model.v_head.linear
+    torch.testing.assert_close(values, (plain.hidden_states[-1] @ head.weight.T + head.bias)[..., 0])
+    assert (
+        model.config.vocab_size == 261
+        and model.device.type in ("cpu", "cuda")
+        and len(model(ids, return_past_key_values=True)) == 4
+    )
+
+
+def test_saved_models_reload_to_the_same_numbers(folder, tokenizer, tmp_path):
+    trainer = make(folder, tokenizer)
+    trainer.step(QUERIES, RESPONSES, SCORES)
+    trainer.save_pretrained(tmp_path)
+    ids = torch.tensor([[70, 71, 72, 73]])
+    logits, _, values = trainer.model(ids)
+    again = AutoModelForCausalLMWithValueHead.from_pretrained(str(tmp_path))(ids)
+    assert torch.equal(again[0], logits) and torch.equal(again[2], values)
+    assert torch.equal(AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits, logits)
+    fresh = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
+    fresh.load_state_dict(trainer.model.state_dict())
+    assert torch.equal(fresh(ids)[2], values)
+
+
+def test_an_adapter_is_the_policy_and_its_absence_the_reference(folder, tokenizer, tmp_path):
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = AutoModelForCausalLMWithValueHead.from_pretrained(folder, peft_config=lora)
+    trainer = PPOTrainer(PPOConfig(batch_size=4, ppo_epochs=2, learning_rate=1e-2), model, tokenizer=tokenizer)
+    base = {n: p.detach().clone() for n, p in model.named_parameters() if not p.requires_grad}
+    first, second = (trainer.step(QUERIES, RESPONSES, SCORES) for _ in range(2))
+    assert trainer.ref_model is None and abs(first["objective/kl"]) < 1e-5 < abs(second["objective/kl"])
+    assert all(torch.equal(p, base[n]) for n, p in model.named_parameters() if n in base)
+    trainer.generate(QUERIES, max_new_tokens=3, generate_ref_response=True)
+    trainer.save_pretrained(tmp_path)
+    again = AutoModelForCausalLMWithValueHead.from_pretrained(str(tmp_path))
+    ids = torch.tensor([[70, 71, 72, 73]])
+    torch.testing.assert_close(again(ids)[0], model(ids)[0])
+    torch.testing.assert_close(again(ids)[2], model(ids)[2])
+
+
+def test_a_reference_may_share_the_lowest_layers_but_never_what_is_trained(folder, tokenizer):
+    model = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
+    with pytest.raises(ModelError, match="this model has 2 layers"):
+        create_reference_model(model, num_shared_layers=2)
+    trainer = PPOTrainer(PPOConfig(batch_size=4, ppo_epochs=2), model, tokenizer=tokenizer, num_shared_layers=1)
+    layers, copies = (m.pretrained_model.model.layers for m in (model, trainer.ref_model))
+    assert layers[0].mlp.up_proj.weight is copies[0].mlp.up_proj.weight
+    before = [layer.mlp.up_proj.weight.detach().clone() for layer in layers]
+    trainer.step(QUERIES, RESPONSES, SCORES)
+    assert torch.equal(layers[0].mlp.up_proj.weight, before[0]) and not torch.equal(layers[1].mlp.up_proj.weight, before[1])
+    assert torch.equal(copies[1].mlp.up_proj.weight, before[1])
+    with pytest.raises(ModelError, match="the KL would always be 0"):
+        PPOTrainer(PPOConfig(batch_size=4), model, model, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"forward_batch_size": 4}, "it is called mini_batch_size"),
+        ({"optimize_cuda_cache": True}, "no cache is emptied"),
+        ({"accelerator_kwargs": {"cpu": True}}, "there is no accelerator"),
+        ({"world_size": 2}, "follows from the model"),
+        ({"push_to_hub_if_best_kwargs": {"repo_id": "a/b"}}, "nothing is uploaded"),
+        ({"clip_range": 0.2}, "did you mean 'cliprange'"),
+        ({"batch_size": 10, "mini_batch_size": 4}, "must be a multiple of mini_batch_size"),
+        ({"use_score_norm": True}, "no effect without use_score_scaling"),
+        ({"adap_kl_ctrl": False, "target": 3.0}, "no effect with adap_kl_ctrl=False"),
+        ({"learning_rate": -1.0}, "learning_rate Input should be greater than 0"),
+        ({"kl_penalty": "l2"}, "kl_penalty"),
+    ],
+)
+def test_settings_that_cannot_be_had_are_refused_in_one_sentence(settings, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        PPOConfig(**settings)
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_that_ask_for_nothing_are_taken():
+    config = PPOConfig(batch_size=64, steps=1000, optimize_cuda_cache=False, compare_steps=None, model_name="gpt2", exp_name="x")
+    assert config.mini_batch == 64 and config.total_ppo_epochs == 16 and PPOConfig().mini_batch == 128
+    assert PPOConfig(init_kl_coef=0.0).policy_config().kl.mode == "fixed"  # the string cut: nothing to adapt

@@ -1,0 +1,112 @@
+"""Every stage of a recipe on the tiny model, from rows on disk to a policy that can be loaded, and started again for free."""
+
+import json
+
+import pytest
+import torch
+
+from tether.assemble import ONLINE, STAGES, Recipe, describe_sections, encoder_of, load_policy, local_engine
+from tether.core.config import build
+from tether.core.errors import ConfigError
+from tether.core.rundir import read_json, read_jsonl
+from tether.core.types import Prompt, Sampling, user
+from tether.pipelines import journey
+from tether.pipelines.journey import run_recipe
+from tether.pipelines.plan import gpu, plan
+
+FAST = {"optimizer": {"learning_rate": 1e-2}}
+SAMPLED = {"steps": 2, "prompts_per_step": 3, "samples_per_prompt": 2, "max_new_tokens": 8, **FAST}
+
+
+def lines(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"path": str(path)}
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    """One section of every stage, each on rows of the kind that it reads."""
+    folder = tmp_path_factory.mktemp("journey")
+    words = ["one", "two", "three", "four", "five", "six"]
+    pairs = [{"prompt": w, "chosen": w + "!", "rejected": "no " + w} for w in words]
+    verdicts = [{"prompt": w, "completion": w + end, "label": end == "!"} for w in words for end in ("!", "?")]
+    steps = [
+        {"prompt": w, "completions": [w, "so", "end"], "labels": [True, n % 2 == 0, n % 2 == 0]} for n, w in enumerate(words)
+    ]
+    problems = [{"question": w, "answer": str(n)} for n, w in enumerate(words)]
+    prompts = lines(folder / "prompts.jsonl", [{"prompt": w} for w in words])
+    talks = [{"messages": [{"role": "user", "content": w}, {"role": "assistant", "content": w}]} for w in words]
+    held = {"heldout_fraction": 0.0}
+    values = {
+        "run": str(folder / "run"),
+        "model": {"source": "tiny", "dtype": "float32"},
+        "sft": {"data": lines(folder / "sft.jsonl", talks), "epochs": 1, **FAST},
+        "reward": {"data": lines(folder / "pairs.jsonl", pairs), **held, **FAST},
+        "process": {"data": lines(folder / "steps.jsonl", steps), "delimiters": ["\n"], "heldout_fraction": 0.3, **FAST},
+        "direct": {"data": lines(folder / "again.jsonl", pairs), "reference_logprobs": "precomputed", **held, **FAST},
+        "kto": {"data": lines(folder / "verdicts.jsonl", verdicts), **held, **FAST},
+        "ppo": {"data": prompts, **SAMPLED, "reward_source": "process", "step_rewards": True, "process_aggregate": "product"},
+        "grpo": {
+            "data": lines(folder / "problems.jsonl", problems),
+            "algorithm": "dapo",
+            **SAMPLED,
+            "reward_source": "verifiable",
+            "verifiable": {"kind": "exact", "format_pattern": ".*[a-z].*"},
+        },
+        "reinforce": {"data": prompts, "algorithm": "rloo", **SAMPLED},
+        "best_of_n": {"data": prompts, **SAMPLED, "reward_source": "random"},
+        "online_direct": {"data": prompts, **SAMPLED},
+    }
+    return build(Recipe, values)
+
+
+def test_every_stage_runs_and_leaves_what_can_be_loaded(recipe, monkeypatch):
+    assert tuple(describe_sections(recipe)) == STAGES
+    results = run_recipe(recipe, STAGES)
+    assert set(results) == set(STAGES) and all(r["seconds"] > 0 for r in results.values())
+    base, loaded = load_policy(f"{recipe.run}/sft", recipe.model)
+    prompt, sampling = Prompt((user("one"),)), Sampling(max_new_tokens=6, temperature=0.0)
+    seen = local_engine(base, loaded).generate([prompt], sampling)[0].rollouts[0].logprobs
+    for name in (*ONLINE, "direct", "kto"):
+        policy, own = load_policy(f"{recipe.run}/{name}")
+        assert own.digest == loaded.digest
+        told = local_engine(policy, own).generate([prompt], sampling)[0].rollouts[0].logprobs
+        assert told != seen, f"{name} has learned nothing"
+        assert encoder_of(own).describe() == encoder_of(loaded).describe()
+    for stage in ("load_model", "online_stage"):
+        monkeypatch.setattr(journey, stage, None)
+    assert run_recipe(recipe, STAGES) == {n: read_json(f"{recipe.run}/{n}/summary.json") for n in STAGES}
+
+
+def test_a_stage_may_take_the_process_models_steps(recipe):
+    rows = list(read_jsonl(f"{recipe.run}/ppo/metrics.jsonl"))
+    assert rows and all(torch.isfinite(torch.tensor(row["reward/proxy"])) for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"ppo": {}}, r"ppo.reward_source = 'learned' needs a \[reward\] section"),
+        ({"grpo": {"reward_source": "process"}}, r"needs a \[process\] section"),
+        ({"grpo": {"reward_source": "verifiable"}}, "a table named verifiable belong together"),
+        ({"grpo": {"reward_source": "random", "verifiable": {"kind": "exact"}}}, "belong together"),
+        ({"grpo": {"reward_source": "random", "process_aggregate": "min"}}, "process_aggregate has no effect"),
+        ({"grpo": {"reward_source": "random", "task": {"name": "x"}}}, "task makes prompts of reasoning-gym"),
+        ({"grpo": {"reward_source": "random", "lora": False}}, "needs adapters"),
+        ({"grpo": {"reward_source": "random", "offload": True}}, "there are none"),
+        ({"grpo": {"reward_source": "random", "value_init": "reward"}}, "needs a critic"),
+        ({"direct": {"offload": True}}, "offload moves a reference of its own"),
+        ({"direct": {"offload": True, "lora": False, "loss": "simpo"}}, "offload moves a reference of its own"),
+        ({"reinforce": {"algorithm": "ppo"}}, "key 'reinforce.algorithm'"),
+    ],
+)
+def test_what_does_not_fit_together_is_one_clear_message(tmp_path, section, message):
+    with pytest.raises(ConfigError, match=message):
+        build(Recipe, {"run": str(tmp_path), "model": {"source": "tiny"}, **section})
+
+
+def test_every_stage_can_be_planned(recipe):
+    """Memory and time of all twelve sections, for a shape of 135 million parameters on a GPU that no test has."""
+    made = plan(recipe, gpu(80), shape="smollm2-135m")
+    assert [stage.name for stage in made.stages] == list(STAGES)
+    assert all(3e8 < phase.total < 20e9 and phase.seconds > 0 for stage in made.stages for phase in stage.phases)
