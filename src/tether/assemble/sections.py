@@ -84,8 +84,9 @@ class _OwnReference(Config):
 
     @model_validator(mode="after")
     def _check_offload(self) -> _OwnReference:
-        if self.offload and (self.lora is not False or not self.needs_reference):
-            raise ValueError("offload moves a reference of its own; there is one with lora = false and a loss that uses it")
+        asked_before = getattr(self, "reference_logprobs", "") == "precomputed"
+        if self.offload and (self.lora is not False or not self.needs_reference or asked_before):
+            raise ValueError("offload moves a reference of its own; there is one with lora = false and a loss that asks it anew")
         return self
 
 
@@ -139,6 +140,8 @@ class OnlineSection(Config):
             self.data is not None or self.verifiable is None or self.verifiable.kind != "reasoning-gym"
         ):
             raise ValueError("task makes prompts of reasoning-gym: it takes no data, and verifiable.kind must be 'reasoning-gym'")
+        if self.task is None and self.verifiable is not None and self.verifiable.kind == "reasoning-gym":
+            raise ValueError("verifiable.kind = 'reasoning-gym' needs a table task: the entry to score comes with the prompt")
         return self
 
 
@@ -180,9 +183,46 @@ class OnlineDirectSection(OnlineSection, OnlineDirectConfig):
         return self.loss not in REFERENCE_FREE
 
 
+class RoundsSection(Config):
+    """Settings of the rounds; `direct` are those of the training in each. Lengths are in tokens."""
+
+    method: Literal["iterative", "spin"] = Field(
+        default="iterative", description="pairs of samples ordered by a reward, or demonstrations over samples"
+    )
+    rounds: int = Field(default=3, ge=1)
+    reference: Literal["round", "fixed"] = Field(
+        default="round", description="the policy at the round's start, or before the first"
+    )
+    prompts_per_round: int | None = Field(default=None, ge=1, description="unset: all of them in every round")
+    samples_per_prompt: int = Field(default=8, ge=2, description="iterative: the best and the worst of them are a pair")
+    max_new_tokens: int = Field(default=128, ge=1)
+    temperature: float = Field(default=1.0, gt=0)
+    missing_stop_penalty: float = Field(
+        default=0.0, ge=0, description="iterative: taken off the score of a response that did not end in time"
+    )
+    engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
+    data: DataConfig | None = None
+    lora: Lora = LoraConfig()
+    direct: DirectConfig = DirectConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> RoundsSection:
+        if self.method == "spin":
+            useless = {"samples_per_prompt", "missing_stop_penalty"} & self.model_fields_set
+            if useless:
+                raise ValueError(
+                    f"rounds.{min(useless)} has no effect with rounds.method = 'spin': each demonstration meets one sample"
+                )
+            if self.reference == "fixed" or self.direct.loss != "dpo":
+                raise ValueError("rounds.method = 'spin' is played against the round's own start with rounds.direct.loss = 'dpo'")
+        if "reference" in self.model_fields_set and self.direct.loss in REFERENCE_FREE:
+            raise ValueError(f"rounds.reference has no effect with rounds.direct.loss = '{self.direct.loss}', which asks none")
+        return self
+
+
 ONLINE = ("ppo", "grpo", "reinforce", "best_of_n", "online_direct")
 """Stages that sample."""
-STAGES = ("sft", "reward", "process", "direct", "kto", *ONLINE)
+STAGES = ("sft", "reward", "process", "direct", "kto", *ONLINE, "rounds")
 """All stages, in the order in which a recipe runs them."""
 
 
@@ -202,17 +242,22 @@ class Recipe(Config):
     reinforce: ReinforceSection | None = None
     best_of_n: BestOfNSection | None = None
     online_direct: OnlineDirectSection | None = None
+    rounds: RoundsSection | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Recipe:
-        for name in ONLINE:
+        for name in (*ONLINE, "rounds"):
             section = getattr(self, name)
-            if section is None or section.reward_source not in ("learned", "process"):
+            if isinstance(section, RoundsSection):
+                source = "learned" if section.method == "iterative" else None
+            else:
+                source = section.reward_source if section is not None else None
+            if source not in ("learned", "process"):
                 continue
-            stage = "reward" if section.reward_source == "learned" else "process"
+            stage = "reward" if source == "learned" else "process"
             if getattr(self, stage) is None and not (Path(self.run) / stage / "model" / "role.json").is_file():
                 raise ValueError(
-                    f"{name}.reward_source = '{section.reward_source}' needs a [{stage}] section, or a finished {stage} stage in "
+                    f"{name}.reward_source = '{source}' needs a [{stage}] section, or a finished {stage} stage in "
                     "the run directory"
                 )
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from tether.assemble.roles import encoder_of, local_engine, separate_roles, shared_roles
+from tether.assemble.roles import encoder_of, load_scorer, local_engine, separate_roles, shared_roles
 from tether.assemble.sections import BestOfNSection, OnlineDirectSection, OnlineSection, PolicySection
 from tether.core.config import Config
 from tether.core.errors import MissingFileError
@@ -78,3 +78,9 @@ def _source(section: OnlineSection, scorer: Role | None, folder: Path | None, en
         return LearnedReward(scorer, encoder)
     delimiters = tuple(read_json(folder / "steps.json")["delimiters"])
     return ProcessReward(scorer, encoder, delimiters=delimiters, aggregate=section.process_aggregate)
+
+
+def learned_reward(folder: Path, settings: ModelConfig) -> LearnedReward:
+    """A trained reward model on a trunk of its own, ready to score."""
+    role, loaded = load_scorer(folder, settings)
+    return LearnedReward(role, encoder_of(loaded))

@@ -126,10 +126,10 @@ class PPOConfig(ClassicConfig):
     def policy_config(self) -> PolicyConfig:
         """The same in tether's own names."""
         updates = self.ppo_epochs * (minibatches := self.batch_size // (self.mini_batch * self.gradient_accumulation_steps))
-        clips = {"clip_range": self.cliprange, "value_clip_range": self.cliprange_value}
+        clips: dict[str, Any] = {"clip_range": self.cliprange, "value_clip_range": self.cliprange_value}
         if self.early_stopping:
             clips["target_kl"] = 1.5 * self.target_kl
-        adaptive = {"mode": "adaptive", "target": self.target, "horizon": self.horizon}
+        adaptive: dict[str, Any] = {"mode": "adaptive", "target": self.target, "horizon": self.horizon}
         return PolicyConfig(
             algorithm="ppo",
             epochs=self.ppo_epochs,
@@ -150,6 +150,9 @@ class PPOConfig(ClassicConfig):
             seed=self.seed,
             **(clips if updates > 1 else {}),  # before the first update nothing has moved that could be clipped
         )
+
+
+Reporting = Literal["none", "wandb", "tensorboard"]
 
 
 class TrainingConfig(ClassicConfig):
@@ -173,7 +176,7 @@ class TrainingConfig(ClassicConfig):
     seed: int = 42
     save_steps: int = Field(default=500, ge=1)
     logging_steps: int = Field(default=500, ge=1)
-    report_to: str | list[str] | None = "none"
+    report_to: Reporting | list[Reporting] | None = "none"
     run_name: str | None = None
     remove_unused_columns: bool = Field(default=True, description="no column is removed, and none but the named ones is read")
 
@@ -194,10 +197,11 @@ class TrainingConfig(ClassicConfig):
             return cls(**overrides)
         if isinstance(args, cls):
             return cls(**{**{name: getattr(args, name) for name in args.model_fields_set}, **overrides})
-        plain, names = type(args)(output_dir=args.output_dir), [field.name for field in dataclasses.fields(args) if field.init]
+        plain = type(args)(output_dir=args.output_dir, use_cpu=args.use_cpu)
+        names = [field.name for field in dataclasses.fields(args) if field.init and field.name != "use_cpu"]
         changed = {name: getattr(args, name) for name in names if getattr(args, name) != getattr(plain, name)}
         values = {name: getattr(value, "value", value) for name, value in changed.items()}
-        return cls(**{"output_dir": args.output_dir, **values, **overrides})
+        return cls(**{"output_dir": args.output_dir, "use_cpu": args.use_cpu, **values, **overrides})
 
     @model_validator(mode="after")
     def _check(self) -> TrainingConfig:
@@ -210,7 +214,9 @@ class TrainingConfig(ClassicConfig):
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
     def optimizer(self, updates: int) -> OptimizerConfig:
-        schedule = self.lr_scheduler_type.removesuffix("_with_warmup")
+        schedule: dict[str, Any] = {"schedule": self.lr_scheduler_type.removesuffix("_with_warmup")}
+        if schedule["schedule"] != "constant":
+            schedule["final_fraction"] = 0.0
         steps = self.warmup_steps if self.warmup_steps < 1 else self.warmup_steps / updates
         return OptimizerConfig(
             learning_rate=self.learning_rate,
@@ -219,7 +225,7 @@ class TrainingConfig(ClassicConfig):
             weight_decay=self.weight_decay,
             max_grad_norm=self.max_grad_norm or math.inf,
             warmup_fraction=min(0.999, self.warmup_ratio or steps),
-            **({"schedule": schedule} if schedule == "constant" else {"schedule": schedule, "final_fraction": 0.0}),
+            **schedule,
         )
 
 

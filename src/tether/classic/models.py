@@ -96,7 +96,8 @@ def create_reference_model(
         for parameter in model.parameters():
             if parameter is border:
                 break
-            shared.append(parameter.requires_grad_(False))
+            parameter.requires_grad_(False)
+            shared.append(parameter)
     return copy.deepcopy(model, {id(p): p for p in shared}).requires_grad_(False).eval()
 
 

@@ -131,6 +131,7 @@ class RewardTrainer:
             model.config.pad_token_id = self.tokenizer.pad_token_id
         head = ScalarHead(model.score.in_features)
         head.linear = model.score
+        head.to(model.device)
         self.train_rows, self.eval_rows = (_usable(rows, self._encode) for rows in (train_dataset, eval_dataset))
         stage = RewardStageConfig(
             micro_batch_tokens=2 * self.args.per_device_train_batch_size * self.args.max_length,

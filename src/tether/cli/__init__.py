@@ -84,6 +84,12 @@ def online_direct(recipe: RecipeArgument, overrides: Overrides = None) -> None:
 
 
 @app.command()
+def rounds(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+    """Iterative DPO or self-play (SPIN): sample, make pairs, train, and again: the \\[rounds] section of a recipe."""
+    _stages(recipe, overrides, ["rounds"])
+
+
+@app.command()
 def direct(recipe: RecipeArgument, overrides: Overrides = None) -> None:
     """Direct preference optimisation (DPO, IPO, ORPO, SimPO): the \\[direct] section of a recipe."""
     _stages(recipe, overrides, ["direct"])

@@ -63,9 +63,9 @@ def compare(recipe: str, overrides: list[str]) -> None:
 def plan(recipe: str, overrides: list[str], gpu_memory: float | None, gpu: str, shape: str | None, prompt_tokens: int) -> None:
     """See `tether plan --help`."""
     from tether.assemble import Recipe
-    from tether.pipelines.plan import gpu as gpu_of
+    from tether.pipelines.devices import gpu as gpu_of
+    from tether.pipelines.devices import this_machine
     from tether.pipelines.plan import plan as make
-    from tether.pipelines.plan import this_machine
 
     console = Console()
     path = packaged_recipe(recipe)

@@ -30,7 +30,8 @@ from tether.models.config import ModelConfig
 from tether.models.loading import load_model
 from tether.models.trunk import Role
 from tether.pipelines.foundation import Foundation, FoundationConfig, gain_over
-from tether.pipelines.journey import Progress, run_stage
+from tether.pipelines.journey import run_stage
+from tether.pipelines.measured import Progress
 
 SILENT: Progress = lambda done, total, metrics: None  # noqa: E731
 MICRO_BATCH_TOKENS = 2048

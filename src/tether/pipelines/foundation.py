@@ -23,7 +23,8 @@ from tether.evaluation.winrate import bootstrap_mean, win_rate
 from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel, load_model
 from tether.models.trunk import Role
-from tether.pipelines.journey import Progress, after_sft, run_reward, run_sft
+from tether.pipelines.journey import after_sft, run_reward, run_sft
+from tether.pipelines.measured import Progress
 from tether.preferences.annotators import LabelledPairs, in_true_order, label_pairs
 
 DATA = Path(__file__).resolve().parent.parent / "recipes" / "quickstart"

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import gc
-import resource
 import shutil
-import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from tether.assemble import (
     SFTSection,
     direct_roles,
     encoder_of,
+    learned_reward,
     load_rows,
     online_stage,
     reward_role,
@@ -36,27 +36,14 @@ from tether.core.types import Comparison, Demonstration, Feedback, Problem, Prom
 from tether.data.sources import Quarantine
 from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel, load_model, save_model
+from tether.pipelines.measured import Progress, current_rss_bytes, peak_rss_bytes
+from tether.pipelines.rounds import run_rounds
 from tether.rewards.verifiable import VerifiableReward, problem_prompt, reasoning_gym_prompts
 from tether.stages.direct import Direct, DirectConfig
 from tether.stages.kto import KTO, KTOConfig
 from tether.stages.process_reward import ProcessRewardConfig, ProcessRewardModeling
 from tether.stages.reward import RewardConfig, RewardModeling
 from tether.stages.sft import SFT, SFTConfig
-
-Progress = Callable[[int, int, Any], None]
-
-
-def peak_rss_bytes() -> int:
-    """The largest resident size of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
-
-
-def current_rss_bytes() -> int:
-    """The resident size of this process now."""
-    import psutil
-
-    return psutil.Process().memory_info().rss
 
 
 def run_sft(
@@ -222,6 +209,9 @@ def run_stage(
             return run_process(section, model, folder, seed, solutions=rows, progress=progress)
         case "direct" | "kto":
             return run_direct(section, model, folder, seed, rows=rows, progress=progress)
+        case "rounds":
+            reward = None if section.method == "spin" or reward_folder is None else partial(learned_reward, reward_folder, model)
+            return run_rounds(section, model, folder, seed, reward=reward, rows=rows, progress=progress)
     return run_online(section, model, folder, seed, name=name, reward_folder=reward_folder, prompts=rows, progress=progress)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,10 +18,11 @@ from tether.assemble import (
     ProcessSection,
     Recipe,
     RewardSection,
+    RoundsSection,
     SFTSection,
     describe_sections,
 )
-from tether.core.errors import ConfigError, ModelError
+from tether.core.errors import ModelError
 from tether.learner.planner import (
     FUSED,
     TILED,
@@ -41,6 +41,7 @@ from tether.models.heads import ScalarHead
 from tether.models.kernels import library
 from tether.models.loading import pick_attention, pick_dtype, resolve
 from tether.models.trunk import Role
+from tether.pipelines.devices import Device
 
 SHAPES: dict[str, dict[str, Any]] = {
     "smollm2-135m": {"hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9}
@@ -57,51 +58,12 @@ SHAPES: dict[str, dict[str, Any]] = {
 """Shapes of well-known models, in the terms of a Llama configuration (from their published config.json)."""
 SCORING_TOKENS = 4096
 """LearnedReward's micro-batch."""
-EFFICIENCY, DECODING_EFFICIENCY = 0.4, 0.6
-"""Shares of a GPU's product rate and bandwidth that large passes and decoding may reach."""
 CUDA_CONTEXT = int(0.6e9)
 LINK = 25e9
 """Bytes a second from host memory to a GPU, as PCIe 4 reaches them from pageable memory at best."""
 CPU_LIBRARIES, HEAP_HOLES = int(0.2e9), 0.48
 """Of a training process on a CPU beside what this one has loaded (kernels' code and scratch space), and of its activations: what
 glibc's heap wastes on holes. Both fitted to measured peaks (`python -m benchmarks.planned`)."""
-
-
-@dataclass(frozen=True)
-class Device:
-    """memory in bytes; products in FLOP/s and bandwidth in bytes/s as they are reached, not as they are advertised."""
-
-    name: str
-    memory: float
-    products: float
-    bandwidth: float
-    gpu: bool
-
-
-def gpu(memory_gb: float, name: str = "h100") -> Device:
-    """A GPU of a known kind with so much memory. Rates: bfloat16 without sparsity, from the makers' data sheets."""
-    rates = {"a100": (312e12, 2.0e12), "h100": (989e12, 3.35e12), "h200": (989e12, 4.8e12), "l40s": (362e12, 0.86e12)}
-    if name not in rates:
-        raise ConfigError(f"no rates are known for {name!r}; there are: {', '.join(sorted(rates))}")
-    products, bandwidth = rates[name]
-    return Device(name, memory_gb * 1e9, products * EFFICIENCY, bandwidth * DECODING_EFFICIENCY, True)
-
-
-def this_machine() -> Device:
-    """This machine's processor, its rates measured for half a second each."""
-    dtype = pick_dtype("auto", "cpu")
-    left, right, long = torch.randn(1024, 576).to(dtype), torch.randn(1536, 576).to(dtype), torch.ones(2**25)
-    products = _rate(lambda: left @ right.T) * 2 * 1024 * 576 * 1536
-    return Device("this machine", psutil.virtual_memory().total, 0.75 * products, 0.8 * _rate(long.sum) * 4 * 2**25, False)
-
-
-def _rate(work: Callable[[], Any], seconds: float = 0.5) -> float:
-    work()
-    count, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        work()
-        count += 1
-    return count / (time.perf_counter() - start)
 
 
 @dataclass
@@ -231,6 +193,7 @@ class _Planner:
 
     def stages(self) -> list[StagePlan]:
         makers = {"sft": self._sft, "reward": self._reward, "process": self._process, "direct": self._direct, "kto": self._direct}
+        makers["rounds"] = self._rounds
         names = describe_sections(self.recipe)
         return [StagePlan(name, makers.get(name, self._online)(getattr(self.recipe, name))) for name in names]
 
@@ -308,6 +271,18 @@ class _Planner:
         tokens = section.prompts_per_update * (self.prompt + 2 * length)
         seconds = self._seconds(tokens, tokens // 2, 3.0 if reference else 2.0)
         return [Phase("update", {**held, **self._activations(used.peak)}, seconds)]
+
+    def _rounds(self, section: RoundsSection) -> list[Phase]:
+        """A round's sampling, beside the reward model on a trunk of its own, and its training."""
+        inner = DirectSection.model_validate({**section.direct.model_dump(exclude_unset=True), "lora": section.lora})
+        (update,) = self._direct(inner)
+        width, size = self.prompt + section.max_new_tokens, self.dtype.itemsize
+        held = {"process": self.process, "trunk": self.trunk} | ({"reward": self.trunk} if section.method == "iterative" else {})
+        if not self.device.gpu:
+            held["engine"] = self.trunk
+        cache = cache_bytes(self.config, section.engine_rows, width, size) + section.engine_rows * self.vocab * size
+        decoding = max(self.trunk / self.device.bandwidth, self._seconds(section.engine_rows, section.engine_rows, 1.0))
+        return [Phase("rollout", {**held, "cache": cache}, section.max_new_tokens * decoding), update]
 
     def _pairs(self, budget: int, role: Role) -> tuple[int, int, int]:
         """Micro-batch of pairs: rows, answers a row, tokens an answer (a guess: as long as the prompt)."""

@@ -17,7 +17,8 @@ from tether.core.rundir import RunDirectory, file_digest, read_json, write_json
 from tether.core.types import Prompt, Sampling
 from tether.models.loading import LoadedModel
 from tether.pipelines.foundation import DATA, Foundation, FoundationConfig, gain_over
-from tether.pipelines.journey import Progress, peak_rss_bytes, run_online
+from tether.pipelines.journey import run_online
+from tether.pipelines.measured import Progress, peak_rss_bytes
 
 ARMS: dict[str, dict[str, Any]] = {
     "ppo": {},

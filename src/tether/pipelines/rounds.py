@@ -17,12 +17,10 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, model_validator
-
-from tether.assemble import DataConfig, Lora, encoder_of, load_rows, local_engine, save_trained
-from tether.core.config import Config, dump
+from tether.assemble import RoundsSection, encoder_of, load_rows, local_engine, save_trained
+from tether.core.config import dump
 from tether.core.errors import ConfigError, DataError
 from tether.core.protocols import Engine, RewardSource
 from tether.core.rundir import RunDirectory, file_digest, read_json, read_jsonl
@@ -31,52 +29,15 @@ from tether.data.chat import ChatEncoder
 from tether.data.comparisons import Ranking
 from tether.data.sources import Quarantine, group_of, split_by_group
 from tether.learner.loop import epoch_order
-from tether.models.config import LoraConfig, ModelConfig
+from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel, add_adapter, load_model
 from tether.models.saving import attach_adapter, check_same_trunk, read_role
 from tether.models.trunk import Role
-from tether.pipelines.journey import Progress, peak_rss_bytes
-from tether.stages.direct import REFERENCE_FREE, Direct, DirectConfig
+from tether.pipelines.measured import Progress, peak_rss_bytes
+from tether.stages.direct import REFERENCE_FREE, Direct
 from tether.stages.online_direct import best_and_worst
 
 Reward = Callable[[], RewardSource]
-
-
-class RoundsSection(Config):
-    """Settings of the rounds; `direct` are those of the training in each. Lengths are in tokens."""
-
-    method: Literal["iterative", "spin"] = Field(
-        default="iterative", description="pairs of samples ordered by a reward, or demonstrations over samples"
-    )
-    rounds: int = Field(default=3, ge=1)
-    reference: Literal["round", "fixed"] = Field(
-        default="round", description="the policy at the round's start, or before the first"
-    )
-    prompts_per_round: int | None = Field(default=None, ge=1, description="unset: all of them in every round")
-    samples_per_prompt: int = Field(default=8, ge=2, description="iterative: the best and the worst of them are a pair")
-    max_new_tokens: int = Field(default=128, ge=1)
-    temperature: float = Field(default=1.0, gt=0)
-    missing_stop_penalty: float = Field(
-        default=0.0, ge=0, description="iterative: taken off the score of a response that did not end in time"
-    )
-    engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
-    data: DataConfig | None = None
-    lora: Lora = LoraConfig()
-    direct: DirectConfig = DirectConfig()
-
-    @model_validator(mode="after")
-    def _check(self) -> RoundsSection:
-        if self.method == "spin":
-            useless = {"samples_per_prompt", "missing_stop_penalty"} & self.model_fields_set
-            if useless:
-                raise ValueError(
-                    f"rounds.{min(useless)} has no effect with rounds.method = 'spin': each demonstration meets one sample"
-                )
-            if self.reference == "fixed" or self.direct.loss != "dpo":
-                raise ValueError("rounds.method = 'spin' is played against the round's own start with rounds.direct.loss = 'dpo'")
-        if "reference" in self.model_fields_set and self.direct.loss in REFERENCE_FREE:
-            raise ValueError(f"rounds.reference has no effect with rounds.direct.loss = '{self.direct.loss}', which asks none")
-        return self
 
 
 def run_rounds(

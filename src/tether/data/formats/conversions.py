@@ -33,11 +33,13 @@ def _imitate_chosen(record: Comparison) -> Iterable[Demonstration]:
 
 
 def _judge_both(record: Comparison) -> Iterable[Feedback]:
+    """The likelier side is desirable, whatever the source called it."""
     if record.tie:
         return ()
+    likelier = record if record.probability >= 0.5 else record.swap()
     return tuple(
         Feedback(record.prompt, side, desirable, id=record.id, metadata=record.metadata)
-        for side, desirable in ((record.chosen, True), (record.rejected, False))
+        for side, desirable in ((likelier.chosen, True), (likelier.rejected, False))
     )
 
 

@@ -1,0 +1,90 @@
+"""Reward models of few, more and many labels, and what the choices of each are worth as the choice widens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from benchmarks.learning import toy
+from benchmarks.learning.picture import COLOURS, band, figure
+from benchmarks.learning.workbench import markdown, mean, sample, told
+
+from tether.algorithms.overoptimization import best_of_n_estimate
+
+PAIRS = (100, 500, 4000)
+LARGEST = 4096
+SLIP = 0.05
+"""The demonstrations repeat themselves more often than elsewhere, so that a pool holds replies which only labels could warn of."""
+Result = dict[str, Any]
+
+
+def run(
+    seed: int,
+    *,
+    demonstrations: int = 16000,
+    pairs: Sequence[int] = PAIRS,
+    prompts: int = 4,
+    pool: int = 2 * LARGEST,
+    largest: int = LARGEST,
+) -> Result:
+    """One seed: a pool of replies to each of a few prompts, scored by the truth and by reward models of nested sets of labels."""
+    start = toy.fine_tuned(seed, demonstrations, SLIP)
+    labels = toy.labelled_pairs(start, max(pairs), seed + 100)
+    fresh = sample(start, toy.PROMPTS, toy.LENGTH, num_samples=64, seed=seed + 200)
+    asked = toy.PROMPTS[:: len(toy.PROMPTS) // prompts]
+    replies = sample(start, asked, toy.LENGTH, num_samples=pool, seed=seed + 300)
+    gold = torch.tensor([toy.true_reward(reply.text) for reply in replies]).view(prompts, pool)
+    sizes = [2**power for power in range(largest.bit_length())]
+    models = {}
+    for count in pairs:
+        reward = toy.reward_model(start, labels[:count], seed)
+        proxy = torch.tensor([score.value for score in reward.score(replies)]).view(prompts, pool)
+        curves = {
+            name: [float(best_of_n_estimate(proxy, values, n).mean()) for n in sizes]
+            for name, values in (("gold", gold), ("proxy", proxy))
+        }
+        models[str(count)] = {"accuracy": toy.accuracy(reward, fresh), **curves}
+    ceiling = [float(best_of_n_estimate(gold, gold, n).mean()) for n in sizes]
+    return {"seed": seed, "sizes": sizes, "models": models, "ceiling": ceiling}
+
+
+def peak(result: Result, count: str) -> int:
+    """The n at which the gold of a reward model's choices is highest."""
+    gold = result["models"][count]["gold"]
+    return result["sizes"][gold.index(max(gold))]
+
+
+def table(results: Sequence[Result]) -> str:
+    sizes = results[0]["sizes"]
+    shown = [n for n in (1, 16, 256, sizes[-1]) if n in sizes]
+    rows = []
+    for count in results[0]["models"]:
+        models = [result["models"][count] for result in results]
+        gold = [told([model["gold"][sizes.index(n)] for model in models]) for n in shown]
+        peaks = " / ".join(str(peak(result, count)) for result in results)
+        fall = told([max(model["gold"]) - model["gold"][-1] for model in models])
+        rows.append([count, told([model["accuracy"] for model in models]), *gold, peaks, fall])
+    best = [told([result["ceiling"][sizes.index(n)] for result in results]) for n in shown]
+    rows.append(["the truth itself", "1", *best, "", ""])
+    names = [f"gold, best of {n}" for n in shown]
+    return markdown(("pairs", "accuracy", *names, "n of the highest gold, by seed", f"lost from there to {sizes[-1]}"), rows)
+
+
+def draw(results: Sequence[Result], path: Path) -> None:
+    sizes = results[0]["sizes"]
+    with figure(path, 2) as (gold, proxy):
+        for (count, colour), axis in (
+            (pair, axis) for pair in zip(results[0]["models"], COLOURS, strict=False) for axis in (gold, proxy)
+        ):
+            name = "gold" if axis is gold else "proxy"
+            accuracy = mean([result["models"][count]["accuracy"] for result in results])
+            curves = [result["models"][count][name] for result in results]
+            band(axis, sizes, curves, colour, f"{count} pairs, accuracy {accuracy:.2f}")
+        band(gold, sizes, [result["ceiling"] for result in results], COLOURS[-1], "chosen by the truth", ":")
+        for axis, title in ((gold, "true reward of the chosen"), (proxy, "the reward model's own score of the chosen")):
+            axis.set_xscale("log", base=2)
+            axis.set_xlabel("n of best-of-n")
+            axis.set_title(title)
+            axis.legend()

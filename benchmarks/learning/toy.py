@@ -1,0 +1,101 @@
+"""A toy language, what is truly good in it, and the way to a reward model that does not know everything about it.
+
+A prompt is a letter, a reply eight letters that begin with it. Demonstrations hardly ever say a letter twice. Truly good are
+replies with many of the letters a, b, c, d; one repetition is forgiven, from the second on they cost more and more. In the data
+hardly a reply has more than four good letters: who wants more must repeat himself, which no label has judged.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.learning.workbench import DIM, NEVER, TOKENS, encoder, imitate, mean, optimizer, sample, scratch
+
+from tether.core.types import Comparison, Demonstration, Prompt, Rollout, assistant, user
+from tether.models.heads import ScalarHead
+from tether.models.trunk import Role
+from tether.rewards.learned import LearnedReward
+from tether.stages.reward import RewardConfig, RewardModeling
+
+LETTERS, GOOD, LENGTH = "abcdefghijklmnop", "abcd", 8
+SLIP = 0.01
+"""How often a demonstration says again what it has said."""
+WORSE, NOISE = 1.5, 0.5
+"""Weight of repetition; how far apart replies must be for a label to be right with probability sigma(1)."""
+PROMPTS = [Prompt((user(letter),), letter) for letter in LETTERS]
+
+
+def repeats(text: str) -> int:
+    """Letters that had been said before."""
+    return len(text) - len(set(text))
+
+
+def true_reward(text: str) -> float:
+    again = repeats(text)
+    return sum(letter in GOOD for letter in text) - WORSE * again * (again - 1) / 2
+
+
+def measure(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """True reward, and the share of letters after the first that repeat one."""
+    texts = [rollout.text for rollout in rollouts]
+    return {"true": mean([true_reward(t) for t in texts]), "repeats": mean([repeats(t) for t in texts]) / (LENGTH - 1)}
+
+
+def fine_tuned(seed: int, demonstrations: int, slip: float = SLIP) -> Any:
+    """The policy that everything starts from."""
+    rng = random.Random(seed)
+    rows = [
+        Demonstration((user(opening), assistant(_reply(opening, slip, rng))))
+        for opening in rng.choices(LETTERS, k=demonstrations)
+    ]
+    return imitate(rows, seed, learning_rate=4e-3)
+
+
+def _reply(opening: str, slip: float, rng: random.Random) -> str:
+    text = opening
+    while len(text) < LENGTH:
+        text += rng.choice(text if rng.random() < slip else [letter for letter in LETTERS if letter not in text])
+    return text
+
+
+def labelled_pairs(model: Any, count: int, seed: int) -> list[Comparison]:
+    """Two replies of the model to each of `count` prompts, compared by true reward with Bradley-Terry noise."""
+    replies = sample(model, [PROMPTS[i % len(PROMPTS)] for i in range(count)], LENGTH, num_samples=2, seed=seed)
+    rng, found = random.Random(seed), []
+    for number, pair in enumerate(zip(replies[::2], replies[1::2], strict=True)):
+        difference = true_reward(pair[0].text) - true_reward(pair[1].text)
+        first_wins = rng.random() < 1 / (1 + math.exp(-difference / NOISE))
+        chosen, rejected = pair if first_wins else pair[::-1]
+        sides = ((assistant(chosen.text),), (assistant(rejected.text),))
+        found.append(Comparison(chosen.prompt.messages, *sides, group=str(number)))
+    return found
+
+
+def reward_model(model: Any, pairs: Sequence[Comparison], seed: int) -> LearnedReward:
+    """Trained from the fine-tuned policy's weights."""
+    role = Role(copy.deepcopy(model), None, ScalarHead(DIM, zero=False, seed=seed))
+    config = RewardConfig(
+        prompts_per_update=16,
+        micro_batch_tokens=TOKENS,
+        heldout_fraction=0.0,
+        checkpoint_every=NEVER,
+        seed=seed,
+        optimizer=optimizer(1e-3, "cosine"),
+    )
+    with scratch() as run:
+        RewardModeling(config, role, encoder()).train(pairs, run)
+    role.model.requires_grad_(False)
+    return LearnedReward(role, encoder(), micro_batch_tokens=TOKENS)
+
+
+def accuracy(reward: LearnedReward, replies: Sequence[Rollout]) -> float:
+    """How often the reward model orders two of these replies, at random, as the truth does; true ties do not count."""
+    scores = [score.value for score in reward.score(replies)]
+    truth = [true_reward(reply.text) for reply in replies]
+    half = len(replies) // 2
+    order = [(scores[i] - scores[i + half]) * (truth[i] - truth[i + half]) for i in range(half) if truth[i] != truth[i + half]]
+    return mean([float(product > 0) for product in order])
