@@ -1,7 +1,7 @@
 """Sums modulo five, step by step, from a demonstrator who has learned some of the table wrong: what the rewards mend.
 
-`3+4+1+0+2` is answered by its running sums, one a line: 2, 3, 3, 0. Ten of the table's 25 entries are demonstrated wrong more
-often than right, so that imitation alone cannot solve what depends on them.
+`3+4+1+0+2+2+4` is answered by its running sums, one a line: 2, 3, 3, 0, 2, 1. Seven of the table's 25 entries are demonstrated
+wrong more often than right, so that imitation alone cannot solve what depends on them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from benchmarks.learning.workbench import encoder, imitate, markdown, mean, opti
 from tether.core.types import Demonstration, Prompt, Rollout, Score, assistant, user
 from tether.data.steps import StepEncoder
 
-BASE, DIGITS = 5, 5
-WRONG, SLIP = 10, 0.55
+BASE, DIGITS = 5, 7
+WRONG, SLIP = 7, 0.55
 """Entries of the table that are demonstrated wrong, and how often."""
-HELD_OUT = 512
+LEARNED, HELD_OUT = 4000, 512
 STEPS = StepEncoder(encoder(), ("\n",))
 ANSWER_TOKENS = 2 * (DIGITS - 1)
 """A digit a line, the ends of all lines but the last, and the stop token."""
@@ -36,11 +36,11 @@ Result = dict[str, Any]
 
 
 def problems(seed: int) -> tuple[list[Prompt], list[Prompt]]:
-    """All sums of so many digits in random order, most to learn from and some held out."""
-    texts = ["+".join(map(str, digits)) for digits in itertools.product(range(BASE), repeat=DIGITS)]
-    random.Random(seed).shuffle(texts)
+    """Different sums, many to learn from and some held out."""
+    numbers = random.Random(seed).sample(range(BASE**DIGITS), LEARNED + HELD_OUT)
+    texts = ["+".join(str(number // BASE**place % BASE) for place in range(DIGITS)) for number in numbers]
     prompts = [Prompt((user(text),), text, {"lines": running_sums(text)}) for text in texts]
-    return prompts[HELD_OUT:], prompts[:HELD_OUT]
+    return prompts[:LEARNED], prompts[LEARNED:]
 
 
 def running_sums(text: str) -> list[str]:
@@ -103,7 +103,7 @@ def measure(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def run(
-    seed: int, *, demonstrations: int = 8000, steps: int = 100, prompts: int = 4, samples: int = 4, learning_rate: float = 1e-3
+    seed: int, *, demonstrations: int = 8000, steps: int = 60, prompts: int = 4, samples: int = 8, learning_rate: float = 5e-4
 ) -> Result:
     """One seed: half-taught, then every method from there, with as many answers each and the same settings."""
     train, test = problems(seed)

@@ -196,6 +196,8 @@ def test_token_ids_are_the_same_pairs_as_their_texts(folder, tokenizer, tmp_path
     config = RewardConfig(output_dir=str(tmp_path))
     of_texts, of_ids = (RewardTrainer(model, config, train_dataset=rows, tokenizer=tokenizer) for rows in (PAIRS[:3], ids))
     assert of_texts.train_rows == of_ids.train_rows
+    # The prompt that both sides share is computed once: only "Yes!! 0!" and "no. 0..." count.
+    assert [side.num_trained for side in of_texts.train_rows[0].sequences] == [8, 8]
     longest = max(len(tokenizer(text).input_ids) for text in PAIRS[0].values())
     with pytest.warns(UserWarning, match="2 rows are left out"):
         short = RewardTrainer(model, RewardConfig(max_length=longest), train_dataset=PAIRS[:3], tokenizer=tokenizer)

@@ -71,7 +71,7 @@ class PPOTrainer:
             held = [id(p) for group in optimizer.param_groups for p in group["params"]]
             if {*held} != {id(m) for m in self.stage.learner.masters} or len({g["lr"] for g in optimizer.param_groups}) != 1:
                 raise ConfigError("optimizer must hold exactly the trainable parameters, in float32, at one learning rate")
-            self.stage.learner.optimizer = optimizer  # pyright: ignore[reportAttributeAccessIssue]  (AdamW is its own choice)
+            self.stage.learner.optimizer = optimizer
         self.optimizer = self.stage.learner.optimizer
         self.temperature, self.prompts_returned, self.past_scores = 1.0, False, torch.zeros(0)
         started = config.tracker_kwargs.get(config.log_with or "", {})

@@ -49,11 +49,11 @@ class LocalLearner:
         for parameter, master in zip(self.parameters, self.masters, strict=True):
             parameter.requires_grad_(True)
             if master is not parameter:
-                parameter.register_post_accumulate_grad_hook(_collector(master))
+                _collect_into(master, parameter)
         decayed = [m for m in self.masters if m.dim() > 1]
         plain = [m for m in self.masters if m.dim() <= 1]
         groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        self.optimizer = torch.optim.AdamW(
+        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
             [g for g in groups if g["params"]], lr=config.learning_rate, betas=config.betas, eps=config.epsilon
         )
 
@@ -109,7 +109,9 @@ class LocalLearner:
                     }
 
 
-def _collector(master: nn.Parameter) -> Any:
+def _collect_into(master: nn.Parameter, parameter: nn.Parameter) -> None:
+    """Gradients of `parameter` are added to its master's; an earlier learner's claim on it ends."""
+
     def collect(parameter: Tensor) -> None:
         assert parameter.grad is not None
         if master.grad is None:
@@ -118,4 +120,7 @@ def _collector(master: nn.Parameter) -> Any:
             master.grad.add_(parameter.grad)
         parameter.grad = None
 
-    return collect
+    claimed = getattr(parameter, "collecting", None)
+    if claimed is not None:
+        claimed.remove()
+    parameter.collecting = parameter.register_post_accumulate_grad_hook(collect)  # type: ignore[attr-defined]
