@@ -16,7 +16,7 @@ from tether.algorithms.overoptimization import best_of_n_estimate
 PAIRS = (100, 500, 4000)
 LARGEST = 4096
 SLIP = 0.05
-"""The demonstrations repeat themselves more often than elsewhere, so that a pool holds replies which only labels could warn of."""
+"""Demonstrations repeat themselves more often than elsewhere, so that a pool holds replies which only labels could warn of."""
 Result = dict[str, Any]
 
 
