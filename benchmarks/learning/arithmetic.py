@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.learning.picture import COLOURS, band, figure
-from benchmarks.learning.workbench import encoder, imitate, markdown, mean, optimise, optimizer, sample, told
+from benchmarks.learning.workbench import Curve, encoder, imitate, markdown, mean, optimise, optimizer, sample, told
 
+from tether.core.protocols import RewardSource
 from tether.core.types import Demonstration, Prompt, Rollout, Score, assistant, user
 from tether.data.steps import StepEncoder
+from tether.rewards.control import RandomReward
 
 BASE, DIGITS = 5, 7
 WRONG, SLIP = 7, 0.55
@@ -99,48 +101,76 @@ def solved(rollouts: Sequence[Rollout]) -> float:
 
 
 def measure(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    return {"solved": solved(rollouts)}
+    return {"solved": solved(rollouts), "lines": mean([float(len(s.steps)) for s in Sums(all_lines=False).score(rollouts)])}
 
 
-def run(
-    seed: int, *, demonstrations: int = 8000, steps: int = 60, prompts: int = 4, samples: int = 8, learning_rate: float = 5e-4
-) -> Result:
-    """One seed: half-taught, then every method from there, with as many answers each and the same settings."""
+def run(seed: int, *, demonstrations: int = 8000, steps: int = 24, long: int = 100) -> Result:
+    """One seed: half-taught, then every method from there, with as many answers each and the same settings.
+
+    And once more in smaller, harsher steps: what becomes of process rewards that judge no more than was written.
+    """
     train, test = problems(seed)
     start = half_taught(train, seed, demonstrations)
-    common = {"steps": steps, "prompts_per_step": prompts, "samples_per_prompt": samples, "max_new_tokens": ANSWER_TOKENS}
-    common |= {"kl": {"coefficient": 0.0, "report": False}, "seed": seed, "optimizer": optimizer(learning_rate)}
-    arms = {}
-    for name, settings in ARMS.items():
-        policy, curve = optimise(start, Sums(), train, measure, {**common, **settings})
-        arms[name] = {**held_out(policy, test, seed), "curve": [point["solved"] for point in curve]}
-    return {"seed": seed, "answers": steps * prompts * samples, "sft": held_out(start, test, seed), "arms": arms}
+    short, harsh = {"steps": steps, "samples_per_prompt": 8}, {"steps": long, "samples_per_prompt": 4}
+    arms = {name: _trained(start, Sums(), train, test, {**short, **how, "seed": seed}, 5e-4) for name, how in ARMS.items()}
+    arms["GRPO, random rewards"] = _trained(start, RandomReward(seed), train, test, {**short, **ARMS["GRPO"], "seed": seed}, 5e-4)
+    judged = {"all lines": Sums(), "written lines": Sums(all_lines=False)}
+    process = {**harsh, **ARMS["GRPO, process rewards"], "seed": seed}
+    lines = {name: _trained(start, reward, train, test, process, 1e-3) for name, reward in judged.items()}
+    return {"seed": seed, "sft": held_out(start, test, 1.0) | held_out(start, test, 0.0), "arms": arms, "lines": lines}
 
 
-def held_out(model: Any, test: Sequence[Prompt], seed: int) -> dict[str, float]:
-    sampled, greedy = (sample(model, test, ANSWER_TOKENS, seed=seed, temperature=t) for t in (1.0, 0.0))
-    return {"sampled": solved(sampled), "greedy": solved(greedy)}
+def _trained(
+    start: Any, reward: RewardSource, train: Sequence[Prompt], test: Sequence[Prompt], how: dict[str, Any], rate: float
+) -> Result:
+    common = {"prompts_per_step": 4, "max_new_tokens": ANSWER_TOKENS, "kl": {"coefficient": 0.0, "report": False}}
+    every = how["steps"] // 6
+    settings = {**common, **how, "optimizer": optimizer(rate)}
+    policy, curve = optimise(start, reward, train, measure, settings, lambda model: held_out(model, test, 0.0), every)
+    return {**held_out(policy, test, 1.0), "curve": [point["greedy"] for point in curve if "greedy" in point], **_last(curve)}
+
+
+def _last(curve: Curve, width: int = 5) -> dict[str, float]:
+    return {"lines": mean([point["lines"] for point in curve[-width:]])}
+
+
+def held_out(model: Any, test: Sequence[Prompt], temperature: float) -> dict[str, float]:
+    name = "sampled" if temperature else "greedy"
+    return {name: solved(sample(model, test, ANSWER_TOKENS, temperature=temperature))}
 
 
 def table(results: Sequence[Result]) -> str:
-    rows = [["half-taught", *(told([result["sft"][key] for result in results], 3) for key in ("sampled", "greedy")), ""]]
+    start = [told([result["sft"][key] for result in results]) for key in ("greedy", "sampled")]
+    rows = [["half-taught", start[0], start[0], start[1]]]
     for name in results[0]["arms"]:
         arms = [result["arms"][name] for result in results]
-        over = told([mean(arm["curve"]) for arm in arms], 3)
-        rows.append([name, *(told([arm[key] for arm in arms], 3) for key in ("sampled", "greedy")), over])
-    return markdown(("method", "held-out sums solved, sampled", "greedy", "solved on the way, mean over all steps"), rows)
+        columns = (
+            told(values)
+            for values in ([on_the_way(a) for a in arms], [a["curve"][-1] for a in arms], [a["sampled"] for a in arms])
+        )
+        rows.append([name, *columns])
+    head = ("method", "held-out sums solved, greedy, mean over the training", "at its end", "sampled, at its end")
+    second = [
+        [name, *(" / ".join(f"{result['lines'][name][key]:.2f}" for result in results) for key in ("lines", "sampled"))]
+        for name in results[0]["lines"]
+    ]
+    short = markdown(
+        ("process rewards judge", f"lines written at the end, of {DIGITS - 1}, by seed", "sums solved, sampled"), second
+    )
+    return f"{markdown(head, rows)}\n\n{short}"
 
 
-def _smooth(values: Sequence[float], width: int = 10) -> list[float]:
-    """The mean of the last few steps."""
-    return [mean(values[max(0, i - width + 1) : i + 1]) for i in range(len(values))]
+def on_the_way(arm: Result) -> float:
+    """The mean of the held-out curve: who learns faster has more of it."""
+    return mean(arm["curve"])
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
     with figure(path, 1) as (axis,):
-        for (name, colour), line in zip(zip(results[0]["arms"], COLOURS, strict=False), ("-", "-", "-", "--", "-"), strict=False):
-            curves = [_smooth(result["arms"][name]["curve"]) for result in results]
-            band(axis, range(1, len(curves[0]) + 1), curves, colour, name, line)
-        axis.set_xlabel(f"step of {results[0]['answers'] // len(curves[0])} answers")
-        axis.set_ylabel("share of new sums solved")
+        for (name, arm), colour in zip(results[0]["arms"].items(), COLOURS, strict=False):
+            curves = [[result["sft"]["greedy"], *result["arms"][name]["curve"]] for result in results]
+            answers = [128 * place for place in range(len(curves[0]))]
+            band(axis, answers, curves, colour, name, ":" if "random" in name else "-")
+        axis.set_xlabel("answers seen")
+        axis.set_ylabel("held-out sums solved, greedy")
         axis.legend()

@@ -25,12 +25,12 @@ def run(
     *,
     demonstrations: int = 16000,
     pairs: Sequence[int] = PAIRS,
-    prompts: int = 4,
+    prompts: int = 8,
     pool: int = 2 * LARGEST,
     largest: int = LARGEST,
 ) -> Result:
     """One seed: a pool of replies to each of a few prompts, scored by the truth and by reward models of nested sets of labels."""
-    start = toy.fine_tuned(seed, demonstrations, SLIP)
+    start = toy.fine_tuned(seed, demonstrations)
     labels = toy.labelled_pairs(start, max(pairs), seed + 100)
     fresh = sample(start, toy.PROMPTS, toy.LENGTH, num_samples=64, seed=seed + 200)
     asked = toy.PROMPTS[:: len(toy.PROMPTS) // prompts]

@@ -1,8 +1,9 @@
 """A toy language, what is truly good in it, and the way to a reward model that does not know everything about it.
 
 A prompt is a letter, a reply eight letters that begin with it. Demonstrations hardly ever say a letter twice. Truly good are
-replies with many of the letters a, b, c, d; one repetition is forgiven, from the second on they cost more and more. In the data
-hardly a reply has more than four good letters: who wants more must repeat himself, which no label has judged.
+replies with many of the letters a, b, c, d; a first repetition takes as much as one of them gives, and from then on it gets worse by
+the square. In the data hardly a reply has more than four good letters or more than one repetition: who wants more good letters must
+repeat himself, and no label has judged what that is worth.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from tether.stages.reward import RewardConfig, RewardModeling
 LETTERS, GOOD, LENGTH = "abcdefghijklmnop", "abcd", 8
 SLIP = 0.01
 """How often a demonstration says again what it has said."""
-WORSE, NOISE = 1.5, 0.5
-"""Weight of repetition; how far apart replies must be for a label to be right with probability sigma(1)."""
+NOISE = 0.5
+"""How far apart two replies must be for a label to be right with probability sigma(1)."""
 PROMPTS = [Prompt((user(letter),), letter) for letter in LETTERS]
 
 
@@ -35,8 +36,7 @@ def repeats(text: str) -> int:
 
 
 def true_reward(text: str) -> float:
-    again = repeats(text)
-    return sum(letter in GOOD for letter in text) - WORSE * again * (again - 1) / 2
+    return sum(letter in GOOD for letter in text) - repeats(text) ** 2.0
 
 
 def measure(rollouts: Sequence[Rollout]) -> dict[str, float]:
@@ -45,20 +45,17 @@ def measure(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return {"true": mean([true_reward(t) for t in texts]), "repeats": mean([repeats(t) for t in texts]) / (LENGTH - 1)}
 
 
-def fine_tuned(seed: int, demonstrations: int, slip: float = SLIP) -> Any:
+def fine_tuned(seed: int, demonstrations: int) -> Any:
     """The policy that everything starts from."""
     rng = random.Random(seed)
-    rows = [
-        Demonstration((user(opening), assistant(_reply(opening, slip, rng))))
-        for opening in rng.choices(LETTERS, k=demonstrations)
-    ]
+    rows = [Demonstration((user(opening), assistant(_reply(opening, rng)))) for opening in rng.choices(LETTERS, k=demonstrations)]
     return imitate(rows, seed, learning_rate=4e-3)
 
 
-def _reply(opening: str, slip: float, rng: random.Random) -> str:
+def _reply(opening: str, rng: random.Random) -> str:
     text = opening
     while len(text) < LENGTH:
-        text += rng.choice(text if rng.random() < slip else [letter for letter in LETTERS if letter not in text])
+        text += rng.choice(text if rng.random() < SLIP else [letter for letter in LETTERS if letter not in text])
     return text
 
 

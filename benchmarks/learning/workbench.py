@@ -98,12 +98,23 @@ def optimise(
     prompts: Sequence[Prompt],
     measure: Callable[[Sequence[Rollout]], dict[str, float]],
     settings: dict[str, Any],
+    probe: Callable[[Any], dict[str, float]] | None = None,
+    every: int = 1,
 ) -> tuple[Any, Curve]:
-    """The trained policy's model, and what was measured at every step: on the training's own samples, before its update."""
+    """The trained policy's model, and what was measured at every step: on the training's own samples, before its update.
+
+    After every so many steps `probe` may measure the policy as it then is.
+    """
     watched = Watched(reward, measure)
     training = stage(model, watched, settings)
+
+    def probed(step: int, metrics: dict[str, float]) -> dict[str, float]:
+        if probe is not None and step % every == 0:
+            watched.seen[-1] |= probe(training.policy.model)
+        return {}
+
     with scratch() as run:
-        training.train(prompts, run)
+        training.train(prompts, run, on_step=probed)
         metrics = run.metrics()
     curve = [
         {"proxy": row["reward/proxy"], "kl": row.get("kl/policy_reference_k1", 0.0), **seen}

@@ -1,6 +1,6 @@
 """The direct methods against TRL's own trainers: the same tiny models and token ids, losses and gradients.
 
-TRL is no dependency: `pip install --no-deps "trl==1.16.*"` beside tether, or these tests are skipped. What TRL does otherwise on
+TRL comes with the `dev` extra; without it these tests are skipped. What TRL does otherwise on
 purpose of ours stands in docs/algorithms/direct.md.
 """
 

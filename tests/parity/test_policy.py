@@ -1,6 +1,6 @@
 """GRPO's family and RLOO against TRL's own trainers: the same tiny models, token ids, old log-probabilities and scores.
 
-TRL is no dependency: `pip install --no-deps "trl==1.16.*"` beside tether, or these tests are skipped. What TRL does otherwise on
+TRL comes with the `dev` extra; without it these tests are skipped. What TRL does otherwise on
 purpose of ours stands in docs/algorithms/grpo.md and reinforce.md.
 """
 

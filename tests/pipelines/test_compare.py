@@ -53,7 +53,7 @@ def test_every_arm_learns_from_the_same_ground(finished):
             assert row["gold_gain"]["value"] == pytest.approx(row["gold_after"] - row["gold_before"])
             assert row["kl"]["value"] != 0.0 and row["peak_rss_bytes"] > 1e8 and row["seconds"] > 0
     assert len({arm["0"]["gold_before"] for arm in summary["arms"].values()}) == 1
-    answers = [json.loads((root / f"seed-0/arms/{a}/answers.json").read_text())["texts"] for a in ("sft", *VALUES["arms"])]
+    answers = [json.loads((root / f"seed-1/arms/{a}/answers.json").read_text())["texts"] for a in ("sft", *VALUES["arms"])]
     assert len({tuple(texts) for texts in answers}) == len(answers)
 
 
