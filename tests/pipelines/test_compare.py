@@ -43,16 +43,13 @@ def finished(tmp_path_factory):
 def test_every_arm_learns_from_the_same_ground(finished):
     _, root, summary = finished
     assert set(summary["arms"]) == set(VALUES["arms"])
-    for seed in ("0", "1"):
-        bases = {
-            json.loads((root / f"seed-{seed}/arms/{a}/manifest.json").read_text())["model"]["digest"] for a in VALUES["arms"]
-        }
-        assert len(bases) == 1
-        for arm in summary["arms"].values():
-            row = arm[seed]
-            assert row["gold_gain"]["value"] == pytest.approx(row["gold_after"] - row["gold_before"])
-            assert row["kl"]["value"] != 0.0 and row["peak_rss_bytes"] > 1e8 and row["seconds"] > 0
-    assert len({arm["0"]["gold_before"] for arm in summary["arms"].values()}) == 1
+    bases = {json.loads((root / f"seed-1/arms/{a}/manifest.json").read_text())["model"]["digest"] for a in VALUES["arms"]}
+    assert len(bases) == 1
+    for arm in summary["arms"].values():
+        row = arm["1"]
+        assert row["gold_gain"]["value"] == pytest.approx(row["gold_after"] - row["gold_before"])
+        assert row["kl"]["value"] != 0.0 and row["peak_rss_bytes"] > 1e8 and row["seconds"] > 0
+    assert len({arm["1"]["gold_before"] for arm in summary["arms"].values()}) == 1
     answers = [json.loads((root / f"seed-1/arms/{a}/answers.json").read_text())["texts"] for a in ("sft", *VALUES["arms"])]
     assert len({tuple(texts) for texts in answers}) == len(answers)
 
