@@ -8,11 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tether.algorithms.advantages import group_relative
+from tether.algorithms.advantages import group_relative, returns_to_go
 from tether.algorithms.process import (
     aggregate_steps,
     place_step_rewards,
-    process_advantages,
     right_probabilities,
     step_cross_entropy,
     weakest_step,
@@ -113,6 +112,13 @@ def test_two_steps_of_one_token_share_it_and_a_response_that_does_not_count_gets
     rewards, ends = torch.tensor([[1.0, 2.0], [5.0, 5.0]]), torch.tensor([[1, 1], [0, 1]])
     mask = torch.tensor([[True, True], [False, False]])
     assert place_step_rewards(rewards, ends, torch.ones(2, 2).bool(), mask).tolist() == [[0.0, 3.0], [0.0, 0.0]]
+
+
+def process_advantages(rewards, ends, known, groups, mask, *, scale=True):
+    """GRPO under process supervision as the stage composes it."""
+    relative = torch.zeros_like(rewards)
+    relative[known] = group_relative(rewards[known], groups[:, None].expand_as(known)[known], scale=scale)
+    return returns_to_go(place_step_rewards(relative, ends, known, mask), mask)
 
 
 @settings(max_examples=100, deadline=None)

@@ -400,3 +400,14 @@ def test_options_without_effect_are_errors():
     config = ProcessRewardConfig(classes=3, label_column="rating")
     with pytest.raises(ValueError, match="3 outputs"):
         ProcessRewardModeling(config, Role(tiny_model(), head=ScalarHead(64)), ENCODER)
+
+
+def test_a_head_of_three_classes_comes_back_from_disk(tmp_path):
+    from safetensors.torch import save_file
+
+    from tether.models.saving import load_head
+
+    head = ScalarHead(8, zero=False, outputs=3)
+    save_file(head.state_dict(), tmp_path / "head.safetensors")
+    states = torch.randn(5, 8)
+    assert torch.equal(load_head(tmp_path, torch.device("cpu"))(states), head(states)) and head(states).shape == (5, 3)

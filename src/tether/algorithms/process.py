@@ -11,7 +11,6 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.nn.functional import log_softmax, logsigmoid, pad
 
-from tether.algorithms.advantages import group_relative, returns_to_go
 from tether.algorithms.masked import Denominator, check_same_shape
 
 
@@ -108,30 +107,3 @@ def place_step_rewards(
     placed = torch.zeros(mask.shape, dtype=rewards.dtype, device=rewards.device)
     placed.scatter_add_(1, torch.where(known, ends, 0), torch.where(known, rewards, 0.0))
     return torch.where(mask, placed, 0.0)
-
-
-@torch.no_grad()
-def process_advantages(
-    rewards: Float[Tensor, "batch steps"],
-    ends: Int64[Tensor, "batch steps"],
-    known: Bool[Tensor, "batch steps"],
-    groups: Int64[Tensor, " batch"],
-    mask: Bool[Tensor, "batch time"],
-    *,
-    scale: bool = True,
-) -> Float[Tensor, "batch time"]:
-    """Compare every step's reward with those of all steps of its group: GRPO's advantages under process supervision.
-
-    Equation: ``A_t = Σ_{k: end_k ≥ t} (r_k − μ) / (σ + 1e-4)``, where μ and σ (of one degree of freedom less) are those of all
-    known steps of all responses to the prompt; without ``scale`` nothing is divided.
-    Paper: Shao et al. 2024, https://arxiv.org/abs/2402.03300, section 4.1.3.
-    Shapes: rewards, ends and known (batch, steps), groups (batch,) any non-negative ids, mask (batch, time) -> (batch, time); 0
-    for masked-out tokens, and for those after the last known step.
-    Raises: ``ValueError`` when the shapes differ.
-    Trap: advantages add up along a response: its first token carries the sum over all its steps, so that a long chain of steps a
-    little above the mean weighs more than a short one far above.
-    """
-    check_same_shape(rewards=rewards, ends=ends, known=known)
-    owners = groups.repeat_interleave(known.shape[1])
-    relative = group_relative(rewards.flatten(), owners, known.flatten(), scale=scale).view_as(rewards)
-    return returns_to_go(place_step_rewards(relative, ends, known, mask), mask)

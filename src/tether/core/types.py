@@ -112,12 +112,16 @@ class Feedback:
 
 @dataclass(frozen=True, slots=True)
 class StepLabels:
-    """A solution cut into steps, each right (True), wrong (False) or unjudged (None)."""
+    """A solution cut into steps, each right (True), wrong (False) or unjudged (None).
+
+    `group` names the problem where the prompt does not: variants of one problem stay together in a split.
+    """
 
     prompt: Conversation
     steps: tuple[str, ...]
     labels: tuple[bool | None, ...]
     id: str = ""
+    group: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 

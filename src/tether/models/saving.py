@@ -74,7 +74,8 @@ def attach_adapter(model: Any, folder: Path, name: str) -> Any:
 def load_head(folder: Path, device: torch.device) -> ScalarHead:
     """The saved scalar head."""
     state = load_file(folder / "head.safetensors")
-    head = ScalarHead(state["linear.weight"].shape[1])
+    outputs, dim = state["linear.weight"].shape
+    head = ScalarHead(dim, outputs=outputs)
     head.load_state_dict(state)
     return head.to(device).eval().requires_grad_(False)
 

@@ -56,6 +56,11 @@ class Experience:
             if rollout.logprobs:
                 self.rollout_logprobs[row, : len(rollout.logprobs)] = torch.tensor(rollout.logprobs)
 
+    def at_last(self, values: Tensor) -> Tensor:
+        """(sequences,) values at the last token of each response, zeros elsewhere; (sequences, time)."""
+        last = torch.tensor([len(r.response_ids) - 1 for r in self.rollouts], device=values.device)
+        return torch.zeros_like(self.rewards).scatter(1, last[:, None], values[:, None].to(self.rewards.dtype))
+
     def token_counts(self) -> list[int]:
         """Counted tokens of each micro-batch: failed rewards count nothing."""
         return [int(self.part("mask", n).sum()) for n in range(len(self.batches))]

@@ -26,6 +26,7 @@ from tether.algorithms.advantages import (
 from tether.algorithms.kl import adapt_kl_coefficient, kl_policy_reference_k1, kl_target_reached
 from tether.algorithms.masked import masked_sum, whiten
 from tether.algorithms.policy_losses import entropy_bonus, value_loss
+from tether.algorithms.process import place_step_rewards
 from tether.core.protocols import Engine, RewardSource
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Rollout, Score
@@ -194,8 +195,8 @@ class PolicyGradient:
         if config.step_rewards:
             rewards += self._step_rewards(experience)
         else:
-            last = torch.tensor([len(r.response_ids) - 1 for r in experience.rollouts], device=mask.device)
-            rewards[torch.arange(len(last), device=mask.device), last] += self.relative(self.totals(experience), mask.any(-1))
+            groups = self._groups(len(mask), mask.device)
+            rewards += experience.at_last(self.relative(self.totals(experience), groups, mask.any(-1)))
         return torch.where(mask, rewards, 0.0)
 
     def totals(self, experience: Experience) -> Tensor:
@@ -211,9 +212,8 @@ class PolicyGradient:
             totals -= self.kl_coefficient * masked_sum(k1, experience.mask, -1)
         return totals
 
-    def relative(self, totals: Tensor, known: Tensor) -> Tensor:
-        """Scores over their baseline."""
-        groups = self._groups(len(totals), totals.device)
+    def relative(self, totals: Tensor, groups: Tensor, known: Tensor) -> Tensor:
+        """Scores, of responses or of steps, over their baseline."""
         match self.config.baseline:
             case "group":
                 return group_relative(totals, groups, known, scale=self.config.scale_advantages)
@@ -225,26 +225,22 @@ class PolicyGradient:
                 return totals
 
     def _step_rewards(self, experience: Experience) -> Tensor:
-        """Rewards of single steps at their last tokens, each over the baseline of all steps of its group."""
-        where = [(i, token, reward) for i, score in enumerate(experience.scores) for token, reward in score.steps]
-        rewards = torch.zeros_like(experience.rewards)
-        if not where:
-            return rewards
-        rows, tokens, values = zip(*where, strict=True)
-        row = torch.tensor(rows, device=rewards.device)
-        steps, known = torch.tensor(values, device=rewards.device), experience.mask.any(-1)[row]
-        match self.config.baseline:
-            case "group":
-                groups = row // self.config.samples_per_prompt
-                steps = group_relative(steps, groups, known, scale=self.config.scale_advantages)
-            case "leave_one_out":
-                steps = steps - leave_one_out(steps, row // self.config.samples_per_prompt, known)
-            case "running_mean":
-                steps = steps - self.past_scores[0]
-        ends = torch.tensor([len(r.response_ids) - 1 for r in experience.rollouts], device=rewards.device)
-        penalties = self.config.missing_stop_penalty * torch.tensor([not r.finished for r in experience.rollouts])
-        rewards.index_put_((torch.arange(len(ends), device=rewards.device), ends), -penalties.to(rewards))
-        return rewards.index_put_((row, torch.tensor(tokens, device=rewards.device)), steps, accumulate=True)
+        """Rewards of single steps at their last tokens, each over the baseline of all steps of its group; penalties last."""
+        mask, device = experience.mask, experience.mask.device
+        steps = [score.steps for score in experience.scores]
+        width = max(map(len, steps))
+        ends = torch.tensor(
+            [[end for end, _ in row] + [0] * (width - len(row)) for row in steps], dtype=torch.long, device=device
+        )
+        values = torch.tensor([[value for _, value in row] + [0.0] * (width - len(row)) for row in steps], device=device)
+        counts = torch.tensor([len(row) for row in steps], device=device)
+        known = (torch.arange(width, device=device) < counts[:, None]) & mask.any(-1, keepdim=True)
+        groups = self._groups(len(steps), device)[:, None].expand_as(known)
+        relative = torch.zeros_like(values)
+        relative[known] = self.relative(values[known], groups[known], torch.ones_like(groups[known], dtype=torch.bool))
+        unfinished = torch.tensor([float(not r.finished) for r in experience.rollouts], device=device)
+        penalties = experience.at_last(-self.config.missing_stop_penalty * unfinished)
+        return place_step_rewards(relative, ends, known, mask) + penalties
 
     def normalized(self, scores: Sequence[float | None]) -> list[float]:
         """Scores on the reference's scale. Step 0 samples from the reference itself, so its scores set that scale."""

@@ -26,7 +26,8 @@ _PRMBENCH = (
 
 
 def read_prmbench(row: Row) -> Iterator[StepLabels]:
-    """The modified question and solution; `error_steps` are 1-based and all other steps are right.
+    """The modified question and solution; `error_steps` are 1-based and all other steps are right. The group is the problem that
+    was modified, so that its variants never stand on both sides of a split.
 
     Raises:
         DataError: an error step lies outside the solution, so the annotation belongs to another text.
@@ -41,6 +42,7 @@ def read_prmbench(row: Row) -> Iterator[StepLabels]:
         steps,
         tuple(position not in errors for position in range(1, len(steps) + 1)),
         leftover(row, _PRMBENCH),
+        group="" if missing(row.get("question")) else text(row, "question"),
     )
 
 
@@ -60,12 +62,12 @@ def _verdict(label: Any) -> bool:
     return boolean(label, "labels")
 
 
-def _labelled(prompt: Any, steps: tuple[str, ...], labels: tuple[bool | None, ...], metadata: Any) -> StepLabels:
+def _labelled(prompt: Any, steps: tuple[str, ...], labels: tuple[bool | None, ...], metadata: Any, group: str = "") -> StepLabels:
     if not steps:
         raise DataError("no steps: the solution is empty")
     if len(steps) != len(labels):
         raise DataError(f"uneven lists: {len(steps)} steps but {len(labels)} labels")
-    return StepLabels(checked_prompt(prompt), steps, labels, metadata=metadata)
+    return StepLabels(checked_prompt(prompt), steps, labels, group=group, metadata=metadata)
 
 
 FORMATS = (
