@@ -144,7 +144,9 @@ def train(
         if progress:
             progress(number + 1, config.steps, metrics)
     stage.average.apply()
-    return {**_summary(run.metrics()), "seconds": time.perf_counter() - start}
+    history = run.metrics()
+    steps = sum(row.get("time/step", 0.0) for row in history)  # those of earlier starts too
+    return {**_summary(history), "seconds": max(time.perf_counter() - start, steps)}
 
 
 def prompts_of(prompts: Sequence[Prompt], config: Any, number: int) -> list[Prompt]:
