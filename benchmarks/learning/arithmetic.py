@@ -167,7 +167,7 @@ def on_the_way(arm: Result) -> float:
 
 def draw(results: Sequence[Result], path: Path) -> None:
     with figure(path, 1) as (axis,):
-        for (name, arm), colour in zip(results[0]["arms"].items(), COLOURS, strict=False):
+        for name, colour in zip(results[0]["arms"], COLOURS, strict=False):
             curves = [[result["sft"]["greedy"], *result["arms"][name]["curve"]] for result in results]
             answers = [128 * place for place in range(len(curves[0]))]
             band(axis, answers, curves, colour, name, ":" if "random" in name else "-")

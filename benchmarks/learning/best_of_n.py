@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from benchmarks.learning import toy
 from benchmarks.learning.picture import COLOURS, band, figure
 from benchmarks.learning.workbench import markdown, mean, sample, told
 
-from tether.algorithms.overoptimization import best_of_n_estimate
+from tether.algorithms.overoptimization import best_of_n_estimate, fit_overoptimization, kl_best_of_n
 
 PAIRS = (100, 500, 4000)
 LARGEST = 4096
@@ -50,26 +51,36 @@ def run(
     return {"seed": seed, "sizes": sizes, "models": models, "ceiling": ceiling}
 
 
-def peak(result: Result, count: str) -> int:
+def highest(result: Result, count: str) -> int:
     """The n at which the gold of a reward model's choices is highest."""
     gold = result["models"][count]["gold"]
     return result["sizes"][gold.index(max(gold))]
 
 
+def peak(result: Result, count: str) -> float:
+    """The distance at which Gao's curve through the gold gained is highest; infinite where it never turns.
+
+    The last points rest on few replies each, and the curve on all.
+    """
+    gold, sizes = result["models"][count]["gold"], result["sizes"]
+    fit = fit_overoptimization([kl_best_of_n(n) for n in sizes[1:]], [g - gold[0] for g in gold[1:]], "best_of_n")
+    return math.inf if fit.peak is None else fit.peak
+
+
 def table(results: Sequence[Result]) -> str:
     sizes = results[0]["sizes"]
-    shown = [n for n in (1, 16, 256, sizes[-1]) if n in sizes]
+    shown = [n for n in (1, 16, 128, 1024, sizes[-1]) if n in sizes]
     rows = []
     for count in results[0]["models"]:
         models = [result["models"][count] for result in results]
         gold = [told([model["gold"][sizes.index(n)] for model in models]) for n in shown]
-        peaks = " / ".join(str(peak(result, count)) for result in results)
-        fall = told([max(model["gold"]) - model["gold"][-1] for model in models])
-        rows.append([count, told([model["accuracy"] for model in models]), *gold, peaks, fall])
+        peaks = told([peak(result, count) for result in results])
+        largest = " / ".join(str(highest(result, count)) for result in results)
+        rows.append([count, told([model["accuracy"] for model in models]), *gold, peaks, largest])
     best = [told([result["ceiling"][sizes.index(n)] for result in results]) for n in shown]
     rows.append(["the truth itself", "1", *best, "", ""])
-    names = [f"gold, best of {n}" for n in shown]
-    return markdown(("pairs", "accuracy", *names, "n of the highest gold, by seed", f"lost from there to {sizes[-1]}"), rows)
+    head = ("pairs", "accuracy", *(f"true reward, best of {n}" for n in shown))
+    return markdown((*head, "√KL where Gao's curve peaks", "n of the highest, by seed"), rows)
 
 
 def draw(results: Sequence[Result], path: Path) -> None:

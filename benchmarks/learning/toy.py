@@ -1,9 +1,9 @@
 """A toy language, what is truly good in it, and the way to a reward model that does not know everything about it.
 
 A prompt is a letter, a reply eight letters that begin with it. Demonstrations hardly ever say a letter twice. Truly good are
-replies with many of the letters a, b, c, d; a first repetition takes as much as one of them gives, and from then on it gets worse by
-the square. In the data hardly a reply has more than four good letters or more than one repetition: who wants more good letters must
-repeat himself, and no label has judged what that is worth.
+replies with many of the letters a, b, c, d; one repetition takes what one of them gives, and more of them cost their square. In
+the data hardly a reply has more than four good letters or more than one repetition: who wants more good letters must repeat
+himself, and no label has judged what that is worth.
 """
 
 from __future__ import annotations

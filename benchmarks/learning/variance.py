@@ -8,23 +8,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from benchmarks.learning import arithmetic
+from benchmarks.learning import arithmetic, toy
 from benchmarks.learning.picture import COLOURS, figure
-from benchmarks.learning.workbench import DIM, TOKENS, encoder, markdown, mean, optimise, optimizer, told
+from benchmarks.learning.workbench import DIM, TOKENS, encoder, markdown, mean, optimise, optimizer, spread, told
 from torch import Tensor, nn
 
-from tether.core.types import Prompt
+from tether.core.protocols import RewardSource
+from tether.core.types import Prompt, Score
 from tether.models.config import LoraConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
+from tether.stages.experience import Clock
 from tether.stages.policy import prompts_of
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 
-COMMON: dict[str, Any] = {"algorithm": "reinforce", "samples_per_prompt": 4, "max_new_tokens": arithmetic.ANSWER_TOKENS}
-COMMON |= {"micro_batch_tokens": TOKENS, "normalize": "constant", "kl": {"coefficient": 0.0, "report": False}}
+UNTETHERED = {"coefficient": 0.0, "report": False}
+COMMON: dict[str, Any] = {"algorithm": "reinforce", "prompts_per_step": 16, "samples_per_prompt": 4}
+COMMON |= {"micro_batch_tokens": TOKENS, "normalize": "constant", "kl": UNTETHERED}
 ARMS: dict[str, dict[str, Any]] = {
     "no baseline": {},
     "running mean": {"baseline": "running_mean"},
@@ -33,7 +36,9 @@ ARMS: dict[str, dict[str, Any]] = {
     "group mean": {"baseline": "group"},
 }
 """The group's own mean is no baseline in the strict sense: it holds the very score that it is taken off."""
+CONSTANT = "best constant"
 Result = dict[str, Any]
+Task = tuple[Any, RewardSource, Sequence[Prompt], int]
 
 
 class Caught:
@@ -54,57 +59,92 @@ class Caught:
         return {}
 
 
-def run(
-    seed: int,
-    *,
-    demonstrations: int = 8000,
-    practice: int = 60,
-    value_steps: int = 60,
-    batches: int = 150,
-    prompts: int = 16,
-) -> Result:
-    """One seed: a policy halfway through its training, a value function that learns beside it, and many batches of gradients."""
+def letters(seed: int, demonstrations: int) -> Task:
+    """The toy language after a little optimisation: scores centred on a policy that is now left behind."""
+    start = toy.fine_tuned(seed, demonstrations)
+    reward = toy.reward_model(start, toy.labelled_pairs(start, 500, seed + 100), seed)
+    return _practised(start, reward, toy.PROMPTS, toy.LENGTH, seed, {"steps": 10, "kl": {"coefficient": 0.1}}, 2e-3)
+
+
+def sums(seed: int, demonstrations: int) -> Task:
+    """Arithmetic after a little optimisation: 1 for a sum that is right, else 0."""
     train, _ = arithmetic.problems(seed)
-    start = arithmetic.half_taught(train, seed, demonstrations)
-    settings = {"algorithm": "rloo", "steps": practice, "prompts_per_step": 4, "samples_per_prompt": 4, "seed": seed}
-    settings |= {"max_new_tokens": arithmetic.ANSWER_TOKENS, "kl": COMMON["kl"], "optimizer": optimizer(4e-4)}
-    policy, _ = optimise(start, arithmetic.Sums(), train, arithmetic.measure, settings)
+    start = arithmetic.half_taught(train, seed, demonstrations // 2)
+    return _practised(start, arithmetic.Sums(), train, arithmetic.ANSWER_TOKENS, seed, {"steps": 24, "kl": UNTETHERED}, 5e-4)
+
+
+def _practised(
+    start: Any, reward: RewardSource, prompts: Sequence[Prompt], tokens: int, seed: int, how: dict[str, Any], rate: float
+) -> Task:
+    settings = {
+        "algorithm": "rloo",
+        "prompts_per_step": 8,
+        "samples_per_prompt": 4,
+        "max_new_tokens": tokens,
+        "seed": seed,
+        **how,
+    }
+    policy, _ = optimise(start, reward, prompts, lambda _: {}, {**settings, "optimizer": optimizer(rate)})
+    return policy, reward, prompts, tokens
+
+
+TASKS = {"letters, a reward model's score": letters, "sums, right or wrong": sums}
+
+
+def run(seed: int, *, demonstrations: int = 16000, value_steps: int = 60, batches: int = 100) -> Result:
+    """One seed: two policies on their way, a value function that learns each, and many batches of gradients."""
+    return {
+        "seed": seed,
+        "batches": batches,
+        "tasks": {name: measured(make(seed, demonstrations), seed, value_steps, batches) for name, make in TASKS.items()},
+    }
+
+
+def measured(task: Task, seed: int, value_steps: int, batches: int) -> Result:
+    """The gradients of all arms on the same replies of a policy that stands still."""
+    policy, reward, prompts, tokens = task
     policy.requires_grad_(False)
     value = Role(copy.deepcopy(policy), None, ScalarHead(DIM))
     role = Role(add_adapter(policy, "policy", LoraConfig(rank=8), seed=seed), "policy")
-    engine = LocalEngine(role, encoder())
-    explained = learn_value(_stage(role, value, {"critic": True, "lam": 1.0}, value_steps, prompts, seed, engine), train)
-    caught, solved = {name: Caught(role.parameters()) for name in ARMS}, []
-    stages = {
-        name: _stage(role, value if "critic" in arm else None, arm, batches + 1, prompts, seed + 1, engine)
-        for name, arm in ARMS.items()
-    }
+    engine = LocalEngine(role, encoder(), max_rows=64)
+
+    def stage(arm: dict[str, Any], steps: int, offset: int = 0) -> PolicyGradient:
+        settings = {
+            **COMMON,
+            **arm,
+            "max_new_tokens": tokens,
+            "steps": steps,
+            "seed": seed + offset,
+            "optimizer": optimizer(1e-3),
+        }
+        config = PolicyConfig.model_validate(settings)
+        return PolicyGradient(config, role, None, value if config.critic else None, reward, engine, encoder())
+
+    explained = learn_value(stage({"critic": True, "lam": 1.0}, value_steps), prompts)
+    caught, scores = {name: Caught(role.parameters()) for name in (*ARMS, CONSTANT)}, []
+    stages = {name: stage(arm, batches + 1, offset=1) for name, arm in ARMS.items()}
     for number in range(batches + 1):
-        config = stages["no baseline"].config
-        groups = engine.generate(
-            prompts_of(train, config, number),
-            config.sampling,
-            num_samples=config.samples_per_prompt,
-            seed=config.seed,
-            ordinals=config.ordinals(number),
-        )
-        rollouts = [rollout for group in groups for rollout in group.rollouts]
-        scores = arithmetic.Sums().score(rollouts)
-        solved.append(mean([score.value or 0.0 for score in scores]))
-        for name, stage in stages.items():
-            stage.learner = caught[name]
-            stage.learn(rollouts, scores, number)
+        first = stages["no baseline"]
+        (rollouts, given), _ = first.sample(prompts_of(prompts, first.config, number), number, Clock())
+        scores += [score.value or 0.0 for score in given]
+        for name, learning in (*stages.items(), (CONSTANT, first)):
+            learning.learner = caught[name]
+            learning.learn(rollouts, [Score(1.0)] * len(given) if name == CONSTANT else given, number)
     # The first batch only gives the running mean something to remember.
-    arms = compare({name: torch.stack(found.gradients[1:]).double() for name, found in caught.items()})
-    facts = {"seed": seed, "batches": batches, "replies": 4 * prompts, "solved": mean(solved), "explained": explained}
-    return {**facts, "arms": arms}
+    gradients = {name: torch.stack(found.gradients[1:]).double() for name, found in caught.items()}
+    constant = best_constant(gradients["no baseline"], gradients[CONSTANT])
+    gradients[CONSTANT] = gradients["no baseline"] - constant * gradients[CONSTANT]
+    facts = {"score": mean(scores), "deviation": spread(scores), "explained": explained, "constant": constant}
+    return {**facts, "arms": compare(gradients)}
 
 
-def _stage(
-    role: Role, value: Role | None, arm: dict[str, Any], steps: int, prompts: int, seed: int, engine: LocalEngine
-) -> PolicyGradient:
-    settings = {**COMMON, **arm, "steps": steps, "prompts_per_step": prompts, "seed": seed, "optimizer": optimizer(1e-3)}
-    return PolicyGradient(PolicyConfig.model_validate(settings), role, None, value, arithmetic.Sums(), engine, encoder())
+def best_constant(scored: Tensor, ones: Tensor) -> float:
+    """The constant whose removal leaves least variance, from the gradients under the scores and under a score of 1 for all.
+
+    tr Cov(g_r − b g_1) is smallest at b = tr Cov(g_r, g_1) / tr Cov(g_1).
+    """
+    apart = [rows - rows.mean(0) for rows in (scored, ones)]
+    return float((apart[0] * apart[1]).sum() / apart[1].square().sum())
 
 
 def learn_value(stage: PolicyGradient, prompts: Sequence[Prompt]) -> float:
@@ -121,17 +161,17 @@ def learn_value(stage: PolicyGradient, prompts: Sequence[Prompt]) -> float:
 
 
 def compare(gradients: dict[str, Tensor]) -> dict[str, dict[str, float]]:
-    """Of every arm's (batches, parameters): the trace of the covariance, and how its mean stands to the others'."""
-    plain, leave_one_out = gradients["no baseline"], gradients["leave-one-out"]
-    found = {}
-    for name, rows in gradients.items():
-        shift = rows - plain
-        found[name] = {
+    """Of every arm's (batches, parameters): the trace of the covariance, and how its mean stands to that of leave-one-out."""
+    unbiased = gradients["leave-one-out"]
+    length = _apart(unbiased @ unbiased.T).sum()
+    return {
+        name: {
             "trace": float(rows.var(0).sum()),
-            "along": float(_apart(rows @ leave_one_out.T).sum() / _apart(leave_one_out @ leave_one_out.T).sum()),
-            "deviations": _deviations(shift @ shift.T) if name != "no baseline" else 0.0,
+            "along": float(_apart(rows @ unbiased.T).sum() / length),
+            "deviations": _deviations((rows - unbiased) @ (rows - unbiased).T),
         }
-    return found
+        for name, rows in gradients.items()
+    }
 
 
 def _apart(products: Tensor) -> Tensor:
@@ -142,30 +182,43 @@ def _apart(products: Tensor) -> Tensor:
 def _deviations(products: Tensor) -> float:
     """By how many of its standard errors the squared length of a mean differs from 0, from the products of all batches."""
     apart = _apart(products)
-    return float(apart.sum() / (2 * apart.square().sum()).sqrt())
+    return float(apart.sum() / (2 * apart.square().sum()).sqrt().clamp(min=1e-12))
+
+
+def factors(results: Sequence[Result], task: str, name: str) -> list[float]:
+    """How many times less variance than without a baseline, seed by seed."""
+    arms = [result["tasks"][task]["arms"] for result in results]
+    return [arm["no baseline"]["trace"] / arm[name]["trace"] for arm in arms]
 
 
 def table(results: Sequence[Result]) -> str:
-    rows = []
-    for name in ARMS:
-        arms = [result["arms"][name] for result in results]
-        factors = [result["arms"]["no baseline"]["trace"] / arm["trace"] for result, arm in zip(results, arms, strict=True)]
-        apart = "" if name == "no baseline" else told([arm["deviations"] for arm in arms], 1)
-        along = told([arm["along"] for arm in arms])
-        rows.append([name, told([1e3 * arm["trace"] for arm in arms]), told(factors), apart, along])
-    head = ("taken off the score", "trace of the covariance, thousandths", "times less than without")
-    head += ("its mean is off, in standard errors", "its mean along that of leave-one-out")
-    solved, explained = (told([result[key] for result in results]) for key in ("solved", "explained"))
-    facts = f"{results[0]['batches']} batches of {results[0]['replies']} replies a seed; the policy solves {solved} of the sums"
-    return f"{markdown(head, rows)}\n\n{facts}, and the learned value explains {explained} of the returns' variance."
+    rows, facts = [], []
+    for task in TASKS:
+        found = [result["tasks"][task] for result in results]
+        for name in found[0]["arms"]:
+            arms = [one["arms"][name] for one in found]
+            along, off = (told([arm[key] for arm in arms], digits) for key, digits in (("along", 2), ("deviations", 1)))
+            compared = ["1", ""] if name == "leave-one-out" else [along, off]
+            rows.append([task, name, told(factors(results, task, name)), *compared])
+        known = {key: told([one[key] for one in found]) for key in ("score", "deviation", "constant", "explained")}
+        text = (
+            "{score} on average, deviation {deviation}; best constant {constant}; the value explains {explained} of the variance"
+        )
+        facts.append(f"- {task}: {text.format(**known)}")
+    head = ("score", "taken off it", "variance: times less than with nothing taken off")
+    head += ("its mean along that of leave-one-out", "its mean differs from that, in standard errors")
+    return f"{markdown(head, rows)}\n\nThe scores:\n\n" + "\n".join(facts)
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
-    names = list(ARMS)
-    with figure(path, 1) as (axis,):
-        for place, (name, colour) in enumerate(zip(names, COLOURS, strict=False)):
-            shares = [result["arms"][name]["trace"] / result["arms"]["no baseline"]["trace"] for result in results]
-            axis.bar(place, mean(shares), color=colour, alpha=0.55, width=0.6)
-            axis.plot([place] * len(shares), shares, "o", color=colour, markersize=4)
-        axis.set_xticks(range(len(names)), [name.replace(" ", "\n") for name in names])
-        axis.set_ylabel("variance, as a share of that without a baseline")
+    with figure(path, len(TASKS)) as axes:
+        for axis, task in zip(axes, TASKS, strict=True):
+            names = list(results[0]["tasks"][task]["arms"])
+            for place, (name, colour) in enumerate(zip(names, COLOURS, strict=True)):
+                shares = [1 / factor for factor in factors(results, task, name)]
+                axis.bar(place, mean(shares), color=colour, alpha=0.55, width=0.6)
+                axis.plot([place] * len(shares), shares, "o", color=colour, markersize=4)
+            axis.set_xticks(range(len(names)), [name.replace(" ", "\n") for name in names])
+            axis.set_yscale("log")
+            axis.set_title(task)
+        axes[0].set_ylabel("variance of the gradient, as a share")
