@@ -104,7 +104,7 @@ def measure(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return {"solved": solved(rollouts), "lines": mean([float(len(s.steps)) for s in Sums(all_lines=False).score(rollouts)])}
 
 
-def run(seed: int, *, demonstrations: int = 8000, steps: int = 24, long: int = 100) -> Result:
+def run(seed: int, *, demonstrations: int = 8000, steps: int = 24, long: int = 200) -> Result:
     """One seed: half-taught, then every method from there, with as many answers each and the same settings.
 
     And once more in smaller, harsher steps: what becomes of process rewards that judge no more than was written.

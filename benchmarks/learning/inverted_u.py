@@ -27,7 +27,7 @@ def run(
     *,
     demonstrations: int = 16000,
     pairs: int = 500,
-    steps: int = 80,
+    steps: int = 60,
     betas: Sequence[float] = BETAS,
     others: bool = True,
 ) -> Result:

@@ -36,6 +36,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "group mean": {"baseline": "group"},
 }
 """The group's own mean is no baseline in the strict sense: it holds the very score that it is taken off."""
+CRITIC = {"algorithm": "ppo", "lam": 1.0, "normalize_scores": False, "value_clip_range": None}
 CONSTANT = "best constant"
 Result = dict[str, Any]
 Task = tuple[Any, RewardSource, Sequence[Prompt], int]
@@ -91,7 +92,7 @@ def _practised(
 TASKS = {"letters, a reward model's score": letters, "sums, right or wrong": sums}
 
 
-def run(seed: int, *, demonstrations: int = 16000, value_steps: int = 60, batches: int = 100) -> Result:
+def run(seed: int, *, demonstrations: int = 16000, value_steps: int = 40, batches: int = 80) -> Result:
     """One seed: two policies on their way, a value function that learns each, and many batches of gradients."""
     return {
         "seed": seed,
@@ -109,18 +110,11 @@ def measured(task: Task, seed: int, value_steps: int, batches: int) -> Result:
     engine = LocalEngine(role, encoder(), max_rows=64)
 
     def stage(arm: dict[str, Any], steps: int, offset: int = 0) -> PolicyGradient:
-        settings = {
-            **COMMON,
-            **arm,
-            "max_new_tokens": tokens,
-            "steps": steps,
-            "seed": seed + offset,
-            "optimizer": optimizer(1e-3),
-        }
-        config = PolicyConfig.model_validate(settings)
+        common = {**COMMON, "max_new_tokens": tokens, "steps": steps, "seed": seed + offset, "optimizer": optimizer(1e-3)}
+        config = PolicyConfig.model_validate({**common, **arm})
         return PolicyGradient(config, role, None, value if config.critic else None, reward, engine, encoder())
 
-    explained = learn_value(stage({"critic": True, "lam": 1.0}, value_steps), prompts)
+    explained = learn_value(stage(CRITIC, value_steps), prompts)
     caught, scores = {name: Caught(role.parameters()) for name in (*ARMS, CONSTANT)}, []
     stages = {name: stage(arm, batches + 1, offset=1) for name, arm in ARMS.items()}
     for number in range(batches + 1):
