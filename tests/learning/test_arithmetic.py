@@ -1,0 +1,42 @@
+"""A verifiable reward mends what a demonstrator taught wrong; rewards of single steps mend it faster, and random ones do not."""
+
+from statistics import fmean
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+METHODS = ("REINFORCE", "RLOO", "GRPO", "Dr. GRPO", "GRPO, process rewards")
+
+
+@pytest.fixture(scope="module")
+def results(experiment):
+    return experiment("arithmetic", long=0)
+
+
+def on_the_way(results, name):
+    return [fmean(result["arms"][name]["curve"]) for result in results]
+
+
+def test_imitation_gets_some_right(results):
+    assert all(0.3 < result["sft"]["sampled"] < 0.5 for result in results)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_learns_more(results, name):
+    for result in results:
+        arm = result["arms"][name]
+        assert arm["sampled"] > result["sft"]["sampled"] + 0.15
+        assert arm["curve"][-1] > result["sft"]["greedy"] + 0.25
+
+
+def test_random_rewards_teach_nothing(results):
+    for result in results:
+        random = result["arms"]["GRPO, random rewards"]["sampled"]
+        assert random < result["sft"]["sampled"] + 0.1
+        assert random < min(result["arms"][name]["sampled"] for name in METHODS) - 0.15
+
+
+@pytest.mark.parametrize("name", ["RLOO", "GRPO", "Dr. GRPO"])
+def test_process_rewards_learn_fastest(results, name):
+    pairs = zip(on_the_way(results, "GRPO, process rewards"), on_the_way(results, name), strict=True)
+    assert all(process > outcome for process, outcome in pairs)
