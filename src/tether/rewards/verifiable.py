@@ -308,7 +308,8 @@ def _meanings(latex: str) -> tuple[Any, ...]:
     """
     from math_verify import LatexExtractionConfig, parse
 
-    found = parse(rf"\boxed{{{latex}}}", [LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=None)
+    untimed: Any = None  # which its signature does not know: the worker's own limit holds
+    found = parse(rf"\boxed{{{latex}}}", [LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=untimed)
     return tuple(found)
 
 
