@@ -98,4 +98,4 @@ def draw(results: Sequence[Result], path: Path) -> None:
             axis.set_xscale("log", base=2)
             axis.set_xlabel("n of best-of-n")
             axis.set_title(title)
-            axis.legend()
+        gold.figure.legend(*gold.get_legend_handles_labels(), loc="outside lower center", ncols=4)

@@ -19,6 +19,7 @@ from tether.stages.direct import Direct, DirectConfig
 
 BETAS = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
 BATCH = 64
+NAMES = {"ppo": "PPO", "rloo": "RLOO", "grpo": "GRPO", "dr_grpo": "Dr. GRPO", "dpo": "DPO"}
 Result = dict[str, Any]
 
 
@@ -100,7 +101,7 @@ def _share(results: Sequence[Result], key: str) -> str:
 def _label(name: str, results: Sequence[Result]) -> str:
     method, _, beta = name.partition(" ")
     betas = sorted({f"{result['best']:g}" for result in results}, key=float)
-    return f"{method.upper()} β {beta or ' / '.join(betas)}"
+    return f"{NAMES[method]} β {beta or ' / '.join(betas)}"
 
 
 def _smooth(curve: Sequence[dict[str, float]], key: str, width: int = 5) -> list[float]:
@@ -120,7 +121,7 @@ def draw(results: Sequence[Result], path: Path) -> None:
         for name, mark in zip(others, "sD^v", strict=False):
             at = mean([ppo.index(f"ppo {r['best']:g}") for r in results])
             value = mean([r["arms"][name]["true"] for r in results])
-            over_beta.plot([at], [value], mark, color=RED, label=f"{name.upper()}, true reward", markersize=5, fillstyle="none")
+            over_beta.plot([at], [value], mark, color=RED, label=f"{NAMES[name]}, true reward", markersize=5, fillstyle="none")
         band(distance, places, [[r["arms"][name]["kl"] for name in ppo] for r in results], BLUE, "KL, nats")
         repeated = [[10 * r["arms"][name]["repeats"] for name in ppo] for r in results]
         band(distance, places, repeated, RED, "letters repeated, tenths", "--")
@@ -137,6 +138,8 @@ def draw(results: Sequence[Result], path: Path) -> None:
             curves = [[scale * v for v in _smooth(r["arms"][weak]["curve"], key)] for r in results]
             band(training, steps, curves, colour, label, "--" if key == "repeats" else "-")
         training.set_xlabel("step")
+        for axis in (over_beta, training):
+            axis.set_ylabel("reward")
         titles = ("at the end of training", "what it cost", f"PPO at β {weak.split()[1]}, step by step")
         for axis, title in zip((over_beta, distance, training), titles, strict=True):
             axis.set_title(title)

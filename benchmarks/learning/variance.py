@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from benchmarks.learning import arithmetic, toy
-from benchmarks.learning.picture import COLOURS, figure
+from benchmarks.learning.picture import COLOURS, GREY, figure
 from benchmarks.learning.workbench import DIM, TOKENS, encoder, markdown, mean, optimise, optimizer, spread, told
 from torch import Tensor, nn
 
@@ -207,12 +207,13 @@ def table(results: Sequence[Result]) -> str:
 def draw(results: Sequence[Result], path: Path) -> None:
     with figure(path, len(TASKS)) as axes:
         for axis, task in zip(axes, TASKS, strict=True):
-            names = list(results[0]["tasks"][task]["arms"])
+            names = list(results[0]["tasks"][task]["arms"])[::-1]
             for place, (name, colour) in enumerate(zip(names, COLOURS, strict=True)):
                 shares = [1 / factor for factor in factors(results, task, name)]
-                axis.bar(place, mean(shares), color=colour, alpha=0.55, width=0.6)
-                axis.plot([place] * len(shares), shares, "o", color=colour, markersize=4)
-            axis.set_xticks(range(len(names)), [name.replace(" ", "\n") for name in names])
-            axis.set_yscale("log")
+                axis.plot(shares, [place] * len(shares), "o", color=colour, markersize=5, alpha=0.8)
+            axis.axvline(1, color=GREY, linestyle=":")
+            axis.set_yticks(range(len(names)), names)
+            axis.set_ylim(-0.5, len(names) - 0.5)
+            axis.set_xscale("log")
             axis.set_title(task)
-        axes[0].set_ylabel("variance of the gradient, as a share")
+            axis.set_xlabel("variance of the gradient, over that without a baseline; a point a seed")
