@@ -211,6 +211,45 @@ def test_a_single_stage(tmp_path: Path, synthetic: Any, stage: str) -> None:
         assert "no reinforcement learning stage here" in page.text
 
 
+@pytest.mark.parametrize("section", ["direct", "kto"])
+def test_direct_methods_are_no_reward_models(tmp_path: Path, synthetic: Any, section: str) -> None:
+    run = synthetic.write_quickstart(tmp_path / "run", arms=False) / "reward"
+    synthetic.write(run / "config.json", {section: {"beta": 0.1}, "model": {"source": "tiny"}, "seed": 0})
+    synthetic.write(
+        run / "summary.json", {"heldout_accuracy": synthetic.estimate(0.64, 0.58, 0.7)} if section == "direct" else {}
+    )
+    page = Page(write_report(run))
+    assert {"loss-direct", "accuracy-direct"} <= set(page.drawings) and not {"loss-reward", "reliability"} & set(page.drawings)
+    assert "reward model" not in page.text.casefold()
+    said = (
+        "ranks 64.0% of held-out pairs as people did (interval 58.0% to 70.0%)" if section == "direct" else "nothing was held out"
+    )
+    assert said in page.text
+
+
+@pytest.mark.parametrize(
+    ("part", "low", "headline", "sentence"),
+    [
+        ("correct", 0.03, "Better", "answers that are right went from 20.0% to 30.0%; change +0.100 (interval +0.030 to +0.200)"),
+        ("correct", -0.01, "Not shown to be better", "The interval contains 0"),
+        ("score", 0.03, "Not judged by gold", "the reward that training maximised went from 0.200 to 0.300"),
+    ],
+)
+def test_held_out_prompts_are_told_and_only_checked_answers_judge(
+    tmp_path: Path, synthetic: Any, part: str, low: float, headline: str, sentence: str
+) -> None:
+    run = synthetic.write_quickstart(tmp_path / "run", arms=False) / "ppo"
+    rows = [{k: v for k, v in row.items() if not k.startswith("gold")} for row in synthetic.ppo_rows()]
+    rows[-1]["heldout/score"] = 0.3
+    synthetic.write_lines(run / "metrics.jsonl", rows)
+    found = {"before": synthetic.estimate(0.2, 0.1, 0.3), "after": synthetic.estimate(0.3, 0.2, 0.4)}
+    found["gain"] = synthetic.estimate(0.1, low, 0.2)
+    synthetic.write(run / "summary.json", {"heldout": {"num_prompts": 128, part: found}, "kl": 3.0})
+    page = Page(write_report(run))
+    assert headline in page.text and sentence in page.text
+    assert "curve-heldout-score" in page.drawings
+
+
 @pytest.mark.parametrize(
     "part",
     [

@@ -415,7 +415,6 @@ NOT_OF_THE_LOSS = {
     "prompts_per_step",
     "top_p",
     "micro_batch_tokens",
-    "evaluate_every",
     "checkpoint_every",
     "sample_rows",
 }

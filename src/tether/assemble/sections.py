@@ -16,6 +16,7 @@ from tether.models.config import LoraConfig, ModelConfig
 from tether.rewards.verifiable import VerifiableConfig
 from tether.stages.best_of_n import BestOfNConfig
 from tether.stages.direct import REFERENCE_FREE, DirectConfig
+from tether.stages.heldout import EvaluateConfig
 from tether.stages.kto import KTOConfig
 from tether.stages.online_direct import OnlineDirectConfig
 from tether.stages.policy_config import PolicyConfig
@@ -100,6 +101,10 @@ class KTOSection(_OwnReference, KTOConfig):
     pass
 
 
+class EvaluateSection(EvaluateConfig):
+    data: DataConfig | None = Field(default=None, description="held-out prompts; without it some are set aside")
+
+
 class TaskConfig(Config):
     """Prompts of a reasoning-gym task instead of rows of data."""
 
@@ -107,6 +112,7 @@ class TaskConfig(Config):
     size: int = Field(default=512, ge=1)
     seed: int = 0
     config: dict[str, Any] = Field(default_factory=dict, description="the task's own settings")
+    system: str | None = Field(default=None, description="a system turn; unset: where the answer belongs; empty: none")
 
 
 class OnlineSection(Config):
@@ -125,6 +131,7 @@ class OnlineSection(Config):
         default="min", description="how a response's score is made of its steps' probabilities"
     )
     engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
+    evaluate: EvaluateSection | None = Field(default=None, description="measure on held-out prompts along the way")
 
     @model_validator(mode="after")
     def _check_source(self) -> OnlineSection:
@@ -140,6 +147,8 @@ class OnlineSection(Config):
             self.data is not None or self.verifiable is None or self.verifiable.kind != "reasoning-gym"
         ):
             raise ValueError("task makes prompts of reasoning-gym: it takes no data, and verifiable.kind must be 'reasoning-gym'")
+        if self.task is not None and self.evaluate is not None and self.evaluate.data is not None:
+            raise ValueError("with a task, prompts to evaluate on are set aside from it: leave evaluate.data out")
         if self.task is None and self.verifiable is not None and self.verifiable.kind == "reasoning-gym":
             raise ValueError("verifiable.kind = 'reasoning-gym' needs a table task: the entry to score comes with the prompt")
         return self

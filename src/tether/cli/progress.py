@@ -16,6 +16,7 @@ SHOWN = (
     ("reward/proxy", "proxy {:+.2f}"),
     ("kl/policy_reference_k1", "KL {:.1f}"),
     ("gold/score", "gold {:.2f}"),
+    ("heldout/score", "held out {:.2f}"),
     ("response/stop_rate", "ended {:.0%}"),
 )
 

@@ -128,6 +128,14 @@ class RunDirectory:
         """Append texts to samples.jsonl."""
         self._append("samples.jsonl", rows)
 
+    def hold_out(self, row: Mapping[str, Any]) -> None:
+        """Append the scores of one measurement on held-out prompts to heldout.jsonl."""
+        self._append("heldout.jsonl", [row])
+
+    def held_out(self) -> dict[int, dict[str, list[float | None]]]:
+        """The scores of every measurement by its step; of one that was made twice, the later."""
+        return {row["step"]: row["scores"] for row in read_jsonl(self.path / "heldout.jsonl")}
+
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         lines = [json.dumps(_finite(row), ensure_ascii=False, default=_plain) + "\n" for row in rows]
         with (self.path / name).open("a", encoding="utf-8") as file:
@@ -136,9 +144,13 @@ class RunDirectory:
     def metrics(self) -> list[dict[str, Any]]:
         return list(read_jsonl(self.path / "metrics.jsonl"))
 
+    def seconds(self, start: float) -> float:
+        """How long a stage has taken: since `start` (perf_counter), or what its steps took in all starts, whichever is more."""
+        return max(time.perf_counter() - start, sum(row.get("time/step", 0.0) for row in self.metrics()))
+
     def truncate(self, last_step: int) -> None:
-        """Forget metrics and samples after `last_step`: a resumed run writes them anew."""
-        for name in ("metrics.jsonl", "samples.jsonl"):
+        """Forget metrics, samples and measurements after `last_step`: a resumed run writes them anew."""
+        for name in ("metrics.jsonl", "samples.jsonl", "heldout.jsonl"):
             path = self.path / name
             if path.is_file():
                 kept = [row for row in read_jsonl(path) if row.get("step", 0) <= last_step]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -61,11 +62,12 @@ class SupervisedLoop:
         self._resume()
         start = self.learner.updates
         for number in range(start, len(plan)):
+            began = time.perf_counter()
             metrics = dict(self.step([rows[i] for i in plan[number]]))
             last = number + 1 == len(plan)
             if self.evaluate and (last or (self.evaluate_every and (number + 1) % self.evaluate_every == 0)):
                 metrics.update(self._evaluated())
-            self.run.log(metrics, number + 1)
+            self.run.log({**metrics, "time/step": time.perf_counter() - began}, number + 1)
             if not last and (number + 1) % self.checkpoint_every == 0:
                 self._save(number + 1)
             if self.progress:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ from tether.assemble import (
     DirectSection,
     KTOSection,
     OnlineSection,
-    OnlineStage,
     ProcessSection,
     Recipe,
     RewardSection,
@@ -30,16 +30,17 @@ from tether.assemble import (
     sft_role,
 )
 from tether.core.config import dump
-from tether.core.errors import ConfigError, MissingFileError
+from tether.core.errors import ConfigError, DataError, MissingFileError
 from tether.core.rundir import RunDirectory, file_digest, write_json
-from tether.core.types import Comparison, Demonstration, Feedback, Problem, Prompt, StepLabels
+from tether.core.types import Comparison, Demonstration, Feedback, Problem, Prompt, Rollout, Score, StepLabels
 from tether.data.sources import Quarantine
 from tether.models.config import ModelConfig
-from tether.models.loading import LoadedModel, load_model, save_model
+from tether.models.loading import load_model, save_model
 from tether.pipelines.measured import Progress, current_rss_bytes, peak_rss_bytes
 from tether.pipelines.rounds import run_rounds
 from tether.rewards.verifiable import VerifiableReward, problem_prompt, reasoning_gym_prompts
 from tether.stages.direct import Direct, DirectConfig
+from tether.stages.heldout import HeldOut, set_aside
 from tether.stages.kto import KTO, KTOConfig
 from tether.stages.process_reward import ProcessRewardConfig, ProcessRewardModeling
 from tether.stages.reward import RewardConfig, RewardModeling
@@ -161,27 +162,42 @@ def run_online(
     name: str,
     reward_folder: Path | None,
     prompts: Sequence[Prompt] | None = None,
-    watch: Callable[[OnlineStage, LoadedModel], Callable[[int, dict[str, float]], dict[str, float]]] | None = None,
+    gold: tuple[Sequence[Prompt], Callable[[Sequence[Rollout]], Sequence[Score]]] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Optimise the policy on its own samples, by the method that the section is of; the result is the role in `folder/policy`.
 
     Args:
         name: of the section in a recipe.
-        watch: makes the function that adds metrics after every step (gold scores, memory).
+        gold: held-out prompts, and a judge of their answers that nobody trains on, where `section.evaluate` asks for
+            measurements; without it, prompts are set aside and the training's own reward judges.
     """
     run, done = _open(folder, {name: dump(section), "model": dump(model), "seed": seed}, section.data)
     if done is not None:
         return done
-    rows, quarantine = _prompts(prompts, section, run, name)
+    rows, quarantine = _prompts(prompts, section, section.data, run, name)
+    rows, test = _held_out(rows, section, run, name) if section.evaluate and gold is None else (rows, [])
     stage, loaded = online_stage(section, model, reward_folder, seed)
     run.update_manifest(model={"source": loaded.source, "digest": loaded.digest}, reward=str(reward_folder))
-    observe = watch(stage, loaded) if watch else None
+    test, judge = gold or (test, stage.reward.score)
+    evaluation = None
+    if section.evaluate is not None:
+        how = stage.config.sampling if section.evaluate.temperature is None else None
+        how = how or replace(stage.config.sampling, temperature=section.evaluate.temperature)
+        evaluation = HeldOut(section.evaluate, test, judge, stage.engine, how, run, seed=seed, name="gold" if gold else "heldout")
 
     def on_step(step: int, metrics: dict[str, float]) -> dict[str, float]:
-        return {"memory/rss_bytes": float(current_rss_bytes()), **(observe(step, metrics) if observe else {})}
+        measured = evaluation.at(step, stage.config.steps) if evaluation is not None else {}
+        return {"memory/rss_bytes": float(current_rss_bytes()), **measured}
 
+    if evaluation is not None and not run.held_out():
+        evaluation.measure(0)
     summary = stage.train(rows, run, on_step=on_step, progress=progress)
+    if evaluation is not None:
+        if summary["steps"] not in run.held_out() or stage.average.tensors:  # stopped early, or not those weights
+            stage.engine.update_weights(summary["steps"] + 1)
+            evaluation.measure(summary["steps"])
+        summary[evaluation.name] = evaluation.summary()
     if isinstance(stage.reward, VerifiableReward):
         stage.reward.close()
     save_trained(stage.policy, loaded, folder / "policy", kind="policy", base=model.source)
@@ -271,16 +287,32 @@ def _rows(
 
 
 def _prompts(
-    given: Sequence[Prompt] | None, section: OnlineSection, run: RunDirectory, name: str
+    given: Sequence[Prompt] | None, section: OnlineSection, data: DataConfig | None, run: RunDirectory, name: str
 ) -> tuple[Sequence[Prompt], Quarantine | None]:
     """Prompts; of problems where their answers are to be checked, or of a reasoning-gym task."""
     if section.task is not None:
         task = section.task
-        return reasoning_gym_prompts(task.name, task.size, task.seed, task.config), None
+        system = {} if task.system is None else {"system": task.system}
+        return reasoning_gym_prompts(task.name, task.size, task.seed, task.config, **system), None
     if section.verifiable is None or given is not None:
-        return _rows(given, section.data, Prompt, run, name)
-    problems, quarantine = _rows(None, section.data, Problem, run, name)
+        return _rows(given, data, Prompt, run, name)
+    problems, quarantine = _rows(None, data, Problem, run, name)
     return [problem_prompt(problem) for problem in problems], quarantine
+
+
+def _held_out(
+    rows: Sequence[Prompt], section: OnlineSection, run: RunDirectory, name: str
+) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
+    """(training, held-out) prompts: from data of their own, less what is trained on, or set aside from the training's."""
+    assert section.evaluate is not None
+    if section.evaluate.data is None:
+        return set_aside(rows, section.evaluate.prompts)
+    trained = {prompt.messages for prompt in rows}
+    others, _ = _prompts(None, section, section.evaluate.data, run, f"{name}-evaluate")
+    fresh = {prompt.messages: prompt for prompt in others if prompt.messages not in trained}
+    if len(fresh) < 2:
+        raise DataError(f"{name}.evaluate.data has {len(fresh)} prompts that are not trained on; at least two are needed")
+    return rows, list(fresh.values())[: section.evaluate.prompts]
 
 
 def _finish(run: RunDirectory, summary: dict[str, Any], quarantine: Quarantine | None) -> dict[str, Any]:

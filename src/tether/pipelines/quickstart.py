@@ -11,11 +11,10 @@ from typing import Any, Literal
 
 from pydantic import ValidationError, model_validator
 
-from tether.assemble import OnlineStage, PPOSection, load_policy
+from tether.assemble import PPOSection, load_policy
 from tether.core.config import dump
 from tether.core.rundir import RunDirectory, file_digest, read_json, write_json
-from tether.core.types import Prompt, Sampling
-from tether.models.loading import LoadedModel
+from tether.core.types import Prompt, Rollout, Sampling, Score
 from tether.pipelines.foundation import DATA, Foundation, FoundationConfig, gain_over
 from tether.pipelines.journey import run_online
 from tether.pipelines.measured import Progress, peak_rss_bytes
@@ -103,6 +102,7 @@ class Quickstart:
 
     def _arm(self, arm: str) -> dict[str, Any]:
         section, folder = self.config.section(arm), self._folder(arm)
+        evaluated = section.evaluate
         return run_online(
             section,
             self.foundation.policy_model,
@@ -111,23 +111,12 @@ class Quickstart:
             name="ppo",
             reward_folder=self.root / "reward" / "model",
             prompts=self.foundation.train_prompts,
-            watch=self._watch,
+            gold=(self.foundation.heldout[: evaluated.prompts], self._gold) if evaluated else None,
             progress=self.announce(folder.name),
         )
 
-    def _watch(self, stage: OnlineStage, loaded: LoadedModel) -> Callable[[int, dict[str, float]], dict[str, float]]:
-        """Gold on some held-out prompts every `evaluate_every` steps: measured, never trained on."""
-        every, prompts = self.config.ppo.evaluate_every, self.foundation.heldout[:48]
-
-        def observe(step: int, metrics: dict[str, float]) -> dict[str, float]:
-            if not every or (step % every and step != stage.config.steps):
-                return {}
-            groups = stage.engine.generate(prompts, self.foundation.sampling, seed=self.config.seed + 7919)
-            scores = self.foundation.judge.score_texts(prompts, [g.rollouts[0].text for g in groups])
-            parts = {f"gold/{k}": sum(s.parts[k] for s in scores) / len(scores) for k in scores[0].parts}
-            return {"gold/score": sum(s.value or 0.0 for s in scores) / len(scores), **parts}
-
-        return observe
+    def _gold(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return self.foundation.judge.score_texts([r.prompt for r in rollouts], [r.text for r in rollouts])
 
     def evaluate(self) -> dict[str, Any]:
         """Before and after on the same held-out prompts with the same randomness: gold scores, parts, win rates."""

@@ -28,6 +28,8 @@ from tether.report.reading import SubRun, kl_key, number, series
 
 STEP = "step"
 CURVES = (
+    ("heldout/score", "Held-out score", "reward", "The training's own reward on prompts that it never sees."),
+    ("heldout/correct", "Held-out, right", "share of answers", "Checked answers to prompts that are never trained on."),
     ("response/length", "Response length", "tokens", "Growth without a gain in gold is the commonest way to cheat a reward."),
     ("response/stop_rate", "Stop rate", "share of responses", "Responses that end by themselves; a fall: they hit the limit."),
     ("policy/entropy", "Policy entropy", "nats per token", "A slow fall is learning; a fall to near zero is collapse."),

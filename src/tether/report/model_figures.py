@@ -95,31 +95,32 @@ def reliability_figures(reward: Mapping[str, Any]) -> list[Figure]:
     return [Figure("reliability", "Reliability of the reward model", caption, data, drawn, 420)]
 
 
-def loss_figures(sft: SubRun | None, reward: SubRun | None) -> list[Figure]:
-    """The losses of supervised fine-tuning and of the reward model, and the latter's accuracy."""
+COIN = "Starts near ln 2 ≈ 0.69, the loss of a coin; near zero in training is memorising."
+FALLING = "The held-out loss should fall with the training loss; when it turns up, stop earlier."
+APART = "Training pairs ranked far better than held-out ones are memorised."
+
+
+def loss_figures(sft: SubRun | None, reward: SubRun | None, direct: SubRun | None = None) -> list[Figure]:
+    """The losses of the supervised stages; of those that compare, accuracy and margin too."""
     figures = []
-    falling = "The held-out loss should fall with the training loss; when it turns up, stop earlier."
-    coin = "Starts near ln 2 ≈ 0.69, the loss of a coin; near zero in training is memorising."
-    for stage, name, title, caption in (
-        (sft, "sft", "Supervised fine-tuning loss", falling),
-        (reward, "reward", "Reward model loss", coin),
+    for stage, name, title, unit, caption in (
+        (sft, "sft", "Supervised fine-tuning", "nats per token", FALLING),
+        (reward, "reward", "Reward model", "nats per pair", COIN),
+        (direct, "direct", "Direct optimisation", "per pair or verdict", FALLING),
     ):
         data = _lines(stage, (("loss", "training", BLUE), ("eval_loss", "held-out", VERMILLION)))
         if data:
-            unit = "loss (nats per token)" if name == "sft" else "loss (nats per pair)"
-            drawn = layout(axis("step"), axis(unit), showlegend=len(data) > 1)
-            figures.append(Figure(f"loss-{name}", title, caption, data, drawn, 300))
-    accuracy = _lines(reward, (("accuracy", "accuracy", BLUE), ("eval_accuracy", "held-out", VERMILLION)))
-    if accuracy:
-        y = axis("share of pairs ranked right", tickformat=".0%")
-        caption = "Training accuracy far above the held-out one in the section on the reward model is memorising."
-        drawn = layout(axis("step"), y, showlegend=len(accuracy) > 1)
-        figures.append(Figure("accuracy-reward", "Reward model accuracy in training", caption, accuracy, drawn, 300))
-    margin = _lines(reward, (("margin", "margin", GREEN),))
-    if margin:
-        drawn = layout(axis("step"), axis("chosen − rejected (reward)"), showlegend=False)
-        caption = "The mean lead of the chosen response; it should rise and level off."
-        figures.append(Figure("margin-reward", "Reward margin in training", caption, margin, drawn, 300))
+            drawn = layout(axis("step"), axis(f"loss ({unit})"), showlegend=len(data) > 1)
+            figures.append(Figure(f"loss-{name}", f"{title} loss", caption, data, drawn, 300))
+        accuracy = _lines(stage, (("accuracy", "accuracy", BLUE), ("eval_accuracy", "held-out", VERMILLION)))
+        if accuracy:
+            drawn = layout(axis("step"), axis("share ranked right", tickformat=".0%"), showlegend=len(accuracy) > 1)
+            figures.append(Figure(f"accuracy-{name}", f"{title} accuracy in training", APART, accuracy, drawn, 300))
+        margin = _lines(stage, (("margin", "margin", GREEN),))
+        if margin:
+            drawn = layout(axis("step"), axis("chosen − rejected (reward)"), showlegend=False)
+            caption = "The mean lead of the chosen response; it should rise and level off."
+            figures.append(Figure(f"margin-{name}", f"{title} margin in training", caption, margin, drawn, 300))
     return figures
 
 

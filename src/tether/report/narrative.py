@@ -130,7 +130,8 @@ def verdict(journey: Journey) -> Verdict:
     if policy is None:
         return _verdict_without_policy(journey)
     rate, gain = estimate(policy.summary.get("gold_win_rate")), gold_gain(policy)
-    tone, headline, opening = _judgement(rate, gain)
+    checked = None if rate or gain else heldout(policy)
+    tone, headline, opening = _checked(checked) if checked else _judgement(rate, gain)
     sentences = [opening]
     if gain:
         bounds = interval(gain, lambda v: decimal(v, True))
@@ -143,6 +144,44 @@ def verdict(journey: Journey) -> Verdict:
         verb = "rose" if proxy > 0 else "fell" if proxy < 0 else "stayed, with a change"
         sentences.append(f"The proxy, the reward that training maximised, {verb} by {decimal(abs(proxy))}.")
     return Verdict(tone, headline, sentences, _policy_warnings(policy, gain, proxy) + _reward_warnings(journey.reward))
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """The training's own reward on prompts that it never saw; `true`: the reward is a checked answer and no model's guess."""
+
+    before: Estimate
+    after: Estimate
+    gain: Estimate
+    num_prompts: int
+    true: bool
+
+
+def heldout(policy: SubRun) -> HeldOut | None:
+    """What the run's summary says of held-out prompts: the share of right answers, where answers are checked."""
+    found = mapping(policy.summary.get("heldout"))
+    true = "correct" in found
+    values = mapping(found.get("correct" if true else "score"))
+    estimates = [estimate(values.get(key)) for key in ("before", "after", "gain")]
+    if not all(estimates):
+        return None
+    before, after, gain = (e for e in estimates if e)
+    return HeldOut(before, after, gain, int(number(found.get("num_prompts")) or 0), true)
+
+
+def _checked(found: HeldOut) -> tuple[str, str, str]:
+    show = percent if found.true else decimal
+    what = "answers that are right" if found.true else "the reward that training maximised"
+    bounds = interval(found.gain, lambda v: decimal(v, True))
+    text = (
+        f"On {found.num_prompts:,} held-out prompts {what} went from {show(found.before.value)} to {show(found.after.value)}; "
+        f"change {decimal(found.gain.value, True)}{f' ({bounds})' if bounds else ''}."
+    )
+    if not found.true:
+        return "open", "Not judged by gold", f"{text} Nothing here says whether the answers got better; that reward cannot tell."
+    if found.gain.low is None or found.gain.contains(0):
+        return "open", "Not shown to be better", f"{text} The interval contains 0, so this run does not show a difference."
+    return ("good", "Better", text) if found.gain.value > 0 else ("bad", "Worse", text)
 
 
 def _judgement(rate: Estimate | None, gain: Estimate | None) -> tuple[str, str, str]:
@@ -268,8 +307,23 @@ def _verdict_without_policy(journey: Journey) -> Verdict:
             doubtful = bounds and found.contains(0.5)
             doubt = " The interval contains 50%: not shown to beat chance." if doubtful else ""
             sentences.append(f"The reward model ranks {percent(found.value)} of {name} right{bounds}.{doubt}")
+    if journey.direct:
+        sentences.append(_direct_sentence(journey.direct))
     sentences.append("There is no reinforcement learning stage here, so no judgement on answers.")
-    return Verdict("open", "Before reinforcement learning", sentences, _reward_warnings(journey.reward))
+    headline = "Trained without reinforcement learning" if journey.direct else "Before reinforcement learning"
+    return Verdict("open", headline, sentences, _reward_warnings(journey.reward))
+
+
+def _direct_sentence(direct: SubRun) -> str:
+    found, span = estimate(direct.summary.get("heldout_accuracy")), ends(direct.metrics, "loss")
+    if found:
+        bounds = f" ({interval(found, percent)})" if interval(found) else ""
+        return f"After direct optimisation the policy ranks {percent(found.value)} of held-out pairs as people did{bounds}."
+    if span:
+        return (
+            f"Direct optimisation brought the training loss from {decimal(span[0])} to {decimal(span[1])}; nothing was held out."
+        )
+    return "Direct optimisation ran, and left no losses."
 
 
 def tiles(journey: Journey) -> list[Tile]:
@@ -288,6 +342,15 @@ def tiles(journey: Journey) -> list[Tile]:
     if policy:
         add("gold win rate", estimate(policy.summary.get("gold_win_rate")), percent)
         add("gold gain", gold_gain(policy), signed)
+        checked = heldout(policy)
+        if checked:
+            show = percent if checked.true else decimal
+            add(
+                "held-out, right" if checked.true else "held-out reward",
+                checked.after,
+                show,
+                f"before {show(checked.before.value)}",
+            )
         add("proxy gain", estimate(proxy_gain(policy)), signed, "reward model's units")
         add("KL spent", estimate(spent_kl(policy)), decimal, "nats per response")
     if journey.reward:

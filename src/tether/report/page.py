@@ -117,7 +117,7 @@ def _sections(journey: Journey) -> tuple[Sections, list[Part]]:
         health=curve_figures(journey.arms, HEALTH, "health"),
         parts=parts_figures([(p.name, p.before, p.after) for p in parts], others),
         cost=cost_figures(policy or SubRun("none"), journey.arms, spent),
-        losses=loss_figures(journey.sft, journey.reward),
+        losses=loss_figures(journey.sft, journey.reward, journey.direct),
     ), parts
 
 

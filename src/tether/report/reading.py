@@ -15,6 +15,10 @@ from tether.core.errors import MissingFileError, RunError
 Row = dict[str, Any]
 KL_KEYS = ("kl/policy_reference_k1", "reward/kl")
 LONGEST_TEXT = 4000
+KINDS = {"sft": "sft", "reward": "reward", "process": "reward", "direct": "direct", "kto": "direct"} | dict.fromkeys(
+    ("ppo", "grpo", "reinforce", "best_of_n", "online_direct"), "policy"
+)
+"""What the stage of a section makes."""
 # C0 and C1 controls but tab and newline, and the characters that reorder a line.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
@@ -54,6 +58,7 @@ class Journey:
     pairs: Mapping[str, Any]
     sft: SubRun | None
     reward: SubRun | None
+    direct: SubRun | None
     arms: Sequence[SubRun]
     answers: Sequence[Row]
     config: Any
@@ -67,7 +72,7 @@ class Journey:
 
     @property
     def stages(self) -> list[SubRun]:
-        return [stage for stage in (self.sft, self.reward, *self.arms) if stage is not None]
+        return [stage for stage in (self.sft, self.reward, self.direct, *self.arms) if stage is not None]
 
 
 def read_journey(run: Path) -> Journey:
@@ -94,6 +99,7 @@ def read_journey(run: Path) -> Journey:
         pairs=mapping(_json(run / "pairs" / "summary.json", notes)) or mapping(totals.get("pairs")),
         sft=_stage(stages, "sft", totals),
         reward=_stage(stages, "reward", totals),
+        direct=_stage(stages, "direct", totals),
         arms=[_with_summary(arm, _judged(arm.name, totals)) for arm in arms],
         answers=list(_jsonl(run / "evaluation" / "answers.jsonl", notes)),
         config=own.config,
@@ -109,14 +115,17 @@ def read_journey(run: Path) -> Journey:
 
 
 def stage_kind(stage: SubRun) -> str:
-    """Which stage wrote this run, by its metrics or else by its name: `policy`, `reward`, `sft`, or an empty string."""
+    """`policy`, `reward`, `direct`, `sft`, or an empty string: by its section, its metrics or its name."""
+    sections = [KINDS[key] for key in mapping(stage.config) if key in KINDS]
+    if len(sections) == 1 and (stage.metrics or stage.summary):
+        return sections[0]
     keys = {key for row in stage.metrics for key in row}
     if "reward/proxy" in keys:
         return "policy"
     if "loss" in keys:
         return "reward" if keys & {"accuracy", "margin"} else "sft"
-    named = "policy" if stage.name in ("ppo", "grpo") or stage.name.startswith("ppo-") else stage.name
-    return named if stage.summary and named in {"policy", "reward", "sft"} else ""
+    named = "policy" if stage.name.startswith("ppo-") else KINDS.get(stage.name, "")
+    return named if stage.summary else ""
 
 
 def _holds_run(path: Path) -> bool:

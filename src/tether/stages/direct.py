@@ -253,7 +253,7 @@ class Direct:
             "updates": len(plan),
             "num_prompts": len(train),
             "num_pairs": sum(len(r.chosen) for r in train),
-            "seconds": time.perf_counter() - start,
+            "seconds": run.seconds(start),
         }
 
 

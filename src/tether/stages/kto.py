@@ -196,7 +196,7 @@ class KTO:
             "updates": len(plan),
             "num_prompts": len(train),
             "skipped": skipped,
-            "seconds": time.perf_counter() - start,
+            "seconds": run.seconds(start),
         }
 
     def _settle_weights(self, train: Sequence[Judged]) -> dict[str, float]:

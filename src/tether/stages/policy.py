@@ -144,9 +144,7 @@ def train(
         if progress:
             progress(number + 1, config.steps, metrics)
     stage.average.apply()
-    history = run.metrics()
-    steps = sum(row.get("time/step", 0.0) for row in history)  # those of earlier starts too
-    return {**_summary(history), "seconds": max(time.perf_counter() - start, steps)}
+    return {**_summary(run.metrics()), "seconds": run.seconds(start)}
 
 
 def prompts_of(prompts: Sequence[Prompt], config: Any, number: int) -> list[Prompt]:

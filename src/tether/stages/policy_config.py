@@ -117,7 +117,6 @@ class PolicyConfig(Config):
 
     ema_decay: float | None = Field(default=None, gt=0, lt=1, description="keep an average of the policy and end with it")
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="linear", final_fraction=0.0)
-    evaluate_every: int = Field(default=0, ge=0)
     checkpoint_every: int = Field(default=5, ge=1)
     sample_rows: int = Field(default=4, ge=0, description="texts kept from every step")
     seed: int = 0

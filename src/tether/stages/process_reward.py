@@ -201,7 +201,7 @@ class ProcessRewardModeling:
             "num_heldout": len(test),
             "num_heldout_problems": len({s.group for s in test}),
             "skipped": skipped,
-            "seconds": time.perf_counter() - start,
+            "seconds": run.seconds(start),
         }
 
     def prepare(self, rows: Sequence[StepLabels]) -> tuple[list[Solution], list[Solution], list[Solution], dict[str, int]]:

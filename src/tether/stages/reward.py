@@ -174,7 +174,7 @@ class RewardModeling:
             "num_pairs": sum(len(r.chosen) for r in train),
             "num_heldout_pairs": sum(len(r.chosen) for r in test),
             "skipped": skipped,
-            "seconds": time.perf_counter() - start,
+            "seconds": run.seconds(start),
         }
 
     def center(self, rankings: Sequence[Ranking], limit: int = 32) -> None:

@@ -136,7 +136,7 @@ class SFT:
             "num_train": len(train),
             "num_heldout": len(test),
             "skipped": skipped,
-            "seconds": time.perf_counter() - start,
+            "seconds": run.seconds(start),
         }
 
     def _encode(self, demonstrations: Sequence[Demonstration]) -> tuple[list[Encoded], dict[str, int]]:

@@ -1,0 +1,112 @@
+"""How good a policy is on prompts that it never learns from: measured before, along the way and at the end, never trained on."""
+
+from __future__ import annotations
+
+import hashlib
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pydantic import Field
+
+from tether.core.config import Config
+from tether.core.errors import DataError
+from tether.core.protocols import Engine
+from tether.core.rundir import RunDirectory
+from tether.core.types import Prompt, Rollout, Sampling, Score
+from tether.evaluation.winrate import bootstrap_mean, win_rate
+
+SEED = 7919
+"""Added to the stage's: the held-out samples share no randomness with those of training."""
+
+
+class EvaluateConfig(Config):
+    """Which prompts are set aside, and how they are answered."""
+
+    every: int = Field(
+        default=10, ge=1, description="steps between measurements, beside one before the first step and one after the last"
+    )
+    prompts: int = Field(default=128, ge=2, description="different prompts that are set aside; no training prompt says the same")
+    samples_per_prompt: int = Field(default=1, ge=1)
+    temperature: float | None = Field(
+        default=None, ge=0, description="unset: that of the training; 0: always the likeliest token"
+    )
+
+
+def set_aside(prompts: Sequence[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]]:
+    """(training, held-out) prompts: `count` different ones, chosen by their words alone, and everything that says none of them.
+
+    Raises:
+        DataError: nothing would be left to train on.
+    """
+    different = {prompt.messages: prompt for prompt in reversed(prompts)}
+    order = sorted(different, key=lambda messages: hashlib.blake2b(repr(messages).encode(), digest_size=16).digest())
+    if len(order) <= count:
+        raise DataError(
+            f"of {len(order)} different prompts {count} cannot be held out with some left to train on. "
+            "Set evaluate.prompts lower, or give more prompts"
+        )
+    held_out = set(order[:count])
+    return [p for p in prompts if p.messages not in held_out], [different[messages] for messages in order[:count]]
+
+
+class HeldOut:
+    """The same prompts with the same randomness at every measurement, so that differences are the policy's.
+
+    Scores are kept in `heldout.jsonl`, a line a measurement.
+
+    Args:
+        judge: scores the answers; a judge whose scores nobody trains on is called `gold`, the training's own reward `heldout`.
+    """
+
+    def __init__(
+        self,
+        config: EvaluateConfig,
+        prompts: Sequence[Prompt],
+        judge: Callable[[Sequence[Rollout]], Sequence[Score]],
+        engine: Engine,
+        sampling: Sampling,
+        run: RunDirectory,
+        *,
+        seed: int,
+        name: str = "heldout",
+    ) -> None:
+        self.config, self.prompts, self.judge, self.engine = config, prompts, judge, engine
+        self.sampling, self.run, self.seed, self.name = sampling, run, seed + SEED, name
+
+    def measure(self, step: int) -> dict[str, float]:
+        """Answer, score and note down; the metrics of that."""
+        groups = self.engine.generate(self.prompts, self.sampling, num_samples=self.config.samples_per_prompt, seed=self.seed)
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        scores = self.judge(rollouts)
+        columns = {"score": [s.value for s in scores]}
+        columns |= {part: [s.parts.get(part) for s in scores] for part in scores[0].parts}
+        self.run.hold_out({"step": step, "name": self.name, "scores": columns})
+        means = {f"{self.name}/{key}": statistics.fmean(known) for key, values in columns.items() if (known := _known(values))}
+        return {**means, f"{self.name}/length": statistics.fmean(len(r.response_ids) for r in rollouts)}
+
+    def at(self, step: int, last: int) -> dict[str, float]:
+        """The measurement of a step, where one is due."""
+        return self.measure(step) if step % self.config.every == 0 or step == last else {}
+
+    def summary(self) -> dict[str, Any]:
+        """Score and parts at the first and the last measurement, and what was gained on the same prompts, with intervals."""
+        measured = self.run.held_out()
+        first, last = measured[min(measured)], measured[max(measured)]
+        groups = [str(i) for i in range(len(self.prompts)) for _ in range(self.config.samples_per_prompt)]
+        result: dict[str, Any] = {"judge": self.name, "num_prompts": len(self.prompts), "steps": max(measured)}
+        for key in first.keys() & last.keys():
+            pairs = [(a, b) for a, b in zip(first[key], last[key], strict=True)]
+            gains = [None if a is None or b is None else b - a for a, b in pairs]
+            if any(gain is not None for gain in gains):
+                result[key] = {
+                    "before": bootstrap_mean(first[key], groups).as_dict(),
+                    "after": bootstrap_mean(last[key], groups).as_dict(),
+                    "gain": bootstrap_mean(gains, groups).as_dict(),
+                    "win_rate": win_rate(last[key], first[key], groups=groups).as_dict(),
+                }
+        return result
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]

@@ -1,0 +1,145 @@
+"""Measurements on prompts that are never trained on: chosen by their words, judged by the policy as it then is."""
+
+import json
+
+import pytest
+
+from tether.assemble import Recipe, load_policy, local_engine
+from tether.core.config import build
+from tether.core.errors import DataError, RunError
+from tether.core.rundir import RunDirectory, read_jsonl
+from tether.core.types import Message, Prompt, Rollout, Sampling, Score, StopReason, user
+from tether.evaluation.winrate import bootstrap_mean
+from tether.pipelines import journey
+from tether.pipelines.journey import run_recipe
+from tether.stages.heldout import SEED, EvaluateConfig, HeldOut, set_aside
+
+WORDS = [f"{a}{b}" for a in "abcdefgh" for b in "xyz"]
+
+
+def prompts(words):
+    return [Prompt((Message("system", "be kind"), user(word)), str(n)) for n, word in enumerate(words)]
+
+
+def test_no_training_prompt_says_what_a_held_out_one_says():
+    rows = prompts([*WORDS, *WORDS, *WORDS[:5]])
+    train, test = set_aside(rows, 7)
+    assert len(test) == len({p.messages for p in test}) == 7
+    assert {p.messages for p in train} == {p.messages for p in rows} - {p.messages for p in test}
+    assert [p for p in rows if p in train] == train
+
+
+def test_the_choice_depends_on_words_alone():
+    chosen = {p.text for p in set_aside(prompts(WORDS), 7)[1]}
+    assert {p.text for p in set_aside(prompts(WORDS[::-1]), 7)[1]} == chosen
+    more = {p.text for p in set_aside(prompts([*WORDS, "new", "newer"]), 7)[1]}
+    assert len(more - chosen) <= 2
+
+
+def test_all_prompts_cannot_be_held_out():
+    with pytest.raises(DataError, match=r"of 24 different prompts 24 cannot be held out .* Set evaluate.prompts lower"):
+        set_aside(prompts([*WORDS, *WORDS]), 24)
+
+
+def test_the_summary_is_of_the_same_prompts_before_and_after(tmp_path):
+    values = {0: [1.0, None, 0.0, 0.0], 3: [1.0, 1.0, 1.0, 0.0]}
+    groups = ["a", "a", "b", "b"]
+    run = RunDirectory.open(tmp_path / "run", {})
+    how = {"config": EvaluateConfig(every=3, samples_per_prompt=2), "judge": None, "engine": None, "sampling": None, "run": run}
+    held = HeldOut(prompts=prompts("ab"), seed=0, **how)
+    for step, scores in values.items():
+        run.hold_out({"step": step, "scores": {"score": scores}})
+    summary = held.summary()
+    assert summary["steps"] == 3
+    assert summary["score"]["before"]["value"] == pytest.approx(1 / 3)
+    assert summary["score"]["after"]["value"] == 0.75
+    assert summary["score"]["gain"] == bootstrap_mean([0.0, None, 1.0, 0.0], groups).as_dict()
+    assert summary["score"]["win_rate"]["value"] == pytest.approx(2 / 3)
+
+
+def test_a_failed_score_is_no_zero(tmp_path):
+    class Engine:
+        def generate(self, asked, sampling, *, num_samples, seed):
+            how = (StopReason.STOP_TOKEN, "x", 0, 0, sampling)
+            made = [Rollout((1,), (2, 3), (0.0, 0.0), *how, p) for p in asked]
+            return [type("Group", (), {"rollouts": [r]}) for r in made]
+
+    scores = iter([Score(1.0, {"right": 1.0}), Score(None), Score(0.0, {"right": 0.0})])
+    run = RunDirectory.open(tmp_path / "run", {})
+    held = HeldOut(EvaluateConfig(), prompts("abc"), lambda rows: [next(scores) for _ in rows], Engine(), Sampling(), run, seed=0)
+    assert held.at(5, 20) == {}
+    assert held.at(10, 20) == {"heldout/score": 0.5, "heldout/right": 0.5, "heldout/length": 2.0}
+    assert run.held_out() == {10: {"score": [1.0, None, 0.0], "right": [1.0, None, 0.0]}}
+
+
+def recipe(folder, **section):
+    """GRPO on replies that are to have an e; the reward is checked, so that nothing has to be trained first."""
+    data = folder / "problems.jsonl"
+    data.write_text("".join(json.dumps({"question": word, "answer": "e"}) + "\n" for word in WORDS))
+    values = {
+        "data": {"path": str(data)},
+        **{"steps": 4, "prompts_per_step": 4, "samples_per_prompt": 4, "max_new_tokens": 8, "checkpoint_every": 2},
+        "reward_source": "verifiable",
+        "verifiable": {"kind": "exact", "format_pattern": ".*e.*", "format_weight": 1.0},
+        "evaluate": {"every": 3, "prompts": 6, "samples_per_prompt": 4},
+        "optimizer": {"learning_rate": 1e-2},
+        **section,
+    }
+    return build(Recipe, {"run": str(folder / "run"), "model": {"source": "tiny", "dtype": "float32"}, "grpo": values})
+
+
+def formats(run):
+    return {row["step"]: row["scores"]["format"] for row in read_jsonl(f"{run}/grpo/heldout.jsonl")}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"ema_decay": 0.9}, {"kl": {"mode": "stop", "target": 0.01, "report": True}, "optimizer": {"learning_rate": 0.1}}],
+)
+def test_the_last_measurement_is_of_the_policy_that_is_saved(tmp_path, more):
+    made = recipe(tmp_path, **more)
+    summary = run_recipe(made, ["grpo"])["grpo"]["heldout"]
+    measured, held = formats(made.run), set_aside(prompts(WORDS), 6)[1]
+    assert set(measured) == ({0, 2} if "kl" in more else {0, 3, 4})  # beyond its target the second step is the last
+    for step, place in ((0, made.model.source), (max(measured), f"{made.run}/grpo")):
+        role, loaded = load_policy(place, made.model)
+        asked = [Prompt((user(p.text),)) for p in set_aside([Prompt((user(w),)) for w in WORDS], 6)[1]]
+        groups = local_engine(role, loaded).generate(asked, Sampling(max_new_tokens=8), num_samples=4, seed=SEED)
+        assert measured[step] == [float("e" in r.text) for g in groups for r in g.rollouts]
+    assert summary["format"]["gain"]["value"] == pytest.approx(
+        (sum(measured[max(measured)]) - sum(measured[0])) / len(measured[0])
+    )
+    assert len(held) == 6
+
+
+def test_an_interrupted_run_measures_the_same(tmp_path, monkeypatch):
+    whole, cut = (tmp_path / name for name in ("whole", "cut"))
+    whole.mkdir(), cut.mkdir()
+    run_recipe(recipe(whole), ["grpo"])
+    made, measure = recipe(cut), HeldOut.measure
+
+    def stops(self, step):
+        if step == 3:
+            raise KeyboardInterrupt
+        return measure(self, step)
+
+    monkeypatch.setattr(HeldOut, "measure", stops)
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(made, ["grpo"])
+    monkeypatch.setattr(HeldOut, "measure", measure)
+    run_recipe(made, ["grpo"])
+    assert formats(made.run) == formats(whole / "run")
+    with pytest.raises(RunError, match="evaluate"):
+        run_recipe(recipe(cut, evaluate={"every": 2}), ["grpo"])
+
+
+def test_held_out_prompts_may_come_from_data_of_their_own(tmp_path, monkeypatch):
+    other = tmp_path / "test.jsonl"
+    other.write_text("".join(json.dumps({"question": word, "answer": "e"}) + "\n" for word in ("new", "ax", "newer", "new")))
+    made = recipe(tmp_path, evaluate={"prompts": 6, "data": {"path": str(other)}})
+    asked = []
+    monkeypatch.setattr(
+        journey, "HeldOut", lambda config, test, *rest, **more: asked.extend(test) or HeldOut(config, test, *rest, **more)
+    )
+    run_recipe(made, ["grpo"])
+    assert [p.text for p in asked] == ["new", "newer"]
