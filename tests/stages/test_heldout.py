@@ -73,14 +73,14 @@ def test_a_failed_score_is_no_zero(tmp_path):
 
 
 def recipe(folder, **section):
-    """GRPO on replies that are to have an e; the reward is checked, so that nothing has to be trained first."""
+    """GRPO on replies that are to have one of thirteen letters: a checked reward, so that nothing has to be trained first."""
     data = folder / "problems.jsonl"
     data.write_text("".join(json.dumps({"question": word, "answer": "e"}) + "\n" for word in WORDS))
     values = {
         "data": {"path": str(data)},
         **{"steps": 4, "prompts_per_step": 4, "samples_per_prompt": 4, "max_new_tokens": 8, "checkpoint_every": 2},
         "reward_source": "verifiable",
-        "verifiable": {"kind": "exact", "format_pattern": ".*e.*", "format_weight": 1.0},
+        "verifiable": {"kind": "exact", "format_pattern": ".*[a-m].*", "format_weight": 1.0},
         "evaluate": {"every": 3, "prompts": 6, "samples_per_prompt": 4},
         "optimizer": {"learning_rate": 1e-2},
         **section,
@@ -99,17 +99,17 @@ def formats(run):
 def test_the_last_measurement_is_of_the_policy_that_is_saved(tmp_path, more):
     made = recipe(tmp_path, **more)
     summary = run_recipe(made, ["grpo"])["grpo"]["heldout"]
-    measured, held = formats(made.run), set_aside(prompts(WORDS), 6)[1]
+    measured = formats(made.run)
     assert set(measured) == ({0, 2} if "kl" in more else {0, 3, 4})  # beyond its target the second step is the last
     for step, place in ((0, made.model.source), (max(measured), f"{made.run}/grpo")):
         role, loaded = load_policy(place, made.model)
         asked = [Prompt((user(p.text),)) for p in set_aside([Prompt((user(w),)) for w in WORDS], 6)[1]]
         groups = local_engine(role, loaded).generate(asked, Sampling(max_new_tokens=8), num_samples=4, seed=SEED)
-        assert measured[step] == [float("e" in r.text) for g in groups for r in g.rollouts]
+        assert measured[step] == [float(any("a" <= c <= "m" for c in r.text)) for g in groups for r in g.rollouts]
     assert summary["format"]["gain"]["value"] == pytest.approx(
         (sum(measured[max(measured)]) - sum(measured[0])) / len(measured[0])
     )
-    assert len(held) == 6
+    assert 0 < sum(measured[0]) < len(measured[0]) == 24 and measured[max(measured)] != measured[0]
 
 
 def test_an_interrupted_run_measures_the_same(tmp_path, monkeypatch):

@@ -86,9 +86,9 @@ def read_journey(run: Path) -> Journey:
         raise MissingFileError(f"run directory not found: {run}. Give the folder of a run of tether.")
     notes: list[str] = []
     own = _sub_run(run, notes)
-    alone = bool(stage_kind(own))
-    folders = sorted((p for p in run.iterdir() if p.is_dir()), key=lambda p: (p.name != "ppo", p.name))
-    stages = [own] if alone else [_sub_run(p, notes) for p in folders if _holds_run(p)]
+    folders = sorted((p for p in run.iterdir() if p.is_dir() and _holds_run(p)), key=lambda p: (p.name != "ppo", p.name))
+    alone = bool(stage_kind(own)) and not folders
+    stages = [own] if alone else [_sub_run(p, notes) for p in folders]
     totals = {} if alone else own.summary
     arms = [stage for stage in stages if stage_kind(stage) == "policy"]
     if not arms and mapping(totals.get("ppo")):
