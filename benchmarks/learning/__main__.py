@@ -33,7 +33,7 @@ def show(name: str, results: list[dict[str, Any]]) -> None:
     experiment.draw(results, DOCS / "learning" / f"{name}.svg")
     page = DOCS / "learning.md"
     marked = re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end -->)", re.DOTALL)
-    page.write_text(marked.sub(lambda _: f"\n{text}\n\n", page.read_text(encoding="utf-8")), encoding="utf-8")
+    page.write_text(marked.sub(lambda _: f"\n{text}\n\n", page.read_text(encoding="utf-8"), count=1), encoding="utf-8")
 
 
 def _rounded(value: Any) -> Any:

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning.picture import COLOURS, band, figure
-from benchmarks.learning.workbench import Curve, encoder, imitate, markdown, mean, optimise, optimizer, sample, told
+from benchmarks.learning.picture import COLOURS, GREY, band, figure
+from benchmarks.learning.workbench import Curve, encoder, imitate, markdown, mean, optimise, optimizer, sample, spread, told
 
 from tether.core.protocols import RewardSource
 from tether.core.types import Demonstration, Prompt, Rollout, Score, assistant, user
@@ -34,6 +34,9 @@ ARMS: dict[str, dict[str, Any]] = {
     "Dr. GRPO": {"algorithm": "dr_grpo"},
     "GRPO, process rewards": {"algorithm": "grpo", "step_rewards": True},
 }
+OFFSET = 2.0
+"""A constant on every score: to a method with a baseline it is nothing."""
+AGAINST = "RLOO"
 Result = dict[str, Any]
 
 
@@ -74,12 +77,13 @@ class Sums:
 
     Args:
         all_lines: lines that were not written are wrong ones, at the reply's last token.
+        offset: added to every score; no ranking of replies changes.
     """
 
     name = "sums"
 
-    def __init__(self, all_lines: bool = True) -> None:
-        self.all_lines = all_lines
+    def __init__(self, all_lines: bool = True, offset: float = 0.0) -> None:
+        self.all_lines, self.offset = all_lines, offset
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [self._score(rollout) for rollout in rollouts]
@@ -93,7 +97,7 @@ class Sums:
         if self.all_lines:
             steps += [(len(rollout.response_ids) - 1, 0.0)] * (len(right) - len(written))
         solved = len(written) == len(right) and written[-1] == right[-1]
-        return Score(float(solved), steps=tuple(steps))
+        return Score(float(solved) + self.offset, steps=tuple(steps))
 
 
 def solved(rollouts: Sequence[Rollout]) -> float:
@@ -113,6 +117,9 @@ def run(seed: int, *, demonstrations: int = 8000, steps: int = 24, long: int = 2
     start = half_taught(train, seed, demonstrations)
     short, harsh = {"steps": steps, "samples_per_prompt": 8}, {"steps": long, "samples_per_prompt": 4}
     arms = {name: _trained(start, Sums(), train, test, {**short, **how, "seed": seed}, 5e-4) for name, how in ARMS.items()}
+    for name in ("REINFORCE", "RLOO"):
+        how = {**short, **ARMS[name], "seed": seed}
+        arms[f"{name}, all scores {OFFSET:g} higher"] = _trained(start, Sums(offset=OFFSET), train, test, how, 5e-4)
     arms["GRPO, random rewards"] = _trained(start, RandomReward(seed), train, test, {**short, **ARMS["GRPO"], "seed": seed}, 5e-4)
     judged = {"all lines": Sums(), "written lines": Sums(all_lines=False)}
     process = {**harsh, **ARMS["GRPO, process rewards"], "seed": seed}
@@ -141,15 +148,19 @@ def held_out(model: Any, test: Sequence[Prompt], temperature: float) -> dict[str
 
 def table(results: Sequence[Result]) -> str:
     start = [told([result["sft"][key] for result in results]) for key in ("greedy", "sampled")]
-    rows = [["half-taught", start[0], start[0], start[1]]]
+    rows = [["half-taught", start[0], start[0], start[1], ""]]
+    other = [on_the_way(result["arms"][AGAINST]) for result in results]
     for name in results[0]["arms"]:
         arms = [result["arms"][name] for result in results]
         columns = (
             told(values)
             for values in ([on_the_way(a) for a in arms], [a["curve"][-1] for a in arms], [a["sampled"] for a in arms])
         )
-        rows.append([name, *columns])
+        ahead = [on_the_way(arm) - rloo for arm, rloo in zip(arms, other, strict=True)]
+        error = spread(ahead) / len(ahead) ** 0.5
+        rows.append([name, *columns, "" if name == AGAINST else f"{mean(ahead):+.3f} ± {error:.3f}"])
     head = ("method", "held-out sums solved, greedy, mean over the training", "at its end", "sampled, at its end")
+    head = (*head, f"ahead of {AGAINST} on the way, ± standard error")
     second = [
         [name, *(" / ".join(f"{result['lines'][name][key]:.2f}" for result in results) for key in ("lines", "sampled"))]
         for name in results[0]["lines"]
@@ -167,10 +178,12 @@ def on_the_way(arm: Result) -> float:
 
 def draw(results: Sequence[Result], path: Path) -> None:
     with figure(path, 1) as (axis,):
-        for name, colour in zip(results[0]["arms"], COLOURS, strict=False):
+        colours = dict(zip(ARMS, COLOURS, strict=False))
+        for name in results[0]["arms"]:
             curves = [[result["sft"]["greedy"], *result["arms"][name]["curve"]] for result in results]
             answers = [128 * place for place in range(len(curves[0]))]
-            band(axis, answers, curves, colour, name, ":" if "random" in name else "-")
+            line = "-" if name in ARMS else ":" if "random" in name else "--"
+            band(axis, answers, curves, colours.get(name.split(",")[0] if line == "--" else name, GREY), name, line)
         axis.set_xlabel("answers seen")
         axis.set_ylabel("held-out sums solved, greedy")
         axis.legend()

@@ -3,16 +3,18 @@
 import json
 
 import pytest
+import torch
 
 from tether.assemble import Recipe, load_policy, local_engine
 from tether.core.config import build
-from tether.core.errors import DataError, RunError
+from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.rundir import RunDirectory, read_jsonl
 from tether.core.types import Message, Prompt, Rollout, Sampling, Score, StopReason, user
 from tether.evaluation.winrate import bootstrap_mean
 from tether.pipelines import journey
 from tether.pipelines.journey import run_recipe
 from tether.stages.heldout import SEED, EvaluateConfig, HeldOut, set_aside
+from tether.stages.policy_gradient import PolicyGradient
 
 WORDS = [f"{a}{b}" for a in "abcdefgh" for b in "xyz"]
 
@@ -50,7 +52,8 @@ def test_the_summary_is_of_the_same_prompts_before_and_after(tmp_path):
     for step, scores in values.items():
         run.hold_out({"step": step, "scores": {"score": scores}})
     summary = held.summary()
-    assert summary["steps"] == 3
+    assert (summary["kept_step"], summary["best_step"]) == (3, 3)
+    assert {step: found["count"] for step, found in summary["measured"].items()} == {"0": 3, "3": 4}
     assert summary["score"]["before"]["value"] == pytest.approx(1 / 3)
     assert summary["score"]["after"]["value"] == 0.75
     assert summary["score"]["gain"] == bootstrap_mean([0.0, None, 1.0, 0.0], groups).as_dict()
@@ -131,6 +134,100 @@ def test_an_interrupted_run_measures_the_same(tmp_path, monkeypatch):
     assert formats(made.run) == formats(whole / "run")
     with pytest.raises(RunError, match="evaluate"):
         run_recipe(recipe(cut, evaluate={"every": 2}), ["grpo"])
+
+
+@pytest.fixture
+def script(monkeypatch):
+    """means -> the weights at each measurement, which are those that the learner then holds."""
+    made, learners = {}, []
+    real = journey.HeldOut
+
+    class Held(real):
+        def __init__(self, *given, **named):
+            super().__init__(*given, **named)
+            learners.append(named["learner"])
+            self.judge = self.judged
+
+        def measure(self, step):
+            self.step = step
+            made[step] = [p.detach().clone() for p in learners[-1].parameters]
+            return super().measure(step)
+
+        def judged(self, rows):
+            return [Score(script.means[self.step] + 0.01 * (n % 2)) for n in range(len(rows))]
+
+    monkeypatch.setattr(journey, "HeldOut", Held)
+    script = type("Script", (), {"means": {}, "seen": made})
+    return script
+
+
+def saved(run):
+    role, _ = load_policy(f"{run}/grpo")
+    return {name: p.detach() for name, p in role.model.named_parameters() if ".policy." in name}
+
+
+def same(run, weights):
+    return all(torch.equal(a, b) for a, b in zip(saved(run).values(), weights, strict=True))
+
+
+@pytest.mark.parametrize("best", [0, 2, 3, 4])
+def test_the_best_weights_are_kept(tmp_path, script, best):
+    script.means = {step: 1.0 - (step != best) * 0.5 for step in range(5)}
+    made = recipe(tmp_path, evaluate={"every": 1, "prompts": 6, "keep": "best"})
+    summary = run_recipe(made, ["grpo"])["grpo"]["heldout"]
+    assert summary["kept_step"] == summary["best_step"] == best
+    assert same(made.run, script.seen[best])
+    assert [same(made.run, weights) for weights in script.seen.values()].count(True) == 1
+    assert summary["score"]["gain"]["value"] == pytest.approx(0.0 if best == 0 else 0.5)
+
+
+def test_without_keep_the_last_weights_stay(tmp_path, script):
+    script.means = {step: -float(step) for step in range(5)}
+    made = recipe(tmp_path, evaluate={"every": 1, "prompts": 6})
+    summary = run_recipe(made, ["grpo"])["grpo"]["heldout"]
+    assert (summary["kept_step"], summary["best_step"]) == (4, 0)
+    assert same(made.run, script.seen[4]) and not (tmp_path / "run" / "grpo" / "best").exists()
+
+
+@pytest.mark.parametrize(("means", "steps"), [([0, 1, 0.5, 0.5, 0.5], 2), ([0, 1, 0.998, 1, 0.999], 4), ([0, 1, 2, 3, 4], 4)])
+def test_training_ends_when_the_score_has_clearly_fallen(tmp_path, script, means, steps):
+    """0.002 below is within what prompts differ by from one measurement to the next: here by nothing, so they are made to."""
+    script.means = dict(enumerate(means))
+    noisy = [0.05, -0.05, 0.02, -0.02, 0.03, -0.03]
+    plain = journey.HeldOut.judged
+    journey.HeldOut.judged = lambda self, rows: [
+        Score(s.value + noise * self.step) for s, noise in zip(plain(self, rows), noisy, strict=True)
+    ]
+    made = recipe(tmp_path, evaluate={"every": 1, "prompts": 6, "keep": "best", "stop": True})
+    summary = run_recipe(made, ["grpo"])["grpo"]
+    assert summary["steps"] == steps
+    assert summary["heldout"]["best_step"] == max(range(len(means)), key=means.__getitem__)
+    assert same(made.run, script.seen[summary["heldout"]["best_step"]])
+
+
+def test_an_interrupted_run_keeps_the_same(tmp_path, script, monkeypatch):
+    """The best measurement came after the last checkpoint, and is made again."""
+    script.means = {0: 0.0, 1: 0.5, 2: 0.1, 3: 1.0, 4: 0.2}
+    made = recipe(tmp_path, evaluate={"every": 1, "prompts": 6, "keep": "best"})
+    step = PolicyGradient.step
+
+    def stops(self, prompts, number):
+        if number == 3:
+            raise KeyboardInterrupt
+        return step(self, prompts, number)
+
+    monkeypatch.setattr(PolicyGradient, "step", stops)
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(made, ["grpo"])
+    assert script.seen.pop(3)
+    monkeypatch.setattr(PolicyGradient, "step", step)
+    summary = run_recipe(made, ["grpo"])["grpo"]["heldout"]
+    assert summary["kept_step"] == 3 and same(made.run, script.seen[3])
+
+
+def test_an_average_of_weights_cannot_be_kept_too(tmp_path):
+    with pytest.raises(ConfigError, match="ema_decay"):
+        recipe(tmp_path, ema_decay=0.9, evaluate={"keep": "best"})
 
 
 def test_held_out_prompts_may_come_from_data_of_their_own(tmp_path, monkeypatch):

@@ -13,6 +13,7 @@ from tether.core.config import Config
 from tether.core.errors import MissingFileError
 from tether.data.sources import Quarantine, read
 from tether.models.config import LoraConfig, ModelConfig
+from tether.rewards.function import FunctionConfig
 from tether.rewards.verifiable import VerifiableConfig
 from tether.stages.best_of_n import BestOfNConfig
 from tether.stages.direct import REFERENCE_FREE, DirectConfig
@@ -123,10 +124,15 @@ class OnlineSection(Config):
     lora: Lora = LoraConfig()
     roles: Literal["shared", "separate"] = Field(default="shared", description="adapters on one trunk, or a model a role")
     offload: bool = Field(default=False, description=OFFLOAD)
-    reward_source: Literal["learned", "process", "verifiable", "random"] = Field(
-        default="learned", description="the [reward] stage's model, the [process] stage's, checked answers, or no information"
+    reward_source: Literal["learned", "process", "verifiable", "function", "random"] = Field(
+        default="learned",
+        description="the [reward] stage's model, the [process] stage's, checked answers, your own function, or no information",
     )
     verifiable: VerifiableConfig | None = None
+    function: FunctionConfig | None = None
+    max_failed: float = Field(
+        default=0.5, ge=0, le=1, description="share of failed scores, over the last ten steps, at which training stops"
+    )
     process_aggregate: Literal["min", "product", "last"] = Field(
         default="min", description="how a response's score is made of its steps' probabilities"
     )
@@ -139,14 +145,17 @@ class OnlineSection(Config):
             raise ValueError("roles = 'shared' needs adapters, and lora is false. Set roles = 'separate' for full fine-tuning")
         if self.roles == "shared" and self.offload:
             raise ValueError("offload moves frozen models of their own, and with roles = 'shared' there are none. Leave it out")
-        if (self.reward_source == "verifiable") != (self.verifiable is not None):
-            raise ValueError("reward_source = 'verifiable' and a table named verifiable belong together: give both or neither")
+        for name in ("verifiable", "function"):
+            if (self.reward_source == name) != (getattr(self, name) is not None):
+                raise ValueError(f"reward_source = {name!r} and a table named {name} belong together: give both or neither")
         if self.reward_source != "process" and "process_aggregate" in self.model_fields_set:
             raise ValueError("process_aggregate has no effect without reward_source = 'process'")
         if self.task is not None and (
             self.data is not None or self.verifiable is None or self.verifiable.kind != "reasoning-gym"
         ):
             raise ValueError("task makes prompts of reasoning-gym: it takes no data, and verifiable.kind must be 'reasoning-gym'")
+        if self.evaluate is not None and self.evaluate.keep == "best" and getattr(self, "ema_decay", None):
+            raise ValueError("evaluate.keep = 'best' keeps weights as they were, ema_decay ends with their average: choose one")
         if self.task is not None and self.evaluate is not None and self.evaluate.data is not None:
             raise ValueError("with a task, prompts to evaluate on are set aside from it: leave evaluate.data out")
         if self.task is None and self.verifiable is not None and self.verifiable.kind == "reasoning-gym":

@@ -16,6 +16,7 @@ from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel, load_model
 from tether.models.trunk import Role
 from tether.rewards.control import RandomReward
+from tether.rewards.function import FailureLimit, FunctionReward, load_function
 from tether.rewards.learned import LearnedReward
 from tether.rewards.process import ProcessReward
 from tether.rewards.verifiable import VerifiableReward
@@ -45,7 +46,7 @@ def online_stage(
         policy, reference, value, scorer = shared_roles(section, loaded, folder, seed)
     else:
         policy, reference, value, scorer = separate_roles(section, loaded, settings, folder, seed)
-    source = _source(section, scorer, folder, encoder, seed)
+    source = FailureLimit(_source(section, scorer, folder, encoder, seed), section.max_failed)
     engine = local_engine(policy, loaded, max_rows=section.engine_rows)
     match section:
         case PolicySection():
@@ -71,6 +72,9 @@ def _source(section: OnlineSection, scorer: Role | None, folder: Path | None, en
         return RandomReward(seed)
     if section.verifiable is not None:
         return VerifiableReward(section.verifiable)
+    if section.function is not None:
+        function = load_function(section.function.call)
+        return FunctionReward(function, batch=section.function.batch, time_limit=section.function.time_limit)
     if scorer is None or folder is None:
         stage = "reward" if section.reward_source == "learned" else "process"
         raise MissingFileError(f"reward_source = '{section.reward_source}' needs a trained model: run the {stage} stage first")

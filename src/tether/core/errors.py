@@ -31,3 +31,7 @@ class RunError(TetherError, RuntimeError):
 
 class TrainingError(TetherError, ArithmeticError):
     """Training met a number that is not finite, or cannot go on."""
+
+
+class RewardError(TrainingError):
+    """The reward source fails too often; nothing was learned from the step in which that was noticed."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, Score
+from tether.core.types import Alarm, Prompt, Rollout, RolloutGroup, Sampling, Score
 
 
 @runtime_checkable
@@ -67,9 +67,15 @@ class Learner(Protocol):
 
 
 class Monitor(Protocol):
-    """Watches a run and warns."""
+    """Watches a run and warns. `state` is what its next judgement depends on, so that a resumed run warns alike."""
 
-    def observe(self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Rollout]) -> list[str]: ...
+    def observe(
+        self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Rollout], scores: Sequence[Score]
+    ) -> list[Alarm]: ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def load_state(self, values: Mapping[str, Any]) -> None: ...
 
 
 class Tracker(Protocol):

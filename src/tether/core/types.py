@@ -202,3 +202,16 @@ class Score:
     parts: Mapping[str, float] = field(default_factory=dict)
     reason: str = ""
     steps: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Alarm:
+    """What a detector noticed at a step: a value beyond its threshold, what it means, what to do, and samples to look at."""
+
+    detector: str
+    step: int
+    value: float
+    threshold: float
+    message: str
+    advice: str
+    evidence: tuple[str, ...] = ()

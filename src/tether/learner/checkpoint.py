@@ -43,14 +43,19 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 def load_latest(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
     """The newest whole checkpoint's tensors and values, or None."""
     found = complete_checkpoints(folder)
-    if not found:
-        return None
+    return load_checkpoint(found[-1]) if found else None
+
+
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """One checkpoint's tensors and values.
+
+    Raises:
+        RunError: it is damaged.
+    """
     try:
-        return load_file(found[-1] / "state.safetensors"), read_json(found[-1] / "state.json")
+        return load_file(path / "state.safetensors"), read_json(path / "state.json")
     except Exception as error:
-        raise RunError(
-            f"checkpoint {found[-1]} is damaged ({error}). Delete that folder to go on from the one before."
-        ) from error
+        raise RunError(f"checkpoint {path} is damaged ({error}). Delete that folder to go on from the one before.") from error
 
 
 def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

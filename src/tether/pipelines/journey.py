@@ -38,7 +38,8 @@ from tether.models.config import ModelConfig
 from tether.models.loading import load_model, save_model
 from tether.pipelines.measured import Progress, current_rss_bytes, peak_rss_bytes
 from tether.pipelines.rounds import run_rounds
-from tether.rewards.verifiable import VerifiableReward, problem_prompt, reasoning_gym_prompts
+from tether.rewards.function import FailureLimit
+from tether.rewards.verifiable import problem_prompt, reasoning_gym_prompts
 from tether.stages.direct import Direct, DirectConfig
 from tether.stages.heldout import HeldOut, set_aside
 from tether.stages.kto import KTO, KTOConfig
@@ -184,7 +185,8 @@ def run_online(
     if section.evaluate is not None:
         how = stage.config.sampling if section.evaluate.temperature is None else None
         how = how or replace(stage.config.sampling, temperature=section.evaluate.temperature)
-        evaluation = HeldOut(section.evaluate, test, judge, stage.engine, how, run, seed=seed, name="gold" if gold else "heldout")
+        named = {"learner": stage.learner, "name": "gold" if gold else "heldout"}
+        evaluation = HeldOut(section.evaluate, test, judge, stage.engine, how, run, seed=seed, **named)
 
     def on_step(step: int, metrics: dict[str, float]) -> dict[str, float]:
         measured = evaluation.at(step, stage.config.steps) if evaluation is not None else {}
@@ -192,14 +194,18 @@ def run_online(
 
     if evaluation is not None and not run.held_out():
         evaluation.measure(0)
-    summary = stage.train(rows, run, on_step=on_step, progress=progress)
+    summary = stage.train(rows, run, on_step=on_step, ended=evaluation.fallen if evaluation else None, progress=progress)
     if evaluation is not None:
         if summary["steps"] not in run.held_out() or stage.average.tensors:  # stopped early, or not those weights
             stage.engine.update_weights(summary["steps"] + 1)
             evaluation.measure(summary["steps"])
+        if evaluation.learner is not None:
+            evaluation.restore()
         summary[evaluation.name] = evaluation.summary()
-    if isinstance(stage.reward, VerifiableReward):
-        stage.reward.close()
+    assert isinstance(stage.reward, FailureLimit)
+    stage.reward.close()
+    if stage.reward.reasons:
+        summary["failed_rewards_by_reason"] = dict(stage.reward.reasons.most_common(10))
     save_trained(stage.policy, loaded, folder / "policy", kind="policy", base=model.source)
     return _finish(run, summary, quarantine)
 

@@ -19,7 +19,8 @@ from tether.core.errors import RunError
 from tether.report.answers import answer_groups, training_samples
 from tether.report.figures import CURVES, HEALTH, cost_figures, curve_figures, goodhart_figures, parts_figures, policy_figures
 from tether.report.model_figures import accuracy_figures, loss_figures, reliability_figures
-from tether.report.narrative import Part, arm_table, decimal, gold_parts, reward_facts, tiles, verdict
+from tether.report.narrative import Part, decimal, gold_parts, verdict
+from tether.report.numbers import arm_table, reward_facts, tiles
 from tether.report.plotting import Figure
 from tether.report.reading import Journey, SubRun, mapping, number, printable, read_journey
 

@@ -230,10 +230,11 @@ class BestOfN:
         run: RunDirectory,
         *,
         on_step: Callable[[int, dict[str, float]], dict[str, float]] | None = None,
+        ended: Callable[[], bool] | None = None,
         progress: Callable[[int, int, Any], None] | None = None,
     ) -> dict[str, Any]:
         """See policy.train."""
-        return train(self, prompts, run, on_step=on_step, progress=progress)
+        return train(self, prompts, run, on_step=on_step, ended=ended, progress=progress)
 
     def state(self) -> dict[str, Any]:
         return {}

@@ -5,16 +5,19 @@ from __future__ import annotations
 import hashlib
 import statistics
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, Protocol
 
+import torch
 from pydantic import Field
+from torch import Tensor
 
 from tether.core.config import Config
 from tether.core.errors import DataError
 from tether.core.protocols import Engine
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Rollout, Sampling, Score
-from tether.evaluation.winrate import bootstrap_mean, win_rate
+from tether.evaluation.winrate import Estimate, bootstrap_mean, win_rate
+from tether.learner.checkpoint import load_checkpoint, save_checkpoint
 
 SEED = 7919
 """Added to the stage's: the held-out samples share no randomness with those of training."""
@@ -30,6 +33,12 @@ class EvaluateConfig(Config):
     samples_per_prompt: int = Field(default=1, ge=1)
     temperature: float | None = Field(
         default=None, ge=0, description="unset: that of the training; 0: always the likeliest token"
+    )
+    keep: Literal["last", "best"] = Field(
+        default="last", description="best: end with the weights of the highest measurement, those of the start among them"
+    )
+    stop: bool = Field(
+        default=False, description="end the training when the score has fallen below its highest, clear of the 95% interval"
     )
 
 
@@ -48,6 +57,12 @@ def set_aside(prompts: Sequence[Prompt], count: int) -> tuple[list[Prompt], list
         )
     held_out = set(order[:count])
     return [p for p in prompts if p.messages not in held_out], [different[messages] for messages in order[:count]]
+
+
+class Keeper(Protocol):
+    """What trains: its parameters are what the best of are kept."""
+
+    parameters: Sequence[Tensor]
 
 
 class HeldOut:
@@ -69,10 +84,13 @@ class HeldOut:
         run: RunDirectory,
         *,
         seed: int,
+        learner: Keeper | None = None,
         name: str = "heldout",
     ) -> None:
         self.config, self.prompts, self.judge, self.engine = config, prompts, judge, engine
         self.sampling, self.run, self.seed, self.name = sampling, run, seed + SEED, name
+        self.learner = learner if config.keep == "best" else None
+        self.groups = [str(i) for i in range(len(prompts)) for _ in range(config.samples_per_prompt)]
 
     def measure(self, step: int) -> dict[str, float]:
         """Answer, score and note down; the metrics of that."""
@@ -81,7 +99,11 @@ class HeldOut:
         scores = self.judge(rollouts)
         columns = {"score": [s.value for s in scores]}
         columns |= {part: [s.parts.get(part) for s in scores] for part in scores[0].parts}
+        best = self.best
         self.run.hold_out({"step": step, "name": self.name, "scores": columns})
+        if self.learner is not None and self.best != best:
+            tensors = {str(i): p for i, p in enumerate(self.learner.parameters)}
+            save_checkpoint(self.run.path / "best", step, tensors, {}, keep=2)  # a resumed run may have to fall back on the older
         means = {f"{self.name}/{key}": statistics.fmean(known) for key, values in columns.items() if (known := _known(values))}
         return {**means, f"{self.name}/length": statistics.fmean(len(r.response_ids) for r in rollouts)}
 
@@ -89,21 +111,50 @@ class HeldOut:
         """The measurement of a step, where one is due."""
         return self.measure(step) if step % self.config.every == 0 or step == last else {}
 
+    @property
+    def best(self) -> int | None:
+        """The step of the highest mean score; the first of equals."""
+        means = {step: statistics.fmean(known) for step, rows in self.run.held_out().items() if (known := _known(rows["score"]))}
+        return max(sorted(means), key=means.__getitem__, default=None)
+
+    def fallen(self) -> bool:
+        """Whether training should end: the last measurement lies below the best one, prompt by prompt, clear of the interval."""
+        best = self.best
+        if not self.config.stop or best is None:
+            return False
+        measured = self.run.held_out()
+        change = self._change(measured[best]["score"], measured[max(measured)]["score"])
+        return change is not None and change.high < 0
+
+    def restore(self) -> None:
+        """Put the best weights in place."""
+        assert self.learner is not None
+        tensors, _ = load_checkpoint(self.run.path / "best" / f"step-{self.best:06d}")
+        with torch.no_grad():
+            for index, parameter in enumerate(self.learner.parameters):
+                parameter.copy_(tensors[str(index)])
+
+    def _change(self, before: Sequence[float | None], after: Sequence[float | None]) -> Estimate | None:
+        gains = [None if a is None or b is None else b - a for a, b in zip(before, after, strict=True)]
+        return bootstrap_mean(gains, self.groups) if _known(gains) else None
+
     def summary(self) -> dict[str, Any]:
         """Score and parts at the first and the last measurement, and what was gained on the same prompts, with intervals."""
         measured = self.run.held_out()
-        first, last = measured[min(measured)], measured[max(measured)]
-        groups = [str(i) for i in range(len(self.prompts)) for _ in range(self.config.samples_per_prompt)]
-        result: dict[str, Any] = {"judge": self.name, "num_prompts": len(self.prompts), "steps": max(measured)}
+        kept = self.best if self.learner is not None else max(measured)
+        assert kept is not None
+        first, last = measured[min(measured)], measured[kept]
+        means = {step: bootstrap_mean(rows["score"], self.groups).as_dict() for step, rows in sorted(measured.items())}
+        result: dict[str, Any] = {"judge": self.name, "num_prompts": len(self.prompts), "kept_step": kept, "best_step": self.best}
+        result["measured"] = {str(step): mean for step, mean in means.items()}
         for key in first.keys() & last.keys():
-            pairs = [(a, b) for a, b in zip(first[key], last[key], strict=True)]
-            gains = [None if a is None or b is None else b - a for a, b in pairs]
-            if any(gain is not None for gain in gains):
+            gain = self._change(first[key], last[key])
+            if gain is not None:
                 result[key] = {
-                    "before": bootstrap_mean(first[key], groups).as_dict(),
-                    "after": bootstrap_mean(last[key], groups).as_dict(),
-                    "gain": bootstrap_mean(gains, groups).as_dict(),
-                    "win_rate": win_rate(last[key], first[key], groups=groups).as_dict(),
+                    "before": bootstrap_mean(first[key], self.groups).as_dict(),
+                    "after": bootstrap_mean(last[key], self.groups).as_dict(),
+                    "gain": gain.as_dict(),
+                    "win_rate": win_rate(last[key], first[key], groups=self.groups).as_dict(),
                 }
         return result
 

@@ -165,10 +165,11 @@ class OnlineDirect:
         run: RunDirectory,
         *,
         on_step: Callable[[int, dict[str, float]], dict[str, float]] | None = None,
+        ended: Callable[[], bool] | None = None,
         progress: Callable[[int, int, Any], None] | None = None,
     ) -> dict[str, Any]:
         """See policy.train."""
-        summary = train(self, prompts, run, on_step=on_step, progress=progress)
+        summary = train(self, prompts, run, on_step=on_step, ended=ended, progress=progress)
         totals = {key: sum(row[f"pairs/{key}"] for row in run.metrics()) for key in ("used", "tied", "failed")}
         return {**summary, "pairs": totals}
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tether.core.errors import DataError, TrainingError
+from tether.core.errors import DataError, RewardError, TrainingError
 from tether.core.protocols import Engine
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Rollout, Score
@@ -117,20 +117,32 @@ def train(
     run: RunDirectory,
     *,
     on_step: Callable[[int, dict[str, float]], dict[str, float]] | None = None,
+    ended: Callable[[], bool] | None = None,
     progress: Callable[[int, int, Any], None] | None = None,
 ) -> dict[str, Any]:
-    """Train, or go on training, in `run`. `on_step` may add metrics (gold scores, alarms) before they are logged.
+    """Train, or go on training, in `run`.
+
+    Args:
+        on_step: may add metrics (gold scores, alarms) before they are logged.
+        ended: asked after every step whether it was the last.
 
     Raises:
         DataError: there are no prompts.
+        RewardError: the reward source fails too often; the last whole step is saved.
     """
     config, start = stage.config, time.perf_counter()
     if not prompts:
         raise DataError(f"{type(stage).__name__} needs at least one prompt")
+    stops = lambda: stage.state().get("stopped") or (ended is not None and ended())  # noqa: E731
     for number in range(_resume(stage, run), config.steps):
-        if stage.state().get("stopped"):
+        if stops():
             break
-        metrics, rollouts, scores = stage.step(prompts_of(prompts, config, number), number)
+        try:
+            metrics, rollouts, scores = stage.step(prompts_of(prompts, config, number), number)
+        except RewardError:
+            if number:
+                _save(stage, run, number)
+            raise
         if on_step is not None:
             metrics.update(on_step(number + 1, metrics))
         run.log(metrics, number + 1)
@@ -138,8 +150,7 @@ def train(
             {"step": number + 1, "prompt": r.prompt.text, "response": r.text, "proxy": s.value, "stop": r.stop_reason.value}
             for r, s in list(zip(rollouts, scores, strict=True))[: config.sample_rows]
         )
-        ended = number + 1 == config.steps or stage.state().get("stopped")
-        if (number + 1) % config.checkpoint_every == 0 or ended:
+        if (number + 1) % config.checkpoint_every == 0 or number + 1 == config.steps or stops():
             _save(stage, run, number + 1)
         if progress:
             progress(number + 1, config.steps, metrics)

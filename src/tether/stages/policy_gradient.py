@@ -342,10 +342,11 @@ class PolicyGradient:
         run: RunDirectory,
         *,
         on_step: Callable[[int, dict[str, float]], dict[str, float]] | None = None,
+        ended: Callable[[], bool] | None = None,
         progress: Callable[[int, int, Any], None] | None = None,
     ) -> dict[str, Any]:
         """See policy.train."""
-        summary = train(self, prompts, run, on_step=on_step, progress=progress)
+        summary = train(self, prompts, run, on_step=on_step, ended=ended, progress=progress)
         return {**summary, "kl_coefficient": self.kl_coefficient}
 
     def state(self) -> dict[str, Any]:

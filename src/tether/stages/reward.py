@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from pydantic import Field
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tether.algorithms.preference_losses import bradley_terry_loss, centering_penalty
 from tether.core.config import Config
+from tether.core.errors import TrainingError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison
 from tether.data.batches import make_batch
@@ -48,13 +49,27 @@ class RewardConfig(Config):
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4)
 
 
-class RewardModeling:
-    """Trains a role with a scalar head; afterwards its scores have mean zero on responses of the first training prompts."""
+class Split(NamedTuple):
+    """What to train on and what to judge by, the reasons for what was left out, and the held-out ties."""
 
-    def __init__(self, config: RewardConfig, role: Role, encoder: ChatEncoder) -> None:
+    train: list[Ranking]
+    test: list[Ranking]
+    skipped: dict[str, int]
+    heldout_ties: int
+
+
+class RewardModeling:
+    """Trains a role with a scalar head; afterwards its scores have mean zero on responses of the first training prompts.
+
+    Args:
+        order_seed: of the order of the training rows; unset: the config's seed, which always decides what is held out.
+    """
+
+    def __init__(self, config: RewardConfig, role: Role, encoder: ChatEncoder, *, order_seed: int | None = None) -> None:
         self.config = config
         self.role = role
         self.encoder = encoder
+        self.order_seed = config.seed if order_seed is None else order_seed
         self.learner: LocalLearner | None = None
         self._known: dict[tuple[int, ...], float] = {}
 
@@ -127,16 +142,27 @@ class RewardModeling:
         Raises:
             DataError: no comparison can be used.
         """
-        start, config = time.perf_counter(), self.config
-        train, test, skipped, heldout_ties = prepare_comparisons(
-            comparisons,
-            self.encoder,
-            config.max_length,
-            "reward.max_length",
-            heldout_fraction=config.heldout_fraction,
-            seed=config.seed,
+        return self.fit(self.split(comparisons), run, progress)
+
+    def split(self, comparisons: Sequence[Comparison]) -> Split:
+        """Comparisons encoded and parted by prompt; the same for every order of training."""
+        config = self.config
+        return Split(
+            *prepare_comparisons(
+                comparisons,
+                self.encoder,
+                config.max_length,
+                "reward.max_length",
+                heldout_fraction=config.heldout_fraction,
+                seed=config.seed,
+            )
         )
-        plan = plan_updates(len(train), config.prompts_per_update, config.epochs, config.seed)
+
+    def fit(self, split: Split, run: RunDirectory, progress: Callable[[int, int, Any], None] | None = None) -> dict[str, Any]:
+        """`train` on rows that are already encoded."""
+        start, config = time.perf_counter(), self.config
+        train, test, skipped, heldout_ties = split
+        plan = plan_updates(len(train), config.prompts_per_update, config.epochs, self.order_seed)
         self.learner = LocalLearner(self.role.parameters(), config.optimizer, len(plan))
 
         def evaluated() -> dict[str, float]:
@@ -182,6 +208,23 @@ class RewardModeling:
         assert self.role.head is not None
         values = [v for row in self.scores(rankings[:limit]) for v in row]
         self.role.head.offset += statistics.fmean(values) / float(self.role.head.scale)
+        self._known.clear()
+
+    def standardize(self, rankings: Sequence[Ranking], limit: int = 128) -> None:
+        """Set the head's offset and scale so that scores of (some of) these responses have mean 0 and deviation 1.
+
+        Differences of scores are no longer log-odds then.
+
+        Raises:
+            TrainingError: all scores are the same.
+        """
+        assert self.role.head is not None
+        head, values = self.role.head, [v for row in self.scores(rankings[:limit]) for v in row]
+        deviation = statistics.pstdev(values)
+        if not deviation > 0:
+            raise TrainingError("a reward model gives every response the same score. Train longer, or with a higher learning rate.")
+        head.offset += statistics.fmean(values) / float(head.scale)
+        head.scale /= deviation
         self._known.clear()
 
     def rankings(self, comparisons: Sequence[Comparison]) -> tuple[list[Ranking], dict[str, int]]:

@@ -1,0 +1,148 @@
+"""Reward functions that misbehave: what they spoil is left out, counted and named; too much of it ends the run in order."""
+
+import math
+import time
+
+import pytest
+
+from tether.assemble import Recipe
+from tether.core.config import build
+from tether.core.errors import ConfigError, MissingFileError, RewardError
+from tether.core.rundir import read_json, read_jsonl
+from tether.core.types import Prompt, Rollout, Sampling, Score, StopReason, user
+from tether.pipelines.journey import run_recipe
+from tether.rewards.control import RandomReward
+from tether.rewards.function import FailureLimit, FunctionReward, load_function
+
+ASKED = [
+    Rollout((1,), (n + 2,), (0.0,), StopReason.STOP_TOKEN, f"answer {n}", 0, 0, Sampling(), Prompt((user(f"q{n}"),)))
+    for n in range(6)
+]
+
+
+def hangs(prompts, responses):
+    time.sleep(60)
+
+
+def raises(prompts, responses):
+    raise SystemExit("no more")
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (raises, "raised SystemExit: no more"),
+        (hangs, "gave no answer within 0.2 s"),
+        (lambda p, r: [1.0], r"returned 1 scores for 3 responses"),
+        (lambda p, r: 1.0, "returned a float, not a list of numbers"),
+        (lambda p, r: ["good"] * len(r), "returned a str, not a number"),
+        (lambda p, r: [math.nan] * len(r), "returned nan"),
+        (lambda p, r: [-math.inf] * len(r), "returned -inf"),
+        (lambda p, r: [None] * len(r), "gave no score"),
+        (lambda p, r: [[1.0]] * len(r), "returned a list, not a number"),
+    ],
+)
+def test_what_cannot_be_used_is_a_failed_score_with_its_reason(function, reason):
+    def sometimes(prompts, responses):
+        return function(prompts, responses) if responses[0] == "answer 0" else [len(r) for r in responses]
+
+    scores = FunctionReward(sometimes, batch=3, time_limit=0.2).score(ASKED)
+    assert [s.value for s in scores] == [None, None, None, 8.0, 8.0, 8.0]
+    assert all(reason in s.reason for s in scores[:3])
+
+
+def test_scores_and_their_parts_come_through_in_order():
+    def function(prompts, responses):
+        assert [p.text[1:] for p in prompts] == [r.split()[1] for r in responses]
+        return [Score(float(r.split()[1]), {"kind": 1.0}) for r in responses]
+
+    scores = FunctionReward(function, batch=4).score(ASKED)
+    assert [s.value for s in scores] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0] and scores[0].parts == {"kind": 1.0}
+
+
+class Failing:
+    name = "failing"
+
+    def __init__(self, plan):
+        self.plan = iter(plan)
+
+    def score(self, rollouts):
+        bad = next(self.plan)
+        return [Score(None, reason="broken") if n < bad else Score(1.0) for n in range(len(rollouts))]
+
+
+def test_the_limit_is_on_the_last_ten_calls():
+    source = FailureLimit(Failing([0, 6, 3, *[0] * 10, 6, 6]), 0.5)
+    for _ in range(14):
+        source.score(ASKED)
+    assert source.reasons == {"broken": 15}
+    strict = FailureLimit(Failing([0, 1]), 0.0)
+    strict.score(ASKED)
+    with pytest.raises(RewardError, match=r"1 of the last 12 scores failed, more than max_failed = 0: broken \(1 times\)"):
+        strict.score(ASKED)
+
+
+def test_scores_missing_altogether_are_an_error():
+    class Short(RandomReward):
+        def score(self, rollouts):
+            return super().score(rollouts)[1:]
+
+    with pytest.raises(RewardError, match="gave 5 scores for 6 responses"):
+        FailureLimit(Short(), 0.5).score(ASKED)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        ("nothing", ConfigError, "module:name"),
+        ("no.such.module:f", ConfigError, "cannot be imported: ModuleNotFoundError"),
+        ("math:nothing", ConfigError, "no function 'nothing'"),
+        ("math:pi", ConfigError, "no function 'pi'"),
+        ("not/there.py:f", MissingFileError, "not there"),
+    ],
+)
+def test_names_that_lead_nowhere(call, error, message):
+    with pytest.raises(error, match=message):
+        load_function(call)
+
+
+def recipe(tmp_path, body, **section):
+    (tmp_path / "mine.py").write_text(body)
+    (tmp_path / "prompts.jsonl").write_text("".join(f'{{"prompt": "p{n}"}}\n' for n in range(12)))
+    values = {
+        **{"data": {"path": str(tmp_path / "prompts.jsonl")}, "steps": 4, "prompts_per_step": 4, "samples_per_prompt": 4},
+        **{"max_new_tokens": 6, "checkpoint_every": 2, "reward_source": "function", "optimizer": {"learning_rate": 1e-2}},
+        **{"function": {"call": f"{tmp_path}/mine.py:reward", "batch": 4, "time_limit": 0.5}, **section},
+    }
+    return build(Recipe, {"run": str(tmp_path / "run"), "model": {"source": "tiny", "dtype": "float32"}, "grpo": values})
+
+
+GOOD = "def reward(prompts, responses):\n    return [float(len(r)) for r in responses]\n"
+COUNTING = """
+from pathlib import Path
+CALLS = Path(__file__).with_name("calls")
+def reward(prompts, responses):
+    CALLS.write_text(str(int(CALLS.read_text()) + 1 if CALLS.exists() else 1))
+    if int(CALLS.read_text()) {when}:
+        raise ValueError("the judge is away")
+    return [float(len(r)) for r in responses]
+"""
+
+
+def test_a_run_goes_on_without_the_scores_that_failed(tmp_path):
+    made = recipe(tmp_path, COUNTING.format(when="% 4 == 0"))  # a fourth of every step
+    summary = run_recipe(made, ["grpo"])["grpo"]
+    rows = list(read_jsonl(f"{made.run}/grpo/metrics.jsonl"))
+    assert [row["reward/failed"] for row in rows] == [4.0] * 4 and summary["failed_rewards"] == 16
+    assert summary["failed_rewards_by_reason"] == {"the reward function raised ValueError: the judge is away": 16}
+
+
+def test_too_many_failures_end_it_with_a_checkpoint_from_which_it_goes_on(tmp_path):
+    how = {"max_failed": 0.3, "checkpoint_every": 100}
+    with pytest.raises(RewardError, match=r"16 of the last 48 scores failed, more than max_failed = 0.3: .* the judge is away"):
+        run_recipe(recipe(tmp_path, COUNTING.format(when="> 8"), **how), ["grpo"])
+    (state,) = (tmp_path / "run" / "grpo" / "checkpoints").glob("step-*")
+    assert read_json(state / "state.json")["step"] == 2 and (state / "COMPLETE").is_file()
+    mended = recipe(tmp_path, GOOD, **how)
+    run_recipe(mended, ["grpo"])
+    assert [row["step"] for row in read_jsonl(f"{mended.run}/grpo/metrics.jsonl")] == [1, 2, 3, 4]
