@@ -25,8 +25,8 @@ def step_cross_entropy(
 
     Equation: ``Σ_known [−q log σ(z) − (1 − q) log σ(−z)] / denominator`` of one logit a step, and
     ``Σ_known −Σ_c q_c log softmax(z)_c / denominator`` of several.
-    Paper: Lightman et al. 2023, https://arxiv.org/abs/2305.20050, section 2.6 (right, neutral, wrong); soft ``q``, the share of
-    roll-outs from a step that end right: Wang et al. 2024, https://arxiv.org/abs/2312.08935, section 3.3.
+    Paper: Lightman et al. 2023, https://arxiv.org/abs/2305.20050 (right, neutral, wrong); soft ``q``, the share of
+    roll-outs from a step that end right: Wang et al. 2024, https://arxiv.org/abs/2312.08935.
     Shapes: logits and targets (steps,), or (steps, classes) with targets that sum to 1; known (steps,); nats.
     Raises: ``ValueError`` when the shapes differ.
     Trap: the denominator counts known *steps*, of the whole update: a mean over each solution's steps, or over a micro-batch,
@@ -44,7 +44,7 @@ def right_probabilities(logits: Float[Tensor, "steps *classes"]) -> Float[Tensor
     """Read the probability that each step is not wrong.
 
     Equation: ``σ(z)`` of one logit; ``1 − softmax(z)_0`` of several, whose first class is *wrong*.
-    Paper: Lightman et al. 2023, https://arxiv.org/abs/2305.20050, appendix F: a neutral step passes.
+    Paper: Lightman et al. 2023, https://arxiv.org/abs/2305.20050: a neutral step passes.
     Shapes: (steps,) or (steps, classes) -> (steps,).
     Trap: after soft labels this is the chance that somebody who goes on from here ends right, not that the step is right.
     """
@@ -59,8 +59,8 @@ def aggregate_steps(
     """Put the probabilities of a solution's steps together to one score.
 
     Equation: ``min_k p_k``, ``Π_k p_k``, or ``p`` of the last known step.
-    Paper: Lightman et al. 2023, https://arxiv.org/abs/2305.20050, appendix F (product and minimum); Wang et al. 2024,
-    https://arxiv.org/abs/2312.08935, section 3.4 (minimum).
+    Paper: Lightman et al. 2023, https://arxiv.org/abs/2305.20050 (product and minimum); Wang et al. 2024,
+    https://arxiv.org/abs/2312.08935 (minimum).
     Shapes: (batch, steps) -> (batch,), in [0, 1]; NaN for a response without a known step.
     Raises: ``ValueError`` when the shapes differ.
     Trap: the product falls with every step: a policy that is trained on it learns to write few and long ones.

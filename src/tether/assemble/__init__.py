@@ -29,6 +29,7 @@ from tether.assemble.sections import (
     RoundsSection,
     SFTSection,
     TaskConfig,
+    WatchSection,
     describe_sections,
     load_rows,
 )
@@ -55,6 +56,7 @@ __all__ = [
     "RoundsSection",
     "SFTSection",
     "TaskConfig",
+    "WatchSection",
     "describe_sections",
     "direct_roles",
     "encoder_of",

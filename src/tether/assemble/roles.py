@@ -16,17 +16,19 @@ from tether.assemble.sections import (
     ProcessSection,
     RewardSection,
 )
-from tether.core.errors import MissingFileError
+from tether.core.errors import ConfigError, MissingFileError
 from tether.data.chat import ChatEncoder
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, add_adapter, keep_on_host, load_model, load_on_host, pick_device
-from tether.models.saving import attach_adapter, check_same_trunk, load_head, read_role, save_role
+from tether.models.saving import attach_adapter, check_same_trunk, load_head, member_folders, read_role, save_role
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 
-Roles = tuple[Role, Role | None, Role | None, Role | None]
-"""Policy, reference, value, reward."""
+Roles = tuple[Role, Role | None, Role | None, tuple[Role, ...]]
+"""Policy, reference, value, and what scores: nothing, one reward model, or the members of an ensemble."""
+MEMBER_STRIDE = 1000
+"""Between the seeds of an ensemble's members, so that ensembles of neighbouring seeds have none in common."""
 
 
 def encoder_of(loaded: LoadedModel) -> ChatEncoder:
@@ -59,14 +61,26 @@ def sft_role(loaded: LoadedModel, lora: Lora, seed: int) -> Role:
     return Role(add_adapter(loaded.model, "sft", lora, seed=seed), "sft")
 
 
-def reward_role(loaded: LoadedModel, section: RewardSection | ProcessSection, seed: int) -> Role:
-    """The trunk with a head."""
+def reward_role(loaded: LoadedModel, section: RewardSection | ProcessSection, seed: int, member: int | None = None) -> Role:
+    """The trunk with a head; `member` numbers those of an ensemble, each with an adapter of another seed.
+
+    Heads have other seeds too, unless weights will be averaged: what one head's adapter learned means nothing to another head.
+    """
     hidden = loaded.model.config.get_text_config().hidden_size
     outputs = section.outputs if isinstance(section, ProcessSection) else 1
-    head = ScalarHead(hidden, zero=False, dropout=section.head_dropout, seed=seed, outputs=outputs).to(loaded.model.device)
+    own = seed + MEMBER_STRIDE * (member or 0)
+    start = seed if isinstance(section, RewardSection) and section.average else own
+    head = ScalarHead(hidden, zero=False, dropout=section.head_dropout, seed=start, outputs=outputs).to(loaded.model.device)
     if section.lora is False:
         return Role(loaded.model, head=head)
-    return Role(add_adapter(loaded.model, "reward", section.lora, seed=seed), "reward", head)
+    name = "reward" if member is None else f"reward-{member}"
+    return Role(add_adapter(loaded.model, name, section.lora, seed=own), name, head)
+
+
+def member_role(loaded: LoadedModel, folder: Path, member: int) -> Role:
+    """A trained member of an ensemble, on this trunk."""
+    name = f"reward-{member}"
+    return Role(_attached(loaded.model, loaded, folder, name), name, load_head(folder, loaded.model.device))
 
 
 def direct_roles(
@@ -90,21 +104,44 @@ def shared_roles(section: OnlineSection, loaded: LoadedModel, reward_folder: Pat
     from_reward = isinstance(section, PolicySection) and section.value_init == "reward"
     model, device = loaded.model, loaded.model.device
     hidden = model.config.get_text_config().hidden_size
-    if reward_folder is not None:
-        description = read_role(reward_folder)
-        if description["adapter"] is None:
-            raise MissingFileError(f"{reward_folder} holds a whole model, not an adapter. Use roles = 'separate'.")
-        check_same_trunk(description, loaded, encoder_of(loaded).describe(), reward_folder)
-        model = attach_adapter(model, reward_folder, "reward")
-        if from_reward:
-            model = attach_adapter(model, reward_folder, "value")
+    folders = _scorer_folders(section, reward_folder)
+    for name, folder in folders.items():
+        if read_role(folder)["adapter"] is None:
+            raise MissingFileError(f"{folder} holds a whole model, not an adapter. Use roles = 'separate'.")
+        model = _attached(model, loaded, folder, name)
+    if from_reward and reward_folder is not None:
+        model = attach_adapter(model, reward_folder, "value")
     model = add_adapter(model, "policy", section.lora, seed=seed)
-    reward = Role(model, "reward", load_head(reward_folder, device)) if reward_folder is not None else None
-    if from_reward and reward is not None:
-        value = Role(model, "value", copy.deepcopy(reward.head))
+    reward = tuple(Role(model, name, load_head(folder, device)) for name, folder in folders.items())
+    if from_reward and reward:
+        value = Role(model, "value", copy.deepcopy(reward[0].head))
     else:
         value = Role(model, "policy", ScalarHead(hidden).to(device)) if critic else None
     return Role(model, "policy"), Role(model), value, reward
+
+
+def _scorer_folders(section: Any, folder: Path | None) -> dict[str, Path]:
+    """The names of the adapters that score, and the folder of each.
+
+    Raises:
+        ConfigError: the value is to start as a copy of the reward model, and there are several.
+    """
+    folders = [] if folder is None else member_folders(folder)
+    if len(folders) > 1 and isinstance(section, PolicySection) and section.value_init == "reward":
+        raise ConfigError(
+            f"value_init = 'reward' copies one model, and {folder} is an ensemble. Use 'zero', or average its weights."
+        )
+    return {_scorer_name(number, len(folders)): path for number, path in enumerate(folders)}
+
+
+def _scorer_name(number: int, count: int) -> str:
+    return f"reward-{number}" if count > 1 else "reward"
+
+
+def _attached(model: Any, loaded: LoadedModel, folder: Path, name: str) -> Any:
+    """`model` with the adapter in `folder`, if it belongs to this trunk."""
+    check_same_trunk(read_role(folder), loaded, encoder_of(loaded).describe(), folder)
+    return attach_adapter(model, folder, name)
 
 
 def separate_roles(section: Any, loaded: LoadedModel, settings: ModelConfig, reward_folder: Path | None, seed: int) -> Roles:
@@ -112,11 +149,12 @@ def separate_roles(section: Any, loaded: LoadedModel, settings: ModelConfig, rew
     device, hidden = loaded.model.device, loaded.model.config.get_text_config().hidden_size
     critic = isinstance(section, PolicySection) and section.critic
     reference = Role(_frozen(settings, seed, section.offload)) if section.needs_reference else None
-    reward = load_scorer(reward_folder, settings, section.offload)[0] if reward_folder is not None else None
+    _scorer_folders(section, reward_folder)
+    reward = load_scorer(reward_folder, settings, section.offload)[0] if reward_folder is not None else ()
     if not critic:
         value = None
     elif section.value_init == "reward" and reward_folder is not None:
-        value = load_scorer(reward_folder, settings)[0]
+        ((value,), _) = load_scorer(reward_folder, settings)
     elif section.lora is False:
         value = Role(load_model(settings, seed=seed).model, head=ScalarHead(hidden).to(device))
     else:
@@ -134,20 +172,21 @@ def _frozen(settings: ModelConfig, seed: int, offload: bool) -> Any:
     return keep_on_host(load_on_host(settings, seed=seed).model, pick_device(settings.device))
 
 
-def load_scorer(folder: Path, settings: ModelConfig, offload: bool = False) -> tuple[Role, LoadedModel]:
-    """A trained reward model on a base of its own."""
-    description = read_role(folder)
+def load_scorer(folder: Path, settings: ModelConfig, offload: bool = False) -> tuple[tuple[Role, ...], LoadedModel]:
+    """A trained reward model, or all members of an ensemble, on a base of their own."""
+    folders = _scorer_folders(None, folder)
+    description = read_role(next(iter(folders.values())))
     whole = description["adapter"] is None
     source = str(folder / "model") if whole else description["base"]
     loaded = (load_on_host if offload else load_model)(settings.model_copy(update={"source": source, "fallback": None}))
     device = pick_device(settings.device)
     model = loaded.model
     if not whole:
-        check_same_trunk(description, loaded, encoder_of(loaded).describe(), folder)
-        model = attach_adapter(model, folder, "reward")
+        for name, path in folders.items():
+            model = _attached(model, loaded, path, name)
     if offload:
         keep_on_host(model, device)
-    return Role(model, None if whole else "reward", load_head(folder, device)), loaded
+    return tuple(Role(model, None if whole else name, load_head(path, device)) for name, path in folders.items()), loaded
 
 
 def load_policy(path: str, settings: ModelConfig | None = None) -> tuple[Role, LoadedModel]:

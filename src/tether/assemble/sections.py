@@ -13,6 +13,9 @@ from tether.core.config import Config
 from tether.core.errors import MissingFileError
 from tether.data.sources import Quarantine, read
 from tether.models.config import LoraConfig, ModelConfig
+from tether.monitoring.detectors import DETECTORS
+from tether.monitoring.watch import WatchConfig
+from tether.rewards.classifier import ClassifierConfig
 from tether.rewards.function import FunctionConfig
 from tether.rewards.verifiable import VerifiableConfig
 from tether.stages.best_of_n import BestOfNConfig
@@ -63,6 +66,25 @@ class RewardSection(RewardConfig):
     data: DataConfig | None = None
     test: dict[str, DataConfig] = Field(default_factory=dict, description="further held-out comparisons, evaluated by name")
     lora: Lora = LoraConfig()
+    members: int = Field(
+        default=1, ge=1, description="more than one: an ensemble on one trunk, with seeds and orders of their own"
+    )
+    average: bool = Field(
+        default=False, description="make one model of the members by averaging their weights, https://arxiv.org/abs/2401.12187"
+    )
+
+    @property
+    def is_ensemble(self) -> bool:
+        """Whether several models will score."""
+        return self.members > 1 and not self.average
+
+    @model_validator(mode="after")
+    def _check_members(self) -> RewardSection:
+        if self.members > 1 and self.lora is False:
+            raise ValueError("the members of an ensemble are adapters on one trunk, and lora is false. Leave members or lora out")
+        if self.average and self.members == 1:
+            raise ValueError("average has no effect on one model: set members to 2 or more")
+        return self
 
 
 OFFLOAD = "keep the layers of frozen models of their own in host memory; one at a time visits the device"
@@ -116,6 +138,21 @@ class TaskConfig(Config):
     system: str | None = Field(default=None, description="a system turn; unset: where the answer belongs; empty: none")
 
 
+class WatchSection(WatchConfig):
+    """The detectors, which are always on, and what is done when one fires, beside writing it down."""
+
+    act: dict[str, Literal["stop", "raise_kl"]] = Field(
+        default={}, description="by detector: end the training, or double the KL coefficient"
+    )
+
+    @model_validator(mode="after")
+    def _check_act(self) -> WatchSection:
+        for name in self.act:
+            if name not in DETECTORS or name in self.silent:
+                raise ValueError(f"act names {name!r}, which is no detector that is asked; there are: {', '.join(DETECTORS)}")
+        return self
+
+
 class OnlineSection(Config):
     """What every stage that samples has."""
 
@@ -124,11 +161,13 @@ class OnlineSection(Config):
     lora: Lora = LoraConfig()
     roles: Literal["shared", "separate"] = Field(default="shared", description="adapters on one trunk, or a model a role")
     offload: bool = Field(default=False, description=OFFLOAD)
-    reward_source: Literal["learned", "process", "verifiable", "function", "random"] = Field(
+    reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = Field(
         default="learned",
-        description="the [reward] stage's model, the [process] stage's, checked answers, your own function, or no information",
+        description="the [reward] stage's model, the [process] stage's, checked answers, a sequence classifier, your function, "
+        "or no information",
     )
     verifiable: VerifiableConfig | None = None
+    classifier: ClassifierConfig | None = None
     function: FunctionConfig | None = None
     max_failed: float = Field(
         default=0.5, ge=0, le=1, description="share of failed scores, over the last ten steps, at which training stops"
@@ -136,8 +175,15 @@ class OnlineSection(Config):
     process_aggregate: Literal["min", "product", "last"] = Field(
         default="min", description="how a response's score is made of its steps' probabilities"
     )
+    reward_combine: Literal["mean", "worst", "uncertainty"] = Field(
+        default="mean", description="how a response's score is made of those of an ensemble's members"
+    )
+    uncertainty_weight: float = Field(
+        default=0.1, ge=0, description="what is taken off the members' mean for their variance; the paper has 0.5 for best-of-n"
+    )
     engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
     evaluate: EvaluateSection | None = Field(default=None, description="measure on held-out prompts along the way")
+    watch: WatchSection = WatchSection()
 
     @model_validator(mode="after")
     def _check_source(self) -> OnlineSection:
@@ -145,11 +191,15 @@ class OnlineSection(Config):
             raise ValueError("roles = 'shared' needs adapters, and lora is false. Set roles = 'separate' for full fine-tuning")
         if self.roles == "shared" and self.offload:
             raise ValueError("offload moves frozen models of their own, and with roles = 'shared' there are none. Leave it out")
-        for name in ("verifiable", "function"):
+        for name in ("verifiable", "classifier", "function"):
             if (self.reward_source == name) != (getattr(self, name) is not None):
                 raise ValueError(f"reward_source = {name!r} and a table named {name} belong together: give both or neither")
         if self.reward_source != "process" and "process_aggregate" in self.model_fields_set:
             raise ValueError("process_aggregate has no effect without reward_source = 'process'")
+        if self.reward_source != "learned" and "reward_combine" in self.model_fields_set:
+            raise ValueError("reward_combine has no effect without reward_source = 'learned'")
+        if self.reward_combine != "uncertainty" and "uncertainty_weight" in self.model_fields_set:
+            raise ValueError("uncertainty_weight has no effect without reward_combine = 'uncertainty'")
         if self.task is not None and (
             self.data is not None or self.verifiable is None or self.verifiable.kind != "reasoning-gym"
         ):
@@ -172,6 +222,8 @@ class PolicySection(OnlineSection, PolicyConfig):
 
     @model_validator(mode="after")
     def _check_value(self) -> PolicySection:
+        if "raise_kl" in self.watch.act.values() and not self.kl.coefficient:
+            raise ValueError("watch.act = 'raise_kl' doubles kl.coefficient, which is 0: start above 0, or use 'stop'")
         if self.value_init == "reward" and not (self.critic and self.reward_source == "learned"):
             raise ValueError("value_init = 'reward' needs a critic and a learned reward model (reward_source = 'learned')")
         return self
@@ -189,13 +241,23 @@ class ReinforceSection(PolicySection):
     algorithm: Literal["reinforce", "rloo", "reinforce++", "reinforce++_baseline"] = "reinforce"
 
 
-class BestOfNSection(OnlineSection, BestOfNConfig):
+class _WithoutTether(OnlineSection):
+    """A stage without a KL coefficient that could be raised."""
+
+    @model_validator(mode="after")
+    def _check_raise(self) -> _WithoutTether:
+        if "raise_kl" in self.watch.act.values():
+            raise ValueError("watch.act = 'raise_kl' has no effect in a stage without a KL coefficient: use 'stop'")
+        return self
+
+
+class BestOfNSection(_WithoutTether, BestOfNConfig):
     @property
     def needs_reference(self) -> bool:
         return self.report_kl
 
 
-class OnlineDirectSection(OnlineSection, OnlineDirectConfig):
+class OnlineDirectSection(_WithoutTether, OnlineDirectConfig):
     @property
     def needs_reference(self) -> bool:
         return self.loss not in REFERENCE_FREE
@@ -270,14 +332,20 @@ class Recipe(Config):
                 source = "learned" if section.method == "iterative" else None
             else:
                 source = section.reward_source if section is not None else None
-            if source not in ("learned", "process"):
+            if section is None or source not in ("learned", "process"):
                 continue
             stage = "reward" if source == "learned" else "process"
-            if getattr(self, stage) is None and not (Path(self.run) / stage / "model" / "role.json").is_file():
+            model = Path(self.run) / stage / "model"
+            if getattr(self, stage) is None and not any((model / f).is_file() for f in ("role.json", "ensemble.json")):
                 raise ValueError(
                     f"{name}.reward_source = '{source}' needs a [{stage}] section, or a finished {stage} stage in "
                     "the run directory"
                 )
+            ensemble = self.reward.is_ensemble if self.reward is not None else (model / "ensemble.json").is_file()
+            if not ensemble and "reward_combine" in section.model_fields_set:
+                raise ValueError(f"{name}.reward_combine has no effect on one reward model: set reward.members, without average")
+            if ensemble and getattr(section, "value_init", None) == "reward":
+                raise ValueError(f"{name}.value_init = 'reward' copies one reward model, and an ensemble has several: use 'zero'")
         return self
 
 

@@ -5,17 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from tether.assemble.roles import encoder_of, load_scorer, local_engine, separate_roles, shared_roles
 from tether.assemble.sections import BestOfNSection, OnlineDirectSection, OnlineSection, PolicySection
 from tether.core.config import Config
-from tether.core.errors import MissingFileError
+from tether.core.errors import ConfigError, MissingFileError
 from tether.core.protocols import RewardSource
 from tether.core.rundir import read_json
 from tether.data.chat import ChatEncoder
 from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel, load_model
 from tether.models.trunk import Role
+from tether.rewards.classifier import ClassifierReward
 from tether.rewards.control import RandomReward
+from tether.rewards.ensemble import EnsembleReward
 from tether.rewards.function import FailureLimit, FunctionReward, load_function
 from tether.rewards.learned import LearnedReward
 from tether.rewards.process import ProcessReward
@@ -43,10 +47,10 @@ def online_stage(
     encoder = encoder_of(loaded)
     folder = reward_folder if section.reward_source in ("learned", "process") else None
     if section.roles == "shared":
-        policy, reference, value, scorer = shared_roles(section, loaded, folder, seed)
+        policy, reference, value, scorers = shared_roles(section, loaded, folder, seed)
     else:
-        policy, reference, value, scorer = separate_roles(section, loaded, settings, folder, seed)
-    source = FailureLimit(_source(section, scorer, folder, encoder, seed), section.max_failed)
+        policy, reference, value, scorers = separate_roles(section, loaded, settings, folder, seed)
+    source = FailureLimit(_source(section, scorers, folder, encoder, seed, policy.device), section.max_failed)
     engine = local_engine(policy, loaded, max_rows=section.engine_rows)
     match section:
         case PolicySection():
@@ -67,24 +71,34 @@ def settled(section: Config, kind: type[Any], **more: Any) -> Any:
     return kind.model_validate({**said, **more})
 
 
-def _source(section: OnlineSection, scorer: Role | None, folder: Path | None, encoder: ChatEncoder, seed: int) -> RewardSource:
+def _source(
+    section: OnlineSection, scorers: tuple[Role, ...], folder: Path | None, encoder: ChatEncoder, seed: int, device: torch.device
+) -> RewardSource:
     if section.reward_source == "random":
         return RandomReward(seed)
     if section.verifiable is not None:
         return VerifiableReward(section.verifiable)
+    if section.classifier is not None:
+        return ClassifierReward.load(section.classifier, device)
     if section.function is not None:
         function = load_function(section.function.call)
         return FunctionReward(function, batch=section.function.batch, time_limit=section.function.time_limit)
-    if scorer is None or folder is None:
+    if not scorers or folder is None:
         stage = "reward" if section.reward_source == "learned" else "process"
         raise MissingFileError(f"reward_source = '{section.reward_source}' needs a trained model: run the {stage} stage first")
     if section.reward_source == "learned":
-        return LearnedReward(scorer, encoder)
+        first, *others = scorers
+        if others:
+            return EnsembleReward(scorers, encoder, section.reward_combine, uncertainty_weight=section.uncertainty_weight)
+        if "reward_combine" in section.model_fields_set:
+            raise ConfigError(f"reward_combine has no effect: {folder} is one reward model. Leave it out, or train an ensemble.")
+        return LearnedReward(first, encoder)
     delimiters = tuple(read_json(folder / "steps.json")["delimiters"])
-    return ProcessReward(scorer, encoder, delimiters=delimiters, aggregate=section.process_aggregate)
+    return ProcessReward(scorers[0], encoder, delimiters=delimiters, aggregate=section.process_aggregate)
 
 
-def learned_reward(folder: Path, settings: ModelConfig) -> LearnedReward:
-    """A trained reward model on a trunk of its own, ready to score."""
-    role, loaded = load_scorer(folder, settings)
-    return LearnedReward(role, encoder_of(loaded))
+def learned_reward(folder: Path, settings: ModelConfig) -> RewardSource:
+    """A trained reward model on a trunk of its own, ready to score; of an ensemble, what its members say on average."""
+    roles, loaded = load_scorer(folder, settings)
+    first, *others = roles
+    return EnsembleReward(roles, encoder_of(loaded)) if others else LearnedReward(first, encoder_of(loaded))

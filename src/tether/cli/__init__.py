@@ -198,6 +198,24 @@ def report(
     typer.echo(str(write_report(directory, output)))
 
 
+@app.command("reward-bench")
+def reward_bench(
+    model: Annotated[
+        str, typer.Argument(help="A run with a reward model, a trained role's folder, or a hub sequence classifier.")
+    ],
+    files: Annotated[list[str], typer.Argument(help="Comparisons that it never saw, in any format that tether reads.")],
+    format: Annotated[str, typer.Option(help="Name of a format; auto finds out.")] = "auto",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many pairs of each file.")] = None,
+    label: Annotated[str | None, typer.Option(help="Of a classifier with several outputs: the one that is a reward.")] = None,
+    max_length: Annotated[int, typer.Option(min=8, help="Tokens; longer pairs are left out and counted.")] = 2048,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write everything as JSON here.")] = None,
+) -> None:
+    """How far a reward model can be believed: accuracy by slice, calibration, what length alone would say."""
+    from tether.cli.bench import reward_bench as command
+
+    command(model, files, format, limit, label, max_length, output)
+
+
 @data_app.command("inspect")
 def inspect_data(
     path: Annotated[str, typer.Argument(help="A file, a folder, or hub:owner/name:split.")],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from tether.cli.progress import bars
@@ -42,6 +44,7 @@ def stages(recipe: str, overrides: list[str], names: list[str]) -> None:
         results = run_recipe(config, chosen, announce)
     for name in chosen:
         console.print(_stage_table(name, results[name]))
+        _alarms(console, results[name].get("alarms", ()))
         page = write_report(Path(config.run) / name)
         console.print(f"{name}: {Path(config.run) / name}    page: {page}", highlight=False, soft_wrap=True)
 
@@ -129,6 +132,10 @@ def _stage_table(name: str, summary: dict[str, Any]) -> Table:
             table.add_row(key, f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}] (n = {value.get('count', '?')})")
         elif isinstance(value, (int, float, str)):
             table.add_row(key, f"{value:.4g}" if isinstance(value, float) else str(value))
+        elif key in ("heldout", "gold"):
+            for part in [p for p in value if isinstance(value[p], dict) and "gain" in value[p]]:
+                table.add_row(f"{key}: {part}", _gain(value[part]))
+            table.add_row(f"{key}: weights kept", f"of step {value['kept_step']}; the highest score was at {value['best_step']}")
         elif key == "tests":
             for test, result in value.items():
                 table.add_row(
@@ -137,3 +144,16 @@ def _stage_table(name: str, summary: dict[str, Any]) -> Table:
         elif isinstance(value, dict) and value and all(isinstance(v, (int, float)) for v in value.values()):
             table.add_row(key, ", ".join(f"{k}: {v:.4g}" for k, v in value.items()))
     return table
+
+
+def _gain(found: dict[str, Any]) -> str:
+    gain = "{value:+.3f} [{low:+.3f}, {high:+.3f}]".format(**found["gain"])
+    return f"{found['before']['value']:.3f} to {found['after']['value']:.3f}, gain {gain}"
+
+
+def _alarms(console: Console, alarms: Sequence[dict[str, Any]]) -> None:
+    for alarm in alarms:
+        text = (
+            f"[bold yellow]{alarm['detector']}[/] at step {alarm['step']}: {escape(alarm['message'])}. {escape(alarm['advice'])}"
+        )
+        console.print(text, soft_wrap=True, highlight=False)

@@ -37,8 +37,13 @@ def bars(console: Console) -> Iterator[Callable[[str], Callable[[int, int, Any],
         def announce(phase: str) -> Callable[[int, int, Any], None]:
             tasks: list[Any] = []
             notes: dict[str, str] = {}
+            alarms = 0
 
             def update(done: int, total: int, metrics: Any) -> None:
+                nonlocal alarms
+                alarms += int(metrics.get("alarms", 0))
+                if alarms:
+                    notes["alarms"] = f"[bold yellow]{alarms} alarm{'s' if alarms > 1 else ''}[/]"
                 if not tasks:
                     tasks.append(progress.add_task(phase, total=total, note=""))
                 notes.update({key: text.format(metrics[key]) for key, text in SHOWN if metrics.get(key) is not None})

@@ -3,6 +3,7 @@
 config.json       the resolved config            metrics.jsonl   one object a step
 manifest.json     versions, seeds, digests       samples.jsonl   texts, with the step they come from
 summary.json      what the run amounts to        checkpoints/    see learner.checkpoint
+heldout.jsonl     scores on held-out prompts     alarms.jsonl    what the detectors noticed
 model/            the result                     report.html
 """
 
@@ -16,6 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -23,6 +25,7 @@ from typing import Any
 from tether import __version__
 from tether.core.config import digest
 from tether.core.errors import RunError
+from tether.core.types import Alarm
 
 REPORTED_PACKAGES = ("torch", "transformers", "peft", "tokenizers", "safetensors", "datasets", "numpy", "pydantic")
 
@@ -136,6 +139,13 @@ class RunDirectory:
         """The scores of every measurement by its step; of one that was made twice, the later."""
         return {row["step"]: row["scores"] for row in read_jsonl(self.path / "heldout.jsonl")}
 
+    def alarm(self, alarms: Iterable[Alarm]) -> None:
+        """Append to alarms.jsonl."""
+        self._append("alarms.jsonl", [asdict(alarm) for alarm in alarms])
+
+    def alarms(self) -> list[dict[str, Any]]:
+        return list(read_jsonl(self.path / "alarms.jsonl"))
+
     def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         lines = [json.dumps(_finite(row), ensure_ascii=False, default=_plain) + "\n" for row in rows]
         with (self.path / name).open("a", encoding="utf-8") as file:
@@ -149,8 +159,8 @@ class RunDirectory:
         return max(time.perf_counter() - start, sum(row.get("time/step", 0.0) for row in self.metrics()))
 
     def truncate(self, last_step: int) -> None:
-        """Forget metrics, samples and measurements after `last_step`: a resumed run writes them anew."""
-        for name in ("metrics.jsonl", "samples.jsonl", "heldout.jsonl"):
+        """Forget metrics, samples, measurements and alarms after `last_step`: a resumed run writes them anew."""
+        for name in ("metrics.jsonl", "samples.jsonl", "heldout.jsonl", "alarms.jsonl"):
             path = self.path / name
             if path.is_file():
                 kept = [row for row in read_jsonl(path) if row.get("step", 0) <= last_step]

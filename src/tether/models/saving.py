@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 
+from tether.core.config import digest
 from tether.core.errors import MissingFileError, ModelError
-from tether.core.rundir import read_json, write_json
+from tether.core.rundir import file_digest, read_json, write_json
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, quiet, save_model
 from tether.models.trunk import Role
@@ -53,6 +55,34 @@ def read_role(folder: Path) -> dict[str, Any]:
     role = read_json(folder / "role.json")
     local = (folder / role["base"]).resolve()
     return {**role, "base": str(local) if local.is_dir() else role["base"]}
+
+
+def save_ensemble(folder: Path, members: Sequence[Path]) -> None:
+    """Write `ensemble.json`: the folders of the members' roles, seen from `folder`, and what their weights were."""
+    found = [{"folder": os.path.relpath(member, folder), "digest": _weights_digest(member)} for member in members]
+    write_json(folder / "ensemble.json", {"members": found})
+
+
+def member_folders(folder: Path) -> list[Path]:
+    """Where the roles are that `folder` stands for: itself, or the members of the ensemble that it names.
+
+    Raises:
+        ModelError: a member is not the one that the ensemble was made of.
+    """
+    if not (folder / "ensemble.json").is_file():
+        return [folder]
+    found = []
+    for member in read_json(folder / "ensemble.json")["members"]:
+        found.append((folder / member["folder"]).resolve())
+        read_role(found[-1])
+        if _weights_digest(found[-1]) != member["digest"]:
+            raise ModelError(f"{found[-1]} has changed since {folder} became an ensemble. Run the reward stage again.")
+    return found
+
+
+def _weights_digest(folder: Path) -> str:
+    """Of adapter and head."""
+    return digest(list(file_digest([folder / "adapter" / "adapter_model.safetensors", folder / "head.safetensors"]).values()))
 
 
 def attach_adapter(model: Any, folder: Path, name: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,10 +15,12 @@ from tether.assemble import (
     DirectSection,
     KTOSection,
     OnlineSection,
+    OnlineStage,
     ProcessSection,
     Recipe,
     RewardSection,
     SFTSection,
+    WatchSection,
     direct_roles,
     encoder_of,
     learned_reward,
@@ -32,17 +34,20 @@ from tether.assemble import (
 from tether.core.config import dump
 from tether.core.errors import ConfigError, DataError, MissingFileError
 from tether.core.rundir import RunDirectory, file_digest, write_json
-from tether.core.types import Comparison, Demonstration, Feedback, Problem, Prompt, Rollout, Score, StepLabels
+from tether.core.types import Alarm, Comparison, Demonstration, Feedback, Problem, Prompt, Rollout, Score, StepLabels
 from tether.data.sources import Quarantine
 from tether.models.config import ModelConfig
 from tether.models.loading import load_model, save_model
+from tether.monitoring.watch import Watch
 from tether.pipelines.measured import Progress, current_rss_bytes, peak_rss_bytes
+from tether.pipelines.reward_members import RewardMembers
 from tether.pipelines.rounds import run_rounds
 from tether.rewards.function import FailureLimit
 from tether.rewards.verifiable import problem_prompt, reasoning_gym_prompts
 from tether.stages.direct import Direct, DirectConfig
 from tether.stages.heldout import HeldOut, set_aside
 from tether.stages.kto import KTO, KTOConfig
+from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.process_reward import ProcessRewardConfig, ProcessRewardModeling
 from tether.stages.reward import RewardConfig, RewardModeling
 from tether.stages.sft import SFT, SFTConfig
@@ -81,7 +86,7 @@ def run_reward(
     gold: Sequence[Comparison] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Train the reward model on top of `model`; the result is the role in `folder/model`.
+    """Train the reward model on top of `model`; the result is the role in `folder/model`, or the ensemble that is named there.
 
     Args:
         gold: the held-out pairs in their true order, if anybody knows it; reported apart from the noisy labels.
@@ -93,13 +98,18 @@ def run_reward(
     tests = {name: _rows(None, data, Comparison, run, name)[0] for name, data in section.test.items()}
     loaded = load_model(model, seed=seed)
     run.update_manifest(model={"source": loaded.source, "digest": loaded.digest})
-    role = reward_role(loaded, section, seed)
-    stage = RewardModeling(settled(section, RewardConfig), role, encoder_of(loaded))
+    if section.members > 1:
+        stage = RewardMembers(section, model, loaded, seed)
+    else:
+        stage = RewardModeling(settled(section, RewardConfig), reward_role(loaded, section, seed), encoder_of(loaded))
     summary = stage.train(rows, run, progress)
     if gold:
         summary["gold_accuracy"] = stage.evaluate(stage.rankings(gold)[0])["accuracy"]
     summary["tests"] = {name: stage.evaluate(stage.rankings(test)[0], sum(c.tie for c in test)) for name, test in tests.items()}
-    save_trained(role, loaded, folder / "model", kind="reward", base=model.source)
+    if isinstance(stage, RewardMembers):
+        stage.save(run)
+    else:
+        save_trained(stage.role, loaded, folder / "model", kind="reward", base=model.source)
     return _finish(run, summary, quarantine)
 
 
@@ -194,7 +204,10 @@ def run_online(
 
     if evaluation is not None and not run.held_out():
         evaluation.measure(0)
-    summary = stage.train(rows, run, on_step=on_step, ended=evaluation.fallen if evaluation else None, progress=progress)
+    guard = Guard(section.watch, stage, run)
+    ended = lambda: guard.halted or (evaluation is not None and evaluation.fallen())  # noqa: E731
+    summary = stage.train(rows, run, on_step=on_step, monitor=guard, ended=ended, progress=progress)
+    summary["alarms"] = run.alarms()
     if evaluation is not None:
         if summary["steps"] not in run.held_out() or stage.average.tensors:  # stopped early, or not those weights
             stage.engine.update_weights(summary["steps"] + 1)
@@ -208,6 +221,27 @@ def run_online(
         summary["failed_rewards_by_reason"] = dict(stage.reward.reasons.most_common(10))
     save_trained(stage.policy, loaded, folder / "policy", kind="policy", base=model.source)
     return _finish(run, summary, quarantine)
+
+
+class Guard(Watch):
+    """The watch over a stage, which also does what its section says when a detector fires."""
+
+    def __init__(self, section: WatchSection, stage: OnlineStage, run: RunDirectory) -> None:
+        super().__init__(section)
+        self.act, self.stage, self.run = section.act, stage, run
+
+    @property
+    def halted(self) -> bool:
+        return any(self.act.get(alarm["detector"]) == "stop" for alarm in self.run.alarms())
+
+    def observe(
+        self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Rollout], scores: Sequence[Score]
+    ) -> list[Alarm]:
+        alarms = super().observe(step, metrics, rollouts, scores)
+        if any(self.act.get(alarm.detector) == "raise_kl" for alarm in alarms):
+            assert isinstance(self.stage, PolicyGradient)
+            self.stage.kl_coefficient *= 2
+        return alarms
 
 
 def run_stage(

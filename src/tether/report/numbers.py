@@ -17,7 +17,7 @@ from tether.report.narrative import (
     spent_kl,
     whole,
 )
-from tether.report.reading import Estimate, Journey, SubRun, estimate, mapping, series
+from tether.report.reading import Estimate, Journey, SubRun, estimate, mapping, number, printable, series
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +125,18 @@ def reward_facts(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> list[Ti
             notes = [interval(value, show), "" if value.count is None else f"{value.count:,} pairs", detail]
             facts.append(Tile(name, show(value.value), " · ".join(note for note in notes if note)))
     return facts
+
+
+def alarm_rows(arms: Sequence[SubRun]) -> list[tuple[str, str, str, str, list[str]]]:
+    """What the detectors noticed, arm by arm: where and what, its meaning, the advice, and the texts that show it."""
+    several = len(arms) > 1
+    found = []
+    for arm in arms:
+        for alarm in arm.alarms:
+            place = f"step {decimal(number(alarm.get('step')) or 0.0)}"
+            texts = alarm.get("evidence")
+            shown = [printable(text, 400) for text in texts] if isinstance(texts, list) else []
+            title = printable(alarm.get("detector"), 60).replace("_", " ")
+            words = [printable(alarm.get(key), 400) for key in ("message", "advice")]
+            found.append((title, f"{arm.name}, {place}" if several else place, *words, shown))
+    return found

@@ -20,7 +20,7 @@ from tether.report.answers import answer_groups, training_samples
 from tether.report.figures import CURVES, HEALTH, cost_figures, curve_figures, goodhart_figures, parts_figures, policy_figures
 from tether.report.model_figures import accuracy_figures, loss_figures, reliability_figures
 from tether.report.narrative import Part, decimal, gold_parts, verdict
-from tether.report.numbers import arm_table, reward_facts, tiles
+from tether.report.numbers import alarm_rows, arm_table, reward_facts, tiles
 from tether.report.plotting import Figure
 from tether.report.reading import Journey, SubRun, mapping, number, printable, read_journey
 
@@ -82,6 +82,7 @@ def render(journey: Journey) -> str:
         figures=sections,
         parts=[(printable(p.name, 60), decimal(p.before), decimal(p.after), decimal(p.change, True), p.direction) for p in parts],
         arms=arm_table(journey.arms),
+        alarms=alarm_rows(journey.arms),
         facts=reward_facts(journey.reward.summary if journey.reward else {}, journey.pairs),
         groups_text=groups_text,
         groups=groups,

@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class SubRun:
     samples: Sequence[Row] = ()
     config: Any = None
     manifest: Any = None
+    alarms: Sequence[Row] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +143,7 @@ def _stage(stages: Sequence[SubRun], kind: str, totals: Mapping[str, Any]) -> Su
 
 def _with_summary(stage: SubRun, judged: Any) -> SubRun:
     """The stage with what the whole run found out about it, gold above all, on top of its own summary."""
-    return SubRun(stage.name, stage.metrics, {**stage.summary, **mapping(judged)}, stage.samples, stage.config, stage.manifest)
+    return replace(stage, summary={**stage.summary, **mapping(judged)})
 
 
 def _judged(name: str, totals: Mapping[str, Any]) -> dict[str, Any]:
@@ -163,6 +164,7 @@ def _sub_run(path: Path, notes: list[str]) -> SubRun:
         samples=list(_jsonl(path / "samples.jsonl", notes)) if metrics else [],
         config=_json(path / "config.json", notes),
         manifest=_json(path / "manifest.json", notes),
+        alarms=list(_jsonl(path / "alarms.jsonl", notes)),
     )
 
 

@@ -17,7 +17,7 @@ from pydantic import Field, model_validator
 from tether.algorithms.overoptimization import kl_best_of_n
 from tether.algorithms.preference_losses import negative_log_likelihood
 from tether.core.config import Config
-from tether.core.protocols import Engine, RewardSource
+from tether.core.protocols import Engine, Monitor, RewardSource
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Rollout, Sampling, Score
 from tether.data.batches import TokenBatch, cut_batches, make_batch
@@ -230,11 +230,12 @@ class BestOfN:
         run: RunDirectory,
         *,
         on_step: Callable[[int, dict[str, float]], dict[str, float]] | None = None,
+        monitor: Monitor | None = None,
         ended: Callable[[], bool] | None = None,
         progress: Callable[[int, int, Any], None] | None = None,
     ) -> dict[str, Any]:
         """See policy.train."""
-        return train(self, prompts, run, on_step=on_step, ended=ended, progress=progress)
+        return train(self, prompts, run, on_step=on_step, monitor=monitor, ended=ended, progress=progress)
 
     def state(self) -> dict[str, Any]:
         return {}

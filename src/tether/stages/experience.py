@@ -118,6 +118,9 @@ def describe(
     """
     mask, known = experience.mask, [p for p in proxy if p is not None]
     rollouts, metrics = experience.rollouts, {}
+    spreads = [score.parts["spread"] for score in experience.scores if "spread" in score.parts]
+    if spreads:
+        metrics["reward/spread"] = statistics.fmean(spreads)
     if all(r.logprobs for r in rollouts):
         gap = (experience.logprobs - experience.rollout_logprobs).abs()
         metrics["policy/engine_gap"] = float(masked_mean(gap, mask))

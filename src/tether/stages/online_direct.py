@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from tether.core.protocols import Engine, RewardSource
+from tether.core.protocols import Engine, Monitor, RewardSource
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, Score
 from tether.data.chat import ChatEncoder
@@ -165,11 +165,12 @@ class OnlineDirect:
         run: RunDirectory,
         *,
         on_step: Callable[[int, dict[str, float]], dict[str, float]] | None = None,
+        monitor: Monitor | None = None,
         ended: Callable[[], bool] | None = None,
         progress: Callable[[int, int, Any], None] | None = None,
     ) -> dict[str, Any]:
         """See policy.train."""
-        summary = train(self, prompts, run, on_step=on_step, ended=ended, progress=progress)
+        summary = train(self, prompts, run, on_step=on_step, monitor=monitor, ended=ended, progress=progress)
         totals = {key: sum(row[f"pairs/{key}"] for row in run.metrics()) for key in ("used", "tied", "failed")}
         return {**summary, "pairs": totals}
 

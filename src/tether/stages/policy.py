@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tether.core.errors import DataError, RewardError, TrainingError
-from tether.core.protocols import Engine
+from tether.core.protocols import Engine, Monitor
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Rollout, Score
 from tether.learner.checkpoint import load_latest, prefixed, save_checkpoint, unprefixed
@@ -117,13 +117,15 @@ def train(
     run: RunDirectory,
     *,
     on_step: Callable[[int, dict[str, float]], dict[str, float]] | None = None,
+    monitor: Monitor | None = None,
     ended: Callable[[], bool] | None = None,
     progress: Callable[[int, int, Any], None] | None = None,
 ) -> dict[str, Any]:
     """Train, or go on training, in `run`.
 
     Args:
-        on_step: may add metrics (gold scores, alarms) before they are logged.
+        on_step: may add metrics (gold scores, memory) before they are logged.
+        monitor: looks at every step; its alarms are written down.
         ended: asked after every step whether it was the last.
 
     Raises:
@@ -134,24 +136,28 @@ def train(
     if not prompts:
         raise DataError(f"{type(stage).__name__} needs at least one prompt")
     stops = lambda: stage.state().get("stopped") or (ended is not None and ended())  # noqa: E731
-    for number in range(_resume(stage, run), config.steps):
+    for number in range(_resume(stage, run, monitor), config.steps):
         if stops():
             break
         try:
             metrics, rollouts, scores = stage.step(prompts_of(prompts, config, number), number)
         except RewardError:
             if number:
-                _save(stage, run, number)
+                _save(stage, run, number, monitor)
             raise
         if on_step is not None:
             metrics.update(on_step(number + 1, metrics))
+        if monitor is not None:
+            alarms = monitor.observe(number + 1, metrics, rollouts, scores)
+            run.alarm(alarms)
+            metrics["alarms"] = float(len(alarms))
         run.log(metrics, number + 1)
         run.sample(
             {"step": number + 1, "prompt": r.prompt.text, "response": r.text, "proxy": s.value, "stop": r.stop_reason.value}
             for r, s in list(zip(rollouts, scores, strict=True))[: config.sample_rows]
         )
         if (number + 1) % config.checkpoint_every == 0 or number + 1 == config.steps or stops():
-            _save(stage, run, number + 1)
+            _save(stage, run, number + 1, monitor)
         if progress:
             progress(number + 1, config.steps, metrics)
     stage.average.apply()
@@ -165,13 +171,14 @@ def prompts_of(prompts: Sequence[Prompt], config: Any, number: int) -> list[Prom
     return [prompts[orders[p // count][p % count]] for p in places]
 
 
-def _save(stage: PolicyStage, run: RunDirectory, number: int) -> None:
+def _save(stage: PolicyStage, run: RunDirectory, number: int, monitor: Monitor | None) -> None:
     tensors, values = stage.learner.state()
     average = prefixed("ema", {str(i): t for i, t in enumerate(stage.average.tensors or [])})
-    save_checkpoint(run.path / "checkpoints", number, {**tensors, **average}, {**values, **stage.state()})
+    watched = {} if monitor is None else {"monitor": monitor.state()}
+    save_checkpoint(run.path / "checkpoints", number, {**tensors, **average}, {**values, **stage.state(), **watched})
 
 
-def _resume(stage: PolicyStage, run: RunDirectory) -> int:
+def _resume(stage: PolicyStage, run: RunDirectory, monitor: Monitor | None) -> int:
     found = load_latest(run.path / "checkpoints")
     if found is None:
         run.truncate(0)
@@ -181,6 +188,8 @@ def _resume(stage: PolicyStage, run: RunDirectory) -> int:
     average = unprefixed("ema", tensors)
     stage.average.tensors = [average[str(i)].clone() for i in range(len(average))] or None
     stage.load_state(values)
+    if monitor is not None:
+        monitor.load_state(values["monitor"])
     stage.engine.update_weights(values["step"])
     run.truncate(values["step"])
     return values["step"]

@@ -27,7 +27,7 @@ from tether.algorithms.kl import adapt_kl_coefficient, kl_policy_reference_k1, k
 from tether.algorithms.masked import masked_sum, whiten
 from tether.algorithms.policy_losses import entropy_bonus, value_loss
 from tether.algorithms.process import place_step_rewards
-from tether.core.protocols import Engine, RewardSource
+from tether.core.protocols import Engine, Monitor, RewardSource
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Rollout, Score
 from tether.data.batches import TokenBatch
@@ -342,11 +342,12 @@ class PolicyGradient:
         run: RunDirectory,
         *,
         on_step: Callable[[int, dict[str, float]], dict[str, float]] | None = None,
+        monitor: Monitor | None = None,
         ended: Callable[[], bool] | None = None,
         progress: Callable[[int, int, Any], None] | None = None,
     ) -> dict[str, Any]:
         """See policy.train."""
-        summary = train(self, prompts, run, on_step=on_step, ended=ended, progress=progress)
+        summary = train(self, prompts, run, on_step=on_step, monitor=monitor, ended=ended, progress=progress)
         return {**summary, "kl_coefficient": self.kl_coefficient}
 
     def state(self) -> dict[str, Any]:

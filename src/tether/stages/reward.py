@@ -222,7 +222,9 @@ class RewardModeling:
         head, values = self.role.head, [v for row in self.scores(rankings[:limit]) for v in row]
         deviation = statistics.pstdev(values)
         if not deviation > 0:
-            raise TrainingError("a reward model gives every response the same score. Train longer, or with a higher learning rate.")
+            raise TrainingError(
+                "a reward model gives every response the same score. Train longer, or with a higher learning rate."
+            )
         head.offset += statistics.fmean(values) / float(head.scale)
         head.scale /= deviation
         self._known.clear()

@@ -1,0 +1,65 @@
+"""The command that examines a reward model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tether.cli.progress import bars
+
+
+def reward_bench(
+    model: str, files: list[str], format: str, limit: int | None, label: str | None, max_length: int, output: Path | None
+) -> None:
+    """See `tether reward-bench --help`."""
+    from tether.core.rundir import write_json
+    from tether.pipelines.reward_bench import reward_bench as bench
+
+    console = Console()
+    with bars(console) as announce:
+        found = bench(model, files, format=format, limit=limit, label=label, max_length=max_length, announce=announce)
+    console.print(_accuracy_table(found))
+    for name, result in found.items():
+        console.print(_quality_table(name, result))
+    if output:
+        write_json(output, found)
+        console.print(f"Everything: {output}", highlight=False, soft_wrap=True)
+
+
+def _accuracy_table(found: dict[str, Any]) -> Table:
+    table = Table(title="pairs ranked right", title_justify="left")
+    for heading in ("", "pairs", "right", "95%", "longer wins", "ECE"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, result in found.items():
+        accuracy, length = result["accuracy"], result["length_only"]["value"]
+        bounds = f"{accuracy['low']:.0%} to {accuracy['high']:.0%}"
+        cells = (f"{result['num_pairs']:,}", f"{accuracy['value']:.1%}", bounds, f"{length:.1%}")
+        table.add_row(name, *cells, f"{result['calibration_error']:.3f}")
+    return table
+
+
+def _quality_table(name: str, result: dict[str, Any]) -> Table:
+    table = Table(title=name, show_header=False, title_justify="left")
+    for row in result["slices"]:
+        table.add_row(f"{row['kind']}: {row['name']}", f"{_share(row['accuracy'])} of {row['accuracy']['count']:,}")
+    votes = result["annotators"]
+    if votes:
+        table.add_row("two annotators agree", f"{votes['agree']:.1%}; the model with one: {votes['model_agrees']:.1%}")
+    after = f"{result['calibration_error']:.3f} to {result['calibration_error_after']:.3f}, loss {result['loss']:.3f} to "
+    table.add_row(f"at temperature {result['temperature']:.2f}", f"calibration error {after}{result['loss_after']:.3f}")
+    for key, what in (("difference_with_length", "words"), ("difference_with_marks", "marks of format")):
+        table.add_row(f"score difference with {what}", f"Pearson {result[key]['pearson']:.2f}")
+    left = [f"{result[key]:,} {what}" for key, what in LEFT_OUT if result.get(key)]
+    if left:
+        table.add_row("left out", ", ".join(left))
+    return table
+
+
+LEFT_OUT = (("num_ties", "ties"), ("num_too_long", "too long"), ("num_failed", "failed"))
+
+
+def _share(found: dict[str, Any]) -> str:
+    return f"{found['value']:.1%} ({found['low']:.1%} to {found['high']:.1%})"

@@ -1,0 +1,78 @@
+"""The command that examines a set-up before training, or a run after it."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tether.core.config import build, load_recipe, packaged_recipe
+from tether.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tether.assemble import Recipe
+    from tether.monitoring.doctor import Result
+
+
+def doctor(subject: str, overrides: list[str]) -> None:
+    """See `tether doctor --help`."""
+    from tether.pipelines.examine import examine_recipe, examine_run
+
+    if Path(subject).is_dir():
+        if overrides:
+            raise ConfigError(f"{subject} is a run: its config is settled, and overrides such as {overrides[0]!r} have no effect")
+        results = examine_run(Path(subject))
+    else:
+        results = examine_recipe(_recipe(subject, overrides))
+    Console().print(render(results))
+    if any(getattr(r, "severity", "") == "error" for found in results.values() for r in found):
+        raise SystemExit(2)
+
+
+def _recipe(name: str, overrides: list[str]) -> Recipe:
+    from tether.assemble import DataConfig, Recipe
+
+    path = packaged_recipe(name)
+    if path not in (packaged_recipe("quickstart"), packaged_recipe("smoke")):
+        return load_recipe(path, Recipe, overrides)
+    from tether.pipelines.foundation import DATA  # a journey with phases and data of its own around the same sections
+    from tether.pipelines.quickstart import QuickstartConfig
+
+    whole = build(QuickstartConfig, tomllib.loads(path.read_text(encoding="utf-8")), overrides, where=path.name)
+    shared = {key: getattr(whole, key) for key in ("run", "seed", "model", "sft", "reward")}
+    data = DataConfig(path=str(DATA / "prompts.jsonl"))
+    return Recipe(**shared, ppo=whole.ppo.model_copy(update={"data": data}))
+
+
+def render(results: Mapping[str, Sequence[Result]]) -> Table:
+    """Findings first, each with its advice; then what is in order, and what could not be examined."""
+    from tether.monitoring.doctor import Finding, Healthy
+
+    table = Table("stage", "", "check", "what was seen", title=_verdict(results), title_justify="left", show_lines=False)
+    rows = []
+    for stage, found in results.items():
+        for result in found:
+            if isinstance(result, Finding):
+                colour = "bold red" if result.severity == "error" else "yellow"
+                text = f"[bold]{escape(result.message)}[/] {escape(result.evidence)}\n{escape(result.advice)}"
+                rows.append((result.severity == "warning", stage, f"[{colour}]{result.severity}[/]", result.check, text))
+            elif isinstance(result, Healthy):
+                rows.append((2, stage, "[green]healthy[/]", result.check, escape(result.evidence)))
+            else:
+                rows.append((3, stage, "[dim]not told[/]", result.check, escape(result.reason)))
+    for _, *cells in sorted(rows, key=lambda row: row[0]):
+        table.add_row(*cells)
+    return table
+
+
+def _verdict(results: Mapping[str, Sequence[Result]]) -> str:
+    severities = [getattr(r, "severity", None) for found in results.values() for r in found]
+    errors, warnings = severities.count("error"), severities.count("warning")
+    if not errors + warnings:
+        return "Nothing found."
+    return f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}"

@@ -1,0 +1,221 @@
+"""Measures of texts: what they repeat, what they borrow, how they are dressed up. Words and signs, no tokenizer."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+# Chinese and Japanese write no spaces: there a sign stands for a word.
+_WORD = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]|\w+(?:['’]\w+)*|[^\w\s]")
+_MARKS = re.compile(
+    r"^[ \t]*(?:[-*•+]|\d{1,3}[.)])[ \t]+\S"  # list items
+    r"|^#{1,6}[ \t]+\S"  # headers
+    r"|\*\*[^*\n]+\*\*|__[^_\n]+__"  # bold
+    r"|\\boxed\b"
+    r"|^```|^\|.*\|[ \t]*$|^(?:---+|\*\*\*+)[ \t]*$"  # code, tables, rules
+    r"|</?[A-Za-z][\w-]*>",  # tags
+    re.MULTILINE,
+)
+_HEDGES = re.compile(
+    r"\b(?:i think|i believe|i guess|i'm not sure|i am not sure|i'm not certain|i can't say|it seems|it appears|it may be"
+    r"|it might be|it could be|it depends|that depends|in my opinion|to some extent|in some cases|perhaps|possibly|maybe"
+    r"|presumably|arguably|probably|generally speaking|as an ai|language model|consult (?:a|an|your)|seek professional"
+    r"|it's important to note|it is important to note|keep in mind that|there is no (?:single|one|right))\b"
+)
+
+
+def words(text: str) -> list[str]:
+    """Words and single signs, in small letters."""
+    return _WORD.findall(text.lower())
+
+
+def ngrams(tokens: Sequence[str], n: int) -> list[tuple[str, ...]]:
+    return [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
+
+
+def repetition(tokens: Sequence[str], n: int = 3) -> float:
+    """The share of n-grams that have stood in the response before.
+
+    Equation: 1 - distinct n-grams / n-grams; 0 for a response of fewer than n words.
+    """
+    grams = ngrams(tokens, n)
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+def parroting(tokens: Sequence[str], prompt: Sequence[str], n: int = 3) -> float:
+    """The share of the response's n-grams that stand in the prompt; 0 for a response of fewer than n words."""
+    grams, known = ngrams(tokens, n), set(ngrams(prompt, n))
+    return sum(gram in known for gram in grams) / len(grams) if grams else 0.0
+
+
+def format_marks(text: str, num_words: int) -> float:
+    """Marks of format (list items, headers, bold, boxes, code, tables, tags) per 100 words, of a text of at least 10."""
+    return 100 * len(_MARKS.findall(text)) / max(10, num_words)
+
+
+def hedges(text: str, num_words: int) -> float:
+    """Hedging phrases (English) per 100 words, of a text of at least 10."""
+    return 100 * len(_HEDGES.findall(text.lower().replace("’", "'"))) / max(10, num_words)
+
+
+def similarity(texts: Sequence[Sequence[str]], n: int = 2) -> float:
+    """Mean overlap (Jaccard) of the sets of n-grams over all pairs of texts; 0 for fewer than two texts.
+
+    Equation: |A ∩ B| / |A ∪ B|, 0 where both are empty.
+    """
+    sets = [set(ngrams(tokens, n)) for tokens in texts]
+    overlaps = [len(a & b) / max(1, len(a | b)) for a, b in combinations(sets, 2)]
+    return float(np.mean(overlaps)) if overlaps else 0.0
+
+
+OPENING = "\n"
+"""Before a phrase that opens a text: no word holds it."""
+
+
+def phrases(tokens: Sequence[str], longest: int = 3) -> set[str]:
+    """The n-grams of up to `longest` words, and the opening of `longest` words, marked by `OPENING`; every number as 0."""
+    tokens = ["0" if token.isdecimal() else token for token in tokens]
+    found = {" ".join(gram) for n in range(1, longest + 1) for gram in ngrams(tokens, n)}
+    return found | {OPENING + " ".join(tokens[:longest])}
+
+
+def frequent_phrases(texts: Sequence[set[str]], least_share: float, most: int) -> dict[str, list[int]]:
+    """Phrases of at least two texts and `least_share` of all, the most frequent first, with the places of their texts."""
+    counts = Counter(phrase for found in texts for phrase in found)
+    least = max(2.0, least_share * len(texts))
+    kept = sorted((p for p, count in counts.items() if count >= least), key=lambda p: (-counts[p], p))[:most]
+    return {phrase: [i for i, found in enumerate(texts) if phrase in found] for phrase in kept}
+
+
+def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
+    """Spearman's correlation, ties at their mean rank; None where a side does not vary."""
+    a, b = _ranks(x), _ranks(y)
+    a, b = a - a.mean(), b - b.mean()
+    scale = float(np.sqrt((a @ a) * (b @ b)))
+    return float(a @ b) / scale if scale > 0 else None
+
+
+def _ranks(values: Sequence[float]) -> np.ndarray:
+    array = np.asarray(values, dtype=np.float64)
+    return np.array([(array < v).sum() + ((array == v).sum() + 1) / 2 for v in array])
+
+
+def co_moments(x: Sequence[float], y: Sequence[float]) -> list[float]:
+    """[degrees of freedom, Sxx, Syy, Sxy] about the means: those of several batches add up to a pooled correlation."""
+    a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if len(a) < 2:
+        return [0.0, 0.0, 0.0, 0.0]
+    a, b = a - a.mean(), b - b.mean()
+    return [float(len(a) - 1), float(a @ a), float(b @ b), float(a @ b)]
+
+
+def pooled_correlation(parts: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Pearson's correlation of batches about their own means, and its t; (0, 0) where a side does not vary.
+
+    Equation: r = ΣSxy / √(ΣSxx ΣSyy), t = r √((d - 1) / (1 - r²)) with d = Σ(n - 1).
+    """
+    freedom, sxx, syy, sxy = np.sum(np.asarray(parts, dtype=np.float64).reshape(-1, 4), axis=0).tolist()
+    if freedom < 3 or sxx <= 0 or syy <= 0:
+        return 0.0, 0.0
+    r = max(-1.0, min(1.0, sxy / (sxx * syy) ** 0.5))
+    return r, r * ((freedom - 1) / max(1e-9, 1 - r * r)) ** 0.5
+
+
+def moments(values: Sequence[float]) -> list[float]:
+    """[count, mean, sum of squares about it]."""
+    array = np.asarray(values, dtype=np.float64)
+    return [float(len(array)), float(array.mean()), float(((array - array.mean()) ** 2).sum())] if len(array) else [0.0, 0.0, 0.0]
+
+
+def pool(parts: Sequence[Sequence[float]]) -> tuple[float, float, float]:
+    """(count, mean, squared standard error of the mean) of batches given by their moments."""
+    count = sum(n for n, _, _ in parts)
+    if count < 2:
+        return count, sum(n * m for n, m, _ in parts) / max(1.0, count), float("inf")
+    mean = sum(n * m for n, m, _ in parts) / count
+    squares = sum(s + n * (m - mean) ** 2 for n, m, s in parts)
+    return count, mean, squares / (count - 1) / count
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """What is looked at of one response. `spread` is the standard deviation of an ensemble's scores, None without one."""
+
+    prompt: str
+    response: str
+    length: int
+    score: float | None
+    finished: bool
+    spread: float | None = None
+
+
+def score_of(text: Text) -> float:
+    """For ordering: a text without a score comes last."""
+    return -math.inf if text.score is None else text.score
+
+
+Tokens = Sequence[Sequence[str]]
+"""The `words` of each response, in the order of the texts."""
+
+
+def measure_texts(texts: Sequence[Text], tokens: Tokens) -> dict[str, list[float]]:
+    """One number a text under the name of each measure, in the order of `texts`."""
+    prompts = {text.prompt: words(text.prompt) for text in texts}
+    columns: dict[str, list[float]] = {name: [] for name in ("repetition", "parroting", "format", "hedging", "failed")}
+    for text, said in zip(texts, tokens, strict=True):
+        columns["repetition"].append(repetition(said))
+        columns["parroting"].append(parroting(said, prompts[text.prompt]))
+        columns["format"].append(format_marks(text.response, len(said)))
+        columns["hedging"].append(hedges(text.response, len(said)))
+        columns["failed"].append(float(text.score is None))
+    return columns
+
+
+def length_advantages(texts: Sequence[Text]) -> tuple[list[float], list[float]]:
+    """Spearman's correlation of score and length inside each prompt's responses, where both vary, and its variance by chance.
+
+    Equation: 1 / (n - 1) for n responses whose scores know nothing of length.
+    """
+    groups: dict[str, list[tuple[float, float]]] = {}
+    for text in texts:
+        if text.score is not None:
+            groups.setdefault(text.prompt, []).append((text.length, text.score))
+    found = [(rank_correlation(*zip(*g, strict=True)), 1 / (len(g) - 1)) for g in groups.values() if len(g) > 1]
+    known = [(value, chance) for value, chance in found if value is not None]
+    return [value for value, _ in known], [chance for _, chance in known]
+
+
+def across_prompts(texts: Sequence[Text], tokens: Tokens, least: int = 4, most: int = 32) -> float | None:
+    """`similarity` of one response each of different prompts; None for fewer than `least` prompts."""
+    first = {text.prompt: said for text, said in zip(reversed(texts), reversed(tokens), strict=True)}
+    return similarity(list(first.values())[:most]) if len(first) >= least else None
+
+
+def phrase_table(texts: Sequence[Text], tokens: Tokens, least_share: float = 0.1, most: int = 200) -> dict[str, list[float]]:
+    """Of each frequent phrase its share of responses, and the co-moments of its presence with the score."""
+    table, scored = {}, [i for i, text in enumerate(texts) if text.score is not None]
+    scores = [texts[i].score or 0.0 for i in scored]
+    for phrase, places in frequent_phrases([phrases(said) for said in tokens], least_share, most).items():
+        holders = set(places)
+        table[phrase] = [len(places) / len(texts), *co_moments([float(i in holders) for i in scored], scores)]
+    return table
+
+
+def summarize(texts: Sequence[Text], tokens: Tokens, columns: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """What later steps need to know of this one's texts, as plain JSON values."""
+    scored = [text for text in texts if text.score is not None]
+    advantages, chances = length_advantages(texts)
+    ranks = {"length_advantage": moments(advantages), "chance": moments(chances)}
+    return {
+        "texts": len(texts),
+        "moments": {name: moments(values) for name, values in columns.items()} | ranks,
+        "length_score": co_moments([t.length for t in scored], [t.score or 0.0 for t in scored]),
+        "phrases": phrase_table(texts, tokens),
+    }

@@ -1,0 +1,95 @@
+"""Any sequence classifier of the hub as a reward: encoders with a CLS state and decoders alike, with a tokenizer of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from pydantic import Field
+
+from tether.core.config import Config
+from tether.core.errors import ModelError
+from tether.core.types import Conversation, Rollout, Score, assistant
+
+
+class ClassifierConfig(Config):
+    """A model that reads a conversation and gives one number, or one a label."""
+
+    source: str = Field(description="a hub id or a folder")
+    label: str | int | None = Field(
+        default=None, description="which output is the reward, by name or number; unset: the only one"
+    )
+    batch: int = Field(default=16, ge=1, description="conversations a forward")
+    max_length: int = Field(default=2048, ge=8, description="tokens; of longer conversations the beginning is left out")
+
+
+class ClassifierReward:
+    """Speaks core.protocols.RewardSource, on text: its tokenizer need not be the policy's.
+
+    A conversation goes through the tokenizer's chat template; without one, a prompt and its response are the two segments that
+    encoders were trained on (https://arxiv.org/abs/1810.04805).
+
+    Raises:
+        ModelError: the model cannot be loaded, or has several outputs and none is chosen.
+    """
+
+    name = "classifier"
+
+    def __init__(self, model: Any, tokenizer: Any, config: ClassifierConfig) -> None:
+        self.model, self.tokenizer, self.config = model.eval().requires_grad_(False), tokenizer, config
+        self.output = _output(model.config, config)
+        if tokenizer.pad_token_id is None:
+            tokenizer.pad_token = tokenizer.eos_token
+        if model.config.pad_token_id is None:
+            model.config.pad_token_id = tokenizer.pad_token_id
+        tokenizer.truncation_side = "left"
+
+    @classmethod
+    def load(cls, config: ClassifierConfig, device: torch.device | str = "cpu") -> ClassifierReward:
+        """From the hub or a folder, in float32; no code that comes with a model is run."""
+        from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+        try:
+            model = AutoModelForSequenceClassification.from_pretrained(config.source, dtype=torch.float32)
+            tokenizer = AutoTokenizer.from_pretrained(config.source)
+        except (OSError, ValueError) as error:
+            raise ModelError(f"{config.source} cannot be loaded as a sequence classifier: {error}") from error
+        return cls(model.to(device), tokenizer, config)
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return self.score_conversations([(*r.prompt.messages, assistant(r.text)) for r in rollouts])
+
+    @torch.no_grad()
+    def score_conversations(self, conversations: Sequence[Conversation]) -> list[Score]:
+        """One score a conversation, whose last turn is judged; a number that is not finite is a failed score."""
+        found: list[Score] = []
+        for start in range(0, len(conversations), self.config.batch):
+            batch = self._encoded(conversations[start : start + self.config.batch]).to(self.model.device)
+            for value in self.model(**batch).logits[:, self.output].float().tolist():
+                finite = math.isfinite(value)
+                found.append(Score(value) if finite else Score(None, reason=f"the classifier returned {value}"))
+        return found
+
+    def _encoded(self, conversations: Sequence[Conversation]) -> Any:
+        how = {"padding": True, "truncation": True, "max_length": self.config.max_length, "return_tensors": "pt"}
+        if self.tokenizer.chat_template:
+            turns = [[{"role": m.role, "content": m.content} for m in messages] for messages in conversations]
+            texts = [self.tokenizer.apply_chat_template(each, tokenize=False) for each in turns]
+            return self.tokenizer(texts, add_special_tokens=False, **how)
+        prompts = ["\n\n".join(m.content for m in messages[:-1]) for messages in conversations]
+        return self.tokenizer(prompts, [messages[-1].content for messages in conversations], **how)
+
+
+def _output(config: Any, settings: ClassifierConfig) -> int:
+    labels = {int(number): str(name) for number, name in config.id2label.items()}
+    if settings.label is None:
+        if len(labels) > 1:
+            names = ", ".join(labels.values())
+            raise ModelError(f"{settings.source} has {len(labels)} outputs ({names}). Set label to the one that is a reward")
+        return 0
+    for number, name in labels.items():
+        if settings.label in (number, name):
+            return number
+    raise ModelError(f"{settings.source} has no output {settings.label!r}; it has {', '.join(labels.values())}")

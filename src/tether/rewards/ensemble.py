@@ -1,0 +1,68 @@
+"""Several trained reward models on one trunk as one cautious reward source."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+from tether.algorithms.reward_ensembles import combine_members, spread_of_members
+from tether.core.types import Rollout, Score
+from tether.data.batches import cut_batches, make_batch
+from tether.data.chat import ChatEncoder
+from tether.models.members import as_members
+from tether.models.trunk import Role
+
+
+class EnsembleReward:
+    """Scores the sampled token ids as `LearnedReward` does, by every member; the layers below their adapters run once.
+
+    `Score.parts` holds each member's score, `member_0` and so on, and their standard deviation, `spread`.
+
+    Args:
+        members: reward models on one trunk, each with scores of deviation 1.
+        encoder: the encoder that all of them were trained with.
+        combine: what the members say on average, at worst, or on average less `uncertainty_weight` times their variance.
+    """
+
+    name = "ensemble"
+
+    def __init__(
+        self,
+        members: Sequence[Role],
+        encoder: ChatEncoder,
+        combine: Literal["mean", "worst", "uncertainty"] = "mean",
+        *,
+        uncertainty_weight: float = 0.1,
+        micro_batch_tokens: int = 4096,
+    ) -> None:
+        self.members = as_members(members)
+        self.encoder = encoder
+        self.combine: Literal["mean", "worst", "uncertainty"] = combine
+        self.uncertainty_weight = uncertainty_weight
+        self.micro_batch_tokens = micro_batch_tokens
+        for member in self.members:
+            member.train_mode(False)
+
+    @torch.no_grad()
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """One score a rollout; where any member's number is not finite it is a failed score."""
+        sequences = [self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts]
+        table = torch.full((len(self.members), len(rollouts)), torch.nan, dtype=torch.float64)
+        first = self.members[0]
+        limit = first.document_tokens(self.micro_batch_tokens)
+        for cut in cut_batches(sequences, self.micro_batch_tokens, document_tokens=limit):
+            batch = make_batch([sequences[i] for i in cut], self.encoder.pad_id, document_tokens=limit).to(first.device)
+            common = first.common(batch)
+            for number, member in enumerate(self.members):
+                table[number, cut] = member.scores(batch, common).double().cpu()
+        values = combine_members(table, self.combine, uncertainty_weight=self.uncertainty_weight)
+        spreads = spread_of_members(table).tolist()
+        return [self._score(*row) for row in zip(table.T.tolist(), values.tolist(), spreads, strict=True)]
+
+    def _score(self, opinions: list[float], value: float, spread: float) -> Score:
+        if not all(map(math.isfinite, opinions)):
+            return Score(None, reason=f"the members of the reward ensemble returned {opinions}")
+        return Score(value, parts={**{f"member_{k}": opinion for k, opinion in enumerate(opinions)}, "spread": spread})

@@ -1,0 +1,449 @@
+"""Every check of the doctor on a planted bug and on a set-up without one, and the promise that an examination leaves no trace."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+
+from tether.assemble import Recipe
+from tether.cli.doctor import doctor as command
+from tether.cli.doctor import render
+from tether.core.config import build, load_recipe
+from tether.core.errors import ConfigError, RunError
+from tether.core.types import Prompt, Score, StopReason, user
+from tether.data.chat import ChatEncoder
+from tether.learner.config import OptimizerConfig
+from tether.learner.local import LocalLearner
+from tether.models.config import LoraConfig
+from tether.models.heads import ScalarHead
+from tether.models.loading import add_adapter
+from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
+from tether.models.trunk import Role
+from tether.monitoring import doctor
+from tether.monitoring.doctor import Finding, Healthy
+from tether.monitoring.doctor_log import check_rows
+from tether.pipelines.examine import examine_recipe, examine_run, examine_stage
+from tether.pipelines.journey import run_recipe
+from tether.rewards.learned import LearnedReward
+from tether.rollout.local import LocalEngine
+from tether.stages.policy_config import PolicyConfig
+from tether.stages.policy_gradient import PolicyGradient
+
+PROMPTS = [Prompt((user(text),), f"p{n}") for n, text in enumerate(["one", "two two", "three", "a longer one"])]
+OTHER = TEMPLATE.replace("<|{{ message['role'] }}|>", "{{ message['role'] }}: ").replace("<|assistant|>", "assistant: ")
+
+
+class Variety:
+    """The number of distinct tokens: neither an empty nor an endless answer has many."""
+
+    name = "variety"
+
+    def score(self, rollouts):
+        return [Score(float(len(set(r.response_ids)))) for r in rollouts]
+
+
+def make(kind=PolicyGradient, *, reward=None, engine=None, reference=None, stop_ids=(1,), dropout=0.0, **settings):
+    """A healthy set-up but for what is said: PPO on the tiny model with adapters on one trunk."""
+    settings = {"samples_per_prompt": 4, "max_new_tokens": 16, "optimizer": OptimizerConfig(learning_rate=1e-2), **settings}
+    config = PolicyConfig.model_validate(settings)
+    encoder = ChatEncoder(tiny_tokenizer(), stop_ids)
+    model = tiny_model(0).requires_grad_(False).eval()
+    model = add_adapter(model, "policy", LoraConfig(rank=8, dropout=dropout), seed=1)
+    policy = Role(model, "policy")
+    value = Role(model, "policy", ScalarHead(64)) if config.critic else None
+    engine = (engine or LocalEngine)(policy, encoder)
+    reference = Role(model) if reference is None else reference(model)
+    return kind(config, policy, reference, value, reward or Variety(), engine, encoder)
+
+
+def findings(stage, **more):
+    return {r.check: r for r in examine_stage(stage, PROMPTS, **more) if isinstance(r, Finding)}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"algorithm": "ppo"},
+        {"algorithm": "ppo", "kl": {"place": "sequence"}, "temperature": 0.7},
+        {"algorithm": "rloo"},
+        {"algorithm": "grpo", "kl": {"report": True}},
+        {"algorithm": "grpo", "kl": {"coefficient": 0.1, "estimator": "k3"}},
+        {"algorithm": "dapo", "kl": {"coefficient": 0.1, "estimator": "k3_corrected"}},
+        {"algorithm": "reinforce++", "missing_stop_penalty": 1.0},
+    ],
+)
+def test_a_healthy_set_up_raises_nothing(settings):
+    results = examine_stage(make(**settings), PROMPTS)
+    assert [r for r in results if isinstance(r, Finding)] == []
+    examined = {"dropout", "reference", "shared weights", "temperature", "stop tokens", "bf16", "scores", "epochs"}
+    assert examined | {"score placement", "empty or endless answers"} <= {r.check for r in results if isinstance(r, Healthy)}
+
+
+def test_an_examination_leaves_everything_as_it_was():
+    stage = make(algorithm="ppo", kl={"coefficient": 0.1})
+    loss_too = make(algorithm="grpo", kl={"coefficient": 0.1})
+    noisy = make(dropout=0.3)
+    noisy.policy.model.model.model.layers[0].train(True)  # what is on stays on
+    for each in (stage, loss_too, noisy):
+        modules = {n: m.training for n, m in each.policy.model.named_modules()}
+        weights = {n: p.detach().clone() for n, p in each.policy.model.named_parameters()}
+        wanted = {n: p.requires_grad for n, p in each.policy.model.named_parameters()}
+        random, state, optimizer = torch.random.get_rng_state(), each.state(), each.learner.optimizer.state_dict()
+        examine_stage(each, PROMPTS)
+        assert {n: m.training for n, m in each.policy.model.named_modules()} == modules
+        assert all(torch.equal(p, weights[n]) for n, p in each.policy.model.named_parameters())
+        assert all(p.grad is None for p in [*each.policy.model.parameters(), *each.learner.masters])
+        assert {n: p.requires_grad for n, p in each.policy.model.named_parameters()} == wanted
+        assert torch.equal(torch.random.get_rng_state(), random)
+        assert each.state() == state and each.learner.optimizer.state_dict() == optimizer and each.learner.updates == 0
+        assert each.engine.policy_version == 0
+
+
+def test_an_examined_stage_trains_as_one_that_was_not():
+    stages = [make(algorithm="ppo", prompts_per_step=4, epochs=2) for _ in range(2)]
+    examine_stage(stages[0], PROMPTS)
+    for stage in stages:
+        stage.step(PROMPTS, 0)
+    pairs = zip(*(s.policy.model.parameters() for s in stages), strict=True)
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+def test_a_reference_that_is_another_model_is_found():
+    found = findings(make(reference=lambda model: Role(tiny_model(7).eval())))
+    assert set(found) == {"reference"} and found["reference"].severity == "error"
+
+
+def test_a_start_that_is_another_model_is_found():
+    assert "reference" in findings(make(), digest="0123456789abcdef")
+
+
+def test_a_reference_that_is_the_policy_itself_is_found():
+    found = findings(make(reference=lambda model: Role(model, "policy")))
+    assert set(found) == {"shared weights"} and "lora_" in found["shared weights"].evidence
+
+
+def test_an_optimizer_that_has_not_the_policys_weights_is_found():
+    stage = make()
+    stage.learner = LocalLearner([torch.nn.Parameter(torch.ones(3))], OptimizerConfig(), 1)
+    assert "does not move the policy" in findings(stage)["shared weights"].message
+
+
+class PaidToLeave(PolicyGradient):
+    def shape(self, experience):
+        first, second = experience.logprobs, experience.reference_logprobs
+        experience.logprobs, experience.reference_logprobs = second, first
+        return super().shape(experience)
+
+
+class Untethered(PolicyGradient):
+    def shape(self, experience):
+        experience.reference_logprobs = experience.logprobs
+        return super().shape(experience)
+
+
+@pytest.mark.parametrize("settings", [{"algorithm": "ppo"}, {"algorithm": "rloo"}, {"algorithm": "reinforce"}])
+@pytest.mark.parametrize(("kind", "says"), [(PaidToLeave, "wrong sign"), (Untethered, "never reaches")])
+def test_a_kl_of_the_wrong_sign_or_none_in_the_reward_is_found(kind, says, settings):
+    found = findings(make(kind, **settings))
+    assert set(found) == {"KL sign"} and says in found["KL sign"].message
+
+
+@pytest.mark.parametrize("estimator", ["k2", "k3", "k3_corrected"])
+def test_a_kl_of_the_wrong_sign_in_the_loss_is_found(estimator):
+    stage = make(algorithm="grpo", kl={"coefficient": 0.1, "estimator": estimator})
+    accumulate = stage._accumulate
+    stage._accumulate = lambda *at: {**accumulate(*at), "loss": -accumulate(*at)["loss"]}
+    assert "wrong sign" in findings(stage)["KL sign"].message
+
+
+class Everywhere(PolicyGradient):
+    def shape(self, experience):
+        return super().shape(experience).sum(-1, keepdim=True) * experience.mask
+
+
+class AtTheFirst(PolicyGradient):
+    def shape(self, experience):
+        return super().shape(experience).flip(-1)
+
+
+@pytest.mark.parametrize("kind", [Everywhere, AtTheFirst])
+def test_a_score_that_is_not_at_the_last_token_once_is_found(kind):
+    assert "score placement" in findings(make(kind, kl={"coefficient": 0.0}))
+
+
+def test_a_score_that_reaches_no_token_is_found():
+    assert "no token" in doctor.score_once(torch.zeros(2, 3), [3, 2]).message
+
+
+@pytest.mark.parametrize("settings", [{"epochs": 50}, {"epochs": 10, "minibatches": 16}])
+def test_many_epochs_are_found(settings):
+    assert findings(make(**settings))["epochs"].severity == "warning"
+    assert "epochs" not in findings(make(**settings, target_kl=0.02))
+
+
+@pytest.mark.parametrize(
+    ("template", "stop_ids", "vocabulary"),
+    [(OTHER, (1,), False), (TEMPLATE, (5,), False), (TEMPLATE, (1,), True)],
+)
+def test_a_reward_model_of_another_encoding_is_found(template, stop_ids, vocabulary):
+    tokenizer = tiny_tokenizer()
+    assert "encoding" not in findings(make(), reward_encoder=ChatEncoder(tokenizer, (1,)))
+    if vocabulary:
+        tokenizer.add_tokens(["one"])
+    assert "encoding" in findings(make(), reward_encoder=ChatEncoder(tokenizer, stop_ids, template))
+
+
+@pytest.mark.parametrize(("kind", "score"), [("empty", lambda ids: -len(ids)), ("endless", lambda ids: len(ids) - len(set(ids)))])
+def test_a_reward_that_prefers_odd_answers_is_found(kind, score):
+    """One that pays for brevity, and one that pays for repetition."""
+    reward = SimpleNamespace(name="planted", score=lambda rollouts: [Score(float(score(r.response_ids))) for r in rollouts])
+    found = findings(make(reward=reward, stop_ids=tuple(range(1, 10))))
+    assert set(found) == {"empty or endless answers"} and f"prefers {kind}" in found["empty or endless answers"].message
+
+
+def test_the_ninetieth_percentile_decides_what_is_preferred():
+    ordinary = [float(n) for n in range(11)]
+    below, above = doctor.empty_or_endless(ordinary, {"empty": [8.0, 9.9], "endless": [9.0, 9.2]})
+    assert isinstance(below, Healthy) and isinstance(above, Finding)
+
+
+def test_a_penalty_for_answers_without_end_counts():
+    """Every token more is paid, so the endless answer is best, unless what it is fined is more than that."""
+    stops = tuple(range(1, 60))
+    reward = SimpleNamespace(name="length", score=lambda rollouts: [Score(0.5 * len(r.response_ids)) for r in rollouts])
+    common = {"algorithm": "rloo", "reward": reward, "stop_ids": stops, "max_new_tokens": 32}
+    assert "prefers endless" in findings(make(**common))["empty or endless answers"].message
+    assert "empty or endless answers" not in findings(make(**common, missing_stop_penalty=20.0))
+
+
+@pytest.mark.parametrize("where", ["policy", "reward model"])
+def test_dropout_is_found(where):
+    stage = make(dropout=0.3 if where == "policy" else 0.0)
+    assert "dropout" not in findings(stage)
+    if where == "policy":
+        stage.policy.model.train()
+    else:
+        head = ScalarHead(64, zero=False, dropout=0.5)
+        stage.reward = LearnedReward(Role(stage.policy.model, None, head), stage.encoder)
+        head.train()
+    messages = [r.message for r in examine_stage(stage, PROMPTS) if isinstance(r, Finding)]
+    assert f"Dropout is on in the {where}." in messages and all("Dropout" in message for message in messages)
+
+
+class Hotter(LocalEngine):
+    """Samples at another temperature than it is asked to, and says so in its log-probabilities."""
+
+    def generate(self, prompts, sampling, **more):
+        return super().generate(prompts, replace(sampling, temperature=0.5), **more)
+
+
+class Silent(Hotter):
+    """The same without log-probabilities."""
+
+    def generate(self, prompts, sampling, **more):
+        groups = super().generate(prompts, sampling, **more)
+        return [replace(g, rollouts=tuple(replace(r, logprobs=()) for r in g.rollouts)) for g in groups]
+
+
+class Truncating(LocalEngine):
+    def generate(self, prompts, sampling, **more):
+        return super().generate(prompts, replace(sampling, top_k=10), **more)
+
+
+@pytest.mark.parametrize(
+    ("engine", "says"),
+    [(Hotter, "temperature 0.5 would fit"), (Silent, "surprise less entropy -"), (Truncating, "temperature")],
+)
+def test_samples_of_another_distribution_are_found(engine, says):
+    found = findings(make(engine=engine))
+    assert set(found) == {"temperature"} and says in found["temperature"].evidence
+
+
+def test_a_learning_rate_lost_in_bfloat16_is_found():
+    """Beside 1 a bfloat16 has no neighbour nearer than 2^-7 above: 1e-3 is lost, 1e-2 is not; beside 1e-3 both count."""
+    ones = torch.nn.Parameter(torch.ones(10, dtype=torch.bfloat16))
+    small = torch.nn.Parameter(torch.full((10,), 1e-3, dtype=torch.bfloat16))
+
+    def examined(parameters, rate, kind=torch.optim.AdamW, **more):
+        return doctor.lost_updates(kind(parameters, lr=rate, **more))
+
+    assert isinstance(examined([ones], 1e-3), Finding) and isinstance(examined([ones], 1e-2), Healthy)
+    assert isinstance(examined([small], 1e-3), Healthy) and isinstance(examined([ones, small], 1e-3), Healthy)
+    assert isinstance(examined([ones], 1.0, torch.optim.SGD), doctor.Untold)
+    ones.grad = torch.full_like(ones, 1e-3)
+    assert isinstance(examined([ones], 1.0, torch.optim.SGD), Finding)
+    assert isinstance(examined([ones], 10.0, torch.optim.SGD), Healthy)
+    assert isinstance(doctor.lost_updates(LocalLearner([ones], OptimizerConfig(learning_rate=1e-6), 1).optimizer), Healthy)
+
+
+def test_an_engine_that_does_not_stop_where_turns_end_is_found():
+    assert findings(make(stop_ids=(40,)))["stop tokens"].message.startswith("The engine does not stop")
+    stage = make()
+    stage.engine.encoder = ChatEncoder(tiny_tokenizer(), (1, 40))
+    assert findings(stage)["stop tokens"].message.startswith("Engine and learner end turns")
+
+
+def test_a_stop_token_masked_as_padding_is_found():
+    rollouts = [SimpleNamespace(response_ids=(7, 8, 1)), SimpleNamespace(response_ids=(9, 1))]
+    ids = torch.tensor([[7, 8, 1], [9, 1, 1]])
+    by_length = torch.tensor([[True, True, True], [True, True, False]])
+    assert isinstance(doctor.stop_counted(by_length, rollouts, 1), Healthy)
+    assert isinstance(doctor.stop_counted(ids != 1, rollouts, 1), Finding)
+
+
+@pytest.mark.parametrize(
+    ("values", "severity"),
+    [
+        ([2.0] * 16, "error"),
+        ([1.0, None, 2.0, 3.0] * 4, "warning"),
+        ([None, None, None, 1.0] * 4, "error"),
+        ([float("nan")] * 16, "error"),
+    ],
+)
+def test_scores_that_teach_nothing_are_found(values, severity):
+    reward = SimpleNamespace(name="planted", score=lambda rollouts: [Score(v) for v in values[: len(rollouts)]])
+    assert findings(make(reward=reward))["scores"].severity == severity
+    assert doctor.scores([Score(0.0)] * 4, checked=True).severity == "warning"
+
+
+@pytest.mark.parametrize("coefficient", [5.0, 1e-6])
+def test_a_kl_out_of_scale_is_found(coefficient):
+    assert findings(make(kl={"coefficient": coefficient}))["KL scale"].severity == "warning"
+
+
+SETTINGS = {"normalize_scores": True, "kl": {"place": "token", "coefficient": 0.05}, "missing_stop_penalty": 0.5}
+
+
+def log(steps=10, **changes):
+    """The rows of a healthy PPO run, made of its equations; `changes`: of a key, a function of (row, index)."""
+    rows = []
+    for n in range(steps):
+        row = {"step": n + 1, "kl/policy_reference_k1": 0.8 * n, "kl/coefficient": 0.05, "reward/kl": -0.04 * n}
+        row |= {"reward/proxy": 0.3 + 0.2 * n, "reward/proxy_std": 2.0, "reward/failed": 0.0, "grad_norm": 1.0}
+        row |= {"response/stop_rate": 0.9, "response/length": 30.0, "policy/clip_fraction": 0.03, "policy/approximate_kl": 0.003}
+        row |= {"policy/engine_gap": 0.04, "policy/first_ratio_deviation": 0.0}
+        row["reward/shaped"] = 0.2 * n / 2.0 - 0.5 * 0.1 - 0.04 * n
+        rows.append(row)
+        row.update({key: change(dict(row), n) for key, change in changes.items()})
+    return rows
+
+
+KL = "kl/policy_reference_k1"
+PLANTED = {
+    "another reference": ({KL: lambda r, n: 4.0 + n, "reward/kl": lambda r, n: -0.05 * (4 + n)}, "reference"),
+    "a reference that follows": ({KL: lambda r, n: 0.0, "reward/kl": lambda r, n: 0.0}, "shared weights"),
+    "negative KL": ({KL: lambda r, n: -r[KL], "reward/kl": lambda r, n: 0.04 * n}, "KL sign"),
+    "another price": ({"reward/kl": lambda r, n: 0.04 * n}, "KL sign"),
+    "paid to leave": ({"reward/shaped": lambda r, n: r["reward/shaped"] + 0.08 * n}, "KL sign"),
+    "KL left out": ({"reward/shaped": lambda r, n: r["reward/shaped"] + 0.04 * n}, "KL sign"),
+    "clipped": ({"policy/clip_fraction": lambda r, n: 0.5}, "epochs"),
+    "moved far": ({"policy/approximate_kl": lambda r, n: 0.08}, "epochs"),
+    "dropout": ({"policy/first_ratio_deviation": lambda r, n: 0.15}, "dropout"),
+    "temperature": ({"policy/engine_gap": lambda r, n: 0.4}, "temperature"),
+    "cut off": ({"response/stop_rate": lambda r, n: 0.0, "reward/shaped": lambda r, n: None}, "stop tokens"),
+    "endless": (
+        {"response/stop_rate": lambda r, n: 0.9 - 0.1 * n, "reward/shaped": lambda r, n: None},
+        "empty or endless answers",
+    ),
+    "empty": ({"response/length": lambda r, n: max(1.0, 30.0 - 4 * n)}, "empty or endless answers"),
+    "no score": ({"reward/proxy": lambda r, n: None}, "scores"),
+    "equal scores": ({"reward/proxy_std": lambda r, n: 0.0, "reward/shaped": lambda r, n: None}, "scores"),
+    "failed scores": ({"reward/failed": lambda r, n: 2.0}, "scores"),
+    "heavy": (
+        {"kl/coefficient": lambda r, n: 10.0, "reward/kl": lambda r, n: -8.0 * n, "reward/shaped": lambda r, n: None},
+        "KL scale",
+    ),
+}
+
+
+def test_a_healthy_log_raises_nothing_and_tells_the_sign():
+    results = check_rows(log(), SETTINGS)
+    assert [r for r in results if isinstance(r, Finding)] == []
+    assert any("-1.00 x coefficient" in r.evidence for r in results if isinstance(r, Healthy))
+    assert not [r for r in check_rows(log(2), {}) + check_rows([{"step": 1}], {}) if isinstance(r, Finding)]
+
+
+@pytest.mark.parametrize("planted", PLANTED)
+def test_a_planted_bug_shows_in_the_log(planted):
+    changes, check = PLANTED[planted]
+    found = [r for r in check_rows(log(**changes), SETTINGS) if isinstance(r, Finding)]
+    assert [r.check for r in found] == [check]
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    """A recipe on the tiny model with prompts of its own and no other data."""
+    folder = tmp_path_factory.mktemp("doctor")
+    (folder / "prompts.jsonl").write_text("".join(json.dumps({"prompt": w}) + "\n" for w in ("one", "two", "three", "four")))
+    text = f"""
+run = "{folder / "run"}"
+model = {{ source = "tiny", dtype = "float32" }}
+[ppo]
+data = {{ path = "{folder / "prompts.jsonl"}" }}
+steps = 3
+prompts_per_step = 2
+samples_per_prompt = 2
+max_new_tokens = 8
+reward_source = "random"
+"""
+    (folder / "recipe.toml").write_text(text)
+    return load_recipe(folder / "recipe.toml", Recipe), folder / "recipe.toml"
+
+
+def test_a_recipe_is_examined_before_anything_is_trained(recipe, tmp_path):
+    results = examine_recipe(recipe[0])["ppo"]
+    assert [r for r in results if isinstance(r, Finding)] == [] and sum(isinstance(r, Healthy) for r in results) >= 10
+    waiting = recipe[0].model_dump(exclude_unset=True) | {"run": str(tmp_path / "run"), "reward": {}, "sft": {}}
+    waiting["ppo"]["reward_source"] = "learned"
+    notes = [r.reason for r in examine_recipe(build(Recipe, waiting))["ppo"] if isinstance(r, doctor.Untold)]
+    assert any("the base model stands in" in note for note in notes) and any("random reward stands in" in note for note in notes)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(ConfigError, match="no stage that samples"):
+        examine_recipe(build(Recipe, {"run": "x", "model": {"source": "tiny"}}))
+
+
+def test_the_command_reads_recipes_and_runs_and_exits_with_2_on_an_error(recipe, tmp_path, capsys):
+    config, path = recipe
+    command(str(path), [])
+    assert "Nothing found." in capsys.readouterr().out
+    run_recipe(config, ["ppo"])
+    folder = f"{config.run}/ppo"
+    told = [r for r in examine_run(Path(folder))["ppo"] if isinstance(r, Finding)]
+    assert [(r.check, r.severity) for r in told] == [("stop tokens", "warning")]  # a random model ends none of 12 answers
+    command(config.run, [])
+    with pytest.raises(ConfigError, match="overrides such as 'a=1' have no effect"):
+        command(folder, ["a=1"])
+    planted = tmp_path / "ppo"
+    planted.mkdir()
+    (planted / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in log(**PLANTED["another reference"][0])))
+    (planted / "config.json").write_text(json.dumps({"ppo": SETTINGS}))
+    capsys.readouterr()
+    with pytest.raises(SystemExit) as stop:
+        command(str(planted), [])
+    told = capsys.readouterr().out
+    assert stop.value.code == 2 and told.index("The reference is not") < told.index("healthy")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty" / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    with pytest.raises(RunError, match="no steps of a stage that samples"):
+        command(str(tmp_path / "empty"), [])
+
+
+def test_a_warning_is_no_error():
+    warning = Finding("epochs", "warning", "Many [updates]", "50", "fewer")
+    console = Console(record=True, width=120)
+    console.print(render({"ppo": [Healthy("bf16", "ok"), warning]}))
+    assert "0 errors, 1 warning" in (text := console.export_text()) and text.index("Many [updates]") < text.index("ok")
+
+
+def test_odd_answers_are_what_they_are_called():
+    stage = make()
+    rollout = stage.engine.generate(PROMPTS[:1], stage.config.sampling)[0].rollouts[0]
+    odd = doctor.odd_answers([rollout], stage.encoder, 20)
+    assert odd["empty"][0].response_ids == (1,) and odd["empty"][0].text == "" and odd["empty"][0].finished
+    endless = odd["endless"][0]
+    assert len(endless.response_ids) == 20 and endless.stop_reason is StopReason.LENGTH
+    assert endless.response_ids[:8] == endless.response_ids[8:16] == rollout.response_ids[:8]

@@ -1,0 +1,110 @@
+"""Sequence classifiers as rewards: their own tokenizer, their own template, the number that the library itself gives."""
+
+import json
+
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import BertConfig, BertForSequenceClassification, LlamaForSequenceClassification, PreTrainedTokenizerFast
+
+from tether.assemble import Recipe
+from tether.core.config import build
+from tether.core.errors import ConfigError, ModelError
+from tether.core.types import Message, Prompt, Rollout, Sampling, StopReason, assistant, user
+from tether.models.tiny import tiny_model, tiny_tokenizer
+from tether.pipelines.journey import run_recipe
+from tether.pipelines.reward_bench import reward_bench
+from tether.rewards.classifier import ClassifierConfig, ClassifierReward
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefgh"]
+
+
+def encoder_model(folder, num_labels=1):
+    """A BERT of one layer whose words are letters."""
+    inner = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.Whitespace()
+    inner.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+    )
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, model_input_names=inputs, **special)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    config = BertConfig(vocab_size=len(WORDS), num_labels=num_labels, initializer_range=0.5, **sizes)
+    BertForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def talks():
+    return [
+        (user("a b"), assistant("c d e")),
+        (user("f"), assistant("g")),
+        (user("a"), assistant("b"), user("c"), assistant("d h")),
+    ]
+
+
+@torch.no_grad()
+def test_an_encoder_reads_prompt_and_response_as_two_segments(tmp_path):
+    reward = ClassifierReward.load(ClassifierConfig(source=encoder_model(tmp_path), batch=2))
+    values = [score.value for score in reward.score_conversations(talks())]
+    for value, (first, second) in zip(values, [("a b", "c d e"), ("f", "g"), ("a b c", "d h")], strict=True):
+        ids = [2, *(WORDS.index(w) for w in first.split()), 3]
+        whole = [*ids, *(WORDS.index(w) for w in second.split()), 3]
+        kinds = [0] * len(ids) + [1] * (len(whole) - len(ids))
+        alone = reward.model(input_ids=torch.tensor([whole]), token_type_ids=torch.tensor([kinds])).logits
+        assert value == pytest.approx(float(alone), abs=1e-5)
+
+
+@torch.no_grad()
+def test_a_decoder_reads_its_own_chat_template(tmp_path):
+    config = tiny_model().config
+    config.num_labels = 1
+    torch.manual_seed(1)
+    LlamaForSequenceClassification(config).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    reward = ClassifierReward.load(ClassifierConfig(source=str(tmp_path), batch=3))
+    for score, messages in zip(reward.score_conversations(talks()), talks(), strict=True):
+        text = "".join(f"<|{m.role}|>{m.content}<|end|>" for m in messages)
+        ids = tiny_tokenizer()(text, add_special_tokens=False, return_tensors="pt").input_ids
+        assert score.value == pytest.approx(float(reward.model(input_ids=ids).logits), abs=1e-5)
+
+
+def test_rollouts_are_judged_by_their_text(tmp_path):
+    reward = ClassifierReward.load(ClassifierConfig(source=encoder_model(tmp_path)))
+    prompt = Prompt((Message("user", "a b"),))
+    rollout = Rollout((9,), (8, 7), (), StopReason.STOP_TOKEN, "c d e", 0, 0, Sampling(), prompt)
+    assert reward.score([rollout])[0].value == pytest.approx(reward.score_conversations(talks()[:1])[0].value)
+
+
+def test_one_of_several_outputs_has_to_be_chosen(tmp_path):
+    source = encoder_model(tmp_path, num_labels=3)
+    with pytest.raises(ModelError, match=r"has 3 outputs \(LABEL_0, LABEL_1, LABEL_2\). Set label"):
+        ClassifierReward.load(ClassifierConfig(source=source))
+    with pytest.raises(ModelError, match="no output 'good'; it has LABEL_0"):
+        ClassifierReward.load(ClassifierConfig(source=source, label="good"))
+    by_name, by_number = (ClassifierReward.load(ClassifierConfig(source=source, label=label)) for label in ("LABEL_2", 2))
+    assert by_name.output == by_number.output == 2
+    with pytest.raises(ModelError, match="cannot be loaded as a sequence classifier"):
+        ClassifierReward.load(ClassifierConfig(source=str(tmp_path / "nothing")))
+
+
+def test_a_policy_can_be_trained_on_it_and_it_can_be_examined(tmp_path):
+    source = encoder_model(tmp_path / "judge")
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": w}) + "\n" for w in ("a b", "c", "d e f")))
+    grpo = {"data": {"path": str(prompts)}, "steps": 2, "prompts_per_step": 2, "samples_per_prompt": 2, "max_new_tokens": 6}
+    grpo |= {"reward_source": "classifier", "classifier": {"source": source}}
+    values = {"run": str(tmp_path / "run"), "model": {"source": "tiny", "dtype": "float32"}}
+    assert run_recipe(build(Recipe, {**values, "grpo": grpo}), ["grpo"])["grpo"]["steps"] == 2
+    with pytest.raises(ConfigError, match="a table named classifier belong together"):
+        build(Recipe, {**values, "grpo": {**grpo, "reward_source": "random"}})
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text("".join(json.dumps({"prompt": "a", "chosen": c, "rejected": r}) + "\n" for c, r in ("bc", "de", "fg")))
+    found = reward_bench(source, [str(pairs)])["pairs.jsonl"]
+    reward = ClassifierReward.load(ClassifierConfig(source=source))
+    sides = [
+        [s.value for s in reward.score_conversations([(user("a"), assistant(w)) for w in pair])] for pair in ("bc", "de", "fg")
+    ]
+    assert found["accuracy"]["value"] == pytest.approx(sum(c > r for c, r in sides) / 3)
