@@ -198,6 +198,17 @@ def report(
     typer.echo(str(write_report(directory, output)))
 
 
+@app.command()
+def doctor(
+    subject: Annotated[str, typer.Argument(help="A recipe, before training; or the folder of a run or of one of its stages.")],
+    overrides: Overrides = None,
+) -> None:
+    """Find faulty set-ups: a wrong or moving reference, a KL of the wrong sign, masked stop tokens ... (exit 2 on an error)."""
+    from tether.cli.doctor import doctor as command
+
+    command(subject, overrides or [])
+
+
 @app.command("reward-bench")
 def reward_bench(
     model: Annotated[

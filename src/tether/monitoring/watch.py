@@ -32,7 +32,7 @@ class WatchConfig(Config):
     """What a watch compares, and how sure it must be."""
 
     baseline: int = Field(default=3, ge=1, description="first steps that everything later is compared with")
-    window: int = Field(default=3, ge=2, description="last steps that are judged together, by their median")
+    window: int = Field(default=3, ge=3, description="last steps that are judged together, by their median")
     min_texts: int = Field(default=24, ge=4, description="texts in a window, which grows to hold them; also in the baseline")
     confidence: float = Field(default=3.0, gt=0, description="standard errors by which a measure on texts must differ")
     release: float = Field(default=0.8, gt=0, le=1, description="an episode ends below this share of the threshold")
