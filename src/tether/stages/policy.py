@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,8 @@ from tether.learner.local import LocalLearner
 from tether.learner.loop import epoch_order
 from tether.stages.experience import Experience
 from tether.stages.policy_config import PolicyConfig
+
+T = TypeVar("T")
 
 
 def clipped_epochs(
@@ -154,7 +156,7 @@ def train(
         run.log(metrics, number + 1)
         run.sample(
             {"step": number + 1, "prompt": r.prompt.text, "response": r.text, "proxy": s.value, "stop": r.stop_reason.value}
-            for r, s in list(zip(rollouts, scores, strict=True))[: config.sample_rows]
+            for r, s in _spread(list(zip(rollouts, scores, strict=True)), config.sample_rows)
         )
         if (number + 1) % config.checkpoint_every == 0 or number + 1 == config.steps or stops():
             _save(stage, run, number + 1, monitor)
@@ -193,6 +195,11 @@ def _resume(stage: PolicyStage, run: RunDirectory, monitor: Monitor | None) -> i
     stage.engine.update_weights(values["step"])
     run.truncate(values["step"])
     return values["step"]
+
+
+def _spread(rows: list[T], count: int) -> list[T]:
+    """So many of them, from the first on in equal steps: of different prompts where there are enough."""
+    return rows[:: max(1, len(rows) // count)][:count] if count else []
 
 
 def _split(order: list[int], parts: int) -> list[list[int]]:
