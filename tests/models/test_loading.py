@@ -19,6 +19,7 @@ from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter, hub_reachable, keep_on_host, load_model, pick_attention, resolve, save_model
 from tether.models.saving import attach_adapter, load_head, read_role
+from tether.models.tiny import tiny_model
 from tether.models.trunk import Role
 
 TINY = ModelConfig(source="tiny", dtype="float32")
@@ -202,3 +203,11 @@ def test_grouped_attention_is_chosen_only_where_it_computes_what_the_model_does(
     if expected == "eager":
         with pytest.raises(ModelError, match="grouped"):
             pick_attention("grouped", torch.device("cpu"), model)
+
+
+def test_an_adapter_of_the_embeddings_is_trained_too():
+    model = add_adapter(tiny_model(), "policy", LoraConfig(rank=2, targets=("embed_tokens", "q_proj")))
+    names = {id(p): name for name, p in model.named_parameters()}
+    trained = {names[id(p)] for p in Role(model, "policy").parameters()}
+    assert trained == {name for name in names.values() if "lora" in name}
+    assert any("embedding" in name for name in trained)

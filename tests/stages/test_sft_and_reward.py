@@ -131,11 +131,11 @@ def test_reward_learns_to_rank_unseen_prompts_and_is_centred(tmp_path):
 
 
 @pytest.mark.parametrize("tokens", [40, 300, 100_000])
-@pytest.mark.parametrize("use_margin", [False, True])
-def test_reward_gradient_is_that_of_the_pairwise_sum_however_it_is_cut(tokens, use_margin):
+@pytest.mark.parametrize(("use_margin", "smoothing"), [(False, 0.0), (True, 0.0), (False, 0.2)])
+def test_reward_gradient_is_that_of_the_pairwise_sum_however_it_is_cut(tokens, use_margin, smoothing):
     rows = list(comparisons(5))
     rows = [Comparison(c.prompt, c.chosen, c.rejected, c.id, c.group, margin=0.5 * (i % 3)) for i, c in enumerate(rows)]
-    stage = reward(micro_batch_tokens=tokens, use_margin=use_margin, centering=0.02)
+    stage = reward(micro_batch_tokens=tokens, use_margin=use_margin, label_smoothing=smoothing, centering=0.02)
     from tether.learner.local import LocalLearner
 
     stage.learner = LocalLearner(stage.role.parameters(), stage.config.optimizer, 4)
@@ -156,7 +156,8 @@ def test_reward_gradient_is_that_of_the_pairwise_sum_however_it_is_cut(tokens, u
     for row in rows:
         chosen, rejected = score(row, row.chosen), score(row, row.rejected)
         difference = chosen - rejected - (row.margin if use_margin else 0.0)
-        loss = loss + (torch.log1p(torch.exp(-difference)) + 0.02 * (chosen + rejected) ** 2) / len(rows)
+        right, wrong = torch.log1p(torch.exp(-difference)), torch.log1p(torch.exp(difference))
+        loss = loss + ((1 - smoothing) * right + smoothing * wrong + 0.02 * (chosen + rejected) ** 2) / len(rows)
     loss.backward()
     metrics = stage.step(stage.rankings(rows)[0])
     assert metrics["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)

@@ -109,7 +109,7 @@ class Role:
 
     def parameters(self) -> list[nn.Parameter]:
         """What training this role would change: its adapter, or the whole model if it has none, and its head."""
-        marked = [p for name, p in self.model.named_parameters() if self.adapter is None or f".{self.adapter}." in name]
+        marked = [p for name, p in self.model.named_parameters() if self.adapter is None or self.adapter in name.split(".")]
         return marked + (list(self.head.parameters()) if self.head is not None else [])
 
     def train_mode(self, on: bool) -> None:

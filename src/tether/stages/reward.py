@@ -38,6 +38,9 @@ class RewardConfig(Config):
         2048, ge=8, description="padded size of a micro-batch; a prompt's responses are never separated"
     )
     use_margin: bool = Field(default=False, description="demand the label's margin between the scores")
+    label_smoothing: float = Field(
+        default=0.0, ge=0, lt=0.5, description="share of labels that are taken to be the wrong way round"
+    )
     centering: float = Field(
         default=0.0, ge=0, description="weight of (r_chosen + r_rejected)^2, https://arxiv.org/abs/2312.09244"
     )
@@ -74,7 +77,8 @@ class RewardModeling:
         self._known: dict[tuple[int, ...], float] = {}
 
     def step(self, rankings: list[Ranking]) -> dict[str, float]:
-        """One update: L = -(1/P) sum log sigma(r_chosen - r_rejected - margin), P the pairs of the update.
+        """One update: L = -(1/P) sum log sigma(r_chosen - r_rejected - margin), P the pairs of the update; with soft or smoothed
+        labels, p log sigma(d) + (1 - p) log sigma(-d).
 
         Each response is scored once however many pairs it stands in (InstructGPT, https://arxiv.org/abs/2203.02155).
         """
@@ -86,10 +90,11 @@ class RewardModeling:
             scores = self._scores([s for ranking in micro for s in ranking.sequences])
             pairs = pairs_of(micro)
             chosen, rejected = scores[pairs.chosen], scores[pairs.rejected]
+            probability, smoothing = scores.new_tensor(pairs.probability), self.config.label_smoothing
             loss = bradley_terry_loss(
                 chosen,
                 rejected,
-                probability=scores.new_tensor(pairs.probability),
+                probability=(1 - smoothing) * probability + smoothing * (1 - probability),
                 margin=scores.new_tensor(pairs.margin) if self.config.use_margin else None,
                 denominator=num_pairs,
             )
