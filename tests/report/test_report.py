@@ -256,7 +256,7 @@ def test_alarms_stand_on_the_page_with_their_texts(tmp_path: Path, synthetic: An
     rows = [{**alarm, "advice": "Look at it", "evidence": ["<b>long</b> answer"]}, {"detector": 3, "evidence": "none"}]
     synthetic.write_lines(run / "ppo" / "alarms.jsonl", rows)
     page = Page(write_report(run))
-    assert "length gaming" in page.text and "step 7" in page.text and "mean length went from 20 to 40. Look at it" in page.text
+    assert "length gaming" in page.text and "step 7" in page.text and "Mean length went from 20 to 40. Look at it" in page.text
     assert "<b>long</b> answer" in page.text
     assert "Alarms" not in Page(write_report(synthetic.write_quickstart(tmp_path / "calm", arms=False))).text
 

@@ -133,10 +133,11 @@ def alarm_rows(arms: Sequence[SubRun]) -> list[tuple[str, str, str, str, list[st
     found = []
     for arm in arms:
         for alarm in arm.alarms:
-            place = f"step {decimal(number(alarm.get('step')) or 0.0)}"
+            place = f"step {number(alarm.get('step')) or 0.0:.0f}"
             texts = alarm.get("evidence")
             shown = [printable(text, 400) for text in texts] if isinstance(texts, list) else []
             title = printable(alarm.get("detector"), 60).replace("_", " ")
-            words = [printable(alarm.get(key), 400) for key in ("message", "advice")]
-            found.append((title, f"{arm.name}, {place}" if several else place, *words, shown))
+            message, advice = (printable(alarm.get(key), 400) for key in ("message", "advice"))
+            told = (f"{message[:1].upper()}{message[1:]}", advice)
+            found.append((title, f"{arm.name}, {place}" if several else place, *told, shown))
     return found
