@@ -14,7 +14,7 @@ from benchmarks.learning.workbench import DIM, TOKENS, encoder, markdown, mean, 
 from torch import Tensor, nn
 
 from tether.core.protocols import RewardSource
-from tether.core.types import Prompt, Score
+from tether.core.types import Prompt, Rollout, Score
 from tether.models.config import LoraConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
@@ -60,6 +60,25 @@ class Caught:
         return {}
 
 
+class Shifted:
+    """A reward with a constant added, which no comparison of its scores can see."""
+
+    name = "shifted"
+
+    def __init__(self, source: RewardSource, offset: float) -> None:
+        self.source, self.offset = source, offset
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        return [Score(None if score.value is None else score.value + self.offset) for score in self.source.score(rollouts)]
+
+
+def shifted(seed: int, demonstrations: int) -> Task:
+    """The toy language at the start: a reward model is only defined up to a constant, and here that is 3."""
+    start = toy.fine_tuned(seed, demonstrations)
+    reward = toy.reward_model(start, toy.labelled_pairs(start, 500, seed + 100), seed)
+    return start, Shifted(reward, 3.0), toy.PROMPTS, toy.LENGTH
+
+
 def letters(seed: int, demonstrations: int) -> Task:
     """The toy language after a little optimisation: scores centred on a policy that is now left behind."""
     start = toy.fine_tuned(seed, demonstrations)
@@ -89,7 +108,11 @@ def _practised(
     return policy, reward, prompts, tokens
 
 
-TASKS = {"letters, a reward model's score": letters, "sums, right or wrong": sums}
+TASKS = {
+    "letters at the start, scores 3 higher": shifted,
+    "letters on the way, a reward model's score": letters,
+    "sums, right or wrong": sums,
+}
 
 
 def run(seed: int, *, demonstrations: int = 16000, value_steps: int = 40, batches: int = 80) -> Result:

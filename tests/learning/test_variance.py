@@ -3,7 +3,7 @@
 import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
-LETTERS, SUMS = "letters, a reward model's score", "sums, right or wrong"
+START, SUMS = "letters at the start, scores 3 higher", "sums, right or wrong"
 BASELINES = ("running mean", "leave-one-out", "learned value")
 
 
@@ -20,22 +20,22 @@ def factor(result, task, name):
 @pytest.mark.parametrize("name", BASELINES)
 def test_scores_far_from_zero_need_a_baseline(results, name):
     for result in results:
-        task = result["tasks"][LETTERS]
-        assert task["score"] > 3 * task["deviation"]
-        assert factor(result, LETTERS, name) > 5
+        task = result["tasks"][START]
+        assert task["score"] > 2 * task["deviation"]
+        assert factor(result, START, name) > 3
 
 
 @pytest.mark.parametrize("name", ["running mean", "learned value"])
 def test_the_mean_stays(results, name):
     for result in results:
-        arm = result["tasks"][LETTERS]["arms"][name]
+        arm = result["tasks"][START]["arms"][name]
         assert arm["along"] == pytest.approx(1, abs=0.2) and arm["deviations"] < 4
 
 
 def test_the_same_measurement_sees_a_bias(results):
     """Of four samples the group's mean holds a quarter of each score: the gradient shrinks to three quarters."""
     for result in results:
-        arm = result["tasks"][LETTERS]["arms"]["group mean"]
+        arm = result["tasks"][START]["arms"]["group mean"]
         assert arm["along"] == pytest.approx(0.75, abs=1e-4) and arm["deviations"] > 5
 
 
