@@ -33,10 +33,8 @@ def test_the_proxy_always_rises(results):
 
 
 def test_gold_turns_earlier_with_fewer_labels(results, experiment):
+    """On average over the seeds; in a single one, few labels may be lucky, and gold not turn at all."""
     from benchmarks.learning.best_of_n import peak
 
     peaks = [fmean(peak(result, count) for result in results) for count in (FEW, MORE, MANY)]
     assert peaks == sorted(peaks)
-    for result in results:
-        lost = {count: max(model["gold"]) - model["gold"][-1] for count, model in result["models"].items()}
-        assert lost[FEW] > 0.1 and lost[FEW] > lost[MANY]
