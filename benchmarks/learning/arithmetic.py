@@ -21,8 +21,8 @@ from tether.data.steps import StepEncoder
 from tether.rewards.control import RandomReward
 
 BASE, DIGITS = 5, 7
-WRONG, SLIP = 7, 0.55
-"""Entries of the table that are demonstrated wrong, and how often."""
+HALF, BARELY = (7, 0.55), (13, 0.7)
+"""Entries of the table that are demonstrated wrong, and how often: of a demonstrator who knows half, and of one who knows hardly more than chance."""
 LEARNED, HELD_OUT = 4000, 512
 STEPS = StepEncoder(encoder(), ("\n",))
 ANSWER_TOKENS = 2 * (DIGITS - 1)
@@ -37,6 +37,8 @@ ARMS: dict[str, dict[str, Any]] = {
 OFFSET = 2.0
 """A constant on every score: to a method with a baseline it is nothing."""
 AGAINST = "RLOO"
+PROCESS = ("RLOO", "GRPO", "GRPO, process rewards")
+"""What is compared where a right answer is rare."""
 Result = dict[str, Any]
 
 
@@ -52,23 +54,23 @@ def running_sums(text: str) -> list[str]:
     return [str(total % BASE) for total in itertools.accumulate(map(int, text.split("+")))][1:]
 
 
-def demonstrated(text: str, slips: dict[tuple[int, int], int], rng: random.Random) -> str:
+def demonstrated(text: str, slips: dict[tuple[int, int], int], slip: float, rng: random.Random) -> str:
     total, *digits = map(int, text.split("+"))
     lines = []
     for digit in digits:
         entry = total, digit
-        total = slips[entry] if entry in slips and rng.random() < SLIP else (total + digit) % BASE
+        total = slips[entry] if entry in slips and rng.random() < slip else (total + digit) % BASE
         lines.append(str(total))
     return "\n".join(lines)
 
 
-def half_taught(prompts: Sequence[Prompt], seed: int, demonstrations: int) -> Any:
+def taught(prompts: Sequence[Prompt], seed: int, demonstrations: int, wrong: int, slip: float) -> Any:
     """A model that has learned how it is done, and the wrong entries too."""
     rng = random.Random(seed)
     table = list(itertools.product(range(BASE), repeat=2))
-    slips = {(a, b): (a + b + rng.randrange(1, BASE)) % BASE for a, b in rng.sample(table, WRONG)}
+    slips = {(a, b): (a + b + rng.randrange(1, BASE)) % BASE for a, b in rng.sample(table, wrong)}
     asked = rng.choices(prompts, k=demonstrations)
-    rows = [Demonstration((*prompt.messages, assistant(demonstrated(prompt.text, slips, rng)))) for prompt in asked]
+    rows = [Demonstration((*prompt.messages, assistant(demonstrated(prompt.text, slips, slip, rng)))) for prompt in asked]
     return imitate(rows, seed, batch_size=16)
 
 
@@ -108,13 +110,14 @@ def measure(rollouts: Sequence[Rollout]) -> dict[str, float]:
     return {"solved": solved(rollouts), "lines": mean([float(len(s.steps)) for s in Sums(all_lines=False).score(rollouts)])}
 
 
-def run(seed: int, *, demonstrations: int = 8000, steps: int = 24, long: int = 200) -> Result:
+def run(seed: int, *, demonstrations: int = 8000, steps: int = 24, long: int = 200, rare: int = 72) -> Result:
     """One seed: half-taught, then every method from there, with as many answers each and the same settings.
 
-    And for `long` steps that are smaller and harsher: what becomes of process rewards that judge no more than was written.
+    For `rare` steps: process rewards against outcomes from a start that hardly ever answers rightly. And for `long` steps that are smaller
+    and harsher: what becomes of process rewards that judge no more than was written.
     """
     train, test = problems(seed)
-    start = half_taught(train, seed, demonstrations)
+    start = taught(train, seed, demonstrations, *HALF)
     short, harsh = {"steps": steps, "samples_per_prompt": 8}, {"steps": long, "samples_per_prompt": 4}
     arms = {name: _trained(start, Sums(), train, test, {**short, **how, "seed": seed}, 5e-4) for name, how in ARMS.items()}
     for name in ("REINFORCE", "RLOO"):
@@ -124,7 +127,20 @@ def run(seed: int, *, demonstrations: int = 8000, steps: int = 24, long: int = 2
     judged = {"all lines": Sums(), "written lines": Sums(all_lines=False)}
     process = {**harsh, **ARMS["GRPO, process rewards"], "seed": seed}
     lines = {name: _trained(start, reward, train, test, process, 1e-3) for name, reward in judged.items() if long}
-    return {"seed": seed, "sft": held_out(start, test, 1.0) | held_out(start, test, 0.0), "arms": arms, "lines": lines}
+    half = {"sft": both(start, test), "arms": arms, "lines": lines}
+    return {"seed": seed, **half, "rare": barely(seed, train, test, demonstrations, rare) if rare else None}
+
+
+def barely(seed: int, train: Sequence[Prompt], test: Sequence[Prompt], demonstrations: int, steps: int) -> Result:
+    """From a start near chance: most groups of answers are all wrong, and outcomes alone say nothing of them."""
+    start = taught(train, seed, demonstrations, *BARELY)
+    how = {"steps": steps, "samples_per_prompt": 8, "seed": seed}
+    arms = {name: _trained(start, Sums(), train, test, {**how, **ARMS[name]}, 5e-4) for name in PROCESS}
+    return {"sft": both(start, test), "arms": arms}
+
+
+def both(model: Any, test: Sequence[Prompt]) -> dict[str, float]:
+    return held_out(model, test, 1.0) | held_out(model, test, 0.0)
 
 
 def _trained(
@@ -147,8 +163,21 @@ def held_out(model: Any, test: Sequence[Prompt], temperature: float) -> dict[str
 
 
 def table(results: Sequence[Result]) -> str:
-    start = [told([result["sft"][key] for result in results]) for key in ("greedy", "sampled")]
-    rows = [["half-taught", start[0], start[0], start[1], ""]]
+    first = _compared("half-taught", results)
+    harsh = [result for result in results if result["lines"]]
+    rows = [
+        [name, *(" / ".join(f"{result['lines'][name][key]:.2f}" for result in harsh) for key in ("lines", "sampled"))]
+        for name in (harsh[0]["lines"] if harsh else ())
+    ]
+    head = ("process rewards judge", f"lines written at the end, of {DIGITS - 1}, by seed", "sums solved, sampled")
+    rare = [result["rare"] for result in results if result.get("rare")]
+    second = [_compared("barely taught", rare), f"The second table: {len(rare)} seeds."] if rare else []
+    return "\n\n".join([first, *second, *([markdown(head, rows)] if rows else [])])
+
+
+def _compared(start: str, results: Sequence[Result]) -> str:
+    known = [told([result["sft"][key] for result in results]) for key in ("greedy", "sampled")]
+    rows = [[start, known[0], known[0], known[1], ""]]
     other = [on_the_way(result["arms"][AGAINST]) for result in results]
     for name in results[0]["arms"]:
         arms = [result["arms"][name] for result in results]
@@ -160,15 +189,7 @@ def table(results: Sequence[Result]) -> str:
         error = spread(ahead) / len(ahead) ** 0.5
         rows.append([name, *columns, "" if name == AGAINST else f"{mean(ahead):+.3f} ± {error:.3f}"])
     head = ("method", "held-out sums solved, greedy, mean over the training", "at its end", "sampled, at its end")
-    head = (*head, f"ahead of {AGAINST} on the way, ± standard error")
-    second = [
-        [name, *(" / ".join(f"{result['lines'][name][key]:.2f}" for result in results) for key in ("lines", "sampled"))]
-        for name in results[0]["lines"]
-    ]
-    short = markdown(
-        ("process rewards judge", f"lines written at the end, of {DIGITS - 1}, by seed", "sums solved, sampled"), second
-    )
-    return f"{markdown(head, rows)}\n\n{short}"
+    return markdown((*head, f"ahead of {AGAINST} on the way, ± standard error"), rows)
 
 
 def on_the_way(arm: Result) -> float:
@@ -177,13 +198,21 @@ def on_the_way(arm: Result) -> float:
 
 
 def draw(results: Sequence[Result], path: Path) -> None:
-    with figure(path, 1) as (axis,):
-        colours = dict(zip(ARMS, COLOURS, strict=False))
-        for name in results[0]["arms"]:
-            curves = [[result["sft"]["greedy"], *result["arms"][name]["curve"]] for result in results]
-            answers = [128 * place for place in range(len(curves[0]))]
-            line = "-" if name in ARMS else ":" if "random" in name else "--"
-            band(axis, answers, curves, colours.get(name.split(",")[0] if line == "--" else name, GREY), name, line)
-        axis.set_xlabel("answers seen")
-        axis.set_ylabel("held-out sums solved, greedy")
-        axis.legend()
+    rare = [result["rare"] for result in results if result.get("rare")]
+    with figure(path, 1 + bool(rare)) as axes:
+        for axis, title, known in zip(axes, ("half-taught", "barely taught"), (results, rare), strict=False):
+            _curves(axis, known)
+            axis.set_title(title)
+
+
+def _curves(axis: Any, results: Sequence[Result]) -> None:
+    colours = dict(zip(ARMS, COLOURS, strict=False))
+    steps = 24 if len(results[0]["arms"]) > len(PROCESS) else 72
+    for name in results[0]["arms"]:
+        curves = [[result["sft"]["greedy"], *result["arms"][name]["curve"]] for result in results]
+        answers = [steps * 32 * place // 6 for place in range(len(curves[0]))]
+        line = "-" if name in ARMS else ":" if "random" in name else "--"
+        band(axis, answers, curves, colours.get(name.split(",")[0] if line == "--" else name, GREY), name, line)
+    axis.set_xlabel("answers seen")
+    axis.set_ylabel("held-out sums solved, greedy")
+    axis.legend()

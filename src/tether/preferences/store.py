@@ -1,0 +1,371 @@
+"""Where comparisons live: one database that acknowledges nothing that it could lose.
+
+SQLite by default, in write-ahead mode with a flush at every commit; PostgreSQL by its URL. Every change of what is lent and
+judged is one transaction that begins by taking the write lock, so that no two people get a task's last place.
+"""
+
+# SQLModel types columns as the values in them, so that conditions on columns look like plain bools.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, case, event, func, insert, select, text, update
+from sqlalchemy.exc import SQLAlchemyError
+from sqlmodel import Session, SQLModel, create_engine
+
+from tether.core.errors import ConfigError, DataError
+from tether.core.types import Conversation, Message
+from tether.preferences.tables import (
+    CHOICES,
+    AnnotatorRow,
+    AssignmentRow,
+    FlagRow,
+    GuidelineRow,
+    JudgmentRow,
+    PromptRow,
+    ResponseRow,
+    Role,
+    SessionRow,
+    TaskRow,
+)
+
+DAY = 86400.0
+Migration = Callable[[Connection], None]
+MIGRATIONS: tuple[Migration, ...] = (SQLModel.metadata.create_all,)
+"""From nothing to today, in order; a store knows how many of them it has seen. They are never edited, only added to."""
+
+
+class StoreError(DataError):
+    """What was asked of the store contradicts what is in it; nothing was changed."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One response to a prompt, with its provenance; `score` and `spread` are a reward model's."""
+
+    prompt: Conversation
+    response: Conversation
+    group: str = ""
+    model: str = ""
+    checkpoint: str = ""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    score: float | None = None
+    spread: float | None = None
+    prompt_details: Mapping[str, Any] = field(default_factory=dict)
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def prompt_id(self) -> str:
+        return content_id(self.prompt)
+
+    @property
+    def id(self) -> str:
+        return content_id(self.prompt, self.response)
+
+
+@dataclass(frozen=True)
+class Question:
+    """A comparison to ask for: two answers of one prompt by their ids, and of how many people.
+
+    `known` is the right choice of a gold question, which everybody may be asked; lower `priority` is asked first.
+    """
+
+    prompt_id: str
+    first_id: str
+    second_id: str
+    needed: int = 1
+    known: str | None = None
+    strategy: str = ""
+    priority: float = 0.0
+    round: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+def content_id(*conversations: Conversation) -> str:
+    """A digest of what was said, so that the same answer to the same prompt is one row wherever it comes from."""
+    plain = [[(m.role, m.content) for m in conversation] for conversation in conversations]
+    return hashlib.sha256(json.dumps(plain, ensure_ascii=False).encode("utf-8", "surrogatepass")).hexdigest()[:24]
+
+
+def secret_digest(secret: str) -> str:
+    """What the store keeps of a secret; secrets have 256 random bits, so that no salt is needed."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+class Store:
+    """An open preference store.
+
+    Args:
+        url: a path, or an SQLAlchemy URL such as `postgresql+psycopg://user@host/name`.
+        clock: seconds since 1970.
+
+    Raises:
+        ConfigError: the database cannot be opened, is none, or was written by a newer tether.
+    """
+
+    def __init__(self, url: str | Path, *, clock: Callable[[], float] = time.time) -> None:
+        self.clock = clock
+        self.url = str(url) if "://" in str(url) else f"sqlite:///{url}"
+        try:
+            self.engine = _engine(self.url)
+            with self.transaction() as session:
+                self._migrate(session.connection())
+        except (SQLAlchemyError, ImportError) as error:
+            cause = str(getattr(error, "orig", error)).splitlines()[0]
+            raise ConfigError(f"{_without_password(self.url)}: this preference store cannot be opened: {cause}") from error
+
+    @property
+    def sqlite(self) -> bool:
+        return self.engine.dialect.name == "sqlite"
+
+    @contextmanager
+    def transaction(self) -> Iterator[Session]:
+        """Everything in it or nothing; it has the write lock from its first line and is durable when it is left."""
+        with Session(self.engine, expire_on_commit=False) as session, session.begin():
+            if not self.sqlite:
+                session.execute(text("SELECT pg_advisory_xact_lock(746574686572)"))
+            yield session
+
+    @contextmanager
+    def reading(self) -> Iterator[Session]:
+        """A consistent view that waits for nobody."""
+        with self.engine.connect().execution_options(reads=True) as connection, Session(connection) as session:
+            yield session
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+    def _migrate(self, connection: Connection) -> None:
+        connection.execute(text("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL)"))
+        known = connection.execute(text("SELECT max(version) FROM schema_version")).scalar() or 0
+        if known > len(MIGRATIONS):
+            raise ConfigError(f"{_without_password(self.url)} was written by a newer tether (schema {known}). Upgrade tether")
+        for number, migration in enumerate(MIGRATIONS[known:], known + 1):
+            migration(connection)
+            connection.execute(text("INSERT INTO schema_version VALUES (:version)"), {"version": number})
+
+    # What is compared.
+
+    def add_answers(self, answers: Iterable[Answer]) -> int:
+        """Add prompts and responses; those that are there already are left as they are. Returns how many responses are new."""
+        new = 0
+        with self.transaction() as session:
+            for part in _chunks(answers, 500):
+                by_prompt = {a.prompt_id: a for a in part}
+                by_id = {a.id: a for a in part}
+                seen = set(session.execute(select(PromptRow.id).where(PromptRow.id.in_(by_prompt))).scalars())
+                prompts = [_prompt_row(a) for key, a in by_prompt.items() if key not in seen]
+                seen = set(session.execute(select(ResponseRow.id).where(ResponseRow.id.in_(by_id))).scalars())
+                responses = [_response_row(a) for key, a in by_id.items() if key not in seen]
+                for table, rows in ((PromptRow, prompts), (ResponseRow, responses)):
+                    if rows:
+                        session.execute(insert(table), rows)
+                new += len(responses)
+        return new
+
+    def add_questions(self, questions: Iterable[Question]) -> int:
+        """Ask for comparisons; a pair that its round has already is left as it is. Returns how many tasks are new.
+
+        Raises:
+            StoreError: an answer is not in the store or does not belong to the prompt, or both sides are the same answer.
+        """
+        new = 0
+        with self.transaction() as session:
+            for part in _chunks(questions, 500):
+                sides = {side for q in part for side in (q.first_id, q.second_id)}
+                belongs = dict(
+                    session.execute(select(ResponseRow.id, ResponseRow.prompt_id).where(ResponseRow.id.in_(sides))).all()
+                )
+                rows = {(row["pair"], row["round"]): row for row in (_task_row(q, belongs) for q in part)}
+                pairs = [pair for pair, _ in rows]
+                seen = set(map(tuple, session.execute(select(TaskRow.pair, TaskRow.round).where(TaskRow.pair.in_(pairs)))))
+                if fresh := [row for key, row in rows.items() if key not in seen]:
+                    session.execute(insert(TaskRow), fresh)
+                new += len(fresh)
+        return new
+
+    # Who judges.
+
+    def invite(self, name: str, role: Role = "annotator", days: float = 30.0) -> str:
+        """A secret that lets `name` in for so long; a second invitation replaces the first and ends all open sessions.
+
+        Raises:
+            StoreError: the name is empty or long.
+        """
+        if not 0 < len(name.strip()) <= 80:
+            raise StoreError("an annotator's name has 1 to 80 characters")
+        secret, now = secrets.token_urlsafe(32), self.clock()
+        with self.transaction() as session:
+            row = session.execute(select(AnnotatorRow).where(AnnotatorRow.name == name.strip())).scalar_one_or_none()
+            row = row or AnnotatorRow(name=name.strip(), created=now)
+            row.role, row.disabled = role, False
+            row.invitation, row.invited_until = secret_digest(secret), now + days * DAY
+            session.add(row)
+            session.flush()
+            session.execute(SessionRow.__table__.delete().where(SessionRow.annotator_id == row.id))
+        return secret
+
+    def enter(self, secret: str, days: float = 7.0) -> str | None:
+        """A session's secret for an invitation's; None when that is forged, has run out, or its owner is locked out."""
+        now, session_secret = self.clock(), secrets.token_urlsafe(32)
+        with self.transaction() as session:
+            row = session.execute(
+                select(AnnotatorRow).where(AnnotatorRow.invitation == secret_digest(secret))
+            ).scalar_one_or_none()
+            if row is None or row.disabled or row.invited_until < now:
+                return None
+            session.add(SessionRow(digest=secret_digest(session_secret), annotator_id=_id(row), expires=now + days * DAY))
+        return session_secret
+
+    def who(self, session_secret: str) -> AnnotatorRow | None:
+        """Whose session this is, while it lasts."""
+        query = select(AnnotatorRow).join(SessionRow, SessionRow.annotator_id == AnnotatorRow.id)
+        with self.reading() as session:
+            found = session.execute(
+                query.where(SessionRow.digest == secret_digest(session_secret), SessionRow.expires > self.clock())
+            ).scalar_one_or_none()
+            return None if found is None or found.disabled else found
+
+    def leave(self, session_secret: str) -> None:
+        with self.transaction() as session:
+            session.execute(SessionRow.__table__.delete().where(SessionRow.digest == secret_digest(session_secret)))
+
+    def lock_out(self, name: str, disabled: bool = True) -> None:
+        """Take away (or give back) a person's access; what they judged stays."""
+        with self.transaction() as session:
+            changed = session.execute(update(AnnotatorRow).where(AnnotatorRow.name == name).values(disabled=disabled))
+            if not changed.rowcount:
+                raise StoreError(f"nobody here is called {name!r}")
+
+    def annotators(self) -> list[AnnotatorRow]:
+        with self.reading() as session:
+            return list(session.execute(select(AnnotatorRow).order_by(AnnotatorRow.id)).scalars())
+
+    # What they are asked to look for.
+
+    def set_guidelines(self, text: str, author: str = "") -> int:
+        """A new version of the guidelines; returns its number."""
+        with self.transaction() as session:
+            row = GuidelineRow(text=text, author=author, at=self.clock())
+            session.add(row)
+            session.flush()
+            return row.version or 0
+
+    def guidelines(self, version: int | None = None) -> GuidelineRow:
+        """A version, or the latest; version 0 is empty and stands for none."""
+        query = select(GuidelineRow).order_by(GuidelineRow.version.desc()).limit(1)
+        if version is not None:
+            query = query.where(GuidelineRow.version == version)
+        with self.reading() as session:
+            return session.execute(query).scalar_one_or_none() or GuidelineRow(version=0, text="")
+
+    def all_guidelines(self) -> list[GuidelineRow]:
+        with self.reading() as session:
+            return list(session.execute(select(GuidelineRow).order_by(GuidelineRow.version)).scalars())
+
+    # How far it is.
+
+    def counts(self) -> dict[str, int]:
+        """Rows by kind, tasks by state, open places."""
+        with self.reading() as session:
+            count = lambda table: session.execute(select(func.count()).select_from(table)).scalar_one()  # noqa: E731
+            states = dict(session.execute(select(TaskRow.state, func.count()).group_by(TaskRow.state)).all())
+            open_places = func.sum(case((TaskRow.known.is_(None), TaskRow.needed - TaskRow.judged), else_=0))
+            places = session.execute(select(open_places).where(TaskRow.state == "open")).scalar() or 0
+            live = select(func.count()).select_from(JudgmentRow).where(JudgmentRow.withdrawn.is_(None))
+            flags = select(func.count()).select_from(FlagRow).where(FlagRow.resolved.is_(None))
+            return {
+                "prompts": count(PromptRow), "responses": count(ResponseRow), "tasks": count(TaskRow),
+                **{f"tasks_{state}": states.get(state, 0) for state in ("open", "done", "expert", "settled")},
+                "judgments": session.execute(live).scalar_one(), "open_judgments": int(places),
+                "open_flags": session.execute(flags).scalar_one(), "annotators": count(AnnotatorRow),
+                "assignments": count(AssignmentRow),
+            }  # fmt: skip
+
+
+def _engine(url: str) -> Engine:
+    if url.startswith("sqlite:///"):
+        Path(url.removeprefix("sqlite:///")).expanduser().parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(url, pool_pre_ping=not url.startswith("sqlite"), pool_size=16, max_overflow=64)
+    if engine.dialect.name != "sqlite":
+        return engine
+
+    @event.listens_for(engine, "connect")
+    def _connected(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # we say BEGIN ourselves, below
+        for setting in ("busy_timeout=60000", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {setting}")
+
+    @event.listens_for(engine, "begin")
+    def _begun(connection: Connection) -> None:
+        reads = connection.get_execution_options().get("reads")
+        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
+
+    return engine
+
+
+def _chunks(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:
+    part: list[Any] = []
+    for row in rows:
+        part.append(row)
+        if len(part) == size:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def _id(row: Any) -> int:
+    assert row.id is not None
+    return row.id
+
+
+def _turns(conversation: Sequence[Message]) -> list[dict[str, str]]:
+    return [{"role": m.role, "content": m.content} for m in conversation]
+
+
+def _prompt_row(answer: Answer) -> dict[str, Any]:
+    details = dict(answer.prompt_details)
+    return {
+        "id": answer.prompt_id,
+        "messages": _turns(answer.prompt),
+        "group": answer.group or answer.prompt_id,
+        "details": details,
+    }
+
+
+def _response_row(answer: Answer) -> dict[str, Any]:
+    origin = {"model": answer.model, "checkpoint": answer.checkpoint, "sampling": dict(answer.sampling)}
+    scores = {"score": answer.score, "spread": answer.spread, "details": dict(answer.details)}
+    return {"id": answer.id, "prompt_id": answer.prompt_id, "messages": _turns(answer.response), **origin, **scores}
+
+
+def _task_row(question: Question, belongs: Mapping[str, str]) -> dict[str, Any]:
+    for side in (question.first_id, question.second_id):
+        if belongs.get(side) != question.prompt_id:
+            raise StoreError(f"the store has no answer {side} to the prompt {question.prompt_id}: add the answers first")
+    if question.first_id == question.second_id:
+        raise StoreError(f"a comparison needs two answers, and both sides are {question.first_id}")
+    if question.known is not None and question.known not in CHOICES:
+        raise StoreError(f"a gold question's known choice is one of {', '.join(CHOICES)}, not {question.known!r}")
+    if question.needed < 1:
+        raise StoreError(f"a comparison needs at least one judgment, {question.needed} were asked for")
+    same = ("prompt_id", "first_id", "second_id", "needed", "known", "strategy", "priority", "round")
+    values = {name: getattr(question, name) for name in same} | {"details": dict(question.details)}
+    pair = "/".join(sorted((question.first_id, question.second_id)))
+    return {"pair": pair, "taken": 0, "judged": 0, "state": "open", **values}
+
+
+def _without_password(url: str) -> str:
+    head, _, host = url.rpartition("@")
+    return f"{head.rpartition(':')[0]}:…@{host}" if ":" in head.partition("://")[2] else url

@@ -1,0 +1,327 @@
+"""Tasks are lent to people and come back judged: never more often than asked, never twice to one person, never lost."""
+
+# SQLModel types columns as the values in them, so that conditions on columns look like plain bools.
+# pyright: reportArgumentType=false, reportCallIssue=false, reportAttributeAccessIssue=false, reportOptionalMemberAccess=false
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import and_, exists, func, insert, select, update
+from sqlmodel import Session
+
+from tether.core.types import Conversation, Message
+from tether.preferences.store import Store, StoreError
+from tether.preferences.tables import (
+    CHOICES,
+    AnnotatorRow,
+    AssignmentRow,
+    Choice,
+    FlagRow,
+    JudgmentRow,
+    PromptRow,
+    ResponseRow,
+    TaskRow,
+)
+
+MAX_COMMENT = 4000
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a person says of two answers; `choice` names answers, not sides. `strength` 1 to 3, `ratings` 1 to 5 by criterion."""
+
+    choice: Choice
+    strength: int | None = None
+    ratings: Mapping[str, int] = field(default_factory=dict)
+    comment: str = ""
+    seconds: float = 0.0
+    guidelines: int = 0
+
+    def checked(self) -> Verdict:
+        """Itself.
+
+        Raises:
+            StoreError: a field is out of its range.
+        """
+        if self.choice not in CHOICES:
+            raise StoreError(f"a choice is one of {', '.join(CHOICES)}, not {self.choice!r}")
+        if self.strength is not None and self.strength not in (1, 2, 3):
+            raise StoreError(f"a strength is 1, 2 or 3, not {self.strength!r}")
+        if any(not 1 <= value <= 5 or not 0 < len(name) <= 40 for name, value in self.ratings.items()) or len(self.ratings) > 20:
+            raise StoreError("ratings lie between 1 and 5, with names of at most 40 characters")
+        if len(self.comment) > MAX_COMMENT:
+            raise StoreError(f"a comment has at most {MAX_COMMENT} characters; this one has {len(self.comment)}")
+        return self
+
+
+@dataclass(frozen=True)
+class Assigned:
+    """A task on somebody's screen: the conversation, both answers, and which stands on the left."""
+
+    assignment: int
+    task: int
+    prompt: Conversation
+    first: Conversation
+    second: Conversation
+    left: str
+    expires: float
+    others: tuple[Mapping[str, Any], ...] = ()
+    """For an expert: what others said, without names."""
+    flags: tuple[str, ...] = ()
+
+    @property
+    def sides(self) -> tuple[Conversation, Conversation]:
+        """What stands on the left, what stands on the right."""
+        return (self.first, self.second) if self.left == "first" else (self.second, self.first)
+
+    def chosen(self, side: str) -> Choice:
+        """The answer on a side (`left`, `right`) as a choice; `tie` and `both_bad` are themselves."""
+        if side in ("tie", "both_bad"):
+            return side
+        if side not in ("left", "right"):
+            raise StoreError(f"a verdict is left, right, tie or both_bad, not {side!r}")
+        return "first" if (side == "left") == (self.left == "first") else "second"
+
+
+class Work:
+    """What people do with a store.
+
+    Args:
+        lease: seconds for which a task is somebody's.
+        gold_every: every so manieth task of a person is a gold question, while there are unseen ones; 0: none.
+        seed: decides which answer stands on the left.
+    """
+
+    def __init__(self, store: Store, *, lease: float = 1800.0, gold_every: int = 10, seed: int = 0) -> None:
+        self.store, self.lease, self.gold_every, self.seed = store, lease, gold_every, seed
+
+    def next(self, annotator: int) -> Assigned | None:
+        """The task that the person has already, or another one; None when there is nothing (more) for them."""
+        now = self.store.clock()
+        with self.store.transaction() as session:
+            _release(session, now)
+            held = session.execute(
+                select(AssignmentRow).where(AssignmentRow.annotator_id == annotator, AssignmentRow.state == "leased")
+            ).scalars().first()  # fmt: skip
+            if held is not None:
+                held.expires = now + self.lease
+                session.add(held)
+                return _assigned(session, held)
+            person = session.get(AnnotatorRow, annotator)
+            if person is None or person.disabled:
+                raise StoreError("this annotator is not known here, or was locked out")
+            task = self._pick(session, person)
+            return None if task is None else _assigned(session, self._lend(session, task, person, now))
+
+    def _lend(self, session: Session, task: TaskRow, person: AnnotatorRow, now: float) -> AssignmentRow:
+        left = random.Random(f"{self.seed}/{task.id}/{person.id}").choice(("first", "second"))
+        known = select(AssignmentRow).where(AssignmentRow.task_id == task.id, AssignmentRow.annotator_id == person.id)
+        row = session.execute(known).scalar_one_or_none()
+        row = row or AssignmentRow(task_id=task.id or 0, annotator_id=person.id or 0, left=left, begun=now, expires=now)
+        row.state, row.begun, row.expires = "leased", now, now + self.lease
+        _take(session, row, task, person)
+        return row
+
+    def judge(self, assignment: int, annotator: int, verdict: Verdict) -> None:
+        """Keep a judgment; when this returns it is on the disk. The same one twice is one.
+
+        Raises:
+            StoreError: it is not this person's task, the lease has run out and others took the place, or it was judged otherwise.
+        """
+        verdict, now = verdict.checked(), self.store.clock()
+        with self.store.transaction() as session:
+            row = _own(session, assignment, annotator)
+            if row.state == "judged":
+                kept = session.execute(_live().where(JudgmentRow.assignment_id == assignment)).scalar_one()
+                if kept.choice != verdict.choice:
+                    raise StoreError("this task is judged already; take the judgment back first")
+                return
+            task, person = session.get_one(TaskRow, row.task_id), session.get_one(AnnotatorRow, annotator)
+            if row.state not in ("leased", "expired"):
+                raise StoreError(f"this task was {row.state}; go on with the next one")
+            if person.role != "annotator" and task.state == "settled":
+                raise StoreError("another expert has settled this task. Go on with the next one")
+            if row.state == "expired":
+                if task.known is None and person.role == "annotator" and (task.taken >= task.needed or task.state != "open"):
+                    raise StoreError("the time for this task ran out, and others have judged it since. Go on with the next one")
+                _take(session, row, task, person)
+            row.state = "judged"
+            session.add(row)
+            said = {"choice": verdict.choice, "strength": verdict.strength, "ratings": dict(verdict.ratings)}
+            more = {"comment": verdict.comment, "seconds": verdict.seconds, "guidelines": verdict.guidelines, "at": now}
+            ids = {"assignment_id": assignment, "task_id": row.task_id, "annotator_id": annotator}
+            session.execute(insert(JudgmentRow), [{**ids, **said, **more}])
+            self._settle(session, task, annotator, +1)
+
+    def undo(self, annotator: int) -> Assigned | None:
+        """Take the person's latest judgment back and lend them its task again; None when there is none.
+
+        Raises:
+            StoreError: an expert has settled the task since.
+        """
+        now = self.store.clock()
+        with self.store.transaction() as session:
+            _release(session, now)
+            last = session.execute(
+                _live().where(JudgmentRow.annotator_id == annotator).order_by(JudgmentRow.id.desc()).limit(1)
+            ).scalar_one_or_none()
+            if last is None:
+                return None
+            task, person = session.get_one(TaskRow, last.task_id), session.get_one(AnnotatorRow, annotator)
+            if task.state == "settled" and person.role == "annotator":
+                raise StoreError("an expert has decided this task since; it cannot be taken back")
+            _set_aside(session, annotator)
+            last.withdrawn = now
+            row = session.get_one(AssignmentRow, last.assignment_id)
+            row.state, row.expires = "leased", now + self.lease
+            session.add_all((last, row))
+            session.flush()
+            self._settle(session, task, annotator, -1)
+            return _assigned(session, row)
+
+    def skip(self, assignment: int, annotator: int) -> None:
+        """Give a task back; this person does not see it again."""
+        self._give_back(assignment, annotator, "skipped")
+
+    def flag(self, assignment: int, annotator: int, reason: str) -> None:
+        """Give a task to the experts, with a reason.
+
+        Raises:
+            StoreError: there is no reason, or a very long one.
+        """
+        if not 0 < len(reason.strip()) <= MAX_COMMENT:
+            raise StoreError(f"say in 1 to {MAX_COMMENT} characters what an expert should look at")
+        self._give_back(assignment, annotator, "flagged", reason.strip())
+
+    def _give_back(self, assignment: int, annotator: int, state: str, reason: str = "") -> None:
+        with self.store.transaction() as session:
+            row = _own(session, assignment, annotator)
+            if row.state == state:
+                return
+            if row.state not in ("leased", "expired"):
+                raise StoreError(f"this task was {row.state}; go on with the next one")
+            _free(session, [row], state)
+            if reason:
+                session.add(FlagRow(task_id=row.task_id, annotator_id=annotator, reason=reason, at=self.store.clock()))
+                session.execute(
+                    update(TaskRow).where(TaskRow.id == row.task_id, TaskRow.state != "settled").values(state="expert")
+                )
+
+    def _pick(self, session: Session, person: AnnotatorRow) -> TaskRow | None:
+        mine = and_(AssignmentRow.annotator_id == person.id, AssignmentRow.state != "expired")
+        unseen = ~exists().where(AssignmentRow.task_id == TaskRow.id, mine)
+        if person.role != "annotator":
+            free = ~exists().where(  # no expert sees what another one holds
+                AssignmentRow.task_id == TaskRow.id,
+                AssignmentRow.state == "leased",
+                AssignmentRow.counted.is_(False),
+            )
+            return session.execute(
+                select(TaskRow).where(TaskRow.state == "expert", unseen, free).order_by(TaskRow.priority, TaskRow.id).limit(1)
+            ).scalar_one_or_none()
+        if self.gold_every:
+            count = session.execute(
+                select(func.count()).select_from(AssignmentRow).where(AssignmentRow.annotator_id == person.id)
+            ).scalar_one()
+            gold = select(TaskRow).where(TaskRow.known.is_not(None), TaskRow.state == "open", unseen)
+            # Within every so many tasks the gold one has a place of its own for each person, so that it cannot be guessed.
+            place = random.Random(f"{self.seed}/{person.id}/{count // self.gold_every}").randrange(self.gold_every)
+            if count % self.gold_every == place:
+                tasks = session.execute(gold.order_by(TaskRow.id).limit(64)).scalars().all()
+                if tasks:
+                    return random.Random(f"{self.seed}/{person.id}/{count}").choice(tasks)
+        wanted = and_(TaskRow.state == "open", TaskRow.taken < TaskRow.needed, TaskRow.known.is_(None))
+        return session.execute(
+            select(TaskRow).where(wanted, unseen).order_by(TaskRow.priority, TaskRow.id).limit(1)
+        ).scalar_one_or_none()
+
+    def _settle(self, session: Session, task: TaskRow, annotator: int, sign: int) -> None:
+        """Count a judgment in (or out) and say what becomes of its task."""
+        if session.get_one(AnnotatorRow, annotator).role != "annotator":
+            state = "settled" if sign > 0 else "expert"
+            flags = update(FlagRow).where(FlagRow.task_id == task.id)
+            flags = flags.where(FlagRow.resolved.is_(None) if sign > 0 else FlagRow.resolved.is_not(None))
+            session.execute(flags.values(resolved=self.store.clock() if sign > 0 else None))
+            session.execute(update(TaskRow).where(TaskRow.id == task.id).values(state=state))
+            return
+        judged, state = task.judged + sign, task.state
+        if task.known is None and state in ("open", "done", "expert"):
+            flagged = session.execute(
+                select(func.count()).select_from(FlagRow).where(FlagRow.task_id == task.id, FlagRow.resolved.is_(None))
+            ).scalar_one()
+            if judged < task.needed:
+                state = "expert" if flagged else "open"
+            else:
+                choices = session.execute(
+                    select(JudgmentRow.choice).where(JudgmentRow.task_id == task.id, JudgmentRow.withdrawn.is_(None))
+                ).scalars().all()  # fmt: skip
+                state = "expert" if flagged or not majority(choices) else "done"
+        session.execute(update(TaskRow).where(TaskRow.id == task.id).values(judged=judged, state=state))
+
+
+def majority(choices: Sequence[str]) -> str | None:
+    """The choice of more than half, `both_bad` counted as a tie; None without one."""
+    folded = ["tie" if choice == "both_bad" else choice for choice in choices]
+    return next((choice for choice in set(folded) if 2 * folded.count(choice) > len(folded)), None)
+
+
+def _live() -> Any:
+    return select(JudgmentRow).where(JudgmentRow.withdrawn.is_(None))
+
+
+def _own(session: Session, assignment: int, annotator: int) -> AssignmentRow:
+    row = session.get(AssignmentRow, assignment)
+    if row is None or row.annotator_id != annotator:
+        raise StoreError("this task was not given to you")
+    return row
+
+
+def _take(session: Session, row: AssignmentRow, task: TaskRow, person: AnnotatorRow) -> None:
+    """Let a lease have one of its task's places, if it needs one."""
+    row.counted = task.known is None and person.role == "annotator"
+    session.add(row)
+    session.flush()
+    if row.counted:
+        session.execute(update(TaskRow).where(TaskRow.id == task.id).values(taken=TaskRow.taken + 1))
+
+
+def _free(session: Session, rows: Sequence[AssignmentRow], state: str) -> None:
+    """End leases without a judgment, and give their places to others."""
+    for row in rows:
+        if row.counted:
+            session.execute(update(TaskRow).where(TaskRow.id == row.task_id).values(taken=TaskRow.taken - 1))
+        row.state, row.counted = state, False
+    session.add_all(rows)
+    session.flush()
+
+
+def _release(session: Session, now: float) -> None:
+    """Take back what was lent for too long."""
+    late = select(AssignmentRow).where(AssignmentRow.state == "leased", AssignmentRow.expires < now)
+    _free(session, session.execute(late).scalars().all(), "expired")
+
+
+def _set_aside(session: Session, annotator: int) -> None:
+    """Take back what a person holds, so that they may hold another; it may come back to them later."""
+    held = select(AssignmentRow).where(AssignmentRow.annotator_id == annotator, AssignmentRow.state == "leased")
+    _free(session, session.execute(held).scalars().all(), "expired")
+
+
+def _assigned(session: Session, row: AssignmentRow) -> Assigned:
+    task = session.get_one(TaskRow, row.task_id)
+    prompt = session.get_one(PromptRow, task.prompt_id)
+    first, second = (session.get_one(ResponseRow, side) for side in (task.first_id, task.second_id))
+    person = session.get_one(AnnotatorRow, row.annotator_id)
+    others: list[Mapping[str, Any]] = []
+    flags: list[str] = []
+    if person.role != "annotator":
+        said = session.execute(_live().where(JudgmentRow.task_id == task.id, JudgmentRow.annotator_id != person.id)).scalars()
+        others = [{"choice": j.choice, "strength": j.strength, "comment": j.comment} for j in said]
+        flags = list(session.execute(select(FlagRow.reason).where(FlagRow.task_id == task.id)).scalars())
+    turns = [tuple(Message(m["role"], m["content"]) for m in source.messages) for source in (prompt, first, second)]
+    assert row.id is not None and task.id is not None
+    return Assigned(row.id, task.id, *turns, left=row.left, expires=row.expires, others=tuple(others), flags=tuple(flags))

@@ -1,0 +1,54 @@
+"""A small store: prompts with three answers each, and people who judge."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tether.core.types import assistant, user
+from tether.preferences.store import Answer, Question, Store
+
+
+class Clock:
+    """Time that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def filled(store: Store, prompts: int = 4, answers: int = 3, **question: Any) -> list[Question]:
+    """All pairs of so many answers to so many prompts, as tasks."""
+    rows = [
+        [Answer((user(f"prompt {p}"),), (assistant(f"answer {k} to {p}"),), model="m", score=float(k)) for k in range(answers)]
+        for p in range(prompts)
+    ]
+    store.add_answers([answer for row in rows for answer in row])
+    pairs = [pair for row in rows for pair in itertools.combinations(row, 2)]
+    questions = [Question(a.prompt_id, a.id, b.id, **question) for a, b in pairs]
+    store.add_questions(questions)
+    return questions
+
+
+def people(store: Store, count: int, role: Any = "annotator") -> list[int]:
+    for number in range(count):
+        store.invite(f"{role} {number}", role)
+    return [row.id or 0 for row in store.annotators() if row.role == role]
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def store(tmp_path: Path, clock: Callable[[], float]) -> Any:
+    opened = Store(tmp_path / "prefs.db", clock=clock)
+    yield opened
+    opened.close()

@@ -1,0 +1,103 @@
+"""What the store keeps, whom it lets in, and what it refuses."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+from tests.preferences.conftest import filled
+from sqlalchemy import text
+
+from tether.core.errors import ConfigError
+from tether.core.types import assistant, user
+from tether.preferences import store as module
+from tether.preferences.store import Answer, Question, Store, StoreError
+
+
+def test_the_same_content_is_one_row_and_a_pair_is_one_task(store):
+    questions = filled(store)
+    assert store.counts()["responses"] == 12 and store.counts()["tasks"] == 12
+    assert filled(store) == questions and store.counts()["tasks"] == 12
+    turned = [Question(q.prompt_id, q.second_id, q.first_id) for q in questions]
+    assert store.add_questions(turned) == 0
+    assert store.add_questions([Question(q.prompt_id, q.second_id, q.first_id, round="two") for q in questions]) == 12
+
+
+def test_a_question_about_unknown_or_equal_answers_is_refused_whole(store):
+    question = filled(store, prompts=1)[0]
+    fresh = Answer((user("new"),), (assistant("a"),))
+    store.add_answers([fresh])
+    for wrong, message in [
+        (Question(question.prompt_id, question.first_id, "nowhere"), "no answer nowhere"),
+        (Question(question.prompt_id, question.first_id, fresh.id), "no answer"),
+        (Question(question.prompt_id, question.first_id, question.first_id), "two answers"),
+        (Question(question.prompt_id, question.first_id, question.second_id, known="left"), "known choice"),
+        (Question(question.prompt_id, question.first_id, question.second_id, needed=0), "at least one"),
+    ]:
+        with pytest.raises(StoreError, match=message):
+            store.add_questions([Question(question.prompt_id, question.first_id, question.second_id, round="x"), wrong])
+    assert store.counts()["tasks"] == 3
+
+
+def test_an_invitation_lets_in_until_it_runs_out_is_replaced_or_taken_away(store, clock):
+    secret = store.invite("Ada", days=2)
+    session = store.enter(secret)
+    assert store.who(session).name == "Ada" and store.enter("forged") is None and store.who("forged") is None
+    clock.now += 3 * module.DAY
+    assert store.enter(secret) is None and store.who(session).name == "Ada"
+    again = store.invite("Ada", days=2)
+    assert store.who(session) is None and store.enter(secret) is None
+    session = store.enter(again)
+    store.lock_out("Ada")
+    assert store.who(session) is None and store.enter(again) is None
+    store.lock_out("Ada", False)
+    assert store.who(session).name == "Ada"
+    store.leave(session)
+    assert store.who(session) is None and len(store.annotators()) == 1
+    clock.now += 8 * module.DAY
+    assert store.who(store.enter(store.invite("Ada"))) is not None
+
+
+def test_no_secret_is_written_down(store, tmp_path):
+    secret = store.invite("Ada")
+    session = store.enter(secret)
+    store.close()
+    stored = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert b"Ada" in stored and secret.encode() not in stored and session.encode() not in stored
+
+
+def test_guidelines_have_versions(store):
+    assert store.guidelines().version == 0 and store.guidelines().text == ""
+    assert [store.set_guidelines(text, "Ada") for text in ("be kind", "be true")] == [1, 2]
+    assert store.guidelines().text == "be true" and store.guidelines(1).text == "be kind"
+    assert [row.version for row in store.all_guidelines()] == [1, 2]
+
+
+def test_migrations_run_once_and_in_order_and_a_newer_store_is_refused(tmp_path, monkeypatch):
+    path = tmp_path / "p.db"
+    filled(Store(path))
+    added = lambda connection: connection.execute(text("ALTER TABLE prompts ADD COLUMN language TEXT DEFAULT 'en'"))  # noqa: E731
+    monkeypatch.setattr(module, "MIGRATIONS", (*module.MIGRATIONS, added))
+    for _ in range(2):
+        Store(path).close()
+    with sqlite3.connect(path) as plain:
+        assert plain.execute("SELECT count(*) FROM prompts WHERE language = 'en'").fetchone() == (4,)
+        assert plain.execute("SELECT max(version) FROM schema_version").fetchone() == (2,)
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="newer tether"):
+        Store(path)
+
+
+@pytest.mark.parametrize("content", [b"not a database, but long enough to look at" * 30])
+def test_a_file_that_is_no_store_is_refused_and_left_alone(tmp_path, content):
+    path = tmp_path / "p.db"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="cannot be opened"):
+        Store(path)
+    assert path.read_bytes() == content
+
+
+def test_an_address_is_told_without_its_password():
+    with pytest.raises(ConfigError) as caught:
+        Store("nosuch://me:secret@host/name")
+    assert "secret" not in str(caught.value)

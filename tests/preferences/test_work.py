@@ -1,0 +1,217 @@
+"""Tasks are lent and judged: as often as asked, once by everybody, and nothing that was acknowledged is lost."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from tests.preferences.conftest import filled, people
+from sqlmodel import select
+
+from tether.preferences.store import Store, StoreError
+from tether.preferences.tables import AssignmentRow, JudgmentRow, TaskRow
+from tether.preferences.work import Verdict, Work, majority
+
+
+def judgments(store):
+    with store.reading() as session:
+        return list(session.execute(select(JudgmentRow).where(JudgmentRow.withdrawn.is_(None))).scalars())
+
+
+def task(store, number):
+    with store.reading() as session:
+        return session.get_one(TaskRow, number)
+
+
+def check(store):
+    """Every column that is kept beside the judgments is what they say."""
+    with store.reading() as session:
+        tasks = list(session.execute(select(TaskRow)).scalars())
+        leases = Counter(a.task_id for a in session.execute(select(AssignmentRow)).scalars() if a.state == "leased" and a.counted)
+    counted = Counter(j.task_id for j in judgments(store))
+    for row in tasks:
+        if row.known is None and row.state != "settled":
+            assert row.judged == counted[row.id]
+            assert row.taken == counted[row.id] + leases[row.id] <= row.needed
+    said = [(j.task_id, j.annotator_id) for j in judgments(store)]
+    assert len(said) == len(set(said))
+
+
+def test_everybody_gets_each_task_once_and_each_task_as_many_people_as_asked(store):
+    filled(store, needed=2)
+    work, names = Work(store), people(store, 3)
+    seen = {name: [] for name in names}
+    for turn in range(40):
+        name = names[turn % 3]
+        if assigned := work.next(name):
+            assert work.next(name) == assigned  # the same one, until it is judged
+            work.judge(assigned.assignment, name, Verdict("first", seconds=1.0))
+            seen[name].append(assigned.task)
+        check(store)
+    assert all(len(tasks) == len(set(tasks)) for tasks in seen.values())
+    assert Counter(j.task_id for j in judgments(store)) == dict.fromkeys(range(1, 13), 2)
+    assert store.counts()["tasks_done"] == 12 and store.counts()["open_judgments"] == 0
+
+
+@pytest.mark.parametrize("threads", [8])
+def test_many_at_once_never_judge_more_than_asked(store, threads):
+    filled(store, prompts=10, needed=3)
+    work, names = Work(store), people(store, threads)
+
+    def person(name):
+        draw, count = random.Random(name), 0
+        while assigned := work.next(name):
+            match draw.randrange(12):
+                case 0:
+                    work.skip(assigned.assignment, name)
+                case 1:
+                    work.judge(assigned.assignment, name, Verdict("tie"))
+                    work.undo(name)
+                case _:
+                    work.judge(assigned.assignment, name, Verdict(draw.choice(("first", "second"))))
+                    count += 1
+        return count
+
+    with ThreadPoolExecutor(threads) as pool:
+        counts = list(pool.map(person, names))
+    check(store)
+    assert len(judgments(store)) == sum(counts) == 90
+
+
+def test_a_lease_runs_out_and_its_place_goes_to_another(store, clock):
+    filled(store, prompts=1, answers=2)
+    work, (first, second) = Work(store, lease=60), people(store, 2)
+    held = work.next(first)
+    assert work.next(second) is None
+    clock.now += 61
+    taken = work.next(second)
+    assert taken.task == held.task
+    with pytest.raises(StoreError, match="ran out"):
+        work.judge(held.assignment, first, Verdict("first"))
+    work.skip(taken.assignment, second)
+    work.judge(held.assignment, first, Verdict("first"))  # late, but the place is free again
+    check(store)
+    assert task(store, held.task).state == "done"
+
+
+def test_a_judgment_twice_is_one_and_another_in_its_place_is_refused(store):
+    filled(store)
+    work, (name, other) = Work(store), people(store, 2)
+    held = work.next(name)
+    for _ in range(2):
+        work.judge(held.assignment, name, Verdict("second", comment="clear"))
+    with pytest.raises(StoreError, match="judged already"):
+        work.judge(held.assignment, name, Verdict("first"))
+    with pytest.raises(StoreError, match="not given to you"):
+        work.judge(held.assignment, other, Verdict("first"))
+    assert [j.choice for j in judgments(store)] == ["second"]
+
+
+def test_undo_goes_back_one_by_one_and_keeps_what_was_said(store):
+    filled(store)
+    work, (name,) = Work(store), people(store, 1)
+    tasks = []
+    for choice in ("first", "second", "tie"):
+        held = work.next(name)
+        work.judge(held.assignment, name, Verdict(choice))
+        tasks.append(held.task)
+    assert [work.undo(name).task for _ in range(3)] == tasks[::-1]
+    assert work.undo(name) is None and judgments(store) == []
+    check(store)
+    with store.reading() as session:
+        assert [j.choice for j in session.execute(select(JudgmentRow)).scalars()] == ["first", "second", "tie"]
+    answered = set()
+    while held := work.next(name):
+        work.judge(held.assignment, name, Verdict("first"))
+        answered.add(held.task)
+    assert len(answered) == 12
+
+
+def test_disagreement_and_flags_go_to_an_expert_who_settles_them(store):
+    filled(store, prompts=1, needed=2)
+    work, (first, second), (expert, other) = Work(store), people(store, 2), people(store, 2, "expert")
+    for name, choice in ((first, "first"), (second, "second")):
+        held = work.next(name)
+        work.judge(held.assignment, name, Verdict(choice, comment=f"says {choice}"))
+    flagged = work.next(first)
+    work.flag(flagged.assignment, first, "both are about something else")
+    assert work.next(second).task not in (held.task, flagged.task)
+    disputed = work.next(expert)
+    assert disputed.task == held.task and {o["choice"] for o in disputed.others} == {"first", "second"}
+    assert work.next(other).flags == ("both are about something else",)
+    work.judge(disputed.assignment, expert, Verdict("both_bad"))
+    assert task(store, held.task).state == "settled"
+    with pytest.raises(StoreError, match="expert"):
+        work.undo(second)
+    assert work.undo(expert).task == held.task and task(store, held.task).state == "expert"
+    check(store)
+
+
+def test_gold_questions_come_at_their_rate_to_everybody_and_take_no_place(store):
+    filled(store, prompts=20, answers=2)
+    gold = filled(store, prompts=3, answers=4, known="first")
+    work, names = Work(store, gold_every=5), people(store, 2)
+    kinds = {name: [] for name in names}
+    for _ in range(10):
+        for name in names:
+            held = work.next(name)
+            kinds[name].append(task(store, held.task).known is not None)
+            work.judge(held.assignment, name, Verdict("first"))
+    assert [sum(k) for k in kinds.values()] == [2, 2] and kinds[names[0]] != kinds[names[1]]
+    assert len(gold) > 4 and all(sum(k[:5]) == 1 for k in kinds.values())
+    check(store)
+
+
+def test_the_left_side_is_drawn_for_each_person_and_recorded(store):
+    filled(store, prompts=40, needed=5)
+    work, names = Work(store), people(store, 5)
+    lefts = Counter()
+    for name in names:
+        for _ in range(40):
+            held = work.next(name)
+            lefts[held.left] += 1
+            left, right = held.sides
+            assert held.chosen("left") == ("first" if left == held.first else "second") and right != left
+            work.judge(held.assignment, name, Verdict(held.chosen("left")))
+    assert 70 < lefts["first"] < 130
+    with store.reading() as session:
+        rows = {a.id: a.left for a in session.execute(select(AssignmentRow)).scalars()}
+    assert all(rows[j.assignment_id] == j.choice for j in judgments(store))
+
+
+@pytest.mark.parametrize(
+    ("verdict", "message"),
+    [
+        (Verdict("left"), "a choice is one of"),
+        (Verdict("first", strength=4), "strength"),
+        (Verdict("first", ratings={"helpful": 6}), "ratings"),
+        (Verdict("first", comment="x" * 4001), "4000"),
+    ],
+)
+def test_a_verdict_out_of_range_is_refused_and_nothing_is_kept(store, verdict, message):
+    filled(store)
+    work, (name,) = Work(store), people(store, 1)
+    held = work.next(name)
+    with pytest.raises(StoreError, match=message):
+        work.judge(held.assignment, name, verdict)
+    assert judgments(store) == [] and work.next(name) == held
+
+
+def test_a_store_opened_again_goes_on(tmp_path):
+    one = Store(tmp_path / "p.db")
+    filled(one)
+    (name,) = people(one, 1)
+    held = Work(one).next(name)
+    two = Store(tmp_path / "p.db")  # another process, say
+    Work(two).judge(held.assignment, name, Verdict("first"))
+    assert [j.task_id for j in judgments(one)] == [held.task]
+
+
+@pytest.mark.parametrize(
+    ("choices", "expected"),
+    [((), None), (("first",), "first"), (("first", "second"), None), (("tie", "both_bad", "first"), "tie")],
+)
+def test_majority(choices, expected):
+    assert majority(choices) == expected
