@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 
 import pytest
-from tests.preferences.conftest import filled
 from sqlalchemy import text
+from tests.preferences.conftest import filled
 
 from tether.core.errors import ConfigError
 from tether.core.types import assistant, user

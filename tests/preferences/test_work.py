@@ -7,8 +7,8 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.preferences.conftest import filled, people
 from sqlmodel import select
+from tests.preferences.conftest import filled, people
 
 from tether.preferences.store import Store, StoreError
 from tether.preferences.tables import AssignmentRow, JudgmentRow, TaskRow
