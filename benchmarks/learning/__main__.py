@@ -26,7 +26,9 @@ def measure(name: str, seed: int) -> dict[str, Any]:
 def show(name: str, results: list[dict[str, Any]]) -> None:
     """Table and picture from the results alone."""
     experiment = importlib.import_module(f"benchmarks.learning.{name}")
-    seeds = ", ".join(str(result["seed"]) for result in results)
+    numbers = [result["seed"] for result in results]
+    whole = numbers == list(range(len(numbers))) and len(numbers) > 3
+    seeds = f"0 to {numbers[-1]}" if whole else ", ".join(map(str, numbers))
     seconds = sum(result["cpu_seconds"] for result in results) / len(results)
     text = f"{experiment.table(results)}\n\nSeeds {seeds}; mean ± standard deviation over them; {seconds:.0f} CPU seconds a seed."
     print(f"\n## {name}\n\n{text}", flush=True)

@@ -22,7 +22,7 @@ from tether.rewards.control import RandomReward
 
 BASE, DIGITS = 5, 7
 HALF, BARELY = (7, 0.55), (13, 0.7)
-"""Entries of the table that are demonstrated wrong, and how often: of a demonstrator who knows half, and of one who knows hardly more than chance."""
+"""Entries of the table that are demonstrated wrong, and how often; after the second, answers are hardly better than chance."""
 LEARNED, HELD_OUT = 4000, 512
 STEPS = StepEncoder(encoder(), ("\n",))
 ANSWER_TOKENS = 2 * (DIGITS - 1)
@@ -113,7 +113,7 @@ def measure(rollouts: Sequence[Rollout]) -> dict[str, float]:
 def run(seed: int, *, demonstrations: int = 8000, steps: int = 24, long: int = 200, rare: int = 72) -> Result:
     """One seed: half-taught, then every method from there, with as many answers each and the same settings.
 
-    For `rare` steps: process rewards against outcomes from a start that hardly ever answers rightly. And for `long` steps that are smaller
+    For `rare` steps: process rewards against outcomes from a start that hardly ever answers rightly. For `long` steps, smaller
     and harsher: what becomes of process rewards that judge no more than was written.
     """
     train, test = problems(seed)
@@ -171,7 +171,7 @@ def table(results: Sequence[Result]) -> str:
     ]
     head = ("process rewards judge", f"lines written at the end, of {DIGITS - 1}, by seed", "sums solved, sampled")
     rare = [result["rare"] for result in results if result.get("rare")]
-    second = [_compared("barely taught", rare), f"The second table: {len(rare)} seeds."] if rare else []
+    second = [_compared("barely taught", rare), f"This table: {len(rare)} seeds."] if rare else []
     return "\n\n".join([first, *second, *([markdown(head, rows)] if rows else [])])
 
 
@@ -215,4 +215,4 @@ def _curves(axis: Any, results: Sequence[Result]) -> None:
         band(axis, answers, curves, colours.get(name.split(",")[0] if line == "--" else name, GREY), name, line)
     axis.set_xlabel("answers seen")
     axis.set_ylabel("held-out sums solved, greedy")
-    axis.legend()
+    axis.legend(loc="lower right" if len(results[0]["arms"]) > len(PROCESS) else "upper left")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 BLUE, ORANGE, GREEN, RED, VIOLET, GREY = "#2f8fce", "#dd7f2e", "#2f9e6b", "#d6504f", "#9a6fd0", "#8a9096"
@@ -33,7 +34,11 @@ def figure(path: Path, panels: int) -> Iterator[Any]:
 
 
 def band(axis: Any, x: Sequence[float], runs: Sequence[Sequence[float]], colour: str, label: str, line: str = "-") -> None:
-    """The mean of several seeds' curves, with the range between the lowest and the highest."""
+    """The mean of several seeds' curves, in the range from lowest to highest; of eight and more, in two standard errors."""
     columns = list(zip(*runs, strict=True))
-    axis.fill_between(x, [min(c) for c in columns], [max(c) for c in columns], color=colour, alpha=0.18, linewidth=0)
-    axis.plot(x, [sum(c) / len(c) for c in columns], line, color=colour, label=label, linewidth=1.6)
+    means, few = [sum(c) / len(c) for c in columns], len(runs) < 8
+    errors = [0.0 if few else 2 * stdev(c) / len(c) ** 0.5 for c in columns]
+    low = [min(c) if few else m - e for c, m, e in zip(columns, means, errors, strict=True)]
+    high = [max(c) if few else m + e for c, m, e in zip(columns, means, errors, strict=True)]
+    axis.fill_between(x, low, high, color=colour, alpha=0.18, linewidth=0)
+    axis.plot(x, means, line, color=colour, label=label, linewidth=1.6)

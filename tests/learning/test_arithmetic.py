@@ -36,6 +36,13 @@ def test_random_rewards_teach_nothing(results):
         assert random < min(result["arms"][name]["sampled"] for name in METHODS) - 0.15
 
 
+def test_rewards_of_steps_teach_where_right_answers_are_rare(results):
+    for result in results:
+        curves = {name: fmean(arm["curve"]) for name, arm in result["rare"]["arms"].items()}
+        assert result["rare"]["sft"]["sampled"] < 0.3  # a guess is right one time in five
+        assert curves["GRPO, process rewards"] > max(curves["GRPO"], curves["RLOO"]) + 0.05
+
+
 def test_a_constant_on_every_score_is_nothing_to_a_baseline_and_much_without_one(results):
     shifted = on_the_way(results, "RLOO, all scores 2 higher")
     assert shifted == pytest.approx(on_the_way(results, "RLOO"), abs=0.01)
