@@ -66,14 +66,16 @@ def run(seed: int, *, demonstrations: int = 16000, pairs: int = PAIRS, steps: in
     """One seed: labels, five reward models of them, PPO against each kind of reward at every beta."""
     start = toy.fine_tuned(seed, demonstrations)
     clean = toy.labelled_pairs(start, pairs, seed + 100)
-    members = [toy.reward_model(start, turned(clean, seed), 1000 * k + seed) for k in range(MEMBERS)]
+    noisy, seeds = turned(clean, seed), [1000 * k + seed for k in range(MEMBERS)]
+    members = [toy.reward_model(start, noisy, one) for one in seeds]
+    alike = [toy.reward_model(start, noisy, one, head_seed=seed) for one in seeds]
     known = sample(start, toy.PROMPTS, toy.LENGTH, num_samples=32, seed=seed + 200)
     rewards = {
         **{f"single {k}": Several(members[k : k + 1], known) for k in range(SINGLES)},
         "mean of 5": Several(members, known),
         "worst of 5": Several(members, known, "worst"),
         "mean less spread": Several(members, known, "uncertainty"),
-        "averaged weights": Several([averaged(members)], known),
+        "averaged weights": Several([averaged(alike)], known),
         "single, clean labels": Several([toy.reward_model(start, clean, seed)], known),
     }
     arms = {f"{name} {beta:g}": _trained(start, reward, beta, steps, seed) for name, reward in rewards.items() for beta in betas}

@@ -60,21 +60,28 @@ def _reply(opening: str, rng: random.Random) -> str:
 
 
 def labelled_pairs(model: Any, count: int, seed: int) -> list[Comparison]:
-    """Two replies of the model to each of `count` prompts, compared by true reward with Bradley-Terry noise."""
+    """Two replies of the model to each of `count` prompts, compared."""
+    rng = random.Random(seed)
+    return [label(*pair, rng, str(number)) for number, pair in enumerate(pairs_of_replies(model, count, seed))]
+
+
+def pairs_of_replies(model: Any, count: int, seed: int) -> list[tuple[Rollout, Rollout]]:
     replies = sample(model, [PROMPTS[i % len(PROMPTS)] for i in range(count)], LENGTH, num_samples=2, seed=seed)
-    rng, found = random.Random(seed), []
-    for number, pair in enumerate(zip(replies[::2], replies[1::2], strict=True)):
-        difference = true_reward(pair[0].text) - true_reward(pair[1].text)
-        first_wins = rng.random() < 1 / (1 + math.exp(-difference / NOISE))
-        chosen, rejected = pair if first_wins else pair[::-1]
-        sides = ((assistant(chosen.text),), (assistant(rejected.text),))
-        found.append(Comparison(chosen.prompt.messages, *sides, group=str(number)))
-    return found
+    return list(zip(replies[::2], replies[1::2], strict=True))
 
 
-def reward_model(model: Any, pairs: Sequence[Comparison], seed: int) -> LearnedReward:
-    """Trained from the fine-tuned policy's weights."""
-    role = Role(copy.deepcopy(model), None, ScalarHead(DIM, zero=False, seed=seed))
+def label(first: Rollout, second: Rollout, rng: random.Random, name: str) -> Comparison:
+    """Compared by true reward with Bradley-Terry noise."""
+    difference = true_reward(first.text) - true_reward(second.text)
+    first_wins = rng.random() < 1 / (1 + math.exp(-difference / NOISE))
+    chosen, rejected = (first, second) if first_wins else (second, first)
+    sides = ((assistant(chosen.text),), (assistant(rejected.text),))
+    return Comparison(chosen.prompt.messages, *sides, group=name)
+
+
+def reward_model(model: Any, pairs: Sequence[Comparison], seed: int, head_seed: int | None = None) -> LearnedReward:
+    """Trained from the fine-tuned policy's weights; `head_seed` makes heads alike, so that their models can be averaged."""
+    role = Role(copy.deepcopy(model), None, ScalarHead(DIM, zero=False, seed=seed if head_seed is None else head_seed))
     config = RewardConfig(
         prompts_per_update=16,
         micro_batch_tokens=TOKENS,
