@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from sqlalchemy import create_engine, text
 
 from tether.core.types import assistant, user
 from tether.preferences.store import Answer, Question, Store
@@ -47,8 +50,26 @@ def clock() -> Clock:
     return Clock()
 
 
+# Names an empty PostgreSQL database, such as postgresql+psycopg://user@127.0.0.1/tether_test; all tests of a store use it as well.
+POSTGRES = os.environ.get("TETHER_TEST_POSTGRES", "")
+
+
+@pytest.fixture(params=["sqlite", "postgresql"] if POSTGRES else ["sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty database; on PostgreSQL a schema of its own."""
+    if request.param == "sqlite":
+        yield str(tmp_path / "prefs.db")
+        return
+    schema, engine = f"test_{os.getpid()}_{os.urandom(4).hex()}", create_engine(POSTGRES, isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text(f"CREATE SCHEMA {schema}"))
+        yield f"{POSTGRES}{'&' if '?' in POSTGRES else '?'}options=-csearch_path%3D{schema}"
+        connection.execute(text(f"DROP SCHEMA {schema} CASCADE"))
+    engine.dispose()
+
+
 @pytest.fixture
-def store(tmp_path: Path, clock: Callable[[], float]) -> Any:
-    opened = Store(tmp_path / "prefs.db", clock=clock)
+def store(url: str, clock: Callable[[], float]) -> Any:
+    opened = Store(url, clock=clock)
     yield opened
     opened.close()

@@ -121,7 +121,8 @@ def test_undo_goes_back_one_by_one_and_keeps_what_was_said(store):
     assert work.undo(name) is None and judgments(store) == []
     check(store)
     with store.reading() as session:
-        assert [j.choice for j in session.execute(select(JudgmentRow)).scalars()] == ["first", "second", "tie"]
+        said = session.execute(select(JudgmentRow).order_by(JudgmentRow.id)).scalars()
+        assert [j.choice for j in said] == ["first", "second", "tie"]
     answered = set()
     while held := work.next(name):
         work.judge(held.assignment, name, Verdict("first"))

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from tether.algorithms.reward_ensembles import Combine
+from tether.assemble.judge_config import JudgeConfig
 from tether.assemble.objectives import Name, check_asked
 from tether.assemble.rows import OFFLOAD, DataConfig, Lora
 from tether.core.config import Config
@@ -44,8 +45,9 @@ class SycophancyConfig(Config):
 
 class EvaluateSection(EvaluateConfig):
     data: DataConfig | None = Field(default=None, description="held-out prompts; without it some are set aside")
-    judge: Literal["reward", "test"] = Field(
-        default="reward", description="who judges: the training's own reward, or the model of reward.test_share"
+    judge: Literal["reward", "test"] | JudgeConfig = Field(
+        default="reward",
+        description="who judges: the training's own reward, the model of reward.test_share, or a language model with a rubric",
     )
     sycophancy: SycophancyConfig | None = Field(default=None, description="also measure whether answers depend on who asks")
 

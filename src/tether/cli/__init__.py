@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tether.cli.serve import serve
 from tether.core.errors import TetherError
 
 app = typer.Typer(
@@ -20,8 +21,24 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="Look at data before training on it.")
 app.add_typer(data_app, name="data")
+prefs_app = typer.Typer(no_args_is_help=True, help="Collect comparisons from people.")
+app.add_typer(prefs_app, name="prefs")
+prefs_app.command()(serve)
 
 RecipeArgument = Annotated[str, typer.Argument(help="A recipe: a .toml file, or the name of one that comes with tether.")]
+AskedArgument = Annotated[
+    str, typer.Argument(help="Who is asked: a model folder, a hub id, a run directory; with --url a model's name at that server.")
+]
+Url = Annotated[str | None, typer.Option(help="An OpenAI-compatible server, such as http://127.0.0.1:8000/v1.")]
+KeyVariable = Annotated[
+    str | None, typer.Option(help="Environment variable that holds the server's key; the key itself goes nowhere.")
+]
+Concurrency = Annotated[int | None, typer.Option(min=1, help="Requests to the server at a time; default 8.")]
+MaxRequests = Annotated[int | None, typer.Option(min=0, help="Budget: requests to the server, repeated ones counted.")]
+MaxTokens = Annotated[int | None, typer.Option(min=0, help="Budget: tokens of prompts and replies.")]
+Cache = Annotated[
+    Path | None, typer.Option(help="Where answers are kept, so that none is asked for twice; default: tether's cache.")
+]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as ppo.kl.coefficient=0.1 or run=runs/mine.")]
 
 
@@ -119,6 +136,14 @@ def compare(recipe: RecipeArgument = "compare", overrides: Overrides = None) -> 
 def overopt(recipe: RecipeArgument = "overopt", overrides: Overrides = None) -> None:
     """How far a reward model bears optimisation: proxies by best-of-n and by PPO, judged by gold, over several seeds. Hours."""
     from tether.cli.journeys import overopt as command
+
+    command(recipe, overrides or [])
+
+
+@app.command()
+def loop(recipe: RecipeArgument = "loop", overrides: Overrides = None) -> None:
+    """Preferences in rounds: the policy answers, pairs are judged, reward model and policy learn. Run again to go on."""
+    from tether.cli.journeys import loop as command
 
     command(recipe, overrides or [])
 
@@ -247,6 +272,72 @@ def sycophancy(
     from tether.cli.bench import sycophancy as command
 
     command(model, first, second, pairs, output)
+
+
+@app.command()
+def judge(
+    model: AskedArgument,
+    files: Annotated[list[str], typer.Argument(help="Comparisons, in any format that tether reads.")],
+    rubric: Annotated[
+        str, typer.Option(help="What makes an answer better: a text file, helpful, harmless; or a .toml of principles.")
+    ] = "helpful",
+    format: Annotated[str, typer.Option(help="Name of a format; auto finds out.")] = "auto",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many pairs of each file.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the judge's soft labels here, as JSON lines.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write the figures as JSON here.")] = None,
+    temperature: Annotated[
+        float, typer.Option(min=0.01, help="Divides the labels' log-odds: above 1 for a judge too sure.")
+    ] = 1.0,
+    cache: Cache = None,
+    url: Url = None,
+    key_variable: KeyVariable = None,
+    concurrency: Concurrency = None,
+    max_requests: MaxRequests = None,
+    max_tokens: MaxTokens = None,
+) -> None:
+    """Label comparisons with a language model, and see first how far it agrees with people and how much the place counts."""
+    from tether.cli.judge import judge as command
+
+    server = _server(url, key_variable, concurrency, max_requests, max_tokens)
+    command(model, files, rubric, format, limit, output, report, temperature, cache, server)
+
+
+@app.command()
+def constitution(
+    model: AskedArgument,
+    prompts: Annotated[str, typer.Argument(help="Prompts, in any format that tether reads.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Write demonstrations here, as JSON lines.")],
+    principles: Annotated[str, typer.Option(help="A .toml file of principles.")] = "constitution",
+    comparisons: Annotated[
+        Path | None,
+        typer.Option(help="Also sample two answers to each prompt, compare them by a principle, and write that here."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Critiques and revisions of each answer.")] = 1,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.7,
+    top_p: Annotated[float, typer.Option(min=0.01, max=1.0)] = 1.0,
+    seed: int = 0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
+    cache: Cache = None,
+    url: Url = None,
+    key_variable: KeyVariable = None,
+    concurrency: Concurrency = None,
+    max_requests: MaxRequests = None,
+    max_tokens: MaxTokens = None,
+) -> None:
+    """Constitutional AI: a model criticises and rewrites its answers by principles; demonstrations, and comparisons if asked."""
+    from tether.cli.judge import constitution as command
+    from tether.core.types import Sampling
+
+    server = _server(url, key_variable, concurrency, max_requests, max_tokens)
+    sampling = Sampling(max_new_tokens, temperature, top_p=top_p)
+    command(model, prompts, principles, output, comparisons, rounds, sampling, seed, limit, cache, server)
+
+
+def _server(*values: str | int | None) -> dict[str, str | int | None]:
+    return dict(zip(("url", "key_variable", "concurrency", "max_requests", "max_tokens"), values, strict=True))
 
 
 @data_app.command("inspect")

@@ -90,6 +90,49 @@ def overopt(recipe: str, overrides: list[str]) -> None:
     console.print(f"The page: {page}", highlight=False, soft_wrap=True)
 
 
+def loop(recipe: str, overrides: list[str]) -> None:
+    """See `tether loop --help`."""
+    from tether.pipelines.loop import Loop, LoopConfig
+
+    console = Console()
+    config = load_recipe(packaged_recipe(recipe), LoopConfig, overrides)
+    with bars(console) as announce:
+        summary = Loop(config, announce).run()
+    columns = (
+        "round",
+        "labels so far",
+        "reward model, held-out",
+        "gold of held-out answers",
+        "gain of the round",
+        "KL",
+        "alarms",
+    )
+    table = Table(*columns, title="rounds", title_justify="left")
+    for number, one in enumerate(summary["rounds"], 1):
+        accuracy = one.get("reward", {}).get("heldout_accuracy")
+        told = ["" if accuracy is None else _interval(accuracy, percent=True)]
+        if "gold_gain" in one:
+            kl = f"{one['kl']['value']:.1f}"
+            told += [f"{one['gold_before']:.2f} to {one['gold_after']:.2f}", _interval(one["gold_gain_of_round"]), kl]
+        table.add_row(str(number), str(one["labels_so_far"]), *told, *[""] * (4 - len(told)), str(one["alarms"]))
+    if summary["rounds"]:
+        console.print(table)
+    if "waiting" in summary:
+        left = summary["waiting"]
+        judged = left["done"] + left["settled"]
+        every = judged + left["open"] + left["expert"]
+        console.print(
+            f"Round {left['round']} waits for people: {judged} of {every} comparisons are judged, "
+            f"{left['expert']} wait for an expert. Let them in with\n  tether prefs serve {left['store']}\n"
+            "and run the same command again when they are done.",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+        return
+    console.print(f"The policy: {Path(config.run) / summary['policy']}    Talk to it: tether chat {config.run}", soft_wrap=True)
+
+
 def plan(recipe: str, overrides: list[str], gpu_memory: float | None, gpu: str, shape: str | None, prompt_tokens: int) -> None:
     """See `tether plan --help`."""
     from tether.assemble import Recipe

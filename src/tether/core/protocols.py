@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from tether.core.types import Alarm, Prompt, Rollout, RolloutGroup, Sampling, Score
+from tether.core.types import Alarm, Conversation, Prompt, Rollout, RolloutGroup, Sampling, Score
 
 
 @runtime_checkable
@@ -52,6 +52,64 @@ class Judge(Protocol):
     name: str
 
     def score_texts(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]: ...
+
+
+class Verdict(NamedTuple):
+    """What a model makes of a question with given options.
+
+    `logprobs`: nats, one an option, normalised among them; None where asking failed, for `reason` ("kind: detail"), which is no
+    verdict and never one half. `mass`: the probability that the reply begins with any of the options. `parsed`: read off one
+    written reply, so that the option it names has everything.
+    """
+
+    logprobs: tuple[float, ...] | None
+    mass: float = 1.0
+    parsed: bool = False
+    reason: str = ""
+
+
+class Reply(NamedTuple):
+    """What a model wrote, and whether it came to an end; `text` None where asking failed, for `reason`."""
+
+    text: str | None
+    finished: bool = True
+    reason: str = ""
+
+
+@runtime_checkable
+class ChatModel(Protocol):
+    """A model that is asked: to choose, to score, to criticise, to rewrite. Models of equal `name` give equal answers.
+
+    `told` hears of each answer, by its place, as soon as it is known: whoever keeps it then loses nothing to a crash.
+    """
+
+    name: str
+
+    def verdicts(
+        self,
+        conversations: Sequence[Conversation],
+        options: Sequence[str],
+        *,
+        told: Callable[[int, Verdict], None] | None = None,
+    ) -> list[Verdict]:
+        """How probable it is that the reply to each conversation begins with each option; none may begin with another."""
+        ...
+
+    def replies(
+        self,
+        conversations: Sequence[Conversation],
+        sampling: Sampling,
+        *,
+        seed: int = 0,
+        ordinals: Sequence[int] | None = None,
+        told: Callable[[int, Reply], None] | None = None,
+    ) -> list[Reply]:
+        """A reply to each conversation; like an engine's, it depends on `seed` and ordinal, not on its neighbours."""
+        ...
+
+    def usage(self) -> Mapping[str, int]:
+        """What asking has cost so far, by name: requests, retries, tokens ..."""
+        ...
 
 
 class Learner(Protocol):

@@ -16,16 +16,11 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
-from tether.assemble import Recipe, describe_sections, encoder_of, load_policy
+from tether.assemble import Recipe, describe_sections
 from tether.core.config import build, dump
 from tether.core.errors import TrainingError
-from tether.core.rundir import RunDirectory, read_json, write_json
+from tether.core.rundir import RunDirectory, read_json
 from tether.core.types import Feedback
-from tether.evaluation.distance import kl_to_reference
-from tether.evaluation.winrate import bootstrap_mean
-from tether.models.config import ModelConfig
-from tether.models.loading import load_model
-from tether.models.trunk import Role
 from tether.pipelines.foundation import SeedsConfig, gain_over
 from tether.pipelines.journey import run_stage
 from tether.pipelines.measured import Progress
@@ -113,22 +108,7 @@ class Compare:
                 stage, section, model, folder, seed, reward_folder=foundation.root / "reward" / "model", rows=rows, progress=bar
             )
         source = str(foundation.root / "sft" / "model") if name == "sft" else str(folder)
-        role, loaded = load_policy(source, model)
-        rollouts, temperature = foundation.answers(role, loaded, name), self.config.temperature
-        moved = kl_to_reference(role, self._reference(role, name, model), rollouts, encoder_of(loaded), temperature)
-        write_json(
-            folder / "answers.json",
-            {
-                "texts": [r.text for r in rollouts],
-                "kl": bootstrap_mean(moved, foundation.groups).as_dict(),
-                "finished": statistics.fmean(r.finished for r in rollouts),
-                "length": statistics.fmean(len(r.response_ids) for r in rollouts),
-            },
-        )
-
-    def _reference(self, role: Role, name: str, model: ModelConfig) -> Role:
-        """The SFT model: the policy's own trunk without its adapter, or, beside a policy trained whole, one of its own."""
-        return Role(role.model if role.adapter is not None or name == "sft" else load_model(model).model)
+        foundation.measured(source, folder, name)
 
     def _in_a_process(self, seed: int, name: str) -> None:
         command = [sys.executable, "-m", "tether.pipelines.compare", str(seed), name]

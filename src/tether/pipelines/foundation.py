@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from tether.assemble import RewardSection, SFTSection, encoder_of, local_engine
+from tether.assemble import RewardSection, SFTSection, encoder_of, load_policy, local_engine
 from tether.core.config import Config
 from tether.core.protocols import Judge
 from tether.core.rundir import read_json, read_jsonl, write_json
 from tether.core.types import Comparison, Demonstration, Prompt, Rollout, Sampling, Score, assistant, user
 from tether.data.sources import split_by_group
+from tether.evaluation.distance import kl_to_reference
 from tether.evaluation.fluency import Fluency
 from tether.evaluation.gold import GoldJudge
 from tether.evaluation.winrate import bootstrap_mean, win_rate
@@ -57,7 +59,7 @@ class FoundationConfig(Config):
     @model_validator(mode="after")
     def _brings_its_data(self) -> FoundationConfig:
         for name, section in (("sft", self.sft), ("reward", self.reward)):
-            if section.data is not None:
+            if getattr(section, "data", None) is not None:
                 raise ValueError(
                     f"{name}.data has no effect: this pipeline brings its own data. Remove it, or write a recipe of stages"
                 )
@@ -181,18 +183,20 @@ class Foundation:
 
     def prepare(self) -> dict[str, Any]:
         """The first two: an SFT model, and pairs of its answers with their labels."""
-        config, root = self.config, self.root
+        summary: dict[str, Any] = {"sft": self.fine_tune()}
+        summary["pairs"] = self.collect_pairs()
+        return summary
+
+    def fine_tune(self) -> dict[str, Any]:
+        """The first alone."""
+        config = self.config
         demonstrations = [
             Demonstration((user(row["prompt"]), assistant(row["response"])), row["id"])
             for row in read_jsonl(DATA / "demonstrations.jsonl")
         ][: config.max_prompts]
-        summary: dict[str, Any] = {
-            "sft": run_sft(
-                config.sft, config.model, root / "sft", config.seed, demonstrations=demonstrations, progress=self.announce("sft")
-            )
-        }
+        folder, bar = self.root / "sft", self.announce("sft")
+        summary = run_sft(config.sft, config.model, folder, config.seed, demonstrations=demonstrations, progress=bar)
         gc.collect()
-        summary["pairs"] = self.collect_pairs()
         return summary
 
     def collect_pairs(self) -> dict[str, Any]:
@@ -280,6 +284,25 @@ class Foundation:
             progress=lambda done: bar(done, total, {}),
         )
         return [r for g in groups for r in g.rollouts]
+
+    def measured(self, source: str, folder: Path, name: str) -> dict[str, Any]:
+        """A policy's answers to the held-out prompts, in `folder/answers.json`: texts, KL from the SFT model, lengths."""
+        if not (folder / "answers.json").is_file():
+            role, loaded = load_policy(source, self.policy_model)
+            rollouts = self.answers(role, loaded, name)
+            shared = role.adapter is not None or name == "sft"  # the trunk without its adapter is the SFT model
+            reference = Role(role.model if shared else load_model(self.policy_model).model)
+            moved = kl_to_reference(role, reference, rollouts, encoder_of(loaded), self.sampling.temperature)
+            write_json(
+                folder / "answers.json",
+                {
+                    "texts": [r.text for r in rollouts],
+                    "kl": bootstrap_mean(moved, self.groups).as_dict(),
+                    "finished": statistics.fmean(r.finished for r in rollouts),
+                    "length": statistics.fmean(len(r.response_ids) for r in rollouts),
+                },
+            )
+        return read_json(folder / "answers.json")
 
     def judged(self, texts: Sequence[str]) -> list[Score]:
         """Gold scores of answers to the held-out prompts."""

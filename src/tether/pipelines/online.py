@@ -17,6 +17,8 @@ from tether.assemble import (
     online_stage,
     save_trained,
 )
+from tether.assemble.judge_config import JudgeConfig
+from tether.assemble.judges import score_judge
 from tether.core.config import dump
 from tether.core.errors import ConfigError, DataError, MissingFileError
 from tether.core.rundir import RunDirectory
@@ -61,7 +63,7 @@ def run_online(
     run, done = open_stage(folder, {name: dump(section), "model": dump(model), "seed": seed}, section.data)
     if done is not None:
         return done
-    if gold is not None and section.evaluate and section.evaluate.judge == "test":
+    if gold is not None and section.evaluate and section.evaluate.judge != "reward":
         raise ConfigError(f"{name}.evaluate.judge has no effect: this pipeline has gold. Leave it out")
     rows, quarantine = _prompts(prompts, section, section.data, run, name)
     rows, test = _held_out(rows, section, run, name) if section.evaluate and gold is None else (rows, [])
@@ -106,9 +108,11 @@ class Judged(NamedTuple):
 def _judge(
     section: OnlineSection, test: Sequence[Prompt], stage: OnlineStage, model: ModelConfig, reward_folder: Path | None, name: str
 ) -> Judged:
-    """The training's own reward, or the model of other labels, on a trunk of its own, where the section wants it."""
+    """The training's own reward; where the section wants it the model of other labels, or a language model with a rubric."""
     if section.evaluate is None or section.evaluate.judge == "reward":
         return Judged(test, getattr(stage.reward, "judge", stage.reward.score), "heldout")
+    if isinstance(section.evaluate.judge, JudgeConfig):
+        return Judged(test, score_judge(section.evaluate.judge), "gold")
     folder = None if reward_folder is None else reward_folder.parent / "test" / "model"
     if folder is None or not folder.is_dir():
         raise MissingFileError(

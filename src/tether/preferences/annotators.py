@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from tether.core.types import Annotation, Comparison, Prompt, assistant
@@ -57,6 +57,8 @@ def label_pairs(
     num_annotators: int = 3,
     undecided: float = 0.2,
     seed: int = 0,
+    only: Collection[tuple[int, int, int]] | None = None,
+    noise: float | None = None,
 ) -> LabelledPairs:
     """All pairs of every prompt's responses, voted on; the majority decides, pairs without one are dropped.
 
@@ -64,11 +66,16 @@ def label_pairs(
 
     Args:
         scores: hidden scores, one a response; only their noisy order reaches the labels.
-        agreement: how often two annotators who both decide are to agree; the noise is fitted to it.
+        agreement: how often two annotators who both decide are to agree on pairs at random; the noise is fitted to it.
+        only: the pairs to vote on, as (prompt, response, later response); None: all.
+        noise: of annotators known from elsewhere; None: fitted.
     """
     pairs = [(p, a, b) for p in range(len(prompts)) for a, b in itertools.combinations(range(len(responses[p])), 2)]
     distinct = [(p, a, b) for p, a, b in pairs if responses[p][a] and responses[p][b] and responses[p][a] != responses[p][b]]
-    noise = noise_for_agreement([scores[p][a] - scores[p][b] for p, a, b in distinct], agreement)
+    if noise is None:
+        noise = noise_for_agreement([scores[p][a] - scores[p][b] for p, a, b in distinct], agreement)
+    if only is not None:
+        pairs, distinct = [pair for pair in pairs if pair in only], [pair for pair in distinct if pair in only]
     comparisons, agree, votes_right, majority_right, dropped = [], [], [], [], 0
     for p, a, b in distinct:
         votes = [

@@ -12,9 +12,10 @@ from __future__ import annotations
 import hashlib
 import json
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,8 @@ class Store:
         self.url = str(url) if "://" in str(url) else f"sqlite:///{url}"
         try:
             self.engine = _engine(self.url)
+            # SQLite lets waiting writers ask again and again, and some wait for seconds; threads of one process take turns.
+            self._turn = threading.RLock() if self.sqlite else nullcontext()
             with self.transaction() as session:
                 self._migrate(session.connection())
         except (SQLAlchemyError, ImportError) as error:
@@ -131,7 +134,7 @@ class Store:
     @contextmanager
     def transaction(self) -> Iterator[Session]:
         """Everything in it or nothing; it has the write lock from its first line and is durable when it is left."""
-        with Session(self.engine, expire_on_commit=False) as session, session.begin():
+        with self._turn, Session(self.engine, expire_on_commit=False) as session, session.begin():
             if not self.sqlite:
                 session.execute(text("SELECT pg_advisory_xact_lock(746574686572)"))
             yield session
@@ -139,7 +142,8 @@ class Store:
     @contextmanager
     def reading(self) -> Iterator[Session]:
         """A consistent view that waits for nobody."""
-        with self.engine.connect().execution_options(reads=True) as connection, Session(connection) as session:
+        options = {"reads": True} if self.sqlite else {"isolation_level": "REPEATABLE READ"}
+        with self.engine.connect().execution_options(**options) as connection, Session(connection) as session:
             yield session
 
     def close(self) -> None:
@@ -253,10 +257,11 @@ class Store:
 
     # What they are asked to look for.
 
-    def set_guidelines(self, text: str, author: str = "") -> int:
-        """A new version of the guidelines; returns its number."""
+    def set_guidelines(self, text: str, author: str = "", criteria: Sequence[str] | None = None) -> int:
+        """A new version of the guidelines, with what answers are rated by (None: as before); returns its number."""
+        kept = list(self.guidelines().criteria if criteria is None else criteria)
         with self.transaction() as session:
-            row = GuidelineRow(text=text, author=author, at=self.clock())
+            row = GuidelineRow(text=text, criteria=kept, author=author, at=self.clock())
             session.add(row)
             session.flush()
             return row.version or 0
@@ -291,6 +296,13 @@ class Store:
                 "open_flags": session.execute(flags).scalar_one(), "annotators": count(AnnotatorRow),
                 "assignments": count(AssignmentRow),
             }  # fmt: skip
+
+    def round(self, name: str) -> dict[str, int]:
+        """Tasks of a round (gold questions apart), by state."""
+        mine = select(TaskRow.state, func.count()).where(TaskRow.round == name, TaskRow.known.is_(None)).group_by(TaskRow.state)
+        with self.reading() as session:
+            found = dict(session.execute(mine).all())
+        return {state: found.get(state, 0) for state in ("open", "done", "expert", "settled")}
 
 
 def _engine(url: str) -> Engine:

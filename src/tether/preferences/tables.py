@@ -16,6 +16,17 @@ TaskState = Literal["open", "done", "expert", "settled"]
 Lease = Literal["leased", "judged", "skipped", "flagged", "expired"]
 CHOICES: tuple[str, ...] = get_args(Choice)
 
+WANTED = "state = 'open' AND taken < needed AND known IS NULL"
+DISPUTED = "state = 'expert'"
+GOLD = "known IS NOT NULL"
+LEASED = "state = 'leased'"
+"""Which rows the indexes below hold. A query must say the same in the same words, or the database walks through all rows."""
+
+
+def _only(name: str, *columns: str, where: str, unique: bool = False) -> Index:
+    """An index of the few rows that are looked for again and again, however many others there are."""
+    return Index(name, *columns, unique=unique, sqlite_where=text(where), postgresql_where=text(where))
+
 
 class PromptRow(SQLModel, table=True):
     """A conversation that waits for an answer; `group` is what keeps all its comparisons together in a split."""
@@ -48,13 +59,9 @@ class TaskRow(SQLModel, table=True):
     __tablename__ = "tasks"  # pyright: ignore[reportAssignmentType]
     __table_args__ = (
         UniqueConstraint("pair", "round"),
-        Index(
-            "tasks_open",
-            "priority",
-            "id",
-            sqlite_where=text("state = 'open' AND taken < needed AND known IS NULL"),
-            postgresql_where=text("state = 'open' AND taken < needed AND known IS NULL"),
-        ),
+        _only("tasks_wanted", "priority", "id", where=WANTED),
+        _only("tasks_disputed", "priority", "id", where=DISPUTED),
+        _only("tasks_gold", "id", where=GOLD),
     )
     id: int | None = Field(default=None, primary_key=True)
     pair: str
@@ -67,8 +74,8 @@ class TaskRow(SQLModel, table=True):
     needed: int = 1
     taken: int = 0
     judged: int = 0
-    state: str = Field(default="open", index=True)
-    known: str | None = Field(default=None, index=True)
+    state: str = "open"
+    known: str | None = None
     """The right choice of a gold question, which everyone may get."""
     strategy: str = ""
     priority: float = 0.0
@@ -104,11 +111,12 @@ class AssignmentRow(SQLModel, table=True):
     __tablename__ = "assignments"  # pyright: ignore[reportAssignmentType]
     __table_args__ = (
         UniqueConstraint("annotator_id", "task_id"),
-        Index("leases", "expires", sqlite_where=text("state = 'leased'"), postgresql_where=text("state = 'leased'")),
+        _only("leases", "expires", where=LEASED),
+        _only("one_lease", "annotator_id", where=LEASED, unique=True),
     )
     id: int | None = Field(default=None, primary_key=True)
     task_id: int = Field(foreign_key="tasks.id", index=True)
-    annotator_id: int = Field(foreign_key="annotators.id", index=True)
+    annotator_id: int = Field(foreign_key="annotators.id")
     left: str
     state: str = "leased"
     counted: bool = True
@@ -122,13 +130,7 @@ class JudgmentRow(SQLModel, table=True):
 
     __tablename__ = "judgments"  # pyright: ignore[reportAssignmentType]
     __table_args__ = (
-        Index(
-            "one_judgment",
-            "assignment_id",
-            unique=True,
-            sqlite_where=text("withdrawn IS NULL"),
-            postgresql_where=text("withdrawn IS NULL"),
-        ),
+        _only("one_judgment", "assignment_id", where="withdrawn IS NULL", unique=True),
         Index("latest_judgment", "annotator_id", "id"),
     )
     id: int | None = Field(default=None, primary_key=True)
@@ -158,10 +160,11 @@ class FlagRow(SQLModel, table=True):
 
 
 class GuidelineRow(SQLModel, table=True):
-    """A version of the guidelines; every judgment names the version that stood beside it."""
+    """A version of the guidelines, with the criteria to rate by; every judgment names the version that stood beside it."""
 
     __tablename__ = "guidelines"  # pyright: ignore[reportAssignmentType]
     version: int | None = Field(default=None, primary_key=True)
     text: str
+    criteria: list[str] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
     author: str = ""
     at: float = 0.0

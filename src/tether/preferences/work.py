@@ -10,13 +10,18 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import and_, exists, func, insert, select, update
+from sqlalchemy import bindparam, exists, func, select, text, update
+from sqlalchemy.orm import aliased
 from sqlmodel import Session
 
 from tether.core.types import Conversation, Message
 from tether.preferences.store import Store, StoreError
 from tether.preferences.tables import (
     CHOICES,
+    DISPUTED,
+    GOLD,
+    LEASED,
+    WANTED,
     AnnotatorRow,
     AssignmentRow,
     Choice,
@@ -28,6 +33,38 @@ from tether.preferences.tables import (
 )
 
 MAX_COMMENT = 4000
+
+# Written once: to build and compile a statement costs more than to run it.
+_FIRST, _SECOND = aliased(ResponseRow), aliased(ResponseRow)
+_HELD = select(AssignmentRow).where(AssignmentRow.annotator_id == bindparam("annotator"), text(LEASED))
+_LATE = select(AssignmentRow).where(text(LEASED), AssignmentRow.expires < bindparam("now"))
+_GIVEN = (
+    select(AssignmentRow, TaskRow, AnnotatorRow)
+    .join(TaskRow, TaskRow.id == AssignmentRow.task_id)
+    .join(AnnotatorRow, AnnotatorRow.id == AssignmentRow.annotator_id)
+    .where(AssignmentRow.id == bindparam("assignment"), AssignmentRow.annotator_id == bindparam("annotator"))
+)
+_SHOWN = (
+    select(PromptRow.messages, _FIRST.messages, _SECOND.messages)
+    .select_from(PromptRow)
+    .join(_FIRST, _FIRST.id == bindparam("first"))
+    .join(_SECOND, _SECOND.id == bindparam("second"))
+    .where(PromptRow.id == bindparam("prompt"))
+)
+_LENT = select(AssignmentRow).where(
+    AssignmentRow.task_id == bindparam("task"), AssignmentRow.annotator_id == bindparam("annotator")
+)
+_HOW_MANY = select(func.count()).select_from(AssignmentRow).where(AssignmentRow.annotator_id == bindparam("annotator"))
+_UNSEEN = ~exists().where(
+    AssignmentRow.task_id == TaskRow.id, AssignmentRow.annotator_id == bindparam("annotator"), AssignmentRow.state != "expired"
+)
+_FREE = ~exists().where(AssignmentRow.task_id == TaskRow.id, text(LEASED), AssignmentRow.counted.is_(False))
+_ORDERED = select(TaskRow).order_by(TaskRow.priority, TaskRow.id).limit(1)
+_WANTED = _ORDERED.where(text(WANTED), _UNSEEN)
+_DISPUTED = _ORDERED.where(text(DISPUTED), _UNSEEN, _FREE)  # no expert sees what another one holds
+_GOLD = select(TaskRow).where(text(GOLD), TaskRow.state == "open", _UNSEEN).order_by(TaskRow.id).limit(64)
+_OPEN_FLAGS = select(func.count()).select_from(FlagRow).where(FlagRow.task_id == bindparam("task"), FlagRow.resolved.is_(None))
+_SAID = select(JudgmentRow.choice).where(JudgmentRow.task_id == bindparam("task"), JudgmentRow.withdrawn.is_(None))
 
 
 @dataclass(frozen=True)
@@ -104,23 +141,19 @@ class Work:
         now = self.store.clock()
         with self.store.transaction() as session:
             _release(session, now)
-            held = session.execute(
-                select(AssignmentRow).where(AssignmentRow.annotator_id == annotator, AssignmentRow.state == "leased")
-            ).scalars().first()  # fmt: skip
-            if held is not None:
-                held.expires = now + self.lease
-                session.add(held)
-                return _assigned(session, held)
             person = session.get(AnnotatorRow, annotator)
             if person is None or person.disabled:
                 raise StoreError("this annotator is not known here, or was locked out")
+            held = session.execute(_HELD, {"annotator": annotator}).scalar_one_or_none()
+            if held is not None:
+                held.expires = now + self.lease
+                return _assigned(session, held, session.get_one(TaskRow, held.task_id), person)
             task = self._pick(session, person)
-            return None if task is None else _assigned(session, self._lend(session, task, person, now))
+            return None if task is None else _assigned(session, self._lend(session, task, person, now), task, person)
 
     def _lend(self, session: Session, task: TaskRow, person: AnnotatorRow, now: float) -> AssignmentRow:
         left = random.Random(f"{self.seed}/{task.id}/{person.id}").choice(("first", "second"))
-        known = select(AssignmentRow).where(AssignmentRow.task_id == task.id, AssignmentRow.annotator_id == person.id)
-        row = session.execute(known).scalar_one_or_none()
+        row = session.execute(_LENT, {"task": task.id, "annotator": person.id}).scalar_one_or_none()
         row = row or AssignmentRow(task_id=task.id or 0, annotator_id=person.id or 0, left=left, begun=now, expires=now)
         row.state, row.begun, row.expires = "leased", now, now + self.lease
         _take(session, row, task, person)
@@ -134,13 +167,12 @@ class Work:
         """
         verdict, now = verdict.checked(), self.store.clock()
         with self.store.transaction() as session:
-            row = _own(session, assignment, annotator)
+            row, task, person = _own(session, assignment, annotator)
             if row.state == "judged":
                 kept = session.execute(_live().where(JudgmentRow.assignment_id == assignment)).scalar_one()
                 if kept.choice != verdict.choice:
                     raise StoreError("this task is judged already; take the judgment back first")
                 return
-            task, person = session.get_one(TaskRow, row.task_id), session.get_one(AnnotatorRow, annotator)
             if row.state not in ("leased", "expired"):
                 raise StoreError(f"this task was {row.state}; go on with the next one")
             if person.role != "annotator" and task.state == "settled":
@@ -150,12 +182,11 @@ class Work:
                     raise StoreError("the time for this task ran out, and others have judged it since. Go on with the next one")
                 _take(session, row, task, person)
             row.state = "judged"
-            session.add(row)
             said = {"choice": verdict.choice, "strength": verdict.strength, "ratings": dict(verdict.ratings)}
             more = {"comment": verdict.comment, "seconds": verdict.seconds, "guidelines": verdict.guidelines, "at": now}
-            ids = {"assignment_id": assignment, "task_id": row.task_id, "annotator_id": annotator}
-            session.execute(insert(JudgmentRow), [{**ids, **said, **more}])
-            self._settle(session, task, annotator, +1)
+            session.add(JudgmentRow(assignment_id=assignment, task_id=row.task_id, annotator_id=annotator, **said, **more))
+            session.flush()
+            self._settle(session, task, person, +1)
 
     def undo(self, annotator: int) -> Assigned | None:
         """Take the person's latest judgment back and lend them its task again; None when there is none.
@@ -178,10 +209,9 @@ class Work:
             last.withdrawn = now
             row = session.get_one(AssignmentRow, last.assignment_id)
             row.state, row.expires = "leased", now + self.lease
-            session.add_all((last, row))
             session.flush()
-            self._settle(session, task, annotator, -1)
-            return _assigned(session, row)
+            self._settle(session, task, person, -1)
+            return _assigned(session, row, task, person)
 
     def skip(self, assignment: int, annotator: int) -> None:
         """Give a task back; this person does not see it again."""
@@ -199,7 +229,7 @@ class Work:
 
     def _give_back(self, assignment: int, annotator: int, state: str, reason: str = "") -> None:
         with self.store.transaction() as session:
-            row = _own(session, assignment, annotator)
+            row, task, _ = _own(session, assignment, annotator)
             if row.state == state:
                 return
             if row.state not in ("leased", "expired"):
@@ -207,60 +237,36 @@ class Work:
             _free(session, [row], state)
             if reason:
                 session.add(FlagRow(task_id=row.task_id, annotator_id=annotator, reason=reason, at=self.store.clock()))
-                session.execute(
-                    update(TaskRow).where(TaskRow.id == row.task_id, TaskRow.state != "settled").values(state="expert")
-                )
+                task.state = task.state if task.state == "settled" else "expert"
 
     def _pick(self, session: Session, person: AnnotatorRow) -> TaskRow | None:
-        mine = and_(AssignmentRow.annotator_id == person.id, AssignmentRow.state != "expired")
-        unseen = ~exists().where(AssignmentRow.task_id == TaskRow.id, mine)
+        who = {"annotator": person.id}
         if person.role != "annotator":
-            free = ~exists().where(  # no expert sees what another one holds
-                AssignmentRow.task_id == TaskRow.id,
-                AssignmentRow.state == "leased",
-                AssignmentRow.counted.is_(False),
-            )
-            return session.execute(
-                select(TaskRow).where(TaskRow.state == "expert", unseen, free).order_by(TaskRow.priority, TaskRow.id).limit(1)
-            ).scalar_one_or_none()
+            return session.execute(_DISPUTED, who).scalar_one_or_none()
         if self.gold_every:
-            count = session.execute(
-                select(func.count()).select_from(AssignmentRow).where(AssignmentRow.annotator_id == person.id)
-            ).scalar_one()
-            gold = select(TaskRow).where(TaskRow.known.is_not(None), TaskRow.state == "open", unseen)
+            count = session.execute(_HOW_MANY, who).scalar_one()
             # Within every so many tasks the gold one has a place of its own for each person, so that it cannot be guessed.
             place = random.Random(f"{self.seed}/{person.id}/{count // self.gold_every}").randrange(self.gold_every)
-            if count % self.gold_every == place:
-                tasks = session.execute(gold.order_by(TaskRow.id).limit(64)).scalars().all()
-                if tasks:
-                    return random.Random(f"{self.seed}/{person.id}/{count}").choice(tasks)
-        wanted = and_(TaskRow.state == "open", TaskRow.taken < TaskRow.needed, TaskRow.known.is_(None))
-        return session.execute(
-            select(TaskRow).where(wanted, unseen).order_by(TaskRow.priority, TaskRow.id).limit(1)
-        ).scalar_one_or_none()
+            if count % self.gold_every == place and (tasks := session.execute(_GOLD, who).scalars().all()):
+                return random.Random(f"{self.seed}/{person.id}/{count}").choice(tasks)
+        return session.execute(_WANTED, who).scalar_one_or_none()
 
-    def _settle(self, session: Session, task: TaskRow, annotator: int, sign: int) -> None:
+    def _settle(self, session: Session, task: TaskRow, person: AnnotatorRow, sign: int) -> None:
         """Count a judgment in (or out) and say what becomes of its task."""
-        if session.get_one(AnnotatorRow, annotator).role != "annotator":
-            state = "settled" if sign > 0 else "expert"
+        if person.role != "annotator":
+            task.state = "settled" if sign > 0 else "expert"
             flags = update(FlagRow).where(FlagRow.task_id == task.id)
             flags = flags.where(FlagRow.resolved.is_(None) if sign > 0 else FlagRow.resolved.is_not(None))
             session.execute(flags.values(resolved=self.store.clock() if sign > 0 else None))
-            session.execute(update(TaskRow).where(TaskRow.id == task.id).values(state=state))
             return
-        judged, state = task.judged + sign, task.state
-        if task.known is None and state in ("open", "done", "expert"):
-            flagged = session.execute(
-                select(func.count()).select_from(FlagRow).where(FlagRow.task_id == task.id, FlagRow.resolved.is_(None))
-            ).scalar_one()
-            if judged < task.needed:
-                state = "expert" if flagged else "open"
+        task.judged += sign
+        if task.known is None and task.state in ("open", "done", "expert"):
+            # A flag makes its task wait for an expert at once, so that any other task has none.
+            flagged = task.state == "expert" and session.execute(_OPEN_FLAGS, {"task": task.id}).scalar_one()
+            if flagged or task.judged < task.needed:
+                task.state = "expert" if flagged else "open"
             else:
-                choices = session.execute(
-                    select(JudgmentRow.choice).where(JudgmentRow.task_id == task.id, JudgmentRow.withdrawn.is_(None))
-                ).scalars().all()  # fmt: skip
-                state = "expert" if flagged or not majority(choices) else "done"
-        session.execute(update(TaskRow).where(TaskRow.id == task.id).values(judged=judged, state=state))
+                task.state = "done" if majority(session.execute(_SAID, {"task": task.id}).scalars().all()) else "expert"
 
 
 def majority(choices: Sequence[str]) -> str | None:
@@ -273,55 +279,48 @@ def _live() -> Any:
     return select(JudgmentRow).where(JudgmentRow.withdrawn.is_(None))
 
 
-def _own(session: Session, assignment: int, annotator: int) -> AssignmentRow:
-    row = session.get(AssignmentRow, assignment)
-    if row is None or row.annotator_id != annotator:
+def _own(session: Session, assignment: int, annotator: int) -> tuple[AssignmentRow, TaskRow, AnnotatorRow]:
+    found = session.execute(_GIVEN, {"assignment": assignment, "annotator": annotator}).one_or_none()
+    if found is None:
         raise StoreError("this task was not given to you")
-    return row
+    return found[0], found[1], found[2]
 
 
 def _take(session: Session, row: AssignmentRow, task: TaskRow, person: AnnotatorRow) -> None:
     """Let a lease have one of its task's places, if it needs one."""
     row.counted = task.known is None and person.role == "annotator"
     session.add(row)
+    task.taken += row.counted
     session.flush()
-    if row.counted:
-        session.execute(update(TaskRow).where(TaskRow.id == task.id).values(taken=TaskRow.taken + 1))
 
 
 def _free(session: Session, rows: Sequence[AssignmentRow], state: str) -> None:
     """End leases without a judgment, and give their places to others."""
     for row in rows:
         if row.counted:
-            session.execute(update(TaskRow).where(TaskRow.id == row.task_id).values(taken=TaskRow.taken - 1))
+            session.get_one(TaskRow, row.task_id).taken -= 1
         row.state, row.counted = state, False
-    session.add_all(rows)
     session.flush()
 
 
 def _release(session: Session, now: float) -> None:
     """Take back what was lent for too long."""
-    late = select(AssignmentRow).where(AssignmentRow.state == "leased", AssignmentRow.expires < now)
-    _free(session, session.execute(late).scalars().all(), "expired")
+    _free(session, session.execute(_LATE, {"now": now}).scalars().all(), "expired")
 
 
 def _set_aside(session: Session, annotator: int) -> None:
     """Take back what a person holds, so that they may hold another; it may come back to them later."""
-    held = select(AssignmentRow).where(AssignmentRow.annotator_id == annotator, AssignmentRow.state == "leased")
-    _free(session, session.execute(held).scalars().all(), "expired")
+    _free(session, session.execute(_HELD, {"annotator": annotator}).scalars().all(), "expired")
 
 
-def _assigned(session: Session, row: AssignmentRow) -> Assigned:
-    task = session.get_one(TaskRow, row.task_id)
-    prompt = session.get_one(PromptRow, task.prompt_id)
-    first, second = (session.get_one(ResponseRow, side) for side in (task.first_id, task.second_id))
-    person = session.get_one(AnnotatorRow, row.annotator_id)
+def _assigned(session: Session, row: AssignmentRow, task: TaskRow, person: AnnotatorRow) -> Assigned:
+    assert row.id is not None and task.id is not None
+    sides = {"prompt": task.prompt_id, "first": task.first_id, "second": task.second_id}
+    turns = [tuple(Message(m["role"], m["content"]) for m in side) for side in session.execute(_SHOWN, sides).one()]
     others: list[Mapping[str, Any]] = []
     flags: list[str] = []
     if person.role != "annotator":
         said = session.execute(_live().where(JudgmentRow.task_id == task.id, JudgmentRow.annotator_id != person.id)).scalars()
         others = [{"choice": j.choice, "strength": j.strength, "comment": j.comment} for j in said]
         flags = list(session.execute(select(FlagRow.reason).where(FlagRow.task_id == task.id)).scalars())
-    turns = [tuple(Message(m["role"], m["content"]) for m in source.messages) for source in (prompt, first, second)]
-    assert row.id is not None and task.id is not None
     return Assigned(row.id, task.id, *turns, left=row.left, expires=row.expires, others=tuple(others), flags=tuple(flags))

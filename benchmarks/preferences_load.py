@@ -1,0 +1,190 @@
+"""`python -m benchmarks.preferences_load [--kills 10]`: a hundred people judge at once, and processes are killed while they do.
+
+At the level of the store, with several processes on one database: throughput, latency of `next` and `judge`, and what SQL says
+afterwards of every task and judgment. With `--kills`, the judging processes are ended by SIGKILL at random moments and started
+again; a judgment counts as acknowledged when its process has written it down after `judge` returned.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import signal
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import text
+
+from tether.core.types import assistant, user
+from tether.preferences.store import Answer, Question, Store
+from tether.preferences.work import Verdict, Work
+
+FORK = multiprocessing.get_context("spawn")
+FAULTS = {
+    "judged more often than asked": "SELECT count(*) FROM tasks WHERE known IS NULL AND judged > needed",
+    "taken more often than asked": "SELECT count(*) FROM tasks WHERE known IS NULL AND taken > needed",
+    "`judged` is not the number of judgments": """SELECT count(*) FROM tasks t WHERE judged != (SELECT count(*) FROM judgments j
+        JOIN annotators a ON a.id = j.annotator_id WHERE j.task_id = t.id AND j.withdrawn IS NULL AND a.role = 'annotator')""",
+    "`taken` is not the number of judgments and leases": """SELECT count(*) FROM tasks t WHERE taken != (SELECT count(*)
+        FROM assignments a WHERE a.task_id = t.id AND a.counted AND a.state IN ('judged', 'leased'))""",
+    "judged twice by one person": """SELECT count(*) FROM (SELECT task_id FROM judgments WHERE withdrawn IS NULL
+        GROUP BY task_id, annotator_id HAVING count(*) > 1) twice""",
+    "judged without a judgment": """SELECT count(*) FROM assignments a WHERE a.state = 'judged' AND NOT EXISTS
+        (SELECT 1 FROM judgments j WHERE j.assignment_id = a.id AND j.withdrawn IS NULL)""",
+    "a judgment without an assignment that is judged": """SELECT count(*) FROM judgments j WHERE j.withdrawn IS NULL AND NOT EXISTS
+        (SELECT 1 FROM assignments a WHERE a.id = j.assignment_id AND a.state = 'judged' AND a.task_id = j.task_id
+         AND a.annotator_id = j.annotator_id)""",
+    "open though all have judged": "SELECT count(*) FROM tasks WHERE known IS NULL AND state = 'open' AND judged >= needed",
+}
+"""What may never be, each as a query that counts how often it is."""
+
+
+def faults(store: Store) -> dict[str, int]:
+    """Broken promises by name; empty where all is well."""
+    with store.reading() as session:
+        found = {name: session.execute(text(query)).scalar_one() for name, query in FAULTS.items()}
+        if store.sqlite and (told := session.execute(text("PRAGMA integrity_check")).scalar_one()) != "ok":
+            found[f"integrity_check says {told!r}"] = 1
+    return {name: count for name, count in found.items() if count}
+
+
+def build(url: str, tasks: int, needed: int, annotators: int) -> list[int]:
+    """A store of so many tasks (three answers a prompt) and people; returns the people's ids."""
+    store = Store(url)
+    rows = [
+        [Answer((user(f"{p}: {'why ' * 40}"),), (assistant(f"{k} {p}: {'because ' * 80}"),)) for k in range(3)]
+        for p in range(-(-tasks // 3))
+    ]
+    store.add_answers(answer for row in rows for answer in row)
+    pairs = [pair for row in rows for pair in itertools.combinations(row, 2)][:tasks]
+    store.add_questions(Question(a.prompt_id, a.id, b.id, needed=needed) for a, b in pairs)
+    for number in range(annotators):
+        store.invite(f"person {number}")
+    people = [row.id or 0 for row in store.annotators()]
+    store.close()
+    return people
+
+
+def judge_all(url: str, people: Sequence[int], journal: str, seed: int) -> None:
+    """Each of these people in turn takes a task and judges it, until there are none; every judgment is noted once it has returned."""
+    store, draw = Store(url), random.Random(seed)
+    work, left = Work(store), list(people)
+    with open(journal, "a", encoding="utf-8", buffering=1) as notes:
+        while left:
+            person = draw.choice(left)
+            begun = time.perf_counter()
+            assigned = work.next(person)
+            lent = time.perf_counter()
+            if assigned is None:
+                left.remove(person)
+                continue
+            verdict = Verdict(draw.choice(("first", "second", "tie")), seconds=1.0)
+            judging = time.perf_counter()
+            work.judge(assigned.assignment, person, verdict)
+            judged = time.perf_counter()
+            note = [assigned.task, person, verdict.choice, lent - begun, judged - judging]
+            notes.write(json.dumps(note) + "\n")
+
+
+def started(url: str, shares: Sequence[Sequence[int]], folder: Path, seed: int) -> list[BaseProcess]:
+    arguments = [(url, share, str(folder / f"{n}.jsonl"), seed * 1000 + n) for n, share in enumerate(shares)]
+    processes: list[BaseProcess] = [FORK.Process(target=judge_all, args=each, daemon=True) for each in arguments]
+    for process in processes:
+        process.start()
+    return processes
+
+
+def acknowledged(folder: Path) -> list[list[Any]]:
+    """All notes; the last line of a process that was killed while it wrote may be cut off and then acknowledges nothing."""
+    lines = [line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text().split("\n")]
+    return [json.loads(line) for line in lines if line.startswith("[") and line.endswith("]")]
+
+
+def compare(store: Store, notes: Sequence[Sequence[Any]]) -> dict[str, int]:
+    """Judgments that were acknowledged and are not there, or there otherwise; those that are there twice; those without a note."""
+    query = "SELECT task_id, annotator_id, choice FROM judgments WHERE withdrawn IS NULL"
+    with store.reading() as session:
+        kept = Counter((task, person, choice) for task, person, choice in session.execute(text(query)))
+    noted = {(task, person, choice) for task, person, choice, *_ in notes}
+    return {
+        "judgments": kept.total(),
+        "acknowledged": len(noted),
+        "lost": len(noted - kept.keys()),
+        "twice": sum(count - 1 for count in kept.values()),
+        "kept_without_note": len(kept.keys() - noted),
+    }
+
+
+def kill_test(
+    url: str, folder: Path, people: Sequence[int], *, processes: int, kills: int, seed: int, within: float
+) -> list[dict]:
+    """End all judging processes at random moments, look, and start them again; a row of figures for each time."""
+    draw, rows = random.Random(seed), []
+    shares = [list(people[n::processes]) for n in range(processes)]
+    for number in range(kills):
+        before = len(acknowledged(folder))
+        running, deadline = started(url, shares, folder, seed + number), time.monotonic() + 120
+        while len(acknowledged(folder)) == before and any(p.is_alive() for p in running) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(draw.uniform(0.0, within))
+        for process in running:
+            if process.pid and process.is_alive():
+                os.kill(process.pid, signal.SIGKILL)
+        for process in running:
+            process.join()
+        store = Store(url)
+        rows.append({"kill": number + 1, **compare(store, acknowledged(folder)), "faults": faults(store)})
+        store.close()
+    return rows
+
+
+def load_test(url: str, folder: Path, people: Sequence[int], *, processes: int) -> dict[str, Any]:
+    """All tasks judged by all people at once: throughput, and the latencies of `next` and `judge` in milliseconds."""
+    begun = time.perf_counter()
+    running = started(url, [list(people[n::processes]) for n in range(processes)], folder, 1)
+    for process in running:
+        process.join()
+    seconds = time.perf_counter() - begun
+    notes, store = acknowledged(folder), Store(url)
+    found = {"seconds": round(seconds, 1), "judgments_per_second": round(len(notes) / seconds, 1), **compare(store, notes)}
+    found |= {"exit_codes": sorted({process.exitcode or 0 for process in running}), "faults": faults(store)}
+    for name, column in (("next_ms", 3), ("judge_ms", 4)):
+        times = sorted(note[column] * 1000 for note in notes)
+        found[name] = {f"p{share}": round(times[min(len(times) - 1, len(times) * share // 100)], 1) for share in (50, 95, 99)}
+    found["open_judgments"] = store.counts()["open_judgments"]
+    store.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--url", help="an empty database to use instead of a new SQLite file (one run a database)")
+    parser.add_argument("--annotators", type=int, default=100)
+    parser.add_argument("--judgments", type=int, default=20_000)
+    parser.add_argument("--needed", type=int, default=5)
+    parser.add_argument("--processes", type=int, default=8)
+    parser.add_argument("--kills", type=int, default=0, help="end all processes so many times instead of measuring")
+    parser.add_argument("--folder", type=Path, help="where the database lies, on the disk to be measured")
+    asked = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=asked.folder) as name:
+        folder = Path(name)
+        url = asked.url or str(folder / "preferences.db")
+        people = build(url, asked.judgments // asked.needed, asked.needed, asked.annotators)
+        if asked.kills:
+            for row in kill_test(url, folder, people, processes=asked.processes, kills=asked.kills, seed=0, within=5.0):
+                print(json.dumps(row), flush=True)
+        else:
+            print(json.dumps(load_test(url, folder, people, processes=asked.processes), indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,194 @@
+"""The commands in which a language model judges, criticises and rewrites."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tether.cli.progress import bars
+from tether.core.types import Sampling
+
+
+def asked_model(model: str, server: Mapping[str, Any], cache: Path | None) -> Any:
+    """Who is asked: a model in this process, or where `server` has an address, the one of that name there. All is remembered."""
+    from tether.assemble.judges import chat_model
+    from tether.core.config import build
+    from tether.models.packaged import cache_folder
+    from tether.rollout.served import ServerConfig
+
+    found: Any = model
+    if server["url"] is not None:
+        said = {name: value for name, value in server.items() if value is not None}
+        found = build(ServerConfig, {**said, "model": model}, where="server")
+    elif useless := [name for name, value in server.items() if value is not None]:
+        from tether.core.errors import ConfigError
+
+        raise ConfigError(f"--{useless[0].replace('_', '-')} has no effect on a model in this process: give --url too")
+    return chat_model(found, cache or cache_folder() / "answers.sqlite")
+
+
+def judge(
+    model: str,
+    files: list[str],
+    rubric: str,
+    format: str,
+    limit: int | None,
+    output: Path | None,
+    report: Path | None,
+    temperature: float,
+    cache: Path | None,
+    server: Mapping[str, Any],
+) -> None:
+    """See `tether judge --help`."""
+    from tether.core.rundir import write_json
+    from tether.pipelines.judging import judge_files
+    from tether.preferences.constitution import read_rubric
+    from tether.preferences.judge import PairJudge
+    from tether.preferences.rows import write_rows
+
+    console = Console()
+    words = read_rubric(rubric)
+    judge = PairJudge(asked_model(model, server, cache), words, temperature=temperature)
+    with bars(console) as announce:
+        labels, found = judge_files(judge, files, format=format, limit=limit, announce=announce)
+    for name, result in found.items():
+        console.print(_table(name, result))
+    console.print(_usage(judge.model.usage()), highlight=False)
+    total = found.get("all") or next(iter(found.values()))
+    for sentence in _warnings(total):
+        console.print(f"[bold yellow]{sentence}[/]", highlight=False)
+    if report:
+        write_json(report, {"judge": judge.name, "rubric": rubric, "files": found, "usage": dict(judge.model.usage())})
+        console.print(f"Everything: {report}", highlight=False, soft_wrap=True)
+    if output:
+        write_rows(output, labels)
+        console.print(f"{len(labels):,} labels: {output}", highlight=False, soft_wrap=True)
+
+
+def _table(name: str, found: dict[str, Any]) -> Table:
+    table = Table(title=name, show_header=False, title_justify="left")
+    table.add_row("judged in both orders", f"{found['num_judged']:,} of {found['num_pairs']:,} pairs")
+    for reason, count in found["failures"].items():
+        table.add_row(f"  not judged: {reason}", f"{count:,}")
+    if found["num_parsed"]:
+        table.add_row("  read off written replies", f"{found['num_parsed']:,}: their labels are 0, 1/2 or 1")
+    position, agreement = found["position"], found["agreement"]
+    if agreement:
+        shares, people = agreement["first_share"], agreement["annotators"]
+        table.add_row(
+            "agrees with the labels", f"{_share(agreement['accuracy'])}; asked once {agreement['accuracy_once']['value']:.1%}"
+        )
+        table.add_row("Cohen's kappa", f"{_number(agreement['kappa'])}; asked once {agreement['kappa_once']['value']:+.2f}")
+        table.add_row(
+            "  chosen shown first, last",
+            " and ".join(f"{agreement[f'accuracy_shown_{k}']['value']:.1%}" for k in ("first", "second")),
+        )
+        table.add_row("the longer answer", f"{_share(agreement['length_only'])} of the labels")
+        if people:
+            table.add_row("two annotators agree", f"{people['agree']:.1%}; the judge with one {people['model_agrees']:.1%}")
+    if position:
+        if position["bias"]:
+            table.add_row("the first place adds", f"{_number(position['bias'])} nats of log-odds")
+        table.add_row("verdicts for the first place", _share(position["names_first"]))
+        table.add_row("verdict follows the place", f"{_share(position['follows_place'])} of pairs")
+        if agreement:
+            asked, averaged, labels = (f"{shares[k]['value']:.1%}" for k in ("once", "averaged", "people"))
+            table.add_row("first of a drawn order wins", f"{asked} asked once, {averaged} averaged, {labels} by the labels")
+        table.add_row("undecided after averaging", f"{found['undecided']:.1%}")
+    if agreement:
+        after = f"{agreement['calibration_error_after']:.3f} at temperature {agreement['temperature']:.2f}"
+        table.add_row("calibration error", f"{agreement['calibration_error']:.3f}; {after}")
+    if found["mass"] is not None:
+        table.add_row("probability of any verdict", f"{found['mass']:.1%}")
+    return table
+
+
+def _warnings(found: dict[str, Any]) -> list[str]:
+    agreement, said = found["agreement"], []
+    if agreement is None:
+        said.append("There are no labels to agree with: nothing is known of how good these verdicts are.")
+    elif agreement["accuracy"]["low"] <= 0.5:
+        said.append("This judge cannot be told from a coin on these pairs: do not train on its labels.")
+    left = found["num_pairs"] - found["num_judged"]
+    if left:
+        said.append(
+            f"{left:,} pairs have no label. Give the same command again to ask for them; what is known is not asked again."
+        )
+    return said
+
+
+def constitution(
+    model: str,
+    prompts: str,
+    principles: str,
+    output: Path,
+    comparisons: Path | None,
+    rounds: int,
+    sampling: Sampling,
+    seed: int,
+    limit: int | None,
+    cache: Path | None,
+    server: Mapping[str, Any],
+) -> None:
+    """See `tether constitution --help`."""
+    from tether.core.errors import DataError
+    from tether.core.types import Prompt
+    from tether.data.sources import read
+    from tether.preferences.constitution import read_constitution, revise, sampled_pairs
+    from tether.preferences.judge import PairJudge
+    from tether.preferences.rows import write_rows
+
+    console = Console()
+    chosen = read_constitution(principles)
+    rows = list(read(prompts, Prompt, limit=limit))
+    asked = asked_model(model, server, cache)
+    with bars(console) as announce:
+        bar, total = announce("revise"), len(rows) * (1 + 2 * rounds)
+        revised = revise(asked, chosen, rows, sampling, rounds=rounds, seed=seed, told=lambda done: bar(done, total, {}))
+    table = Table(title="critique and revision", show_header=False, title_justify="left")
+    table.add_row("demonstrations", f"{len(revised.demonstrations):,} of {len(rows):,} prompts")
+    for reason, count in revised.failures.most_common():
+        table.add_row(f"  none: {reason}", f"{count:,}")
+    changed = sum(d.metadata["initial"] != d.messages[-1].content for d in revised.demonstrations)
+    table.add_row("answers that changed", f"{changed:,}")
+    if revised.demonstrations:
+        write_rows(output, revised.demonstrations)
+    if comparisons is not None:
+        pairs, failures = sampled_pairs(asked, rows, sampling, seed=seed)
+        judge = PairJudge(asked, chosen.rubric)
+        with bars(console) as announce:
+            compare = announce("compare")
+            judgments = judge.judge(pairs, told=lambda done: compare(done // 2, len(pairs), {}))
+        labels = judge.label(pairs, judgments)
+        table.add_row("comparisons", f"{len(labels):,} of {len(rows):,} prompts")
+        for reason, count in failures.most_common():
+            table.add_row(f"  none: {reason}", f"{count:,}")
+        table.add_row("  verdict follows the place", f"{sum(bool(j.follows_place) for j in judgments):,} of {len(pairs):,}")
+        if labels:
+            write_rows(comparisons, labels)
+    console.print(table)
+    console.print(_usage(asked.usage()), highlight=False)
+    if not revised.demonstrations:
+        reasons = "; ".join(f"{reason} ({count})" for reason, count in revised.failures.most_common(3))
+        raise DataError(f"no prompt of {len(rows)} gave a demonstration: {reasons}")
+    console.print(f"Demonstrations: {output}", highlight=False, soft_wrap=True)
+
+
+def _usage(spent: Mapping[str, int]) -> str:
+    return "asked: " + ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in spent.items() if count)
+
+
+def _share(found: dict[str, Any]) -> str:
+    low, high = found["low"], found["high"]
+    return f"{found['value']:.1%}" + (f" ({low:.1%} to {high:.1%})" if low is not None and high is not None else "")
+
+
+def _number(found: dict[str, Any]) -> str:
+    if found["value"] is None:
+        return "not known"
+    known = found["low"] is not None and found["high"] is not None
+    return f"{found['value']:+.2f}" + (f" ({found['low']:+.2f} to {found['high']:+.2f})" if known else "")

@@ -1,0 +1,189 @@
+"""A language model judges comparisons; how far it agrees with people is told before anybody uses its labels."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tether.assemble import DataConfig, load_rows
+from tether.core.config import digest
+from tether.core.errors import DataError
+from tether.core.types import Comparison
+from tether.data.sources import Quarantine, group_of
+from tether.evaluation.reward_quality import judge_rewards
+from tether.evaluation.winrate import bootstrap_mean, pairwise_accuracy, win_rate
+from tether.pipelines.measured import Progress
+from tether.preferences.agreement import cohen_kappas
+from tether.preferences.judge import Judgment, PairJudge
+from tether.preferences.votes import Vote
+
+CHUNK = 256
+"""Comparisons that are asked about in one call."""
+UNDECIDED = 0.05
+"""A label nearer than this to one half prefers nobody."""
+SUREST = 30.0
+"""Nats at which log-odds are cut off in the figures: written verdicts are infinitely sure."""
+
+
+class Judged(NamedTuple):
+    """The judge's labels, and what the report says of them, file by file and of all together."""
+
+    labels: list[Comparison]
+    report: dict[str, dict[str, Any]]
+
+
+def judge_files(
+    judge: PairJudge,
+    files: Sequence[str],
+    *,
+    format: str = "auto",
+    limit: int | None = None,
+    announce: Callable[[str], Progress] | None = None,
+) -> Judged:
+    """Ask the judge of every comparison in both orders.
+
+    Args:
+        limit: only the first so many comparisons of each file.
+
+    Raises:
+        MissingFileError: there is no such file.
+        DataError: nothing in a file is a comparison, or the judge answered nothing.
+    """
+    rows_by_file: dict[str, list[Comparison]] = {}
+    quarantines: dict[str, Any] = {}
+    for file in files:  # all are read before anything is asked
+        quarantine = Quarantine(keep=0)
+        name = Path(file).name if Path(file).name not in rows_by_file else file
+        rows_by_file[name] = [
+            _oriented(r) for r in load_rows(DataConfig(path=file, format=format, limit=limit), Comparison, quarantine)
+        ]
+        quarantines[name] = quarantine.summary()
+    report, labels = {}, []
+    every: tuple[list[Comparison], list[Judgment]] = ([], [])
+    for name, rows in rows_by_file.items():
+        judgments = _judged(judge, rows, announce(name) if announce else None)
+        report[name] = {**describe(rows, judgments, judge.temperature), "quarantine": quarantines[name]}
+        labels += judge.label(rows, judgments)
+        every[0].extend(rows)
+        every[1].extend(judgments)
+    if len(files) > 1:
+        report["all"] = describe(*every, judge.temperature)
+    if not labels:
+        raise DataError(f"{judge.name} judged none of {len(every[0])} comparisons: {every[1][0].reason}")
+    return Judged(labels, report)
+
+
+def _oriented(row: Comparison) -> Comparison:
+    return row if row.probability >= 0.5 else row.swap()
+
+
+def _judged(judge: PairJudge, rows: Sequence[Comparison], bar: Progress | None) -> list[Judgment]:
+    found: list[Judgment] = []
+    for start in range(0, len(rows), CHUNK):
+        told = None if bar is None else lambda done, start=start: bar(start + done // 2, len(rows), {})
+        found += judge.judge(rows[start : start + CHUNK], told=told)
+    return found
+
+
+def describe(rows: Sequence[Comparison], judgments: Sequence[Judgment], temperature: float = 1.0) -> dict[str, Any]:
+    """What a judge's verdicts are worth: failures, position bias, and the agreement with the labels that the rows had.
+
+    Position bias is told twice. `bias` is what the first place adds to an answer's log-odds. `first_share` is how often the
+    answer wins that stands first in an order drawn by content: by `people`'s labels, by the judge asked `once` in that order, and
+    by the `averaged` verdict; without bias the three agree.
+
+    Returns:
+        Plain JSON values. `position` is None without verdicts, `agreement` without two labels to agree with.
+    """
+    known = [(row, j) for row, j in zip(rows, judgments, strict=True) if j.log_odds is not None]
+    parsed = [j for _, j in known if j.bias is None]
+    found: dict[str, Any] = {
+        "num_pairs": len(rows),
+        "num_judged": len(known),
+        "failures": dict(_reasons(judgments).most_common()),
+        "num_parsed": len(parsed),
+        "mass": _mean([j.mass for _, j in known if j.bias is not None]),
+        "position": None,
+        "agreement": None,
+    }
+    if known:
+        found["undecided"] = _mean([float(abs(j.probability(temperature) - 0.5) < UNDECIDED) for _, j in known])  # type: ignore[operator]
+        found["position"] = _position([row for row, _ in known], [j for _, j in known])
+        directed = [(row, j) for row, j in known if not row.tie and row.probability != 0.5]
+        if len(directed) > 1:
+            found["agreement"] = _agreement([row for row, _ in directed], [j for _, j in directed], temperature)
+    return found
+
+
+def _position(rows: Sequence[Comparison], judgments: Sequence[Judgment]) -> dict[str, Any]:
+    groups = [group_of(row) for row in rows]
+    biases = [j.bias for j in judgments]
+    names_first = [_half(j.shown_first) / 2 + (1.0 - _half(j.shown_second)) / 2 for j in judgments]
+    return {
+        "bias": bootstrap_mean(biases, groups).as_dict() if any(b is not None for b in biases) else None,
+        "names_first": bootstrap_mean(names_first, groups).as_dict(),
+        "follows_place": win_rate([float(bool(j.follows_place)) for j in judgments], [0.5] * len(rows), groups=groups).as_dict(),
+    }
+
+
+def _agreement(rows: Sequence[Comparison], judgments: Sequence[Judgment], temperature: float) -> dict[str, Any]:
+    """With labels that have a direction; `chosen` is what they prefer."""
+    groups, nothing = [group_of(row) for row in rows], [0.0] * len(rows)
+    drawn = [chosen_is_first(row) for row in rows]
+    odds = [_cut(j.log_odds) / temperature for j in judgments]
+    once = [_cut(j.shown_first if first else j.shown_second) for first, j in zip(drawn, judgments, strict=True)]
+    verdicts = {"people": [1.0] * len(rows), "once": once, "averaged": odds}
+    shares = {
+        name: win_rate([v if first else -v for first, v in zip(drawn, values, strict=True)], nothing, groups=groups).as_dict()
+        for name, values in verdicts.items()
+    }
+    return {
+        **judge_rewards(rows, odds, nothing),
+        "accuracy_once": pairwise_accuracy(once, nothing, groups).as_dict(),
+        "accuracy_shown_first": pairwise_accuracy([_cut(j.shown_first) for j in judgments], nothing, groups).as_dict(),
+        "accuracy_shown_second": pairwise_accuracy([_cut(j.shown_second) for j in judgments], nothing, groups).as_dict(),
+        "first_share": shares,
+        "kappa": _kappa(drawn, odds),
+        "kappa_once": _kappa(drawn, once),
+    }
+
+
+def chosen_is_first(row: Comparison) -> bool:
+    """An order of the two sides that depends on what they say alone, and not on which is `chosen`."""
+    sides = [[(turn.role, turn.content) for turn in side] for side in (row.chosen, row.rejected)]
+    drawn = int(digest([[(turn.role, turn.content) for turn in row.prompt], sorted(sides)]), 16) % 2
+    return (sides[0] <= sides[1]) == bool(drawn)
+
+
+def _kappa(drawn: Sequence[bool], odds: Sequence[float]) -> dict[str, Any]:
+    """Cohen's kappa of the labels and the judge, over the places in the drawn order."""
+    votes = []
+    for number, (first, value) in enumerate(zip(drawn, odds, strict=True)):
+        places = ("first", "second") if first else ("second", "first")
+        votes.append(Vote(str(number), "labels", places[0]))
+        votes.append(Vote(str(number), "judge", "tie" if value == 0 else places[value < 0]))
+    (pair,) = cohen_kappas(votes)
+    return asdict(pair.kappa)
+
+
+def _cut(value: float | None) -> float:
+    assert value is not None
+    return max(-SUREST, min(SUREST, value))
+
+
+def _half(value: float | None) -> float:
+    """1 for a win, 0 for a loss, one half for neither."""
+    assert value is not None
+    return 0.5 if value == 0 else float(value > 0)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def _reasons(judgments: Sequence[Judgment]) -> Counter[str]:
+    return Counter(j.reason.partition(": ")[0] or "unknown" for j in judgments if j.log_odds is None)

@@ -1,0 +1,215 @@
+"""One label from the votes of several people: majority, Dawid–Skene, Bradley–Terry; and which items need another look.
+
+Labels are over verdicts (`first`, `second`, `tie`): `both_bad` has no direction either, so it counts as a tie here. Each
+person's latest vote on an item counts (`votes.latest_votes`). The order of the votes changes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any, Literal
+
+from tether.core.errors import ConfigError, DataError
+from tether.preferences.votes import VERDICTS, Verdict, Vote, latest_votes
+
+
+@dataclass(frozen=True)
+class Label:
+    """What the votes on an item make of it; `verdict` is None where they are undecided."""
+
+    item: str
+    verdict: Verdict | None
+    probabilities: Mapping[str, float]
+    num_votes: int
+
+    @property
+    def confidence(self) -> float:
+        return max(self.probabilities.values())
+
+    @property
+    def probability(self) -> float:
+        """P(`first` is preferred), a tie being half of each: the soft label of a `Comparison` whose chosen side is `first`."""
+        return self.probabilities.get("first", 0.0) + 0.5 * self.probabilities.get("tie", 0.0)
+
+
+@dataclass(frozen=True)
+class DawidSkeneFit:
+    """Labels with posterior probabilities, the shares of the verdicts, and what each annotator says (inner key) of each truth.
+
+    `accuracy` is an annotator's probability of saying what is true of an item drawn at random.
+    """
+
+    labels: list[Label]
+    priors: Mapping[str, float]
+    confusion: Mapping[str, Mapping[str, Mapping[str, float]]]
+    accuracy: Mapping[str, float]
+
+
+def majority(votes: Iterable[Vote], *, undecided: Literal["drop", "soft"] = "drop") -> list[Label]:
+    """The verdict of more than half of the votes of each item, sorted by item; probabilities are shares of votes.
+
+    Items without a majority are left out (`drop`), or kept for their probabilities with no verdict (`soft`).
+    Trap: one vote is a majority of one; `num_votes` tells.
+    """
+    labels = []
+    for item, said in sorted(_by_item(votes).items()):
+        counts = Counter(said)
+        winner: Any = next((verdict for verdict in VERDICTS if 2 * counts[verdict] > len(said)), None)
+        labels.append(Label(item, winner, {v: counts[v] / len(said) for v in VERDICTS if counts[v]}, len(said)))
+    return [label for label in labels if undecided == "soft" or label.verdict]
+
+
+def dawid_skene(
+    votes: Iterable[Vote], *, gold: Mapping[str, str] | None = None, smoothing: int = 1, max_iterations: int = 100
+) -> DawidSkeneFit:
+    """Labels by how reliable each annotator turns out to be, found together with the labels by expectation maximisation.
+
+    Paper: Dawid and Skene 1979, https://doi.org/10.2307/2346806; the fit is crowd-kit's. `gold` gives items whose truth is known.
+    `smoothing` adds imaginary votes of every annotator on imaginary items of known truth: so many of each verdict for each
+    truth, and as many again of the right one. Without it (0) a few votes make an annotator infallible and the posteriors
+    close to 0 and 1 are mostly too sure of themselves.
+    Shapes: one label an item, sorted; posteriors over the verdicts that occur, `first` and `second` at least.
+    Trap: where all annotators are about equally good it is no better than the majority; and what most of a crowd get wrong
+    together, it calls right.
+
+    Raises:
+        ConfigError: the package crowd-kit is missing.
+        DataError: there are no votes, or a gold answer is no verdict.
+    """
+    crowdkit, pandas = _crowdkit(), _pandas()
+    kept, _ = latest_votes(votes)
+    if not kept:
+        raise DataError("there are no votes to make labels of")
+    known = {item: verdict_of(item, answer) for item, answer in (gold or {}).items()}
+    occurring = {"first", "second"} | {vote.verdict for vote in kept} | set(known.values())
+    classes, annotators = [v for v in VERDICTS if v in occurring], sorted({vote.annotator for vote in kept})
+    imagined = {(t, s, n): t for t in classes for s in classes for n in range(smoothing * (2 if t == s else 1))}
+    # Tuples cannot meet the name of a real item.
+    rows: list[tuple[Any, str, str]] = [((vote.item,), vote.annotator, vote.verdict) for vote in kept]
+    rows += [(key, annotator, key[1]) for key in imagined for annotator in annotators]
+    names = {task: number for number, task in enumerate(dict.fromkeys(task for task, _, _ in rows))}
+    table = pandas.DataFrame([(names[task], *rest) for task, *rest in rows], columns=["task", "worker", "label"])
+    truth = {names[task]: verdict for task, verdict in imagined.items()}
+    truth |= {names[item,]: verdict for item, verdict in known.items() if (item,) in names}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # crowd-kit's calls of pandas are deprecated there
+        fit = crowdkit.DawidSkene(n_iter=max_iterations).fit(table, pandas.Series(truth, dtype=object) if truth else None)
+    posterior, errors = fit.probas_.to_dict("index"), fit.errors_.to_dict("index")
+    items, priors = Counter(vote.item for vote in kept), dict.fromkeys(classes, 0.0)
+    labels = []
+    for item, number in sorted(items.items()):
+        shares = {v: float(posterior[names[item,]].get(v, 0.0)) for v in classes}
+        best = max(shares.values())
+        winners: list[Any] = [v for v in classes if shares[v] > best - 1e-9]
+        labels.append(Label(item, winners[0] if len(winners) == 1 else None, shares, number))
+        priors = {v: priors[v] + shares[v] / len(items) for v in classes}
+    said = {a: {t: {s: float(errors.get((a, s), {}).get(t, 0.0)) for s in classes} for t in classes} for a in annotators}
+    return DawidSkeneFit(labels, priors, said, {a: sum(priors[t] * said[a][t][t] for t in classes) for a in annotators})
+
+
+def bradley_terry(
+    votes: Iterable[Vote], sides: Mapping[str, tuple[str, str]], *, prior: int = 1, max_iterations: int = 2000
+) -> dict[str, float]:
+    """Scores of the responses to one prompt from votes on pairs of them, with mean 0; best first.
+
+    Equation: `P(i over j) = σ(s_i − s_j)`, a tie being half a win of each.
+    Paper: Bradley and Terry 1952, https://doi.org/10.2307/2334029; Hunter 2004, https://doi.org/10.1214/aos/1079120141, whose
+    algorithm crowd-kit runs. `prior` is how many times each response meets an imaginary one and wins half of it: without it a
+    response that never lost would have no finite score.
+    Shapes: `sides` gives the ids of the first and the second response of each item; the unit is log-odds.
+    Trap: responses that no chain of votes connects are compared through the prior alone.
+
+    Raises:
+        ConfigError: the package crowd-kit is missing.
+        DataError: an item's sides are not given or are one response, or the prior is not positive.
+    """
+    crowdkit, pandas = _crowdkit(), _pandas()
+    if prior < 1:
+        raise DataError(
+            f"bradley_terry needs a prior of at least 1, got {prior}: a response that never lost has no score without"
+        )
+    kept, _ = latest_votes(votes)
+    rows: list[tuple[str, str, str]] = []
+    for vote in kept:
+        first, second = sides.get(vote.item, ("", ""))
+        if not first or not second or first == second:
+            raise DataError(f"{vote.item}: `sides` must name two responses, got {first!r} and {second!r}")
+        # Whole wins only: each vote is two of them, and a tie one of each.
+        winners = {"first": (first, first), "second": (second, second), "tie": (first, second)}[vote.verdict]
+        rows += [(first, second, winner) for winner in winners]
+    responses = sorted({name for row in rows for name in row[:2]})
+    rows += [(name, "", winner) for name in responses for winner in (name, "") for _ in range(prior)]
+    if not rows:
+        return {}
+    numbers = {name: number for number, name in enumerate(["", *responses])}
+    table = pandas.DataFrame([[numbers[name] for name in row] for row in rows], columns=["left", "right", "label"])
+    # With any tolerance above 0 crowd-kit 1.4 stops after two steps, since it compares its new scores with themselves.
+    strengths = crowdkit.BradleyTerry(n_iter=max_iterations, tol=0.0).fit_predict(table)
+    scores = {name: math.log(strengths.loc[numbers[name]]) for name in responses}
+    mean = sum(scores.values()) / len(scores)
+    return dict(sorted(((name, score - mean) for name, score in scores.items()), key=lambda pair: (-pair[1], pair[0])))
+
+
+@dataclass(frozen=True)
+class Sorted:
+    """Items by what to do with them; each list starts with the least sure."""
+
+    settled: list[str] = field(default_factory=list)
+    soft: list[str] = field(default_factory=list)
+    expert: list[str] = field(default_factory=list)
+    few: list[str] = field(default_factory=list)
+
+
+def sort_items(labels: Iterable[Label], *, settled: float = 0.75, expert: float = 0.55, min_votes: int = 2) -> Sorted:
+    """Which items may keep a hard label, which are better learned from softly, and which ask for an expert.
+
+    A label whose confidence (share of votes, or posterior) is at least `settled` is settled; below `expert` people disagree; what
+    lies between has a use as a soft label. Items with fewer than `min_votes` votes are in none of these: one vote agrees with
+    itself.
+    Trap: a posterior of 0.75 and three votes of four are not equally sure; choose thresholds for one kind of label.
+
+    Raises:
+        DataError: the thresholds are not in order.
+    """
+    if not 0 <= expert <= settled <= 1:
+        raise DataError(f"thresholds need 0 <= expert <= settled <= 1, got expert = {expert} and settled = {settled}")
+    bins = Sorted()
+    for label in sorted(labels, key=lambda label: (label.confidence, label.item)):
+        few, sure = label.num_votes < min_votes, label.confidence
+        kind = bins.few if few else bins.settled if sure >= settled else bins.expert if sure < expert else bins.soft
+        kind.append(label.item)
+    return bins
+
+
+def _by_item(votes: Iterable[Vote]) -> dict[str, list[str]]:
+    by_item: dict[str, list[str]] = defaultdict(list)
+    for vote in latest_votes(votes)[0]:
+        by_item[vote.item].append(vote.verdict)
+    return by_item
+
+
+def verdict_of(item: str, answer: str) -> str:
+    """The verdict that a known answer (a choice) stands for; DataError if it is none."""
+    verdict = "tie" if answer == "both_bad" else answer
+    if verdict not in VERDICTS:
+        raise DataError(f"{item}: a gold answer is one of {', '.join(VERDICTS)} or both_bad, not {answer!r}")
+    return verdict
+
+
+def _crowdkit() -> ModuleType:
+    try:
+        from crowdkit import aggregation
+    except ImportError as error:
+        raise ConfigError("this needs the package crowd-kit. Install it with `pip install 'tether-rlhf[preferences]'`") from error
+    return aggregation
+
+
+def _pandas() -> ModuleType:
+    import pandas
+
+    return pandas

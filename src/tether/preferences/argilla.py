@@ -1,0 +1,119 @@
+"""Records of Argilla 2: `dataset.records.to_json`, or its flat columns as data sets on the hub have them, in; records out.
+
+https://docs.argilla.io/latest/how_to_guides/import_export. Written records fit a data set with text fields `prompt`, `response1`,
+`response2`, a label question `preference` (response1, response2, tie, both_bad) and a rating question `strength` (1 to 3). Argilla
+shows the two answers in one order to everybody; that order is drawn for each pair. Its users have UUIDs: those written here are
+made of the annotators' names, which stand in the metadata.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tether.core.errors import DataError
+from tether.core.types import Comparison
+from tether.preferences.carried import foreign, in_view, packed, spoken, unpacked
+from tether.preferences.exchange import STRENGTHS, Case, Said
+
+NAMES = ("response1", "response2")
+_USERS = uuid.UUID("6f1d2a0e-5d0b-4b8e-9d59-7e6c1a6a0f3b")
+
+
+def matches(row: Mapping[str, Any]) -> bool:
+    return (isinstance(row.get("fields"), Mapping) and "responses" in row) or any(key.endswith(".responses") for key in row)
+
+
+def read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> Case:
+    """The case of a record; drafts and discarded responses say nothing, and suggestions are nobody's judgment.
+
+    A label question may name an answer's field, `tie` or `both_bad`; a ranking question orders the two fields, with equal ranks
+    for a tie. The first such question counts.
+
+    Raises:
+        DataError: the prompt or the answers are not found, or a response is of neither kind.
+    """
+    values, responses, metadata = _parts(row)
+    if isinstance(metadata.get("tether"), str) and not fields:
+        case, names = unpacked(json.loads(metadata["tether"])), NAMES
+    else:
+        case, names = foreign(values, fields)
+        rest = {name: value for name, value in metadata.items() if value is not None}
+        case = replace(case, details={"metadata": {**case.details["metadata"], **rest}})
+    question = next((name for name, given in responses.items() if any(_choice(a["value"], names) for a in given)), None)
+    if question is None and any(responses.values()):
+        raise DataError(f"no verdict: none of the questions {', '.join(responses)} names or ranks {names[0]} and {names[1]}")
+    people = dict(zip(metadata.get("annotator_ids") or (), metadata.get("annotators") or (), strict=False))
+    strengths = {a["user_id"]: a["value"] for a in responses.get("strength", ())}
+    said = []
+    for answer in responses.get(question or "", ()):
+        choice, who = _choice(answer["value"], names), str(answer["user_id"])
+        if choice is None:
+            raise DataError(f"unreadable verdict: {answer['value']!r:.60} neither names nor ranks {names[0]} and {names[1]}")
+        strength = strengths.get(answer["user_id"])
+        known = {"strength": strength if strength in range(1, STRENGTHS + 1) else None, "left": "first"}
+        role = "expert" if people.get(who, who) == metadata.get("settled_by") else "annotator"
+        said.append(Said(people.get(who, who), choice, **known, role=role))  # type: ignore[arg-type]
+    details = {"id": str(row["id"]), **case.details} if row.get("id") else case.details
+    return replace(case, said=tuple(said), details=details)
+
+
+def _parts(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, list[Mapping[str, Any]]], Mapping[str, Any]]:
+    """Fields, responses by question, metadata; of flat columns, what is no response or suggestion may be either of the others."""
+    if isinstance(row.get("fields"), Mapping):
+        return row["fields"], row.get("responses") or {}, row.get("metadata") or {}
+    responses: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for name in [key.removesuffix(".responses") for key in row if key.endswith(".responses")]:
+        given = row[f"{name}.responses"] or []
+        users = row.get(f"{name}.responses.users") or [None] * len(given)
+        status = row.get(f"{name}.responses.status") or ["submitted"] * len(given)
+        for value, user, how in zip(given, users, status, strict=False):
+            if how == "submitted":
+                responses[name].append({"value": value, "user_id": user or "argilla"})
+    plain = {key: value for key, value in row.items() if "." not in key and key not in ("id", "_server_id", "status")}
+    return plain, responses, plain
+
+
+def _choice(value: Any, names: Sequence[str]) -> str | None:
+    """A label or a ranking as a choice; None if it is neither."""
+    places = {names[0]: "first", names[1]: "second"}
+    if isinstance(value, str):
+        word = value.strip().lower().replace(" ", "_")
+        return places.get(value) or (word if word in ("tie", "both_bad") else None)
+    if not isinstance(value, list) or len(value) != 2:
+        return None
+    ranked = [
+        (item.get("rank") or n, item.get("value")) if isinstance(item, Mapping) else (n, item) for n, item in enumerate(value)
+    ]
+    if {name for _, name in ranked} != set(names):
+        return None
+    return "tie" if ranked[0][0] == ranked[1][0] else places[min(ranked)[1]]
+
+
+def write_task(case: Case, label: Comparison | None) -> dict[str, Any]:
+    """A record with every judgment as a response and the label, where there is one, as a suggestion."""
+    sides = in_view(case, "argilla")
+    names = dict(zip(("first", "second") if sides[0] is case.first else ("second", "first"), NAMES, strict=True))
+    ids = [str(uuid.uuid5(_USERS, said.annotator)) for said in case.said]
+    given = [{"value": names.get(said.choice, said.choice), "user_id": key} for said, key in zip(case.said, ids, strict=True)]
+    rated = [{"value": said.strength, "user_id": key} for said, key in zip(case.said, ids, strict=True) if said.strength]
+    metadata: dict[str, Any] = {"tether": json.dumps(packed(case, sides), ensure_ascii=False)}
+    metadata |= {"annotators": [said.annotator for said in case.said], "annotator_ids": ids}
+    metadata |= {"settled_by": case.settled.annotator} if case.settled else {}
+    suggestions = {}
+    if label is not None:
+        best = "tie" if label.tie else names["first" if label.chosen == case.first.response else "second"]
+        suggestions = {"preference": {"value": best, "score": label.probability, "agent": "tether"}}
+    texts = (spoken(case.first.prompt), *(spoken(side.response) for side in sides))
+    return {
+        "id": str(case.details.get("id") or case.item),
+        "fields": dict(zip(("prompt", *NAMES), texts, strict=True)),
+        "metadata": metadata,
+        "suggestions": suggestions,
+        "responses": {"preference": given, **({"strength": rated} if rated else {})},
+        "vectors": {},
+    }

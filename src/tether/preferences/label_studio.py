@@ -1,0 +1,110 @@
+"""Tasks of Label Studio: its JSON export in, tasks with annotations and predictions out.
+
+Format: https://labelstud.io/guide/task_format, the tag https://labelstud.io/tags/pairwise. Label Studio shows the two answers in one
+order to everybody; in what is written here that order is drawn for each pair. A person of ours is no user there, and a task that
+names an unknown user is refused, so names stand in the results' `meta`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tether.core.errors import DataError
+from tether.core.types import Comparison
+from tether.preferences.carried import foreign, in_view, packed, spoken, unpacked
+from tether.preferences.exchange import STRENGTHS, Case, Said
+
+CONFIG = """<View>
+  <Text name="prompt" value="$prompt"/>
+  <Pairwise name="comparison" toName="answer1,answer2"/>
+  <View style="display: flex; gap: 1em">
+    <View style="flex: 1"><Text name="answer1" value="$answer1"/></View>
+    <View style="flex: 1"><Text name="answer2" value="$answer2"/></View>
+  </View>
+  <Choices name="otherwise" toName="prompt" choice="single" showInline="true">
+    <Choice value="tie"/>
+    <Choice value="both_bad"/>
+  </Choices>
+  <Rating name="strength" toName="prompt" maxRating="3"/>
+</View>
+"""
+"""The labelling interface for the tasks that are written here."""
+
+_UNDECIDED = {"tie": "tie", "equal": "tie", "both": "tie", "both_bad": "both_bad", "neither": "both_bad"}
+
+
+def matches(row: Mapping[str, Any]) -> bool:
+    return isinstance(row.get("data"), Mapping) and (
+        "annotations" in row or "predictions" in row or set(row) <= {"data", "id", "meta"}
+    )
+
+
+def read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> Case:
+    """The case of a task; skipped and unfinished annotations say nothing, and predictions are nobody's judgment.
+
+    Raises:
+        DataError: the prompt or the answers are not found, or an annotation holds no verdict that can be read.
+    """
+    data = row.get("data")
+    if not isinstance(data, Mapping):
+        raise DataError("not a task: it has no data")
+    case = unpacked(data["tether"]) if isinstance(data.get("tether"), Mapping) and not fields else foreign(data, fields)[0]
+    done = [a for a in row.get("annotations") or () if not a.get("was_cancelled") and a.get("result")]
+    said = tuple(_said(annotation) for annotation in done)
+    details = {"id": f"label-studio:{row['id']}", **case.details} if "id" in row else case.details
+    return Case(case.first, case.second, said, needed=case.needed, round=case.round, strategy=case.strategy, details=details)
+
+
+def _said(annotation: Mapping[str, Any]) -> Said:
+    by_kind = {result.get("type"): result for result in annotation["result"]}
+    values = {kind: result.get("value") or {} for kind, result in by_kind.items()}
+    meta = next((r["meta"] for r in annotation["result"] if isinstance(r.get("meta"), Mapping) and "annotator" in r["meta"]), {})
+    side, words = values.get("pairwise", {}).get("selected"), values.get("choices", {}).get("choices") or [""]
+    undecided = _UNDECIDED.get(str(words[0]).strip().lower().replace(" ", "_"))
+    choice = {"left": "first", "right": "second"}.get(side) or undecided
+    if choice is None:
+        raise DataError("no verdict: an annotation has neither a pairwise selection nor a choice of tie or both_bad")
+    strength = values.get("rating", {}).get("rating")
+    more = {"strength": strength if strength in range(1, STRENGTHS + 1) else None, "seconds": annotation.get("lead_time") or 0.0}
+    role = "expert" if meta.get("role") == "expert" else "annotator"
+    return Said(str(meta.get("annotator") or _user(annotation.get("completed_by"))), choice, **more, left="first", role=role)  # type: ignore[arg-type]
+
+
+def _user(who: Any) -> str:
+    if isinstance(who, Mapping):
+        who = who.get("email") or who.get("username") or who.get("id")
+    return f"label-studio-{who}" if isinstance(who, int) else str(who or "label-studio")
+
+
+def write_task(case: Case, label: Comparison | None) -> dict[str, Any]:
+    """A task with every judgment as an annotation and the label, where there is one, as a prediction."""
+    sides = in_view(case, "label-studio")
+    names = {"first": "left", "second": "right"} if sides[0] is case.first else {"first": "right", "second": "left"}
+    data = {"prompt": spoken(case.first.prompt), "answer1": spoken(sides[0].response), "answer2": spoken(sides[1].response)}
+    annotations = [
+        {
+            "result": _result(names.get(s.choice, s.choice), s.strength, {"annotator": s.annotator, "role": s.role}),
+            "lead_time": s.seconds,
+        }
+        for s in case.said
+    ]
+    row: dict[str, Any] = {"data": data | {"tether": packed(case, sides)}, "annotations": annotations}
+    if label is not None:
+        best = "tie" if label.tie else names["first" if label.chosen == case.first.response else "second"]
+        row["predictions"] = [{"model_version": "tether", "score": label.probability, "result": _result(best, None, {})}]
+    return row
+
+
+def _result(choice: str, strength: int | None, meta: Mapping[str, str]) -> list[dict[str, Any]]:
+    if choice in ("left", "right"):
+        found: dict[str, Any] = {
+            "from_name": "comparison",
+            "to_name": "comparison",
+            "type": "pairwise",
+            "value": {"selected": choice},
+        }
+    else:
+        found = {"from_name": "otherwise", "to_name": "prompt", "type": "choices", "value": {"choices": [choice]}}
+    rated = {"from_name": "strength", "to_name": "prompt", "type": "rating", "value": {"rating": strength}}
+    return [found | ({"meta": dict(meta)} if meta else {})] + ([rated] if strength else [])

@@ -1,0 +1,297 @@
+"""Which pairs of responses to ask people about, how many people, in what order of sides, and with which gold questions between.
+
+Every draw is a hash of the seed and of what is drawn, so that the order of prompts, responses and people changes nothing, and a
+prompt that is added or taken away changes no draw of another one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import statistics
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from tether.core.config import Config
+from tether.core.errors import ConfigError, DataError
+from tether.preferences.votes import CHOICES, Choice, Side
+
+Strategy = Literal["random", "uncertain", "information", "disagreement", "length_matched", "ranking"]
+
+
+class PairsConfig(Config):
+    """Which pairs to ask, and how often.
+
+    `uncertain`: the reward model's P(first preferred) is nearest to one half. `information`: the answer tells most about which
+    member of an ensemble is right. `disagreement`: the members differ most about the difference. `length_matched`: lengths
+    differ by `length_difference` of the longer at most, so that length cannot decide. `ranking`: all pairs of `ranked`
+    responses of a prompt, or of all that it has.
+    """
+
+    strategy: Strategy = "random"
+    num_pairs: int = Field(100, ge=1)
+    per_prompt: int | None = Field(None, ge=1)
+    """At most so many pairs of one prompt, by default 3; a ranking takes a prompt whole."""
+    ranked: int | None = Field(None, ge=2)
+    length_difference: float | None = Field(None, ge=0, lt=1)
+    """By default 0.1."""
+    overlap: int = Field(1, ge=1)
+    """How many people judge a pair."""
+    shared_share: float = Field(0.0, ge=0, le=1)
+    """This share of the pairs, drawn at random, is judged by `shared_overlap` people, to measure agreement."""
+    shared_overlap: int | None = Field(None, ge=2)
+    gold_rate: float = Field(0.0, ge=0, le=0.5)
+    """The share of gold questions in what a person is asked."""
+    seed: int = 0
+
+    @model_validator(mode="after")
+    def _options_have_effect(self) -> PairsConfig:
+        useless = {
+            "per_prompt": self.per_prompt is not None and self.strategy == "ranking",
+            "ranked": self.ranked is not None and self.strategy != "ranking",
+            "length_difference": self.length_difference is not None and self.strategy != "length_matched",
+            "shared_overlap": self.shared_overlap is not None and not self.shared_share,
+        }
+        for option, without_effect in useless.items():
+            if without_effect:
+                raise ValueError(
+                    f"{option} has no effect with strategy = '{self.strategy}', shared_share = {self.shared_share:g}"
+                )
+        if self.shared_share and (self.shared_overlap or 0) <= self.overlap:
+            raise ValueError("shared_share asks for a shared_overlap above overlap: how many people judge a shared pair")
+        return self
+
+
+@dataclass(frozen=True)
+class Response:
+    """A response that may be asked about; scores are a reward model's log-odds, `members` one a member of an ensemble.
+
+    Without members, `score` and `spread` may give their mean and standard deviation.
+    """
+
+    id: str
+    text: str
+    score: float | None = None
+    spread: float | None = None
+    members: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two responses of a prompt, `first` the one whose id sorts first. `value` is the strategy's, higher is asked earlier.
+
+    `known` is the right choice of a gold question; everybody may get those.
+    """
+
+    prompt: str
+    first: str
+    second: str
+    strategy: str = ""
+    value: float = 0.0
+    people: int = 1
+    known: Choice | None = None
+
+    @property
+    def item(self) -> str:
+        return f"{self.prompt}/{self.first}/{self.second}"
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """A pair for a person, with the response that is to stand on the left."""
+
+    annotator: str
+    pair: Pair
+    shown_left: Side
+
+
+def choose_pairs(responses: Mapping[str, Sequence[Response]], config: PairsConfig, *, asked: Collection[str] = ()) -> list[Pair]:
+    """The pairs to ask, the most telling first, at most `config.num_pairs`.
+
+    `responses` gives those of each prompt; `asked` the items that were asked before. Empty texts are never asked about, and of
+    texts that differ in white space alone one is.
+    Trap: what is uncertain to a reward model is often uncertain to people: agreement on such pairs understates that on others.
+
+    Raises:
+        ConfigError: the strategy needs scores that a response lacks.
+        DataError: two responses of a prompt have one id.
+    """
+    fresh: list[Pair] = []
+    before = set(asked)
+    for prompt, some in responses.items():
+        if len({response.id for response in some}) < len(some):
+            raise DataError(f"{prompt}: two responses have one id; every response needs its own")
+        usable = _distinct(some)
+        if config.ranked is not None:
+            usable = sorted(_drawn(usable, config.ranked, config.seed, prompt), key=lambda response: response.id)
+        for x, y in itertools.combinations(usable, 2):
+            pair = Pair(prompt, x.id, y.id, config.strategy)
+            if pair.item not in before and (value := _value(x, y, config, prompt)) is not None:
+                fresh.append(replace(pair, value=value))
+    # A ranking is asked prompt by prompt; else equal values fall in an order of their own for each seed.
+    fresh.sort(key=lambda pair: (-pair.value, _uniform(config.seed, pair.prompt if config.strategy == "ranking" else pair.item)))
+    return _shared(_covering(fresh, config), config)
+
+
+def tournament(responses: Sequence[Response], outcomes: Mapping[str, str], *, prompt: str, seed: int = 0) -> list[Pair]:
+    """The pairs of the next round of a knock-out among the responses to a prompt; none once there is a winner.
+
+    `outcomes` gives the id of the winner of each item so far. K responses take K − 1 pairs, where a ranking takes K (K − 1) / 2,
+    and find a best one but no order of the others. With an odd number one goes on without a pair.
+
+    Raises:
+        DataError: an outcome names neither response of its pair.
+    """
+    standing = [response.id for response in _drawn(_distinct(responses), len(responses), seed, prompt)]
+    while len(standing) > 1:
+        pairs = [Pair(prompt, *sorted(two), strategy="tournament") for two in zip(standing[::2], standing[1::2], strict=False)]
+        for pair in pairs:
+            if outcomes.get(pair.item, pair.first) not in (pair.first, pair.second):
+                raise DataError(f"{pair.item} was won by {outcomes[pair.item]!r}, which is neither of the two")
+        if missing := [pair for pair in pairs if pair.item not in outcomes]:
+            return missing
+        standing = [outcomes[pair.item] for pair in pairs] + standing[2 * len(pairs) :]
+    return []
+
+
+def shown_left(seed: int, item: str, annotator: str) -> Side:
+    """Which response of a pair stands on the left for a person: at random, and the same whenever it is asked again."""
+    return "first" if _uniform(seed, "left", item, annotator) < 0.5 else "second"
+
+
+def assign(
+    pairs: Iterable[Pair], annotators: Iterable[str], config: PairsConfig, *, gold: Iterable[Pair] = ()
+) -> dict[str, list[Assignment]]:
+    """What each person is asked, in their order: every pair by as many people as it wants, and gold questions between.
+
+    Loads differ by one pair at most, and who shares pairs with whom is drawn at random. Of every 1 / `gold_rate` questions one,
+    at a place that cannot be guessed, is gold, as long as there are some that the person has not seen.
+
+    Raises:
+        ConfigError: a pair wants more people than there are, or there is a gold rate without gold questions or the reverse.
+        DataError: a gold question has no known choice, or is among the pairs too.
+    """
+    people, wanted, golden = sorted(set(annotators)), list(pairs), list(gold)
+    if bool(golden) != bool(config.gold_rate):
+        raise ConfigError(f"gold_rate = {config.gold_rate:g} with {len(golden)} gold questions: give both or neither")
+    for pair in golden:
+        if pair.known not in CHOICES:
+            raise DataError(
+                f"{pair.item}: the known choice of a gold question is one of {', '.join(CHOICES)}, not {pair.known!r}"
+            )
+    if both := sorted({pair.item for pair in wanted} & {pair.item for pair in golden}):
+        raise DataError(f"{both[0]} is a gold question and a pair to ask about; it can be one of them")
+    most = max((pair.people for pair in wanted), default=0)
+    if most > len(people):
+        raise ConfigError(f"a pair wants {most} people and there are {len(people)}. Lower overlap, or find more people")
+    lists: dict[str, list[Pair]] = {name: [] for name in people}
+    for pair in sorted(wanted, key=lambda pair: _uniform(config.seed, "assign", pair.item)):
+        free = sorted(people, key=lambda name: (len(lists[name]), _uniform(config.seed, "who", pair.item, name)))
+        for name in free[: pair.people]:
+            lists[name].append(pair)
+    plan = {}
+    for name, mine in lists.items():
+        mine.sort(key=lambda pair: (-pair.value, _uniform(config.seed, "order", pair.item, name)))
+        unseen = sorted(golden, key=lambda pair: _uniform(config.seed, "gold", pair.item, name))
+        queue = _mixed(mine, unseen, config, name)
+        plan[name] = [Assignment(name, pair, shown_left(config.seed, pair.item, name)) for pair in queue]
+    return plan
+
+
+def _mixed(pairs: Sequence[Pair], gold: Sequence[Pair], config: PairsConfig, name: str) -> list[Pair]:
+    if not config.gold_rate:
+        return list(pairs)
+    # As a fraction, so that no block loses or gains a place by rounding.
+    period, queue = 1 / Fraction(str(config.gold_rate)), []
+    ordinary, questions = list(reversed(pairs)), list(reversed(gold))
+    while ordinary:
+        block = len(queue) // period
+        start, end = math.ceil(block * period), math.ceil((block + 1) * period)
+        due = start + int(_uniform(config.seed, "place", name, block) * (end - start))
+        queue.append(questions.pop() if questions and len(queue) == due else ordinary.pop())
+    return queue
+
+
+def _value(x: Response, y: Response, config: PairsConfig, prompt: str) -> float | None:
+    """How much a strategy wants a pair; None where it does not want it at all."""
+    match config.strategy:
+        case "random" | "ranking":
+            return 0.0
+        case "length_matched":
+            limit = 0.1 if config.length_difference is None else config.length_difference
+            lengths = len(_text(x)), len(_text(y))
+            # None is preferred among those that match: the nearest lengths are mostly those of cut-off or very short texts.
+            return 0.0 if abs(lengths[0] - lengths[1]) <= limit * max(lengths) else None
+    differences = [a - b for a, b in zip(x.members, y.members, strict=False)] if len(x.members) == len(y.members) else []
+    if config.strategy == "disagreement":
+        if len(differences) > 1:
+            return statistics.pstdev(differences)
+        if x.spread is not None and y.spread is not None:
+            # Without the members their errors are taken to be independent.
+            return math.hypot(x.spread, y.spread)
+    elif config.strategy == "information" and len(differences) > 1:
+        chances = [_sigmoid(difference) for difference in differences]
+        return _entropy(statistics.fmean(chances)) - statistics.fmean(map(_entropy, chances))
+    elif config.strategy == "uncertain":
+        if differences:
+            return _entropy(statistics.fmean(_sigmoid(difference) for difference in differences))
+        if x.score is not None and y.score is not None:
+            return _entropy(_sigmoid(x.score - y.score))
+    needs = {"uncertain": "score or members", "information": "members, two at least", "disagreement": "members or spread"}
+    raise ConfigError(f"strategy = '{config.strategy}' needs {needs[config.strategy]} of each response; {prompt} lacks them")
+
+
+def _covering(pairs: Sequence[Pair], config: PairsConfig) -> list[Pair]:
+    """The first pairs within the limits of the whole and of each prompt; of a ranking, whole prompts."""
+    of_prompt, taken, kept = Counter(pair.prompt for pair in pairs), Counter(), []
+    for pair in pairs:
+        if config.strategy == "ranking":
+            # Begun is finished: a part of a ranking is none.
+            fits = bool(taken[pair.prompt]) or len(kept) + of_prompt[pair.prompt] <= config.num_pairs
+        else:
+            fits = len(kept) < config.num_pairs and taken[pair.prompt] < (config.per_prompt or 3)
+        if fits:
+            taken[pair.prompt] += 1
+            kept.append(pair)
+    return kept
+
+
+def _shared(pairs: Sequence[Pair], config: PairsConfig) -> list[Pair]:
+    number = round(config.shared_share * len(pairs))
+    chosen = {pair.item for pair in sorted(pairs, key=lambda pair: _uniform(config.seed, "shared", pair.item))[:number]}
+    return [replace(p, people=(config.shared_overlap or 1) if p.item in chosen else config.overlap) for p in pairs]
+
+
+def _distinct(responses: Iterable[Response]) -> list[Response]:
+    """Those with something in them, of equal texts one, sorted by id."""
+    by_text = {_text(response): response for response in sorted(responses, key=lambda r: r.id, reverse=True)}
+    return sorted((response for text, response in by_text.items() if text), key=lambda r: r.id)
+
+
+def _drawn(responses: Iterable[Response], number: int, *key: object) -> list[Response]:
+    return sorted(responses, key=lambda response: _uniform(*key, response.id))[:number]
+
+
+def _text(response: Response) -> str:
+    return " ".join(response.text.split())
+
+
+def _uniform(*key: object) -> float:
+    """A number in [0, 1) that depends on the key alone."""
+    text = "\0".join(map(str, key))
+    return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:7], "big") / 2**56
+
+
+def _sigmoid(x: float) -> float:
+    return 0.5 * (1 + math.tanh(x / 2))
+
+
+def _entropy(p: float) -> float:
+    """Of a coin, in bits."""
+    return -sum(q * math.log2(q) for q in (p, 1 - p) if q > 0)

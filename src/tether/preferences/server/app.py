@@ -1,0 +1,117 @@
+"""The web application over a preference store: `create_app` for an ASGI server, `listen` and `serve` to run it here."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from sqlalchemy.exc import OperationalError
+from starlette.exceptions import HTTPException as PlainHTTPException
+
+from tether.core.errors import ConfigError
+from tether.preferences.server import admin, joining, judging
+from tether.preferences.server.guard import HEADERS, Guard
+from tether.preferences.server.settings import ServerConfig
+from tether.preferences.server.site import STATIC, NotInvited, Site, go, message, site_of
+from tether.preferences.store import Store, StoreError
+
+TITLES = {
+    400: "This cannot be read", 403: "Not allowed", 404: "There is nothing here", 405: "This cannot be done here",
+    413: "Too large", 415: "This cannot be read",
+}  # fmt: skip
+
+
+def create_app(store: Store, settings: ServerConfig | None = None) -> FastAPI:
+    """The application; handlers that read or write the store run in threads, so that none holds up the others."""
+    settings = settings or ServerConfig()
+    app = FastAPI(title="tether", docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.site = Site(store, settings)
+    for router in (joining.router, judging.router, admin.router):
+        app.include_router(router)
+    app.add_api_route("/static/{name}", static, include_in_schema=False)
+    handlers: dict[Any, Any] = {
+        StoreError: _refused, NotInvited: _not_invited, PlainHTTPException: _http, RequestValidationError: _unreadable,
+        OperationalError: _unavailable, Exception: _broken,
+    }  # fmt: skip
+    for kind, handler in handlers.items():
+        app.add_exception_handler(kind, handler)
+    app.add_middleware(Guard, hosts=settings.hosts)  # pyright: ignore[reportArgumentType]
+    return app
+
+
+async def static(request: Request, name: str) -> Response:
+    """One of two files that were read at the start; no path of a request ever reaches the disk."""
+    content = site_of(request).static.get(name)
+    if content is None:
+        raise HTTPException(404)
+    return Response(content, headers={"content-type": STATIC[name], "cache-control": "public, max-age=31536000, immutable"})
+
+
+def listen(settings: ServerConfig) -> tuple[socket.socket, ServerConfig]:
+    """A socket that listens, and the settings with its port, where 0 asked for any that is free.
+
+    Raises:
+        ConfigError: the address cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        opened = socket.create_server((settings.host, settings.port), family=family)
+    except OSError as error:
+        where = f"{settings.host} port {settings.port}"
+        raise ConfigError(f"cannot listen at {where}: {error.strerror or error}. Choose another --port or --host") from error
+    return opened, settings.model_copy(update={"port": opened.getsockname()[1]})
+
+
+def serve(store: Store, settings: ServerConfig, opened: socket.socket) -> None:
+    """Serve until interrupted; what `listen` gave is closed at the end."""
+    import uvicorn
+
+    config = uvicorn.Config(
+        create_app(store, settings), log_level="info", server_header=False, timeout_graceful_shutdown=5,
+        proxy_headers=bool(settings.address), forwarded_allow_ips="127.0.0.1",
+    )  # fmt: skip
+    uvicorn.Server(config).run(sockets=[opened])
+
+
+def _sentence(error: Exception) -> str:
+    text = str(error)
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+
+
+async def _refused(request: Request, error: StoreError) -> Response:
+    return message(request, 409, "This did not work", _sentence(error))
+
+
+async def _not_invited(request: Request, error: NotInvited) -> Response:
+    if request.method == "GET":
+        return go("/join")
+    return message(request, 401, "You are not signed in", "Your session has ended, so nothing was done.", ("/join", "Sign in"))
+
+
+async def _http(request: Request, error: PlainHTTPException) -> Response:
+    standard = error.detail in ("Not Found", "Method Not Allowed")
+    text = "Perhaps the address was cut off." if standard else str(error.detail)
+    response = message(request, error.status_code, TITLES.get(error.status_code, "This did not work"), text)
+    response.headers.update(error.headers or {})
+    return response
+
+
+async def _unreadable(request: Request, error: RequestValidationError) -> Response:
+    return message(request, 400, TITLES[400], "This address does not hold what it should.")
+
+
+async def _unavailable(request: Request, error: OperationalError) -> Response:
+    logging.getLogger("uvicorn.error").error("the store cannot be used: %s", error.orig)
+    text = "The store cannot be reached or written just now, so nothing was kept. Go back and try again in a moment."
+    return message(request, 503, "Please try again", text, ("/", "Start again"))
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    text = "Something is wrong on our side, and what you sent may not have been kept. The server's log says more."
+    response = message(request, 500, "This did not work", text, ("/", "Start again"))
+    response.headers.update({**HEADERS, "cache-control": "no-store"})  # this handler stands before the guard
+    return response

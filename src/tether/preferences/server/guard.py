@@ -1,0 +1,166 @@
+"""What stands before every request: whose name it asks for, where it comes from, how large it is, how often it tries.
+
+A page of another site must neither read nor post anything here, and a text of a model must stay a text: the headers below forbid
+inline scripts, frames, foreign resources and caching, and every form carries a token that only its own session can know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import re
+import time
+from collections.abc import Callable, MutableMapping
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+from fastapi import HTTPException, Request
+
+MAX_BODY = 1 << 20
+MAX_FIELDS = 64
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self'; "
+    "form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    # `no-referrer` would make browsers send `Origin: null` with our own forms.
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), microphone=(), geolocation=()",
+}
+Scope = MutableMapping[str, Any]
+
+
+class Guard:
+    """ASGI middleware: refuses names that are not ours (DNS rebinding) and puts the headers on every response."""
+
+    def __init__(self, app: Any, hosts: frozenset[str]) -> None:
+        self.app, self.hosts = app, hosts
+
+    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+
+        async def guarded(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                present = {name for name, _ in message["headers"]}
+                wanted = HEADERS if b"cache-control" in present else {**HEADERS, "cache-control": "no-store"}
+                message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in wanted.items())]
+            await send(message)
+
+        names = [value.decode("latin-1") for key, value in scope["headers"] if key == b"host"]
+        if len(names) == 1 and _hostname(names[0]) in self.hosts:
+            return await self.app(scope, receive, guarded)
+        head = {"type": "http.response.start", "status": 421, "headers": [(b"content-type", b"text/plain; charset=utf-8")]}
+        await guarded(head)
+        text = "This server does not answer to that name. Open it by the address in your invitation.\n"
+        await guarded({"type": "http.response.body", "body": text.encode()})
+
+
+class Form:
+    """What a form sent: texts without control characters, numbers within their bounds."""
+
+    def __init__(self, fields: dict[str, str]) -> None:
+        self.fields = fields
+
+    def text(self, name: str, default: str = "") -> str:
+        return self.fields.get(name, default)
+
+    def whole(self, name: str, low: int = 0, high: int = 2**31 - 1) -> int:
+        """A whole number.
+
+        Raises:
+            HTTPException: 400, it is none or out of bounds.
+        """
+        text = self.text(name)
+        if not re.fullmatch(r"[0-9]{1,10}", text) or not low <= int(text) <= high:
+            raise HTTPException(400, "A field of this form does not hold what it should. Go back and load the page again.")
+        return int(text)
+
+    def number(self, name: str) -> float | None:
+        """A finite number, or None."""
+        try:
+            value = float(self.text(name)[:40])
+        except ValueError:
+            return None
+        return value if math.isfinite(value) else None
+
+
+async def posted_form(request: Request) -> Form:
+    """The fields of a form of ours.
+
+    Raises:
+        HTTPException: it comes from another site (403), is too large (413), or is no form (415, 400).
+    """
+    _check_origin(request)
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/x-www-form-urlencoded":
+        raise HTTPException(415, "Only the forms of these pages can be sent here.")
+    announced = request.headers.get("content-length", "0")
+    if not announced.isdecimal() or int(announced) > MAX_BODY:
+        raise _too_large(close=len(announced) > 8)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY:
+            raise _too_large(close=True)
+    try:
+        pairs = parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=MAX_FIELDS, errors="replace")
+    except ValueError as error:
+        raise HTTPException(400, "This form has more fields than any of these pages.") from error
+    # Browsers send line ends as two characters but count them as one against a text field's limit.
+    return Form({name: re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "", text.replace("\r\n", "\n")) for name, text in pairs})
+
+
+def _too_large(close: bool) -> HTTPException:
+    """A browser reads the answer only after it has sent everything, so that the connection ends only where that may be endless."""
+    text = "This is larger than anything these pages send. Shorten it and try again."
+    return HTTPException(413, text, {"connection": "close"} if close else None)
+
+
+def form_token(secret: str) -> str:
+    """What a form must carry: derived from a cookie that no other site can read."""
+    return hashlib.sha256(f"form/{secret}".encode()).hexdigest()
+
+
+def check_token(form: Form, secret: str) -> None:
+    """Raises HTTPException 403 for a form that was not made for this browser."""
+    if not secret or not hmac.compare_digest(form.text("token").encode(), form_token(secret).encode()):
+        raise HTTPException(403, "This form belongs to an older visit. Load the page again and repeat what you did.")
+
+
+def _check_origin(request: Request) -> None:
+    """Browsers say from which site a form comes; what says nothing is no browser that we know."""
+    origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
+    ours = {f"{request.url.scheme}://{request.headers['host']}", request.app.state.site.settings.origin}
+    foreign = (origin is not None and origin not in ours) or (site is not None and site != "same-origin")
+    if foreign or (origin is None and site is None):
+        raise HTTPException(403, "This was not sent from a page of this server, so nothing was done.")
+
+
+def _hostname(header: str) -> str | None:
+    try:
+        parts = urlsplit(f"//{header}")
+        return parts.hostname if header and not (parts.path or parts.query or parts.fragment or parts.username) else None
+    except ValueError:
+        return None
+
+
+class Attempts:
+    """Failed tries by network address: so many a minute, and no more than `capacity` addresses remembered."""
+
+    def __init__(self, allowed: int, capacity: int = 10_000, clock: Callable[[], float] = time.monotonic) -> None:
+        self.allowed, self.capacity, self.clock = allowed, capacity, clock
+        self.failed: dict[str, tuple[float, int]] = {}
+
+    def blocked(self, address: str) -> bool:
+        since, count = self.failed.get(address, (0.0, 0))
+        return count >= self.allowed and self.clock() - since < 60
+
+    def fail(self, address: str) -> None:
+        since, count = self.failed.pop(address, (self.clock(), 0))
+        fresh = self.clock() - since >= 60
+        self.failed[address] = (self.clock(), 1) if fresh else (since, count + 1)
+        while len(self.failed) > self.capacity:
+            del self.failed[next(iter(self.failed))]

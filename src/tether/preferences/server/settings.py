@@ -1,0 +1,74 @@
+"""What a server of a preference store is told, checked before it starts."""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from pydantic import Field, model_validator
+
+from tether.core.config import Config
+from tether.core.errors import ConfigError
+
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
+
+
+class ServerConfig(Config):
+    """Where it listens and how it hands out work; `address` is what people open when that is not `http://host:port`."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8765, ge=0, le=65535)
+    address: str = ""
+    lease_minutes: float = Field(default=30.0, gt=0)
+    gold_every: int = Field(default=10, ge=0)
+    rest_every: int = Field(default=50, ge=0)
+    """After every so many judgments of a person a pause is offered; 0: never."""
+    seed: int = 0
+    tries: int = Field(default=10, ge=1)
+    """Invitations that one network address may get wrong in a minute."""
+
+    @model_validator(mode="after")
+    def _reachable(self) -> ServerConfig:
+        if self.address and not _good(self.address):
+            raise ValueError("address is what people open, such as https://judge.example.org, without a path")
+        if self.host in ("0.0.0.0", "::", "") and not self.address:
+            raise ValueError(f"host {self.host!r} listens everywhere; give the address that people open as well")
+        return self
+
+    @property
+    def origin(self) -> str:
+        """Scheme, host and port of the links that people get."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return self.address.rstrip("/") or f"http://{host}:{self.port}"
+
+    @property
+    def secure(self) -> bool:
+        return self.origin.startswith("https://")
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Names by which a browser may ask for this server; any other was put there by somebody else's DNS."""
+        return LOOPBACK | {self.host, urlsplit(self.origin).hostname or self.host}
+
+    @property
+    def local(self) -> bool:
+        return self.host in LOOPBACK
+
+
+def checked_criteria(names: list[str]) -> list[str]:
+    """The criteria without blanks around them and without empty ones.
+
+    Raises:
+        ConfigError: too many, too long, or one twice.
+    """
+    kept = [name.strip() for name in names if name.strip()]
+    if len(kept) > 10 or len(set(kept)) < len(kept) or any(len(name) > 30 or not name.isprintable() for name in kept):
+        raise ConfigError("criteria: at most 10 different ones, each of at most 30 characters")
+    return kept
+
+
+def _good(address: str) -> bool:
+    try:
+        parts = urlsplit(address)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.path in ("", "/") and not parts.query
+    except ValueError:
+        return False

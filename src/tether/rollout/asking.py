@@ -1,0 +1,182 @@
+"""A model in this process that is asked: how probable its reply begins with each of some options, or what it writes."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
+
+import torch
+
+from tether.core.errors import DataError
+from tether.core.protocols import Reply, Verdict
+from tether.core.types import Conversation, Prompt, Sampling, assistant
+from tether.data.batches import cut_batches, make_batch
+from tether.data.chat import Encoded
+from tether.rollout.local import LocalEngine
+from tether.rollout.verdicts import check_options, normalised
+
+
+@dataclass(frozen=True)
+class _Branch:
+    """A question with the first tokens that several options share: the next token tells these options apart."""
+
+    question: int
+    encoded: Encoded
+    members: tuple[int, ...]
+    ends: tuple[int, ...]
+
+
+class LocalChat:
+    """Speaks core.protocols.ChatModel: the log-probabilities are those of sampling at temperature 1 from this very engine.
+
+    A prompt is computed once for all options of one token: the state after it has the probabilities of all of them. Options of
+    several tokens share it where the model can (data.batches).
+
+    Args:
+        name: tells these weights and this encoding from others.
+        micro_batch_tokens: padded tokens of a forward pass; results do not depend on it beyond rounding.
+    """
+
+    def __init__(self, name: str, engine: LocalEngine, *, micro_batch_tokens: int = 2048) -> None:
+        self.name, self.engine, self.role, self.encoder = name, engine, engine.role, engine.encoder
+        self.micro_batch_tokens = micro_batch_tokens
+        self.spent: Counter[str] = Counter()
+        tokenizer: Any = self.encoder.tokenizer
+        control = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
+        control |= {*tokenizer.all_special_tokens, *tokenizer.convert_ids_to_tokens(list(self.encoder.stop_ids))}
+        self.control = sorted((token for token in control if len(token) > 1), key=len, reverse=True)
+
+    def usage(self) -> Mapping[str, int]:
+        return self.spent
+
+    @torch.no_grad()
+    def verdicts(
+        self,
+        conversations: Sequence[Conversation],
+        options: Sequence[str],
+        *,
+        told: Callable[[int, Verdict], None] | None = None,
+    ) -> list[Verdict]:
+        """See core.protocols.ChatModel. Answers come batch by batch, short questions first.
+
+        Raises:
+            ValueError: the options cannot be told apart by what a reply begins with.
+        """
+        check_options(options)
+        self.role.train_mode(False)
+        found: dict[int, Verdict] = {}
+        partial: dict[int, dict[int, float]] = defaultdict(dict)
+
+        def settle(question: int, verdict: Verdict) -> None:
+            found[question] = verdict
+            if told:
+                told(question, verdict)
+
+        branches: list[_Branch] = []
+        for question, conversation in enumerate(conversations):
+            try:
+                branches += self._branches(question, conversation, options)
+            except DataError as error:
+                settle(question, Verdict(None, reason=f"cannot be asked: {error}"))
+        sequences = [branch.encoded for branch in branches]
+        limit = self.role.document_tokens(self.micro_batch_tokens)
+        for part in cut_batches(sequences, self.micro_batch_tokens, document_tokens=limit) if branches else ():
+            chosen = [branches[i] for i in part]
+            for branch, logprobs in zip(chosen, self._ends(chosen, limit), strict=True):
+                partial[branch.question].update(zip(branch.members, logprobs, strict=True))
+                if len(known := partial[branch.question]) == len(options):
+                    settle(branch.question, Verdict(*normalised([known[i] for i in range(len(options))])))
+        self.spent.update(questions=len(conversations), prompt_tokens=sum(map(len, sequences)))
+        return [found[question] for question in range(len(conversations))]
+
+    def _branches(self, question: int, conversation: Conversation, options: Sequence[str]) -> list[_Branch]:
+        messages = self._as_data(conversation)
+        encoded = [self.encoder.conversation((*messages, assistant(option)), "last") for option in options]
+        head = encoded[0].prompt_length
+        if max(map(len, encoded)) > self.engine.context_length:
+            raise DataError(f"{max(map(len, encoded))} tokens do not fit the model's context of {self.engine.context_length}")
+        # The stop token stands last: a reply that begins with an option may go on.
+        paths = [one.ids[head:-1] or one.ids[head:] for one in encoded]
+        together: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for option, path in enumerate(paths):
+            together[path[:-1]].append(option)
+        return [
+            _Branch(
+                question,
+                self.encoder.rollout(encoded[0].ids[:head], (*shared, paths[members[0]][-1])),
+                tuple(members),
+                tuple(paths[i][-1] for i in members),
+            )
+            for shared, members in together.items()
+        ]
+
+    def _ends(self, branches: Sequence[_Branch], limit: int) -> list[list[float]]:
+        """The log-probability of each branch's options, its shared tokens included."""
+        sequences = [branch.encoded for branch in branches]
+        batch = make_batch(sequences, self.encoder.pad_id, document_tokens=limit).to(self.role.device)
+        places = batch.scatter(batch.predict).tolist()
+        wanted = [_wanted(row, branch) for row, branch in zip(places, branches, strict=True)]
+        predict, targets = torch.tensor([pair for row in wanted for pair in row], device=self.role.device).unbind(-1)
+        asked = replace(batch, predict=predict, targets=targets)
+        values, found = iter(self.role.logprobs_of(self.role.hidden(batch), asked)[0].tolist()), []
+        for row, branch in zip(wanted, branches, strict=True):
+            shared = sum(islice(values, len(row) - len(branch.ends)))
+            found.append([shared + value for value in islice(values, len(branch.ends))])
+        return found
+
+    def replies(
+        self,
+        conversations: Sequence[Conversation],
+        sampling: Sampling,
+        *,
+        seed: int = 0,
+        ordinals: Sequence[int] | None = None,
+        told: Callable[[int, Reply], None] | None = None,
+    ) -> list[Reply]:
+        """See core.protocols.ChatModel; as many at a time as the engine decodes at once."""
+        ordinals = list(range(len(conversations)) if ordinals is None else ordinals)
+        found: dict[int, Reply] = {}
+        prompts: dict[int, Prompt] = {}
+
+        def settle(place: int, reply: Reply) -> None:
+            found[place] = reply
+            if told:
+                told(place, reply)
+
+        for place, conversation in enumerate(conversations):
+            messages = self._as_data(conversation)
+            try:
+                length = len(self.encoder.prompt(messages)) + sampling.max_new_tokens
+                if length > self.engine.context_length:
+                    raise DataError(f"{length} tokens do not fit the model's context of {self.engine.context_length}")
+                prompts[place] = Prompt(messages)
+            except DataError as error:
+                settle(place, Reply(None, False, f"cannot be asked: {error}"))
+        places = sorted(prompts)
+        for start in range(0, len(places), self.engine.max_rows):
+            part = places[start : start + self.engine.max_rows]
+            groups = self.engine.generate([prompts[i] for i in part], sampling, seed=seed, ordinals=[ordinals[i] for i in part])
+            for place, group in zip(part, groups, strict=True):
+                rollout = group.rollouts[0]
+                self.spent.update(questions=1, prompt_tokens=len(rollout.prompt_ids), reply_tokens=len(rollout.response_ids))
+                settle(place, Reply(rollout.text, rollout.finished))
+        return [found[place] for place in range(len(conversations))]
+
+    def _as_data(self, conversation: Conversation) -> Conversation:
+        """The same words, in which no control token can be read: an answer that spells one must not end its turn and speak on."""
+        return tuple(replace(turn, content=self._harmless(turn.content)) for turn in conversation)
+
+    def _harmless(self, text: str) -> str:
+        for token in self.control:
+            text = text.replace(token, f"{token[0]} {token[1:]}")
+        return text
+
+
+def _wanted(places: Sequence[int], branch: _Branch) -> list[tuple[int, int]]:
+    """(place of the state, token) for each shared token, then for each option's last."""
+    shared = branch.encoded.num_trained - 1
+    targets = branch.encoded.ids[len(branch.encoded) - shared - 1 : -1]
+    return [*zip(places[:shared], targets, strict=True), *((places[shared], end) for end in branch.ends)]

@@ -1,0 +1,78 @@
+"""Which of some options a reply begins with, and how probably."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from tether.core.protocols import Verdict
+
+LEAST = 1e-9
+"""The least probability of an option that is named but not among the likeliest."""
+_MARKS = re.compile(r"^[\W_]+|[\W_]+$")
+
+Likeliest = Sequence[Sequence[tuple[str, float]]]
+"""For each token of a reply: the one that was drawn, then the likeliest ones, each with its log-probability in nats."""
+
+
+def check_options(options: Sequence[str]) -> None:
+    """Refuse options that a reply could not be told to begin with.
+
+    Raises:
+        ValueError: there are fewer than two, one is blank, or one begins another, as "1" begins "10".
+    """
+    if len(options) < 2 or any(not option.strip() for option in options):
+        raise ValueError(f"a question needs two options or more, none of them blank; got {list(options)}")
+    if any(a.startswith(b) for i, a in enumerate(options) for j, b in enumerate(options) if i != j):
+        raise ValueError(f"no option may begin with another, or a reply could begin with both; got {list(options)}")
+
+
+def normalised(logprobs: Sequence[float]) -> tuple[tuple[float, ...], float]:
+    """(log-probabilities among the options, in nats; what they had together, as a probability)."""
+    highest = max(logprobs)
+    total = highest + math.log(sum(math.exp(value - highest) for value in logprobs))
+    return tuple(value - total for value in logprobs), min(1.0, math.exp(total))
+
+
+def read_verdict(text: str, likeliest: Likeliest, options: Sequence[str]) -> Verdict:
+    """What a reply says of the options: softly by its first token that is not marks alone, else by its words.
+
+    An option's probability is the sum over the tokens that read as it, or as the beginning of it and of no other option, white
+    space and marks aside. An option with no such token is given the most that it can have: no more than the least likely
+    that is listed, no more than what the listed ones leave.
+    """
+    for tokens in likeliest:
+        if not tokens or not _MARKS.sub("", tokens[0][0]):
+            continue
+        listed = {token: logprob for token, logprob in tokens if logprob < 1e-3}  # which NaN is not
+        chances = [min(1.0, math.exp(logprob)) for logprob in listed.values()]
+        shares = [0.0] * len(options)
+        for token, chance in zip(listed, chances, strict=True):
+            if (option := _option_of(token, options)) is not None:
+                shares[option] += chance
+        if any(shares):
+            left = max(LEAST, min(*chances, 1.0 - sum(chances)))
+            logprobs, _ = normalised([math.log(share or left) for share in shares])
+            return Verdict(logprobs, min(1.0, sum(shares)))
+        break
+    said = written_option(text, options)
+    if said is None:
+        return Verdict(None, reason=f"no option at the beginning: {' '.join(text.split())[:60]!r}")
+    return Verdict(tuple(0.0 if i == said else -math.inf for i in range(len(options))), parsed=True)
+
+
+def _option_of(token: str, options: Sequence[str]) -> int | None:
+    word = _MARKS.sub("", token)
+    fitting = [i for i, option in enumerate(options) if word and option.startswith(word)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def written_option(text: str, options: Sequence[str]) -> int | None:
+    """The place of the option that a written reply begins with, "Answer:" and marks aside; None if it begins with none.
+
+    An option before a word in small letters is taken for a part of a sentence, as the article in "A better answer would be B".
+    """
+    names = "|".join(re.escape(option) for option in sorted(options, key=len, reverse=True))
+    found = re.match(rf"[\W_]*(?:(?:answer|verdict|option|response|score)[\W_]+)?({names})(?![\w'’-])(?! [a-z])", text, re.I)
+    return options.index(found[1]) if found and found[1] in options else None

@@ -1,0 +1,150 @@
+"""`tether judge` and `tether constitution` as they are typed, with a tiny model and with a server."""
+
+import json
+import re
+import sqlite3
+
+import pytest
+from tests.rollout.answering import Server, completion, refusal
+from typer.testing import CliRunner
+
+from tether.cli import app
+from tether.core.errors import ConfigError, DataError, MissingFileError, ModelError
+from tether.core.types import Comparison, Demonstration
+from tether.data.sources import read
+
+KEY = "sk-secret-of-the-command-line"
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    monkeypatch.setenv("TETHER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("COLUMNS", "200")
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    rows = [{"prompt": f"question {n}", "chosen": f"good {n}", "rejected": f"bad {n}"} for n in range(6)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "prompts.txt").write_text("".join(row["prompt"] + "\n" for row in rows))
+    (tmp_path / "rubric.md").write_text("Be kind.")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
+def serve():
+    servers = []
+
+    def start(behaviour):
+        servers.append(Server(behaviour))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+def tether(*arguments):
+    result = CliRunner().invoke(app, list(arguments), catch_exceptions=True)
+    return result, " ".join(result.output.split())
+
+
+def fair(request, number):
+    """Prefers what is good, and the first place by the same amount as it prefers it."""
+    pytest.importorskip("openai", reason="needs the `judge` extra")
+    first_is_good = re.search(r"\[answer A \w+\]\n(good|bad)", request["messages"][0]["content"])[1] == "good"
+    return completion("A", [{"A": 0.8, "B": 0.2} if first_is_good else {"A": 0.5, "B": 0.5}])
+
+
+def test_a_local_model_judges_and_is_not_asked_twice(project):
+    arguments = ("judge", "tiny", "pairs.jsonl", "--rubric", "rubric.md", "-o", "labels.jsonl", "--report", "report.json")
+    result, shown = tether(*arguments)
+    assert result.exit_code == 0, result.output
+    assert "6 of 6 pairs" in shown and "12 questions" in shown and "cannot be told from a coin" in shown
+    labels = list(read("labels.jsonl", Comparison, strict=True))
+    assert len(labels) == 6 and all(label.probability >= 0.5 for label in labels)
+    report = json.loads((project / "report.json").read_text())
+    assert report["files"]["pairs.jsonl"]["agreement"]["num_pairs"] == 6 and report["judge"].startswith("tiny@")
+    again, shown = tether(*arguments, "--limit", "4")
+    assert again.exit_code == 0 and "asked: 8 recalled" in shown and "questions" not in shown
+    assert list(read("labels.jsonl", Comparison)) == labels[:4]
+
+
+def test_a_server_judges_within_its_budget_and_a_second_start_asks_the_rest(project, serve, monkeypatch):
+    monkeypatch.setenv("MY_KEY", KEY)
+    server = serve(fair)
+    arguments = [
+        "judge",
+        "m",
+        "pairs.jsonl",
+        "--url",
+        server.url,
+        "--key-variable",
+        "MY_KEY",
+        "--concurrency",
+        "1",
+        "-o",
+        "l.jsonl",
+    ]
+    result, shown = tether(*arguments, "--max-requests", "7", "--report", "r.json")
+    assert result.exit_code == 0 and len(server.requests) == 7, result.output
+    assert "3 of 6 pairs" in shown and "not judged: budget spent" in shown and "3 pairs have no label" in shown
+    result, shown = tether(*arguments, "--report", "r.json")
+    assert result.exit_code == 0 and len(server.requests) == 12 and "7 recalled" in shown
+    labels = list(read("l.jsonl", Comparison))
+    assert [label.probability for label in labels] == pytest.approx([2 / 3] * 6)  # log-odds log 4 and 0, on average log 2
+    assert all(label.chosen[0].content.startswith("good") for label in labels)
+    written = b"".join(path.read_bytes() for path in project.rglob("*") if path.is_file())
+    assert KEY not in result.output and KEY.encode() not in written and set(server.keys) == {f"Bearer {KEY}"}
+
+
+def test_the_constitution_of_a_served_model(project, serve):
+    def write(request, number):
+        asked = request["messages"][-1]["content"]
+        if asked.startswith("You compare"):
+            return completion("B", [{"B": 0.7, "A": 0.3}])
+        return completion(f"answer {request['seed']} to {asked[:20]}", finish="length" if asked == "question 3" else "stop")
+
+    pytest.importorskip("openai", reason="needs the `judge` extra")
+    server = serve(write)
+    arguments = ["constitution", "m", "prompts.txt", "--url", server.url, "-o", "d.jsonl", "--comparisons", "c.jsonl"]
+    arguments += ["--rounds", "2"]
+    result, shown = tether(*arguments)
+    assert result.exit_code == 0, result.output
+    assert "5 of 6 prompts" in shown and "answer: did not end in time" in shown
+    made = list(read("d.jsonl", Demonstration, strict=True))
+    assert len(made) == 5 and all(len(d.metadata["steps"]) == 2 for d in made)
+    pairs = list(read("c.jsonl", Comparison, strict=True))
+    assert len(pairs) == 5 and all(pair.tie for pair in pairs)  # it always says B
+    assert all(pair.metadata["position_bias"] < -0.8 for pair in pairs)
+    count, before = len(server.requests), (project / "d.jsonl").read_bytes()
+    assert tether(*arguments)[0].exit_code == 0
+    assert len(server.requests) == count and (project / "d.jsonl").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        (["judge", "tiny", "pairs.jsonl", "--rubric", "nowhere"], MissingFileError, "no rubric named nowhere"),
+        (["judge", "tiny", "nothing.jsonl"], MissingFileError, "nothing.jsonl"),
+        (["judge", "tiny", "pairs.jsonl", "--max-requests", "5"], ConfigError, "--max-requests has no effect"),
+        (["judge", "m", "pairs.jsonl", "--url", "http://u:p@127.0.0.1/v1"], ConfigError, "key_variable"),
+        (["judge", "m", "pairs.jsonl", "--url", "http://127.0.0.1:9/v1", "--key-variable", "NOT_SET"], ConfigError, "NOT_SET"),
+        (["judge", "neither-nor", "pairs.jsonl"], ConfigError, "neither"),
+        (["judge", "tiny", "prompts.txt", "--rubric", "rubric.md"], DataError, "not preferences"),
+        (["constitution", "tiny", "prompts.txt", "-o", "d.jsonl", "--principles", "rubric.md"], ConfigError, "not a valid TOML"),
+    ],
+)
+def test_mistakes_are_told(project, arguments, kind, message):
+    result, _ = tether(*arguments)
+    assert result.exit_code != 0 and message in str(result.exception)
+    assert isinstance(result.exception, kind)
+
+
+def test_a_server_that_refuses_the_key_is_one_message_and_nothing_is_lost(project, serve, monkeypatch):
+    monkeypatch.setenv("MY_KEY", KEY)
+    pytest.importorskip("openai", reason="needs the `judge` extra")
+    server = serve(lambda request, number: fair(request, number) if number < 3 else refusal(401, f"bad key {KEY}"))
+    result, _ = tether("judge", "m", "pairs.jsonl", "--url", server.url, "--key-variable", "MY_KEY", "--concurrency", "1")
+    assert isinstance(result.exception, ModelError) and KEY not in str(result.exception) and "HTTP 401" in str(result.exception)
+    with sqlite3.connect(project / "cache" / "answers.sqlite") as kept:
+        assert kept.execute("SELECT count(*) FROM answers").fetchone() == (3,)

@@ -1,0 +1,147 @@
+"""Rounds of preferences on the tiny model: what they ask for, what they keep, and where people are waited for."""
+
+import json
+import shutil
+
+import pytest
+
+from tether.core.config import build, packaged_recipe
+from tether.core.errors import ConfigError
+from tether.core.types import Comparison
+from tether.data.sources import read
+from tether.pipelines.loop import Loop, LoopConfig
+from tether.preferences.store import Store
+from tether.preferences.work import Verdict, Work
+
+VALUES = {
+    "judge": "letters",
+    "max_prompts": 12,
+    "seed": 3,
+    "max_new_tokens": 8,
+    "model": {"source": "tiny", "dtype": "float32"},
+    "sft": {"epochs": 1, "batch_size": 8, "row_tokens": 256, "optimizer": {"learning_rate": 1e-3}},
+    "loop": {"rounds": 2, "prompts": 8, "samples_per_prompt": 4, "labels": 12},
+    "reward": {"prompts_per_update": 4, "heldout_fraction": 0.25, "optimizer": {"learning_rate": 1e-2}},
+    "ppo": {"steps": 2, "prompts_per_step": 4, "samples_per_prompt": 2, "optimizer": {"learning_rate": 1e-2}},
+}
+
+
+def config(root, **changes):
+    values = {**VALUES, "run": str(root), **{k: v for k, v in changes.items() if k != "loop"}}
+    values["loop"] = {**VALUES["loop"], **changes.get("loop", {})}
+    return build(LoopConfig, {key: value for key, value in values.items() if value is not None})
+
+
+def rows(path):
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    root = tmp_path_factory.mktemp("loop") / "run"
+    return root, Loop(config(root, loop={"choose": "uncertain"})).run()
+
+
+def test_every_round_adds_labels_of_new_answers_and_all_labels_teach(finished):
+    root, summary = finished
+    first, second = (rows(root / f"round-0{n}" / "pairs.jsonl") for n in (1, 2))
+    assert {row["chosen_by"] for row in first} == {"random"} and {row["chosen_by"] for row in second} == {"uncertain"}
+    assert not {row["item"] for row in first} & {row["item"] for row in second}
+    labels = [list(read(str(root / f"round-0{n}" / "comparisons.jsonl"), Comparison)) for n in (1, 2)]
+    assert [one["labels"] for one in summary["rounds"]] == [len(part) for part in labels]
+    assert summary["rounds"][1]["labels_so_far"] == sum(map(len, labels))
+    taught = json.loads((root / "round-02" / "reward" / "summary.json").read_text())
+    assert taught["num_pairs"] + taught["num_heldout_pairs"] == sum(map(len, labels))
+    noise = [json.loads((root / f"round-0{n}" / "annotators.json").read_text())["noise"] for n in (1, 2)]
+    assert noise[0] == noise[1] > 0
+
+
+def test_the_chosen_pairs_are_those_that_the_reward_model_is_least_sure_of(finished):
+    root, _ = finished
+    answers = {row["id"]: row for row in rows(root / "round-02" / "answers.jsonl")}
+    chosen = [row["place"] for row in rows(root / "round-02" / "pairs.jsonl")]
+    ids = list(answers)
+    gaps = [abs(answers[ids[p]]["scores"][a] - answers[ids[p]]["scores"][b]) for p, a, b in chosen]
+    every = [
+        abs(row["scores"][a] - row["scores"][b]) for row in answers.values() for a in range(4) for b in range(a + 1, 4)
+        if row["responses"][a] != row["responses"][b]
+    ]  # fmt: skip
+    assert sum(gaps) / len(gaps) < 0.8 * sum(every) / len(every)
+
+
+def test_gold_is_that_of_the_judge_and_the_rounds_add_up(finished):
+    root, summary = finished
+    judge = lambda texts: [sum(c in "aeiou" for c in t.lower()) / max(1, len(t)) for t in texts]  # noqa: E731
+    mean = lambda values: sum(values) / len(values)  # noqa: E731
+    texts = [json.loads((root / name / "answers.json").read_text())["texts"] for name in ("sft", "round-01", "round-02")]
+    gold = [mean(judge(part)) for part in texts]
+    for number, one in enumerate(summary["rounds"], 1):
+        assert one["gold_before"] == pytest.approx(gold[0]) and one["gold_after"] == pytest.approx(gold[number])
+        assert one["gold_gain_of_round"]["value"] == pytest.approx(gold[number] - gold[number - 1])
+        assert one["gold_per_100_labels"] == pytest.approx((gold[number] - gold[number - 1]) * 100 / one["labels"])
+
+
+def test_it_goes_on_where_it_was_interrupted_and_more_rounds_may_follow(tmp_path):
+    root = tmp_path / "run"
+    summary = Loop(config(root)).run()
+    for gone in ("round-02/summary.json", "round-02/answers.json", "round-02/ppo"):
+        path = root / gone
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    again = Loop(config(root)).run()
+    for one, other in zip(again["rounds"], summary["rounds"], strict=True):
+        assert one["gold_after"] == other["gold_after"] and one["labels"] == other["labels"]
+    longer = Loop(config(root, loop={"rounds": 3})).run()
+    assert len(longer["rounds"]) == 3 and longer["rounds"][:2] == again["rounds"]
+
+
+def test_people_are_waited_for_and_their_labels_are_taken(tmp_path):
+    path = tmp_path / "prefs.db"
+    asked = config(tmp_path / "run", loop={"judge": "people", "store": str(path), "rounds": 1})
+    waiting = Loop(asked).run()
+    assert waiting["rounds"] == [] and waiting["waiting"]["open"] == 12
+    store = Store(path)
+    store.invite("Ada")
+    (person,) = store.annotators()
+    work = Work(store)
+    while held := work.next(person.id):
+        longer = "first" if len(held.first[0].content) >= len(held.second[0].content) else "second"
+        work.judge(held.assignment, person.id, Verdict(longer))
+    store.close()
+    summary = Loop(asked).run()
+    assert summary["rounds"][0]["labels"] == 12
+    labels = list(read(str(tmp_path / "run" / "round-01" / "comparisons.jsonl"), Comparison))
+    assert all(len(c.chosen[0].content) >= len(c.rejected[0].content) for c in labels)
+    assert Loop(asked).run()["rounds"] == summary["rounds"]
+
+
+def test_direct_learning_takes_the_same_road(tmp_path):
+    direct = {"epochs": 1, "heldout_fraction": 0.0, "optimizer": {"learning_rate": 1e-2}}
+    summary = Loop(config(tmp_path / "run", ppo=None, direct=direct)).run()
+    assert len(summary["rounds"]) == 2 and "reward" not in summary["rounds"][1]
+    assert all(one["kl"]["value"] > 0 for one in summary["rounds"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ppo": None}, "exactly one of"),
+        ({"loop": {"judge": "people"}}, "belong together"),
+        ({"loop": {"judge": "model"}}, "belong together"),
+        ({"loop": {"ask": 3}}, "no effect"),
+        ({"loop": {"choose": "disagreement"}}, "reward.members"),
+        ({"sft": None}, "loop.data"),
+        ({"pairs": {"samples_per_prompt": 3}}, "pairs.samples_per_prompt has no effect"),
+        ({"loop": {"data": {"path": __file__}}}, "gold judge knows the packaged prompts"),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        config(tmp_path / "run", **changes)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_packaged_recipe_is_one():
+    import tomllib
+
+    values = tomllib.loads(packaged_recipe("loop").read_text(encoding="utf-8"))
+    assert build(LoopConfig, values).policy[0] == "ppo"

@@ -1,0 +1,62 @@
+"""What is read off a served reply, by hand."""
+
+import math
+
+import pytest
+
+from tether.rollout.verdicts import read_verdict, written_option
+
+
+def logs(**shares):
+    return [(token, math.log(share)) for token, share in shares.items()]
+
+
+def test_all_spellings_of_an_option_count_for_it():
+    place = [("A", math.log(0.5)), ("A", math.log(0.5)), (" A", math.log(0.1)), ("**B", math.log(0.2)), ("Sure", math.log(0.1))]
+    verdict = read_verdict("A", [place], ("A", "B"))
+    assert verdict.logprobs == pytest.approx([math.log(0.75), math.log(0.25)]) and verdict.mass == pytest.approx(0.8)
+    assert not verdict.parsed
+
+
+def test_an_option_that_is_not_listed_is_given_the_most_it_can_have():
+    few = read_verdict("A", [logs(A=0.9, Sure=0.06)], ("A", "B"))  # 0.04 are left, less than the least that is listed
+    assert few.logprobs == pytest.approx([math.log(0.9 / 0.94), math.log(0.04 / 0.94)]) and few.mass == pytest.approx(0.9)
+    many = read_verdict("A", [logs(A=0.6, Sure=0.01)], ("A", "B"))  # 0.39 are left, but B is no likelier than "Sure"
+    assert many.logprobs == pytest.approx([math.log(0.6 / 0.61), math.log(0.01 / 0.61)])
+    sure = read_verdict("A", [[("A", 0.0)]], ("A", "B"))
+    assert sure.logprobs is not None and math.isfinite(sure.logprobs[1])
+
+
+def test_the_beginning_of_one_option_counts_and_of_two_does_not():
+    verdict = read_verdict("Yes", [logs(Y=0.5, N=0.25, x=0.25)], ("Yes", "No"))
+    assert verdict.logprobs == pytest.approx([math.log(2 / 3), math.log(1 / 3)])
+    unclear = read_verdict("?", [logs(ye=1.0)], ("yes", "yellow"))
+    assert unclear.logprobs is None
+
+
+def test_marks_before_the_option_are_skipped():
+    verdict = read_verdict("**B**", [[("**", -0.1), ("A", -3.0)], logs(B=0.8, A=0.2)], ("A", "B"))
+    assert verdict.logprobs == pytest.approx([math.log(0.2), math.log(0.8)])
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, 5.0])
+def test_impossible_probabilities_are_not_read(broken):
+    verdict = read_verdict("B", [[("A", broken)]], ("A", "B"))
+    assert verdict.parsed and verdict.logprobs == (-math.inf, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        ("A", 0), (" B.", 1), ("**A**", 0), ("(B)", 1), ("Answer: B", 1), ("[A]\nbecause", 0), ("A, because it is", 0),
+        ("A\n\nB", 0), ("A better answer would be B", None), ("Aha", None), ("a", None), ("", None), ("Both", None),
+        ("A's", None), ("neither A", None),
+    ],
+)  # fmt: skip
+def test_written_replies(text, option):
+    assert written_option(text, ("A", "B")) == option
+
+
+def test_a_reply_without_an_option_is_no_verdict():
+    verdict = read_verdict("Sure, here are my thoughts", [], ("A", "B"))
+    assert verdict.logprobs is None and "Sure, here" in verdict.reason
