@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from tether.assemble import load_policy
 from tether.core.config import build, packaged_recipe
 from tether.core.errors import ConfigError
 from tether.core.types import Comparison
@@ -12,6 +13,8 @@ from tether.data.sources import read
 from tether.pipelines.loop import Loop, LoopConfig
 from tether.preferences.store import Store
 from tether.preferences.work import Verdict, Work
+from tether.report.page import write_report
+from tether.report.rounds import read_rounds, rounds_figures
 
 VALUES = {
     "judge": "letters",
@@ -145,3 +148,18 @@ def test_the_packaged_recipe_is_one():
 
     values = tomllib.loads(packaged_recipe("loop").read_text(encoding="utf-8"))
     assert build(LoopConfig, values).policy[0] == "ppo"
+
+
+def test_the_page_tells_every_round_and_chat_finds_the_last_policy(finished):
+    root, summary = finished
+    page = write_report(root).read_text(encoding="utf-8")
+    total = summary["rounds"][-1]["labels_so_far"]
+    assert f"2 rounds, {total} labels" in page and "Gold over labels" in page and "Samples from the last round" in page
+    drawn = rounds_figures(read_rounds(root))[0].drawing["data"][0]
+    first, last = summary["rounds"]
+    assert drawn["x"] == [0, first["labels_so_far"], total]
+    assert drawn["y"] == pytest.approx([first["gold_before"], first["gold_after"], last["gold_after"]], rel=1e-4)
+    role, _ = load_policy(str(root))
+    other, _ = load_policy(str(root / "round-02" / "ppo"))
+    pairs = zip(role.model.state_dict().values(), other.model.state_dict().values(), strict=True)
+    assert role.adapter == "policy" and all((a == b).all() for a, b in pairs)

@@ -186,7 +186,8 @@ def load_scorer(folder: Path, settings: ModelConfig, offload: bool = False) -> t
 def load_policy(path: str, settings: ModelConfig | None = None) -> tuple[Role, LoadedModel]:
     """A policy to talk to: a model source, a run directory, or the folder of a trained role."""
     folder = Path(path).expanduser()
-    latest = [path for root in (folder, folder / "rounds") for path in sorted(root.glob("round-*/policy"))[-1:]]
+    within = ((folder, "round-*/policy"), (folder / "rounds", "round-*/policy"), (folder, "round-*/*/policy"))
+    latest = [path for root, pattern in within for path in sorted(root.glob(pattern))[-1:]]
     for candidate in (*(folder / n / "policy" for n in (*ONLINE, "kto", "direct")), *latest, folder / "policy", folder):
         if (candidate / "role.json").is_file():
             role = read_role(candidate)

@@ -93,6 +93,7 @@ def overopt(recipe: str, overrides: list[str]) -> None:
 def loop(recipe: str, overrides: list[str]) -> None:
     """See `tether loop --help`."""
     from tether.pipelines.loop import Loop, LoopConfig
+    from tether.report.page import write_report
 
     console = Console()
     config = load_recipe(packaged_recipe(recipe), LoopConfig, overrides)
@@ -130,7 +131,8 @@ def loop(recipe: str, overrides: list[str]) -> None:
             soft_wrap=True,
         )
         return
-    console.print(f"The policy: {Path(config.run) / summary['policy']}    Talk to it: tether chat {config.run}", soft_wrap=True)
+    page = write_report(Path(config.run))
+    console.print(f"The page: {page}    Talk to the last policy: tether chat {config.run}", highlight=False, soft_wrap=True)
 
 
 def plan(recipe: str, overrides: list[str], gpu_memory: float | None, gpu: str, shape: str | None, prompt_tokens: int) -> None:

@@ -33,6 +33,7 @@ from tether.report.overopt import (
 )
 from tether.report.plotting import Figure
 from tether.report.reading import Journey, SubRun, mapping, number, printable, read_journey
+from tether.report.rounds import COLUMNS, Rounds, read_rounds, round_rows, rounds_figures, rounds_verdict
 
 HERE = Path(__file__).resolve().parent
 STAGE_NAMES = ("sft", "pairs", "reward", "ppo")
@@ -58,7 +59,7 @@ class Sections:
 
 
 def write_report(run: Path, output: Path | None = None) -> Path:
-    """Write one HTML page about a quickstart folder or a single stage's run directory, and give its path.
+    """Write one HTML page about a run directory, whatever tether left in it, and give its path.
 
     The page needs no network and its policy forbids it; `output` defaults to `report.html` in the run. Parts that the run
     does not have are left out; damaged files are named at the foot of the page.
@@ -71,8 +72,13 @@ def write_report(run: Path, output: Path | None = None) -> Path:
     output = run / "report.html" if output is None else Path(output)
     if output.is_dir():
         raise RunError(f"{output} is a folder. Give the path of the HTML file to write.")
-    study = read_study(run)
-    _write(output, render(read_journey(run)) if study is None else render_study(study))
+    if (study := read_study(run)) is not None:
+        page = render_study(study)
+    elif (rounds := read_rounds(run)) is not None:
+        page = render_rounds(rounds)
+    else:
+        page = render(read_journey(run))
+    _write(output, page)
     return output
 
 
@@ -132,6 +138,21 @@ def render_study(study: Study) -> str:
         policies=(POLICY_COLUMNS, policy_rows(study)),
         samples=training_samples(study.worst) if study.worst else [],
         worst=study.worst.name if study.worst else "",
+    )
+
+
+def render_rounds(found: Rounds) -> str:
+    """A loop of preferences as text."""
+    figures = rounds_figures(found)
+    return fill(
+        "rounds.html",
+        found.name,
+        figures,
+        found.notes,
+        verdict=rounds_verdict(found),
+        figures=figures,
+        rounds=(COLUMNS, round_rows(found)),
+        samples=training_samples(found.last) if found.last else [],
     )
 
 

@@ -1,0 +1,109 @@
+"""The page of a loop of preferences: what every round's labels taught the reward model, and what they bought in gold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tether.report.narrative import Verdict, decimal, percent
+from tether.report.plotting import BLUE, GREEN, VERMILLION, Figure, axis, layout, line
+from tether.report.reading import SubRun, json_of, mapping, read_sub_run
+
+COLUMNS = ("round", "labels", "so far", "reward model: held-out labels", "gold order", "gold", "gain of the round",
+           "gold per 100 labels", "KL, nats", "alarms")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """All that the page knows."""
+
+    name: str
+    rounds: Sequence[dict[str, Any]]
+    last: SubRun | None
+    notes: Sequence[str]
+
+    @property
+    def golden(self) -> bool:
+        """Whether a gold judge measured the rounds."""
+        return all("gold_after" in one for one in self.rounds)
+
+
+def read_rounds(run: Path) -> Rounds | None:
+    """The loop in a run directory; None if something else, or nothing finished, is there."""
+    notes: list[str] = []
+    summary = mapping(json_of(run / "summary.json", notes))
+    rounds = summary.get("rounds")
+    if not isinstance(rounds, list) or not rounds or not all("labels_so_far" in mapping(one) for one in rounds):
+        return None
+    policy = run / str(summary.get("policy", ""))
+    last = read_sub_run(policy.parent, notes) if policy.is_dir() else None
+    return Rounds(run.resolve().name, rounds, last, notes)
+
+
+def round_rows(found: Rounds) -> list[tuple[str, ...]]:
+    """A line a round; what was not measured is left empty."""
+    rows = []
+    for number, one in enumerate(found.rounds, 1):
+        reward = mapping(one.get("reward"))
+        shown = [_interval(reward.get(key), percent) for key in ("heldout_accuracy", "gold_accuracy")]
+        gold = ["", "", "", ""]
+        if "gold_after" in one:
+            bought = decimal(one["gold_per_100_labels"], True)
+            gold = [
+                decimal(one["gold_after"]),
+                _interval(one["gold_gain_of_round"], _signed),
+                bought,
+                decimal(one["kl"]["value"]),
+            ]
+        rows.append((str(number), str(one["labels"]), str(one["labels_so_far"]), *shown, *gold, str(one.get("alarms", ""))))
+    return rows
+
+
+def rounds_figures(found: Rounds) -> list[Figure]:
+    """Gold, and the reward model's accuracy, over the labels that had been paid for."""
+    labels = [one["labels_so_far"] for one in found.rounds]
+    figures = []
+    if found.golden:
+        ys = [found.rounds[0]["gold_before"], *(one["gold_after"] for one in found.rounds)]
+        drawn = line([0, *labels], ys, "policy", BLUE, mode="lines+markers", hover="%{x} labels: %{y:.4g}")
+        text = "Answers to the same held-out messages after each round; at no labels, those of the SFT model."
+        figures.append(Figure("rounds-gold", "Gold over labels", text, [drawn], layout(axis("labels"), axis("gold")), 360))
+    traces = []
+    for key, name, colour in (("heldout_accuracy", "held-out labels", VERMILLION), ("gold_accuracy", "gold order", GREEN)):
+        known = [(x, mapping(one.get("reward")).get(key)) for x, one in zip(labels, found.rounds, strict=True)]
+        points = [(x, estimate["value"]) for x, estimate in known if estimate]
+        if points:
+            hover = "%{x} labels: %{y:.1%}"
+            traces.append(line([x for x, _ in points], [y for _, y in points], name, colour, mode="lines+markers", hover=hover))
+    if traces:
+        text = (
+            "Each round holds out some of its own pairs too, so that what is asked becomes harder as the answers become better."
+        )
+        share = layout(axis("labels"), axis("pairs in the right order", tickformat=".0%"))
+        figures.append(Figure("rounds-accuracy", "The reward model over labels", text, traces, share, 360))
+    return figures
+
+
+def rounds_verdict(found: Rounds) -> Verdict:
+    """What the rounds came to."""
+    total = found.rounds[-1]["labels_so_far"]
+    many = f"{len(found.rounds)} round{'s' if len(found.rounds) > 1 else ''}, {total} labels"
+    if not found.golden:
+        return Verdict("open", many, ["No gold judge measured these rounds: compare the answers yourself, or ask people."], [])
+    gain = found.rounds[-1]["gold_gain"]
+    tone, words = ("good", "better by gold") if gain["low"] > 0 else ("open", "no clear change in gold")
+    if gain["high"] < 0:
+        tone, words = "bad", "worse by gold"
+    lost = [number for number, one in enumerate(found.rounds, 1) if one["gold_gain_of_round"]["high"] < 0]
+    warnings = [f"Round {number} ended below the one before, clear of the interval." for number in lost]
+    return Verdict(tone, f"{many}: {words}", [f"Gold gain over the SFT model {_interval(gain, _signed)}."], warnings)
+
+
+def _signed(value: float) -> str:
+    return decimal(value, True)
+
+
+def _interval(estimate: Any, form: Any) -> str:
+    return f"{form(estimate['value'])} [{form(estimate['low'])}, {form(estimate['high'])}]" if estimate else ""
