@@ -38,7 +38,7 @@ from tether.core.config import Config, dump
 from tether.core.errors import DataError, RunError
 from tether.core.rundir import RunDirectory, read_json, read_jsonl
 from tether.core.types import Comparison, Prompt, Sampling, Score, assistant
-from tether.data.sources import Quarantine, group_of, read
+from tether.data.sources import Quarantine, group_of, read, split_by_group
 from tether.learner.loop import epoch_order
 from tether.pipelines.foundation import Foundation, FoundationConfig, gain_over
 from tether.pipelines.journey import run_direct, run_reward
@@ -330,7 +330,8 @@ class Round:
         rows = [row for part in labels for row in part]
         found: dict[str, Any] = {}
         bar = lambda phase: self.loop.announce(f"{phase} {self.number + 1}")  # noqa: E731
-        gold = [in_true_order(c) for c in rows] if config.loop.judge == "gold" else None
+        heldout = split_by_group(rows, config.reward.heldout_fraction, config.reward.seed)[1]
+        gold = [in_true_order(c) for c in heldout] if config.loop.judge == "gold" else None
         if name != "direct" or self.number + 1 < config.loop.rounds:
             model, folder, seed = ground.policy_model, self.folder / "reward", config.seed
             reward = run_reward(config.reward, model, folder, seed, comparisons=rows, gold=gold, progress=bar("reward"))
