@@ -174,7 +174,7 @@ def test_bradley_terry_of_a_response_that_never_lost_and_of_none():
 
 
 def test_items_are_sorted_by_what_to_do_with_them():
-    shares = {"sure": 0.9, "edge": 0.75, "soft": 0.6, "torn": 0.5, "worse": 0.4}
+    shares = {"sure": 0.9, "edge": 0.75, "soft": 0.55, "torn": 0.5, "worse": 0.4}
     labels = [Label(item, None, {"first": share, "second": 1 - share}, 4) for item, share in shares.items()]
     labels[4] = Label("worse", None, {"first": 0.4, "second": 0.4, "tie": 0.2}, 5)
     found = sort_items([*labels, Label("alone", "first", {"first": 1.0}, 1)])

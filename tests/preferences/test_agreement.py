@@ -11,6 +11,7 @@ from statsmodels.stats.inter_rater import cohens_kappa
 from statsmodels.stats.inter_rater import fleiss_kappa as fleiss_of_statsmodels
 
 from tether.core.errors import DataError
+from tether.preferences import agreement
 from tether.preferences.agreement import (
     Resampling,
     agreement_report,
@@ -120,6 +121,19 @@ def test_alpha_is_that_of_the_package_and_of_the_coincidence_matrix(level, seed)
     assert found.value == pytest.approx(package, abs=1e-12) == pytest.approx(coincidence_alpha(rows, level), abs=1e-12)
 
 
+@pytest.mark.parametrize("level", ["nominal", "ordinal", "interval"])
+def test_what_is_resampled_is_what_the_package_computes(level, monkeypatch):
+    of_all, draws = [], agreement._draws
+
+    def spy(counts, statistic, resampling):
+        of_all.append(float(statistic(counts.multiplicity[None].astype(float))[0]))
+        return draws(counts, statistic, resampling)
+
+    monkeypatch.setattr(agreement, "_draws", spy)
+    found = krippendorff_alpha(votes_of(scattered(4, [-2, -1, 0, 1, 2.5])), level, coding="strength", resampling=FEW)
+    assert of_all == [pytest.approx(found.value, abs=1e-12)]
+
+
 @pytest.mark.parametrize(("level", "alpha"), [("nominal", 0.691), ("ordinal", 0.807), ("interval", 0.811)])
 def test_alpha_of_the_published_example(level, alpha):
     votes = votes_of([[int(value) or None for value in row] for row in CODERS])
@@ -180,6 +194,8 @@ def test_full_agreement_on_few_items_is_not_certain():
     assert raw_agreement(votes).low == pytest.approx(3 / (3 + 1.959964**2))  # Wilson at three of three
     longer = votes_of([["first", "second"] * 200] * 2)
     assert raw_agreement(longer).low == pytest.approx(0.99, abs=0.002) and (fleiss_kappa(longer).low or 0) > 0.97
+    rare = fleiss_kappa(votes_of([["first", "first", "first"], ["first", "first", "second"]]))
+    assert rare.value is not None and rare.low is None and "only one value is left" in rare.reason
     never = votes_of([["first", "second"], ["second", "first"]])
     assert raw_agreement(never).value == 0 and raw_agreement(never).low is None and "no spread" in raw_agreement(never).reason
 
@@ -237,6 +253,11 @@ def test_the_report_is_plain_json_with_slices_and_windows():
     windows = [window["raw"]["num_items"] for window in report["windows"]]
     assert sum(windows) == shared and max(windows) - min(windows) <= 1
     assert all(a["to"] < b["from"] for a, b in itertools.pairwise(report["windows"]))
+    late = [replace(vote, at=100.0) if vote.item == "item-0" and vote.annotator == "person-4" else vote for vote in votes]
+    assert (
+        sum(vote.at == 100 for vote in late) == 1
+        and agreement_report(late, windows=4, resampling=FEW)["windows"][-1]["to"] == 100
+    )
     assert agreement_report([replace(vote, at=0.0) for vote in votes], windows=4, resampling=FEW)["windows"] == []
     assert report["num_votes"] == len(votes) == sum(int(n) * count for n, count in report["items_by_votes"].items())
     assert len(agreement_report(votes, min_items=1000, resampling=FEW)["pairs"]) == 0 < len(report["pairs"])

@@ -123,6 +123,7 @@ def test_a_ranking_is_whole():
 def test_a_tournament_finds_the_best_with_one_pair_less_than_responses(number):
     responses, outcomes, rounds = [response(f"r{k}") for k in range(number)], {}, 0
     while pairs := tournament(responses[::-1] if rounds % 2 else responses, outcomes, prompt="p", seed=3):
+        assert all(pair.first < pair.second for pair in pairs)
         outcomes |= {pair.item: max(pair.first, pair.second) for pair in pairs}
         rounds += 1
     assert len(outcomes) == number - 1 and rounds == math.ceil(math.log2(number))
@@ -145,6 +146,11 @@ def test_every_pair_gets_its_people_and_loads_are_level():
     config = settings(num_pairs=50, overlap=2, shared_share=0.2, shared_overlap=4)
     pairs = choose_pairs(pool(), config)
     assert Counter(pair.people for pair in pairs) == {2: 40, 4: 10}
+    # Those judged by many are drawn from all, whatever their value: agreement on them is to stand for the rest.
+    shared = {"num_pairs": 50, "shared_share": 0.2, "shared_overlap": 4}
+    plans = [choose_pairs(pool(), settings("uncertain", seed=seed, **shared)) for seed in range(20)]
+    drawn = [n for plan in plans for n, pair in enumerate(plan) if pair.people == 4]
+    assert len(drawn) == 200 and binomtest(sum(n < 25 for n in drawn), 200).pvalue > 0.01
     people = [f"person-{k}" for k in range(7)]
     plan = assign(pairs, people, config)
     asked = Counter(a.pair.item for mine in plan.values() for a in mine)
@@ -155,9 +161,9 @@ def test_every_pair_gets_its_people_and_loads_are_level():
         assert len({a.pair.item for a in mine}) == len(mine)
         assert all(a.annotator == name and a.shown_left == shown_left(0, a.pair.item, name) for a in mine)
     assert assign(pairs[::-1], people[::-1] + people[:2], config) == plan
-    shared = Counter(pair for n in {a.pair.item for m in plan.values() for a in m} for pair in itertools.combinations(
+    together = Counter(pair for n in {a.pair.item for m in plan.values() for a in m} for pair in itertools.combinations(
         sorted(name for name, mine in plan.items() if any(a.pair.item == n for a in mine)), 2))  # fmt: skip
-    assert len(shared) == 21  # every two people have something in common
+    assert len(together) == 21  # every two people have something in common
     with pytest.raises(ConfigError, match="wants 4 people and there are 3"):
         assign(pairs, people[:3], config)
 

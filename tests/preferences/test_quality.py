@@ -74,7 +74,7 @@ def test_two_who_disagree_are_not_told_apart_but_by_gold():
 
 def test_sides_are_counted_among_decided_votes():
     counts: dict[Choice, int] = {"first": 30, "second": 4, "tie": 10, "both_bad": 6}
-    said = [choice for choice, number in counts.items() for _ in range(number)]
+    said: list[Choice] = [choice for choice, number in counts.items() for _ in range(number)]
     votes = [Vote(f"item-{k}", "ann", value, shown_left="first" if k % 7 else None) for k, value in enumerate(said)]
     (quality,) = annotator_quality(votes)
     known = [value for k, value in enumerate(said) if k % 7 and value in ("first", "second")]

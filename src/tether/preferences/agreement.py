@@ -302,7 +302,7 @@ def _figure(
     if not len(counts.rows):
         return Figure(None, None, None, 0, 0, counts.empty)
     value = float(statistic(counts.multiplicity[None].astype(np.float64))[0]) if point is None else point
-    if math.isnan(value) or room <= 1e-12:
+    if math.isnan(value):
         return Figure(None, None, None, number, votes, "only one value was ever given, so agreement by chance is certain")
     draws = _draws(counts, statistic, resampling)
     defined, tail = draws[~np.isnan(draws)], 0.5 - resampling.confidence / 2

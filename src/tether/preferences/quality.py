@@ -6,7 +6,7 @@ import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 
@@ -16,7 +16,8 @@ from tether.preferences.votes import Vote, latest_votes
 NUM_SWEEPS = 30
 
 
-class Share(NamedTuple):
+@dataclass(frozen=True)
+class Share:
     """So many of so many; `value` is None of nothing. `by_chance` is what the annotator's habits alone would give."""
 
     count: int
