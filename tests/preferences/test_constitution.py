@@ -93,8 +93,10 @@ def test_what_goes_wrong_gives_no_demonstration_and_is_counted(principles, stage
         wrong = "bad" in conversation[0].content and (asked.startswith(stage) or (stage == "re" and len(conversation) == 1))
         return said if wrong else script(conversation, ordinal)
 
-    found = revise(Planted(write=write), principles, prompts("good", "bad"), HOW)
+    heard = []
+    found = revise(Planted(write=write), principles, prompts("good", "bad"), HOW, told=heard.append)
     assert [d.id for d in found.demonstrations] == ["good"] and found.failures == {reason: 1}
+    assert heard == list(range(1, 7))  # what need not be asked is told as done
 
 
 def test_a_critique_may_be_cut_off(principles):

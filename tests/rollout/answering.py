@@ -78,7 +78,8 @@ class Server:
                     return
                 status, headers, text = said if isinstance(said, tuple) else (200, {}, json.dumps(said))
                 self.send_response(status)
-                for name, value in {"Content-Type": "application/json", "Content-Length": len(text.encode()), **headers}.items():
+                usual = {"Content-Type": "application/json", "Content-Length": len(text.encode()), "Connection": "close"}
+                for name, value in {**usual, **headers}.items():
                     self.send_header(name, str(value))
                 self.end_headers()
                 self.wfile.write(text.encode())

@@ -128,7 +128,7 @@ def revise(
         told: hears how many of the `len(prompts) * (1 + 2 * rounds)` replies are done, those that need not be asked included.
     """
     drafts = [_Draft(prompt) for prompt in prompts]
-    asking = _Asking(model, sampling, seed, told)
+    asking = _Asking(model, sampling, seed, len(drafts), told)
     for draft, reply in asking.of([(draft, draft.prompt.messages) for draft in drafts], "answer"):
         draft.answer = reply
         draft.steps.append({"answer": reply})
@@ -155,10 +155,12 @@ def revise(
 class _Asking:
     """Asks for one reply of each draft, and notes down what went wrong."""
 
-    def __init__(self, model: ChatModel, sampling: Sampling, seed: int, told: Callable[[int], None] | None) -> None:
-        self.model, self.sampling, self.seed, self.told, self.done = model, sampling, seed, told, 0
+    def __init__(self, model: ChatModel, sampling: Sampling, seed: int, total: int, told: Callable[[int], None] | None) -> None:
+        self.model, self.sampling, self.seed, self.total, self.told, self.done = model, sampling, seed, total, told, 0
 
     def of(self, asked: Sequence[tuple[_Draft, Conversation]], what: str) -> list[tuple[_Draft, str]]:
+        for _ in range(self.total - len(asked)):
+            self._heard()
         replies = _ask(self.model, [conversation for _, conversation in asked], self.sampling, self.seed, told=self._heard)
         for (draft, _), reply in zip(asked, replies, strict=True):
             if reply.text is None:
@@ -169,7 +171,7 @@ class _Asking:
                 draft.wrong = f"{what}: did not end in time"
         return [(draft, reply.text) for (draft, _), reply in zip(asked, replies, strict=True) if not draft.wrong and reply.text]
 
-    def _heard(self, place: int, reply: Reply) -> None:
+    def _heard(self, place: int = 0, reply: Reply | None = None) -> None:
         self.done += 1
         if self.told:
             self.told(self.done)

@@ -18,6 +18,9 @@ from tether.data.chat import Encoded
 from tether.rollout.local import LocalEngine
 from tether.rollout.verdicts import check_options, normalised
 
+MICRO_BATCH_TOKENS = {"cpu": 2**11}
+"""Padded tokens of one forward pass, by device; elsewhere 2**14."""
+
 
 @dataclass(frozen=True)
 class _Branch:
@@ -37,12 +40,12 @@ class LocalChat:
 
     Args:
         name: tells these weights and this encoding from others.
-        micro_batch_tokens: padded tokens of a forward pass; results do not depend on it beyond rounding.
+        micro_batch_tokens: padded tokens of a forward pass, unset by device; results do not depend on it beyond rounding.
     """
 
-    def __init__(self, name: str, engine: LocalEngine, *, micro_batch_tokens: int = 2048) -> None:
+    def __init__(self, name: str, engine: LocalEngine, *, micro_batch_tokens: int | None = None) -> None:
         self.name, self.engine, self.role, self.encoder = name, engine, engine.role, engine.encoder
-        self.micro_batch_tokens = micro_batch_tokens
+        self.micro_batch_tokens = micro_batch_tokens or MICRO_BATCH_TOKENS.get(self.role.device.type, 2**14)
         self.spent: Counter[str] = Counter()
         tokenizer: Any = self.encoder.tokenizer
         control = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}

@@ -31,7 +31,7 @@ T = TypeVar("T")
 LADDER = (20, 5, 0)
 """How many likeliest tokens are asked for; a server that refuses is asked for fewer, and in the end for none."""
 MARGIN_TOKENS = 256
-"""What a template may add to a conversation, where the most that a request can cost is set aside."""
+"""What a template may add to a conversation, where the most that a request can cost is set aside; answers teach more."""
 LONGEST_WAIT = 60.0
 SPENT, DOWN, QUOTA = "budget spent", "the server gave no answers", "the account has no quota left"
 CONTROL = re.compile(r"<(?=[|｜][^\s<>]{1,40}[|｜]>|/?s>|/?think>|(?:start|end)_of_turn>|[be]os>)|\[(?=/?INST\])")
@@ -146,6 +146,7 @@ class ServedChat:
         self.spent: Counter[str] = Counter()
         self.budget = Budget(config.max_requests, config.max_tokens)
         self._level, self._length_name, self._fruitless, self._stopped = 0, "max_tokens", 0, ""
+        self._margin = MARGIN_TOKENS
 
     def usage(self) -> Mapping[str, int]:
         return self.spent
@@ -230,9 +231,10 @@ class ServedChat:
     ) -> tuple[_Written | None, str]:
         """What came back, or None and why; `how` is asked before each attempt, for a refusal may have changed it."""
         messages = [{"role": turn.role, "content": CONTROL.sub(r"\g<0> ", turn.content)} for turn in conversation]
-        most = len(json.dumps(messages, ensure_ascii=False).encode()) + MARGIN_TOKENS + length  # no token is less than a byte
+        size = len(json.dumps(messages, ensure_ascii=False).encode())  # no token is less than a byte
         attempt = 0
         while not self._stopped:
+            most = size + self._margin + length
             async with self.budget.request(most) as cost:
                 if cost is None:
                     return None, SPENT
@@ -243,6 +245,7 @@ class ServedChat:
                     completion = await asyncio.wait_for(client.chat.completions.create(**wanted), self.config.time_limit)
                     written = _read(completion)
                     cost(sum(written.tokens.values()) or most)
+                    self._margin += max(0, sum(written.tokens.values()) - size - self._margin - length)
                     self.spent.update(written.tokens)
                     self._fruitless = 0
                     return written, ""
@@ -284,13 +287,13 @@ class ServedChat:
         if isinstance(error, self.openai.APITimeoutError | TimeoutError):
             return _Failure("no answer in time", True, wait)
         if isinstance(error, self.openai.APIConnectionError):
-            return _Failure("no connection", True, wait)
+            return _Failure("no connection", True, wait, free=type(error.__cause__).__name__.startswith("Connect"))
         return _Failure("unreadable answer", True, wait)
 
     def _said(self, error: Any) -> str:
         """The server's own words, shortened and without the key, which some repeat."""
-        said = error.body.get("message") if isinstance(error.body, dict) else None
-        text = " ".join(str(said or error.message).split())
+        said = error.body.get("message") if isinstance(error.body, dict) else error.body
+        text = " ".join((said if isinstance(said, str) and said else str(error.message)).split()).rstrip(".")
         return (text.replace(self._key, "(key)") if self._key else text)[:200]
 
     def _reworded(self, text: str, level: int, name: str) -> bool:
