@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-NAMES = ("inverted_u", "variance", "arithmetic", "best_of_n")
+NAMES = ("inverted_u", "variance", "arithmetic", "best_of_n", "flipped", "rounds")
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 RESULTS = DOCS / "learning" / "results.json"
 
