@@ -1,8 +1,8 @@
 """`python -m benchmarks.annotation_load [--judgments 20000]`: a hundred people judge in their browsers at once, over HTTP.
 
 The server is `tether prefs serve` in a process of its own, on SQLite. A person asks for a page, sends its form, follows the
-redirect, as fast as the server answers; nobody thinks. Afterwards every judgment that was acknowledged to a person is looked for
-in the store, and every task is checked.
+redirect, as fast as the server answers or with a `--pause`. Afterwards every judgment that was acknowledged to a person is
+looked for in the store, and every task is checked.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import random
 import re
 import signal
 import subprocess
@@ -61,7 +62,7 @@ class Person:
         found = re.search(rf'name="{name}" value="([^"]*)"', self.page)
         return found[1] if found else ""
 
-    async def work(self, invitation: str) -> None:
+    async def work(self, invitation: str, pause: float) -> None:
         self.reader, self.writer = await asyncio.open_connection(self.host, self.port)
         await self.ask("GET", "/join")
         status, _ = await self.ask("POST", "/join", {"token": self.hidden("token"), "code": invitation})
@@ -69,19 +70,21 @@ class Person:
         while True:
             began = time.perf_counter()
             status, _ = await self.ask("GET", "/judge")
+            shown = time.perf_counter()
             if status != 200 or not self.hidden("assignment"):
                 assert status == 200, self.page
                 break
             assignment = int(self.hidden("assignment"))
             # One view, so that all agree and no task has to wait for an expert.
             side = "left" if self.page.find("better answer") < self.page.find("worse answer") else "right"
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))
             form = {"token": self.hidden("token"), "assignment": str(assignment), "guidelines": "0", "choice": side}
             asked = time.perf_counter()
             status, where = await self.ask("POST", "/judge", form)
             ended = time.perf_counter()
             assert status == 303 and where.startswith(("/judge?done=kept", "/rest")), self.page
             self.acknowledged.append(assignment)
-            self.seconds["task"].append(asked - began)
+            self.seconds["task"].append(shown - began)
             self.seconds["verdict"].append(ended - asked)
         self.writer.close()
 
@@ -118,9 +121,9 @@ def serving(path: Path, log: Path) -> Iterator[tuple[str, int]]:
             process.wait(30)
 
 
-async def rush(host: str, port: int, invitations: list[str]) -> list[Person]:
+async def rush(host: str, port: int, invitations: list[str], pause: float) -> list[Person]:
     people = [Person(host, port) for _ in invitations]
-    await asyncio.gather(*(person.work(secret) for person, secret in zip(people, invitations, strict=True)))
+    await asyncio.gather(*(person.work(secret, pause) for person, secret in zip(people, invitations, strict=True)))
     return people
 
 
@@ -141,19 +144,22 @@ def main() -> int:
     parser.add_argument("--judgments", type=int, default=20_000)
     parser.add_argument("--people", type=int, default=100)
     parser.add_argument("--needed", type=int, default=4, help="judgments of each task")
+    parser.add_argument("--pause", type=float, default=0.0, help="seconds that people look at a task, give or take half")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path, log = Path(folder) / "prefs.db", Path(folder) / "log"
         invitations = build(path, given.judgments // given.needed, given.needed, given.people)
         with serving(path, log) as (host, port):
             began = time.perf_counter()
-            people = asyncio.run(rush(host, port, invitations))
+            people = asyncio.run(rush(host, port, invitations, given.pause))
             took = time.perf_counter() - began
         store = Store(path)
         counts, missing, wrong = store.counts(), lost(store, people), faults(store)
         complaints = len(re.findall(r"Traceback|\" 5\d\d", log.read_text()))
         store.close()
-    print(f"{counts['judgments']:,} judgments of {given.people} people in {took:.0f} s: {counts['judgments'] / took:.0f} a second")
+    print(
+        f"{counts['judgments']:,} judgments of {given.people} people in {took:.0f} s: {counts['judgments'] / took:.0f} a second"
+    )
     for name in ("task", "verdict"):
         seconds = [s for person in people for s in person.seconds[name]]
         print(f"{name}: median {1000 * quantile(seconds, 0.5):.0f} ms, p99 {1000 * quantile(seconds, 0.99):.0f} ms, "

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from sqlalchemy import create_engine, text
 
 from tether.core.types import assistant, user
@@ -50,7 +49,7 @@ def clock() -> Clock:
     return Clock()
 
 
-# Names an empty PostgreSQL database, such as postgresql+psycopg://user@127.0.0.1/tether_test; all tests of a store use it as well.
+# Names an empty PostgreSQL database, such as postgresql://user@127.0.0.1/tether_test; all tests of a store use it as well.
 POSTGRES = os.environ.get("TETHER_TEST_POSTGRES", "")
 
 
@@ -60,7 +59,14 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     if request.param == "sqlite":
         yield str(tmp_path / "prefs.db")
         return
-    schema, engine = f"test_{os.getpid()}_{os.urandom(4).hex()}", create_engine(POSTGRES, isolation_level="AUTOCOMMIT")
+    if not POSTGRES:
+        pytest.skip(
+            "TETHER_TEST_POSTGRES is not set: it names an empty PostgreSQL database, which the tests of a store then use too"
+        )
+    schema, engine = (
+        f"test_{os.getpid()}_{os.urandom(4).hex()}",
+        create_engine(POSTGRES.replace("postgresql://", "postgresql+psycopg://", 1), isolation_level="AUTOCOMMIT"),
+    )
     with engine.connect() as connection:
         connection.execute(text(f"CREATE SCHEMA {schema}"))
         yield f"{POSTGRES}{'&' if '?' in POSTGRES else '?'}options=-csearch_path%3D{schema}"

@@ -7,20 +7,26 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tether.cli.prefs import StoreArgument, opened
+
 if TYPE_CHECKING:
     from tether.preferences.store import Store
 
-WIDE = """This server listens beyond this machine. Everybody who can reach {where} sees its door, though an invitation is needed to pass it."""
+WIDE = "This server listens beyond this machine: who can reach {where} sees its door, though it takes an invitation to pass."
 BARE = "Over http, invitations and sessions cross the network in the clear: put a proxy with https before it and give --address."
 
 
 def serve(
-    store: Annotated[str, typer.Argument(help="A preference store: a file, or a PostgreSQL URL.")],
+    store: StoreArgument,
     host: Annotated[str, typer.Option(help="Where to listen; beyond this machine it wants care.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8765,
-    address: Annotated[str, typer.Option(help="What people open where a proxy stands before it: https://judge.example.org.")] = "",
+    address: Annotated[
+        str, typer.Option(help="What people open where a proxy stands before it: https://judge.example.org.")
+    ] = "",
     guidelines: Annotated[Path | None, typer.Option(help="Markdown beside each task; a changed text is a new version.")] = None,
-    criterion: Annotated[list[str] | None, typer.Option(help="Rate each answer by it, 1 to 5; may be given several times.")] = None,
+    criterion: Annotated[
+        list[str] | None, typer.Option(help="Rate each answer by it, 1 to 5; may be given several times.")
+    ] = None,
     lease_minutes: Annotated[float, typer.Option(help="How long a task is somebody's.")] = 30.0,
     gold_every: Annotated[int, typer.Option(min=0, help="Every so manieth task has a known answer, if there are any.")] = 10,
     rest_every: Annotated[int, typer.Option(min=0, help="Judgments after which a pause is offered; 0: never.")] = 50,
@@ -28,27 +34,24 @@ def serve(
 ) -> None:
     """Let people judge in their browsers: annotators by invitation, experts for what is disputed, an administrator's overview."""
     from tether.core.config import build
-    from tether.core.errors import MissingFileError
     from tether.preferences.server.app import listen
     from tether.preferences.server.app import serve as run
     from tether.preferences.server.settings import ServerConfig
-    from tether.preferences.store import Store
 
     given = {"host": host, "port": port, "address": address, "lease_minutes": lease_minutes, "gold_every": gold_every}
     config = build(ServerConfig, {**given, "rest_every": rest_every, "seed": seed}, where="tether prefs serve")
-    if "://" not in store and not Path(store).is_file():
-        raise MissingFileError(f"there is no preference store at {store}. Make one by importing comparisons into it")
     text = None if guidelines is None else _read(guidelines)
-    opened = Store(store)
-    prepare(opened, text, criterion)
+    where = opened(store)
+    prepare(where, text, criterion)
     socket, config = listen(config)
     if not config.local:
         typer.secho(f"{WIDE.format(where=config.origin)} {'' if config.secure else BARE}", fg="yellow", err=True)
-    if secret := first_admin(opened):
-        typer.echo(f"There is no administrator yet. This link is for you, valid for a day, shown this once:\n{config.origin}/join#{secret}")
+    if secret := first_admin(where):
+        typer.echo("There is no administrator yet. This link is for you, valid for a day, shown this once:")
+        typer.echo(f"{config.origin}/join#{secret}")
     typer.echo(f"Judging at {config.origin}; Ctrl-C ends it.")
-    run(opened, config, socket)
-    opened.close()
+    run(where, config, socket)
+    where.close()
 
 
 def prepare(store: Store, text: str | None, criteria: list[str] | None) -> None:

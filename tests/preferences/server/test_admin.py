@@ -52,7 +52,7 @@ def test_gold_and_sides_by_hand_and_gold_is_not_in_the_agreement(store, clock):
     for name in names:
         for choice in ("first", "second", "first"):
             held = work.next(name)
-            lefts.append((choice == held.left))
+            lefts.append(choice == held.left)
             work.judge(held.assignment, name, Verdict(choice))
     found = overview(store)
     assert [str(p.gold) for p in found.people] == ["67% of 3"] * 2 and found.raw.value is None

@@ -13,13 +13,12 @@ from tests.preferences.conftest import filled
 
 pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'tether-rlhf[preferences]'")
 
-from tether.core.types import Comparison, assistant, user
-from tether.preferences.rows import write_rows
+from tether.core.types import assistant, user
+from tether.preferences.exporting import export
 from tether.preferences.server.app import create_app, listen
 from tether.preferences.server.settings import ServerConfig
 from tether.preferences.store import Answer, Question, Store
-from tether.preferences.tables import JudgmentRow, PromptRow, ResponseRow, TaskRow
-from tether.preferences.work import majority
+from tether.preferences.tables import JudgmentRow
 
 pytestmark = pytest.mark.browser
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -28,7 +27,8 @@ READY = "body[data-ready]"
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 CONTRAST = """() => {
   const parse = (c) => (c.match(/[\\d.]+/g) || []).map(Number);
-  const luminance = ([r, g, b]) => [r, g, b].map((v) => v / 255).map((v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+  const linear = (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const luminance = (rgb) => rgb.slice(0, 3).map((v) => linear(v / 255))
     .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
   const ground = (e) => { for (; e; e = e.parentElement) { const c = parse(getComputedStyle(e).backgroundColor);
     if (c.length === 3 || c[3] === 1) return c; } return [255, 255, 255]; };
@@ -37,7 +37,7 @@ CONTRAST = """() => {
     const e = walker.currentNode.parentElement, style = getComputedStyle(e);
     if (!walker.currentNode.textContent.trim() || !e.offsetParent || style.clipPath !== "none") continue;
     const [a, b] = [luminance(parse(style.color)), luminance(ground(e))].sort((x, y) => y - x);
-    found.push([(a + 0.05) / (b + 0.05), e.tagName + "." + e.className + ": " + walker.currentNode.textContent.trim().slice(0, 30)]);
+    found.push([(a + 0.05) / (b + 0.05), `${e.tagName}.${e.className}: ${walker.currentNode.textContent.trim().slice(0, 30)}`]);
   }
   return found;
 }"""
@@ -153,33 +153,20 @@ def test_people_judge_by_keys_an_expert_settles_and_a_reward_model_learns_it(vis
     assert learned(store, tmp_path) > 0.9
 
 
-def decided(store: Store) -> list[Comparison]:
-    """What experts settled and where people agree."""
-    with store.reading() as session:
-        texts = {r.id: tuple(assistant(m["content"]) for m in r.messages) for r in session.execute(select(ResponseRow)).scalars()}
-        prompts = {r.id: tuple(user(m["content"]) for m in r.messages) for r in session.execute(select(PromptRow)).scalars()}
-        said = list(session.execute(select(JudgmentRow).where(JudgmentRow.withdrawn.is_(None))).scalars())  # type: ignore[union-attr]
-        found = []
-        for task in session.execute(select(TaskRow)).scalars():
-            own = [j for j in said if j.task_id == task.id]
-            choice = own[-1].choice if task.state == "settled" else majority([j.choice for j in own])
-            sides = (task.first_id, task.second_id) if choice == "first" else (task.second_id, task.first_id)
-            assert choice in ("first", "second")
-            found.append(Comparison(prompts[task.prompt_id], texts[sides[0]], texts[sides[1]], id=str(task.id)))
-    return found
-
-
 def learned(store: Store, folder: Any) -> float:
-    """The share of held-out pairs that a tiny reward model, trained on what was judged, ranks as they did."""
+    """The share of held-out pairs that a tiny reward model, trained on what was judged, ranks as the people did."""
     from tether.assemble import Recipe
     from tether.core.config import build
     from tether.pipelines.journey import run_recipe
 
-    rows = decided(store)
-    assert len(rows) == 10 and all(c.chosen[0].content.endswith("!") for c in rows)
-    write_rows(folder / "pairs.jsonl", rows)
-    reward = {"data": {"path": str(folder / "pairs.jsonl")}, "epochs": 6, "heldout_fraction": 0.4,
-              "lora": {"rank": 4, "last_layers": 1}, "optimizer": {"learning_rate": 1e-2}}  # fmt: skip
+    assert export(store, folder / "pairs.jsonl", how="majority") == 10  # what people agree on and what an expert settled
+    reward = {
+        "data": {"path": str(folder / "pairs.jsonl")},
+        "epochs": 6,
+        "heldout_fraction": 0.4,
+        "lora": {"rank": 4, "last_layers": 1},
+        "optimizer": {"learning_rate": 1e-2},
+    }
     made = build(Recipe, {"run": str(folder / "run"), "model": {"source": "tiny", "dtype": "float32"}, "reward": reward})
     return run_recipe(made, ("reward",))["reward"]["heldout_accuracy"]["value"]
 
@@ -188,8 +175,12 @@ def learned(store: Store, folder: Any) -> float:
 @pytest.mark.parametrize("width", [360, 1280])
 def test_every_page_fits_reads_well_and_has_its_landmarks(visits: Visits, width: int, scheme: Any) -> None:
     filled(visits.store)
-    visits.store.set_guidelines("# A\n\ntext `code` [link](https://a.example)\n\n> quote", criteria=["a criterion of some length"])
-    page = visits.come("Ada with a long name that goes on", "admin", viewport={"width": width, "height": 740}, color_scheme=scheme)
+    visits.store.set_guidelines(
+        "# A\n\ntext `code` [link](https://a.example)\n\n> quote", criteria=["a criterion of some length"]
+    )
+    page = visits.come(
+        "Ada with a long name that goes on", "admin", viewport={"width": width, "height": 740}, color_scheme=scheme
+    )
     ann = visits.come("Ann", viewport={"width": width, "height": 740}, color_scheme=scheme)
     ann.wait_for_selector(READY)
     ann.keyboard.press("f")

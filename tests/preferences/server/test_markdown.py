@@ -55,7 +55,9 @@ def test_the_beginning_ends_where_a_word_does():
     assert readable("a" * 10) == "a" * 10
 
 
-@pytest.mark.parametrize("piece", ["[", "![", "[a](", "*a ", "_a", "`" * 3 + "\n", "> ", "- ", "|a", "<a ", "&", "\\", "~~a", "a\n"])
+@pytest.mark.parametrize(
+    "piece", ["[", "![", "[a](", "*a ", "_a", "`" * 3 + "\n", "> ", "- ", "|a", "<a ", "&", "\\", "~~a", "a\n"]
+)
 def test_no_text_takes_long(piece):
     started = time.process_time()
     rendered(piece * (LONGEST // len(piece)))

@@ -65,6 +65,7 @@ def test_a_whole_session_leaves_no_secret_in_the_log(path: Path) -> None:
         assert first and first[1] == address
         secrets = [first[2]]
         with httpx2.Client(base_url=address, headers={"origin": address}, follow_redirects=True, timeout=30) as client:
+
             def send(where: str, page: Any, **fields: str) -> Any:
                 answer = client.post(where, data={**hidden(page.text), **fields})
                 secrets.extend([*client.cookies.values(), hidden(answer.text).get("token", first[2])])
@@ -93,7 +94,11 @@ def test_a_body_that_never_ends_is_cut_off(path: Path) -> None:
         host, port = address.removeprefix("http://").split(":")
         connection = http.client.HTTPConnection(host, int(port), timeout=20)
         connection.putrequest("POST", "/join")
-        for name, value in (("Origin", address), ("Content-Type", "application/x-www-form-urlencoded"), ("Transfer-Encoding", "chunked")):
+        for name, value in (
+            ("Origin", address),
+            ("Content-Type", "application/x-www-form-urlencoded"),
+            ("Transfer-Encoding", "chunked"),
+        ):
             connection.putheader(name, value)
         connection.endheaders()
         sent = 0
@@ -151,4 +156,5 @@ def test_a_port_in_use_is_an_error_of_ours() -> None:
         listen(ServerConfig(port=taken.getsockname()[1]))
     opened, settings = listen(ServerConfig(port=0))
     assert settings.port == opened.getsockname()[1] > 0
+    assert opened.proto == socket.IPPROTO_TCP  # without it asyncio leaves 40 ms before the end of every response
     opened.close()

@@ -26,7 +26,10 @@ SAID = {"locked": "Locked out; what they judged stays.", "open": "Let in again."
 @router.get("")
 def overview(request: Request, found: Found, person: Admin, done: str = "") -> Response:
     values = site_of(request).overview.get()
-    charts = [("Judgments an hour, the last day", "hour", values.hours), ("Judgments a day, the last two weeks", "day", values.days)]
+    charts = [
+        ("Judgments an hour, the last day", "hour", values.hours),
+        ("Judgments a day, the last two weeks", "day", values.days),
+    ]
     return page(request, "admin.html", found, o=values, charts=charts, said=SAID.get(done, ""), ROLES=ROLES)
 
 
@@ -41,7 +44,9 @@ def invite(request: Request, found: Found, sent: AdminSent) -> Response:
         raise StoreError("a new invitation for yourself would end this session. Ask another administrator or the command line")
     secret = site.store.invite(name, role, days)
     base = site.settings.address.rstrip("/") or f"{request.url.scheme}://{request.headers['host']}"
-    return page(request, "invited.html", found, name=name, role=role, link=f"{base}/join#{secret}", until=site.store.clock() + days * DAY)
+    return page(
+        request, "invited.html", found, name=name, role=role, link=f"{base}/join#{secret}", until=site.store.clock() + days * DAY
+    )
 
 
 @router.post("/access")

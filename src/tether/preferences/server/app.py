@@ -16,7 +16,7 @@ from tether.core.errors import ConfigError
 from tether.preferences.server import admin, joining, judging
 from tether.preferences.server.guard import HEADERS, Guard
 from tether.preferences.server.settings import ServerConfig
-from tether.preferences.server.site import STATIC, NotInvited, Site, go, message, site_of
+from tether.preferences.server.site import STATIC, NotInvitedError, Site, go, message, site_of
 from tether.preferences.store import Store, StoreError
 
 TITLES = {
@@ -34,12 +34,12 @@ def create_app(store: Store, settings: ServerConfig | None = None) -> FastAPI:
         app.include_router(router)
     app.add_api_route("/static/{name}", static, include_in_schema=False)
     handlers: dict[Any, Any] = {
-        StoreError: _refused, NotInvited: _not_invited, PlainHTTPException: _http, RequestValidationError: _unreadable,
+        StoreError: _refused, NotInvitedError: _not_invited, PlainHTTPException: _http, RequestValidationError: _unreadable,
         OperationalError: _unavailable, Exception: _broken,
     }  # fmt: skip
     for kind, handler in handlers.items():
         app.add_exception_handler(kind, handler)
-    app.add_middleware(Guard, hosts=settings.hosts)  # pyright: ignore[reportArgumentType]
+    app.add_middleware(Guard, hosts=settings.hosts)
     return app
 
 
@@ -58,9 +58,14 @@ def listen(settings: ServerConfig) -> tuple[socket.socket, ServerConfig]:
         ConfigError: the address cannot be had.
     """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    # Its kind is named in full: the event loop sends small packets at once only on sockets that say they are TCP.
+    opened = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        opened = socket.create_server((settings.host, settings.port), family=family)
+        opened.bind((settings.host, settings.port))
+        opened.listen(512)
     except OSError as error:
+        opened.close()
         where = f"{settings.host} port {settings.port}"
         raise ConfigError(f"cannot listen at {where}: {error.strerror or error}. Choose another --port or --host") from error
     return opened, settings.model_copy(update={"port": opened.getsockname()[1]})
@@ -70,8 +75,9 @@ def serve(store: Store, settings: ServerConfig, opened: socket.socket) -> None:
     """Serve until interrupted; what `listen` gave is closed at the end."""
     import uvicorn
 
+    # A connection outlasts the time for which a task is looked at: a verdict should not meet one that is being closed.
     config = uvicorn.Config(
-        create_app(store, settings), log_level="info", server_header=False, timeout_graceful_shutdown=5,
+        create_app(store, settings), log_level="info", server_header=False, timeout_graceful_shutdown=5, timeout_keep_alive=120,
         proxy_headers=bool(settings.address), forwarded_allow_ips="127.0.0.1",
     )  # fmt: skip
     uvicorn.Server(config).run(sockets=[opened])
@@ -86,7 +92,7 @@ async def _refused(request: Request, error: StoreError) -> Response:
     return message(request, 409, "This did not work", _sentence(error))
 
 
-async def _not_invited(request: Request, error: NotInvited) -> Response:
+async def _not_invited(request: Request, error: NotInvitedError) -> Response:
     if request.method == "GET":
         return go("/join")
     return message(request, 401, "You are not signed in", "Your session has ended, so nothing was done.", ("/join", "Sign in"))

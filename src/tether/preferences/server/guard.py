@@ -114,7 +114,7 @@ async def posted_form(request: Request) -> Form:
 
 
 def _too_large(close: bool) -> HTTPException:
-    """A browser reads the answer only after it has sent everything, so that the connection ends only where that may be endless."""
+    """Browsers read an answer only after they have sent everything: what may be endless ends with the connection."""
     text = "This is larger than anything these pages send. Shorten it and try again."
     return HTTPException(413, text, {"connection": "close"} if close else None)
 

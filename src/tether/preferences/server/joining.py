@@ -14,7 +14,9 @@ from tether.preferences.store import DAY
 router = APIRouter()
 EVERYBODY = ("annotator", "expert", "admin")
 SESSION_DAYS = 7.0
-NO_WAY_IN = "This invitation is not valid: it may be incomplete, have run out, or have been replaced by a newer one. Ask for another."
+NO_WAY_IN = (
+    "This invitation is not valid: it may be incomplete, have run out, or have been replaced by a newer one. Ask for another."
+)
 
 
 @router.get("/")
@@ -29,9 +31,7 @@ def join(request: Request, found: Annotated[Visitor, Depends(visitor)]) -> Respo
 
 
 @router.post("/join")
-def enter(
-    request: Request, form: Annotated[Form, Depends(posted_form)], found: Annotated[Visitor, Depends(visitor)]
-) -> Response:
+def enter(request: Request, form: Annotated[Form, Depends(posted_form)], found: Annotated[Visitor, Depends(visitor)]) -> Response:
     site, address = site_of(request), request.client.host if request.client else ""
     check_token(form, found.secret)
     if site.attempts.blocked(address):

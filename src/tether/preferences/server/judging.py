@@ -115,7 +115,9 @@ def whole(
     if turn:
         place = Form({"n": turn}).whole("n", 0, max(len(turns) - 1, 0))
         turns = turns[place : place + 1]
-    texts = [(m.role, markdown.plain(m.content) if part == "prompt" and not turn else markdown.rendered(m.content)) for m in turns]
+    texts = [
+        (m.role, markdown.plain(m.content) if part == "prompt" and not turn else markdown.rendered(m.content)) for m in turns
+    ]
     return page(request, "whole.html", found, title=names[part], texts=texts)
 
 

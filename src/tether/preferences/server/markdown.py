@@ -25,11 +25,13 @@ def readable(text: str) -> str:
     return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", "�", whole)
 
 
-@lru_cache(maxsize=512)
 def rendered(text: str) -> Markup:
     """Markdown as HTML; a text beyond `LONGEST` as it is."""
-    if len(text) > LONGEST:
-        return plain(text)
+    return plain(text) if len(text) > LONGEST else _rendered(text)
+
+
+@lru_cache(maxsize=256)
+def _rendered(text: str) -> Markup:
     return Markup(_parser().render(readable(text)))
 
 
@@ -52,8 +54,8 @@ def beginning(text: str) -> Markup:
 def _parser() -> MarkdownIt:
     parser = MarkdownIt("commonmark", {"html": False, "maxNesting": 60}).enable(["table", "strikethrough"])
     parser.validateLink = lambda url: bool(re.match(r"(https?://|mailto:)", url.strip(), re.IGNORECASE))
-    rules: Any = parser.renderer.rules
-    rules |= {"image": _image, "link_open": _link, "heading_open": _heading, "heading_close": _heading, "fence": _fence}
+    renderer: Any = parser.renderer
+    renderer.rules |= {"image": _image, "link_open": _link, "heading_open": _heading, "heading_close": _heading, "fence": _fence}
     return parser
 
 

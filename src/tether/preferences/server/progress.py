@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import exists, func, select
+from sqlalchemy import exists, func, or_, select
 from sqlmodel import Session
 
 from tether.core.types import Conversation, Message
@@ -82,7 +82,7 @@ def _left(person: AnnotatorRow) -> Any:
     held = exists().where(
         AssignmentRow.task_id == TaskRow.id, AssignmentRow.annotator_id == person.id, AssignmentRow.state == "leased"
     )
-    free = (TaskRow.state == "open", TaskRow.known.is_(None), (TaskRow.taken < TaskRow.needed) | held)
+    free = (TaskRow.state == "open", TaskRow.known.is_(None), or_(TaskRow.taken < TaskRow.needed, held))
     return select(func.count()).select_from(TaskRow).where(*free, unseen)
 
 

@@ -69,7 +69,7 @@ class Sent:
     form: Form
 
 
-class NotInvited(Exception):
+class NotInvitedError(Exception):
     """Nobody is signed in; the page to enter an invitation is shown instead."""
 
 
@@ -87,29 +87,32 @@ def visitor(request: Request) -> Visitor:
     return Visitor(None, visit or secrets.token_urlsafe(24), fresh=not visit)
 
 
-def visitor_in(*roles: str) -> Callable[..., AnnotatorRow]:
+def visitor_in(*roles: str) -> Callable[..., Any]:
     """A dependency: the person who looks, if they have one of these roles."""
 
-    def allowed(found: Visitor = Depends(visitor)) -> AnnotatorRow:  # noqa: B008
-        if found.person is None:
-            raise NotInvited
-        if found.person.role not in roles:
-            raise HTTPException(403, f"This page is for {' and '.join(f'{role}s' for role in roles)}.")
-        return found.person
+    async def allowed(found: Visitor = Depends(visitor)) -> AnnotatorRow:  # noqa: B008  (async: not worth a thread)
+        return _checked(found, roles)
 
     return allowed
 
 
-def sent_by(*roles: str) -> Callable[..., Sent]:
+def sent_by(*roles: str) -> Callable[..., Any]:
     """A dependency: a form of one's own pages, sent by a person with one of these roles."""
-    allowed = visitor_in(*roles)
 
-    def sent(form: Form = Depends(posted_form), found: Visitor = Depends(visitor)) -> Sent:  # noqa: B008
-        person = allowed(found)
+    async def sent(form: Form = Depends(posted_form), found: Visitor = Depends(visitor)) -> Sent:  # noqa: B008
+        person = _checked(found, roles)
         check_token(form, found.secret)
         return Sent(person, form)
 
     return sent
+
+
+def _checked(found: Visitor, roles: tuple[str, ...]) -> AnnotatorRow:
+    if found.person is None:
+        raise NotInvitedError
+    if found.person.role not in roles:
+        raise HTTPException(403, f"This page is for {' and '.join(f'{role}s' for role in roles)}.")
+    return found.person
 
 
 def page(request: Request, template: str, found: Visitor, status: int = 200, **values: Any) -> Response:
