@@ -40,8 +40,8 @@ FAULTS = {
         GROUP BY task_id, annotator_id HAVING count(*) > 1) twice""",
     "judged without a judgment": """SELECT count(*) FROM assignments a WHERE a.state = 'judged' AND NOT EXISTS
         (SELECT 1 FROM judgments j WHERE j.assignment_id = a.id AND j.withdrawn IS NULL)""",
-    "a judgment without an assignment that is judged": """SELECT count(*) FROM judgments j WHERE j.withdrawn IS NULL AND NOT EXISTS
-        (SELECT 1 FROM assignments a WHERE a.id = j.assignment_id AND a.state = 'judged' AND a.task_id = j.task_id
+    "a judgment without an assignment that is judged": """SELECT count(*) FROM judgments j WHERE j.withdrawn IS NULL
+        AND NOT EXISTS (SELECT 1 FROM assignments a WHERE a.id = j.assignment_id AND a.state = 'judged' AND a.task_id = j.task_id
          AND a.annotator_id = j.annotator_id)""",
     "open though all have judged": "SELECT count(*) FROM tasks WHERE known IS NULL AND state = 'open' AND judged >= needed",
 }
@@ -74,13 +74,18 @@ def build(url: str, tasks: int, needed: int, annotators: int) -> list[int]:
     return people
 
 
-def judge_all(url: str, people: Sequence[int], journal: str, seed: int) -> None:
-    """Each of these people in turn takes a task and judges it, until there are none; every judgment is noted once it has returned."""
+def judge_all(url: str, people: Sequence[int], journal: str, seed: int, pace: float = 0.0) -> None:
+    """These people take tasks and judge them, until there are none; every judgment is noted once it has returned.
+
+    `pace` is the mean time in seconds between a judgment and the next one of anybody here; 0: none.
+    """
     store, draw = Store(url), random.Random(seed)
     work, left = Work(store), list(people)
     with open(journal, "a", encoding="utf-8", buffering=1) as notes:
         while left:
             person = draw.choice(left)
+            if pace:
+                time.sleep(draw.expovariate(1 / pace))
             begun = time.perf_counter()
             assigned = work.next(person)
             lent = time.perf_counter()
@@ -95,8 +100,8 @@ def judge_all(url: str, people: Sequence[int], journal: str, seed: int) -> None:
             notes.write(json.dumps(note) + "\n")
 
 
-def started(url: str, shares: Sequence[Sequence[int]], folder: Path, seed: int) -> list[BaseProcess]:
-    arguments = [(url, share, str(folder / f"{n}.jsonl"), seed * 1000 + n) for n, share in enumerate(shares)]
+def started(url: str, shares: Sequence[Sequence[int]], folder: Path, seed: int, pace: float = 0.0) -> list[BaseProcess]:
+    arguments = [(url, share, str(folder / f"{seed}-{n}.jsonl"), seed * 1000 + n, pace) for n, share in enumerate(shares)]
     processes: list[BaseProcess] = [FORK.Process(target=judge_all, args=each, daemon=True) for each in arguments]
     for process in processes:
         process.start()
@@ -110,7 +115,7 @@ def acknowledged(folder: Path) -> list[list[Any]]:
 
 
 def compare(store: Store, notes: Sequence[Sequence[Any]]) -> dict[str, int]:
-    """Judgments that were acknowledged and are not there, or there otherwise; those that are there twice; those without a note."""
+    """Judgments that were acknowledged and are not there, or otherwise; those that are there twice; those without a note."""
     query = "SELECT task_id, annotator_id, choice FROM judgments WHERE withdrawn IS NULL"
     with store.reading() as session:
         kept = Counter((task, person, choice) for task, person, choice in session.execute(text(query)))
@@ -147,10 +152,14 @@ def kill_test(
     return rows
 
 
-def load_test(url: str, folder: Path, people: Sequence[int], *, processes: int) -> dict[str, Any]:
-    """All tasks judged by all people at once: throughput, and the latencies of `next` and `judge` in milliseconds."""
+def load_test(url: str, folder: Path, people: Sequence[int], *, processes: int, rate: float = 0.0) -> dict[str, Any]:
+    """All tasks judged by all people at once: throughput, and the latencies of `next` and `judge` in milliseconds.
+
+    `rate` is how many judgments all people together give in a second at most; 0: as many as the store takes.
+    """
     begun = time.perf_counter()
-    running = started(url, [list(people[n::processes]) for n in range(processes)], folder, 1)
+    shares = [list(people[n::processes]) for n in range(processes)]
+    running = started(url, shares, folder, 10_000, processes / rate if rate else 0.0)
     for process in running:
         process.join()
     seconds = time.perf_counter() - begun
@@ -172,6 +181,7 @@ def main() -> None:
     parser.add_argument("--judgments", type=int, default=20_000)
     parser.add_argument("--needed", type=int, default=5)
     parser.add_argument("--processes", type=int, default=8)
+    parser.add_argument("--rate", type=float, default=0.0, help="judgments a second, of all together; 0: as fast as it goes")
     parser.add_argument("--kills", type=int, default=0, help="end all processes so many times instead of measuring")
     parser.add_argument("--folder", type=Path, help="where the database lies, on the disk to be measured")
     asked = parser.parse_args()
@@ -183,7 +193,7 @@ def main() -> None:
             for row in kill_test(url, folder, people, processes=asked.processes, kills=asked.kills, seed=0, within=5.0):
                 print(json.dumps(row), flush=True)
         else:
-            print(json.dumps(load_test(url, folder, people, processes=asked.processes), indent=1))
+            print(json.dumps(load_test(url, folder, people, processes=asked.processes, rate=asked.rate), indent=1))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from sqlalchemy import select, text
@@ -97,6 +98,27 @@ def test_a_file_that_is_no_store_is_refused_and_left_alone(tmp_path, content):
     with pytest.raises(ConfigError, match="cannot be opened"):
         Store(path)
     assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("url", ["sqlite", "postgresql"], indirect=True)
+def test_a_new_store_may_be_opened_by_many_at_once(url):
+    with ThreadPoolExecutor(8) as pool:
+        stores = list(pool.map(lambda _: Store(url), range(8)))
+    filled(stores[0])
+    assert {store.counts()["tasks"] for store in stores} == {12}
+    with stores[1].reading() as session:
+        assert session.execute(text("SELECT count(*) FROM schema_version")).scalar() == len(module.MIGRATIONS)
+    for store in stores:
+        store.close()
+
+
+def test_a_view_stays_as_it_was_when_it_began(store):
+    filled(store, prompts=1)
+    with store.reading() as session:
+        count = lambda: session.execute(text("SELECT count(*) FROM tasks")).scalar()  # noqa: E731
+        assert count() == 3
+        filled(store, prompts=2)
+        assert count() == 3 and store.counts()["tasks"] == 6
 
 
 def test_an_address_is_told_without_its_password():

@@ -189,6 +189,7 @@ def test_the_left_side_is_drawn_for_each_person_and_recorded(store):
         (Verdict("first", strength=4), "strength"),
         (Verdict("first", ratings={"helpful": 6}), "ratings"),
         (Verdict("first", comment="x" * 4001), "4000"),
+        (Verdict("first", comment="x\0y"), "null character"),
     ],
 )
 def test_a_verdict_out_of_range_is_refused_and_nothing_is_kept(store, verdict, message):

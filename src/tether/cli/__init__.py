@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tether.cli import prefs
 from tether.cli.serve import serve
 from tether.core.errors import TetherError
 
@@ -24,6 +25,8 @@ app.add_typer(data_app, name="data")
 prefs_app = typer.Typer(no_args_is_help=True, help="Collect comparisons from people.")
 app.add_typer(prefs_app, name="prefs")
 prefs_app.command()(serve)
+for name, command in prefs.COMMANDS.items():
+    prefs_app.command(name)(command)
 
 RecipeArgument = Annotated[str, typer.Argument(help="A recipe: a .toml file, or the name of one that comes with tether.")]
 AskedArgument = Annotated[

@@ -1,9 +1,9 @@
 """Records of Argilla 2: `dataset.records.to_json`, or its flat columns as data sets on the hub have them, in; records out.
 
 https://docs.argilla.io/latest/how_to_guides/import_export. Written records fit a data set with text fields `prompt`, `response1`,
-`response2`, a label question `preference` (response1, response2, tie, both_bad) and a rating question `strength` (1 to 3). Argilla
-shows the two answers in one order to everybody; that order is drawn for each pair. Its users have UUIDs: those written here are
-made of the annotators' names, which stand in the metadata.
+`response2`, a label question `preference` (response1, response2, tie, both_bad) and a rating question `strength` (1 to 3).
+Argilla shows the two answers in one order to everybody; that order is drawn for each pair. Its users have UUIDs: those written
+here are made of the annotators' names, which stand in the metadata.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from tether.core.errors import DataError
 from tether.core.types import Comparison
 from tether.preferences.carried import foreign, in_view, packed, spoken, unpacked
-from tether.preferences.exchange import STRENGTHS, Case, Said
+from tether.preferences.exchange import STRENGTHS, Case, Said, turned
 
 NAMES = ("response1", "response2")
 _USERS = uuid.UUID("6f1d2a0e-5d0b-4b8e-9d59-7e6c1a6a0f3b")
@@ -38,8 +38,9 @@ def read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> Case:
         DataError: the prompt or the answers are not found, or a response is of neither kind.
     """
     values, responses, metadata = _parts(row)
+    was_turned, names = False, NAMES
     if isinstance(metadata.get("tether"), str) and not fields:
-        case, names = unpacked(json.loads(metadata["tether"])), NAMES
+        case, was_turned = unpacked(metadata["tether"])
     else:
         case, names = foreign(values, fields)
         rest = {name: value for name, value in metadata.items() if value is not None}
@@ -47,7 +48,7 @@ def read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> Case:
     question = next((name for name, given in responses.items() if any(_choice(a["value"], names) for a in given)), None)
     if question is None and any(responses.values()):
         raise DataError(f"no verdict: none of the questions {', '.join(responses)} names or ranks {names[0]} and {names[1]}")
-    people = dict(zip(metadata.get("annotator_ids") or (), metadata.get("annotators") or (), strict=False))
+    people: dict[str, str] = dict(zip(metadata.get("annotator_ids") or (), metadata.get("annotators") or (), strict=False))
     strengths = {a["user_id"]: a["value"] for a in responses.get("strength", ())}
     said = []
     for answer in responses.get(question or "", ()):
@@ -59,11 +60,12 @@ def read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> Case:
         role = "expert" if people.get(who, who) == metadata.get("settled_by") else "annotator"
         said.append(Said(people.get(who, who), choice, **known, role=role))  # type: ignore[arg-type]
     details = {"id": str(row["id"]), **case.details} if row.get("id") else case.details
-    return replace(case, said=tuple(said), details=details)
+    case = replace(case, said=tuple(said), details=details)
+    return turned(case) if was_turned else case
 
 
 def _parts(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, list[Mapping[str, Any]]], Mapping[str, Any]]:
-    """Fields, responses by question, metadata; of flat columns, what is no response or suggestion may be either of the others."""
+    """Fields, responses by question, metadata; flat columns do not tell fields from metadata, so only our own are taken out."""
     if isinstance(row.get("fields"), Mapping):
         return row["fields"], row.get("responses") or {}, row.get("metadata") or {}
     responses: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
@@ -75,12 +77,13 @@ def _parts(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, list
             if how == "submitted":
                 responses[name].append({"value": value, "user_id": user or "argilla"})
     plain = {key: value for key, value in row.items() if "." not in key and key not in ("id", "_server_id", "status")}
-    return plain, responses, plain
+    ours = {key: plain.pop(key) for key in ("tether", "annotators", "annotator_ids", "settled_by") if key in plain}
+    return plain, responses, ours
 
 
 def _choice(value: Any, names: Sequence[str]) -> str | None:
     """A label or a ranking as a choice; None if it is neither."""
-    places = {names[0]: "first", names[1]: "second"}
+    places: dict[Any, str] = {names[0]: "first", names[1]: "second"}
     if isinstance(value, str):
         word = value.strip().lower().replace(" ", "_")
         return places.get(value) or (word if word in ("tie", "both_bad") else None)
@@ -97,7 +100,7 @@ def _choice(value: Any, names: Sequence[str]) -> str | None:
 def write_task(case: Case, label: Comparison | None) -> dict[str, Any]:
     """A record with every judgment as a response and the label, where there is one, as a suggestion."""
     sides = in_view(case, "argilla")
-    names = dict(zip(("first", "second") if sides[0] is case.first else ("second", "first"), NAMES, strict=True))
+    names: dict[str, str] = dict(zip(("first", "second") if sides[0] is case.first else ("second", "first"), NAMES, strict=True))
     ids = [str(uuid.uuid5(_USERS, said.annotator)) for said in case.said]
     given = [{"value": names.get(said.choice, said.choice), "user_id": key} for said, key in zip(case.said, ids, strict=True)]
     rated = [{"value": said.strength, "user_id": key} for said, key in zip(case.said, ids, strict=True) if said.strength]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -43,12 +44,14 @@ def packed(case: Case, sides: Sequence[Answer]) -> dict[str, Any]:
         }
         for side in sides
     ]
+    row["turned"] = sides[0] is not case.first
     return row | {"needed": case.needed, "round": case.round, "strategy": case.strategy, "details": dict(case.details)}
 
 
-def unpacked(row: Mapping[str, Any]) -> Case:
-    """The case that `packed` was given, its answers in the order in which they were shown."""
+def unpacked(stored: Mapping[str, Any] | str) -> tuple[Case, bool]:
+    """The case that `packed` was given, its answers in the order in which they were shown, and whether that is another order."""
     try:
+        row: Mapping[str, Any] = json.loads(stored) if isinstance(stored, str) else stored
         prompt = _turns(row["prompt"])
         sides = [
             Answer(
@@ -57,9 +60,9 @@ def unpacked(row: Mapping[str, Any]) -> Case:
             for a in row["answers"]
         ]
         known = {name: row[name] for name in ("needed", "round", "strategy", "details")}
-        return Case(sides[0], sides[1], **known)
-    except (KeyError, TypeError, IndexError) as error:
-        raise DataError(f"damaged task: what tether wrote beside it lacks {error}") from None
+        return Case(sides[0], sides[1], **known), bool(row.get("turned"))
+    except (KeyError, TypeError, IndexError, ValueError) as error:
+        raise DataError(f"damaged task: what was written beside it cannot be read ({error!r})") from None
 
 
 def foreign(values: Mapping[str, Any], fields: Sequence[str]) -> tuple[Case, tuple[str, str]]:

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from statistics import median
 from typing import Any, Literal, get_args
 
 from sqlalchemy import select
@@ -57,6 +58,11 @@ class Said:
         sign = {"first": 1.0, "second": -1.0}.get(self.choice, 0.0)
         return sign if self.strength is None else sign * self.strength / STRENGTHS
 
+    def turned(self) -> Said:
+        """The same said of the answers in the other order."""
+        choice, left = FLIPPED.get(self.choice, self.choice), FLIPPED.get(self.left or "")
+        return replace(self, choice=choice, left=left, ratings=placed(self.ratings, FLIPPED))
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
@@ -88,17 +94,32 @@ class Case:
         return experts[-1] if experts and self.state == "settled" else None
 
 
+def turned(case: Case) -> Case:
+    """The same case with its sides exchanged."""
+    known = case.known and FLIPPED.get(case.known, case.known)
+    return replace(case, first=case.second, second=case.first, said=tuple(s.turned() for s in case.said), known=known)
+
+
+def placed(ratings: Mapping[str, int], places: Mapping[str, str]) -> dict[str, int]:
+    """Ratings of an answer, `criterion/first` or `criterion/second`, under the names of these places; others as they are."""
+    found = {}
+    for name, value in ratings.items():
+        criterion, slash, side = name.rpartition("/")
+        found[f"{criterion}/{places[side]}" if slash and side in places else name] = value
+    return found
+
+
 def cases(
     store: Store, *, states: Sequence[str] = FINISHED, round: str | None = None, gold: bool = False, names: bool = False
 ) -> Iterator[Case]:
     """The tasks of these states with their answers and live judgments, in order; `gold` gives the gold questions instead."""
-    last = 0
+    last: Any = 0
     with store.reading() as session:
         query = select(TaskRow).where(TaskRow.state.in_(states), TaskRow.known.is_not(None) if gold else TaskRow.known.is_(None))
         query = query if round is None else query.where(TaskRow.round == round)
         while tasks := session.execute(query.where(TaskRow.id > last).order_by(TaskRow.id).limit(CHUNK)).scalars().all():
             yield from _filled(session, tasks, names)
-            last = tasks[-1].id or 0
+            last = tasks[-1].id
             session.expunge_all()
 
 
@@ -149,19 +170,24 @@ def comparisons(
         ConfigError: there is no such way; crowd-kit is missing for `dawid-skene`.
         DataError: `dawid-skene` finds no votes at all.
     """
-    if how not in get_args(How):
-        raise ConfigError(f"labels are made by {', '.join(get_args(How))}, not by {how!r}")
-    learned = learned_labels(store) if how == "dawid-skene" else {}
+    learned = learned_labels(store, how)
     states = ("open", "expert", *FINISHED) if unfinished else FINISHED
     for case in cases(store, states=states, round=round, names=names):
         if case.said:
             yield comparison(case, how, learned.get(case.item))
 
 
-def learned_labels(store: Store) -> dict[str, Label]:
-    """What Dawid–Skene makes of all votes, by item; people are judged by their gold questions too."""
-    fit = dawid_skene(votes(store, gold=True), gold=gold_answers(store))
-    return {label.item: label for label in fit.labels}
+def learned_labels(store: Store, how: How) -> dict[str, Label]:
+    """What Dawid–Skene makes of all votes by item, people being judged by their gold questions too; nothing for other ways.
+
+    Raises:
+        ConfigError: there is no such way.
+    """
+    if how not in get_args(How):
+        raise ConfigError(f"labels are made by {', '.join(get_args(How))}, not by {how!r}")
+    if how != "dawid-skene":
+        return {}
+    return {label.item: label for label in dawid_skene(votes(store, gold=True), gold=gold_answers(store)).labels}
 
 
 def comparison(case: Case, how: How = "majority", label: Label | None = None) -> Comparison:
@@ -216,7 +242,7 @@ def _metadata(case: Case, chosen: Answer, rejected: Answer, tie: bool) -> dict[s
 def votes(
     store: Store, *, round: str | None = None, names: bool = False, gold: bool = False, experts: bool = False
 ) -> Iterator[Vote]:
-    """What everybody said of every pair, finished or not; `gold` adds the gold questions, `experts` those who saw what others said."""
+    """What everybody said of every pair, finished or not; `gold` adds gold questions, `experts` their votes."""
     states = ("open", "expert", *FINISHED)
     for is_gold in (False, True) if gold else (False,):
         for case in cases(store, states=states, round=round, gold=is_gold, names=names):
@@ -233,6 +259,32 @@ def _vote(case: Case, said: Said, slices: Mapping[str, str]) -> Vote:
     value = turn(said.choice) if said.strength is None or not strength else strength
     more = {"seconds": said.seconds or None, "shown_left": turn(said.left), "slices": slices}
     return Vote(case.item, said.annotator, value, said.at, **more)
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """What one person has done; `seconds` is the median of what a judgment took, where that is known."""
+
+    name: str
+    role: str
+    judged: int
+    seconds: float | None
+    access: str
+
+
+def workload(store: Store) -> list[Worker]:
+    """Everybody, those with most judgments first."""
+    times: dict[int, list[float]] = defaultdict(list)
+    query = select(JudgmentRow.annotator_id, JudgmentRow.seconds).where(JudgmentRow.withdrawn.is_(None))
+    with store.reading() as session:
+        for person, seconds in session.execute(query):
+            times[person].append(seconds)
+    found = []
+    for row in store.annotators():
+        mine, known = times[row.id or 0], [seconds for seconds in times[row.id or 0] if seconds > 0]
+        access = "locked out" if row.disabled else "invited" if row.invitation else "imported"
+        found.append(Worker(row.name, row.role, len(mine), median(known) if known else None, access))
+    return sorted(found, key=lambda worker: (-worker.judged, worker.name))
 
 
 def gold_answers(store: Store) -> dict[str, str]:

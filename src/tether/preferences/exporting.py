@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 
 from tether.core.errors import ConfigError
 from tether.preferences import argilla, label_studio
-from tether.preferences.exchange import FINISHED, Case, How, cases, comparison, learned_labels
+from tether.preferences.exchange import FINISHED, Case, How, cases, comparison, learned_labels, placed
 from tether.preferences.rows import as_row
 from tether.preferences.store import Store, StoreError
 
@@ -36,8 +36,8 @@ def export(
 ) -> int:
     """Write what was judged; returns the number of rows.
 
-    `jsonl` and `parquet` are comparisons with every vote, which `data.sources.read` gives back as `exchange.comparisons` made them.
-    `label-studio` and `argilla` are tasks with their judgments, to go on with there. Annotators have numbers in place of names.
+    `jsonl` and `parquet` are comparisons with every vote, which `data.sources.read` gives back as `exchange.comparisons` made
+    them. `label-studio` and `argilla` are tasks with their judgments, to go on with there. Annotators have numbers for names.
 
     Args:
         how: what the label is made by, as in `exchange.comparisons`.
@@ -45,12 +45,12 @@ def export(
         unfinished: also what waits for judgments or an expert; of Label Studio and Argilla, tasks that nobody has judged too.
 
     Raises:
-        ConfigError: there is no such format.
+        ConfigError: there is no such format, or no such way to a label.
         StoreError: there is nothing to write; no file is made.
     """
     if target not in get_args(Target):
         raise ConfigError(f"comparisons are exported as {', '.join(get_args(Target))}, not as {target!r}")
-    learned = learned_labels(store) if how == "dawid-skene" else {}
+    learned = learned_labels(store, how)
     unjudged = unfinished and target in ("label-studio", "argilla")
 
     def rows() -> Iterator[Mapping[str, Any]]:
@@ -83,7 +83,7 @@ def _comparison_row(case: Case, label: Any) -> dict[str, Any]:
             "preference": vote.preference,
             "choice": places.get(said.choice, said.choice),
             "strength": said.strength,
-            "ratings": dict(said.ratings),
+            "ratings": placed(said.ratings, places),
             "seconds": said.seconds,
             "guidelines": said.guidelines,
             "left": places.get(said.left or ""),

@@ -26,7 +26,7 @@ from tether.data.formats.containers import places
 from tether.data.formats.json_rows import BadRow
 from tether.data.sources import Quarantine, read
 from tether.preferences import argilla, label_studio
-from tether.preferences.exchange import FLIPPED, PROVENANCE, STRENGTHS, Case, Said
+from tether.preferences.exchange import PROVENANCE, STRENGTHS, Case, Said, turned
 from tether.preferences.store import Answer, Question, Store, StoreError
 from tether.preferences.tables import AnnotatorRow, AssignmentRow, FlagRow, JudgmentRow, TaskRow
 from tether.preferences.work import majority
@@ -51,10 +51,13 @@ class Imported:
 
 
 def format_of(file: str | Path) -> str:
-    """`label-studio` or `argilla` where the first good row of a file looks like theirs, else `auto`: one of the house's own."""
+    """What a file's first good row looks like: `label-studio`, `argilla`, `answers`, or `auto` for one of the house's formats."""
     for place in places(file):
-        head = [row for _, row in islice(place.rows(), 32) if not isinstance(row, BadRow)]
-        return next((name for name, bridge in BRIDGES.items() if head and bridge.matches(head[0])), "auto")
+        row = next((row for _, row in islice(place.rows(), 32) if not isinstance(row, BadRow)), {})
+        if named := next((name for name, bridge in BRIDGES.items() if bridge.matches(row)), None):
+            return named
+        several = "responses" in row and not row.keys() & {"scores", "ranks", "chosen"}
+        return "answers" if several or ({"prompt", "response"} <= row.keys() and "chosen" not in row) else "auto"
     return "auto"
 
 
@@ -81,7 +84,10 @@ def read_cases(
         DataError, MissingFileError: as `data.sources.read`; `labels` or `gold` for a file that has no labels.
     """
     for file in [files] if isinstance(files, str | Path) else files:
-        bridge = BRIDGES.get(format_of(file) if format == "auto" else format)
+        layout = format_of(file) if format == "auto" else format
+        if layout == "answers":
+            raise DataError(f"{file} holds answers and no comparisons of them. Import it by itself with --format answers")
+        bridge = BRIDGES.get(layout)
         if fields and bridge is None:
             raise DataError(f"{file}: fields are named for tasks of Label Studio or Argilla, and this file is neither")
         if bridge is None:
@@ -109,8 +115,9 @@ def _bridged(file: str | Path, bridge: Any, quarantine: Quarantine | None, field
                 if isinstance(row, BadRow):
                     raise DataError(row.reason)
                 found = bridge.read_task(row, fields)
-            except DataError as error:
-                bad.add(place.name, line, str(error), row.excerpt if isinstance(row, BadRow) else row)
+            except (DataError, AttributeError, TypeError, KeyError, ValueError) as error:
+                reason = str(error) if isinstance(error, DataError) else f"not such a task: {error!r}"
+                bad.add(place.name, line, reason, row.excerpt if isinstance(row, BadRow) else row)
                 continue
             used += 1
             yield found
@@ -144,14 +151,7 @@ def _case(row: Comparison, *, labels: str, gold: bool) -> Case:
 def _said(name: str, preference: float, expert: str | None) -> Said:
     size, choice = abs(preference), "first" if preference > 0 else "second" if preference < 0 else "tie"
     strength = None if size in (0.0, 1.0) else min(STRENGTHS, max(1, round(STRENGTHS * size)))
-    return Said(name, choice, strength, role="expert" if name == expert else "annotator")  # type: ignore[arg-type]
-
-
-def turned(case: Case) -> Case:
-    """The same case with its sides exchanged."""
-    said = tuple(replace(s, choice=FLIPPED.get(s.choice, s.choice), left=FLIPPED.get(s.left or "")) for s in case.said)
-    known = case.known and FLIPPED.get(case.known, case.known)
-    return replace(case, first=case.second, second=case.first, said=said, known=known)
+    return Said(name, choice, strength, role="expert" if name == expert else "annotator")
 
 
 def plain(value: Any) -> Any:
@@ -176,8 +176,8 @@ def import_cases(
 ) -> Imported:
     """Put cases into the store.
 
-    Judgments become those of annotators of these names, who cannot enter until they are invited; a pair that has some is not asked
-    again, unless `ask` wants more people, and a pair that has none is asked of `ask` people, by default one.
+    Judgments become those of annotators of these names, who cannot enter until they are invited; a pair that has some is not
+    asked again, unless `ask` wants more people, and a pair that has none is asked of `ask` people, by default one.
 
     Args:
         ask: people for each pair, those who have judged it included.
@@ -200,7 +200,7 @@ def import_cases(
 
 def _question(case: Case, ask: int | None, priority: float) -> Question:
     people = sum(said.role == "annotator" for said in case.said)
-    needed = max(1, people, case.needed if ask is None and not people else ask or 1)
+    needed = max(1, people, ask or case.needed)
     sides = (case.first.prompt_id, case.first.id, case.second.id)
     return Question(*sides, needed, case.known, case.strategy, priority, case.round, plain(case.details))
 
@@ -224,9 +224,7 @@ def _keep(session: Session, part: Sequence[Case], prefix: str, now: float) -> tu
                 repeated += 1
                 continue
             seen.add(key)
-            flip = task.first_id != case.first.id
-            choice, left = FLIPPED.get(said.choice, said.choice), FLIPPED.get(said.left or "")
-            fresh[key] = (task, person, replace(said, choice=choice, left=left) if flip else said)
+            fresh[key] = (task, person, said if task.first_id == case.first.id else said.turned())
     if fresh:
         _insert(session, fresh, now)
         _settle(session, list(fresh.values()))

@@ -1,19 +1,20 @@
-"""Tasks of Label Studio: its JSON export in, tasks with annotations and predictions out.
+"""Tasks of Label Studio: its JSON export in, tasks with annotations out.
 
-Format: https://labelstud.io/guide/task_format, the tag https://labelstud.io/tags/pairwise. Label Studio shows the two answers in one
-order to everybody; in what is written here that order is drawn for each pair. A person of ours is no user there, and a task that
-names an unknown user is refused, so names stand in the results' `meta`.
+Format: https://labelstud.io/guide/task_format, the tag https://labelstud.io/tags/pairwise. Label Studio shows the two answers in
+one order to everybody; in what is written here that order is drawn for each pair. A person of ours is no user there, and a task
+that names an unknown user is refused, so names stand in the results' `meta`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tether.core.errors import DataError
 from tether.core.types import Comparison
 from tether.preferences.carried import foreign, in_view, packed, spoken, unpacked
-from tether.preferences.exchange import STRENGTHS, Case, Said
+from tether.preferences.exchange import STRENGTHS, Case, Said, turned
 
 CONFIG = """<View>
   <Text name="prompt" value="$prompt"/>
@@ -49,11 +50,13 @@ def read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> Case:
     data = row.get("data")
     if not isinstance(data, Mapping):
         raise DataError("not a task: it has no data")
-    case = unpacked(data["tether"]) if isinstance(data.get("tether"), Mapping) and not fields else foreign(data, fields)[0]
+    ours = isinstance(data.get("tether"), Mapping) and not fields
+    case, was_turned = unpacked(data["tether"]) if ours else (foreign(data, fields)[0], False)
     done = [a for a in row.get("annotations") or () if not a.get("was_cancelled") and a.get("result")]
     said = tuple(_said(annotation) for annotation in done)
     details = {"id": f"label-studio:{row['id']}", **case.details} if "id" in row else case.details
-    return Case(case.first, case.second, said, needed=case.needed, round=case.round, strategy=case.strategy, details=details)
+    case = replace(case, said=said, details=details)
+    return turned(case) if was_turned else case
 
 
 def _said(annotation: Mapping[str, Any]) -> Said:
@@ -62,7 +65,7 @@ def _said(annotation: Mapping[str, Any]) -> Said:
     meta = next((r["meta"] for r in annotation["result"] if isinstance(r.get("meta"), Mapping) and "annotator" in r["meta"]), {})
     side, words = values.get("pairwise", {}).get("selected"), values.get("choices", {}).get("choices") or [""]
     undecided = _UNDECIDED.get(str(words[0]).strip().lower().replace(" ", "_"))
-    choice = {"left": "first", "right": "second"}.get(side) or undecided
+    choice = {"left": "first", "right": "second"}.get(str(side)) or undecided
     if choice is None:
         raise DataError("no verdict: an annotation has neither a pairwise selection nor a choice of tie or both_bad")
     strength = values.get("rating", {}).get("rating")
@@ -78,25 +81,21 @@ def _user(who: Any) -> str:
 
 
 def write_task(case: Case, label: Comparison | None) -> dict[str, Any]:
-    """A task with every judgment as an annotation and the label, where there is one, as a prediction."""
+    """A task with every judgment as an annotation; its label stays here, since a prediction would be shown to those who judge."""
     sides = in_view(case, "label-studio")
     names = {"first": "left", "second": "right"} if sides[0] is case.first else {"first": "right", "second": "left"}
     data = {"prompt": spoken(case.first.prompt), "answer1": spoken(sides[0].response), "answer2": spoken(sides[1].response)}
-    annotations = [
-        {
-            "result": _result(names.get(s.choice, s.choice), s.strength, {"annotator": s.annotator, "role": s.role}),
-            "lead_time": s.seconds,
-        }
-        for s in case.said
-    ]
-    row: dict[str, Any] = {"data": data | {"tether": packed(case, sides)}, "annotations": annotations}
-    if label is not None:
-        best = "tie" if label.tie else names["first" if label.chosen == case.first.response else "second"]
-        row["predictions"] = [{"model_version": "tether", "score": label.probability, "result": _result(best, None, {})}]
-    return row
+    annotations = []
+    for said in case.said:
+        who = {"annotator": said.annotator, "role": said.role}
+        annotations.append(
+            {"result": _result(names.get(said.choice, said.choice), said.strength, who), "lead_time": said.seconds}
+        )
+    return {"data": data | {"tether": packed(case, sides)}, "annotations": annotations}
 
 
 def _result(choice: str, strength: int | None, meta: Mapping[str, str]) -> list[dict[str, Any]]:
+    # The tag Pairwise is a result's source and its object in one.
     if choice in ("left", "right"):
         found: dict[str, Any] = {
             "from_name": "comparison",
@@ -107,4 +106,4 @@ def _result(choice: str, strength: int | None, meta: Mapping[str, str]) -> list[
     else:
         found = {"from_name": "otherwise", "to_name": "prompt", "type": "choices", "value": {"choices": [choice]}}
     rated = {"from_name": "strength", "to_name": "prompt", "type": "rating", "value": {"rating": strength}}
-    return [found | ({"meta": dict(meta)} if meta else {})] + ([rated] if strength else [])
+    return [found | {"meta": dict(meta)}] + ([rated] if strength else [])

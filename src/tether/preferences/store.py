@@ -117,6 +117,7 @@ class Store:
     def __init__(self, url: str | Path, *, clock: Callable[[], float] = time.time) -> None:
         self.clock = clock
         self.url = str(url) if "://" in str(url) else f"sqlite:///{url}"
+        self.url = self.url.replace("postgresql://", "postgresql+psycopg://", 1)  # the driver of the extra `postgres`
         try:
             self.engine = _engine(self.url)
             # SQLite lets waiting writers ask again and again, and some wait for seconds; threads of one process take turns.
@@ -125,6 +126,7 @@ class Store:
                 self._migrate(session.connection())
         except (SQLAlchemyError, ImportError) as error:
             cause = str(getattr(error, "orig", error)).splitlines()[0]
+            cause += ". Install it with `pip install 'tether-rlhf[postgres]'`" if isinstance(error, ImportError) else ""
             raise ConfigError(f"{_without_password(self.url)}: this preference store cannot be opened: {cause}") from error
 
     @property
@@ -228,6 +230,7 @@ class Store:
             ).scalar_one_or_none()
             if row is None or row.disabled or row.invited_until < now:
                 return None
+            session.execute(SessionRow.__table__.delete().where(SessionRow.expires < now))
             session.add(SessionRow(digest=secret_digest(session_secret), annotator_id=_id(row), expires=now + days * DAY))
         return session_secret
 

@@ -92,6 +92,8 @@ class Verdict:
             raise StoreError("ratings lie between 1 and 5, with names of at most 40 characters")
         if len(self.comment) > MAX_COMMENT:
             raise StoreError(f"a comment has at most {MAX_COMMENT} characters; this one has {len(self.comment)}")
+        if "\0" in self.comment:
+            raise StoreError("a comment has a null character, which not every database keeps")
         return self
 
 
@@ -223,7 +225,7 @@ class Work:
         Raises:
             StoreError: there is no reason, or a very long one.
         """
-        if not 0 < len(reason.strip()) <= MAX_COMMENT:
+        if not 0 < len(reason.strip()) <= MAX_COMMENT or "\0" in reason:
             raise StoreError(f"say in 1 to {MAX_COMMENT} characters what an expert should look at")
         self._give_back(assignment, annotator, "flagged", reason.strip())
 

@@ -147,11 +147,12 @@ def _people(people: Sequence[AnnotatorRow], said: Sequence[Said], compared: Sequ
 
 
 def _person(row: AnnotatorRow, own: Sequence[Said], agrees: Share) -> Person:
-    sided = [s for s in own if s.verdict in ("first", "second")]
+    sided = [s for s in own if s.left and s.verdict in ("first", "second")]  # of imported ones nobody knows the side or the time
+    timed = [s.seconds for s in own if s.seconds > 0]
     gold = [s for s in own if s.known is not None]
     return Person(
         name=row.name, role=row.role, disabled=row.disabled, judged=len(own),
-        seconds=median(s.seconds for s in own) if own else None,
+        seconds=median(timed) if timed else None,
         agrees=agrees,
         left=Share(sum(s.verdict == s.left for s in sided), len(sided)),
         gold=Share(sum(s.verdict == s.known for s in gold), len(gold)),

@@ -1,0 +1,132 @@
+"""The commands of a preference store, one after the other, as a person would call them."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+
+import pytest
+from tests.cli.test_commands import tether
+
+from tether.cli import main
+from tether.core.types import Comparison
+from tether.data.sources import read
+from tether.preferences.store import Store
+from tether.preferences.work import Verdict, Work
+
+ROWS = [
+    {"prompt": f"p{n}", "chosen": f"good {n}", "rejected": f"bad {n}", "annotations": [
+        {"annotator": "Ada", "preference": 1 - 2 * (n == 4)}, {"annotator": "Bo", "preference": 1}]}
+    for n in range(12)
+]  # fmt: skip
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch, capsys):
+    """Runs a command in this process; returns its exit code, and what it said on both channels."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    rows = [{"prompt": f"q{n}", "responses": [f"one {n}", f"two {n}", f"three {n}"]} for n in range(4)]
+    (tmp_path / "answers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["tether", "prefs", *arguments])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code or 0
+        said = capsys.readouterr()
+        return code, " ".join(said.out.split()), " ".join(said.err.split())
+
+    return run
+
+
+def test_from_files_to_labels(call, tmp_path):
+    code, out, err = call("import", "p.db", "pairs.jsonl")
+    assert (code, err) == (0, "") and "24" in out
+    assert call("import", "p.db", "answers.jsonl", "--model", "m")[0] == 0
+    assert "5 pairs" in call("ask", "p.db", "--pairs", "5", "--round", "first", "--ask", "2")[1]
+    code, out, _ = call("stats", "p.db")
+    assert code == 0 and "Ada" in out and "imported" in out and re.search(r"tasks open . 5", out.replace("│", "."))
+    code, out, _ = call("agree", "p.db", "--names", "--output", "agree.json")
+    assert code == 0 and "24 judgments of 12 pairs by 2 people" in out and "Krippendorff" in out and "Bo" in out
+    found = json.loads((tmp_path / "agree.json").read_text())
+    assert found["overall"]["raw"]["value"] == pytest.approx(11 / 12) and len(found["annotators"]) == 2
+    code, out, _ = call("export", "p.db", "out.jsonl", "--unfinished")
+    assert code == 0 and "12 rows in out.jsonl" in out
+    assert sum(c.probability == 0.5 for c in read(tmp_path / "out.jsonl", Comparison)) == 1
+    assert "11 rows" in call("export", "p.db", "out.parquet", "--format", "parquet", "--how", "majority")[1]
+    code, out, _ = call("export", "p.db", "tasks.json", "--format", "label-studio", "--unfinished")
+    assert "17 rows" in out and "<Pairwise" in (tmp_path / "tasks.xml").read_text()
+    assert "17" in call("import", "other.db", "tasks.json")[1]
+
+
+def test_people_and_guidelines(call, tmp_path):
+    code, out, _ = call("invite", "p.db", "Ada", "--address", "https://judge.example.org/")
+    assert code == 0 and out.startswith("https://judge.example.org/join#")
+    store = Store(tmp_path / "p.db")
+    session = store.enter(out.partition("#")[2])
+    assert store.who(session).role == "annotator"
+    assert call("lock-out", "p.db", "Ada")[0] == 0 and store.who(session) is None
+    assert call("lock-out", "p.db", "Ada", "--undo")[0] == 0 and store.who(session) is not None
+    assert "no guidelines" in call("guidelines", "p.db")[1]
+    (tmp_path / "g.md").write_text("# Be kind\n")
+    assert "version 1 is in force" in call("guidelines", "p.db", "g.md")[1]
+    assert call("guidelines", "p.db", "--version", "1")[1] == "version 1 # Be kind"
+    assert "no version 2" in call("guidelines", "p.db", "--version", "2")[2]
+
+
+def test_gold_questions_are_asked_and_known(call, tmp_path):
+    assert call("import", "p.db", "pairs.jsonl", "--gold")[0] == 0
+    call("invite", "p.db", "Ada")
+    store = Store(tmp_path / "p.db")
+    work = Work(store, gold_every=1)
+    held = work.next(1)
+    right = "first" if held.first[0].content.startswith("good") else "second"
+    work.judge(held.assignment, 1, Verdict(right))
+    store.close()
+    code, out, _ = call("agree", "p.db", "--names")
+    assert code == 0 and "100% of 1" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["stats", "no.db"], "there is no preference store at no.db"),
+        (["export", "p.db", "x.jsonl"], "nothing to export"),
+        (["export", "p.db", "x.jsonl", "--how", "mean"], "labels are made by majority, soft, dawid-skene"),
+        (["export", "p.db", "x.jsonl", "--format", "xlsx"], "exported as jsonl, parquet, label-studio, argilla"),
+        (["agree", "p.db"], "nobody has judged anything"),
+        (["ask", "p.db", "--strategy", "clever"], "strategy"),
+        (["ask", "p.db", "--strategy", "ranking", "--per-prompt", "2"], "per_prompt has no effect"),
+        (["invite", "p.db", "Ada", "--role", "king"], "annotator, expert, admin"),
+        (["lock-out", "p.db", "Eve"], "nobody here is called 'Eve'"),
+        (["import", "p.db", "answers.jsonl", "--ask", "2"], "--ask has no effect on answers"),
+        (["import", "p.db", "pairs.jsonl", "--model", "m"], "--model has no effect on comparisons"),
+        (["import", "p.db", "pairs.jsonl", "answers.jsonl"], "one after the other"),
+        (["import", "p.db", "pairs.jsonl", "--fields", "a,b"], "names three fields"),
+        (["import", "p.db", "pairs.jsonl", "--gold", "--labels", "x"], "one of them"),
+        (["import", "p.db", "nowhere.jsonl"], "data file not found"),
+        (["guidelines", "p.db", "nowhere.md"], "no guidelines at"),
+    ],
+)
+def test_mistakes_are_one_clear_message(call, tmp_path, arguments, message):
+    Store(tmp_path / "p.db").close()
+    code, _, err = call(*arguments)
+    assert code == 2 and message in err and "Traceback" not in err
+
+
+def test_rows_that_cannot_be_used_are_told_and_strict_says_so_by_its_exit(call, tmp_path):
+    (tmp_path / "bad.jsonl").write_text(json.dumps(ROWS[0]) + "\n{broken\n")
+    code, _, err = call("import", "p.db", "bad.jsonl")
+    assert code == 0 and "1 rows were left out: malformed JSON (1)" in err
+    assert call("import", "p.db", "bad.jsonl", "--strict")[0] == 2
+
+
+def test_as_a_program_of_its_own(tmp_path):
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    done = tether("prefs", "import", "p.db", "pairs.jsonl", cwd=tmp_path)
+    assert done.returncode == 0 and "new judgments" in done.stdout, done.stderr
