@@ -94,7 +94,7 @@ def test_a_trained_weight_gets_its_gradient():
 
 def test_adapters_inside_a_gated_layer_learn_the_same():
     ids, grads = torch.arange(24).view(2, 12), []
-    for change in (nn.Module.double, fuse):
+    for change in (nn.Module.double, nn.Module.float, fuse):
         base = change(tiny_model(0).requires_grad_(False).eval())
         model = add_adapter(base, "policy", LoraConfig(rank=4, targets="all-linear"), seed=1).to(base.dtype)
         parameters = [p for name, p in model.named_parameters() if "lora" in name]
@@ -103,5 +103,5 @@ def test_adapters_inside_a_gated_layer_learn_the_same():
         loss = model(input_ids=ids, use_cache=False).logits.square().mean()
         grads.append(torch.autograd.grad(loss, parameters))
     assert any(type(m).__mro__[1].__name__ == "_FusedGated" for m in model.modules())
-    for exact, ours in zip(*grads, strict=True):
-        assert (ours.double() - exact).norm() <= 5e-5 * exact.norm()
+    for exact, plain, ours in zip(*grads, strict=True):  # some gradients are ill-conditioned, for torch's own float32 as well
+        assert (ours.double() - exact).norm() <= max(5e-5 * exact.norm(), (plain.double() - exact).norm())

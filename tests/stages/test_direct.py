@@ -259,7 +259,7 @@ def test_a_reference_asked_beforehand_says_the_same(roles, tmp_path):
     with pytest.raises(RunError, match="not for this response"):
         known.likelihoods([ENCODER.conversation((user("new"), assistant("response")), "last")])
     once = trained(tmp_path / "once", reference_logprobs="precomputed")
-    torch.testing.assert_close(trained(tmp_path / "each"), once, atol=2e-5, rtol=1e-4)
+    torch.testing.assert_close(trained(tmp_path / "each"), once, atol=1e-4, rtol=1e-4)
 
 
 def test_a_resumed_run_reads_the_table_and_asks_nobody(tmp_path):
@@ -296,7 +296,8 @@ def test_trained_whole_the_untrained_policy_can_be_its_own_reference(tmp_path):
 
     apart = trained(tmp_path / "apart", stage=stage(Role(tiny_model(0).eval())))
     own = trained(tmp_path / "own", stage=stage(None, reference_logprobs="precomputed"))
-    torch.testing.assert_close(apart, own, atol=2e-5, rtol=1e-4)
+    # A weight moves by 3e-3 an update, and where its gradient is near zero Adam makes rounding visible.
+    torch.testing.assert_close(apart, own, atol=1e-4, rtol=1e-4)
     with pytest.raises(ValueError, match="the reference is the policy itself"):
         trained(tmp_path / "wrong", stage=stage(None))
 

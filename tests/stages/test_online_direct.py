@@ -149,7 +149,7 @@ def test_it_learns_what_scores_high(loss, tmp_path):
     stage = make(loss=loss, beta=beta, steps=30, prompts_per_step=8, samples_per_prompt=4, optimizer=rate)
     run = RunDirectory.open(tmp_path / "run", {})
     summary = stage.train(PROMPTS, run)
-    assert summary["proxy_last"] > summary["proxy_first"] + 2.0
+    assert summary["proxy_last"] > summary["proxy_first"] + 1.5
     assert len(run.metrics()) == 30 and all(row["pairs/used"] + row["pairs/tied"] == 8 for row in run.metrics())
 
 

@@ -222,14 +222,14 @@ def guidelines(
     version: Annotated[int | None, typer.Option(min=1, help="Show an earlier version.")] = None,
 ) -> None:
     """Show the guidelines, or put new ones in force; every judgment names the version that stood beside it."""
-    from tether.cli.serve import _read, prepare
+    from tether.cli.serve import prepare, read_guidelines
     from tether.core.errors import ConfigError
 
     if file is not None and version is not None:
         raise ConfigError("--version shows a version, and a file makes a new one; give one of them")
     where = opened(store)
     if file is not None:
-        prepare(where, _read(file), None)
+        prepare(where, read_guidelines(file), None)
         typer.echo(f"version {where.guidelines().version} is in force")
         return
     row = where.guidelines(version)

@@ -40,7 +40,7 @@ def serve(
 
     given = {"host": host, "port": port, "address": address, "lease_minutes": lease_minutes, "gold_every": gold_every}
     config = build(ServerConfig, {**given, "rest_every": rest_every, "seed": seed}, where="tether prefs serve")
-    text = None if guidelines is None else _read(guidelines)
+    text = None if guidelines is None else read_guidelines(guidelines)
     where = opened(store)
     prepare(where, text, criterion)
     socket, config = listen(config)
@@ -74,7 +74,7 @@ def first_admin(store: Store) -> str | None:
     return store.invite(name, "admin", days=1.0)
 
 
-def _read(path: Path) -> str:
+def read_guidelines(path: Path) -> str:
     from tether.core.errors import ConfigError, MissingFileError
 
     if not path.is_file():

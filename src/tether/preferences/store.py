@@ -27,7 +27,6 @@ from sqlmodel import Session, SQLModel, create_engine
 from tether.core.errors import ConfigError, DataError
 from tether.core.types import Conversation, Message
 from tether.preferences.tables import (
-    CHOICES,
     AnnotatorRow,
     AssignmentRow,
     FlagRow,
@@ -39,6 +38,7 @@ from tether.preferences.tables import (
     SessionRow,
     TaskRow,
 )
+from tether.preferences.votes import CHOICES
 
 DAY = 86400.0
 Migration = Callable[[Connection], None]

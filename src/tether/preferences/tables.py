@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from sqlalchemy import JSON, Column, Index, UniqueConstraint, text
 from sqlmodel import Field, SQLModel
 
-Choice = Literal["first", "second", "tie", "both_bad"]
-"""Which answer of a task is better, whatever side it stood on; `both_bad` is a tie that says more."""
-Side = Literal["first", "second"]
 Role = Literal["annotator", "expert", "admin"]
 TaskState = Literal["open", "done", "expert", "settled"]
 """Wants judgments; has them and they agree; waits for an expert; decided by one."""
 Lease = Literal["leased", "judged", "skipped", "flagged", "expired"]
-CHOICES: tuple[str, ...] = get_args(Choice)
 
 WANTED = "state = 'open' AND taken < needed AND known IS NULL"
 DISPUTED = "state = 'expert'"

@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 from tether.core.errors import DataError
 
 Choice = Literal["first", "second", "tie", "both_bad"]
+"""Which answer is better, whatever side it stood on; `both_bad` is a tie that says more."""
 Verdict = Literal["first", "second", "tie"]
 Side = Literal["first", "second"]
 Coding = Literal["choice", "verdict", "strength"]

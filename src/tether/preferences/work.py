@@ -17,20 +17,19 @@ from sqlmodel import Session
 from tether.core.types import Conversation, Message
 from tether.preferences.store import Store, StoreError
 from tether.preferences.tables import (
-    CHOICES,
     DISPUTED,
     GOLD,
     LEASED,
     WANTED,
     AnnotatorRow,
     AssignmentRow,
-    Choice,
     FlagRow,
     JudgmentRow,
     PromptRow,
     ResponseRow,
     TaskRow,
 )
+from tether.preferences.votes import CHOICES, Choice
 
 MAX_COMMENT = 4000
 
