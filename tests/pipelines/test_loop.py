@@ -117,6 +117,17 @@ def test_people_are_waited_for_and_their_labels_are_taken(tmp_path):
     assert Loop(asked).run()["rounds"] == summary["rounds"]
 
 
+def test_a_model_judges_prompts_of_ones_own(tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"Tell me about number {n}.\n" for n in range(10)), encoding="utf-8")
+    asked = {"judge": "model", "model": {"model": "tiny"}, "data": {"path": str(prompts)}, "rounds": 1}
+    summary = Loop(config(tmp_path / "run", sft=None, loop=asked)).run()
+    labels = list(read(str(tmp_path / "run" / "round-01" / "comparisons.jsonl"), Comparison))
+    assert summary["rounds"][0]["labels"] == len(labels) == 12 and "gold_gain" not in summary["rounds"][0]
+    assert all(c.prompt[-1].content.startswith("Tell me about") and 0 < c.probability < 1 for c in labels)
+    assert len({c.probability for c in labels}) > 6
+
+
 def test_direct_learning_takes_the_same_road(tmp_path):
     direct = {"epochs": 1, "heldout_fraction": 0.0, "optimizer": {"learning_rate": 1e-2}}
     summary = Loop(config(tmp_path / "run", ppo=None, direct=direct)).run()
@@ -132,6 +143,7 @@ def test_direct_learning_takes_the_same_road(tmp_path):
         ({"loop": {"judge": "model"}}, "belong together"),
         ({"loop": {"ask": 3}}, "no effect"),
         ({"loop": {"choose": "disagreement"}}, "reward.members"),
+        ({"loop": {"choose": "information"}}, "reward.members"),
         ({"sft": None}, "loop.data"),
         ({"pairs": {"samples_per_prompt": 3}}, "pairs.samples_per_prompt has no effect"),
         ({"loop": {"data": {"path": __file__}}}, "gold judge knows the packaged prompts"),

@@ -162,7 +162,9 @@ class Foundation:
 
     @property
     def policy_model(self) -> ModelConfig:
-        return after_sft(self.config.model, self.root)
+        """What policies start from: the fine-tuned model, or the model itself where it comes fine-tuned."""
+        fine_tuned: SFTSection | None = self.config.sft
+        return self.config.model if fine_tuned is None else after_sft(self.config.model, self.root)
 
     def build(self) -> dict[str, Any]:
         """The three phases; returns their summaries."""

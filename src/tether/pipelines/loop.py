@@ -114,8 +114,10 @@ class LoopConfig(FoundationConfig):
             raise ValueError(f"{named[0]}.data has no effect: the loop's prompts are trained on. Set loop.data")
         if idle := self.pairs.model_fields_set - {"annotator_agreement", "num_annotators"}:
             raise ValueError(f"pairs.{sorted(idle)[0]} has no effect: [loop] says what is sampled and how much is judged")
-        if self.loop.choose == "disagreement" and not self.reward.is_ensemble:
-            raise ValueError("choose = 'disagreement' asks several reward models: set reward.members, without average or distill")
+        if self.loop.choose in ("disagreement", "information") and not self.reward.is_ensemble:
+            raise ValueError(
+                f"choose = '{self.loop.choose}' asks several reward models: set reward.members, without average or distill"
+            )
         return self
 
     @property
@@ -219,7 +221,7 @@ class Round:
     def _chosen(self, answers: Sequence[dict[str, Any]]) -> list[Pair]:
         """The pairs that are worth a label; never one that an earlier round had."""
         ask = self.config.loop
-        how: Strategy = ask.choose if self.previous is not None or ask.choose == "length_matched" else "random"
+        how: Strategy = ask.choose if self.previous is not None or ask.choose in ("length_matched", "ranking") else "random"
         asked = [row["item"] for folder in self._folders()[:-1] for row in read_jsonl(folder / "pairs.jsonl")]
         responses, places = {}, {row["id"]: place for place, row in enumerate(answers)}
         for row in answers:
