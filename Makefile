@@ -27,13 +27,14 @@ FAST_TESTS := $(wildcard tests/test_house.py tests/core tests/algorithms)
 check test test-slow: export HF_HUB_OFFLINE = 1
 check test test-slow: export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help quickstart test test-slow check bench peers clean FORCE
+.PHONY: help quickstart test test-slow check audit bench peers clean FORCE
 
 help:
 	@echo 'make quickstart   the whole journey on this machine: preferences, reward model, PPO, a report   [ARGS=...]'
 	@echo 'make check        ruff, pyright, the floors of the house, the fast tests'
 	@echo 'make test         every test whose needs are met here, but the slow ones                  [PYTEST_ARGS=...]'
 	@echo 'make test-slow    the slow tests                                                          [PYTEST_ARGS=...]'
+	@echo 'make audit        known vulnerabilities of the packages in constraints.txt (asks PyPI, with pip-audit)'
 	@echo 'make bench        the benchmarks                                                                 [ARGS=...]'
 	@echo 'make peers        the environments of those that tether is compared with, in .bench/ (several GB)'
 	@echo 'make clean        remove .venv, builds and the tools'\'' caches; runs/ stays'
@@ -74,6 +75,21 @@ test: $(VENV)/.installed
 
 test-slow: $(VENV)/.installed
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)
+
+# pip-audit keeps an environment of its own; it exits with 0 where it could look nothing up, which is no clean bill.
+audit: $(VENV)/.audit/bin/pip-audit
+	@found=$$($< -r constraints.txt --no-deps --disable-pip --progress-spinner off 2>/dev/null); code=$$?; \
+	unknown=$$(echo "$$found" | grep -c 'could not be audited'); asked=$$(grep -c '==' constraints.txt); \
+	if [ -z "$$found$${code#1}" ] || [ "$$unknown" -ge "$$asked" ]; then \
+		echo "audit: the database of vulnerabilities cannot be reached from here: nothing is known of $$asked packages." >&2; exit 2; \
+	fi; \
+	echo "$$found" | grep -v 'could not be audited'; \
+	[ "$$unknown" = 0 ] || echo "audit: $$unknown of $$asked packages are not in the database." >&2; \
+	[ $$code != 0 ] || echo "audit: no known vulnerabilities in $$((asked - unknown)) packages."; exit $$code
+
+$(VENV)/.audit/bin/pip-audit:
+	@$(PYTHON) -m venv $(VENV)/.audit
+	@$(VENV)/.audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit
 
 bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks $(ARGS)

@@ -143,6 +143,37 @@ def test_a_tracker_that_is_installed_gets_the_numbers(folder, tokenizer, monkeyp
     assert Tracker.logged == [(0, {"objective/kl": 0.5, "env/reward_mean": 1.0, "env/reward_std": 0.0})]
 
 
+def test_a_tracker_that_is_down_does_not_stop_training(folder, tokenizer, monkeypatch):
+    """It is told of once an outage, asked again at every step, and what it missed is not sent later."""
+    down, logged = [False], []
+
+    class Tracker:
+        @classmethod
+        def init(cls, **_):
+            return cls
+
+        @classmethod
+        def log(cls, numbers, step):
+            if down[0]:
+                raise ConnectionError("no route to host")
+            logged.append(step)
+
+    monkeypatch.setitem(sys.modules, "wandb", Tracker)
+    model = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
+    trainer = PPOTrainer(PPOConfig(batch_size=1, log_with="wandb"), model, tokenizer=tokenizer)
+    warned = []
+    monkeypatch.setattr("tether.classic.log.warnings.warn", lambda message, stacklevel: warned.append(message))
+    for step, outage in enumerate([False, True, True, False, True]):
+        down[0] = outage
+        trainer.log.log({"x": 1.0}, step)
+    assert logged == [0, 3] and ["step 1 (no route to host)" in w for w in warned] == [True, False] and "step 4" in warned[1]
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "wandb", Tracker)
+    monkeypatch.setattr(Tracker, "init", classmethod(lambda cls, **_: (_ for _ in ()).throw(ConnectionError("refused"))))
+    with pytest.warns(UserWarning, match=r"wandb does not start \(refused\)"):
+        PPOTrainer(PPOConfig(batch_size=1, log_with="wandb"), model, tokenizer=tokenizer)
+
+
 def test_it_learns_to_write_a_byte(folder, tokenizer):
     model = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
     config = PPOConfig(batch_size=16, mini_batch_size=4, learning_rate=5e-3, ppo_epochs=2, init_kl_coef=0.01)

@@ -1,6 +1,7 @@
 """Reward functions that misbehave: what they spoil is left out, counted and named; too much of it ends the run in order."""
 
 import math
+import threading
 import time
 
 import pytest
@@ -32,7 +33,7 @@ def raises(prompts, responses):
     ("function", "reason"),
     [
         (raises, "raised SystemExit: no more"),
-        (hangs, "gave no answer within 0.2 s"),
+        (hangs, "gave no answer within 0.2 s, it was in hangs (test_function.py, line "),
         (lambda p, r: [1.0], r"returned 1 scores for 3 responses"),
         (lambda p, r: 1.0, "returned a float, not a list of numbers"),
         (lambda p, r: ["good"] * len(r), "returned a str, not a number"),
@@ -49,6 +50,34 @@ def test_what_cannot_be_used_is_a_failed_score_with_its_reason(function, reason)
     scores = FunctionReward(sometimes, batch=3, time_limit=0.2).score(ASKED)
     assert [s.value for s in scores] == [None, None, None, 8.0, 8.0, 8.0]
     assert all(reason in s.reason for s in scores[:3])
+
+
+def test_a_call_that_hangs_leaves_its_stacks_and_says_where_it_is_once(tmp_path, caplog):
+    def deep(prompts, responses):
+        gate.acquire()  # the innermost line of the user's own file
+        return [1.0] * len(responses)
+
+    gate = threading.Lock()
+    gate.acquire()
+    source = FunctionReward(deep, batch=3, time_limit=0.3, dump_after=0.1)
+    source.stacks = tmp_path / "run" / "stacks.txt"
+    first, *_ = source.score(ASKED)
+    line = deep.__code__.co_firstlineno + 1
+    assert first.value is None and first.reason.endswith(f"within 0.3 s, it was in deep (test_function.py, line {line})")
+    (said,) = [record.message for record in caplog.records]
+    assert f"has taken 0.1 s so far, in deep (test_function.py, line {line}); all stacks: {source.stacks}" in said
+    stacks = source.stacks.read_text()
+    assert stacks.count("== ") == 2 and f"line {line} in deep" in stacks and "test_function.py" in stacks
+    gate.release()
+
+
+def test_a_slow_call_is_dumped_and_still_counts(tmp_path):
+    source = FunctionReward(lambda p, r: time.sleep(0.3) or [1.0] * len(r), time_limit=20, dump_after=0.1)
+    FailureLimit(source, 0.5).keep_stacks(tmp_path / "stacks.txt")
+    assert [score.value for score in source.score(ASKED)] == [1.0] * 6 and (tmp_path / "stacks.txt").exists()
+    quick = FunctionReward(lambda p, r: [1.0] * len(r), dump_after=0.1)
+    quick.stacks = tmp_path / "none.txt"
+    assert quick.score(ASKED)[0].value == 1.0 and not quick.stacks.exists()
 
 
 def test_scores_and_their_parts_come_through_in_order():

@@ -294,7 +294,7 @@ def test_every_option_changes_what_is_learned(tmp_path):
     plain = learned("plain")
     assert torch.equal(learned("again"), plain)
     assert [name for name, value in CHANGES.items() if torch.equal(learned(name, **{name: value}), plain)] == []
-    others = {"micro_batch_tokens", "report_kl", "checkpoint_every", "sample_rows"}  # of cost and of record
+    others = {"micro_batch_tokens", "report_kl", "checkpoint_every", "keep_checkpoints", "sample_rows"}  # of cost and of record
     assert CHANGES.keys() | others == BestOfNConfig.model_fields.keys()
 
 

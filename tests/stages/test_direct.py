@@ -329,10 +329,11 @@ def test_the_digest_of_a_bare_trunk_is_that_of_the_model_whatever_stands_on_it()
 
 def observed(tmp_path, **settings):
     """All that an option may change: weights, metrics, checkpoints, and how often the reference was asked."""
-    stage = make(**{"heldout_fraction": 0.3, "prompts_per_update": 4, **settings})
+    stage = make(**{"heldout_fraction": 0.3, "prompts_per_update": 4, "checkpoint_every": 2, "keep_checkpoints": 9, **settings})
     calls = spied(stage) if stage.likelihoods.reference else []
-    run, kept = RunDirectory.open(tmp_path, {}), []
-    summary = stage.train(preferences(), run, lambda *_: kept.append(len(complete_checkpoints(run.path / "checkpoints"))))
+    run = RunDirectory.open(tmp_path, {})
+    summary = stage.train(preferences(), run)
+    kept = [path.name for path in complete_checkpoints(run.path / "checkpoints")]
     weights = [round(float(p.detach().abs().sum()), 4) for p in stage.policy.parameters()]
     metrics = [(round(row["loss"], 6), sorted(row)) for row in run.metrics()]
     return weights, metrics, kept, len(calls), summary["updates"], summary["num_prompts"]
@@ -353,6 +354,8 @@ EFFECTS = {
     "heldout_fraction": ({}, {"heldout_fraction": 0.6}),
     "evaluate_every": ({}, {"evaluate_every": 2}),
     "checkpoint_every": ({}, {"checkpoint_every": 1}),
+    "keep_checkpoints": ({}, {"keep_checkpoints": 1}),
+    "rewind_spike": ({}, {"rewind_spike": 5.0}),
     "seed": ({}, {"seed": 5}),
     "optimizer": ({}, {"optimizer": OptimizerConfig(learning_rate=1e-3)}),
 }

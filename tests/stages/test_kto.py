@@ -269,12 +269,13 @@ def test_a_reference_asked_beforehand_says_the_same(tmp_path):
 
 def observed(tmp_path, **settings):
     """All that an option may change: weights, metrics, checkpoints, and how often the reference was asked."""
-    stage = make(**{"heldout_fraction": 0.3, "prompts_per_update": 8, **settings})
+    stage = make(**{"heldout_fraction": 0.3, "prompts_per_update": 8, "checkpoint_every": 2, "keep_checkpoints": 9, **settings})
     reference, calls = stage.likelihoods.reference, []
     original = reference.logprobs
     reference.logprobs = lambda *arguments: (calls.append(1), original(*arguments))[1]
-    run, kept = RunDirectory.open(tmp_path, {}), []
-    summary = stage.train(feedback(40, 3), run, lambda done, *_: kept.append(len(complete_checkpoints(run.path / "checkpoints"))))
+    run = RunDirectory.open(tmp_path, {})
+    summary = stage.train(feedback(40, 3), run)
+    kept = [path.name for path in complete_checkpoints(run.path / "checkpoints")]
     weights = [round(float(p.detach().abs().sum()), 4) for p in stage.policy.parameters()]
     metrics = [(round(row["loss"], 6), sorted(row)) for row in run.metrics()]
     return weights, metrics, kept, len(calls), summary["updates"], summary["num_prompts"]
@@ -292,6 +293,8 @@ EFFECTS = {
     "heldout_fraction": 0.6,
     "evaluate_every": 2,
     "checkpoint_every": 1,
+    "keep_checkpoints": 1,
+    "rewind_spike": 5.0,
     "seed": 5,
     "optimizer": OptimizerConfig(learning_rate=1e-3),
 }

@@ -172,11 +172,12 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path):
 
 def observed(folder, **settings):
     """All that an option may change: weights, metrics, passes, checkpoints and texts."""
-    stage, calls = make(**{"steps": 2, "max_new_tokens": 8, **settings}), []
+    stage, calls = make(**{"steps": 2, "max_new_tokens": 8, "checkpoint_every": 1, "keep_checkpoints": 9, **settings}), []
     original = stage.policy.logprobs
     stage.policy.logprobs = lambda *arguments: (calls.append(1), original(*arguments))[1]
-    run, kept = RunDirectory.open(folder, {}), []
-    stage.train(PROMPTS, run, progress=lambda *_: kept.append(len(complete_checkpoints(run.path / "checkpoints"))))
+    run = RunDirectory.open(folder, {})
+    stage.train(PROMPTS, run)
+    kept = [path.name for path in complete_checkpoints(run.path / "checkpoints")]
     weights = [round(float(p.detach().abs().sum()), 4) for p in stage.policy.parameters()]
     samples = (run.path / "samples.jsonl").read_text() if (run.path / "samples.jsonl").is_file() else ""
     return weights, [round(row["loss"], 6) for row in run.metrics()], len(calls), kept, samples
@@ -198,7 +199,8 @@ EFFECTS = {
     "missing_stop_penalty": ({}, {"missing_stop_penalty": 10.0}),
     "ema_decay": ({}, {"ema_decay": 0.9}),
     "optimizer": ({}, {"optimizer": OptimizerConfig(learning_rate=1e-3)}),
-    "checkpoint_every": ({}, {"checkpoint_every": 1}),
+    "checkpoint_every": ({}, {"checkpoint_every": 2}),
+    "keep_checkpoints": ({}, {"keep_checkpoints": 1}),
     "sample_rows": ({}, {"sample_rows": 0}),
     "seed": ({}, {"seed": 5}),
 }

@@ -416,6 +416,7 @@ NOT_OF_THE_LOSS = {
     "top_p",
     "micro_batch_tokens",
     "checkpoint_every",
+    "keep_checkpoints",
     "sample_rows",
 }
 

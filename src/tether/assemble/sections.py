@@ -111,6 +111,9 @@ class Recipe(Config):
 
     run: str = Field(description="the run directory")
     seed: int = 0
+    deterministic: bool = Field(
+        default=False, description="only kernels that give the same bits every time; an error names one that cannot"
+    )
     model: ModelConfig
     sft: SFTSection | None = None
     reward: RewardSection | None = None

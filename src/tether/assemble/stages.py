@@ -14,10 +14,10 @@ from tether.assemble.sampling import BestOfNSection, OnlineDirectSection, Online
 from tether.core.config import Config
 from tether.core.errors import ConfigError, MissingFileError
 from tether.core.protocols import RewardSource
-from tether.core.rundir import read_json
 from tether.data.chat import ChatEncoder
 from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel, load_model
+from tether.models.saving import read_versioned
 from tether.models.trunk import Role
 from tether.rewards.classifier import ClassifierReward
 from tether.rewards.control import RandomReward
@@ -84,7 +84,8 @@ def _source(
         return ClassifierReward.load(section.classifier, device)
     if section.function is not None:
         function = load_function(section.function.call)
-        return FunctionReward(function, batch=section.function.batch, time_limit=section.function.time_limit)
+        limits = {"time_limit": section.function.time_limit, "dump_after": section.function.dump_after}
+        return FunctionReward(function, batch=section.function.batch, **limits)
     if not scorers or folder is None:
         stage = "reward" if section.reward_source == "learned" else "process"
         raise MissingFileError(f"reward_source = '{section.reward_source}' needs a trained model: run the {stage} stage first")
@@ -99,7 +100,7 @@ def _source(
         if "reward_combine" in section.model_fields_set:
             raise ConfigError(f"reward_combine has no effect: {folder} is one reward model. Leave it out, or train an ensemble.")
         return LearnedReward(first, encoder, per_token=isinstance(section, PolicySection) and section.reward_per_token)
-    delimiters = tuple(read_json(folder / "steps.json")["delimiters"])
+    delimiters = tuple(read_versioned(folder / "steps.json", "delimiters")["delimiters"])
     return ProcessReward(scorers[0], encoder, delimiters=delimiters, aggregate=section.process_aggregate)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tether.core.rundir import RunDirectory
+
+Send = Callable[[Mapping[str, float], int], Any]
 
 
 class Log:
@@ -27,11 +29,13 @@ class Log:
             runs = Path(output_dir) / "runs"
             self.run = RunDirectory.open(runs / f"{1 + len(list(runs.glob('*'))):03d}", config)
         place = self.run.path if self.run else None
+        rest = f"{place / 'metrics.jsonl'} alone" if place else "nowhere, since output_dir is not set either"
         try:
-            self.send = _sender(tracker, config, options, place) if tracker else None
+            self.send = _guarded(_sender(tracker, config, options, place), tracker, rest) if tracker else None
         except ImportError:
-            rest = f"{place / 'metrics.jsonl'} alone" if place else "nowhere, since output_dir is not set either"
             warnings.warn(f"{tracker} is not installed, so that statistics go to {rest}", stacklevel=4)
+        except Exception as error:  # noqa: BLE001  (whatever a tracker's server does, training goes on)
+            warnings.warn(f"{tracker} does not start ({error}), so that statistics go to {rest}", stacklevel=4)
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """The numbers among the metrics."""
@@ -42,7 +46,25 @@ class Log:
             self.send(numbers, step)
 
 
-def _sender(tracker: str, config: Mapping[str, Any], options: Mapping[str, Any], place: Path | None) -> Any:
+def _guarded(send: Send, tracker: str, rest: str) -> Send:
+    """The same, but a tracker that fails is told of once and tried again at the next step; training goes on."""
+    told = False
+
+    def call(numbers: Mapping[str, float], step: int) -> None:
+        nonlocal told
+        try:
+            send(numbers, step)
+            told = False
+        except Exception as error:  # noqa: BLE001
+            if not told:
+                message = f"{tracker} takes no statistics of step {step} ({error}); until it does they go to {rest}"
+                warnings.warn(message, stacklevel=3)
+            told = True
+
+    return call
+
+
+def _sender(tracker: str, config: Mapping[str, Any], options: Mapping[str, Any], place: Path | None) -> Send:
     if tracker == "wandb":
         import wandb
 

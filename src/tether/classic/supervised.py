@@ -20,6 +20,7 @@ from tether.core.types import Demonstration
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.comparisons import Ranking
 from tether.data.formats.registry import detect, kind_reader
+from tether.learner.config import SupervisedConfig
 from tether.learner.local import LocalLearner
 from tether.learner.loop import SupervisedLoop, plan_updates
 from tether.models.heads import ScalarHead
@@ -207,9 +208,9 @@ def _fit(stage: SFT | RewardModeling, rows: list[Any], args: TrainingConfig) -> 
             epoch = round(args.num_train_epochs * done / total, 2)
             print({"loss": round(metrics["loss"], 4), "learning_rate": metrics["learning_rate"], "epoch": epoch})
 
-    torch.manual_seed(args.seed)
     stage.role.train_mode(True)
-    SupervisedLoop(log.run, stage.learner, stage.step, checkpoint_every=args.save_steps, progress=progress).train(rows, plan)
+    saving = SupervisedConfig(checkpoint_every=args.save_steps, seed=args.seed)
+    SupervisedLoop(log.run, stage.learner, stage.step, saving, progress=progress).train(rows, plan)
     stage.role.train_mode(False)
     metrics = {"train_runtime": time.perf_counter() - start, "train_loss": sum(losses) / len(losses)}
     log.run.finish(metrics)

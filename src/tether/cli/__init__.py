@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NoReturn
 
 import typer
 
 from tether.cli import prefs
+from tether.cli.prove import prove
 from tether.cli.serve import serve
-from tether.core.errors import TetherError
+from tether.core.errors import TetherError, memory_error
+from tether.core.stopping import Interrupted, stop_on_sigterm
 
 app = typer.Typer(
     name="tether",
@@ -28,6 +32,18 @@ prefs_app.command()(serve)
 for name, command in prefs.COMMANDS.items():
     prefs_app.command(name)(command)
 
+AGAIN = " and start the same command again: it goes on from its last checkpoint."
+ADVICE = {
+    errno.ENOSPC: f". Free some space{AGAIN}",
+    errno.EDQUOT: f". Free some space{AGAIN}",
+    errno.EROFS: ". Choose a run directory that can be written to, with run=PATH.",
+    errno.EACCES: ". Change its permissions, or choose another path (of the run: run=PATH).",
+    errno.ENOMEM: (
+        "Lower the stage's micro_batch_tokens (rows_per_micro_batch), engine_rows or max_new_tokens, or set model.recompute=true "
+        f"(`tether plan RECIPE` says what each saves){AGAIN}"
+    ),
+}
+"""What to do about an error of the operating system."""
 RecipeArgument = Annotated[str, typer.Argument(help="A recipe: a .toml file, or the name of one that comes with tether.")]
 AskedArgument = Annotated[
     str, typer.Argument(help="Who is asked: a model folder, a hub id, a run directory; with --url a model's name at that server.")
@@ -61,70 +77,33 @@ def quickstart(
     command(overrides or [], tuple(a.strip() for a in arms.split(",") if a.strip()), smoke)
 
 
-@app.command()
-def sft(recipe: RecipeArgument, overrides: Overrides = None) -> None:
-    """Supervised fine-tuning: the \\[sft] section of a recipe."""
-    _stages(recipe, overrides, ["sft"])
+STAGES = {
+    "sft": "Supervised fine-tuning",
+    "reward": "Train a reward model on comparisons",
+    "ppo": "Optimise the policy against the reward model",
+    "grpo": "The same without a critic, answers to one prompt compared with each other (GRPO, DAPO, GSPO ...)",
+    "reinforce": "The plain policy gradient and its baselines (REINFORCE, RLOO, REINFORCE++)",
+    "best_of_n": "Rejection sampling: sample many answers, imitate the best, again and again",
+    "online_direct": "DPO and its kin on pairs of the policy's own answers, ordered by the reward",
+    "rounds": "Iterative DPO or self-play (SPIN): sample, make pairs, train, and again",
+    "direct": "Direct preference optimisation (DPO, IPO, ORPO, SimPO)",
+    "kto": "Kahneman-Tversky optimisation on single answers, good or bad",
+    "process": "Train a process (or outcome) reward model on solutions with labelled steps",
+}
 
 
-@app.command()
-def reward(recipe: RecipeArgument, overrides: Overrides = None) -> None:
-    """Train a reward model on comparisons: the \\[reward] section of a recipe."""
-    _stages(recipe, overrides, ["reward"])
+def _stage(section: str) -> Callable[[str, list[str] | None], None]:
+    def command(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+        _stages(recipe, overrides, [section])
+
+    return command
 
 
-@app.command()
-def ppo(recipe: RecipeArgument, overrides: Overrides = None) -> None:
-    """Optimise the policy against the reward model: the \\[ppo] section of a recipe."""
-    _stages(recipe, overrides, ["ppo"])
+for section, text in STAGES.items():
+    app.command(section.replace("_", "-"), help=f"{text}: the \\[{section}] section of a recipe.")(_stage(section))
 
 
-@app.command()
-def grpo(recipe: RecipeArgument, overrides: Overrides = None) -> None:
-    """The same without a critic, answers to one prompt compared with each other (GRPO, DAPO, GSPO ...): the \\[grpo] section."""
-    _stages(recipe, overrides, ["grpo"])
-
-
-@app.command()
-def reinforce(recipe: RecipeArgument, overrides: Overrides = None) -> None:
-    """The plain policy gradient and its baselines (REINFORCE, RLOO, REINFORCE++): the \\[reinforce] section of a recipe."""
-    _stages(recipe, overrides, ["reinforce"])
-
-
-@app.command("best-of-n")
-def best_of_n(recipe: RecipeArgument, overrides: Overrides = None) -> None:
-    """Rejection sampling: sample many answers, imitate the best, again and again: the \\[best_of_n] section of a recipe."""
-    _stages(recipe, overrides, ["best_of_n"])
-
-
-@app.command("online-direct")
-def online_direct(recipe: RecipeArgument, overrides: Overrides = None) -> None:
-    """DPO and its kin on pairs of the policy's own answers, ordered by the reward: the \\[online_direct] section of a recipe."""
-    _stages(recipe, overrides, ["online_direct"])
-
-
-@app.command()
-def rounds(recipe: RecipeArgument, overrides: Overrides = None) -> None:
-    """Iterative DPO or self-play (SPIN): sample, make pairs, train, and again: the \\[rounds] section of a recipe."""
-    _stages(recipe, overrides, ["rounds"])
-
-
-@app.command()
-def direct(recipe: RecipeArgument, overrides: Overrides = None) -> None:
-    """Direct preference optimisation (DPO, IPO, ORPO, SimPO): the \\[direct] section of a recipe."""
-    _stages(recipe, overrides, ["direct"])
-
-
-@app.command()
-def kto(recipe: RecipeArgument, overrides: Overrides = None) -> None:
-    """Kahneman-Tversky optimisation on single answers, good or bad: the \\[kto] section of a recipe."""
-    _stages(recipe, overrides, ["kto"])
-
-
-@app.command()
-def process(recipe: RecipeArgument, overrides: Overrides = None) -> None:
-    """Train a process (or outcome) reward model on solutions with labelled steps: the \\[process] section of a recipe."""
-    _stages(recipe, overrides, ["process"])
+app.command()(prove)
 
 
 @app.command()
@@ -155,6 +134,17 @@ def loop(recipe: RecipeArgument = "loop", overrides: Overrides = None) -> None:
 def run(recipe: RecipeArgument, overrides: Overrides = None) -> None:
     """All stages of a recipe, in order."""
     _stages(recipe, overrides, [])
+
+
+@app.command()
+def resume(
+    run: Annotated[Path, typer.Argument(help="The run directory, or a stage's folder in it.")],
+    overrides: Overrides = None,
+) -> None:
+    """Go on with what was started in a run directory, from its last checkpoint."""
+    from tether.cli.journeys import resume as command
+
+    command(run, overrides or [])
 
 
 @app.command()
@@ -363,22 +353,33 @@ def inspect_data(
 
 
 def main() -> None:
-    """Exit codes: 0 done, 1 a fault of tether's, 2 something the user can mend, 130 interrupted."""
+    """Exit codes: 0 done, 1 a fault of tether's, 2 something the user can mend, 130 and 143 interrupted."""
+    stop_on_sigterm()
     try:
-        app(standalone_mode=False)
+        if app(standalone_mode=False) == 130:  # what the command-line library makes of Ctrl-C
+            _leave("interrupted; start the same command again to go on from the last checkpoint.", 130)
     except TetherError as error:
-        print(f"tether: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+        _leave(str(error), 2)
     except typer.Exit as stop:
         raise SystemExit(stop.exit_code) from None
+    except Interrupted as stop:
+        _leave(str(stop), stop.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        print("\ntether: interrupted; start the same command again to go on from the last checkpoint.", file=sys.stderr)
-        raise SystemExit(130) from None
+        _leave("interrupted.", 130)
     except OSError as error:
-        print(f"tether: {error.strerror or error}: {error.filename or ''}", file=sys.stderr)
-        raise SystemExit(2) from None
+        place = f": {error.filename}" if error.filename else ""
+        _leave(f"{error.strerror or error}{place}{ADVICE.get(error.errno or 0, '')}", 2)
     except Exception as error:
         if hasattr(error, "format_message"):  # usage errors of the command-line library
             error.show()  # type: ignore[attr-defined]
             raise SystemExit(2) from None
+        if (wanting := memory_error(error)) is not None:
+            _leave(f"out of memory: {wanting}. {ADVICE[errno.ENOMEM]}", 2)
         raise
+
+
+def _leave(message: str, code: int) -> NoReturn:
+    from tether.core.secrets import redact
+
+    print(f"tether: {redact(message)}", file=sys.stderr)
+    raise SystemExit(code) from None

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,17 +13,32 @@ from rich.table import Table
 
 from tether.cli.progress import bars
 from tether.core.config import build, load_recipe, packaged_recipe
+from tether.core.errors import RunError, memory_error
+from tether.pipelines.opening import remember, remembered
+
+if TYPE_CHECKING:
+    from tether.assemble import Recipe
+    from tether.pipelines.compare import CompareConfig
+    from tether.pipelines.loop import LoopConfig
+    from tether.pipelines.overopt import OveroptConfig
+    from tether.pipelines.quickstart import QuickstartConfig
 
 
 def quickstart(overrides: list[str], arms: tuple[str, ...], smoke: bool) -> None:
     """See `tether quickstart --help`."""
-    from tether.pipelines.quickstart import Quickstart, QuickstartConfig
+    from tether.pipelines.quickstart import QuickstartConfig
+
+    recipe = packaged_recipe("smoke" if smoke else "quickstart")
+    values = {**tomllib.loads(recipe.read_text(encoding="utf-8")), "arms": list(arms)}
+    _quickstart(build(QuickstartConfig, values, overrides, where=str(recipe.name)))
+
+
+def _quickstart(config: QuickstartConfig) -> None:
+    from tether.pipelines.quickstart import Quickstart
     from tether.report.page import write_report
 
     console = Console()
-    recipe = packaged_recipe("smoke" if smoke else "quickstart")
-    values = {**tomllib.loads(recipe.read_text(encoding="utf-8")), "arms": list(arms)}
-    config = build(QuickstartConfig, values, overrides, where=str(recipe.name))
+    remember(Path(config.run), "quickstart", config)
     with bars(console) as announce:
         summary = Quickstart(config, announce).run()
     page = write_report(Path(config.run))
@@ -34,14 +49,24 @@ def quickstart(overrides: list[str], arms: tuple[str, ...], smoke: bool) -> None
 def stages(recipe: str, overrides: list[str], names: list[str]) -> None:
     """See `tether sft | reward | ppo | run --help`."""
     from tether.assemble import Recipe, describe_sections
+
+    config = load_recipe(packaged_recipe(recipe), Recipe, overrides)
+    _stages(config, names or list(describe_sections(config)))
+
+
+def _stages(config: Recipe, chosen: list[str]) -> None:
     from tether.pipelines.journey import run_recipe
     from tether.report.page import write_report
 
     console = Console()
-    config = load_recipe(packaged_recipe(recipe), Recipe, overrides)
-    chosen = names or list(describe_sections(config))
-    with bars(console) as announce:
-        results = run_recipe(config, chosen, announce)
+    remember(Path(config.run), "stages", config, chosen)
+    try:
+        with bars(console) as announce:
+            results = run_recipe(config, chosen, announce)
+    except (MemoryError, RuntimeError) as error:
+        if (wanting := memory_error(error)) is None:
+            raise
+        raise RunError(f"out of memory: {wanting}. {_smaller(config, chosen)}") from error
     for name in chosen:
         console.print(_stage_table(name, results[name]))
         _alarms(console, results[name].get("alarms", ()))
@@ -51,12 +76,33 @@ def stages(recipe: str, overrides: list[str], names: list[str]) -> None:
 
 def compare(recipe: str, overrides: list[str]) -> None:
     """See `tether compare --help`."""
+    from tether.pipelines.compare import CompareConfig
+
+    _compare(load_recipe(packaged_recipe(recipe), CompareConfig, overrides))
+
+
+def _smaller(config: Recipe, chosen: list[str]) -> str:
+    """What would lower the peak of these stages most, by the planner."""
+    from tether.assemble import STAGES
+    from tether.pipelines.devices import this_machine
+    from tether.pipelines.plan import plan as make
+
+    alone = config.model_copy(update={name: None for name in STAGES if name not in chosen})
+    made = make(alone, this_machine(), advise=True)
+    changes = "; ".join(f"{what} ({peak / 1e9:.2f} GB)" for what, peak in made.advice[:3] if peak < made.peak)
+    return (
+        f"The planner counts {made.peak / 1e9:.2f} GB at the peak; what lowers it most: {changes or 'a smaller model'}. Start "
+        "the same command again with one of them and another run directory."
+    )
+
+
+def _compare(config: CompareConfig) -> None:
     from rich.markdown import Markdown
 
-    from tether.pipelines.compare import Compare, CompareConfig, table
+    from tether.pipelines.compare import Compare, table
 
     console = Console()
-    config = load_recipe(packaged_recipe(recipe), CompareConfig, overrides)
+    remember(Path(config.run), "compare", config)
     with bars(console) as announce:
         summary = Compare(config, announce).run()
     console.print(Markdown(table(summary)))
@@ -65,12 +111,18 @@ def compare(recipe: str, overrides: list[str]) -> None:
 
 def overopt(recipe: str, overrides: list[str]) -> None:
     """See `tether overopt --help`."""
-    from tether.pipelines.overopt import Overopt, OveroptConfig
+    from tether.pipelines.overopt import OveroptConfig
+
+    _overopt(load_recipe(packaged_recipe(recipe), OveroptConfig, overrides))
+
+
+def _overopt(config: OveroptConfig) -> None:
+    from tether.pipelines.overopt import Overopt
     from tether.report.overopt import POLICY_COLUMNS, PROXY_COLUMNS, policy_rows, proxy_rows, read_study, study_verdict
     from tether.report.page import write_report
 
     console = Console()
-    config = load_recipe(packaged_recipe(recipe), OveroptConfig, overrides)
+    remember(Path(config.run), "overopt", config)
     with bars(console) as announce:
         Overopt(config, announce).run()
     page, study = write_report(Path(config.run)), read_study(Path(config.run))
@@ -92,11 +144,17 @@ def overopt(recipe: str, overrides: list[str]) -> None:
 
 def loop(recipe: str, overrides: list[str]) -> None:
     """See `tether loop --help`."""
-    from tether.pipelines.loop import Loop, LoopConfig
+    from tether.pipelines.loop import LoopConfig
+
+    _loop(load_recipe(packaged_recipe(recipe), LoopConfig, overrides))
+
+
+def _loop(config: LoopConfig) -> None:
+    from tether.pipelines.loop import Loop
     from tether.report.page import write_report
 
     console = Console()
-    config = load_recipe(packaged_recipe(recipe), LoopConfig, overrides)
+    remember(Path(config.run), "loop", config)
     with bars(console) as announce:
         summary = Loop(config, announce).run()
     columns = (
@@ -133,6 +191,26 @@ def loop(recipe: str, overrides: list[str]) -> None:
         return
     page = write_report(Path(config.run))
     console.print(f"The page: {page}    Talk to the last policy: tether chat {config.run}", highlight=False, soft_wrap=True)
+
+
+def resume(place: Path, overrides: list[str]) -> None:
+    """See `tether resume --help`."""
+    from tether.assemble import Recipe
+    from tether.pipelines.compare import CompareConfig
+    from tether.pipelines.loop import LoopConfig
+    from tether.pipelines.overopt import OveroptConfig
+    from tether.pipelines.quickstart import QuickstartConfig
+
+    root, started = remembered(place)
+    kinds: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
+        "quickstart": (QuickstartConfig, _quickstart),
+        "compare": (CompareConfig, _compare),
+        "overopt": (OveroptConfig, _overopt),
+        "loop": (LoopConfig, _loop),
+        "stages": (Recipe, lambda config: _stages(config, started["stages"])),
+    }
+    kind, go_on = kinds[started["command"]]
+    go_on(build(kind, {**started["config"], "run": str(root)}, overrides, where=str(root / "command.json")))
 
 
 def plan(recipe: str, overrides: list[str], gpu_memory: float | None, gpu: str, shape: str | None, prompt_tokens: int) -> None:
@@ -201,21 +279,28 @@ def _stage_table(name: str, summary: dict[str, Any]) -> Table:
     table = Table(title=name, show_header=False, title_justify="left")
     for key, value in summary.items():
         if isinstance(value, dict) and {"value", "low", "high"} <= set(value):
-            table.add_row(key, f"{value['value']:.3f} [{value['low']:.3f}, {value['high']:.3f}] (n = {value.get('count', '?')})")
+            table.add_row(key, _estimate(value))
         elif isinstance(value, (int, float, str)):
             table.add_row(key, f"{value:.4g}" if isinstance(value, float) else str(value))
+        elif key == "heldout" and "model" in value:  # of a process reward model, beside who knows less
+            others = [name for name in value if name not in ("model", "thresholds")]
+            for measure, found in value["model"].items():
+                beside = ", ".join(f"{name} {value[name][measure]['value']:.3f}" for name in others if measure in value[name])
+                table.add_row(f"{key}: {measure}", f"{_estimate(found)}; {beside}" if beside else _estimate(found))
         elif key in ("heldout", "gold"):
             for part in [p for p in value if isinstance(value[p], dict) and "gain" in value[p]]:
                 table.add_row(f"{key}: {part}", _gain(value[part]))
             table.add_row(f"{key}: weights kept", f"of step {value['kept_step']}; the highest score was at {value['best_step']}")
         elif key == "tests":
             for test, result in value.items():
-                table.add_row(
-                    f"{test}: accuracy", "{value:.3f} [{low:.3f}, {high:.3f}] (n = {count})".format(**result["accuracy"])
-                )
+                table.add_row(f"{test}: accuracy", _estimate(result["accuracy"]))
         elif isinstance(value, dict) and value and all(isinstance(v, (int, float)) for v in value.values()):
             table.add_row(key, ", ".join(f"{k}: {v:.4g}" for k, v in value.items()))
     return table
+
+
+def _estimate(found: dict[str, Any]) -> str:
+    return f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}] (n = {found.get('count', '?')})"
 
 
 def _gain(found: dict[str, Any]) -> str:

@@ -5,20 +5,35 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from tether.core.errors import ConfigError, MissingFileError
 
+RECIPE = "recipe"
+"""The context in which a text that a person wrote is validated; code may say infinity."""
+_NUMBERS = (int, float, int | None, float | None)
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
+
 
 class Config(BaseModel):
-    """The base of every config: frozen, and an unknown key is an error."""
+    """The base of every config: frozen, an unknown key is an error, true is no number, and what a recipe says is finite."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _number(cls, value: Any, info: ValidationInfo) -> Any:
+        if isinstance(value, bool) and cls.model_fields[info.field_name or ""].annotation in _NUMBERS:
+            raise ValueError("a number belongs here")
+        if info.context == RECIPE and isinstance(value, int | float) and not abs(value) < 2**63:
+            raise ValueError("the number must be finite and smaller than 2**63")
+        return value
 
 
 ConfigT = TypeVar("ConfigT", bound=Config)
@@ -32,73 +47,122 @@ def load_recipe(path: str | Path, kind: type[ConfigT], overrides: Sequence[str] 
         ConfigError: the TOML is malformed, a key is unknown or a value does not fit.
     """
     path = Path(path)
-    if not path.is_file():
-        raise MissingFileError(f"recipe not found: {path}. Give the path of a .toml file, or the name of a packaged recipe.")
     try:
-        values = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        if not path.is_file():
+            what = " (it is a folder)" if path.is_dir() else _near(path.stem)
+            advice = "Give the path of a .toml file, or the name of a packaged recipe."
+            raise MissingFileError(f"recipe not found: {path}{what}. {advice}")
+        values = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
+    except MissingFileError:
+        raise
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not a valid TOML file: byte {error.start} is not UTF-8. Save the file as UTF-8.") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: not a valid TOML file: its lists or tables are nested too deeply. Mend that.") from None
+    except ValueError as error:
         raise ConfigError(f"{path}: not a valid TOML file: {error}. Mend that line.") from error
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}. Mend that, or name another file.") from None
     return build(kind, values, overrides, where=str(path))
 
 
 def build(kind: type[ConfigT], values: Mapping[str, Any], overrides: Sequence[str] = (), where: str = "config") -> ConfigT:
     """Validate `values` with `overrides` on top; errors name the key, the reason and the nearest known key."""
-    merged = json.loads(json.dumps(values, default=str))
-    for override in overrides:
-        _apply_override(merged, override)
     try:
-        return kind.model_validate(merged)
+        merged = json.loads(json.dumps(values, default=str))
+        for override in overrides:
+            _apply_override(merged, override)
+        words = json.dumps(merged, ensure_ascii=False)
+        words.encode()
+    except RecursionError:
+        raise ConfigError(f"{where}: lists or tables are nested too deeply. Mend that.") from None
+    except UnicodeEncodeError:
+        raise ConfigError(f"{where}: a text is not UTF-8. Write it in UTF-8.") from None
+    if _NUL.search(words):
+        raise ConfigError(f"{where}: a text holds a NUL character. Take it out.")
+    try:
+        return kind.model_validate(merged, context=RECIPE)
     except ValidationError as error:
-        raise ConfigError(f"{where}: " + "; ".join(_explain(kind, item) for item in error.errors())) from None
+        given = f" with {' '.join(overrides)!r:.200}" if overrides else ""
+        raise ConfigError(f"{where}{given}: " + "; ".join(_explain(kind, merged, error.errors()))) from None
 
 
 def _apply_override(values: dict[str, Any], override: str) -> None:
     key, separator, raw = override.partition("=")
-    key = key.strip().lstrip("-")
-    if not separator or not key:
+    *parents, last = key.strip().lstrip("-").split(".")
+    if not separator or not all((*parents, last)):
         raise ConfigError(f"override {override!r} is not of the form key.sub=value, for example optimizer.learning_rate=1e-4")
     try:
-        value = tomllib.loads(f"v = {raw}")["v"]
-    except tomllib.TOMLDecodeError:
-        value = raw.strip()
-    *parents, last = key.split(".")
+        parsed = tomllib.loads(f"v = {raw}")
+    except (ValueError, RecursionError):
+        parsed = {}
     node = values
     for parent in parents:
         child = node.setdefault(parent, {})
         if not isinstance(child, dict):
-            raise ConfigError(f"override {override!r}: {parent!r} is a value, not a table")
+            raise ConfigError(f"override {override!r}: {parent!r} is a value, not a table. Give the whole value in its place.")
         node = child
-    node[last] = value
+    # More than one key: a text of several lines that only looks like TOML.
+    node[last] = json.loads(json.dumps(parsed["v"], default=str)) if parsed.keys() == {"v"} else raw.strip()
 
 
-def _explain(kind: type[BaseModel], item: Any) -> str:
-    location = ".".join(str(part) for part in item["loc"])
+def _explain(kind: type[BaseModel], values: Any, items: Sequence[Any]) -> list[str]:
+    """One phrase for each key with a fault; the branches of a union, which pydantic reports one by one, are one fault."""
+    found: dict[tuple[Any, ...], list[Any]] = {}
+    for item in items:
+        found.setdefault(_location(values, item), []).append(item)
+    inner = [place for place in found if not any(place == other[: len(place)] for other in found if len(other) > len(place))]
+    return [_phrase(kind, place, found[place]) for place in inner]
+
+
+def _location(values: Any, item: Any) -> tuple[Any, ...]:
+    """The keys down to a fault, without the names that pydantic gives to the branches of a union."""
+    place, node = [], values
+    for part in item["loc"]:
+        known = part in node if isinstance(node, dict) else isinstance(node, list) and isinstance(part, int)
+        if known:
+            node = node[part]
+        if known or (item["type"] == "missing" and part is item["loc"][-1]):
+            place.append(part)
+    return tuple(place)
+
+
+def _phrase(kind: type[BaseModel], place: tuple[Any, ...], items: Sequence[Any]) -> str:
+    location, item = ".".join(map(str, place)), items[0]
     if item["type"] == "extra_forbidden":
-        known = _known_keys(kind, item["loc"][:-1])
-        near = difflib.get_close_matches(str(item["loc"][-1]), known, n=1, cutoff=0.5)
+        known = _known_keys(kind, place[:-1])
+        near = difflib.get_close_matches(str(place[-1]), known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
         return f"unknown key {location!r} ({hint})"
-    message = item["msg"].removeprefix("Value error, ")
+    message = ", or ".join(dict.fromkeys(item["msg"].removeprefix("Value error, ") for item in items))
     if not location:
         return message
     if item["type"] == "missing":
         return f"key {location!r} is required"
-    return f"key {location!r}: {message} (got {item['input']!r})"
+    return f"key {location!r}: {message} (got {item['input']!r:.80})"
 
 
-def _known_keys(kind: Any, location: Sequence[Any]) -> list[str]:
-    for part in location:
-        field = kind.model_fields.get(part) if isinstance(kind, type) and issubclass(kind, BaseModel) else None
-        if field is None:
-            return []
-        choices = [field.annotation, *get_args(field.annotation)]
-        kind = next((c for c in choices if isinstance(c, type) and issubclass(c, BaseModel)), None)
-    return list(kind.model_fields) if isinstance(kind, type) and issubclass(kind, BaseModel) else []
+def _known_keys(kind: type[BaseModel], location: Sequence[Any]) -> list[str]:
+    kinds = [kind]
+    for part in location:  # what is no field is a place in a list or a name in a table, whose kind stays the same
+        kinds = [inner for k in kinds if part in k.model_fields for inner in _models(k.model_fields[part].annotation)] or kinds
+    return list(dict.fromkeys(name for k in kinds for name in k.model_fields))
+
+
+def _models(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for inner in get_args(annotation) for model in _models(inner)]
 
 
 def dump(config: Config) -> dict[str, Any]:
     """The resolved config as plain JSON values."""
     return config.model_dump(mode="json")
+
+
+def parts(config: Config, *, without: Sequence[str] = ()) -> dict[str, Any]:
+    """Its fields by name, less some."""
+    return {name: getattr(config, name) for name in type(config).model_fields if name not in without}
 
 
 def digest(value: Any) -> str:
@@ -110,11 +174,23 @@ def digest(value: Any) -> str:
 def packaged_recipe(name: str) -> Path:
     """The path of a recipe by its file name or by the name of a recipe that comes with tether."""
     path = Path(name)
-    if path.suffix == ".toml" or path.exists():
-        return path
-    folder = Path(__file__).resolve().parent.parent / "recipes"
-    packaged = folder / f"{name}.toml"
-    if not packaged.is_file():
-        names = ", ".join(sorted(p.stem for p in folder.glob("*.toml")))
-        raise MissingFileError(f"no recipe named {name!r}. Packaged recipes: {names}; or give the path of a .toml file.")
-    return packaged
+    try:
+        if path.suffix == ".toml" or path.exists():
+            return path
+    except OSError:  # no file can have such a name
+        pass
+    if name not in (known := _packaged()):
+        names = ", ".join(sorted(known))
+        raise MissingFileError(
+            f"no recipe named {name!r:.80}{_near(name)}. Packaged recipes: {names}; or give the path of a .toml file."
+        )
+    return known[name]
+
+
+def _packaged() -> dict[str, Path]:
+    return {path.stem: path for path in (Path(__file__).resolve().parent.parent / "recipes").glob("*.toml")}
+
+
+def _near(name: str) -> str:
+    near = difflib.get_close_matches(name, _packaged(), n=1, cutoff=0.5)
+    return f" (did you mean {near[0]!r}?)" if near else ""

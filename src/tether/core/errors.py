@@ -33,5 +33,14 @@ class TrainingError(TetherError, ArithmeticError):
     """Training met a number that is not finite, or cannot go on."""
 
 
+def memory_error(error: BaseException) -> str | None:
+    """What was asked for in vain, if that is what an error says: Python's own, or that of torch's CPU or GPU allocator."""
+    if not isinstance(error, MemoryError | RuntimeError):
+        return None
+    first = (str(error).splitlines() or [""])[0]
+    known = ("OutOfMemoryError", "MemoryError"), ("DefaultCPUAllocator: can't allocate", "out of memory")
+    return first or "no more is there" if type(error).__name__ in known[0] or any(k in str(error) for k in known[1]) else None
+
+
 class RewardError(TrainingError):
     """The reward source fails too often; nothing was learned from the step in which that was noticed."""

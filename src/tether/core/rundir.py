@@ -20,32 +20,107 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from tether import __version__
 from tether.core.config import digest
 from tether.core.errors import RunError
+from tether.core.secrets import redact_value
 from tether.core.types import Alarm
 
+BESIDE = ("log.txt", "command.json", "manifest.json", ".lock")
+"""What may lie in a folder that becomes a run directory: written before config.json, or by who started it."""
+RECORDS = ("metrics.jsonl", "samples.jsonl", "heldout.jsonl", "alarms.jsonl")
 REPORTED_PACKAGES = ("torch", "transformers", "peft", "tokenizers", "safetensors", "datasets", "numpy", "pydantic")
 
 
 def write_json(path: str | Path, value: Any) -> None:
     """Write JSON so that a reader sees the old file or the new one, never half of either."""
-    path = Path(path)
+    _write_whole(Path(path), json.dumps(_finite(value), indent=2, ensure_ascii=False, default=_plain) + "\n")
+
+
+def write_jsonl(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """The same for a JSON object a line."""
+    _write_whole(Path(path), _lines(rows))
+
+
+def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+    """Add lines; a last one that was cut by a crash goes."""
+    with path.open("a+b") as file:
+        if size := file.seek(0, os.SEEK_END):
+            file.seek(size - 1)
+            if file.read(1) != b"\n":
+                file.seek(0)
+                file.truncate(file.read().rfind(b"\n") + 1)
+        file.write(_lines(rows).encode())
+
+
+def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(_finite(row), ensure_ascii=False, default=_plain) + "\n" for row in rows)
+
+
+def _write_whole(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump(_finite(value), file, indent=2, ensure_ascii=False, default=_plain)
-            file.write("\n")
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)
         os.replace(temporary, path)
+        flush(path.parent)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def hold(folder: Path) -> None:
+    """Keep other processes out of a run directory until `release`, or the end of this one, whatever that is.
+
+    Raises:
+        RunError: another process holds it.
+    """
+    place = folder.resolve() / ".lock"
+    if place in _HELD:
+        return
+    file = place.open("a+", encoding="utf-8")
+    try:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.seek(0)
+        owner = file.read().strip()
+        file.close()
+        if owner == str(os.getpid()):  # the folder was moved meanwhile
+            return
+        raise RunError(f"process {owner} is at work in {folder}. Wait for its end, or choose another run directory.") from None
+    except (ImportError, OSError):  # a system or a file system without such locks
+        file.close()
+        return
+    file.truncate(0)
+    file.write(f"{os.getpid()}\n")
+    file.flush()
+    _HELD[place] = file
+
+
+def release(folder: Path) -> None:
+    """Let other processes in again."""
+    if file := _HELD.pop(folder.resolve() / ".lock", None):
+        file.close()
+
+
+_HELD: dict[Path, IO[str]] = {}
+
+
+def flush(path: Path) -> None:
+    """Wait until a file, or a folder's list of names, is on the disk itself."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def read_json(path: str | Path) -> Any:
@@ -73,6 +148,8 @@ def read_jsonl(path: str | Path) -> Iterator[dict[str, Any]]:
 def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
     if hasattr(value, "item"):
         return value.item()
     return str(value)
@@ -99,24 +176,30 @@ class RunDirectory:
     def open(cls, path: str | Path, config: Mapping[str, Any], **manifest: Any) -> RunDirectory:
         """Create the folder, or continue it.
 
+        Args:
+            config: plain values or config objects; of these a setting that a run of an older tether did not know is no
+                difference where it has its default.
+
         Raises:
             RunError: the folder holds a run of another config; the differing keys are named.
         """
         run = cls(path)
-        stored = run.path / "config.json"
+        stored, now = run.path / "config.json", _settings(config)
         if stored.is_file():
-            differences = list(_differences(read_json(stored), json.loads(json.dumps(config, default=_plain))))
-            if differences:
+            before = read_json(run.path / "manifest.json").get("folder", str(path))
+            found = _differences(read_json(stored), now, _settings(config, exclude_defaults=True), (before, str(path)))
+            if differences := list(found):
                 raise RunError(
                     f"{run.path} holds a run of another config: {'; '.join(differences[:5])}. "
                     "Choose another run directory, or delete this one."
                 )
             return run
-        if run.path.exists() and (not run.path.is_dir() or any(p.name != "log.txt" for p in run.path.iterdir())):
+        if run.path.exists() and (not run.path.is_dir() or any(p.name not in BESIDE for p in run.path.iterdir())):
             raise RunError(f"{run.path} exists and is not a run directory of tether. Choose another path.")
         run.path.mkdir(parents=True, exist_ok=True)
-        write_json(stored, config)
-        write_json(run.path / "manifest.json", {**environment(), "config_digest": digest(config), **manifest})
+        written = {**environment(), "config_digest": digest(now), "folder": str(path), **manifest}
+        write_json(run.path / "manifest.json", written)
+        write_json(stored, now)
         return run
 
     @property
@@ -125,15 +208,15 @@ class RunDirectory:
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None:
         """Append one line to metrics.jsonl."""
-        self._append("metrics.jsonl", [{"step": step, "time": time.time(), **metrics}])
+        append_jsonl(self.path / "metrics.jsonl", [{"step": step, "time": time.time(), **metrics}])
 
     def sample(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Append texts to samples.jsonl."""
-        self._append("samples.jsonl", rows)
+        append_jsonl(self.path / "samples.jsonl", rows)
 
     def hold_out(self, row: Mapping[str, Any]) -> None:
         """Append the scores of one measurement on held-out prompts to heldout.jsonl."""
-        self._append("heldout.jsonl", [row])
+        append_jsonl(self.path / "heldout.jsonl", [row])
 
     def held_out(self) -> dict[int, dict[str, list[float | None]]]:
         """The scores of every measurement by its step; of one that was made twice, the later."""
@@ -141,15 +224,10 @@ class RunDirectory:
 
     def alarm(self, alarms: Iterable[Alarm]) -> None:
         """Append to alarms.jsonl."""
-        self._append("alarms.jsonl", [asdict(alarm) for alarm in alarms])
+        append_jsonl(self.path / "alarms.jsonl", [asdict(alarm) for alarm in alarms])
 
     def alarms(self) -> list[dict[str, Any]]:
         return list(read_jsonl(self.path / "alarms.jsonl"))
-
-    def _append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        lines = [json.dumps(_finite(row), ensure_ascii=False, default=_plain) + "\n" for row in rows]
-        with (self.path / name).open("a", encoding="utf-8") as file:
-            file.writelines(lines)
 
     def metrics(self) -> list[dict[str, Any]]:
         return list(read_jsonl(self.path / "metrics.jsonl"))
@@ -160,12 +238,16 @@ class RunDirectory:
 
     def truncate(self, last_step: int) -> None:
         """Forget metrics, samples, measurements and alarms after `last_step`: a resumed run writes them anew."""
-        for name in ("metrics.jsonl", "samples.jsonl", "heldout.jsonl", "alarms.jsonl"):
+        for name in RECORDS:
             path = self.path / name
             if path.is_file():
-                kept = [row for row in read_jsonl(path) if row.get("step", 0) <= last_step]
-                path.unlink()
-                self._append(name, kept)
+                write_jsonl(path, [row for row in read_jsonl(path) if row.get("step", 0) <= last_step])
+
+    def flush(self) -> None:
+        """What was appended so far is on the disk: before a checkpoint says that it will not be written again."""
+        for name in RECORDS:
+            if (self.path / name).is_file():
+                flush(self.path / name)
 
     def update_manifest(self, **values: Any) -> None:
         path = self.path / "manifest.json"
@@ -179,12 +261,31 @@ class RunDirectory:
         return read_json(self.path / "summary.json")
 
 
-def _differences(old: Any, new: Any, prefix: str = "") -> Iterator[str]:
+def _settings(config: Mapping[str, Any], **options: Any) -> Any:
+    """Plain JSON values, of config objects too."""
+    dumped = {key: value.model_dump(mode="json", **options) for key, value in config.items() if hasattr(value, "model_dump")}
+    return redact_value(json.loads(json.dumps({**config, **dumped}, default=_plain)))
+
+
+def _differences(old: Any, new: Any, said: Any, folders: tuple[str, str], prefix: str = "") -> Iterator[str]:
+    """Keys whose values differ.
+
+    A setting that the old run did not know is none at its default (where it is not in `said`), nor is a path that lies where it
+    did, seen from the run's folder, which was the first of `folders` and is now the second.
+    """
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted({*old, *new}):
-            yield from _differences(old.get(key), new.get(key), f"{prefix}{key}.")
-    elif old != new:
+            own = said.get(key, {}) if isinstance(said, dict) else {}
+            if key in old or (isinstance(said, dict) and key in said):
+                yield from _differences(old.get(key), new.get(key), own, folders, f"{prefix}{key}.")
+    elif old != new and not _same_place(old, new, folders):
         yield f"{prefix.rstrip('.')} was {old!r} and is now {new!r}"
+
+
+def _same_place(old: Any, new: Any, folders: tuple[str, str]) -> bool:
+    if not (isinstance(old, str) and isinstance(new, str) and os.sep in new and folders[0] != folders[1]):
+        return False
+    return os.path.relpath(old, folders[0]) == os.path.relpath(new, folders[1])
 
 
 def environment() -> dict[str, Any]:
@@ -202,7 +303,7 @@ def environment() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu_count": os.cpu_count(),
         "packages": versions,
-        "argv": [Path(sys.argv[0]).name, *sys.argv[1:]],
+        "argv": redact_value([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 

@@ -9,6 +9,27 @@ from pydantic import Field, model_validator
 from tether.core.config import Config
 
 
+class SavedConfig(Config):
+    """When a training is saved."""
+
+    checkpoint_every: int = Field(default=20, ge=1, description="steps between checkpoints")
+    keep_checkpoints: int = Field(
+        default=1, ge=1, description="newest ones that are kept; where more than one is, they outlive the end of the stage"
+    )
+
+
+class SupervisedConfig(SavedConfig):
+    """What stages that go through rows have in common."""
+
+    rewind_spike: float | None = Field(
+        default=None,
+        gt=1,
+        description="go back to the last checkpoint and leave an update out if its loss exceeds so many times the median of the "
+        "last 20 (Chowdhery et al. 2022)",
+    )
+    seed: int = 0
+
+
 class OptimizerConfig(Config):
     """AdamW with a warm-up and a decay, on float32 masters."""
 
@@ -23,6 +44,11 @@ class OptimizerConfig(Config):
     schedule: Literal["cosine", "linear", "constant"] = "cosine"
     final_fraction: float = Field(
         default=0.1, ge=0, le=1, description="share of the learning rate that is left at the end of the decay"
+    )
+    max_skipped: int = Field(
+        default=3,
+        ge=0,
+        description="updates that may be left out because their loss or gradient is not finite; one more is an error",
     )
 
     @model_validator(mode="after")

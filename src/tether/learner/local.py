@@ -43,7 +43,10 @@ class LocalLearner:
             raise ValueError("nothing to train")
         self.config = config
         self.total_updates = total_updates
-        self.updates = 0
+        self.updates = self.skipped = 0
+        self.fault = ""
+        """Why the last update that was left out was; `_poisoned` while the one in hand will be."""
+        self._poisoned = False
         self.parameters = list(parameters)
         self.masters = [p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for p in self.parameters]
         for parameter, master in zip(self.parameters, self.masters, strict=True):
@@ -58,24 +61,26 @@ class LocalLearner:
         )
 
     def backward(self, loss: Tensor) -> None:
-        """Add this micro-batch's gradient to the step's.
-
-        Raises:
-            TrainingError: the loss is not finite; nothing has been added.
-        """
+        """Add this micro-batch's gradient to the step's; with a loss that is not finite the update will be left out."""
         if not torch.isfinite(loss.detach()):
-            raise TrainingError(
-                f"the loss of update {self.updates} is {loss.item()}. Lower optimizer.learning_rate, or look for broken rows."
-            )
-        loss.backward()
+            self.fault, self._poisoned = f"the loss of update {self.updates} is {loss.item()}", True
+        elif not self._poisoned:
+            loss.backward()
 
     def step(self) -> Mapping[str, float]:
-        """Clip by global norm, update the masters, copy them to the weights, advance the schedule."""
+        """Clip by global norm, update the masters, copy them to the weights, advance the schedule.
+
+        An update whose loss or gradient is not finite changes no weight and is counted.
+
+        Raises:
+            TrainingError: more than `max_skipped` of them.
+        """
         rate = self.config.learning_rate * schedule_factor(self.config, self.updates, self.total_updates)
         norm = torch.nn.utils.clip_grad_norm_(self.masters, self.config.max_grad_norm)
-        if not torch.isfinite(norm):
-            self.optimizer.zero_grad(set_to_none=True)
-            raise TrainingError(f"the gradient of update {self.updates} is not finite. Lower optimizer.learning_rate.")
+        if not self._poisoned and not torch.isfinite(norm):
+            self.fault, self._poisoned = f"the gradient of update {self.updates} is not finite", True
+        if self._poisoned:
+            return self._skip(rate)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
@@ -87,22 +92,31 @@ class LocalLearner:
         self.updates += 1
         return {"grad_norm": float(norm), "learning_rate": rate}
 
+    def _skip(self, rate: float) -> Mapping[str, float]:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.updates, self.skipped, self._poisoned = self.updates + 1, self.skipped + 1, False
+        if self.skipped > self.config.max_skipped:
+            before = f"; {self.skipped - 1} before it had to be left out too" if self.skipped > 1 else ""
+            raise TrainingError(f"{self.fault}{before}. Lower optimizer.learning_rate, or look for broken rows.")
+        return {"grad_norm": math.nan, "learning_rate": rate, "skipped_updates": float(self.skipped)}
+
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that the next step depends on: tensors and plain values."""
         tensors = {f"master.{i}": m.detach() for i, m in enumerate(self.masters)}
         for index, master in enumerate(self.masters):
             for key, value in self.optimizer.state.get(master, {}).items():
                 tensors[f"{key}.{index}"] = value if isinstance(value, Tensor) else torch.tensor(value)
-        return tensors, {"updates": self.updates, "total_updates": self.total_updates}
+        return tensors, {"updates": self.updates, "total_updates": self.total_updates, "skipped": self.skipped}
 
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Continue exactly where `state` was taken."""
-        self.updates = values["updates"]
+        self.updates, self.skipped = values["updates"], values["skipped"]
         with torch.no_grad():
             for index, (parameter, master) in enumerate(zip(self.parameters, self.masters, strict=True)):
                 master.copy_(tensors[f"master.{index}"])
                 if master is not parameter:
                     parameter.copy_(master)
+                self.optimizer.state.pop(master, None)
                 if f"exp_avg.{index}" in tensors:
                     self.optimizer.state[master] = {
                         key: tensors[f"{key}.{index}"].clone() for key in ("step", "exp_avg", "exp_avg_sq")

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import random
+import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, is_dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from tether.core.rundir import RunDirectory
-from tether.learner.checkpoint import copy_tensors, load_latest, prefixed, save_checkpoint, unprefixed
+from tether.core.errors import TrainingError
+from tether.core.rundir import RunDirectory, read_json, write_json
+from tether.core.stopping import Stopping
+from tether.core.watchdog import Watchdog
+from tether.learner.checkpoint import Checkpoints, copy_tensors, prefixed, unprefixed
+from tether.learner.config import SupervisedConfig
 from tether.learner.local import LocalLearner
 
 RowT = TypeVar("RowT")
 Metrics = Mapping[str, float]
+SPIKE_WINDOW = 20
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
@@ -40,41 +48,69 @@ class SupervisedLoop:
     """Runs `step` over a plan, evaluates, keeps the best weights and can be killed at any time.
 
     Args:
-        step: rows -> metrics of one update.
+        step: rows -> metrics of one update, `loss` among them.
         evaluate: metrics on held-out rows, or None.
         criterion: the evaluation metric whose smallest value is best.
+        seed: of what a step draws (dropout), which depends on it and the update's number alone; default: the config's.
     """
 
     run: RunDirectory
     learner: LocalLearner
     step: Callable[[list[Any]], Metrics]
+    config: SupervisedConfig
     evaluate: Callable[[], Metrics] | None = None
     criterion: str = "eval_loss"
     evaluate_every: int = 0
-    checkpoint_every: int = 20
     progress: Callable[[int, int, Metrics], None] | None = None
+    seed: int | None = None
     best: dict[str, Tensor] = field(default_factory=dict)
     best_value: float = float("inf")
     best_update: int = -1
 
     def train(self, rows: Sequence[Any], plan: list[list[int]]) -> None:
-        """Go through the plan from wherever a checkpoint left off; the best weights are in place afterwards."""
-        self._resume()
-        start = self.learner.updates
-        for number in range(start, len(plan)):
-            began = time.perf_counter()
-            metrics = dict(self.step([rows[i] for i in plan[number]]))
-            last = number + 1 == len(plan)
-            if self.evaluate and (last or (self.evaluate_every and (number + 1) % self.evaluate_every == 0)):
-                metrics.update(self._evaluated())
-            self.run.log({**metrics, "time/step": time.perf_counter() - began}, number + 1)
-            if not last and (number + 1) % self.checkpoint_every == 0:
-                self._save(number + 1)
-            if self.progress:
-                self.progress(number + 1, len(plan), metrics)
-        self._save(len(plan))
+        """Go through the plan from wherever a checkpoint left off; the best weights are in place afterwards.
+
+        Raises:
+            TrainingError: too many updates had a loss or a gradient that was not finite.
+            Interrupted: a signal came; the update in hand is finished and saved.
+        """
+        with Stopping() as stopping, Checkpoints(self.run.path / "checkpoints", self.config.keep_checkpoints) as saved:
+            number, watchdog = self._resume(saved), Watchdog(self.run.path / "stacks.txt")
+            while number < len(plan) or stopping.asked:
+                if stopping.asked:
+                    self._save(saved, number)
+                    saved.wait()
+                    stopping.leave(number, len(plan), self.run.path)
+                began, skipped, chosen = time.perf_counter(), self.learner.skipped, [rows[i] for i in plan[number]]
+                if number in self._left_out:
+                    self.learner.updates = number = number + 1
+                    continue
+                with watchdog.step("update"), replayable(self.run, self.learner, number + 1, chosen):
+                    metrics = self._drawn(chosen, number)
+                if self._is_spike(metrics["loss"]):
+                    number = self._rewind(saved, number, chosen)
+                    continue
+                number, last = number + 1, number + 1 == len(plan)
+                if self.evaluate and (last or (self.evaluate_every and number % self.evaluate_every == 0)):
+                    metrics.update(self._evaluated())
+                if self.learner.skipped == skipped:
+                    self._losses.append(metrics["loss"])
+                    self.run.log({**metrics, "time/step": time.perf_counter() - began}, number)
+                if last or number % self.config.checkpoint_every == 0:
+                    self._save(saved, number)
+                if self.progress:
+                    self.progress(number, len(plan), metrics)
+        if not self._losses:
+            raise TrainingError(f"no update could be made: {self.learner.fault or 'there are no rows'}")
         if self.best:
             self._weights_from(self.best)
+
+    def _drawn(self, rows: list[Any], number: int) -> dict[str, float]:
+        """A step whose torch generators start from what the seed and its number say; they stand as before after it."""
+        device = self.learner.masters[0].device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(1_000_003 * (self.config.seed if self.seed is None else self.seed) + number)
+            return dict(self.step(rows))
 
     def _evaluated(self) -> Metrics:
         assert self.evaluate is not None
@@ -89,19 +125,58 @@ class SupervisedLoop:
             for index, parameter in enumerate(self.learner.parameters):
                 parameter.copy_(tensors[str(index)])
 
-    def _save(self, number: int) -> None:
+    def _save(self, saved: Checkpoints, number: int) -> None:
         tensors, values = self.learner.state()
         values = {**values, "best_value": self.best_value if self.best else None, "best_update": self.best_update}
-        save_checkpoint(self.run.path / "checkpoints", number, {**tensors, **prefixed("best", self.best)}, values)
+        self.run.flush()
+        saved.save(number, {**tensors, **prefixed("best", self.best)}, values)
 
-    def _resume(self) -> None:
-        found = load_latest(self.run.path / "checkpoints")
-        if found is None:
-            self.run.truncate(0)
-            return
-        tensors, values = found
-        self.learner.load_state(tensors, values)
-        self.best = unprefixed("best", tensors)
-        if self.best:
-            self.best_value, self.best_update = values["best_value"], values["best_update"]
+    def _resume(self, saved: Checkpoints) -> int:
+        """What the newest checkpoint holds, in place; the number of updates that were made."""
+        path = self.run.path / "left_out.json"
+        self._left_out: set[int] = set(read_json(path)) if path.is_file() else set()
+        found = saved.latest()
+        if found is None and self.config.rewind_spike:
+            self._save(saved, 0)
+        tensors, values = found or ({}, {"updates": 0})
+        if found is not None:
+            self.learner.load_state(tensors, values)
+            self.best = unprefixed("best", tensors)
+            if self.best:
+                self.best_value, self.best_update = values["best_value"], values["best_update"]
         self.run.truncate(values["updates"])
+        self._losses = [row["loss"] for row in self.run.metrics()]
+        return values["updates"]
+
+    def _is_spike(self, loss: float) -> bool:
+        recent = self._losses[-SPIKE_WINDOW:]
+        return (
+            self.config.rewind_spike is not None
+            and len(recent) == SPIKE_WINDOW
+            and loss > self.config.rewind_spike * statistics.median(recent)
+        )
+
+    def _rewind(self, saved: Checkpoints, number: int, rows: Sequence[Any]) -> int:
+        """Back to the last checkpoint; this update will be left out."""
+        keep_for_replay(self.run, number + 1, "its loss was a spike", rows)
+        write_json(self.run.path / "left_out.json", sorted({*self._left_out, number}))
+        self.best, self.best_value, self.best_update = {}, float("inf"), -1
+        return self._resume(saved)
+
+
+@contextlib.contextmanager
+def replayable(run: RunDirectory, learner: LocalLearner, step: int, rows: Sequence[Any]) -> Iterator[None]:
+    """Rows with which an update fails, or has to be left out, are kept in `skipped/`, with the reason."""
+    skipped = learner.skipped
+    try:
+        yield
+    finally:
+        if learner.skipped != skipped:
+            keep_for_replay(run, step, learner.fault, rows)
+
+
+def keep_for_replay(run: RunDirectory, step: int, reason: str, rows: Sequence[Any]) -> None:
+    """Write a step's rows to `skipped/step-N.json`: token ids and all, so that it can be made again."""
+    path = run.path / "skipped" / f"step-{step:06d}.json"
+    write_json(path, {"step": step, "reason": reason, "rows": [asdict(row) if is_dataclass(row) else row for row in rows]})
+    logging.getLogger(__name__).warning("step %d: %s; left out, its rows are in %s", step, reason, path)

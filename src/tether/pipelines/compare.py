@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from tether.assemble import Recipe, describe_sections
-from tether.core.config import build, dump
+from tether.core.config import build, parts
 from tether.core.errors import TrainingError
 from tether.core.rundir import RunDirectory, read_json
 from tether.core.types import Feedback
@@ -67,8 +67,7 @@ class Compare:
     def __init__(self, config: CompareConfig, announce: Callable[[str], Progress] | None = None) -> None:
         self.config, self.root = config, Path(config.run)
         self.announce = announce or (lambda phase: SILENT)
-        common = {k: v for k, v in dump(config).items() if k not in ("arms", "seeds")}
-        self.run_directory = RunDirectory.open(self.root, common)
+        self.run_directory = RunDirectory.open(self.root, parts(config, without=("run", "arms", "seeds")))
 
     def run(self) -> dict[str, Any]:
         """Everything that is missing; returns (and writes) the summary."""
@@ -113,7 +112,8 @@ class Compare:
     def _in_a_process(self, seed: int, name: str) -> None:
         command = [sys.executable, "-m", "tether.pipelines.compare", str(seed), name]
         bars: dict[str, Progress] = {}
-        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # In a session of its own, Ctrl-C reaches the child through its parent alone, once.
+        child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
         assert child.stdin is not None and child.stdout is not None
         try:
             child.stdin.write(json.dumps(self.config.model_dump(mode="json", exclude_unset=True)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from pydantic import Field, model_validator
 from tether.assemble import RewardSection, SFTSection, encoder_of, load_policy, local_engine
 from tether.core.config import Config
 from tether.core.protocols import Judge
-from tether.core.rundir import read_json, read_jsonl, write_json
+from tether.core.rundir import append_jsonl, read_json, read_jsonl, write_json, write_jsonl
 from tether.core.types import Comparison, Demonstration, Prompt, Rollout, Sampling, Score, assistant, user
 from tether.data.sources import split_by_group
 from tether.evaluation.distance import kl_to_reference
@@ -223,8 +222,7 @@ class Foundation:
             num_annotators=self.config.pairs.num_annotators,
             seed=self.config.seed,
         )
-        with (folder / "pairs.jsonl").open("w", encoding="utf-8") as file:
-            file.writelines(json.dumps(_pair_row(c), ensure_ascii=False) + "\n" for c in labelled.comparisons)
+        write_jsonl(folder / "pairs.jsonl", map(_pair_row, labelled.comparisons))
         summary = _pairs_summary(labelled, len(prompts), time.perf_counter() - start)
         write_json(folder / "summary.json", summary)
         return summary
@@ -248,11 +246,9 @@ class Foundation:
                     seed=self.config.seed,
                     ordinals=[n for n, _ in part],
                 )
-                with path.open("a", encoding="utf-8") as file:
-                    for group in groups:
-                        row = {"id": group.prompt.id, "responses": [r.text for r in group.rollouts]}
-                        file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                        done[group.prompt.id] = row["responses"]
+                fresh = {group.prompt.id: [r.text for r in group.rollouts] for group in groups}
+                append_jsonl(path, ({"id": name, "responses": texts} for name, texts in fresh.items()))
+                done |= fresh
                 bar(len(done), len(self.pair_prompts), {})
         return done
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -23,11 +24,11 @@ from tether.assemble import (
     settled,
     sft_role,
 )
-from tether.core.config import dump
 from tether.core.errors import ConfigError, MissingFileError
 from tether.core.rundir import write_json
 from tether.core.types import Comparison, Demonstration, Feedback, StepLabels
 from tether.data.sources import split_by_group
+from tether.learner.determinism import deterministic
 from tether.models.config import ModelConfig
 from tether.models.loading import load_model, save_model
 from tether.pipelines.measured import Progress
@@ -56,7 +57,7 @@ def run_sft(
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Fine-tune; the result is a plain transformers folder `folder/model`, adapters merged: the reference of all that follows."""
-    run, done = open_stage(folder, {"sft": dump(section), "model": dump(model), "seed": seed}, section.data)
+    run, done = open_stage(folder, {"sft": section, "model": model, "seed": seed}, section.data)
     if done is not None:
         return done
     rows, quarantine = rows_of(demonstrations, section.data, Demonstration, run, "sft")
@@ -86,7 +87,7 @@ def run_reward(
     Args:
         gold: the held-out pairs in their true order, if anybody knows it; reported apart from the noisy labels.
     """
-    run, done = open_stage(folder, {"reward": dump(section), "model": dump(model), "seed": seed}, section.data)
+    run, done = open_stage(folder, {"reward": section, "model": model, "seed": seed}, section.data)
     if done is not None:
         return done
     if section.objectives is not None:
@@ -127,7 +128,7 @@ def run_process(
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Train a process (or outcome) reward model on top of `model`; the result is the role in `folder/model`."""
-    run, done = open_stage(folder, {"process": dump(section), "model": dump(model), "seed": seed}, section.data)
+    run, done = open_stage(folder, {"process": section, "model": model, "seed": seed}, section.data)
     if done is not None:
         return done
     rows, quarantine = rows_of(solutions, section.data, StepLabels, run, "process")
@@ -151,7 +152,7 @@ def run_direct(
 ) -> dict[str, Any]:
     """Learn from comparisons or verdicts without a reward model; the result is the role in `folder/policy`."""
     name, kind = ("kto", Feedback) if isinstance(section, KTOSection) else ("direct", Comparison)
-    run, done = open_stage(folder, {name: dump(section), "model": dump(model), "seed": seed}, section.data)
+    run, done = open_stage(folder, {name: section, "model": model, "seed": seed}, section.data)
     if done is not None:
         return done
     found, quarantine = rows_of(rows, section.data, kind, run, name)
@@ -203,15 +204,16 @@ def run_recipe(recipe: Recipe, stages: Sequence[str], progress: Callable[[str], 
     """
     root, results = Path(recipe.run), {}
     root.mkdir(parents=True, exist_ok=True)
-    for name in stages:
-        section = getattr(recipe, name)
-        if section is None:
-            raise ConfigError(f"the recipe has no [{name}] section")
-        model = recipe.model if name == "sft" else stage_model(recipe, root)
-        bar = progress(name) if progress else None
-        reward = root / ("process" if getattr(section, "reward_source", None) == "process" else "reward") / "model"
-        results[name] = run_stage(name, section, model, root / name, recipe.seed, reward_folder=reward, progress=bar)
-        gc.collect()
+    with deterministic() if recipe.deterministic else contextlib.nullcontext():
+        for name in stages:
+            section = getattr(recipe, name)
+            if section is None:
+                raise ConfigError(f"the recipe has no [{name}] section")
+            model = recipe.model if name == "sft" else stage_model(recipe, root)
+            bar = progress(name) if progress else None
+            reward = root / ("process" if getattr(section, "reward_source", None) == "process" else "reward") / "model"
+            results[name] = run_stage(name, section, model, root / name, recipe.seed, reward_folder=reward, progress=bar)
+            gc.collect()
     return results
 
 

@@ -8,7 +8,6 @@ needed. Each round's policy starts from the SFT model, the reference, and every 
 from __future__ import annotations
 
 import gc
-import json
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,9 +33,9 @@ from tether.assemble import (
 )
 from tether.assemble.judge_config import JudgeConfig
 from tether.assemble.judges import chat_model
-from tether.core.config import Config, dump
+from tether.core.config import Config, parts
 from tether.core.errors import DataError, RunError
-from tether.core.rundir import RunDirectory, read_json, read_jsonl
+from tether.core.rundir import RunDirectory, read_json, read_jsonl, write_json, write_jsonl
 from tether.core.types import Comparison, Prompt, Sampling, Score, assistant
 from tether.data.sources import Quarantine, group_of, read, split_by_group
 from tether.learner.loop import epoch_order
@@ -133,9 +132,8 @@ class Loop:
     def __init__(self, config: LoopConfig, announce: Callable[[str], Progress] | None = None) -> None:
         self.config, self.root = config, Path(config.run)
         self.announce = announce or (lambda phase: lambda done, total, metrics: None)
-        rest = {k: v for k, v in dump(config).items() if k != "loop"}
-        rest["loop"] = {k: v for k, v in dump(config.loop).items() if k != "rounds"}
-        self.run_directory = RunDirectory.open(self.root, rest)
+        settled = {**parts(config, without=("run", "loop")), "loop": parts(config.loop, without=("rounds",))}
+        self.run_directory = RunDirectory.open(self.root, settled)
         sampling = Sampling(max_new_tokens=config.max_new_tokens, temperature=config.loop.temperature)
         self.ground = Foundation(config, self.root, sampling, config.engine_rows, self.announce)
         if config.loop.data is not None:
@@ -214,7 +212,7 @@ class Round:
             scores = list(reward.score([rollout for group in groups for rollout in group.rollouts]))
         found = iter(scores)
         rows = [_answer_row(group.prompt, [(r.text, next(found)) for r in group.rollouts]) for group in groups]
-        _write_rows(path, rows)
+        write_jsonl(path, rows)
         gc.collect()
         return rows
 
@@ -236,7 +234,7 @@ class Round:
             found.append(((places[pair.prompt], *sorted((texts.index(pair.first), texts.index(pair.second)))), pair.item))
         if not found:
             raise DataError(f"{self.folder}: the answers give no pair to judge: they are all alike. Sample more, or hotter")
-        _write_rows(self.folder / "pairs.jsonl", [{"place": place, "item": item, "chosen_by": how} for place, item in found])
+        write_jsonl(self.folder / "pairs.jsonl", [{"place": place, "item": item, "chosen_by": how} for place, item in found])
         return [place for place, _ in found]
 
     def _labelled(self, answers: Sequence[dict[str, Any]], chosen: Sequence[Pair]) -> dict[str, Any] | None:
@@ -258,7 +256,7 @@ class Round:
         bar = self.loop.announce(f"judge {self.number + 1}")
         found = judge.judge(rows, told=lambda done: bar(done // 2, len(rows), {}))
         failed = sum(one.log_odds is None for one in found)
-        (self.folder / "annotators.json").write_text(json.dumps({"judge": judge.name, "failed": failed}), encoding="utf-8")
+        write_json(self.folder / "annotators.json", {"judge": judge.name, "failed": failed})
         return judge.label(rows, found)
 
     def _pair(self, answers: Sequence[dict[str, Any]], place: int, a: int, b: int) -> Comparison:
@@ -291,7 +289,7 @@ class Round:
         )
         gold = {"majority_gold_agreement": labelled.majority_gold_agreement, "dropped": labelled.dropped_no_majority}
         values = {"noise": labelled.noise, **gold, "gold_of_answers": statistics.fmean(s for row in scores for s in row)}
-        (self.folder / "annotators.json").write_text(json.dumps(values), encoding="utf-8")
+        write_json(self.folder / "annotators.json", values)
         return labelled.comparisons
 
     def _asked(self, answers: Sequence[dict[str, Any]], chosen: Sequence[Pair], path: Path) -> dict[str, Any] | None:
@@ -387,9 +385,3 @@ def _answer_row(prompt: Prompt, answers: Sequence[tuple[str, Score | None]]) -> 
         "scores": [None if score is None else score.value for _, score in answers],
         "members": [[value for name, value in sorted(parts.items()) if name.startswith("member_")] for parts in known],
     }
-
-
-def _write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    partial = path.with_suffix(".partial")
-    partial.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
-    partial.rename(path)

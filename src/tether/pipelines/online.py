@@ -19,7 +19,6 @@ from tether.assemble import (
 )
 from tether.assemble.judge_config import JudgeConfig
 from tether.assemble.judges import score_judge
-from tether.core.config import dump
 from tether.core.errors import ConfigError, DataError, MissingFileError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Alarm, Problem, Prompt, Rollout, Score
@@ -60,7 +59,7 @@ def run_online(
         gold: held-out prompts, and a judge of their answers that nobody trains on, where `section.evaluate` asks for
             measurements; without it, prompts are set aside and the training's own reward judges.
     """
-    run, done = open_stage(folder, {name: dump(section), "model": dump(model), "seed": seed}, section.data)
+    run, done = open_stage(folder, {name: section, "model": model, "seed": seed}, section.data)
     if done is not None:
         return done
     if gold is not None and section.evaluate and section.evaluate.judge != "reward":
@@ -68,6 +67,8 @@ def run_online(
     rows, quarantine = _prompts(prompts, section, section.data, run, name)
     rows, test = _held_out(rows, section, run, name) if section.evaluate and gold is None else (rows, [])
     stage, loaded = online_stage(section, model, reward_folder, seed)
+    assert isinstance(stage.reward, FailureLimit)
+    stage.reward.keep_stacks(run.path / "stacks.txt")
     run.update_manifest(model={"source": loaded.source, "digest": loaded.digest}, reward=str(reward_folder))
     judged = Judged(*gold, "gold") if gold is not None else _judge(section, test, stage, model, reward_folder, name)
     evaluation = _evaluation(section, stage, encoder_of(loaded), judged, run, seed) if section.evaluate else None
@@ -89,7 +90,6 @@ def run_online(
         if evaluation.learner is not None:
             evaluation.restore()
         summary[evaluation.name] = evaluation.summary()
-    assert isinstance(stage.reward, FailureLimit)
     stage.reward.close()
     if stage.reward.reasons:
         summary["failed_rewards_by_reason"] = dict(stage.reward.reasons.most_common(10))

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from tether.assemble import DataConfig, load_rows
-from tether.core.errors import ConfigError
-from tether.core.rundir import RunDirectory, file_digest
+from tether.core.config import Config
+from tether.core.errors import ConfigError, RunError
+from tether.core.rundir import RunDirectory, file_digest, hold, read_json, release, write_json
 from tether.data.sources import Quarantine
+from tether.learner.checkpoint import complete_checkpoints
 from tether.pipelines.measured import peak_rss_bytes
 
 
@@ -18,7 +20,39 @@ def open_stage(folder: Path, config: dict[str, Any], data: DataConfig | None) ->
     """Its run directory, and its summary if it is complete."""
     local = [p for p in (data.paths if data else ()) if not p.startswith("hub:")]
     run = RunDirectory.open(folder, config, data=file_digest(local))
-    return run, run.summary() if run.complete else None
+    if run.complete:
+        return run, run.summary()
+    hold(folder)
+    return run, None
+
+
+def remember(root: Path, command: str, config: Config, stages: Sequence[str] = ()) -> None:
+    """Note in `root` what was started there, for `tether resume`.
+
+    From here on no other process works in `root`. A recipe that contradicts a stage which has begun is not noted: that stage will
+    say what differs, and the note stays right.
+    """
+    path, settings = root / "command.json", config.model_dump(mode="json", exclude_unset=True)
+    before = read_json(path)["config"] if path.is_file() else {}
+    begun = [name for name in stages if (root / name / "config.json").is_file()]
+    if not before or all(before.get(name) == settings.get(name) for name in begun):
+        write_json(path, {"command": command, "stages": list(stages), "config": settings})
+    hold(root)
+
+
+def remembered(place: Path) -> tuple[Path, dict[str, Any]]:
+    """The run directory that `place` is or lies in, and what was started there.
+
+    Raises:
+        RunError: nothing was, by tether's command line.
+    """
+    for root in (place, *place.parents)[:4]:
+        if (root / "command.json").is_file():
+            return root, read_json(root / "command.json")
+    raise RunError(
+        f"{place} is not in a run directory that a command of tether made. Give such a folder; a run that your own code opened "
+        "goes on when that code runs again."
+    )
 
 
 def rows_of(
@@ -34,10 +68,12 @@ def rows_of(
 
 
 def finish_stage(run: RunDirectory, summary: dict[str, Any], quarantine: Quarantine | None) -> dict[str, Any]:
-    """Write the summary; its checkpoints have had their day."""
+    """Write the summary; its one checkpoint has had its day, several were asked for."""
     if quarantine is not None:
         summary["quarantine"] = quarantine.summary()
     summary["peak_rss_bytes"] = peak_rss_bytes()
     run.finish(summary)
-    shutil.rmtree(run.path / "checkpoints", ignore_errors=True)
+    release(run.path)
+    if len(complete_checkpoints(run.path / "checkpoints")) < 2:
+        shutil.rmtree(run.path / "checkpoints", ignore_errors=True)
     return summary

@@ -7,7 +7,6 @@ Coste et al. 2023 (https://arxiv.org/abs/2310.02743) and the averaged weights of
 from __future__ import annotations
 
 import gc
-import json
 import random
 import statistics
 from collections.abc import Callable, Sequence
@@ -21,9 +20,9 @@ from pydantic import Field, model_validator
 from tether.algorithms.overoptimization import best_of_n_estimate, fit_overoptimization, kl_best_of_n
 from tether.algorithms.reward_ensembles import Combine
 from tether.assemble import PPOSection, RewardSection, learned_reward, local_engine
-from tether.core.config import Config, dump
+from tether.core.config import Config, parts
 from tether.core.errors import ConfigError
-from tether.core.rundir import RunDirectory, read_json, read_jsonl, write_json
+from tether.core.rundir import RunDirectory, append_jsonl, read_json, read_jsonl, write_json
 from tether.core.types import Comparison, Prompt, Rollout, StopReason
 from tether.data.sources import split_by_group
 from tether.evaluation.winrate import bootstrap_mean
@@ -117,8 +116,7 @@ class Overopt:
     def __init__(self, config: OveroptConfig, announce: Callable[[str], Progress] | None = None) -> None:
         self.config, self.root = config, Path(config.run)
         self.announce = announce or (lambda phase: lambda done, total, metrics: None)
-        varied = ("proxies", "seeds")
-        self.run_directory = RunDirectory.open(self.root, {k: v for k, v in dump(config).items() if k not in varied})
+        self.run_directory = RunDirectory.open(self.root, parts(config, without=("run", "proxies", "seeds")))
 
     def run(self) -> dict[str, Any]:
         """Everything that is missing; returns (and writes) the summary."""
@@ -215,8 +213,7 @@ class Pool:
                 )
                 answers = [{"ids": r.response_ids, "text": r.text, "stop": r.stop_reason.value} for r in group.rollouts]
                 done[prompt.id] = {"id": prompt.id, "prompt_ids": group.rollouts[0].prompt_ids, "answers": answers}
-                with path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(done[prompt.id], ensure_ascii=False) + "\n")
+                append_jsonl(path, [done[prompt.id]])
                 bar(len(done), len(self.prompts), {})
         return [self._rollout(p, done[p.id], i) for p in self.prompts for i in range(count)]
 

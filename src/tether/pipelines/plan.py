@@ -39,7 +39,8 @@ from tether.models.config import TINY, ModelConfig
 from tether.models.fused import fuse
 from tether.models.heads import ScalarHead
 from tether.models.kernels import library
-from tether.models.loading import pick_attention, pick_dtype, resolve
+from tether.models.loading import pick_attention, pick_dtype
+from tether.models.pretrained import resolve
 from tether.models.trunk import Role
 from tether.pipelines.devices import Device
 
@@ -128,17 +129,18 @@ def shape_config(model: ModelConfig, shape: str | None = None) -> Any:
     return AutoConfig.from_pretrained(resolve(model)[0], trust_remote_code=model.trust_remote_code)
 
 
-def plan(recipe: Recipe, device: Device, *, shape: str | None = None, prompt_tokens: int = 128) -> Plan:
+def plan(recipe: Recipe, device: Device, *, shape: str | None = None, prompt_tokens: int = 128, advise: bool = False) -> Plan:
     """Predict every stage of a recipe; where it does not fit, try what would make it fit.
 
     Args:
         shape: see `shape_config`.
         prompt_tokens: length of the prompts; how long they really are is in the data.
+        advise: try it where it fits, too.
     """
     config = shape_config(recipe.model, shape)
     planner = _Planner(recipe, device, config, prompt_tokens)
     made = Plan(device, planner.parameters, planner.stages())
-    if not made.fits:
+    if advise or not made.fits:
         for what, changed in _changes(recipe):
             made.advice.append((what, max(s.peak for s in _Planner(changed, device, config, prompt_tokens).stages())))
         made.advice.sort(key=lambda row: row[1])

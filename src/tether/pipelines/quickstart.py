@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,8 +11,8 @@ from typing import Any, Literal
 from pydantic import ValidationError, model_validator
 
 from tether.assemble import PPOSection, load_policy
-from tether.core.config import dump
-from tether.core.rundir import RunDirectory, file_digest, read_json, write_json
+from tether.core.config import parts
+from tether.core.rundir import RunDirectory, file_digest, read_json, write_json, write_jsonl
 from tether.core.types import Prompt, Sampling
 from tether.pipelines.foundation import DATA, Foundation, FoundationConfig, gain_over
 from tether.pipelines.measured import Progress, peak_rss_bytes
@@ -60,10 +59,8 @@ class Quickstart:
         self.root = Path(config.run)
         self.announce = announce or (lambda phase: lambda done, total, metrics: None)
         data = file_digest([DATA / "prompts.jsonl", DATA / "demonstrations.jsonl"])
-        common = {k: v for k, v in dump(config).items() if k != "arms"}
-        self.run_directory = RunDirectory.open(
-            self.root, common, data={Path(k).name: v for k, v in data.items()}, seed=config.seed
-        )
+        common, read = parts(config, without=("run", "arms")), {Path(k).name: v for k, v in data.items()}
+        self.run_directory = RunDirectory.open(self.root, common, data=read, seed=config.seed)
         sampling = Sampling(max_new_tokens=config.ppo.max_new_tokens, temperature=config.ppo.temperature)
         self.foundation = Foundation(config, self.root, sampling, config.ppo.engine_rows, self.announce)
 
@@ -166,4 +163,4 @@ class Quickstart:
                     "arms": others,
                 }
             )
-        path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+        write_jsonl(path, rows)

@@ -11,7 +11,6 @@ from typing import Any
 
 from tether.assemble import RewardSection, encoder_of, reward_role, save_trained, settled
 from tether.assemble.roles import MEMBER_STRIDE, member_role
-from tether.core.config import dump
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison
 from tether.data.comparisons import Ranking
@@ -49,7 +48,7 @@ class RewardMembers:
         for number in range(self.section.members):
             one = RunDirectory.open(
                 self._folder(run, number),
-                {"reward": dump(self.section), "model": dump(self.settings), "seed": self.seed, "member": number},
+                {"reward": self.section, "model": self.settings, "seed": self.seed, "member": number},
                 model={"source": self.loaded.source, "digest": self.loaded.digest},
             )
             stage = self._stage(one, number)
@@ -120,9 +119,7 @@ class RewardMembers:
     def _distill(self, split: Split, run: RunDirectory, progress: Progress | None) -> dict[str, Any]:
         """One more model, which learns what the members say together; its summary."""
         assert self.section.distill is not None
-        one = RunDirectory.open(
-            run.path / "student", {"reward": dump(self.section), "model": dump(self.settings), "seed": self.seed}
-        )
+        one = RunDirectory.open(run.path / "student", {"reward": self.section, "model": self.settings, "seed": self.seed})
         role = reward_role(self.loaded, self.section, self.seed, self.section.members)
         self.loaded = replace(self.loaded, model=role.model)
         self.one = student = Distillation(settled(self.section, RewardConfig), role, encoder_of(self.loaded))

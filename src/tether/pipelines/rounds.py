@@ -11,7 +11,6 @@ the token ids that were sampled, so that these are trained, not what their text 
 
 from __future__ import annotations
 
-import json
 import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -20,10 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from tether.assemble import RoundsSection, encoder_of, load_rows, local_engine, save_trained
-from tether.core.config import dump
 from tether.core.errors import ConfigError, DataError
 from tether.core.protocols import Engine, RewardSource
-from tether.core.rundir import RunDirectory, file_digest, read_json, read_jsonl
+from tether.core.rundir import RunDirectory, file_digest, read_json, read_jsonl, write_jsonl
 from tether.core.types import Demonstration, Prompt, Sampling
 from tether.data.chat import ChatEncoder
 from tether.data.comparisons import Ranking
@@ -63,7 +61,7 @@ def run_rounds(
     """
     if (reward is None) != (section.method == "spin"):
         raise ConfigError(f"rounds.method = {section.method!r} {'needs a' if reward is None else 'takes no'} reward source")
-    config = {"rounds": dump(section), "model": dump(model), "seed": seed}
+    config = {"rounds": section, "model": model, "seed": seed}
     paths = [p for p in (section.data.paths if section.data else ()) if not p.startswith("hub:")]
     run = RunDirectory.open(folder, config, data=file_digest(paths))
     if run.complete:
@@ -106,9 +104,7 @@ class _Round:
             engine = local_engine(policy, loaded, max_rows=self.section.engine_rows)
             made, counts = self._against_samples(rows, engine, encoder) if reward is None else self._ordered(rows, engine, reward)
             run.update_manifest(model={"source": loaded.source, "digest": loaded.digest}, sampling=counts)
-            partial = path.with_suffix(".partial")
-            partial.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in made), encoding="utf-8")
-            partial.rename(path)
+            write_jsonl(path, made)
             del engine  # with its copies of weights
         rankings = [_ranking(row, encoder) for row in read_jsonl(path)]
         pairs = [ranking for ranking in rankings if max(map(len, ranking.sequences)) <= config.max_length]

@@ -16,7 +16,9 @@ from pydantic import Field
 from tether.core.config import Config
 from tether.core.errors import ConfigError, MissingFileError, RewardError
 from tether.core.protocols import RewardSource
+from tether.core.secrets import redact
 from tether.core.types import Prompt, Rollout, Score
+from tether.core.watchdog import dump_stacks, logger, place
 
 WINDOW = 10
 """Calls over which the share of failures is taken."""
@@ -31,6 +33,9 @@ class FunctionConfig(Config):
     call: str = Field(description="module:name, or path/to/file.py:name; (prompts, responses) -> a number for each")
     batch: int = Field(default=8, ge=1, description="responses a call; those of a call that fails are left out together")
     time_limit: float = Field(default=60.0, gt=0, description="seconds a call")
+    dump_after: float = Field(
+        default=30.0, gt=0, description="seconds after which a call's stacks go to stacks.txt of the run; at time_limit if later"
+    )
 
 
 def load_function(call: str) -> Function:
@@ -66,12 +71,20 @@ def _from_file(path: Path) -> Any:
 
 
 class FunctionReward:
-    """Speaks core.protocols.RewardSource. What cannot be used becomes a failed score that names its reason."""
+    """Speaks core.protocols.RewardSource. What cannot be used becomes a failed score that names its reason.
+
+    Args:
+        dump_after: seconds after which a call's stacks are written down, once a call; the first time it is also said where it is.
+
+    `stacks` is the file for them; it is None, and then nothing is written, until the run sets it.
+    """
 
     name = "function"
+    stacks: Path | None = None
 
-    def __init__(self, function: Function, *, batch: int = 8, time_limit: float = 60.0) -> None:
-        self.function, self.batch, self.time_limit = function, batch, time_limit
+    def __init__(self, function: Function, *, batch: int = 8, time_limit: float = 60.0, dump_after: float = 30.0) -> None:
+        self.function, self.batch, self.time_limit, self.dump_after = function, batch, time_limit, min(dump_after, time_limit)
+        self._said = False
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [
@@ -90,9 +103,11 @@ class FunctionReward:
 
         thread = threading.Thread(target=work, daemon=True, name="reward function")
         thread.start()
-        thread.join(self.time_limit)
+        thread.join(self.dump_after)
+        where = self._hangs(thread) if thread.is_alive() else ""
+        thread.join(self.time_limit - self.dump_after)
         if not answer:
-            return _failed(rollouts, f"gave no answer within {self.time_limit:g} s")
+            return _failed(rollouts, f"gave no answer within {self.time_limit:g} s" + where)
         if isinstance(answer[0], BaseException):
             return _failed(rollouts, f"raised {type(answer[0]).__name__}: {answer[0]}")
         try:
@@ -103,9 +118,21 @@ class FunctionReward:
             return _failed(rollouts, f"returned {len(values)} scores for {len(rollouts)} responses")
         return [_score(value) for value in values]
 
+    def _hangs(self, thread: threading.Thread) -> str:
+        """Where the call is, to the terminal once and with all stacks to the file."""
+        code = getattr(self.function, "__code__", None)
+        where = f"in {place(thread.ident or 0, code.co_filename if code else None)}"
+        message = f"the reward function has taken {self.dump_after:g} s so far, {where}"
+        if self.stacks is not None:
+            dump_stacks(self.stacks, message)
+        if not self._said:
+            self._said = True
+            logger.warning("%s%s", message, "" if self.stacks is None else f"; all stacks: {self.stacks}")
+        return f", it was {where}"
+
 
 def _failed(rollouts: Sequence[Rollout], reason: str) -> list[Score]:
-    return [Score(None, reason=f"the reward function {reason}")] * len(rollouts)
+    return [Score(None, reason=redact(f"the reward function {reason}"))] * len(rollouts)  # an error may quote a server's key
 
 
 def _score(value: Any) -> Score:
@@ -155,6 +182,11 @@ class FailureLimit:
                 "Mend the reward and start the same command again: it goes on from the last step"
             )
         return scores
+
+    def keep_stacks(self, path: Path) -> None:
+        """Where the stacks of calls that hang go, if the source writes them down."""
+        if isinstance(self.source, FunctionReward):
+            self.source.stacks = path
 
     def judge(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """Scores that mean the same at every step, for measurements."""

@@ -25,10 +25,11 @@ from tether.core.errors import ConfigError, DataError
 from tether.core.types import Message, Problem, Prompt, Rollout, Score, user
 from tether.data.formats.fields import fold
 from tether.data.formats.problems import boxed_answer
+from tether.rewards import code
 from tether.rewards.sandbox import Reply, Sandbox
 
-Kind = Literal["math", "gsm8k", "numeric", "exact", "reasoning-gym"]
-Mark = Literal["boxed", "hashes", "phrase", "tag", "last-number", "whole"]
+Kind = Literal["math", "gsm8k", "numeric", "exact", "reasoning-gym", "code"]
+Mark = Literal["boxed", "hashes", "phrase", "tag", "last-number", "fence", "whole"]
 
 MARKS: dict[str, tuple[Mark, ...]] = {
     "math": ("boxed",),
@@ -36,6 +37,7 @@ MARKS: dict[str, tuple[Mark, ...]] = {
     "numeric": ("hashes", "phrase"),
     "exact": ("whole",),
     "reasoning-gym": ("tag",),
+    "code": ("fence", "whole"),
 }
 FORMATS = {
     "think-answer": r"<think>(?:(?!</?(?:think|answer)>).)*</think>\s*<answer>(?:(?!</?(?:think|answer)>).)*</answer>",
@@ -43,6 +45,7 @@ FORMATS = {
     "hashes": r"(?:(?!####).)*\n#### [^\n]+",
 }
 """Whole responses, outer white space aside: each mark stands exactly once."""
+CODE_GRACE = 5.0
 PACKAGES = {"math": "math-verify", "gsm8k": "math-verify", "reasoning-gym": "reasoning-gym"}
 ANSWER_TAG_INSTRUCTION = "Write your final answer, and nothing else, between <answer> and </answer>."
 
@@ -62,6 +65,7 @@ class VerifiableConfig(Config):
         "with format = 'think-answer')",
     )
     tolerance: float = Field(default=1e-6, ge=0, description="numeric: |answer - known| <= tolerance * max(1, |known|)")
+    credit: Literal["all", "share"] = Field(default="all", description="code: 1 for all tests met or 0, or the share of them")
     format: Literal["think-answer", "boxed", "hashes"] | None = None
     format_pattern: str | None = Field(
         default=None, description="a regular expression for the whole response; . matches new lines"
@@ -77,8 +81,9 @@ class VerifiableConfig(Config):
             raise ValueError("format and format_pattern are two ways to say the same; remove one")
         if self.pattern is None and "format_weight" in self.model_fields_set:
             raise ValueError("format_weight has no effect without a format; remove it, or set format or format_pattern")
-        if self.kind != "numeric" and "tolerance" in self.model_fields_set:
-            raise ValueError(f"tolerance has no effect with kind = {self.kind!r}; remove it or choose 'numeric'")
+        for name, kind in (("tolerance", "numeric"), ("credit", "code")):
+            if self.kind != kind and name in self.model_fields_set:
+                raise ValueError(f"{name} has no effect with kind = {self.kind!r}; remove it or choose {kind!r}")
         try:
             re.compile(self.pattern or "")
         except re.error as error:
@@ -113,8 +118,12 @@ class VerifiableReward:
         self.config = config
         self.failures: Counter[str] = Counter()
         settings = {"kind": config.kind, "marks": config.marks, "pattern": config.pattern, "tolerance": config.tolerance}
-        limits = {"workers": config.workers, "seconds": config.time_limit, "memory_mb": config.memory_mb}
-        self._sandbox = Sandbox("tether.rewards.verifiable:make_check", settings, **limits)
+        limits: dict[str, Any] = {"workers": config.workers, "seconds": config.time_limit, "memory_mb": config.memory_mb}
+        if config.kind == "code":  # a program's time is up before its worker's is
+            limits |= {"seconds": config.time_limit + CODE_GRACE, "guarded": False}
+            self._sandbox = Sandbox("tether.rewards.code:make_runner", {"seconds": config.time_limit}, **limits)
+        else:
+            self._sandbox = Sandbox("tether.rewards.verifiable:make_check", settings, **limits)
 
     def __enter__(self) -> VerifiableReward:
         return self
@@ -132,10 +141,32 @@ class VerifiableReward:
         Raises:
             DataError: a prompt does not carry what its check needs.
         """
+        if self.config.kind == "code":
+            return self._score_programs(rollouts)
         needed = ("answer", "task", "config", "entry") if self.config.kind == "reasoning-gym" else ("answer",)
         replies = self._sandbox.run([{"text": r.text, **_known(r.prompt, needed)} for r in rollouts])
         self.failures.update(reply.failure for reply in replies if reply.failure)
         return [self._score(reply) for reply in replies]
+
+    def _score_programs(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """A program that hangs, dies or fails its tests is wrong (0); None is left for a worker that could not run it."""
+        tests = [code.read_tests(r.prompt.metadata.get("tests") or _known(r.prompt, ("answer",))["answer"]) for r in rollouts]
+        programs = [find_answer(r.text, self.config.marks) for r in rollouts]
+        replies = self._sandbox.run([code.request(p or "", t) for p, t in zip(programs, tests, strict=True)])
+        self.failures.update(reply.failure for reply in replies if reply.failure)
+        wanted = re.compile(self.config.pattern, re.DOTALL) if self.config.pattern is not None else None
+        scores = []
+        for rollout, asked, program, reply in zip(rollouts, tests, programs, replies, strict=True):
+            if not reply.failure:
+                share, reason = code.verdicts(asked, reply.result)
+                parts = {"correct": share if self.config.credit == "share" else float(share == 1.0)}
+                if program is None:
+                    parts, reason = {"correct": 0.0}, f"no program found (looked for: {', '.join(self.config.marks)})"
+                if wanted is not None:
+                    parts["format"] = float(wanted.fullmatch(rollout.text.strip()) is not None)
+                reply = Reply({"parts": parts, "reason": reason})
+            scores.append(self._score(reply))
+        return scores
 
     def _score(self, reply: Reply) -> Score:
         if reply.failure:
@@ -251,6 +282,7 @@ _FINDERS: dict[str, Callable[[str], str | None]] = {
     "phrase": partial(_last, _PHRASE),
     "tag": partial(_last, _TAG),
     "last-number": lambda text: _last(_NUMBER, _plain(text)),
+    "fence": lambda text: (code.FENCE.findall(text) or [None])[-1],
     "whole": lambda text: text.strip() or None,
 }
 

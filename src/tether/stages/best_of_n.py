@@ -16,13 +16,12 @@ from pydantic import Field, model_validator
 
 from tether.algorithms.overoptimization import kl_best_of_n
 from tether.algorithms.preference_losses import negative_log_likelihood
-from tether.core.config import Config
 from tether.core.protocols import Engine, Monitor, RewardSource
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Rollout, Sampling, Score
 from tether.data.batches import TokenBatch, cut_batches, make_batch
 from tether.data.chat import ChatEncoder, Encoded
-from tether.learner.config import OptimizerConfig
+from tether.learner.config import OptimizerConfig, SavedConfig
 from tether.learner.local import LocalLearner
 from tether.learner.loop import epoch_order
 from tether.models.trunk import Role
@@ -30,7 +29,7 @@ from tether.stages.experience import Clock, distinct
 from tether.stages.policy import WeightAverage, train
 
 
-class BestOfNConfig(Config):
+class BestOfNConfig(SavedConfig):
     """Settings of the stage; lengths are in tokens."""
 
     steps: int = Field(default=20, ge=1, description="rounds: sample, keep, imitate")

@@ -29,7 +29,7 @@ from tether.core.types import Comparison
 from tether.data.chat import ChatEncoder
 from tether.data.comparisons import Ranking, cut_rankings, pairs_of, prepare_comparisons
 from tether.evaluation.winrate import pairwise_accuracy
-from tether.learner.config import OptimizerConfig
+from tether.learner.config import OptimizerConfig, SupervisedConfig
 from tether.learner.local import LocalLearner
 from tether.learner.loop import SupervisedLoop, plan_updates
 from tether.models.trunk import Role
@@ -81,7 +81,7 @@ class PairLossConfig(Config):
         return float(self.loss == "orpo") if self.likelihood_weight is None else self.likelihood_weight
 
 
-class DirectConfig(PairLossConfig):
+class DirectConfig(PairLossConfig, SupervisedConfig):
     """Settings of the stage; lengths are in tokens."""
 
     section: ClassVar[str] = "direct"
@@ -95,8 +95,6 @@ class DirectConfig(PairLossConfig):
     max_length: int = Field(default=1024, ge=8, description="longer responses are left out and counted")
     heldout_fraction: float = Field(default=0.1, ge=0, lt=1)
     evaluate_every: int = Field(default=0, ge=0, description="updates between evaluations; 0: only at the end")
-    checkpoint_every: int = Field(default=20, ge=1)
-    seed: int = 0
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-6)
 
     @model_validator(mode="after")
@@ -240,9 +238,9 @@ class Direct:
             run,
             self.learner,
             self.step,
+            config,
             evaluate=evaluated if test and config.evaluate_every else None,
             evaluate_every=config.evaluate_every,
-            checkpoint_every=config.checkpoint_every,
             progress=progress,
         )
         loop.train(train, plan)

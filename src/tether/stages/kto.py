@@ -19,14 +19,13 @@ from pydantic import Field
 from torch import Tensor
 
 from tether.algorithms.preference_losses import kto_loss
-from tether.core.config import Config
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison, Feedback
 from tether.data.batches import cut_batches
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.comparisons import cut_rankings
 from tether.data.feedback import Judged, mismatched, prepare_feedback, verdicts_of
-from tether.learner.config import OptimizerConfig
+from tether.learner.config import OptimizerConfig, SupervisedConfig
 from tether.learner.local import LocalLearner
 from tether.learner.loop import SupervisedLoop, plan_updates
 from tether.models.trunk import Role
@@ -36,7 +35,7 @@ RECOMMENDED_BALANCE = (1.0, 4 / 3)
 """What the paper's eq. 8 asks of λ_D n_D / λ_U n_U."""
 
 
-class KTOConfig(Config):
+class KTOConfig(SupervisedConfig):
     """Settings of the stage; lengths are in tokens."""
 
     beta: float = Field(default=0.1, gt=0, description="strength of the tether")
@@ -56,8 +55,6 @@ class KTOConfig(Config):
     micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
     heldout_fraction: float = Field(default=0.1, ge=0, lt=1)
     evaluate_every: int = Field(default=0, ge=0, description="updates between evaluations; 0: only at the end")
-    checkpoint_every: int = Field(default=20, ge=1)
-    seed: int = 0
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-6)
 
     def weights(self, num_desirable: int, num_undesirable: int) -> tuple[float, float]:
@@ -182,9 +179,9 @@ class KTO:
             run,
             self.learner,
             self.step,
+            config,
             evaluate=evaluated if test and config.evaluate_every else None,
             evaluate_every=config.evaluate_every,
-            checkpoint_every=config.checkpoint_every,
             progress=progress,
         )
         loop.train(train, plan)

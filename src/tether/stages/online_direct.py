@@ -19,7 +19,7 @@ from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, Score
 from tether.data.chat import ChatEncoder
 from tether.data.comparisons import Ranking
-from tether.learner.config import OptimizerConfig
+from tether.learner.config import OptimizerConfig, SavedConfig
 from tether.learner.local import LocalLearner
 from tether.models.trunk import Role
 from tether.stages.direct import REFERENCE_FREE, PairLoss, PairLossConfig, margins_of, preferred
@@ -28,7 +28,7 @@ from tether.stages.policy import WeightAverage, train
 from tether.stages.reference import Likelihoods
 
 
-class OnlineDirectConfig(PairLossConfig):
+class OnlineDirectConfig(PairLossConfig, SavedConfig):
     """Settings of the stage; lengths are in tokens."""
 
     section: ClassVar[str] = "online_direct"

@@ -12,14 +12,18 @@ from torch import Tensor
 from tether.core.errors import DataError, RewardError, TrainingError
 from tether.core.protocols import Engine, Monitor, RewardSource
 from tether.core.rundir import RunDirectory
+from tether.core.stopping import Stopping
 from tether.core.types import Prompt, Rollout, Score
-from tether.learner.checkpoint import load_latest, prefixed, save_checkpoint, unprefixed
+from tether.core.watchdog import Watchdog
+from tether.learner.checkpoint import Checkpoints, prefixed, unprefixed
 from tether.learner.local import LocalLearner
-from tether.learner.loop import epoch_order
+from tether.learner.loop import epoch_order, keep_for_replay
 from tether.stages.experience import Experience
 from tether.stages.policy_config import PolicyConfig
 
 T = TypeVar("T")
+Step = tuple[dict[str, float], list[Rollout], list[Score]]
+"""What a step leaves: its metrics, all rollouts and their proxy scores."""
 
 
 def clipped_epochs(
@@ -118,7 +122,7 @@ class PolicyStage(Protocol):
     engine: Engine
     reward: RewardSource
 
-    def step(self, prompts: Sequence[Prompt], number: int) -> tuple[dict[str, float], list[Rollout], list[Score]]: ...
+    def step(self, prompts: Sequence[Prompt], number: int) -> Step: ...
     def state(self) -> dict[str, Any]: ...
     def load_state(self, values: Mapping[str, Any]) -> None: ...
 
@@ -147,35 +151,52 @@ def train(
     config, start = stage.config, time.perf_counter()
     if not prompts:
         raise DataError(f"{type(stage).__name__} needs at least one prompt")
-    stops = lambda: stage.state().get("stopped") or (ended is not None and ended())  # noqa: E731
-    for number in range(_resume(stage, run, monitor), config.steps):
-        if stops():
-            break
-        try:
-            metrics, rollouts, scores = stage.step(prompts_of(prompts, config, number), number)
-        except RewardError:
-            if number:
-                _save(stage, run, number, monitor)
-            raise
-        if isinstance(stage.reward, Follower):
-            metrics.update(stage.reward.learn(scores))
-        if on_step is not None:
-            metrics.update(on_step(number + 1, metrics))
-        if monitor is not None:
-            alarms = monitor.observe(number + 1, metrics, rollouts, scores)
-            run.alarm(alarms)
-            metrics["alarms"] = float(len(alarms))
-        run.log(metrics, number + 1)
-        run.sample(
-            {"step": number + 1, "prompt": r.prompt.text, "response": r.text, "proxy": s.value, "stop": r.stop_reason.value}
-            for r, s in _spread(list(zip(rollouts, scores, strict=True)), config.sample_rows)
-        )
-        if (number + 1) % config.checkpoint_every == 0 or number + 1 == config.steps or stops():
-            _save(stage, run, number + 1, monitor)
-        if progress:
-            progress(number + 1, config.steps, metrics)
+    ends = lambda: stage.state().get("stopped") or (ended is not None and ended())  # noqa: E731
+    with Stopping() as stopping, Checkpoints(run.path / "checkpoints", config.keep_checkpoints) as saved:
+        done, watchdog = _resume(stage, run, saved, monitor), Watchdog(run.path / "stacks.txt")
+        while stopping.asked or (done < config.steps and not ends()):
+            if stopping.asked:
+                _save(stage, run, saved, done, monitor)
+                saved.wait()
+                stopping.leave(done, config.steps, run.path)
+            try:
+                with watchdog.step():
+                    metrics, rollouts, scores = _kept(stage, run, prompts_of(prompts, config, done), done)
+            except RewardError:
+                if done:
+                    _save(stage, run, saved, done, monitor)
+                raise
+            done += 1
+            if isinstance(stage.reward, Follower):
+                metrics.update(stage.reward.learn(scores))
+            if on_step is not None:
+                metrics.update(on_step(done, metrics))
+            if monitor is not None:
+                alarms = monitor.observe(done, metrics, rollouts, scores)
+                run.alarm(alarms)
+                metrics["alarms"] = float(len(alarms))
+            run.log(metrics, done)
+            run.sample(
+                {"step": done, "prompt": r.prompt.text, "response": r.text, "proxy": s.value, "stop": r.stop_reason.value}
+                for r, s in _spread(list(zip(rollouts, scores, strict=True)), config.sample_rows)
+            )
+            if done % config.checkpoint_every == 0 or done == config.steps or ends():
+                _save(stage, run, saved, done, monitor)
+            if progress:
+                progress(done, config.steps, metrics)
     stage.average.apply()
     return {**_summary(run.metrics()), "seconds": run.seconds(start)}
+
+
+def _kept(stage: PolicyStage, run: RunDirectory, prompts: Sequence[Prompt], number: int) -> Step:
+    """A step; its rollouts are kept where an update had to be left out."""
+    skipped, rollouts = stage.learner.skipped, []
+    try:
+        metrics, rollouts, scores = stage.step(prompts, number)
+    finally:
+        if stage.learner.skipped != skipped:
+            keep_for_replay(run, number + 1, stage.learner.fault, rollouts or prompts)
+    return metrics, rollouts, scores
 
 
 def prompts_of(prompts: Sequence[Prompt], config: Any, number: int) -> list[Prompt]:
@@ -185,17 +206,18 @@ def prompts_of(prompts: Sequence[Prompt], config: Any, number: int) -> list[Prom
     return [prompts[orders[p // count][p % count]] for p in places]
 
 
-def _save(stage: PolicyStage, run: RunDirectory, number: int, monitor: Monitor | None) -> None:
+def _save(stage: PolicyStage, run: RunDirectory, saved: Checkpoints, number: int, monitor: Monitor | None) -> None:
     tensors, values = stage.learner.state()
     average = prefixed("ema", {str(i): t for i, t in enumerate(stage.average.tensors or [])})
     more = {} if monitor is None else {"monitor": monitor.state()}
     if isinstance(stage.reward, Follower):
         more["reward"] = stage.reward.state()
-    save_checkpoint(run.path / "checkpoints", number, {**tensors, **average}, {**values, **stage.state(), **more})
+    run.flush()
+    saved.save(number, {**tensors, **average}, {**values, **stage.state(), **more})
 
 
-def _resume(stage: PolicyStage, run: RunDirectory, monitor: Monitor | None) -> int:
-    found = load_latest(run.path / "checkpoints")
+def _resume(stage: PolicyStage, run: RunDirectory, saved: Checkpoints, monitor: Monitor | None) -> int:
+    found = saved.latest()
     if found is None:
         run.truncate(0)
         return 0

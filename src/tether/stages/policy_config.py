@@ -9,7 +9,7 @@ from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from tether.core.config import Config
 from tether.core.types import Sampling
-from tether.learner.config import OptimizerConfig
+from tether.learner.config import OptimizerConfig, SavedConfig
 
 Algorithm = Literal["ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "rloo", "reinforce++", "reinforce++_baseline"]
 
@@ -52,7 +52,7 @@ class KLConfig(Config):
     report: bool = Field(default=True, description="run the reference at coefficient 0 too, to know how far the policy has moved")
 
 
-class PolicyConfig(Config):
+class PolicyConfig(SavedConfig):
     """Settings of a policy-gradient stage; lengths are in tokens. `algorithm` fills in what is not said."""
 
     algorithm: Algorithm = "ppo"

@@ -18,7 +18,6 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from tether.algorithms.process import right_probabilities, step_cross_entropy
-from tether.core.config import Config
 from tether.core.errors import DataError
 from tether.core.rundir import RunDirectory, write_json
 from tether.core.types import StepLabels
@@ -28,13 +27,13 @@ from tether.data.packing import cut_by_tokens
 from tether.data.sources import split_by_group
 from tether.data.steps import Solution, StepEncoder, branching_batch, branching_length, encode_solutions, step_states
 from tether.evaluation.process import compare_with_chance
-from tether.learner.config import OptimizerConfig
+from tether.learner.config import OptimizerConfig, SupervisedConfig
 from tether.learner.local import LocalLearner
 from tether.learner.loop import SupervisedLoop, plan_updates
 from tether.models.trunk import Role
 
 
-class ProcessRewardConfig(Config):
+class ProcessRewardConfig(SupervisedConfig):
     """Settings of the stage; lengths are in tokens."""
 
     target: Literal["process", "outcome"] = Field(
@@ -63,8 +62,6 @@ class ProcessRewardConfig(Config):
         description="share of the other problems on which thresholds and the best weights are chosen; 0: those trained on",
     )
     evaluate_every: int = Field(default=0, ge=0, description="updates between losses on calibration problems; 0: none")
-    checkpoint_every: int = Field(default=20, ge=1)
-    seed: int = 0
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4)
 
     @model_validator(mode="after")
@@ -183,9 +180,9 @@ class ProcessRewardModeling:
             run,
             self.learner,
             self.step,
+            config,
             evaluate=evaluated if calibration and config.evaluate_every else None,
             evaluate_every=config.evaluate_every,
-            checkpoint_every=config.checkpoint_every,
             progress=progress,
         )
         self.role.train_mode(True)

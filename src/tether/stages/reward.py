@@ -13,7 +13,6 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from tether.algorithms.preference_losses import bradley_terry_loss, centering_penalty, length_disentangling_loss
-from tether.core.config import Config
 from tether.core.errors import TrainingError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison
@@ -22,13 +21,13 @@ from tether.data.chat import ChatEncoder, Encoded
 from tether.data.comparisons import Pairs, Ranking, by_votes, cut_rankings, encode_comparisons, pairs_of, prepare_comparisons
 from tether.evaluation.calibration import expected_calibration_error, reliability_curve
 from tether.evaluation.winrate import bootstrap_mean, correlation, pairwise_accuracy
-from tether.learner.config import OptimizerConfig
+from tether.learner.config import OptimizerConfig, SupervisedConfig
 from tether.learner.local import LocalLearner
 from tether.learner.loop import SupervisedLoop, plan_updates
 from tether.models.trunk import Role
 
 
-class RewardConfig(Config):
+class RewardConfig(SupervisedConfig):
     """Settings of the stage; lengths are in tokens."""
 
     epochs: int = Field(default=1, ge=1, description="more than one usually overfits the annotators")
@@ -55,8 +54,6 @@ class RewardConfig(Config):
     head_dropout: float = Field(default=0.0, ge=0, lt=1)
     heldout_fraction: float = Field(default=0.1, ge=0, lt=1)
     evaluate_every: int = Field(default=0, ge=0, description="updates between evaluations; 0: only at the end")
-    checkpoint_every: int = Field(default=20, ge=1)
-    seed: int = 0
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4)
 
     @property
@@ -246,10 +243,11 @@ class RewardModeling:
             run,
             self.learner,
             self.step,
+            config,
             evaluate=evaluated if test and config.evaluate_every else None,
             evaluate_every=config.evaluate_every,
-            checkpoint_every=config.checkpoint_every,
             progress=progress,
+            seed=self.order_seed,
         )
         self.role.train_mode(True)
         loop.train(train, plan)

@@ -10,20 +10,19 @@ import torch
 from pydantic import Field
 
 from tether.algorithms.preference_losses import negative_log_likelihood
-from tether.core.config import Config
 from tether.core.errors import DataError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Demonstration
 from tether.data.batches import TokenBatch, document_length, documents_of, make_batch
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.packing import pack
-from tether.learner.config import OptimizerConfig
+from tether.learner.config import OptimizerConfig, SupervisedConfig
 from tether.learner.local import LocalLearner
 from tether.learner.loop import SupervisedLoop, plan_updates
 from tether.models.trunk import Role
 
 
-class SFTConfig(Config):
+class SFTConfig(SupervisedConfig):
     """Settings of the stage; lengths are in tokens."""
 
     train_on: Literal["all", "last"] = Field(default="all", description="all assistant turns of a conversation, or its last")
@@ -37,8 +36,6 @@ class SFTConfig(Config):
     packing: bool = True
     heldout_fraction: float = Field(default=0.1, ge=0, lt=1)
     evaluate_every: int = Field(default=0, ge=0, description="updates between evaluations; 0: only at the end of every epoch")
-    checkpoint_every: int = Field(default=20, ge=1)
-    seed: int = 0
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-4)
 
 
@@ -117,9 +114,9 @@ class SFT:
             run,
             self.learner,
             self.step,
+            config,
             evaluate=(lambda: self.evaluate(test)) if test else None,
             evaluate_every=config.evaluate_every or max(1, len(plan) // config.epochs),
-            checkpoint_every=config.checkpoint_every,
             progress=progress,
         )
         initial = self.evaluate(test)["eval_loss"] if test and self.learner.updates == 0 else None

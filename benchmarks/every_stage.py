@@ -1,0 +1,114 @@
+"""Every stage on a tiny random model, six steps each: what is killed and resumed by `benchmarks.kills` and by the tests.
+
+Whatever decides a later step is switched on: dropout, an adaptive KL coefficient, a running baseline, moving averages, weights
+that are kept by a measurement.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import load_file
+
+WORDS = ("one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+FAST = {"optimizer": {"learning_rate": 1e-2}}
+SUPERVISED = {"checkpoint_every": 1, **FAST}
+SAMPLED = {
+    **{"steps": 6, "prompts_per_step": 3, "samples_per_prompt": 2, "max_new_tokens": 8, "sample_rows": 6},
+    **{"checkpoint_every": 1, **FAST},
+}
+AVERAGED = {**SAMPLED, "ema_decay": 0.5}
+KEPT = {**SAMPLED, "evaluate": {"every": 2, "prompts": 4, "keep": "best"}}
+
+
+def recipe(folder: Path, run: Path) -> dict[str, Any]:
+    """The values of a recipe with every section but [loop]; its rows are written into `folder`."""
+    pairs = [{"prompt": w, "chosen": w + "!", "rejected": "no " + w} for w in WORDS]
+    verdicts = [{"prompt": w, "completion": w + end, "label": end == "!"} for w in WORDS for end in ("!", "?")]
+    problems = [{"question": w, "answer": str(n)} for n, w in enumerate(WORDS)]
+    steps = [
+        {"prompt": w, "completions": [w, "so", "end"], "labels": [True, n % 2 == 0, n % 2 == 0]} for n, w in enumerate(WORDS * 2)
+    ]
+    talks = [{"messages": [{"role": "user", "content": w}, {"role": "assistant", "content": w}]} for w in WORDS]
+    prompts = _written(folder / "prompts.jsonl", ({"prompt": w} for w in WORDS))
+    whole, dropout = {"heldout_fraction": 0.0}, {"lora": {"dropout": 0.2}}
+    rewarded = {"evaluate_every": 2, "head_dropout": 0.2, "prompts_per_update": 2, "epochs": 2, **dropout, **SUPERVISED}
+    return {
+        "run": str(run),
+        "model": {"source": "tiny", "dtype": "float32"},
+        "sft": {"data": _written(folder / "sft.jsonl", talks), "epochs": 1, "batch_size": 2, **whole, **dropout, **SUPERVISED},
+        "reward": {"data": _written(folder / "pairs.jsonl", pairs), "heldout_fraction": 0.5, **rewarded},
+        "process": {
+            **{"data": _written(folder / "steps.jsonl", steps), "delimiters": ["\n"], "heldout_fraction": 0.3},
+            **{"solutions_per_update": 2, "epochs": 1, "head_dropout": 0.2, **dropout, **SUPERVISED},
+        },
+        "direct": {"data": prompts | {"path": prompts["path"].replace("prompts", "pairs")}, "prompts_per_update": 2, **whole}
+        | {"reference_logprobs": "precomputed", **SUPERVISED},
+        "kto": {"data": _written(folder / "verdicts.jsonl", verdicts), "prompts_per_update": 2, **whole, **SUPERVISED},
+        "ppo": {"data": prompts, **KEPT, "kl": {"mode": "adaptive", "target": 0.1, "horizon": 30}, "normalize_scores": True},
+        "grpo": {
+            **{"data": _written(folder / "problems.jsonl", problems), "algorithm": "dapo", **AVERAGED},
+            **{"reward_source": "verifiable", "verifiable": {"kind": "exact", "format_pattern": ".*[a-z].*"}},
+        },
+        "reinforce": {"data": prompts, "algorithm": "reinforce", **AVERAGED, "baseline": "running_mean"},
+        "best_of_n": {"data": prompts, **KEPT, "reward_source": "random"},
+        "online_direct": {"data": prompts, **AVERAGED},
+        "rounds": {
+            **{"data": prompts, "rounds": 2, "samples_per_prompt": 4, "max_new_tokens": 8},
+            "direct": {"prompts_per_update": 4, **whole, **SUPERVISED},
+        },
+    }
+
+
+def loop_recipe(run: Path) -> dict[str, Any]:
+    """The values of a recipe of `tether loop`: two rounds of pairs, labels, reward model and policy."""
+    fast = {**SUPERVISED, "optimizer": {"learning_rate": 1e-3}}
+    return {
+        **{"run": str(run), "judge": "letters", "max_prompts": 12, "seed": 3, "max_new_tokens": 8},
+        "model": {"source": "tiny", "dtype": "float32"},
+        "sft": {"epochs": 1, "batch_size": 8, "row_tokens": 256, **fast},
+        "loop": {"rounds": 2, "prompts": 8, "samples_per_prompt": 4, "labels": 12, "choose": "uncertain"},
+        "reward": {"prompts_per_update": 4, "heldout_fraction": 0.25, **SUPERVISED},
+        "ppo": {"steps": 3, "prompts_per_step": 4, "samples_per_prompt": 2, "sample_rows": 8, **SUPERVISED},
+    }
+
+
+def results(run: Path) -> dict[str, Any]:
+    """What a run amounts to, by file: bytes of weights, rows of records, summaries; without times and sizes of memory."""
+    found: dict[str, Any] = {}
+    for path in sorted(run.rglob("*")):
+        name = str(path.relative_to(run))
+        if "checkpoints/" in name or not path.is_file():
+            continue
+        if path.suffix == ".safetensors":
+            found[name] = {key: tensor.numpy().tobytes() for key, tensor in load_file(path).items()}
+        elif path.suffix == ".jsonl":
+            found[name] = [timeless(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+        elif path.name in ("summary.json", "answers.json"):
+            found[name] = timeless(json.loads(path.read_text(encoding="utf-8")))
+    return found
+
+
+def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """The files in which two runs differ."""
+    return [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
+
+
+def timeless(value: Any) -> Any:
+    """Without what the clock and the memory of the process say, at any depth."""
+    if isinstance(value, dict):
+        kept = {
+            k: v
+            for k, v in value.items()
+            if not (k.startswith(("time", "memory/")) or k.endswith(("second", "seconds", "bytes")))
+        }
+        return {k: timeless(v) for k, v in kept.items() if k != "run"}
+    return [timeless(item) for item in value] if isinstance(value, list) else value
+
+
+def _written(path: Path, rows: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return {"path": str(path)}

@@ -1,0 +1,62 @@
+"""What must not be written down: passwords, keys and tokens, wherever they stand in a text or in settings.
+
+Known by three signs: the name beside them (`api_key=`, `--password`, an address's `user:password@`), their own shape (`hf_…`,
+`sk-…`), and the environment, whose secret variables are replaced wherever their values appear.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+HIDDEN = "***"
+SHORTEST = 6
+"""Characters of a value in the environment below which replacing it everywhere would garble more than it hides."""
+
+_NAME = r"(?:api[_-]?key|access[_-]?key|secret[_-]?key|private[_-]?key|secret|passwd|password|pwd|credentials?|bearer|auth|" \
+        r"(?:access|auth|api|hf|hub|id|refresh|session|bot)[_-]?token|token|sig|signature)"  # fmt: skip
+_IS_NAME = re.compile(rf"(?:^|[_.-]){_NAME}$", re.IGNORECASE)
+_ASSIGNED = re.compile(
+    rf"((?:^|[?&;,\s'\"_.-])(?:key|{_NAME})['\"]?\s*(?:=|:\s?(?!//))\s*['\"]?)([^\s'\"&;,{{}}\[\]]+)", re.IGNORECASE
+)
+_OPTION = re.compile(rf"(--?[\w-]*{_NAME}\s+['\"]?)(?!-)([^\s'\"]+)", re.IGNORECASE)
+_IN_ADDRESS = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)([^\s@/]+|[^\s@]+(?=@[^\s@/]+(?:[/?#\s]|$)))(?=@)", re.IGNORECASE)
+_SHAPES = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{12,}|AKIA[A-Z0-9]{12,}"
+    r"|AIza[\w-]{20,}|xox[abprs]-[\w-]{8,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,})|(?<=Bearer )[^\s'\"]+"
+)
+_SECRET_VARIABLE = re.compile(r"(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(?:^|_)(?:KEY|PASS|AUTH))$", re.IGNORECASE)
+
+
+def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
+    """The text with *** for every secret in it; `environment` is that of this process unless another is given."""
+    for secret in _known(os.environ if environment is None else environment):
+        text = text.replace(secret, HIDDEN)
+    for pattern in (_IN_ADDRESS, _OPTION, _ASSIGNED):
+        text = pattern.sub(rf"\g<1>{HIDDEN}", text)
+    return _SHAPES.sub(HIDDEN, text)
+
+
+def redact_value(value: Any, environment: Mapping[str, str] | None = None) -> Any:
+    """The same for plain values at any depth: texts, and whatever text stands under a name such as `password`."""
+    if isinstance(value, str):
+        return redact(value, environment)
+    if isinstance(value, Mapping):
+        hidden = lambda key, item: isinstance(item, str) and item and isinstance(key, str) and _IS_NAME.search(key)  # noqa: E731
+        return {key: HIDDEN if hidden(key, item) else redact_value(item, environment) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [redact_value(item, environment) for item in value]
+        for place, option in enumerate(value[:-1]):  # ["--api-key", "..."]
+            if isinstance(option, str) and option.startswith("-") and "=" not in option and _IS_NAME.search(option):
+                items[place + 1] = HIDDEN if isinstance(value[place + 1], str) else items[place + 1]
+        return items
+    return value
+
+
+def _known(environment: Mapping[str, str]) -> Iterator[str]:
+    """The secrets that the environment names, the longest first: one may be part of another."""
+    found = {value for name, value in environment.items() if _SECRET_VARIABLE.search(name)}
+    found |= {match[2] for value in environment.values() if "://" in value for match in _IN_ADDRESS.finditer(value)}
+    yield from sorted((value for value in found if len(value) >= SHORTEST), key=len, reverse=True)

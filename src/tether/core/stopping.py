@@ -1,0 +1,62 @@
+"""Ctrl-C and SIGTERM: the step in hand is finished and saved; a second one stops at once."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from types import FrameType
+from typing import Any, NoReturn
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Interrupted(BaseException):
+    """Somebody asked to stop; the message says what is saved and how to go on.
+
+    As with KeyboardInterrupt, no `except Exception` on the way catches it.
+    """
+
+    def __init__(self, message: str, signal_number: int = signal.SIGINT) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + signal_number
+
+
+class Stopping:
+    """Within this block the first signal is only noted in `asked`; whoever opened it looks between steps.
+
+    Python delivers signals to the main thread alone, so in any other the block changes nothing.
+    """
+
+    def __init__(self) -> None:
+        self.asked: signal.Signals | None = None
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Stopping:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        if self.asked is not None:
+            raise Interrupted("stopped at once; what was saved before stays.", number)
+        self.asked = signal.Signals(number)
+        logging.getLogger(__name__).warning("%s: finishing this step, then saving. Once more stops at once.", self.asked.name)
+
+    def leave(self, step: int, total: int, place: object) -> NoReturn:
+        """End the training of which `step` has just been saved in `place`."""
+        assert self.asked is not None
+        raise Interrupted(f"stopped after step {step} of {total}, which is saved. Go on with: tether resume {place}", self.asked)
+
+
+def stop_on_sigterm() -> None:
+    """From now on SIGTERM ends the program as Ctrl-C does, so that what it opened is closed."""
+
+    def stop(number: int, _: FrameType | None) -> NoReturn:
+        raise Interrupted("terminated; what was saved before stays.", number)
+
+    signal.signal(signal.SIGTERM, stop)

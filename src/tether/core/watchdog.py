@@ -1,0 +1,87 @@
+"""Where a program hangs: the stacks of all its threads in a file of the run, and one line about it on the terminal.
+
+Nothing is ever ended here. Waiting is by the monotonic clock, so a wall clock that jumps neither wakes nor silences the watch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import statistics
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+logger = logging.getLogger("tether")
+FIRST_STEPS = 3
+"""Steps before there is a median to speak of."""
+
+
+def place(thread: int, file: str | None = None) -> str:
+    """Function, file and line where a thread (its `ident`) is: innermost, or innermost in `file` where it is anywhere there."""
+    frame = innermost = sys._current_frames().get(thread)
+    while frame is not None and file is not None and frame.f_code.co_filename != file:
+        frame = frame.f_back
+    found = frame or innermost
+    if found is None:
+        return "nowhere: the thread is over"
+    return f"{found.f_code.co_name} ({Path(found.f_code.co_filename).name}, line {found.f_lineno})"
+
+
+def dump_stacks(path: Path, reason: str) -> None:
+    """Append the stacks of all threads to a file, innermost call first."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(f"== {time.strftime('%Y-%m-%d %H:%M:%S')}: {reason}\n")
+        file.flush()
+        faulthandler.dump_traceback(file, all_threads=True)
+        file.write("\n")
+
+
+class Watchdog:
+    """Notices a step that takes far longer than those before it.
+
+    Args:
+        path: where the stacks go, such as stacks.txt in the run directory; None writes none.
+        times: how many medians of the steps before are too long.
+        least: seconds that are never too long; before the first three steps are through, six times as many.
+        say: gets the one message of a run; default: a warning on the terminal.
+    """
+
+    def __init__(
+        self, path: Path | None, *, times: float = 10.0, least: float = 300.0, say: Callable[[str], None] = logger.warning
+    ) -> None:
+        self.path, self.times, self.least, self.say, self.said = path, times, least, say, False
+        self.durations: deque[float] = deque(maxlen=64)
+
+    @property
+    def limit(self) -> float:
+        """Seconds after which the next step is too long."""
+        if len(self.durations) < FIRST_STEPS:
+            return 6 * self.least
+        return max(self.least, self.times * statistics.median(self.durations))
+
+    @contextlib.contextmanager
+    def step(self, name: str = "step") -> Iterator[None]:
+        """Around one step; costs the start of a thread (under 0.2 ms)."""
+        timer = threading.Timer(self.limit, self._late, (name, self.limit, threading.get_ident()))
+        timer.daemon = True
+        timer.start()
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            self.durations.append(time.perf_counter() - start)
+
+    def _late(self, name: str, limit: float, thread: int) -> None:
+        message = f"a {name} has taken {limit:.0f} s so far, in {place(thread)}"
+        if self.path is not None:
+            dump_stacks(self.path, message)
+        if not self.said:
+            self.said = True
+            self.say(message + ("" if self.path is None else f"; all stacks: {self.path}"))

@@ -1,0 +1,51 @@
+"""Kernels that give the same bits every time, or an error that names the one that cannot."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from tether.core.errors import TrainingError
+
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+_REFUSED = re.compile(r"^(.+?) does not have a deterministic implementation")
+
+
+@contextmanager
+def deterministic() -> Iterator[None]:
+    """In this block torch takes deterministic kernels alone (https://docs.pytorch.org/docs/stable/notes/randomness.html).
+
+    Raises:
+        TrainingError: a kernel has no deterministic variant on this device; it is named.
+
+    The trap: cuBLAS reads its setting when CUDA starts, so open the block before anything is on a GPU.
+    """
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.backends.cudnn.deterministic,
+        torch.backends.cudnn.benchmark,
+        os.environ.get(WORKSPACE),
+    )
+    os.environ.setdefault(WORKSPACE, ":4096:8")
+    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    except RuntimeError as error:
+        if (refused := _REFUSED.match(str(error))) is None and "CuBLAS" not in str(error):
+            raise
+        kernel = refused[1] if refused else "cuBLAS, whose workspace was chosen before"
+        raise TrainingError(
+            f"{kernel} has no deterministic variant here, and deterministic = true asks for one. Leave it out, run this stage "
+            "on a CPU, or choose settings that do without that kernel (docs/determinism.md)"
+        ) from error
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before[2], before[3]
+        if before[4] is None:
+            os.environ.pop(WORKSPACE, None)

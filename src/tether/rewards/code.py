@@ -1,0 +1,286 @@
+"""Programs that a model wrote, run against tests: in a process of their own, under rewards.guard, without the right answers.
+
+A test `assert f(2) == 4` is taken apart: the program's process is asked for `f(2)` alone, and the comparison with 4 happens
+where the program never was. So does the comparison of what a program prints. A program that leaves early, calls everything
+equal to everything or writes a verdict itself gains nothing by it. Any other test (`assert abs(f(2) - 4) < 1e-6`, a whole
+`check(f)`) is judged inside the program's own process, and a program that is out to deceive can deceive it.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import math
+import os
+import re
+import resource
+import secrets
+import select
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NoReturn
+
+from tether.core.errors import DataError
+from tether.rewards.guard import MEBIBYTE, Guards, limit, restrict
+
+FENCE = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
+OUTPUT, FILE, SCRATCH = MEBIBYTE, 16 * MEBIBYTE, 64 * MEBIBYTE
+"""Bytes that a program may write: to its output, into one file, into all its files together."""
+_POLL = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class CodeTest:
+    """One thing asked of a program, and what is right (None: only that it runs without an error)."""
+
+    ask: str
+    kind: str
+    right: Any = None
+    counts: bool = True
+
+
+def read_tests(given: Any) -> tuple[CodeTest, ...]:
+    """The tests of a problem: Python source, a list of it, or a list of {"input": ..., "output": ...} for whole programs.
+
+    Raises:
+        DataError: it is none of these, is no Python, or tests nothing.
+    """
+    if isinstance(given, str) and given.lstrip().startswith("["):
+        with contextlib.suppress(json.JSONDecodeError):
+            given = json.loads(given)
+    key = given if isinstance(given, str) else json.dumps(given, sort_keys=True, default=str)
+    return _read_tests(key, isinstance(given, str))
+
+
+@lru_cache(maxsize=1024)
+def _read_tests(text: str, source: bool) -> tuple[CodeTest, ...]:
+    given = text if source else json.loads(text)
+    if isinstance(given, list) and given and all(isinstance(row, Mapping) and {"input", "output"} <= row.keys() for row in given):
+        return tuple(CodeTest(str(row["input"]), "program", str(row["output"])) for row in given)
+    lines = given if isinstance(given, list) else [given]
+    if not all(isinstance(line, str) for line in lines):
+        raise DataError(f"tests are Python source, a list of it, or a list of {{input, output}}; these are not: {text[:80]}")
+    try:
+        tests = tuple(_test(statement) for statement in ast.parse("\n".join(lines)).body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise DataError(f"the tests of a problem are no Python ({error}): {text[:80]}") from None
+    if not any(test.counts for test in tests):
+        raise DataError(f"the tests of a problem assert nothing and call nothing: {text[:80]}")
+    return tests
+
+
+def _test(statement: ast.stmt) -> CodeTest:
+    match statement:
+        case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])):
+            for asked, known in ((left, right), (right, left)):
+                try:
+                    return CodeTest(ast.unparse(asked), "value", json.loads(json.dumps(plain(ast.literal_eval(known)))))
+                except (ValueError, TypeError):
+                    continue
+    return CodeTest(ast.unparse(statement), "run", counts=isinstance(statement, (ast.Assert, ast.Expr)))
+
+
+def request(program: str, tests: Sequence[CodeTest]) -> dict[str, Any]:
+    """What the program's process gets to know of its tests."""
+    return {"program": program, "asks": [[test.kind, test.ask] for test in tests]}
+
+
+def verdicts(tests: Sequence[CodeTest], outcomes: Sequence[Sequence[Any]]) -> tuple[float, str]:
+    """The share of the tests that are met, and the first one that is not."""
+    met = [_met(test, outcome) for test, outcome in zip(tests, outcomes, strict=True)]
+    counted = [ok for ok, test in zip(met, tests, strict=True) if test.counts]
+    first = next((place for place, ok in enumerate(met) if not ok), None)
+    reason = "" if first is None else f"{_shown(tests[first])}: {outcomes[first][0]} {str(outcomes[first][1])[:120]}".rstrip()
+    return sum(counted) / len(counted), reason
+
+
+def _shown(test: CodeTest) -> str:
+    return f"input {test.ask[:40]!r}" if test.kind == "program" else f"{test.ask[:80]}"
+
+
+def _met(test: CodeTest, outcome: Sequence[Any]) -> bool:
+    said, value = outcome
+    if said != "gave":
+        return False
+    if test.kind == "program":
+        return isinstance(value, str) and _lines(value) == _lines(test.right)
+    return test.kind == "run" or value == test.right
+
+
+def _lines(text: str) -> list[str]:
+    """Without white space at the ends of lines and of the text."""
+    return [line.rstrip() for line in text.strip().splitlines()]
+
+
+def plain(value: Any) -> Any:
+    """A Python value as JSON that is equal exactly where the values are: lists, tuples, sets and mappings stay apart."""
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, (int, float)):
+        return value if not isinstance(value, float) or math.isfinite(value) else ["float", repr(value)]
+    for kind in (list, tuple):
+        if isinstance(value, kind):
+            return [kind.__name__, *map(plain, value)]
+    if isinstance(value, (set, frozenset)):
+        return ["set", *sorted(map(plain, value), key=json.dumps)]
+    if isinstance(value, dict):
+        return ["dict", *sorted(([plain(k), plain(v)] for k, v in value.items()), key=json.dumps)]
+    return [type(value).__name__, repr(value)]
+
+
+# What follows runs in the workers, which no right answer ever reaches.
+
+
+def make_runner(seconds: float) -> Callable[..., list[list[Any]]]:
+    """program, asks -> for each ask ("gave", value), or what went wrong and how. `seconds` is the limit of all together."""
+
+    def run(program: str, asks: list[list[str]]) -> list[list[Any]]:
+        end = time.monotonic() + seconds
+        if not asks or asks[0][0] != "program":
+            return _child(program, asks, end)
+        return [_child(program, [ask], end)[0] for ask in asks]
+
+    return run
+
+
+def _child(program: str, asks: list[list[str]], end: float) -> list[list[Any]]:
+    """What a new process says to these asks; a process that says nothing whole said what became of it, to every ask."""
+    token, scratch = secrets.token_hex(16), tempfile.mkdtemp(prefix="tether-code-")
+    with tempfile.TemporaryFile() as given:
+        given.write(asks[0][1].encode() if asks[0][0] == "program" else b"")
+        given.seek(0)
+        (said, said_in), (printed, printed_in) = os.pipe(), os.pipe()
+        child = os.fork()
+        if child == 0:
+            _become(
+                program, asks, token, scratch, (given.fileno(), printed_in, said_in), max(1, math.ceil(end - time.monotonic()))
+            )
+    os.close(said_in)
+    os.close(printed_in)
+    try:
+        texts, complaint = _listen({said: b"", printed: b""}, end, scratch)
+    finally:
+        os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        os.close(said)
+        os.close(printed)
+        shutil.rmtree(scratch, ignore_errors=True)
+    try:
+        answer = json.loads(texts[said])
+        if answer[0] == token and len(answer[1]) == len(asks):
+            whole = ["gave", texts[printed].decode(errors="replace")]
+            return [whole if ask[0] == "program" and one[0] == "gave" else one for ask, one in zip(asks, answer[1], strict=True)]
+    except (ValueError, TypeError, IndexError, KeyError, RecursionError):
+        pass
+    code = os.waitstatus_to_exitcode(status)
+    died = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    last = texts[printed].decode(errors="replace").strip().splitlines()[-1:]
+    return [["ended", complaint or "; ".join([f"before its tests ({died})", *last])[:200]]] * len(asks)
+
+
+def _listen(texts: dict[int, bytes], end: float, scratch: str) -> tuple[dict[int, bytes], str]:
+    """All that comes out of these pipes until the process is through, or what it did too much of."""
+    open_pipes = set(texts)
+    while open_pipes:
+        left = end - time.monotonic()
+        if left <= 0:
+            return texts, "by the clock: too slow"
+        ready, _, _ = select.select(list(open_pipes), [], [], min(left, _POLL))
+        for pipe in ready:
+            chunk = os.read(pipe, 1 << 16)
+            texts[pipe] += chunk
+            if not chunk:
+                open_pipes.discard(pipe)
+            if len(texts[pipe]) > OUTPUT:
+                return texts, f"by force: more than {OUTPUT >> 20} MB of output"
+        if _size(scratch) > SCRATCH:
+            return texts, f"by force: more than {SCRATCH >> 20} MB of files"
+    return texts, ""
+
+
+def _size(folder: str) -> int:
+    total = 0
+    for entry in os.scandir(folder):
+        with contextlib.suppress(FileNotFoundError):  # gone in between
+            total += entry.stat(follow_symlinks=False).st_size
+    return total
+
+
+def _become(program: str, asks: list[list[str]], token: str, scratch: str, pipes: tuple[int, int, int], seconds: int) -> NoReturn:
+    """The forked process: put everything away, run the program, say what it gave, end."""
+    try:
+        given, printed, said = (os.dup(pipe) for pipe in pipes)
+        for target, pipe in enumerate((given, printed, printed, said)):
+            os.dup2(pipe, target)
+        os.closerange(4, 1 << 16)
+        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+        os.chdir(scratch)
+        os.environ.update(HOME=scratch, TMPDIR=scratch)
+        tempfile.tempdir = scratch
+        amounts = {resource.RLIMIT_CPU: math.ceil(time.process_time()) + seconds, resource.RLIMIT_FSIZE: FILE}
+        for kind, amount in (amounts | {resource.RLIMIT_NOFILE: 64}).items():
+            limit(kind, amount, for_good=True)
+        restrict(scratch)
+        results = _answers(program, asks)
+        sys.stdout.flush()
+        _write(3, json.dumps([token, results]).encode())
+        os._exit(0)
+    except BaseException as error:  # noqa: BLE001 - nothing may go back into the worker's own code
+        _write(2, f"{type(error).__name__}: {error}"[:300].encode(errors="replace"))
+    os._exit(1)
+
+
+def _write(pipe: int, text: bytes) -> None:
+    view = memoryview(text)
+    while view:
+        view = view[os.write(pipe, view) :]
+
+
+def _answers(program: str, asks: list[list[str]]) -> list[list[Any]]:
+    whole = asks[0][0] == "program"
+    module = types.ModuleType("__main__" if whole else "answer")
+    sys.modules[module.__name__] = module
+    try:
+        _execute(compile(program, "answer.py", "exec"), module.__dict__)
+    except SystemExit as stop:
+        if not whole or stop.code not in (None, 0):
+            raise
+    return [["gave", None]] if whole else [_asked(kind, ask, module.__dict__) for kind, ask in asks]
+
+
+def _asked(kind: str, ask: str, names: dict[str, Any]) -> list[Any]:
+    try:
+        value = _execute(compile(ask, "test", "eval" if kind == "value" else "exec"), names)
+        return ["gave", json.loads(json.dumps(plain(value)))]
+    except MemoryError:
+        return ["raised", "MemoryError"]
+    except BaseException as error:  # noqa: BLE001 - a program may raise what it likes, SystemExit too
+        return ["raised", f"{type(error).__name__}: {error}"[:200]]
+
+
+def _execute(code: types.CodeType, names: dict[str, Any]) -> Any:
+    """The one place where tether runs what a model wrote."""
+    return eval(code, names)  # noqa: S307
+
+
+def guards() -> Guards:
+    """Which guards this kernel holds, tried out in a process of its own."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        held = restrict()
+        os.write(writer, bytes(held))
+        os._exit(0)
+    os.close(writer)
+    held = Guards(*map(bool, os.read(reader, 2) or b"\0\0"))
+    os.close(reader)
+    os.waitpid(child, 0)
+    return held

@@ -1,0 +1,196 @@
+"""What a checking process gives up for good before it touches what a model wrote: files, processes, the network.
+
+On Linux the kernel holds the guard, without root and without a container: Landlock for files
+(https://docs.kernel.org/userspace-api/landlock.html), a seccomp filter for processes, signals, sockets and the metadata of files
+(https://docs.kernel.org/userspace-api/seccomp_filter.html), and no capabilities. What the kernel does not offer, an audit hook
+refuses instead, which Python code can get around.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import resource
+import struct
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+READABLE = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo", "/etc/localtime", "/etc/ld.so.cache")
+DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+MEBIBYTE = 1 << 20
+
+_CALLS = {  # name: its number on x86-64 and on arm64, which lacks the oldest
+    "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281), "ptrace": (101, 117),
+    "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "unshare": (272, 97), "setns": (308, 268),
+    "setsid": (112, 157), "setpgid": (109, 154), "setpriority": (141, 140), "ioprio_set": (251, 30),
+    "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274),
+    "tkill": (200, 130), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "pidfd_open": (434, 434),
+    "pidfd_send_signal": (424, 424), "pidfd_getfd": (438, 438), "socket": (41, 198), "io_uring_setup": (425, 425),
+    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "keyctl": (250, 219), "add_key": (248, 217),
+    "request_key": (249, 218), "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180),
+    "open_by_handle_at": (304, 265), "truncate": (76, 45), "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53),
+    "fchmodat2": (452, 452), "chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54),
+    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15),
+    "fremovexattr": (199, 16), "utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
+}  # fmt: skip
+_JUDGED = {"clone": (56, 220), "clone3": (435, 435), "kill": (62, 129), "tgkill": (234, 131), "prlimit64": (302, 261),
+           "fcntl": (72, 25), "ioctl": (16, 29), "seccomp": (317, 277), "capset": (126, 91)}  # fmt: skip
+_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
+_FILES = (1 << 13) - 1  # Landlock's rights as they were first; later ones are added by its version
+_READ, _WRITE = 1 << 2 | 1 << 3, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 8 | 1 << 14
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+
+
+class Guards(NamedTuple):
+    """Which guards the kernel holds; an audit hook stands for those that it does not."""
+
+    files: bool
+    processes: bool
+
+
+def restrict(scratch: str | None = None) -> Guards:
+    """Give up, in this thread and what it starts, everything but computing; there is no way back.
+
+    Args:
+        scratch: the one folder in which plain files (no folders, no links) may be written.
+
+    The trap: what is imported later must lie among the installed packages, and other threads of the process keep their files.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    files = processes = False
+    if sys.platform == "linux" and sys.byteorder == "little":
+        library = ctypes.CDLL(None, use_errno=True)
+        library.syscall.restype = ctypes.c_long
+        alone = library.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS, without which neither is to be had
+        files = alone and _landlock(library, scratch)
+        processes = alone and platform.machine() in _MACHINES and _seccomp(library)
+    if not (files and processes):
+        if not processes:
+            limit(resource.RLIMIT_NPROC, 0, for_good=True)
+        sys.addaudithook(_fence(Guards(files, processes), scratch))
+    return Guards(files, processes)
+
+
+def limit(kind: int, amount: int, *, for_good: bool = False) -> None:
+    """Set a limit of this process, as far as the hard one allows; `for_good`, it cannot be raised again."""
+    hard = resource.getrlimit(kind)[1]
+    soft = amount if hard == resource.RLIM_INFINITY else min(amount, hard)
+    resource.setrlimit(kind, (soft, soft if for_good else hard))
+
+
+def _readable() -> Iterator[str]:
+    """The interpreter, its libraries and the installed packages: nobody's own files."""
+    yield from READABLE
+    paths = sysconfig.get_paths()
+    yield from (paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    yield from (os.path.join(prefix, "lib") for prefix in (sys.prefix, sys.base_prefix))
+
+
+def _landlock(library: Any, scratch: str | None) -> bool:
+    """Whether files are out of reach from here on. It takes Landlock's version 3 (Linux 6.2), the first that knows truncation."""
+    version = library.syscall(444, None, ctypes.c_size_t(0), 1)
+    if version < 3:
+        return False
+    handled = _FILES | 1 << 13 | 1 << 14 | (1 << 15 if version >= 5 else 0)
+    network, scope = (3 if version >= 4 else 0), (3 if version >= 6 else 0)  # TCP; abstract sockets and signals
+    attributes = struct.pack("QQQ", handled, network, scope)[: 8 if version < 4 else 16 if version < 6 else 24]
+    rules = library.syscall(444, attributes, ctypes.c_size_t(len(attributes)), 0)
+    if rules < 0:
+        return False
+    try:
+        granted = [(path, _READ) for path in _readable()] + [(path, _WRITE) for path in DEVICES]
+        for path, rights in granted + ([(scratch, _WRITE)] if scratch else []):
+            _grant(library, rules, path, rights)
+        return library.syscall(446, rules, 0) == 0
+    finally:
+        os.close(rules)
+
+
+def _grant(library: Any, rules: int, path: str, rights: int) -> None:
+    try:
+        place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return
+    if not os.path.isdir(path):
+        rights &= 1 << 1 | 1 << 2 | 1 << 14
+    library.syscall(445, rules, 1, struct.pack("=Qi", rights, place), 0)
+    os.close(place)
+
+
+def _seccomp(library: Any) -> bool:
+    """Whether the kernel refuses processes, signals to others and sockets from here on, in every thread."""
+    column, machine = _MACHINES[platform.machine()]
+    filtered = b"".join(struct.pack("HBBI", *step) for step in _filter(column, machine))
+    buffer = ctypes.create_string_buffer(filtered)
+    program = struct.pack("HxxxxxxQ", len(filtered) // 8, ctypes.addressof(buffer))
+    # A capability would undo much of this, and root starts with all of them.
+    library.syscall(_JUDGED["capset"][column], struct.pack("Ii", 0x20080522, 0), bytes(24))
+    return library.syscall(_JUDGED["seccomp"][column], 1, 1, program) == 0  # SECCOMP_SET_MODE_FILTER, of all threads
+
+
+Step = tuple[int, int, int, int]
+
+
+def _filter(column: int, machine: int) -> Iterator[Step]:
+    """The filter as classic BPF: (code, jump if true, jump if false, operand)."""
+    load, equal, at_least, some_bits, answer = 0x20, 0x15, 0x35, 0x45, 0x06
+    allow, kill, refuse, unknown = 0x7FFF0000, 0x80000000, 0x50000 | 1, 0x50000 | 38
+    number: Callable[[str], int] = lambda name: _JUDGED[name][column]  # noqa: E731
+
+    def where(name: str, offset: int, allowed: Iterable[int]) -> Iterator[Step]:
+        """Of this call only with such an argument."""
+        values = tuple(allowed)
+        yield equal, 0, len(values) + 3, number(name)
+        yield load, 0, 0, offset
+        yield from ((equal, len(values) - place, 0, value) for place, value in enumerate(values))
+        yield answer, 0, 0, refuse
+        yield answer, 0, 0, allow
+
+    yield load, 0, 0, 4
+    yield equal, 1, 0, machine
+    yield answer, 0, 0, kill
+    yield load, 0, 0, 0
+    if column == 0:  # the other way to call an x86-64 kernel, with numbers of its own
+        yield at_least, 0, 1, 0x40000000
+        yield answer, 0, 0, kill
+    for denied in (numbers[column] for numbers in _CALLS.values()):
+        if denied is not None:
+            yield equal, 0, 1, denied
+            yield answer, 0, 0, refuse
+    yield equal, 0, 1, number("clone3")  # its flags lie in memory, where a filter cannot look; libraries fall back to clone
+    yield answer, 0, 0, unknown
+    yield from ((equal, 0, 4, number("clone")), (load, 0, 0, 16), (some_bits, 1, 0, 0x10000))  # threads alone
+    yield from ((answer, 0, 0, refuse), (answer, 0, 0, allow))
+    own = os.getpid()
+    yield from where("kill", 16, (own,))
+    yield from where("tgkill", 16, (own,))
+    yield from where("prlimit64", 16, (0, own))
+    yield from where("fcntl", 24, (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1031, 1032, 1033, 1034))  # none that sends signals to an owner
+    yield from where("ioctl", 24, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451))  # of terminals only what asks
+    yield answer, 0, 0, allow
+
+
+def _fence(guards: Guards, scratch: str | None) -> Callable[[str, tuple[Any, ...]], None]:
+    """An audit hook in place of the guards that the kernel does not hold."""
+    inside = None if scratch is None else os.path.realpath(scratch) + os.sep
+    files = () if guards.files else ("open", "os.", "shutil.")
+    processes = () if guards.processes else ("os.fork", "os.kill", "os.exec", "os.posix_spawn", "os.spawn", "os.system", "pty.")
+    refused = (*files, *processes, *(() if guards.processes else ("socket.", "subprocess.", "signal.pthread_kill")), "ctypes.")
+    harmless = ("os.listdir", "os.scandir", "os.walk", "os.fwalk")
+
+    def writes_inside(event: str, arguments: tuple[Any, ...]) -> bool:
+        if inside is None or event not in ("open", "os.remove") or not isinstance(arguments[0], (str, bytes)):
+            return False
+        return os.path.realpath(os.fsdecode(arguments[0])).startswith(inside)
+
+    def hook(event: str, arguments: tuple[Any, ...]) -> None:
+        if not event.startswith(refused) or event in harmless:
+            return
+        if (event == "open" and not (arguments[2] or 0) & _WRITING) or writes_inside(event, arguments):
+            return
+        raise PermissionError(f"a check may not do this: {event}")
+
+    return hook

@@ -1,0 +1,149 @@
+"""What befalls a command from outside: signals, files in the way, memory that is not there."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from benchmarks.every_stage import differences, recipe, results
+
+from tether.assemble import STAGES, Recipe
+from tether.cli import main
+from tether.core.config import build
+from tether.core.errors import memory_error
+from tether.pipelines.journey import run_recipe
+from tether.stages.sft import SFT
+
+COMMAND = [sys.executable, "-m", "tether"]
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A recipe of SFT and a policy, and the run that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("faults")
+    values = {k: v for k, v in recipe(folder, folder / "whole").items() if k in ("model", "sft", "best_of_n")}
+    values["best_of_n"]["checkpoint_every"] = 100
+    run_recipe(build(Recipe, {**values, "run": str(folder / "whole")}), ["sft", "best_of_n"])
+    path = folder / "recipe.toml"
+    path.write_text("".join(f"{key} = {toml(value)}\n" for key, value in values.items()))
+    return path
+
+
+def toml(value):
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key} = {toml(item)}" for key, item in value.items()) + "}"
+    return json.dumps(value)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_lets_the_step_end_and_resume_goes_on(written, tmp_path, number, code):
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        [*COMMAND, "run", written, f"run={run}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    metrics = run / "best_of_n" / "metrics.jsonl"
+    while not (metrics.is_file() and metrics.read_text().count("\n")) and process.poll() is None:
+        time.sleep(0.005)
+    process.send_signal(number)
+    told, _ = process.communicate()
+    assert process.returncode == code, told
+    assert "finishing this step" in told and "Traceback" not in told
+    assert f"which is saved. Go on with: tether resume {run}/best_of_n" in " ".join(told.split()).replace(
+        "best_ of_n", "best_of_n"
+    )
+    again = subprocess.run([*COMMAND, "resume", run / "best_of_n"], capture_output=True, text=True, check=False)
+    assert again.returncode == 0, again.stderr
+    assert differences(results(written.parent / "whole"), results(run)) == []
+
+
+@pytest.fixture
+def tether(monkeypatch, capsys):
+    """The command line, in this process: (exit code, what went to standard error)."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["tether", *map(str, arguments)])
+        try:
+            main()
+            code = 0
+        except SystemExit as stop:
+            code = stop.code
+        return code, capsys.readouterr().err
+
+    yield call
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_run_that_was_moved_goes_on_where_it_lies_now(written, tmp_path, tether):
+    """With the model that was fine-tuned at the old place, which is at the new one now."""
+    assert tether("run", written, f"run={tmp_path}/a") == (0, "")
+    (tmp_path / "a").rename(tmp_path / "b")
+    (tmp_path / "b" / "best_of_n" / "summary.json").unlink()
+    assert tether("resume", tmp_path / "b") == (0, "")
+    assert not (tmp_path / "a").exists() and (tmp_path / "b" / "best_of_n" / "summary.json").is_file()
+    for command in (("run", written, f"run={tmp_path}/b"), ("resume", tmp_path / "b")):
+        code, told = tether(*command, "best_of_n.seed=9")
+        assert code == 2 and re.search(r"^tether: .*best_of_n\.seed was 0 and is now 9.*Choose another run", told)
+        assert tether("resume", tmp_path / "b") == (0, "")  # the mistake has left no trace
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["resume", "nowhere"], r"nowhere is not in a run directory that a command of tether made"),
+        (["run", "{recipe}", "run={file}"], r"{file}.* is a file|Not a directory|File exists"),
+        (["run", "{recipe}", "run=/proc/none"], r"/proc/none"),
+    ],
+)
+def test_what_stands_in_the_way_is_one_message(written, tmp_path, tether, arguments, message):
+    (tmp_path / "file").write_text("x")
+    names = {"recipe": written, "file": tmp_path / "file"}
+    code, told = tether(*(a.format(**names) for a in arguments))
+    assert code == 2 and told.startswith("tether: ") and re.search(message.format(**names), told)
+
+
+def test_an_allocator_that_says_no_is_recognised():
+    for ask in (lambda: torch.empty(10**17), lambda: np.empty(10**17), lambda: bytearray(10**17)):
+        with pytest.raises((RuntimeError, MemoryError)) as failed:
+            ask()
+        assert memory_error(failed.value)
+    assert memory_error(RuntimeError("shapes do not fit")) is None and memory_error(KeyError("out of memory")) is None
+
+
+def test_every_stage_is_told_of(tmp_path, tether):
+    """Whatever its summary holds, each stage ends with a table and a page."""
+    values = recipe(tmp_path, tmp_path / "run")
+    path = tmp_path / "recipe.toml"
+    path.write_text("".join(f"{key} = {toml(value)}\n" for key, value in values.items()))
+    assert tether("run", path) == (0, "")
+    assert all((tmp_path / "run" / name / "report.html").is_file() for name in STAGES)
+
+
+def test_out_of_memory_says_what_to_lower(written, tmp_path, tether, monkeypatch):
+    """The allocator's own error, from the middle of a stage; the planner's advice is of the stage that was asked for."""
+    monkeypatch.setattr(SFT, "step", lambda *_: torch.empty(10**17))
+    code, told = tether("sft", written, f"run={tmp_path}/run")
+    assert code == 2 and re.search(r"out of memory: .*can't allocate memory.*GB at the peak; what lowers it most: ", told)
+    assert "model.recompute=true" in told and "best_of_n" not in told
+
+
+def test_two_processes_do_not_train_in_one_folder(written, tmp_path, tether):
+    """The one that has it goes on; when it is gone, killed even, the folder is free."""
+    holder = (
+        "import sys, pathlib; from tether.core.rundir import hold; hold(pathlib.Path(sys.argv[1])); print(flush=True); input()"
+    )
+    (tmp_path / "run").mkdir()
+    other = subprocess.Popen(
+        [sys.executable, "-c", holder, tmp_path / "run"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    other.stdout.readline()
+    code, told = tether("sft", written, f"run={tmp_path}/run")
+    assert code == 2 and f"process {other.pid} is at work in {tmp_path}/run" in told
+    other.kill()
+    other.communicate()
+    assert tether("sft", written, f"run={tmp_path}/run") == (0, "")

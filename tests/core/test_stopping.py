@@ -1,0 +1,59 @@
+"""Signals while a step is in hand: the first waits for its end, the second does not."""
+
+import os
+import signal
+import threading
+
+import pytest
+
+from tether.core.stopping import Interrupted, Stopping, stop_on_sigterm
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_first_signal_is_noted_and_the_second_stops(number, code, caplog):
+    before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
+    done = []
+
+    def train():
+        with Stopping() as stopping:
+            for step in range(3):
+                os.kill(os.getpid(), number)
+                done.append(step)
+                if stopping.asked:
+                    stopping.leave(step + 1, 3, "runs/x")
+
+    def two_at_once():
+        with Stopping():
+            os.kill(os.getpid(), number)
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(Interrupted, match=r"stopped after step 1 of 3, which is saved.*tether resume runs/x") as stopped:
+        train()
+    assert done == [0] and stopped.value.exit_code == code and "Once more stops at once" in caplog.text
+    with pytest.raises(Interrupted, match="at once") as stopped:
+        two_at_once()
+    assert stopped.value.exit_code == code
+    assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == before
+
+
+def test_another_thread_is_left_alone():
+    found = []
+
+    def work():
+        with Stopping() as stopping:
+            found.append(stopping.asked)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [None]
+
+
+def test_sigterm_ends_a_program_as_ctrl_c_does():
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        stop_on_sigterm()
+        with pytest.raises(Interrupted, match="terminated"):
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)

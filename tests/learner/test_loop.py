@@ -1,0 +1,120 @@
+"""The loop around supervised updates: what it leaves out, what it goes back on, and where it stops when asked to."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+from tether.core.errors import TrainingError
+from tether.core.rundir import RunDirectory
+from tether.core.stopping import Interrupted
+from tether.learner.config import OptimizerConfig, SupervisedConfig
+from tether.learner.local import LocalLearner
+from tether.learner.loop import SupervisedLoop
+
+TARGETS = [float(n % 5) for n in range(30)]
+
+
+def trained(folder, targets=TARGETS, progress=None, drawn=None, optimizer=(), plan=None, **config):
+    """A weight that is pulled towards one target an update; the weight, and the run."""
+    weight = nn.Parameter(torch.zeros(3))
+    plan = [[i] for i in range(len(targets))] if plan is None else plan
+    settings = {"learning_rate": 0.05, "schedule": "constant", "warmup_fraction": 0.0, **dict(optimizer)}
+    learner = LocalLearner([weight], OptimizerConfig(**settings), len(plan))
+
+    def step(rows):
+        if drawn is not None:
+            drawn.append(torch.rand(()).item())
+        loss = ((weight - rows[0]) ** 2).mean() + 1.0
+        learner.backward(loss)
+        return {"loss": float(loss.detach()), **learner.step()}
+
+    run = RunDirectory.open(folder, {})
+    saving = SupervisedConfig(**{"checkpoint_every": 4, **config})
+    SupervisedLoop(run, learner, step, saving, progress=progress).train(targets, plan)
+    return weight.detach().clone(), run
+
+
+def test_rows_whose_loss_is_not_finite_are_left_out_and_kept_for_a_replay(tmp_path):
+    targets = [float("nan") if n in (7, 11) else t for n, t in enumerate(TARGETS)]
+    weight, run = trained(tmp_path, targets)
+    assert torch.isfinite(weight).all()
+    assert [row["step"] for row in run.metrics()] == [n for n in range(1, 31) if n not in (8, 12)]
+    (first, second) = (json.loads(path.read_text()) for path in sorted((tmp_path / "skipped").iterdir()))
+    assert (first["step"], second["step"]) == (8, 12) and first["reason"] == "the loss of update 7 is nan"
+    assert first["rows"] == [None]  # JSON's word for NaN
+
+
+def test_too_many_of_them_end_the_training_with_a_checkpoint_to_go_on_from(tmp_path):
+    targets = [float("nan") if n % 2 else t for n, t in enumerate(TARGETS)]
+    with pytest.raises(TrainingError, match=r"the loss of update 7 is nan; 3 before it had to be left out too"):
+        trained(tmp_path, targets)
+    assert len(list((tmp_path / "skipped").iterdir())) == 4
+    with pytest.raises(TrainingError, match="no update could be made: the loss of update 1"):
+        trained(tmp_path / "all", [float("nan")] * 2)
+
+
+def test_a_spike_is_gone_back_on_and_its_update_left_out(tmp_path):
+    """As if the update had not been in the plan; killed after it, or started anew, the run comes to the same."""
+    spiked = [1000.0 if n == 26 else t for n, t in enumerate(TARGETS)]
+    without, _ = trained(tmp_path / "without", plan=[[i] for i in range(30) if i != 26])
+    plain, _ = trained(tmp_path / "plain", spiked)
+    weight, run = trained(tmp_path / "rewound", spiked, rewind_spike=20.0)
+    assert weight.equal(without) and not plain.equal(without)
+    assert [row["step"] for row in run.metrics()] == [n for n in range(1, 31) if n != 27]
+    assert json.loads((tmp_path / "rewound" / "left_out.json").read_text()) == [26]
+    assert json.loads((tmp_path / "rewound" / "skipped" / "step-000027.json").read_text())["rows"] == [1000.0]
+
+    def killed(done, *_):
+        if done == 29:
+            raise KeyError("killed")
+
+    with pytest.raises(KeyError):
+        trained(tmp_path / "killed", spiked, killed, rewind_spike=20.0)
+    again, _ = trained(tmp_path / "killed", spiked, rewind_spike=20.0)
+    assert again.equal(weight)
+
+
+def test_a_spike_before_the_first_checkpoint_goes_back_to_the_start(tmp_path):
+    spiked = [1000.0 if n == 26 else t for n, t in enumerate(TARGETS)]
+    weight, _ = trained(tmp_path / "rewound", spiked, rewind_spike=20.0, checkpoint_every=100)
+    without, _ = trained(tmp_path / "without", plan=[[i] for i in range(30) if i != 26])
+    assert weight.equal(without)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_it_after_the_update_in_hand(tmp_path, number):
+    whole, _ = trained(tmp_path / "whole")
+
+    def signalled(done, *_):
+        if done == 6:
+            os.kill(os.getpid(), number)
+
+    with pytest.raises(Interrupted, match=r"stopped after step [67] of 30, which is saved.*tether resume .*cut"):
+        trained(tmp_path / "cut", progress=signalled)
+    seen = []
+    again, run = trained(tmp_path / "cut", progress=lambda done, *_: seen.append(done))
+    assert again.equal(whole) and seen[0] in (7, 8) and [row["step"] for row in run.metrics()] == list(range(1, 31))
+
+
+def test_what_an_update_draws_depends_on_its_number_alone(tmp_path):
+    whole, cut, other = [], [], []
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    trained(tmp_path / "whole", drawn=whole)
+    assert torch.get_rng_state().equal(before)  # nobody else's numbers change
+
+    def killed(done, *_):
+        if done == 10:
+            raise KeyError("killed")
+
+    with pytest.raises(KeyError):
+        trained(tmp_path / "cut", progress=killed, drawn=cut)
+    torch.manual_seed(17)
+    trained(tmp_path / "cut", drawn=cut)
+    assert cut == whole[:10] + whole[8:]
+    trained(tmp_path / "other", drawn=other, seed=1)
+    assert len(set(whole)) == 30 and not set(whole) & set(other)

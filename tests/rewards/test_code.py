@@ -1,0 +1,136 @@
+"""Programs as answers: what counts as right, and who may find out."""
+
+import random
+
+import pytest
+
+from tether.core.config import build
+from tether.core.errors import ConfigError, DataError
+from tether.rewards import code
+from tether.rewards.verifiable import VerifiableConfig, VerifiableReward
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "def f(x): return x * x",
+        "Here it is:\n```python\ndef f(x):\n    return 1\n```\nNo, rather:\n```py\ndef f(x):\n    return x ** 2\n```\nDone.",
+        "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int\nf = lambda x: A(x).x ** 2",
+        "import sys\nif __name__ == '__main__':\n    sys.exit(1)\nf = lambda x: x * x",
+        "import asyncio\nasync def g(x): return x * x\ndef f(x): return asyncio.run(g(x))",
+        "import threading\ndef f(x):\n    got = []\n    t = threading.Thread(target=lambda: got.append(x * x))\n    t.start()\n"
+        "    t.join()\n    return got[0]",
+        "def f(x):\n    with open('note', 'w') as file: file.write('.' * x * x)\n    return len(open('note').read())",
+        "print('chatter')\nf = lambda x: float(x * x)",
+    ],
+)
+def test_right_programs(score, program):
+    found = score(program)
+    assert (found.value, found.parts, found.reason) == (1.0, {"correct": 1.0}, "")
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("def f(x): return 4", "f(3): gave 4"),
+        ("I do not know.", "SyntaxError"),
+        ("", "no program found"),
+        ("def f(x): return [x * x]", "f(2): gave ['list', 4]"),
+        ("def g(x): return x", "f(2): raised NameError"),
+        ("def f(x): raise SystemExit(0)", "f(2): raised SystemExit"),
+        ("import os\nos._exit(0)", "before its tests (exit code 0)"),
+        ("class E:\n    def __eq__(self, other): return True\nf = lambda x: E()", "f(2): gave ['E'"),
+        ("import os, json\nos.write(3, json.dumps(['x', [['gave', 4], ['gave', 9]]]).encode())\nos._exit(0)", "before its tests"),
+        ("import builtins\nbuiltins.eval = lambda *a: 4\nf = lambda x: 4", "f(3): gave 4"),
+    ],
+)
+def test_wrong_programs_and_tricks(score, program, reason):
+    found = score(program)
+    assert found.value == 0.0 and reason in found.reason, found
+
+
+@pytest.mark.parametrize(
+    ("right", "same", "other"),
+    [
+        ("[1, (2, 3)]", "[1, (2, 3)]", "[1, [2, 3]]"),
+        ("{1: 'a', 2: {3}}", "{2: {3}, 1: 'a'}", "{1: 'a', 2: [3]}"),
+        ("{3, 1, 2}", "frozenset([2, 1, 3])", "[1, 2, 3]"),
+        ("None", "None", "'None'"),
+        ("1.0", "1", "1.5"),
+        ("True", "1", "2"),
+        ("b'x'", "b'x'", "'x'"),
+        ("[]", "list()", "()"),
+        ("-3", "-3.0", "3"),
+    ],
+)
+def test_values_are_equal_when_python_says_so(score, right, same, other):
+    known, equal, unequal = (eval(written) for written in (right, same, other))  # noqa: S307
+    assert known == equal and known != unequal
+    for written, expected in ((same, 1.0), (other, 0.0)):
+        assert score(f"def f(): return {written}", f"assert f() == {right}").value == expected
+        assert score(f"def f(): return {written}", f"assert {right} == f()").value == expected
+
+
+def test_other_tests_run_as_they_stand(score):
+    published = "def check(candidate):\n    assert abs(candidate(2) - 4) < 1e-6\n    assert candidate(3) == 9\ncheck(f)\n"
+    assert score("def f(x): return x * x", published).value == 1.0
+    assert score("def f(x): return x + x", published).value == 0.0
+    lines = ["import math", "assert math.isclose(f(2), 4)", "assert f(3) == 9"]
+    assert score("def f(x): return x * x", lines).value == 1.0
+
+
+def test_credit_is_for_all_tests_or_for_each(score, answered):
+    tests = "import math\nassert f(2) == 4\nassert f(3) == 9\nassert f(math.e) == 1\nassert f(0) == 0"
+    assert score("def f(x): return x * x", tests).value == 0.0
+    config = VerifiableConfig(kind="code", credit="share", format_pattern="def .*", format_weight=0.5)
+    with VerifiableReward(config) as sharing:
+        (found,) = sharing.score([answered("def f(x): return x * x", tests)])
+    assert (found.value, found.parts) == (1.25, {"correct": 0.75, "format": 1.0})
+
+
+def test_programs_that_read_and_print(score):
+    tests = [{"input": "3\n4\n", "output": "7"}, {"input": "1\n1\n", "output": "2 \n"}]
+    good = "import sys\nif __name__ == '__main__':\n    print(sum(map(int, sys.stdin)))\n    sys.exit()"
+    assert score(good, tests).value == 1.0
+    assert score("print(int(input()) + int(input()))", tests).value == 1.0
+    assert score("print(7)", tests).value == 0.0
+    assert score("print(int(input()) + int(input()))\nraise SystemExit(1)", tests).value == 0.0
+    large = [{"input": "x" * 300_000, "output": "300000"}]
+    assert score("print(len(input()))", large).value == 1.0
+
+
+def test_a_program_never_meets_the_right_answer(score):
+    number = random.Random(5).randrange(10**20)
+    search = f"""
+    import gc, sys
+    def f():
+        frame, seen = sys._getframe(), []
+        while frame:
+            seen += [repr(v) for v in list(frame.f_locals.values()) + list(frame.f_globals.values())]
+            frame = frame.f_back
+        for thing in gc.get_objects():
+            try: seen.append(repr(thing))
+            except Exception: pass
+        return [text for text in seen if "".join({[str(number)[:9], str(number)[9:]]}) in text][:1] or "nowhere"
+    """
+    score("def f(): return 1", f"assert f() == {number}")  # what came before is not there either
+    found = score(search, f"assert f() == {number}")
+    assert "gave nowhere" in found.reason
+
+
+@pytest.mark.parametrize("tests", ["x = 1", "assert f( ==", [{"input": "1"}], [], [3]])
+def test_tests_that_test_nothing_are_refused(tests):
+    with pytest.raises(DataError, match="test"):
+        code.read_tests(tests)
+
+
+def test_credit_has_no_effect_elsewhere():
+    with pytest.raises(ConfigError, match="credit has no effect with kind = 'exact'"):
+        build(VerifiableConfig, {"kind": "exact", "credit": "share"})
+
+
+def test_workers_run_programs_at_the_same_time_and_in_order(answered):
+    programs = [f"import time\ntime.sleep({n % 3} / 50)\nf = lambda: {n}" for n in range(12)]
+    with VerifiableReward(VerifiableConfig(kind="code", workers=3)) as pool:
+        scores = pool.score([answered(program, f"assert f() == {n}") for n, program in enumerate(programs)])
+        assert [found.value for found in scores] == [1.0] * 12 and pool.failures == {}
