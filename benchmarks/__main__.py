@@ -136,7 +136,7 @@ BENCHMARKS = {
 
 def run(name: str, rounds: int) -> dict[str, Any]:
     from tether.assemble import ModelConfig, load_model
-    from tether.models.loading import resolve
+    from tether.models.pretrained import resolve
 
     bench = BENCHMARKS[name]
     loaded = load_model(ModelConfig(source=MODEL, system_prompt="" if bench.rows is not prompts else None))

@@ -17,7 +17,8 @@ from tether.models import packaged
 from tether.models.attention import GROUPED
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
-from tether.models.loading import add_adapter, hub_reachable, keep_on_host, load_model, pick_attention, resolve, save_model
+from tether.models.loading import add_adapter, keep_on_host, load_model, pick_attention, save_model
+from tether.models.pretrained import hub_reachable, resolve
 from tether.models.saving import attach_adapter, load_head, read_role
 from tether.models.tiny import tiny_model
 from tether.models.trunk import Role
@@ -122,7 +123,7 @@ def test_a_package_is_used_only_if_its_digest_is_the_pinned_one(tmp_path, monkey
 def test_broken_folders_and_unfit_tokenizers_are_refused(tmp_path):
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.json").write_text("{}")
-    with pytest.raises(ModelError, match="cannot load"):
+    with pytest.raises(ModelError, match="cannot be loaded as a causal language model"):
         load_model(ModelConfig(source=str(tmp_path / "m")))
     with pytest.raises(ModelError, match="does not know"):
         load_model(ModelConfig(source="tiny", stop_tokens=("<|nonsense|>",)))

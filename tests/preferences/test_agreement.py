@@ -11,7 +11,6 @@ from statsmodels.stats.inter_rater import cohens_kappa
 from statsmodels.stats.inter_rater import fleiss_kappa as fleiss_of_statsmodels
 
 from tether.core.errors import DataError
-from tether.preferences import agreement
 from tether.preferences.agreement import (
     Resampling,
     agreement_report,
@@ -119,19 +118,6 @@ def test_alpha_is_that_of_the_package_and_of_the_coincidence_matrix(level, seed)
     data = [[np.nan if value is None else value for value in row] for row in rows]
     package = krippendorff.alpha(reliability_data=data, level_of_measurement=level)
     assert found.value == pytest.approx(package, abs=1e-12) == pytest.approx(coincidence_alpha(rows, level), abs=1e-12)
-
-
-@pytest.mark.parametrize("level", ["nominal", "ordinal", "interval"])
-def test_what_is_resampled_is_what_the_package_computes(level, monkeypatch):
-    of_all, draws = [], agreement._draws
-
-    def spy(counts, statistic, resampling):
-        of_all.append(float(statistic(counts.multiplicity[None].astype(float))[0]))
-        return draws(counts, statistic, resampling)
-
-    monkeypatch.setattr(agreement, "_draws", spy)
-    found = krippendorff_alpha(votes_of(scattered(4, [-2, -1, 0, 1, 2.5])), level, coding="strength", resampling=FEW)
-    assert of_all == [pytest.approx(found.value, abs=1e-12)]
 
 
 @pytest.mark.parametrize(("level", "alpha"), [("nominal", 0.691), ("ordinal", 0.807), ("interval", 0.811)])

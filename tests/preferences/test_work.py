@@ -12,7 +12,8 @@ from tests.preferences.conftest import filled, people
 
 from tether.preferences.store import Store, StoreError
 from tether.preferences.tables import AssignmentRow, JudgmentRow, TaskRow
-from tether.preferences.work import Verdict, Work, majority
+from tether.preferences.votes import more_than_half
+from tether.preferences.work import Verdict, Work
 
 
 def judgments(store):
@@ -222,4 +223,4 @@ def test_a_store_opened_again_goes_on(tmp_path):
     [((), None), (("first",), "first"), (("first", "second"), None), (("tie", "both_bad", "first"), "tie")],
 )
 def test_majority(choices, expected):
-    assert majority(choices) == expected
+    assert more_than_half(choices) == expected

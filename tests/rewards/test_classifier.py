@@ -9,7 +9,7 @@ from transformers import BertConfig, BertForSequenceClassification, LlamaForSequ
 
 from tether.assemble import Recipe
 from tether.core.config import build
-from tether.core.errors import ConfigError, ModelError
+from tether.core.errors import ConfigError, MissingFileError, ModelError
 from tether.core.types import Message, Prompt, Rollout, Sampling, StopReason, assistant, user
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.pipelines.journey import run_recipe
@@ -86,7 +86,7 @@ def test_one_of_several_outputs_has_to_be_chosen(tmp_path):
         ClassifierReward.load(ClassifierConfig(source=source, label="good"))
     by_name, by_number = (ClassifierReward.load(ClassifierConfig(source=source, label=label)) for label in ("LABEL_2", 2))
     assert by_name.output == by_number.output == 2
-    with pytest.raises(ModelError, match="cannot be loaded as a sequence classifier"):
+    with pytest.raises(MissingFileError, match=r"no config\.json"):
         ClassifierReward.load(ClassifierConfig(source=str(tmp_path / "nothing")))
 
 

@@ -9,12 +9,13 @@ from typing import Any
 from tether.assemble.rows import Lora
 from tether.assemble.sampling import OnlineSection, PolicySection
 from tether.assemble.sections import ONLINE, DirectSection, KTOSection, ProcessSection, RewardSection
-from tether.core.errors import ConfigError, MissingFileError
+from tether.core.config import build
+from tether.core.errors import ConfigError, MissingFileError, ModelError
 from tether.data.chat import ChatEncoder
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, add_adapter, keep_on_host, load_model, load_on_host, pick_device
-from tether.models.saving import attach_adapter, check_same_trunk, load_head, member_folders, read_role, save_role
+from tether.models.saving import attach_adapter, check_same_trunk, is_role, load_head, member_folders, read_role, save_role
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 
@@ -59,7 +60,7 @@ def reward_role(loaded: LoadedModel, section: RewardSection | ProcessSection, se
 
     Heads have other seeds too, unless weights will be averaged: what one head's adapter learned means nothing to another head.
     """
-    hidden = loaded.model.config.get_text_config().hidden_size
+    hidden = _hidden(loaded)
     own = seed + MEMBER_STRIDE * (member or 0)
     start = seed if isinstance(section, RewardSection) and section.average else own
     head = ScalarHead(hidden, zero=False, dropout=section.head_dropout, seed=start, outputs=section.outputs).to(
@@ -74,7 +75,7 @@ def reward_role(loaded: LoadedModel, section: RewardSection | ProcessSection, se
 def member_role(loaded: LoadedModel, folder: Path, member: int) -> Role:
     """A trained member of an ensemble, on this trunk."""
     name = f"reward-{member}"
-    return Role(_attached(loaded.model, loaded, folder, name), name, load_head(folder, loaded.model.device))
+    return Role(_attached(loaded.model, loaded, folder, name), name, load_head(folder, loaded.model.device, _hidden(loaded)))
 
 
 def direct_roles(
@@ -97,7 +98,7 @@ def shared_roles(section: OnlineSection, loaded: LoadedModel, reward_folder: Pat
     critic = isinstance(section, PolicySection) and section.critic
     from_reward = isinstance(section, PolicySection) and section.value_init == "reward"
     model, device = loaded.model, loaded.model.device
-    hidden = model.config.get_text_config().hidden_size
+    hidden = _hidden(loaded)
     folders = _scorer_folders(section, reward_folder)
     for name, folder in folders.items():
         if read_role(folder)["adapter"] is None:
@@ -106,7 +107,7 @@ def shared_roles(section: OnlineSection, loaded: LoadedModel, reward_folder: Pat
     if from_reward and reward_folder is not None:
         model = attach_adapter(model, reward_folder, "value")
     model = add_adapter(model, "policy", section.lora, seed=seed)
-    reward = tuple(Role(model, name, load_head(folder, device)) for name, folder in folders.items())
+    reward = tuple(Role(model, name, load_head(folder, device, hidden)) for name, folder in folders.items())
     if from_reward and reward:
         value = Role(model, "value", copy.deepcopy(reward[0].head))
     else:
@@ -132,6 +133,10 @@ def _scorer_name(number: int, count: int) -> str:
     return f"reward-{number}" if count > 1 else "reward"
 
 
+def _hidden(loaded: LoadedModel) -> int:
+    return loaded.model.config.get_text_config().hidden_size
+
+
 def _attached(model: Any, loaded: LoadedModel, folder: Path, name: str) -> Any:
     """`model` with the adapter in `folder`, if it belongs to this trunk."""
     check_same_trunk(read_role(folder), loaded, encoder_of(loaded).describe(), folder)
@@ -140,7 +145,7 @@ def _attached(model: Any, loaded: LoadedModel, folder: Path, name: str) -> Any:
 
 def separate_roles(section: Any, loaded: LoadedModel, settings: ModelConfig, reward_folder: Path | None, seed: int) -> Roles:
     """A model of its own for each role."""
-    device, hidden = loaded.model.device, loaded.model.config.get_text_config().hidden_size
+    device, hidden = loaded.model.device, _hidden(loaded)
     critic = isinstance(section, PolicySection) and section.critic
     reference = Role(_frozen(settings, seed, section.offload)) if section.needs_reference else None
     _scorer_folders(section, reward_folder)
@@ -170,6 +175,8 @@ def load_scorer(folder: Path, settings: ModelConfig, offload: bool = False) -> t
     """A trained reward model, or all members of an ensemble, on a base of their own."""
     folders = _scorer_folders(None, folder)
     description = read_role(next(iter(folders.values())))
+    if description["kind"] == "policy":
+        raise ModelError(f"{folder} is a policy, which gives no scores. Give the folder of a reward model.")
     whole = description["adapter"] is None
     source = str(folder / "model") if whole else description["base"]
     loaded = (load_on_host if offload else load_model)(settings.model_copy(update={"source": source, "fallback": None}))
@@ -180,28 +187,48 @@ def load_scorer(folder: Path, settings: ModelConfig, offload: bool = False) -> t
             model = _attached(model, loaded, path, name)
     if offload:
         keep_on_host(model, device)
-    return tuple(Role(model, None if whole else name, load_head(path, device)) for name, path in folders.items()), loaded
+    return tuple(
+        Role(model, None if whole else name, load_head(path, device, _hidden(loaded))) for name, path in folders.items()
+    ), loaded
+
+
+def load_trained(folder: Path, settings: ModelConfig | None = None) -> tuple[tuple[Role, ...], LoadedModel]:
+    """What scores, on the base that its folder names, in the dtype it was trained in."""
+    role = read_role(member_folders(folder)[0])
+    return load_scorer(folder, _settings(role["base"], role, settings))
+
+
+def newest_policy(folder: Path) -> Path | None:
+    """The folder of the trained policy in a run, a stage or a role's own folder; of several rounds the last one's."""
+    within = ((folder, "round-*/policy"), (folder / "rounds", "round-*/policy"), (folder, "round-*/*/policy"))
+    latest = [path for root, pattern in within for path in sorted(root.glob(pattern))[-1:]]
+    candidates = (*(folder / n / "policy" for n in (*ONLINE, "kto", "direct")), *latest, folder / "policy", folder)
+    return next((path for path in candidates if is_role(path) and read_role(path)["kind"] == "policy"), None)
 
 
 def load_policy(path: str, settings: ModelConfig | None = None) -> tuple[Role, LoadedModel]:
-    """A policy to talk to: a model source, a run directory, or the folder of a trained role."""
+    """A policy to talk to: a model source, a run directory, or the folder of a trained role.
+
+    Raises:
+        ConfigError, MissingFileError: there is nothing of the kind.
+        ModelError: it cannot be loaded, does not belong to its base, or is a reward model.
+    """
     folder = Path(path).expanduser()
-    within = ((folder, "round-*/policy"), (folder / "rounds", "round-*/policy"), (folder, "round-*/*/policy"))
-    latest = [path for root, pattern in within for path in sorted(root.glob(pattern))[-1:]]
-    for candidate in (*(folder / n / "policy" for n in (*ONLINE, "kto", "direct")), *latest, folder / "policy", folder):
-        if (candidate / "role.json").is_file():
-            role = read_role(candidate)
-            base = str(candidate / "model") if role["adapter"] is None else role["base"]
-            loaded = load_model(_settings(base, role, settings))
-            if role["adapter"] is None:
-                return Role(loaded.model), loaded
-            check_same_trunk(role, loaded, encoder_of(loaded).describe(), candidate)
-            return Role(attach_adapter(loaded.model, candidate, "policy"), "policy"), loaded
-    for candidate in (folder / "model", folder / "sft" / "model"):
-        if (candidate / "config.json").is_file():
-            path = str(candidate)
-            break
-    loaded = load_model(_settings(path, None, settings))
+    own = newest_policy(folder)
+    if own is not None:
+        role = read_role(own)
+        base = str(own / "model") if role["adapter"] is None else role["base"]
+        loaded = load_model(_settings(base, role, settings))
+        if role["adapter"] is None:
+            return Role(loaded.model), loaded
+        check_same_trunk(role, loaded, encoder_of(loaded).describe(), own)
+        return Role(attach_adapter(loaded.model, own, "policy"), "policy"), loaded
+    if is_role(folder):
+        raise ModelError(
+            f"{path} is a {read_role(folder)['kind']} model, which scores and does not answer. Give the folder of a policy."
+        )
+    plain = next((p for p in (folder / "model", folder / "sft" / "model") if (p / "config.json").is_file()), path)
+    loaded = load_model(_settings(str(plain), None, settings))
     return Role(loaded.model), loaded
 
 
@@ -210,4 +237,4 @@ def _settings(source: str, role: dict[str, Any] | None, settings: ModelConfig | 
     values = {**(settings.model_dump() if settings else {}), "source": source, "fallback": None, "chat_template": None}
     if role is not None:
         values.update(system_prompt=role["encoding"]["system_prompt"], dtype=role["dtype"])
-    return ModelConfig.model_validate(values)
+    return build(ModelConfig, values, where="model")

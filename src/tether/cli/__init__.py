@@ -11,6 +11,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from tether.cli import prefs
+from tether.cli.export import export
 from tether.cli.prove import prove
 from tether.cli.serve import serve
 from tether.core.errors import TetherError, memory_error
@@ -103,6 +104,7 @@ for section, text in STAGES.items():
     app.command(section.replace("_", "-"), help=f"{text}: the \\[{section}] section of a recipe.")(_stage(section))
 
 
+app.command()(export)
 app.command()(prove)
 
 

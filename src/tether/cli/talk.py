@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from tether.core.errors import ConfigError
 from tether.core.types import Message, Prompt, Sampling, assistant, user
+from tether.core.visible import visible
 
 
 def generate(
@@ -45,9 +46,9 @@ def generate(
         return
     console = Console()
     for group in groups:
-        console.print(f"[bold cyan]{escape(group.prompt.text)}")
+        console.print(f"[bold cyan]{escape(visible(group.prompt.text))}")
         for rollout in group.rollouts:
-            console.print(escape(rollout.text) + ("" if rollout.finished else " [dim]…[/]"), highlight=False)
+            console.print(escape(visible(rollout.text)) + ("" if rollout.finished else " [dim]…[/]"), highlight=False)
 
 
 def chat(model: str, sampling: Sampling, seed: int) -> None:
@@ -74,4 +75,4 @@ def chat(model: str, sampling: Sampling, seed: int) -> None:
         reply = engine.generate([Prompt(tuple(messages))], sampling, seed=seed, ordinals=[turn])[0].rollouts[0]
         turn += 1
         messages.append(assistant(reply.text))
-        console.print(f"[bold green]model>[/] {escape(reply.text)}", highlight=False)
+        console.print(f"[bold green]model>[/] {escape(visible(reply.text))}", highlight=False)

@@ -59,8 +59,10 @@ def load_recipe(path: str | Path, kind: type[ConfigT], overrides: Sequence[str] 
         raise ConfigError(f"{path}: not a valid TOML file: byte {error.start} is not UTF-8. Save the file as UTF-8.") from None
     except RecursionError:
         raise ConfigError(f"{path}: not a valid TOML file: its lists or tables are nested too deeply. Mend that.") from None
-    except ValueError as error:
+    except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not a valid TOML file: {error}. Mend that line.") from error
+    except ValueError:
+        raise ConfigError(f"{path}: not a valid TOML file: a number has thousands of digits. Mend that.") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}. Mend that, or name another file.") from None
     return build(kind, values, overrides, where=str(path))

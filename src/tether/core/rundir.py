@@ -14,7 +14,6 @@ import math
 import os
 import platform
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -25,6 +24,7 @@ from typing import IO, Any
 from tether import __version__
 from tether.core.config import digest
 from tether.core.errors import RunError
+from tether.core.files import whole_file
 from tether.core.secrets import redact_value
 from tether.core.types import Alarm
 
@@ -60,19 +60,9 @@ def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _write_whole(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-        flush(path.parent)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with whole_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    flush(path.parent)
 
 
 def hold(folder: Path) -> None:
@@ -107,7 +97,9 @@ def hold(folder: Path) -> None:
 
 def release(folder: Path) -> None:
     """Let other processes in again."""
-    if file := _HELD.pop(folder.resolve() / ".lock", None):
+    place = folder.resolve() / ".lock"
+    if file := _HELD.pop(place, None):
+        place.unlink(missing_ok=True)
         file.close()
 
 

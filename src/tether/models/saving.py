@@ -14,7 +14,8 @@ from tether.core.config import digest
 from tether.core.errors import MissingFileError, ModelError
 from tether.core.rundir import file_digest, read_json, write_json
 from tether.models.heads import ScalarHead
-from tether.models.loading import LoadedModel, quiet, save_model
+from tether.models.loading import LoadedModel, save_model
+from tether.models.pretrained import one_line, quiet
 from tether.models.trunk import Role
 
 
@@ -38,6 +39,7 @@ def save_role(
     write_json(
         folder / "role.json",
         {
+            "format": FORMAT,
             "kind": kind,
             "adapter": role.adapter,
             "base": where,
@@ -48,15 +50,54 @@ def save_role(
     )
 
 
+FORMAT = 1
+"""Of role.json, and of what names several roles. What has a higher number cannot be read by this code."""
+
+
+def read_versioned(path: Path, *keys: str) -> dict[str, Any]:
+    """A file of values that tether wrote beside a model.
+
+    Raises:
+        ModelError: it is another program's, or of a newer tether.
+        RunError: it is missing or damaged.
+    """
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise ModelError(f"{path} holds no object, so it is not what tether wrote. Run the stage that made it again.")
+    if values.get("format", 1) != FORMAT:
+        raise ModelError(f"{path} has format {values['format']!r}, and this tether reads {FORMAT}. Install a newer one.")
+    if missing := [key for key in keys if key not in values]:
+        raise ModelError(f"{path} lacks {', '.join(missing)}: it was edited or cut. Run the stage that made it again.")
+    return values
+
+
+def is_role(folder: Path) -> bool:
+    return (folder / "role.json").is_file()
+
+
 def read_role(folder: Path) -> dict[str, Any]:
-    """role.json with `base` resolved."""
-    if not (folder / "role.json").is_file():
+    """role.json with `base` resolved.
+
+    Raises:
+        MissingFileError: there is no role, or the base it stands on has gone.
+        ModelError: role.json cannot be used.
+    """
+    if not is_role(folder):
         raise MissingFileError(f"{folder} holds no trained role (no role.json). Has the stage that makes it finished?")
-    role = read_json(folder / "role.json")
+    role = read_versioned(folder / "role.json", "kind", "adapter", "base", "base_digest", "dtype", "encoding")
+    known = role["kind"] in KINDS and role["dtype"] in DTYPES
+    if not known or not {"template", "system_prompt", "stop_ids"} <= set(role["encoding"]):
+        what = f"kind {role['kind']!r}, dtype {role['dtype']!r} or encoding is unknown"
+        raise ModelError(f"{folder / 'role.json'}: {what}. Run the stage that made it again.")
     local = (folder / role["base"]).resolve()
+    if role["base"].startswith(".") and role["adapter"] is not None and not local.is_dir():
+        raise MissingFileError(
+            f"{folder} stands on the model in {local}, which is not there. Move both together, or train it again."
+        )
     return {**role, "base": str(local) if local.is_dir() else role["base"]}
 
 
+KINDS, DTYPES = ("policy", "reward", "process"), ("float32", "bfloat16")
 ENSEMBLE, OBJECTIVES = "ensemble.json", "objectives.json"
 """What names several roles that score together: alike, or each for an objective of its own."""
 
@@ -85,7 +126,7 @@ def member_folders(folder: Path) -> list[Path]:
     if not named:
         return [folder]
     found = []
-    for member in read_json(named[0])["members"]:
+    for member in read_versioned(named[0], "members")["members"]:
         found.append((folder / member["folder"]).resolve())
         read_role(found[-1])
         if _weights_digest(found[-1]) != member["digest"]:
@@ -99,14 +140,25 @@ def _weights_digest(folder: Path) -> str:
 
 
 def attach_adapter(model: Any, folder: Path, name: str) -> Any:
-    """`model` with the saved adapter of `folder` on it, called `name`, frozen, in the model's dtype."""
-    from peft import PeftModel
+    """`model` with the saved adapter of `folder` on it, called `name`, frozen, in the model's dtype.
 
-    with quiet():
-        if isinstance(model, PeftModel):
-            model.load_adapter(str(folder / "adapter"), adapter_name=name, autocast_adapter_dtype=False)
-        else:
-            model = PeftModel.from_pretrained(model, str(folder / "adapter"), adapter_name=name, autocast_adapter_dtype=False)
+    Raises:
+        ModelError: it is missing or damaged, or does not fit; peft would leave what its file lacks as it was initialised.
+    """
+    from peft import PeftModel, get_peft_model_state_dict
+
+    path = folder / "adapter"
+    try:
+        stored = set(load_file(path / "adapter_model.safetensors"))
+        with quiet():
+            if isinstance(model, PeftModel):
+                model.load_adapter(str(path), adapter_name=name, autocast_adapter_dtype=False)
+            else:
+                model = PeftModel.from_pretrained(model, str(path), adapter_name=name, autocast_adapter_dtype=False)
+        if wrong := stored ^ set(get_peft_model_state_dict(model, adapter_name=name)):
+            raise ValueError(f"{len(wrong)} tensors are missing or too many, such as {min(wrong)}")
+    except Exception as error:  # safetensors, peft and torch have an error of their own each
+        raise ModelError(f"the adapter in {path} cannot be used: {one_line(error)}. {RESTORE}") from error
     for parameter_name, parameter in model.named_parameters():
         if f".{name}." in parameter_name:
             parameter.data = parameter.data.to(model.dtype)
@@ -114,13 +166,31 @@ def attach_adapter(model: Any, folder: Path, name: str) -> Any:
     return model.eval()
 
 
-def load_head(folder: Path, device: torch.device) -> ScalarHead:
-    """The saved scalar head."""
-    state = load_file(folder / "head.safetensors")
-    outputs, dim = state["linear.weight"].shape
-    head = ScalarHead(dim, outputs=outputs)
-    head.load_state_dict(state)
+def load_head(folder: Path, device: torch.device, hidden: int | None = None) -> ScalarHead:
+    """The saved scalar head.
+
+    Args:
+        hidden: the width of the trunk that it is for.
+
+    Raises:
+        ModelError: it is missing or damaged, or belongs to another trunk.
+    """
+    path = folder / "head.safetensors"
+    try:
+        state = load_file(path)
+        outputs, dim = state["linear.weight"].shape
+        head = ScalarHead(dim, outputs=outputs)
+        head.load_state_dict(state)
+        if hidden not in (None, dim):
+            raise ValueError(f"it is made for states of {dim} numbers, and this trunk's have {hidden}")
+        if not all(tensor.isfinite().all() for tensor in state.values()):
+            raise ValueError("it has numbers that are not finite")
+    except Exception as error:
+        raise ModelError(f"the head in {path} cannot be used: {one_line(error)}. {RESTORE}") from error
     return head.to(device).eval().requires_grad_(False)
+
+
+RESTORE = "Restore the folder from a copy, or run the stage that made it again."
 
 
 def check_same_trunk(role: dict[str, Any], loaded: LoadedModel, encoding: dict[str, Any], folder: Path) -> None:
@@ -128,7 +198,10 @@ def check_same_trunk(role: dict[str, Any], loaded: LoadedModel, encoding: dict[s
     if role["base_digest"] != loaded.digest:
         raise ModelError(
             f"{folder} was trained on another base (digest {role['base_digest']}, this trunk's is {loaded.digest}). "
-            "Train it on this run's SFT model, or use ppo.roles = 'separate'."
+            "Train it on this run's SFT model, or give each role a model of its own: roles = 'separate'."
         )
     if role["encoding"] != encoding:
-        raise ModelError(f"{folder} was trained with another chat template, system prompt or stop tokens than this model uses.")
+        raise ModelError(
+            f"{folder} was trained with another chat template, system prompt or stop tokens than this model uses. "
+            "Set model.chat_template, model.system_prompt or model.stop_tokens to what it was trained with, or train it again."
+        )

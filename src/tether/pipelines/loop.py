@@ -224,8 +224,9 @@ class Round:
         responses, places = {}, {row["id"]: place for place, row in enumerate(answers)}
         for row in answers:
             known = zip(row["responses"], row["scores"], row["members"], strict=True)
-            # A response goes by its text, which is the same in all rounds.
-            distinct = {text: Response(text, text, score, members=tuple(members)) for text, score, members in known}
+            # A response goes by its text, which is the same in all rounds; one with a byte 0 fits into no file of comparisons.
+            usable = ((text, *rest) for text, *rest in known if "\0" not in text)
+            distinct = {text: Response(text, text, score, members=tuple(members)) for text, score, members in usable}
             responses[row["id"]] = list(distinct.values())
         config = PairsConfig.model_validate({"strategy": how, "num_pairs": ask.labels, "seed": self.config.seed + self.number})
         found = []

@@ -7,15 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from tether.assemble import DataConfig, load_rows
-from tether.assemble.roles import encoder_of, load_scorer
+from tether.assemble.roles import encoder_of, load_trained
 from tether.core.errors import DataError, MissingFileError
 from tether.core.protocols import RewardSource
 from tether.core.types import Comparison, Conversation, Prompt, Rollout, Sampling, StopReason
 from tether.data.chat import ChatEncoder
 from tether.data.sources import Quarantine
 from tether.evaluation.reward_quality import judge_rewards
-from tether.models.config import ModelConfig
-from tether.models.saving import member_folders, read_role
 from tether.pipelines.measured import Progress
 from tether.rewards.classifier import ClassifierConfig, ClassifierReward
 from tether.rewards.ensemble import EnsembleReward
@@ -76,9 +74,7 @@ def _source(model: str, label: str | None, max_length: int) -> tuple[RewardSourc
 
 
 def _trained(folder: Path) -> tuple[RewardSource, ChatEncoder]:
-    role = read_role(member_folders(folder)[0])
-    settings = {"source": role["base"], "system_prompt": role["encoding"]["system_prompt"], "dtype": role["dtype"]}
-    roles, loaded = load_scorer(folder, ModelConfig.model_validate(settings))
+    roles, loaded = load_trained(folder)
     encoder = encoder_of(loaded)
     return (LearnedReward(roles[0], encoder) if len(roles) == 1 else EnsembleReward(roles, encoder)), encoder
 

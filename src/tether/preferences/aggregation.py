@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from tether.core.errors import ConfigError, DataError
-from tether.preferences.votes import VERDICTS, Verdict, Vote, latest_votes
+from tether.preferences.votes import VERDICTS, Verdict, Vote, latest_votes, more_than_half
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,12 @@ def majority(votes: Iterable[Vote], *, undecided: Literal["drop", "soft"] = "dro
     Items without a majority are left out (`drop`), or kept for their probabilities with no verdict (`soft`).
     Trap: one vote is a majority of one; `num_votes` tells.
     """
-    labels = []
-    for item, said in sorted(_by_item(votes).items()):
+    labels, by_item = [], defaultdict[str, list[str]](list)
+    for vote in latest_votes(votes)[0]:
+        by_item[vote.item].append(vote.verdict)
+    for item, said in sorted(by_item.items()):
         counts = Counter(said)
-        winner: Any = next((verdict for verdict in VERDICTS if 2 * counts[verdict] > len(said)), None)
+        winner: Any = more_than_half(said)
         labels.append(Label(item, winner, {v: counts[v] / len(said) for v in VERDICTS if counts[v]}, len(said)))
     return [label for label in labels if undecided == "soft" or label.verdict]
 
@@ -81,7 +83,9 @@ def dawid_skene(
         ConfigError: the package crowd-kit is missing.
         DataError: there are no votes, or a gold answer is no verdict.
     """
-    crowdkit, pandas = _crowdkit(), _pandas()
+    crowdkit = _crowdkit()
+    import pandas
+
     kept, _ = latest_votes(votes)
     if not kept:
         raise DataError("there are no votes to make labels of")
@@ -128,11 +132,11 @@ def bradley_terry(
         ConfigError: the package crowd-kit is missing.
         DataError: an item's sides are not given or are one response, or the prior is not positive.
     """
-    crowdkit, pandas = _crowdkit(), _pandas()
+    crowdkit = _crowdkit()
+    import pandas
+
     if prior < 1:
-        raise DataError(
-            f"bradley_terry needs a prior of at least 1, got {prior}: a response that never lost has no score without"
-        )
+        raise DataError(f"bradley_terry needs a prior of 1 or more, got {prior}: a response that never lost has no score without")
     kept, _ = latest_votes(votes)
     rows: list[tuple[str, str, str]] = []
     for vote in kept:
@@ -186,13 +190,6 @@ def sort_items(labels: Iterable[Label], *, settled: float = 0.75, expert: float 
     return bins
 
 
-def _by_item(votes: Iterable[Vote]) -> dict[str, list[str]]:
-    by_item: dict[str, list[str]] = defaultdict(list)
-    for vote in latest_votes(votes)[0]:
-        by_item[vote.item].append(vote.verdict)
-    return by_item
-
-
 def verdict_of(item: str, answer: str) -> str:
     """The verdict that a known answer (a choice) stands for; DataError if it is none."""
     verdict = "tie" if answer == "both_bad" else answer
@@ -207,9 +204,3 @@ def _crowdkit() -> ModuleType:
     except ImportError as error:
         raise ConfigError("this needs the package crowd-kit. Install it with `pip install 'tether-rlhf[preferences]'`") from error
     return aggregation
-
-
-def _pandas() -> ModuleType:
-    import pandas
-
-    return pandas

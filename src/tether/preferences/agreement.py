@@ -17,7 +17,6 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tether.core.errors import ConfigError
 from tether.preferences.votes import Coding, Vote, coded, latest_votes
 
 Level = Literal["nominal", "ordinal", "interval"]
@@ -57,32 +56,43 @@ class PairOfAnnotators:
 
 
 @dataclass(frozen=True)
-class _Counts:
+class Counts:
     """Distinct rows of an items x values table of votes, and how many items have each; only items with two votes or more."""
 
     rows: Array
     multiplicity: NDArray[np.int64]
     domain: list[Any]
-    empty: str
+    empty: str = ""
+    """Why there are no rows."""
 
     @property
     def size(self) -> tuple[int, int]:
         return int(self.multiplicity.sum()), round(float(self.rows.sum(1) @ self.multiplicity)) if len(self.rows) else 0
 
+    @property
+    def room(self) -> float:
+        """The share of pairs of votes that would disagree by chance."""
+        shares = self.multiplicity @ self.rows
+        return float(1 - ((shares / shares.sum()) ** 2).sum()) if len(self.rows) else 0.0
 
+
+Votes = Sequence[Vote] | Counts
+"""Votes, or what `tabulated` made of them for several figures."""
 USUAL = Resampling()
 
 
-def raw_agreement(votes: Sequence[Vote], *, coding: Coding = "choice", resampling: Resampling = USUAL) -> Figure:
+def raw_agreement(votes: Votes, *, coding: Coding = "choice", resampling: Resampling = USUAL) -> Figure:
     """The share of all pairs of votes on one item that are equal.
 
     Equation: `Σ_i Σ_c n_ic (n_ic − 1) / Σ_i n_i (n_i − 1)` with n_ic votes for c on item i.
     Trap: it does not know chance. Two people who always say "first" agree in all; an item with many votes counts for more.
     """
-    return _raw(_tabulate(votes, coding), resampling)
+    counts = tabulated(votes, coding)
+    equal, pairs = (counts.rows * (counts.rows - 1)).sum(1), counts.rows.sum(1) * (counts.rows.sum(1) - 1)
+    return _figure(counts, lambda weights: (weights @ equal) / (weights @ pairs), 1.0, resampling)
 
 
-def fleiss_kappa(votes: Sequence[Vote], *, coding: Coding = "choice", resampling: Resampling = USUAL) -> Figure:
+def fleiss_kappa(votes: Votes, *, coding: Coding = "choice", resampling: Resampling = USUAL) -> Figure:
     """Agreement beyond what the shares of the choices would give, by Fleiss.
 
     Equation: `(P̄ − Σ_c p_c²) / (1 − Σ_c p_c²)`; P̄ is the mean over items of the share of equal pairs, p_c that of n_ic / n_i.
@@ -90,24 +100,42 @@ def fleiss_kappa(votes: Sequence[Vote], *, coding: Coding = "choice", resampling
     still weighs the same in both terms (Gwet 2014), and items with one vote, which say nothing of agreement, are in neither.
     Trap: with a rare choice kappa is low though nearly all agree; read it beside the raw share.
     """
-    return _fleiss(_tabulate(votes, coding), resampling)
+    counts = tabulated(votes, coding)
+    totals = counts.rows.sum(1, keepdims=True)
+    agreed, shares = (counts.rows * (counts.rows - 1)).sum(1) / (totals * (totals - 1))[:, 0], counts.rows / totals
+
+    def statistic(weights: Array) -> Array:
+        by_chance = ((weights @ shares / weights.sum(1, keepdims=True)) ** 2).sum(1)
+        return _beyond(weights @ agreed / weights.sum(1), by_chance)
+
+    return _figure(counts, statistic, counts.room, resampling)
 
 
 def krippendorff_alpha(
-    votes: Sequence[Vote], level: Level = "nominal", *, coding: Coding | None = None, resampling: Resampling = USUAL
+    votes: Votes, level: Level = "nominal", *, coding: Coding | None = None, resampling: Resampling = USUAL
 ) -> Figure:
     """One less the disagreement seen over the disagreement expected, with any number of votes an item.
 
     Equation: `1 − (n − 1) Σ o_ck δ_ck / Σ n_c n_k δ_ck` over the coincidence matrix o; δ is unequal (nominal), the squared number
     of votes between (ordinal) or the squared difference (interval).
-    Paper: Krippendorff 2011, https://repository.upenn.edu/handle/20.500.14332/2089. The value is computed by `krippendorff`.
+    Paper: Krippendorff 2011, https://repository.upenn.edu/handle/20.500.14332/2089.
     Shapes: nominal compares choices by default, the other levels strengths: -1, 0, 1 where only choices were made.
     Trap: ordinal and interval forgive neighbours, so they are not comparable with nominal.
-
-    Raises:
-        ConfigError: the package `krippendorff` is missing.
     """
-    return _alpha(_tabulate(votes, coding or ("choice" if level == "nominal" else "strength")), level, resampling)
+    counts = tabulated(votes, coding or ("choice" if level == "nominal" else "strength"))
+    size, values = len(counts.domain), np.array([0.0 if level == "nominal" else v for v in counts.domain])
+    scaled = counts.rows / (counts.rows.sum(1, keepdims=True) - 1)
+
+    def statistic(weights: Array) -> Array:
+        observed = (weights[:, None, :] * scaled.T) @ counts.rows - (weights @ scaled)[:, :, None] * np.eye(size)
+        margins = observed.sum(2)
+        # Between two values of an ordinal scale lie all votes from the middle of the one to the middle of the other.
+        places = margins.cumsum(1) - margins / 2 if level == "ordinal" else np.broadcast_to(values, margins.shape)
+        delta = 1 - np.eye(size) if level == "nominal" else (places[:, :, None] - places[:, None, :]) ** 2
+        expected = (margins[:, :, None] * margins[:, None, :] * delta).sum((1, 2)) / (margins.sum(1) - 1)
+        return _beyond(expected - (observed * delta).sum((1, 2)), np.zeros(1), expected)
+
+    return _figure(counts, statistic, counts.room, resampling)
 
 
 def cohen_kappas(
@@ -142,7 +170,7 @@ def self_agreement(votes: Sequence[Vote], *, resampling: Resampling = USUAL) -> 
         by_item[before.item].append(before.choice == after.choice)
     table = np.array([(sum(same), len(same) - sum(same)) for same in by_item.values()], dtype=np.float64).reshape(-1, 2)
     rows, multiplicity = np.unique(table, axis=0, return_counts=True)
-    counts = _Counts(rows, multiplicity, [], "" if repeats else "nobody voted twice on an item")
+    counts = Counts(rows, multiplicity, [], "" if repeats else "nobody voted twice on an item")
     return _figure(counts, lambda weights: (weights @ rows[:, 0]) / (weights @ rows.sum(1)), 1.0, resampling)
 
 
@@ -181,15 +209,15 @@ def agreement_report(
 
 
 def _summary(votes: Sequence[Vote], resampling: Resampling) -> dict[str, Any]:
-    choices, strengths = _tabulate(votes, "choice"), _tabulate(votes, "strength")
+    choices, verdicts, strengths = (tabulated(votes, coding) for coding in ("choice", "verdict", "strength"))
     figures = {
-        "raw": _raw(choices, resampling),
-        "raw_verdict": _raw(_tabulate(votes, "verdict"), resampling),
-        "raw_strength": _raw(strengths, resampling),
-        "fleiss_kappa": _fleiss(choices, resampling),
-        "alpha_nominal": _alpha(choices, "nominal", resampling),
-        "alpha_ordinal": _alpha(strengths, "ordinal", resampling),
-        "alpha_interval": _alpha(strengths, "interval", resampling),
+        "raw": raw_agreement(choices, resampling=resampling),
+        "raw_verdict": raw_agreement(verdicts, resampling=resampling),
+        "raw_strength": raw_agreement(strengths, resampling=resampling),
+        "fleiss_kappa": fleiss_kappa(choices, resampling=resampling),
+        "alpha_nominal": krippendorff_alpha(choices, resampling=resampling),
+        "alpha_ordinal": krippendorff_alpha(strengths, "ordinal", resampling=resampling),
+        "alpha_interval": krippendorff_alpha(strengths, "interval", resampling=resampling),
     }
     return {name: asdict(figure) for name, figure in figures.items()}
 
@@ -207,64 +235,20 @@ def _windows(votes: Sequence[Vote], number: int) -> list[tuple[float, float, lis
     return [(part[0][0], part[-1][0], [vote for _, item in part for vote in by_item[item]]) for part in parts]
 
 
-def _tabulate(votes: Sequence[Vote], coding: Coding) -> _Counts:
+def tabulated(votes: Votes, coding: Coding = "choice") -> Counts:
+    """How often each value was given to each item; of votes that are tabulated already, themselves."""
+    if isinstance(votes, Counts):
+        return votes
     kept, values, empty = coded(votes, coding)
     domain = sorted(set(values))
     if len(domain) > LARGEST_DOMAIN:
-        return _Counts(np.zeros((0, 0)), np.zeros(0, np.int64), [], f"more than {LARGEST_DOMAIN} different values: round them")
+        return Counts(np.zeros((0, 0)), np.zeros(0, np.int64), [], f"more than {LARGEST_DOMAIN} different values: round them")
     place, items = {value: number for number, value in enumerate(domain)}, {}
     rows = [items.setdefault(vote.item, len(items)) for vote in kept]
     table = np.zeros((len(items), len(domain)))
     np.add.at(table, (rows, [place[value] for value in values]), 1)
-    if items:
-        empty = "no item has the votes of two annotators"
     distinct, multiplicity = np.unique(table[table.sum(1) > 1], axis=0, return_counts=True)
-    return _Counts(distinct, multiplicity, domain, "" if len(distinct) else empty)
-
-
-def _raw(counts: _Counts, resampling: Resampling) -> Figure:
-    equal, pairs = (counts.rows * (counts.rows - 1)).sum(1), counts.rows.sum(1) * (counts.rows.sum(1) - 1)
-    return _figure(counts, lambda weights: (weights @ equal) / (weights @ pairs), 1.0, resampling)
-
-
-def _fleiss(counts: _Counts, resampling: Resampling) -> Figure:
-    totals = counts.rows.sum(1, keepdims=True)
-    agreed, shares = (counts.rows * (counts.rows - 1)).sum(1) / (totals * (totals - 1))[:, 0], counts.rows / totals
-
-    def statistic(weights: Array) -> Array:
-        by_chance = ((weights @ shares / weights.sum(1, keepdims=True)) ** 2).sum(1)
-        return _beyond(weights @ agreed / weights.sum(1), by_chance)
-
-    return _figure(counts, statistic, _chance_disagreement(counts), resampling)
-
-
-def _alpha(counts: _Counts, level: Level, resampling: Resampling) -> Figure:
-    size, values = len(counts.domain), np.array([0.0 if level == "nominal" else v for v in counts.domain])
-    scaled = counts.rows / (counts.rows.sum(1, keepdims=True) - 1)
-
-    def statistic(weights: Array) -> Array:
-        observed = (weights[:, None, :] * scaled.T) @ counts.rows - (weights @ scaled)[:, :, None] * np.eye(size)
-        margins = observed.sum(2)
-        # Between two values of an ordinal scale lie all votes from the middle of the one to the middle of the other.
-        places = margins.cumsum(1) - margins / 2 if level == "ordinal" else np.broadcast_to(values, margins.shape)
-        delta = 1 - np.eye(size) if level == "nominal" else (places[:, :, None] - places[:, None, :]) ** 2
-        expected = (margins[:, :, None] * margins[:, None, :] * delta).sum((1, 2)) / (margins.sum(1) - 1)
-        return _beyond(expected - (observed * delta).sum((1, 2)), np.zeros(1), expected)
-
-    point = _package_alpha(counts, level) if len(counts.rows) and _chance_disagreement(counts) else None
-    return _figure(counts, statistic, _chance_disagreement(counts), resampling, point)
-
-
-def _package_alpha(counts: _Counts, level: Level) -> float:
-    try:
-        from krippendorff import alpha
-    except ImportError as error:
-        raise ConfigError(
-            "alpha needs the package krippendorff. Install it with `pip install 'tether-rlhf[preferences]'`"
-        ) from error
-    table = np.repeat(counts.rows, counts.multiplicity, axis=0)
-    domain = list(range(len(counts.domain))) if level == "nominal" else counts.domain
-    return float(alpha(value_counts=table, value_domain=domain, level_of_measurement=level))
+    return Counts(distinct, multiplicity, domain, "no item has the votes of two annotators" if items else empty)
 
 
 def _cohen(table: Counter[tuple[Any, Any]], resampling: Resampling) -> tuple[Figure, Figure]:
@@ -272,7 +256,7 @@ def _cohen(table: Counter[tuple[Any, Any]], resampling: Resampling) -> tuple[Fig
     domain = sorted({value for pair in table for value in pair})
     cells = sorted(table)
     said = np.array([[[value == side for value in domain] for side in cell] for cell in cells], dtype=np.float64)
-    counts = _Counts(said.sum(1), np.array([table[cell] for cell in cells]), domain, "")
+    counts = Counts(said.sum(1), np.array([table[cell] for cell in cells]), domain)
     equal = np.array([x == y for x, y in cells], dtype=np.float64)
 
     def chance(weights: Array) -> Array:
@@ -289,19 +273,12 @@ def _beyond(agreed: Array, by_chance: Array, most: Array | float = 1.0) -> Array
     return np.divide(agreed - by_chance, room, out=np.full(agreed.shape, np.nan), where=room > 1e-12)
 
 
-def _chance_disagreement(counts: _Counts) -> float:
-    shares = counts.multiplicity @ counts.rows
-    return float(1 - ((shares / shares.sum()) ** 2).sum()) if len(counts.rows) else 0.0
-
-
-def _figure(
-    counts: _Counts, statistic: Callable[[Array], Array], room: float, resampling: Resampling, point: float | None = None
-) -> Figure:
+def _figure(counts: Counts, statistic: Callable[[Array], Array], room: float, resampling: Resampling) -> Figure:
     """A statistic of item weights with its percentile interval; `room` is the share of pairs that would disagree by chance."""
     number, votes = counts.size
     if not len(counts.rows):
         return Figure(None, None, None, 0, 0, counts.empty)
-    value = float(statistic(counts.multiplicity[None].astype(np.float64))[0]) if point is None else point
+    value = float(statistic(counts.multiplicity[None].astype(np.float64))[0])
     if math.isnan(value):
         return Figure(None, None, None, number, votes, "only one value was ever given, so agreement by chance is certain")
     draws = _draws(counts, statistic, resampling)
@@ -321,7 +298,7 @@ def _figure(
     return Figure(value, low, high, number, votes)
 
 
-def _draws(counts: _Counts, statistic: Callable[[Array], Array], resampling: Resampling) -> Array:
+def _draws(counts: Counts, statistic: Callable[[Array], Array], resampling: Resampling) -> Array:
     generator, number, total = np.random.default_rng(resampling.seed), counts.size[0], resampling.num_resamples
     # Bounded memory: alpha holds a matrix of rows x values for each resample.
     at_once = max(1, 4_000_000 // counts.rows.size)

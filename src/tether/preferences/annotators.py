@@ -76,38 +76,30 @@ def label_pairs(
         noise = noise_for_agreement([scores[p][a] - scores[p][b] for p, a, b in distinct], agreement)
     if only is not None:
         pairs, distinct = [pair for pair in pairs if pair in only], [pair for pair in distinct if pair in only]
-    comparisons, agree, votes_right, majority_right, dropped = [], [], [], [], 0
+    comparisons, agree, votes_right, majority_right = [], [], [], []
     for p, a, b in distinct:
-        votes = [
-            _vote(scores[p][a] - scores[p][b], noise, undecided, f"{seed}/{prompts[p].id or p}/{a}/{b}/{k}")
-            for k in range(num_annotators)
-        ]
-        agree += [float(x == y) for x, y in itertools.combinations(votes, 2) if x and y]
-        gold = 1 if scores[p][a] > scores[p][b] else -1
-        votes_right += [float(v == gold) for v in votes if v]
-        total = sum(votes)
+        difference, prompt = scores[p][a] - scores[p][b], prompts[p]
+        keys = [f"{seed}/{prompt.id or p}/{a}/{b}/{k}" for k in range(num_annotators)]
+        votes = [_vote(difference, noise, undecided, key) for key in keys]
+        gold = 1 if difference > 0 else -1
+        agree += [x == y for x, y in itertools.combinations(votes, 2) if x and y]
+        votes_right += [v == gold for v in votes if v]
         winner = next((side for side in (1, -1) if votes.count(side) * 2 > num_annotators), 0)
         if not winner:
-            dropped += 1
             continue
-        majority_right.append(float(winner == gold))
+        majority_right.append(winner == gold)
         best, worst = (a, b) if winner == 1 else (b, a)
-        comparisons.append(
-            Comparison(
-                prompts[p].messages,
-                (assistant(responses[p][best]),),
-                (assistant(responses[p][worst]),),
-                id=f"{prompts[p].id}-{a}{b}",
-                group=prompts[p].id or str(p),
-                margin=abs(total) / num_annotators,
-                annotations=tuple(Annotation(f"annotator-{k + 1}", v * winner) for k, v in enumerate(votes)),
-                metadata={"gold_difference": scores[p][best] - scores[p][worst]},
-            )
-        )
-    mean = lambda values: sum(values) / max(1, len(values))  # noqa: E731
-    return LabelledPairs(
-        comparisons, len(pairs), mean(agree), mean(votes_right), mean(majority_right), dropped, len(pairs) - len(distinct), noise
-    )
+        comparisons.append(Comparison(
+            prompt.messages, (assistant(responses[p][best]),), (assistant(responses[p][worst]),),
+            id=f"{prompt.id}-{a}{b}",
+            group=prompt.id or str(p),
+            margin=abs(sum(votes)) / num_annotators,
+            annotations=tuple(Annotation(f"annotator-{k + 1}", v * winner) for k, v in enumerate(votes)),
+            metadata={"gold_difference": scores[p][best] - scores[p][worst]},
+        ))  # fmt: skip
+    same, right, won = (sum(values) / max(1, len(values)) for values in (agree, votes_right, majority_right))
+    dropped, equal = len(distinct) - len(comparisons), len(pairs) - len(distinct)
+    return LabelledPairs(comparisons, len(pairs), same, right, won, dropped, equal, noise)
 
 
 def in_true_order(comparison: Comparison) -> Comparison:

@@ -7,6 +7,7 @@ Bai et al. 2022, https://arxiv.org/abs/2212.08073. The rewritten answers are dem
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -101,12 +102,27 @@ class Revisions:
 
 @dataclass
 class _Draft:
-    """A prompt's answer as it stands, and how it came about."""
+    """A prompt's answer as it stands, what is said next, and how it came about."""
 
     prompt: Prompt
+    talk: Conversation
     answer: str = ""
+    initial: str = ""
     steps: list[dict[str, Any]] = field(default_factory=list)
     wrong: str = ""
+
+    def hear(self, what: str, reply: Reply) -> None:
+        if reply.text is None:
+            self.wrong = f"{what}: {reply.reason.partition(': ')[0]}"
+        elif not reply.text:
+            self.wrong = f"{what}: empty"
+        elif not reply.finished and what != "critique":  # what a critique has said by then is said
+            self.wrong = f"{what}: did not end in time"
+        elif what == "answer":
+            self.initial = self.answer = reply.text
+        else:
+            self.steps[-1][what] = reply.text
+            self.answer = self.steps[-1].get("revision", self.answer)
 
 
 def revise(
@@ -127,54 +143,33 @@ def revise(
     Args:
         told: hears how many of the `len(prompts) * (1 + 2 * rounds)` replies are done, those that need not be asked included.
     """
-    drafts = [_Draft(prompt) for prompt in prompts]
-    asking = _Asking(model, sampling, seed, len(drafts), told)
-    for draft, reply in asking.of([(draft, draft.prompt.messages) for draft in drafts], "answer"):
-        draft.answer = reply
-        draft.steps.append({"answer": reply})
-    for number in range(rounds):
+    drafts, done = [_Draft(prompt, prompt.messages) for prompt in prompts], itertools.count(1)
+
+    def heard(*_: object) -> None:
+        if told:
+            told(next(done))
+
+    for number, what in enumerate(("answer", *("critique", "revision") * rounds)):
         waiting = [draft for draft in drafts if not draft.wrong]
-        drawn = {id(d): constitution.draw(str(seed), str(number), _words(d.prompt.messages)) for d in waiting}
-        asked = {id(d): (*d.prompt.messages, assistant(d.answer), user(drawn[id(d)].critique)) for d in waiting}
-        for draft, reply in asking.of([(d, asked[id(d)]) for d in waiting], "critique"):
-            draft.steps.append({"principle": drawn[id(draft)].name, "critique": reply})
-        waiting = [draft for draft in waiting if not draft.wrong]
-        requests = [(d, (*asked[id(d)], assistant(d.steps[-1]["critique"]), user(drawn[id(d)].revision))) for d in waiting]
-        for draft, reply in asking.of(requests, "revision"):
-            draft.answer = draft.steps[-1]["revision"] = reply
+        for draft in waiting if what != "answer" else ():
+            asked = draft.prompt.messages
+            principle = constitution.draw(str(seed), str((number - 1) // 2), _words(asked))
+            draft.talk = (*asked, assistant(draft.answer), user(principle.critique))
+            if what == "critique":
+                draft.steps.append({"principle": principle.name})
+            else:
+                draft.talk += (assistant(draft.steps[-1]["critique"]), user(principle.revision))
+        for _ in range(len(drafts) - len(waiting)):
+            heard()
+        for draft, reply in zip(waiting, _ask(model, [d.talk for d in waiting], sampling, seed, told=heard), strict=True):
+            draft.hear(what, reply)
     result = Revisions(failures=Counter(draft.wrong for draft in drafts if draft.wrong))
     for draft in drafts:
         if not draft.wrong:
-            first, *steps = draft.steps
-            metadata = {**draft.prompt.metadata, "initial": first["answer"], "steps": steps, "model": model.name}
+            metadata = {**draft.prompt.metadata, "initial": draft.initial, "steps": draft.steps, "model": model.name}
             messages = (*draft.prompt.messages, assistant(draft.answer))
             result.demonstrations.append(Demonstration(messages, draft.prompt.id, metadata))
     return result
-
-
-class _Asking:
-    """Asks for one reply of each draft, and notes down what went wrong."""
-
-    def __init__(self, model: ChatModel, sampling: Sampling, seed: int, total: int, told: Callable[[int], None] | None) -> None:
-        self.model, self.sampling, self.seed, self.total, self.told, self.done = model, sampling, seed, total, told, 0
-
-    def of(self, asked: Sequence[tuple[_Draft, Conversation]], what: str) -> list[tuple[_Draft, str]]:
-        for _ in range(self.total - len(asked)):
-            self._heard()
-        replies = _ask(self.model, [conversation for _, conversation in asked], self.sampling, self.seed, told=self._heard)
-        for (draft, _), reply in zip(asked, replies, strict=True):
-            if reply.text is None:
-                draft.wrong = f"{what}: {reply.reason.partition(': ')[0]}"
-            elif not reply.text:
-                draft.wrong = f"{what}: empty"
-            elif not reply.finished and what != "critique":  # what a critique has said by then is said
-                draft.wrong = f"{what}: did not end in time"
-        return [(draft, reply.text) for (draft, _), reply in zip(asked, replies, strict=True) if not draft.wrong and reply.text]
-
-    def _heard(self, place: int = 0, reply: Reply | None = None) -> None:
-        self.done += 1
-        if self.told:
-            self.told(self.done)
 
 
 def sampled_pairs(

@@ -9,8 +9,8 @@ People are called annotator-1, annotator-2 ... unless names are asked for; secre
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal, get_args
@@ -19,12 +19,12 @@ from sqlalchemy import select
 from sqlmodel import Session
 
 from tether.core.errors import ConfigError
-from tether.core.types import Annotation, Comparison, Message
+from tether.core.types import Annotation, Comparison
 from tether.preferences.aggregation import Label, dawid_skene
+from tether.preferences.rows import turns_of
 from tether.preferences.store import Answer, Store
 from tether.preferences.tables import AnnotatorRow, AssignmentRow, JudgmentRow, PromptRow, ResponseRow, TaskRow
-from tether.preferences.votes import Choice, Side, Vote
-from tether.preferences.work import majority
+from tether.preferences.votes import Choice, Side, Vote, more_than_half
 
 How = Literal["majority", "soft", "dawid-skene"]
 CHUNK = 500
@@ -102,20 +102,15 @@ def turned(case: Case) -> Case:
 
 def placed(ratings: Mapping[str, int], places: Mapping[str, str]) -> dict[str, int]:
     """Ratings of an answer, `criterion/first` or `criterion/second`, under the names of these places; others as they are."""
-    found = {}
-    for name, value in ratings.items():
-        criterion, slash, side = name.rpartition("/")
-        found[f"{criterion}/{places[side]}" if slash and side in places else name] = value
-    return found
+    parts = [(name, *name.rpartition("/")) for name in ratings]
+    return {f"{of}/{places[side]}" if slash and side in places else name: ratings[name] for name, of, slash, side in parts}
 
 
-def cases(
-    store: Store, *, states: Sequence[str] = FINISHED, round: str | None = None, gold: bool = False, names: bool = False
-) -> Iterator[Case]:
-    """The tasks of these states with their answers and live judgments, in order; `gold` gives the gold questions instead."""
+def cases(store: Store, *, states: Sequence[str] = FINISHED, round: str | None = None, names: bool = False) -> Iterator[Case]:
+    """The tasks of these states with their answers and live judgments, in order; gold questions are left out."""
     last: Any = 0
     with store.reading() as session:
-        query = select(TaskRow).where(TaskRow.state.in_(states), TaskRow.known.is_not(None) if gold else TaskRow.known.is_(None))
+        query = select(TaskRow).where(TaskRow.state.in_(states), TaskRow.known.is_(None))
         query = query if round is None else query.where(TaskRow.round == round)
         while tasks := session.execute(query.where(TaskRow.id > last).order_by(TaskRow.id).limit(CHUNK)).scalars().all():
             yield from _filled(session, tasks, names)
@@ -127,10 +122,11 @@ def _filled(session: Session, tasks: Sequence[TaskRow], names: bool) -> Iterator
     prompts = {task.prompt_id for task in tasks}
     sides = {side for task in tasks for side in (task.first_id, task.second_id)}
     asked = {row.id: row for row in session.execute(select(PromptRow).where(PromptRow.id.in_(prompts))).scalars()}
-    answers = {
-        row.id: _answer(asked[row.prompt_id], row)
-        for row in session.execute(select(ResponseRow).where(ResponseRow.id.in_(sides))).scalars()
-    }
+    answers = {}
+    for row in session.execute(select(ResponseRow).where(ResponseRow.id.in_(sides))).scalars():
+        prompt, origin = asked[row.prompt_id], {name: getattr(row, name) for name in PROVENANCE}
+        turns, told = (turns_of(prompt.messages), turns_of(row.messages)), {**origin, "prompt_details": prompt.details}
+        answers[row.id] = Answer(*turns, prompt.group, **told)
     said: dict[int, list[Said]] = defaultdict(list)
     for judgment, person, left in session.execute(
         select(JudgmentRow, AnnotatorRow, AssignmentRow.left)
@@ -145,12 +141,6 @@ def _filled(session: Session, tasks: Sequence[TaskRow], names: bool) -> Iterator
     for task in tasks:
         what = {name: getattr(task, name) for name in ("state", "needed", "known", "round", "strategy", "details")}
         yield Case(answers[task.first_id], answers[task.second_id], tuple(said[task.id or 0]), **what)
-
-
-def _answer(prompt: PromptRow, row: ResponseRow) -> Answer:
-    turns = [tuple(Message(m["role"], m["content"]) for m in part.messages) for part in (prompt, row)]
-    origin = {name: getattr(row, name) for name in PROVENANCE}
-    return Answer(turns[0], turns[1], prompt.group, **origin, prompt_details=prompt.details)
 
 
 def comparisons(
@@ -170,31 +160,33 @@ def comparisons(
         ConfigError: there is no such way; crowd-kit is missing for `dawid-skene`.
         DataError: `dawid-skene` finds no votes at all.
     """
-    learned = learned_labels(store, how)
-    states = ("open", "expert", *FINISHED) if unfinished else FINISHED
-    for case in cases(store, states=states, round=round, names=names):
-        if case.said:
-            yield comparison(case, how, learned.get(case.item))
+    found = labelled(store, how, round=round, names=names, unfinished=unfinished)
+    return (label for _, label in found if label is not None)
 
 
-def learned_labels(store: Store, how: How) -> dict[str, Label]:
-    """What Dawid–Skene makes of all votes by item, people being judged by their gold questions too; nothing for other ways.
+def labelled(
+    store: Store, how: How, *, round: str | None = None, names: bool = False, unfinished: bool = False
+) -> Iterator[tuple[Case, Comparison | None]]:
+    """As `comparisons`, each with its case; of a case without judgments there is no comparison.
 
     Raises:
-        ConfigError: there is no such way.
+        ConfigError: there is no such way to a label.
     """
     if how not in get_args(How):
         raise ConfigError(f"labels are made by {', '.join(get_args(How))}, not by {how!r}")
-    if how != "dawid-skene":
-        return {}
-    return {label.item: label for label in dawid_skene(votes(store, gold=True), gold=gold_answers(store)).labels}
+    # People are judged by their gold questions too.
+    fit = dawid_skene(votes(store, gold=True), gold=gold_answers(store)).labels if how == "dawid-skene" else ()
+    learned = {label.item: label for label in fit}
+    states = ("open", "expert", *FINISHED) if unfinished else FINISHED
+    for case in cases(store, states=states, round=round, names=names):
+        yield case, comparison(case, how, learned.get(case.item)) if case.said else None
 
 
 def comparison(case: Case, how: How = "majority", label: Label | None = None) -> Comparison:
     """The comparison that a case with judgments makes; `label` is the pair's for `dawid-skene`."""
     counted = [case.settled] if case.settled else [s for s in case.said if s.role == "annotator"] or list(case.said)
     choices = [said.choice for said in counted]
-    first, second, winner = choices.count("first"), choices.count("second"), majority(choices)
+    first, second, winner = choices.count("first"), choices.count("second"), more_than_half(choices)
     if label is not None and not case.settled:
         share = label.probability if case.in_order else 1.0 - label.probability
         tie = label.verdict not in ("first", "second")
@@ -239,55 +231,111 @@ def _metadata(case: Case, chosen: Answer, rejected: Answer, tie: bool) -> dict[s
     return {**chosen.prompt_details, **case.details.get("metadata", {}), **told}
 
 
+_VOTES = (
+    select(
+        TaskRow.prompt_id, TaskRow.pair, TaskRow.first_id, TaskRow.second_id, TaskRow.strategy, TaskRow.round, PromptRow.details,
+        AnnotatorRow.id, AnnotatorRow.name, AssignmentRow.left, JudgmentRow.choice, JudgmentRow.strength, JudgmentRow.seconds,
+        JudgmentRow.at,
+    )
+    .join(JudgmentRow, JudgmentRow.task_id == TaskRow.id)
+    .join(PromptRow, PromptRow.id == TaskRow.prompt_id)
+    .join(AnnotatorRow, AnnotatorRow.id == JudgmentRow.annotator_id)
+    .join(AssignmentRow, AssignmentRow.id == JudgmentRow.assignment_id)
+    .where(JudgmentRow.withdrawn.is_(None))
+    .order_by(TaskRow.id, JudgmentRow.id)
+)  # fmt: skip
+
+
 def votes(
     store: Store, *, round: str | None = None, names: bool = False, gold: bool = False, experts: bool = False
 ) -> Iterator[Vote]:
     """What everybody said of every pair, finished or not; `gold` adds gold questions, `experts` their votes."""
-    states = ("open", "expert", *FINISHED)
-    for is_gold in (False, True) if gold else (False,):
-        for case in cases(store, states=states, round=round, gold=is_gold, names=names):
-            slices = {"strategy": case.strategy, "round": case.round, **case.first.prompt_details}
-            short = {name: value for name, value in slices.items() if isinstance(value, str) and 0 < len(value) <= LONGEST_SLICE}
-            for said in case.said:
-                if experts or said.role == "annotator":
-                    yield _vote(case, said, short)
-
-
-def _vote(case: Case, said: Said, slices: Mapping[str, str]) -> Vote:
-    turn = (lambda side: side) if case.in_order else (lambda side: FLIPPED.get(side, side))
-    strength = STRENGTHS * said.preference * (1 if case.in_order else -1)
-    value = turn(said.choice) if said.strength is None or not strength else strength
-    more = {"seconds": said.seconds or None, "shown_left": turn(said.left), "slices": slices}
-    return Vote(case.item, said.annotator, value, said.at, **more)
-
-
-@dataclass(frozen=True, slots=True)
-class Worker:
-    """What one person has done; `seconds` is the median of what a judgment took, where that is known."""
-
-    name: str
-    role: str
-    judged: int
-    seconds: float | None
-    access: str
-
-
-def workload(store: Store) -> list[Worker]:
-    """Everybody, those with most judgments first."""
-    times: dict[int, list[float]] = defaultdict(list)
-    query = select(JudgmentRow.annotator_id, JudgmentRow.seconds).where(JudgmentRow.withdrawn.is_(None))
+    query = _VOTES if round is None else _VOTES.where(TaskRow.round == round)
+    query = query if gold else query.where(TaskRow.known.is_(None))
+    query = query if experts else query.where(AnnotatorRow.role == "annotator")
     with store.reading() as session:
-        for person, seconds in session.execute(query):
-            times[person].append(seconds)
-    found = []
-    for row in store.annotators():
-        mine, known = times[row.id or 0], [seconds for seconds in times[row.id or 0] if seconds > 0]
-        access = "locked out" if row.disabled else "invited" if row.invitation else "imported"
-        found.append(Worker(row.name, row.role, len(mine), median(known) if known else None, access))
-    return sorted(found, key=lambda worker: (-worker.judged, worker.name))
+        for prompt, pair, first, second, strategy, batch, details, number, name, left, choice, strength, seconds, at in (
+            session.execute(query.execution_options(yield_per=CHUNK))
+        ):  # fmt: skip
+            turn = FLIPPED if first > second else {}
+            value, slices = turn.get(choice, choice), {"strategy": strategy, "round": batch, **details}
+            short = {key: text for key, text in slices.items() if isinstance(text, str) and 0 < len(text) <= LONGEST_SLICE}
+            if strength is not None and value in FLIPPED:
+                value = float(strength if value == "first" else -strength)
+            who, side = name if names else f"annotator-{number}", turn.get(left, left) or None
+            yield Vote(f"{prompt}/{pair}", who, value, at, seconds or None, side, short)
 
 
 def gold_answers(store: Store) -> dict[str, str]:
     """The known choices of the gold questions by item, as votes on them are given."""
-    found = cases(store, states=("open", "expert", *FINISHED), gold=True)
-    return {case.item: case.known if case.in_order else FLIPPED.get(case.known, case.known) for case in found if case.known}
+    query = select(TaskRow.prompt_id, TaskRow.pair, TaskRow.first_id, TaskRow.second_id, TaskRow.known)
+    with store.reading() as session:
+        rows = session.execute(query.where(TaskRow.known.is_not(None)).order_by(TaskRow.id)).all()
+    return {f"{prompt}/{pair}": FLIPPED.get(known, known) if a > b else known for prompt, pair, a, b, known in rows}
+
+
+@dataclass(frozen=True)
+class Share:
+    """So many of so many."""
+
+    part: int
+    whole: int
+
+    def __str__(self) -> str:
+        return f"{self.part / self.whole:.0%} of {self.whole}" if self.whole else "–"
+
+    @classmethod
+    def of(cls, flags: Iterable[bool | None]) -> Share:
+        """How many of those that are known are true."""
+        known = [flag for flag in flags if flag is not None]
+        return cls(sum(known), len(known))
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """What one person has done; `seconds` is the median of what a judgment took, where that is known.
+
+    `agrees` is with each other vote of annotators on the same pairs, gold questions left out; `left` is of sided choices.
+    """
+
+    name: str
+    role: str
+    access: str
+    judged: int
+    seconds: float | None
+    agrees: Share
+    left: Share
+    gold: Share
+    last: float | None
+
+
+def workload(store: Store) -> list[Worker]:
+    """Everybody, those with most judgments first."""
+    return workers(store.annotators(), list(votes(store, names=True, gold=True, experts=True)), gold_answers(store))
+
+
+def workers(people: Iterable[AnnotatorRow], said: Sequence[Vote], gold: Mapping[str, str]) -> list[Worker]:
+    """Everybody, from all that was said, by name, and the known answers."""
+    people, mine, verdicts = list(people), defaultdict(list), defaultdict(Counter)
+    annotators = {row.name for row in people if row.role == "annotator"}
+    for vote in said:
+        mine[vote.annotator].append(vote)
+        if vote.item not in gold and vote.annotator in annotators:
+            verdicts[vote.item][vote.verdict] += 1
+    found = []
+    for row in people:
+        own, times = mine[row.name], [vote.seconds for vote in mine[row.name] if vote.seconds]
+        compared = [vote for vote in own if row.name in annotators and vote.item not in gold]
+        same = sum(verdicts[vote.item][vote.verdict] - 1 for vote in compared)
+        found.append(Worker(
+            name=row.name,
+            role=row.role,
+            access="locked out" if row.disabled else "invited" if row.invitation else "imported",
+            judged=len(own),
+            seconds=median(times) if times else None,
+            agrees=Share(same, sum(verdicts[vote.item].total() - 1 for vote in compared)),
+            left=Share.of(vote.chose_left for vote in own),
+            gold=Share.of(vote.verdict == gold[vote.item].replace("both_bad", "tie") for vote in own if vote.item in gold),
+            last=max((vote.at for vote in own), default=None),
+        ))  # fmt: skip
+    return sorted(found, key=lambda worker: (-worker.judged, worker.name))

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from tether.core.errors import ConfigError
+from tether.core.files import whole_file
+from tether.core.types import Comparison
 from tether.preferences import argilla, label_studio
-from tether.preferences.exchange import FINISHED, Case, How, cases, comparison, learned_labels, placed
+from tether.preferences.exchange import Case, How, labelled, placed
 from tether.preferences.rows import as_row
 from tether.preferences.store import Store, StoreError
 
 Target = Literal["jsonl", "parquet", "label-studio", "argilla"]
+BRIDGES = {"label-studio": label_studio.write_task, "argilla": argilla.write_task}
 _TURNS = ("prompt", "chosen", "rejected")
 _READ = {"id", "system", "question", "instruction", "conversations", "margin", "tie", "probability", "annotations", "group"} | {
     "score_chosen", "score_rejected", "chosen_score", "rejected_score", "chosen-rating", "rejected-rating", "metadata", *_TURNS
@@ -50,21 +52,13 @@ def export(
     """
     if target not in get_args(Target):
         raise ConfigError(f"comparisons are exported as {', '.join(get_args(Target))}, not as {target!r}")
-    learned = learned_labels(store, how)
-    unjudged = unfinished and target in ("label-studio", "argilla")
-
-    def rows() -> Iterator[Mapping[str, Any]]:
-        states = ("open", "expert", *FINISHED) if unfinished else FINISHED
-        for case in cases(store, states=states, round=round, names=names):
-            if case.said or unjudged:
-                label = comparison(case, how, learned.get(case.item)) if case.said else None
-                yield _WRITERS[target](case, label)
-
-    with _whole(Path(path)) as temporary:
-        if target == "parquet":
-            count = _parquet(rows(), temporary)
-        else:
-            count = _json(rows(), temporary, is_array=target != "jsonl")
+    found, bridge = labelled(store, how, round=round, names=names, unfinished=unfinished), BRIDGES.get(target)
+    if bridge:
+        rows = (bridge(case, label) for case, label in found if label or unfinished)
+    else:
+        rows = (_row(case, label) for case, label in found if label)
+    with whole_file(path) as temporary:
+        count = _parquet(rows, temporary) if target == "parquet" else _json(rows, temporary, is_array=bool(bridge))
         if not count:
             raise StoreError(
                 "there is nothing to export: no pair was judged by as many people as were asked (--unfinished: by fewer)"
@@ -72,58 +66,25 @@ def export(
     return count
 
 
-def _comparison_row(case: Case, label: Any) -> dict[str, Any]:
+def _row(case: Case, label: Comparison) -> dict[str, Any]:
     """A row of the format `preference`; each vote has what its reader does not need beside it."""
-    row = as_row(label)
     turned = label.chosen != case.first.response
     places = {"first": "rejected" if turned else "chosen", "second": "chosen" if turned else "rejected"}
-    row["annotations"] = [
-        {
-            "annotator": said.annotator,
-            "preference": vote.preference,
-            "choice": places.get(said.choice, said.choice),
-            "strength": said.strength,
-            "ratings": placed(said.ratings, places),
-            "seconds": said.seconds,
-            "guidelines": said.guidelines,
-            "left": places.get(said.left or ""),
-            "role": said.role,
-        }
+    votes = [
+        {name: getattr(said, name) for name in ("annotator", "strength", "seconds", "guidelines", "role")}
+        | {"preference": vote.preference, "choice": places.get(said.choice, said.choice), "left": places.get(said.left or "")}
+        | {"ratings": placed(said.ratings, places)}
         for said, vote in zip(case.said, label.annotations, strict=True)
     ]
-    return row
-
-
-_WRITERS: dict[str, Callable[[Case, Any], dict[str, Any]]] = {
-    "jsonl": _comparison_row,
-    "parquet": _comparison_row,
-    "label-studio": label_studio.write_task,
-    "argilla": argilla.write_task,
-}
-
-
-@contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A temporary file beside `path` that takes its name at the end; on any error `path` is as it was."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    os.close(handle)
-    temporary = Path(name)
-    try:
-        yield temporary
-        temporary.chmod(0o644)
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    return as_row(label) | {"annotations": votes}
 
 
 def _json(rows: Iterable[Mapping[str, Any]], path: Path, *, is_array: bool) -> int:
     count = 0
     with path.open("w", encoding="utf-8") as file:
-        for row in rows:
-            file.write(("," if count else "[") + "\n" if is_array else "")
+        for count, row in enumerate(rows, 1):
+            file.write(("[\n" if count == 1 else ",\n") if is_array else "")
             file.write(json.dumps(row, ensure_ascii=False) + ("" if is_array else "\n"))
-            count += 1
         file.write("\n]\n" if is_array else "")
     return count
 
@@ -133,63 +94,53 @@ def _parquet(rows: Iterable[Mapping[str, Any]], path: Path) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    lines, kinds = path.with_name(f"{path.name}.lines"), dict[str, set[str]]()
+    lines, kinds = path.with_name(f"{path.name}.lines"), defaultdict[str, set[Any]](set)
     try:
         count = _json((_flat(row, kinds) for row in rows), lines, is_array=False)
-        schema = _schema(kinds)
+        columns = {name: _one_kind(some) for name, some in kinds.items()}
+        texts = {name for name, kind in columns.items() if kind is None}
+        turns = pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))
+        names = dict.fromkeys(("annotator", "choice", "ratings", "left", "role"), pa.string())
+        vote = {**names, "preference": pa.float64(), "seconds": pa.float64(), "strength": pa.int64(), "guidelines": pa.int64()}
+        known = {"id": pa.string(), **dict.fromkeys(_TURNS, turns), "probability": pa.float64(), "tie": pa.bool_()}
+        known |= {"margin": pa.float64(), "group": pa.string(), "annotations": pa.list_(pa.struct(vote))}
+        schema = pa.schema({**known, **{name: kind or pa.string() for name, kind in columns.items()}})
         with lines.open(encoding="utf-8") as file, pq.ParquetWriter(path, schema) as writer:
-            part: list[dict[str, Any]] = []
-            for number, line in enumerate(file, 1):
-                part.append(_typed(json.loads(line), kinds))
-                if len(part) == 1000 or number == count:
-                    writer.write_table(pa.Table.from_pylist(part, schema=schema))
-                    part = []
+            found = map(json.loads, file)
+            while part := list(islice(found, 1000)):
+                for row in part:
+                    row |= {name: json.dumps(row[name], ensure_ascii=False) for name in texts if row.get(name) is not None}
+                writer.write_table(pa.Table.from_pylist(part, schema=schema))
     finally:
         lines.unlink(missing_ok=True)
     return count
 
 
-def _flat(row: Mapping[str, Any], kinds: dict[str, set[str]]) -> dict[str, Any]:
+def _flat(row: Mapping[str, Any], kinds: Mapping[str, set[Any]]) -> dict[str, Any]:
     """The row with its metadata as columns of their own, whose kinds are noted."""
     known = {name: value for name, value in row.items() if name != "metadata"}
-    for annotation in known["annotations"]:
-        annotation["ratings"] = json.dumps(annotation["ratings"])
+    known["annotations"] = [vote | {"ratings": json.dumps(vote["ratings"])} for vote in known["annotations"]]
     facts = {f"metadata_{name}" if name in _READ else name: value for name, value in row.get("metadata", {}).items()}
     for name, value in facts.items():
-        kinds.setdefault(name, set()).add(_kind(value))
+        kinds[name].add(_kind(value))
     return {**facts, **known}
 
 
-def _kind(value: Any) -> str:
-    if isinstance(value, list) and value and len({type(inner) for inner in value}) == 1 and not isinstance(value[0], list):
-        return f"list {_kind(value[0])}"
-    return {bool: "bool", int: "int", float: "float", str: "str", type(None): "none"}.get(type(value), "object")
-
-
-def _one_kind(kinds: set[str]) -> str:
-    """The kind that holds all of these; `object` is a JSON text."""
-    some = kinds - {"none"}
-    if some == {"int", "float"}:
-        return "float"
-    return next(iter(some)) if len(some) == 1 and "object" not in next(iter(some)) else "object" if some else "str"
-
-
-def _schema(kinds: Mapping[str, set[str]]) -> Any:
+def _kind(value: Any) -> Any:
+    """The type of the column that holds the value; None for what becomes a JSON text."""
     import pyarrow as pa
 
-    plain = {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64(), "str": pa.string(), "object": pa.string()}
-    turns = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
-    vote = {"annotator": "str", "preference": "float", "choice": "str", "strength": "int", "ratings": "str", "seconds": "float"}
-    vote |= {"guidelines": "int", "left": "str", "role": "str"}
-    votes = pa.list_(pa.struct([(name, plain[kind]) for name, kind in vote.items()]))
-    known: dict[str, Any] = {"id": pa.string(), **dict.fromkeys(_TURNS, turns), "probability": pa.float64(), "tie": pa.bool_()}
-    known |= {"margin": pa.float64(), "group": pa.string(), "annotations": votes}
-    for name, some in kinds.items():
-        head, _, inner = _one_kind(some).rpartition(" ")
-        known[name] = pa.list_(plain[inner]) if head else plain[inner]
-    return pa.schema(list(known.items()))
+    plain = {bool: pa.bool_(), int: pa.int64(), float: pa.float64(), str: pa.string()}
+    if isinstance(value, list) and len({type(inner) for inner in value}) == 1 and type(value[0]) in plain:
+        return pa.list_(plain[type(value[0])])
+    return pa.null() if value is None else plain.get(type(value))
 
 
-def _typed(row: dict[str, Any], kinds: Mapping[str, set[str]]) -> dict[str, Any]:
-    texts = {name for name, some in kinds.items() if _one_kind(some) == "object"}
-    return {n: json.dumps(v, ensure_ascii=False) if n in texts and v is not None else v for n, v in row.items()}
+def _one_kind(kinds: set[Any]) -> Any:
+    """The kind that holds all of these."""
+    import pyarrow as pa
+
+    some = kinds - {pa.null()}
+    if some == {pa.int64(), pa.float64()}:
+        return pa.float64()
+    return (some.pop() if len(some) == 1 else None) if some else pa.string()

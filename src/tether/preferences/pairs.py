@@ -58,11 +58,8 @@ class PairsConfig(Config):
             "length_difference": self.length_difference is not None and self.strategy != "length_matched",
             "shared_overlap": self.shared_overlap is not None and not self.shared_share,
         }
-        for option, without_effect in useless.items():
-            if without_effect:
-                raise ValueError(
-                    f"{option} has no effect with strategy = '{self.strategy}', shared_share = {self.shared_share:g}"
-                )
+        if option := next((option for option, without_effect in useless.items() if without_effect), ""):
+            raise ValueError(f"{option} has no effect with strategy = '{self.strategy}', shared_share = {self.shared_share:g}")
         if self.shared_share and (self.shared_overlap or 0) <= self.overlap:
             raise ValueError("shared_share asks for a shared_overlap above overlap: how many people judge a shared pair")
         return self
@@ -180,11 +177,8 @@ def assign(
     people, wanted, golden = sorted(set(annotators)), list(pairs), list(gold)
     if bool(golden) != bool(config.gold_rate):
         raise ConfigError(f"gold_rate = {config.gold_rate:g} with {len(golden)} gold questions: give both or neither")
-    for pair in golden:
-        if pair.known not in CHOICES:
-            raise DataError(
-                f"{pair.item}: the known choice of a gold question is one of {', '.join(CHOICES)}, not {pair.known!r}"
-            )
+    for pair in (pair for pair in golden if pair.known not in CHOICES):
+        raise DataError(f"{pair.item}: the known choice of a gold question is one of {', '.join(CHOICES)}, not {pair.known!r}")
     if both := sorted({pair.item for pair in wanted} & {pair.item for pair in golden}):
         raise DataError(f"{both[0]} is a gold question and a pair to ask about; it can be one of them")
     most = max((pair.people for pair in wanted), default=0)
@@ -220,29 +214,25 @@ def _mixed(pairs: Sequence[Pair], gold: Sequence[Pair], config: PairsConfig, nam
 
 def _value(x: Response, y: Response, config: PairsConfig, prompt: str) -> float | None:
     """How much a strategy wants a pair; None where it does not want it at all."""
-    match config.strategy:
-        case "random" | "ranking":
-            return 0.0
-        case "length_matched":
-            limit = 0.1 if config.length_difference is None else config.length_difference
-            lengths = len(_text(x)), len(_text(y))
-            # None is preferred among those that match: the nearest lengths are mostly those of cut-off or very short texts.
-            return 0.0 if abs(lengths[0] - lengths[1]) <= limit * max(lengths) else None
+    if config.strategy in ("random", "ranking"):
+        return 0.0
+    if config.strategy == "length_matched":
+        limit = 0.1 if config.length_difference is None else config.length_difference
+        shorter, longer = sorted((len(_text(x)), len(_text(y))))
+        # None is preferred among those that match: the nearest lengths are mostly those of cut-off or very short texts.
+        return 0.0 if longer - shorter <= limit * longer else None
     differences = [a - b for a, b in zip(x.members, y.members, strict=False)] if len(x.members) == len(y.members) else []
-    if config.strategy == "disagreement":
-        if len(differences) > 1:
-            return statistics.pstdev(differences)
-        if x.spread is not None and y.spread is not None:
-            # Without the members their errors are taken to be independent.
-            return math.hypot(x.spread, y.spread)
-    elif config.strategy == "information" and len(differences) > 1:
-        chances = [_sigmoid(difference) for difference in differences]
+    chances = [_sigmoid(difference) for difference in differences]
+    if config.strategy == "disagreement" and len(differences) > 1:
+        return statistics.pstdev(differences)
+    if config.strategy == "disagreement" and x.spread is not None and y.spread is not None:
+        return math.hypot(x.spread, y.spread)  # without the members their errors are taken to be independent
+    if config.strategy == "information" and len(differences) > 1:
         return _entropy(statistics.fmean(chances)) - statistics.fmean(map(_entropy, chances))
-    elif config.strategy == "uncertain":
-        if differences:
-            return _entropy(statistics.fmean(_sigmoid(difference) for difference in differences))
-        if x.score is not None and y.score is not None:
-            return _entropy(_sigmoid(x.score - y.score))
+    if config.strategy == "uncertain" and differences:
+        return _entropy(statistics.fmean(chances))
+    if config.strategy == "uncertain" and x.score is not None and y.score is not None:
+        return _entropy(_sigmoid(x.score - y.score))
     needs = {"uncertain": "score or members", "information": "members, two at least", "disagreement": "members or spread"}
     raise ConfigError(f"strategy = '{config.strategy}' needs {needs[config.strategy]} of each response; {prompt} lacks them")
 

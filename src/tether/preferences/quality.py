@@ -131,8 +131,8 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _one_side(one: Quality, side_share: float) -> tuple[float, Suspicion | None]:
-    left, total = one.left.count, one.left.total
-    side, count = ("left", left) if 2 * left >= total else ("right", total - left)
+    total = one.left.total
+    side, count = max(("left", one.left.count), ("right", total - one.left.count), key=lambda pair: pair[1])
     reason = f"chose the {side} side in {count} of {total} decided votes; sides come in random order, so half is expected"
     p_value = 1.0 if one.left_p_value is None else one.left_p_value
     return p_value, Suspicion(one.annotator, "one_side", reason, p_value, one) if count >= side_share * total else None

@@ -51,11 +51,7 @@ class Remembered:
         return {**self.model.usage(), **self.spent}
 
     def verdicts(
-        self,
-        conversations: Sequence[Conversation],
-        options: Sequence[str],
-        *,
-        told: Callable[[int, Verdict], None] | None = None,
+        self, conversations: Sequence[Conversation], options: Sequence[str], *, told: Callable[[int, Verdict], None] | None = None
     ) -> list[Verdict]:
         """See core.protocols.ChatModel; equal questions are asked once."""
 
@@ -63,7 +59,8 @@ class Remembered:
             return self.model.verdicts([conversations[i] for i in places], options, told=heard)
 
         keys = [self._key("verdict", conversation, list(options)) for conversation in conversations]
-        return self._answers(keys, ask, _verdict, lambda verdict: verdict.logprobs is not None, told)
+        read = lambda values: Verdict(tuple(values[0]), *values[1:])  # noqa: E731
+        return self._answers(keys, ask, read, lambda verdict: verdict.logprobs is not None, told)
 
     def replies(
         self,
@@ -121,8 +118,3 @@ class Remembered:
         if new:
             ask([wanted[key][0] for key in new], heard)
         return [found[key] for key in keys]
-
-
-def _verdict(values: Any) -> Verdict:
-    logprobs, *rest = values
-    return Verdict(tuple(logprobs), *rest)

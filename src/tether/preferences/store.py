@@ -17,15 +17,17 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from sqlalchemy import Connection, Engine, case, event, func, insert, select, text, update
+from sqlalchemy import Connection, Engine, event, func, insert, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session, SQLModel, create_engine
 
 from tether.core.errors import ConfigError, DataError
-from tether.core.types import Conversation, Message
+from tether.core.types import Conversation
+from tether.preferences.rows import turn_rows
 from tether.preferences.tables import (
     AnnotatorRow,
     AssignmentRow,
@@ -37,10 +39,12 @@ from tether.preferences.tables import (
     Role,
     SessionRow,
     TaskRow,
+    TaskState,
 )
 from tether.preferences.votes import CHOICES
 
 DAY = 86400.0
+PART = 500
 Migration = Callable[[Connection], None]
 MIGRATIONS: tuple[Migration, ...] = (SQLModel.metadata.create_all,)
 """From nothing to today, in order; a store knows how many of them it has seen. They are never edited, only added to."""
@@ -164,19 +168,11 @@ class Store:
 
     def add_answers(self, answers: Iterable[Answer]) -> int:
         """Add prompts and responses; those that are there already are left as they are. Returns how many responses are new."""
-        new = 0
+        rows, new = iter(answers), 0
         with self.transaction() as session:
-            for part in _chunks(answers, 500):
-                by_prompt = {a.prompt_id: a for a in part}
-                by_id = {a.id: a for a in part}
-                seen = set(session.execute(select(PromptRow.id).where(PromptRow.id.in_(by_prompt))).scalars())
-                prompts = [_prompt_row(a) for key, a in by_prompt.items() if key not in seen]
-                seen = set(session.execute(select(ResponseRow.id).where(ResponseRow.id.in_(by_id))).scalars())
-                responses = [_response_row(a) for key, a in by_id.items() if key not in seen]
-                for table, rows in ((PromptRow, prompts), (ResponseRow, responses)):
-                    if rows:
-                        session.execute(insert(table), rows)
-                new += len(responses)
+            while part := list(islice(rows, PART)):
+                _insert(session, PromptRow, (PromptRow.id,), {(a.prompt_id,): _prompt_row(a) for a in part})
+                new += _insert(session, ResponseRow, (ResponseRow.id,), {(a.id,): _response_row(a) for a in part})
         return new
 
     def add_questions(self, questions: Iterable[Question]) -> int:
@@ -185,19 +181,14 @@ class Store:
         Raises:
             StoreError: an answer is not in the store or does not belong to the prompt, or both sides are the same answer.
         """
-        new = 0
+        rows, new = iter(questions), 0
         with self.transaction() as session:
-            for part in _chunks(questions, 500):
+            while part := list(islice(rows, PART)):
                 sides = {side for q in part for side in (q.first_id, q.second_id)}
-                belongs = dict(
-                    session.execute(select(ResponseRow.id, ResponseRow.prompt_id).where(ResponseRow.id.in_(sides))).all()
-                )
-                rows = {(row["pair"], row["round"]): row for row in (_task_row(q, belongs) for q in part)}
-                pairs = [pair for pair, _ in rows]
-                seen = set(map(tuple, session.execute(select(TaskRow.pair, TaskRow.round).where(TaskRow.pair.in_(pairs)))))
-                if fresh := [row for key, row in rows.items() if key not in seen]:
-                    session.execute(insert(TaskRow), fresh)
-                new += len(fresh)
+                belongs = select(ResponseRow.id, ResponseRow.prompt_id).where(ResponseRow.id.in_(sides))
+                known = dict(session.execute(belongs).all())
+                tasks = {(row["pair"], row["round"]): row for row in (_task_row(question, known) for question in part)}
+                new += _insert(session, TaskRow, (TaskRow.pair, TaskRow.round), tasks)
         return new
 
     # Who judges.
@@ -225,23 +216,20 @@ class Store:
         """A session's secret for an invitation's; None when that is forged, has run out, or its owner is locked out."""
         now, session_secret = self.clock(), secrets.token_urlsafe(32)
         with self.transaction() as session:
-            row = session.execute(
-                select(AnnotatorRow).where(AnnotatorRow.invitation == secret_digest(secret))
-            ).scalar_one_or_none()
+            invited = select(AnnotatorRow).where(AnnotatorRow.invitation == secret_digest(secret))
+            row = session.execute(invited).scalar_one_or_none()
             if row is None or row.disabled or row.invited_until < now:
                 return None
             session.execute(SessionRow.__table__.delete().where(SessionRow.expires < now))
-            session.add(SessionRow(digest=secret_digest(session_secret), annotator_id=_id(row), expires=now + days * DAY))
+            session.add(SessionRow(digest=secret_digest(session_secret), annotator_id=row.id or 0, expires=now + days * DAY))
         return session_secret
 
     def who(self, session_secret: str) -> AnnotatorRow | None:
         """Whose session this is, while it lasts."""
         query = select(AnnotatorRow).join(SessionRow, SessionRow.annotator_id == AnnotatorRow.id)
+        query = query.where(SessionRow.digest == secret_digest(session_secret), SessionRow.expires > self.clock())
         with self.reading() as session:
-            found = session.execute(
-                query.where(SessionRow.digest == secret_digest(session_secret), SessionRow.expires > self.clock())
-            ).scalar_one_or_none()
-            return None if found is None or found.disabled else found
+            return session.execute(query.where(AnnotatorRow.disabled.is_(False))).scalar_one_or_none()
 
     def leave(self, session_secret: str) -> None:
         with self.transaction() as session:
@@ -286,26 +274,26 @@ class Store:
     def counts(self) -> dict[str, int]:
         """Rows by kind, tasks by state, open places."""
         with self.reading() as session:
-            count = lambda table: session.execute(select(func.count()).select_from(table)).scalar_one()  # noqa: E731
-            states = dict(session.execute(select(TaskRow.state, func.count()).group_by(TaskRow.state)).all())
-            open_places = func.sum(case((TaskRow.known.is_(None), TaskRow.needed - TaskRow.judged), else_=0))
-            places = session.execute(select(open_places).where(TaskRow.state == "open")).scalar() or 0
-            live = select(func.count()).select_from(JudgmentRow).where(JudgmentRow.withdrawn.is_(None))
-            flags = select(func.count()).select_from(FlagRow).where(FlagRow.resolved.is_(None))
+            count = lambda table, *only: session.execute(select(func.count()).select_from(table).where(*only)).scalar_one()  # noqa: E731
+            places = select(func.sum(TaskRow.needed - TaskRow.judged)).where(TaskRow.state == "open", TaskRow.known.is_(None))
             return {
                 "prompts": count(PromptRow), "responses": count(ResponseRow), "tasks": count(TaskRow),
-                **{f"tasks_{state}": states.get(state, 0) for state in ("open", "done", "expert", "settled")},
-                "judgments": session.execute(live).scalar_one(), "open_judgments": int(places),
-                "open_flags": session.execute(flags).scalar_one(), "annotators": count(AnnotatorRow),
+                **{f"tasks_{state}": number for state, number in _states(session).items()},
+                "judgments": count(JudgmentRow, JudgmentRow.withdrawn.is_(None)),
+                "open_judgments": int(session.execute(places).scalar() or 0),
+                "open_flags": count(FlagRow, FlagRow.resolved.is_(None)), "annotators": count(AnnotatorRow),
                 "assignments": count(AssignmentRow),
             }  # fmt: skip
 
     def round(self, name: str) -> dict[str, int]:
         """Tasks of a round (gold questions apart), by state."""
-        mine = select(TaskRow.state, func.count()).where(TaskRow.round == name, TaskRow.known.is_(None)).group_by(TaskRow.state)
         with self.reading() as session:
-            found = dict(session.execute(mine).all())
-        return {state: found.get(state, 0) for state in ("open", "done", "expert", "settled")}
+            return _states(session, TaskRow.round == name, TaskRow.known.is_(None))
+
+
+def _states(session: Session, *only: Any) -> dict[str, int]:
+    found = dict(session.execute(select(TaskRow.state, func.count()).where(*only).group_by(TaskRow.state)).all())
+    return {state: found.get(state, 0) for state in get_args(TaskState)}
 
 
 def _engine(url: str) -> Engine:
@@ -329,40 +317,24 @@ def _engine(url: str) -> Engine:
     return engine
 
 
-def _chunks(rows: Iterable[Any], size: int) -> Iterator[list[Any]]:
-    part: list[Any] = []
-    for row in rows:
-        part.append(row)
-        if len(part) == size:
-            yield part
-            part = []
-    if part:
-        yield part
-
-
-def _id(row: Any) -> int:
-    assert row.id is not None
-    return row.id
-
-
-def _turns(conversation: Sequence[Message]) -> list[dict[str, str]]:
-    return [{"role": m.role, "content": m.content} for m in conversation]
+def _insert(session: Session, table: Any, columns: Sequence[Any], rows: Mapping[tuple[str, ...], dict[str, Any]]) -> int:
+    """Insert the rows whose values of these columns are not in the table yet; returns how many."""
+    query = select(*columns).where(columns[0].in_({key[0] for key in rows}))
+    seen = set(map(tuple, session.execute(query)))
+    if fresh := [row for key, row in rows.items() if key not in seen]:
+        session.execute(insert(table), fresh)
+    return len(fresh)
 
 
 def _prompt_row(answer: Answer) -> dict[str, Any]:
-    details = dict(answer.prompt_details)
-    return {
-        "id": answer.prompt_id,
-        "messages": _turns(answer.prompt),
-        "group": answer.group or answer.prompt_id,
-        "details": details,
-    }
+    known = {"group": answer.group or answer.prompt_id, "details": dict(answer.prompt_details)}
+    return {"id": answer.prompt_id, "messages": turn_rows(answer.prompt), **known}
 
 
 def _response_row(answer: Answer) -> dict[str, Any]:
-    origin = {"model": answer.model, "checkpoint": answer.checkpoint, "sampling": dict(answer.sampling)}
-    scores = {"score": answer.score, "spread": answer.spread, "details": dict(answer.details)}
-    return {"id": answer.id, "prompt_id": answer.prompt_id, "messages": _turns(answer.response), **origin, **scores}
+    known = {name: getattr(answer, name) for name in ("model", "checkpoint", "score", "spread", "prompt_id", "id")}
+    known |= {"sampling": dict(answer.sampling), "details": dict(answer.details)}
+    return {**known, "messages": turn_rows(answer.response)}
 
 
 def _task_row(question: Question, belongs: Mapping[str, str]) -> dict[str, Any]:
@@ -375,10 +347,8 @@ def _task_row(question: Question, belongs: Mapping[str, str]) -> dict[str, Any]:
         raise StoreError(f"a gold question's known choice is one of {', '.join(CHOICES)}, not {question.known!r}")
     if question.needed < 1:
         raise StoreError(f"a comparison needs at least one judgment, {question.needed} were asked for")
-    same = ("prompt_id", "first_id", "second_id", "needed", "known", "strategy", "priority", "round")
-    values = {name: getattr(question, name) for name in same} | {"details": dict(question.details)}
     pair = "/".join(sorted((question.first_id, question.second_id)))
-    return {"pair": pair, "taken": 0, "judged": 0, "state": "open", **values}
+    return {**vars(question), "details": dict(question.details), "pair": pair, "taken": 0, "judged": 0, "state": "open"}
 
 
 def _without_password(url: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
@@ -81,6 +81,12 @@ class Vote:
     def chose_left(self) -> bool | None:
         """Whether the left side was preferred; None for a tie, or where the order is not known."""
         return None if self.shown_left is None or self.verdict == "tie" else self.verdict == self.shown_left
+
+
+def more_than_half(choices: Sequence[str]) -> str | None:
+    """The verdict of more than half of these choices, `both_bad` counted as a tie; None without one."""
+    counts = Counter("tie" if choice == "both_bad" else choice for choice in choices)
+    return next((verdict for verdict, count in counts.items() if 2 * count > len(choices)), None)
 
 
 def latest_votes(votes: Iterable[Vote]) -> tuple[list[Vote], list[tuple[Vote, Vote]]]:

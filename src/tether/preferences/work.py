@@ -14,7 +14,8 @@ from sqlalchemy import bindparam, exists, func, select, text, update
 from sqlalchemy.orm import aliased
 from sqlmodel import Session
 
-from tether.core.types import Conversation, Message
+from tether.core.types import Conversation
+from tether.preferences.rows import turns_of
 from tether.preferences.store import Store, StoreError
 from tether.preferences.tables import (
     DISPUTED,
@@ -29,7 +30,7 @@ from tether.preferences.tables import (
     ResponseRow,
     TaskRow,
 )
-from tether.preferences.votes import CHOICES, Choice
+from tether.preferences.votes import CHOICES, Choice, more_than_half
 
 MAX_COMMENT = 4000
 
@@ -77,12 +78,8 @@ class Verdict:
     seconds: float = 0.0
     guidelines: int = 0
 
-    def checked(self) -> Verdict:
-        """Itself.
-
-        Raises:
-            StoreError: a field is out of its range.
-        """
+    def check(self) -> None:
+        """Raises StoreError for a field that is out of its range."""
         if self.choice not in CHOICES:
             raise StoreError(f"a choice is one of {', '.join(CHOICES)}, not {self.choice!r}")
         if self.strength is not None and self.strength not in (1, 2, 3):
@@ -93,7 +90,6 @@ class Verdict:
             raise StoreError(f"a comment has at most {MAX_COMMENT} characters; this one has {len(self.comment)}")
         if "\0" in self.comment:
             raise StoreError("a comment has a null character, which not every database keeps")
-        return self
 
 
 @dataclass(frozen=True)
@@ -117,12 +113,16 @@ class Assigned:
         return (self.first, self.second) if self.left == "first" else (self.second, self.first)
 
     def chosen(self, side: str) -> Choice:
-        """The answer on a side (`left`, `right`) as a choice; `tie` and `both_bad` are themselves."""
-        if side in ("tie", "both_bad"):
-            return side
-        if side not in ("left", "right"):
-            raise StoreError(f"a verdict is left, right, tie or both_bad, not {side!r}")
-        return "first" if (side == "left") == (self.left == "first") else "second"
+        return answer_on(side, self.left)
+
+
+def answer_on(side: str, left: str) -> Choice:
+    """The answer on a side (`left`, `right`) as a choice, `left` standing there; `tie` and `both_bad` are themselves."""
+    if side in ("tie", "both_bad"):
+        return side
+    if side not in ("left", "right"):
+        raise StoreError(f"a verdict is left, right, tie or both_bad, not {side!r}")
+    return "first" if (side == "left") == (left == "first") else "second"
 
 
 class Work:
@@ -166,9 +166,10 @@ class Work:
         Raises:
             StoreError: it is not this person's task, the lease has run out and others took the place, or it was judged otherwise.
         """
-        verdict, now = verdict.checked(), self.store.clock()
+        verdict.check()
+        now = self.store.clock()
         with self.store.transaction() as session:
-            row, task, person = _own(session, assignment, annotator)
+            row, task, person = given(session, assignment, annotator)
             if row.state == "judged":
                 kept = session.execute(_live().where(JudgmentRow.assignment_id == assignment)).scalar_one()
                 if kept.choice != verdict.choice:
@@ -230,7 +231,7 @@ class Work:
 
     def _give_back(self, assignment: int, annotator: int, state: str, reason: str = "") -> None:
         with self.store.transaction() as session:
-            row, task, _ = _own(session, assignment, annotator)
+            row, task, _ = given(session, assignment, annotator)
             if row.state == state:
                 return
             if row.state not in ("leased", "expired"):
@@ -267,20 +268,15 @@ class Work:
             if flagged or task.judged < task.needed:
                 task.state = "expert" if flagged else "open"
             else:
-                task.state = "done" if majority(session.execute(_SAID, {"task": task.id}).scalars().all()) else "expert"
-
-
-def majority(choices: Sequence[str]) -> str | None:
-    """The choice of more than half, `both_bad` counted as a tie; None without one."""
-    folded = ["tie" if choice == "both_bad" else choice for choice in choices]
-    return next((choice for choice in set(folded) if 2 * folded.count(choice) > len(folded)), None)
+                task.state = "done" if more_than_half(session.execute(_SAID, {"task": task.id}).scalars().all()) else "expert"
 
 
 def _live() -> Any:
     return select(JudgmentRow).where(JudgmentRow.withdrawn.is_(None))
 
 
-def _own(session: Session, assignment: int, annotator: int) -> tuple[AssignmentRow, TaskRow, AnnotatorRow]:
+def given(session: Session, assignment: int, annotator: int) -> tuple[AssignmentRow, TaskRow, AnnotatorRow]:
+    """What a person was lent, its task, and the person; StoreError where it was lent to nobody or to another."""
     found = session.execute(_GIVEN, {"assignment": assignment, "annotator": annotator}).one_or_none()
     if found is None:
         raise StoreError("this task was not given to you")
@@ -317,11 +313,10 @@ def _set_aside(session: Session, annotator: int) -> None:
 def _assigned(session: Session, row: AssignmentRow, task: TaskRow, person: AnnotatorRow) -> Assigned:
     assert row.id is not None and task.id is not None
     sides = {"prompt": task.prompt_id, "first": task.first_id, "second": task.second_id}
-    turns = [tuple(Message(m["role"], m["content"]) for m in side) for side in session.execute(_SHOWN, sides).one()]
-    others: list[Mapping[str, Any]] = []
-    flags: list[str] = []
+    turns = [turns_of(side) for side in session.execute(_SHOWN, sides).one()]
+    more: dict[str, Any] = {}
     if person.role != "annotator":
         said = session.execute(_live().where(JudgmentRow.task_id == task.id, JudgmentRow.annotator_id != person.id)).scalars()
-        others = [{"choice": j.choice, "strength": j.strength, "comment": j.comment} for j in said]
-        flags = list(session.execute(select(FlagRow.reason).where(FlagRow.task_id == task.id)).scalars())
-    return Assigned(row.id, task.id, *turns, left=row.left, expires=row.expires, others=tuple(others), flags=tuple(flags))
+        more["others"] = tuple({"choice": j.choice, "strength": j.strength, "comment": j.comment} for j in said)
+        more["flags"] = tuple(session.execute(select(FlagRow.reason).where(FlagRow.task_id == task.id)).scalars())
+    return Assigned(row.id, task.id, *turns, left=row.left, expires=row.expires, **more)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tether.report.narrative import decimal
+from tether.report.narrative import decimal, signed
 from tether.report.reading import Row, SubRun, mapping, number, printable
 
 SHOWN = 24
@@ -50,27 +50,29 @@ def answer_groups(rows: Sequence[Row], count: int = SHOWN) -> tuple[str, list[An
         return text, [AnswerGroup("All answers, best change first", [_answer(row) for row in ranked])]
     third = count // 3
     middle = (len(ranked) - third) // 2
-    typical = ranked[middle : middle + third]
     text = (
         f"Not a selection by taste: of {len(ranked):,} pairs of answers to held-out prompts, ranked by their change of gold, "
         f"the {third} at the top, the {third} in the middle and the {third} at the bottom.{rest}"
     )
     return text, [
         AnswerGroup(f"The {third} best changes", [_answer(row) for row in ranked[:third]]),
-        AnswerGroup(f"The {third} around the median: the typical change", [_answer(row) for row in typical]),
+        AnswerGroup(
+            f"The {third} around the median: the typical change", [_answer(row) for row in ranked[middle : middle + third]]
+        ),
         AnswerGroup(f"The {third} worst changes", [_answer(row) for row in reversed(ranked[-third:])]),
     ]
 
 
-def training_samples(policy: SubRun, count: int = 4) -> list[tuple[str, str, str, str]]:
+def training_samples(policy: SubRun | None, count: int = 4) -> list[tuple[str, str, str, str]]:
     """Step, prompt, response and proxy of a few samples from the first, the middle and the last step recorded."""
-    steps = sorted({step for row in policy.samples if (step := number(row.get("step"))) is not None})
-    chosen = []
-    for wanted in sorted({steps[0], steps[len(steps) // 2], steps[-1]}) if steps else []:
-        rows = [row for row in policy.samples if number(row.get("step")) == wanted and "response" in row]
-        for row in rows[:count]:
-            chosen.append((f"{wanted:.0f}", printable(row.get("prompt")), printable(row["response"]), _shown(row.get("proxy"))))
-    return chosen
+    samples = policy.samples if policy else ()
+    steps = sorted({step for row in samples if (step := number(row.get("step"))) is not None})
+    wanted = sorted({steps[0], steps[len(steps) // 2], steps[-1]}) if steps else []
+    return [
+        (f"{step:.0f}", printable(row.get("prompt")), printable(row["response"]), _shown(row.get("proxy")))
+        for step in wanted
+        for row in [row for row in samples if number(row.get("step")) == step and "response" in row][:count]
+    ]
 
 
 def _change(row: Row) -> float | None:
@@ -91,7 +93,7 @@ def _answer(row: Row) -> Answer:
         after=printable(row["after"]),
         gold_before=_shown(row.get("gold_before")),
         gold_after=_shown(row.get("gold_after")),
-        change="" if change is None else decimal(change, True),
+        change="" if change is None else signed(change),
         direction=0 if not change else (1 if change > 0 else -1),
         parts=[(printable(name, 40), _shown(before.get(name)), _shown(after.get(name))) for name in names],
         arms=[(printable(name, 60), printable(arm.get("response")), _shown(arm.get("gold"))) for name, arm in arms],

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from tether.report.reading import Estimate, Journey, SubRun, ends, estimate, kl_key, mapping, number, printable, series
+from tether.report.reading import Estimate, Journey, SubRun, ends, estimate, kl_key, mapping, number, present, printable
 
 ENOUGH_ANSWERS = 10
+Show = Callable[[float], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,10 @@ def decimal(value: float, signed: bool = False) -> str:
     return sign + text
 
 
+def signed(value: float) -> str:
+    return decimal(value, True)
+
+
 def whole(value: float) -> str:
     return f"{value:,.0f}"
 
@@ -66,27 +71,34 @@ def duration(seconds: float) -> str:
     return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
-def interval(found: Estimate, show: Any = decimal) -> str:
+def interval(found: Estimate, show: Show = decimal) -> str:
     return "" if found.low is None or found.high is None else f"interval {show(found.low)} to {show(found.high)}"
+
+
+def _bounds(found: Estimate, show: Show, more: str = "") -> str:
+    return f" ({interval(found, show)}{more})" if interval(found, show) else ""
+
+
+def bracketed(found: Mapping[str, float] | None, show: Show) -> str:
+    """`value [low, high]` of an estimate as files have it; empty without one."""
+    return f"{show(found['value'])} [{show(found['low'])}, {show(found['high'])}]" if found else ""
 
 
 def gold_gain(policy: SubRun) -> Estimate | None:
     """The gain of the summary, else the last gold score less the first."""
-    values = [v for v in series(policy.metrics, "gold/score")[1] if v is not None]
+    values = [value for _, value in present(policy.metrics, "gold/score")]
     return estimate(policy.summary.get("gold_gain")) or (Estimate(values[-1] - values[0]) if len(values) > 1 else None)
 
 
 def proxy_gain(policy: SubRun) -> float | None:
     """The gain of the summary, else the last tenth of the steps less the first."""
-    found = estimate(policy.summary.get("proxy_gain"))
-    span = ends(policy.metrics, "reward/proxy")
+    found, span = estimate(policy.summary.get("proxy_gain")), ends(policy.metrics, "reward/proxy")
     return found.value if found else (span[1] - span[0] if span else None)
 
 
 def spent_kl(policy: SubRun) -> float | None:
     """The KL of the summary, else over the last tenth of the steps."""
-    found = estimate(policy.summary.get("kl"))
-    span = ends(policy.metrics, kl_key(policy.metrics))
+    found, span = estimate(policy.summary.get("kl")), ends(policy.metrics, kl_key(policy.metrics))
     return found.value if found else (span[1] if span else None)
 
 
@@ -104,8 +116,7 @@ def gold_parts(journey: Journey) -> list[Part]:
     noise = {name: _half_interval(changes) for name, changes in by_prompt.items() if len(changes) >= ENOUGH_ANSWERS}
     stored = mapping(journey.policy.summary.get("gold_parts")) if journey.policy else {}
     found = [(name, number(mapping(v).get("before")), number(mapping(v).get("after"))) for name, v in stored.items()]
-    if not found:
-        found = [(name, fmean(a for a, _ in p), fmean(b for _, b in p)) for name, p in pairs.items()]
+    found = found or [(name, fmean(a for a, _ in p), fmean(b for _, b in p)) for name, p in pairs.items()]
     return [Part(printable(name, 60), a, b, noise.get(name)) for name, a, b in found if a is not None and b is not None]
 
 
@@ -125,8 +136,7 @@ def verdict(journey: Journey) -> Verdict:
     tone, headline, opening = _checked(checked) if checked else _judgement(rate, gain)
     sentences = [opening]
     if gain:
-        bounds = interval(gain, lambda v: decimal(v, True))
-        sentences.append(f"The gold score changed by {decimal(gain.value, True)}" + (f" ({bounds})." if bounds else "."))
+        sentences.append(f"The gold score changed by {signed(gain.value)}{_bounds(gain, signed)}.")
     sentences += _part_sentences(gold_parts(journey))
     kl, proxy = spent_kl(policy), proxy_gain(policy)
     if kl is not None:
@@ -150,23 +160,20 @@ class HeldOut:
 
 def heldout(policy: SubRun) -> HeldOut | None:
     """What the run's summary says of held-out prompts: the share of right answers, where answers are checked."""
-    found = mapping(policy.summary.get("heldout"))
-    true = "correct" in found
-    values = mapping(found.get("correct" if true else "score"))
-    estimates = [estimate(values.get(key)) for key in ("before", "after", "gain")]
-    if not all(estimates):
-        return None
-    before, after, gain = (e for e in estimates if e)
-    return HeldOut(before, after, gain, int(number(found.get("num_prompts")) or 0), true)
+    stored = mapping(policy.summary.get("heldout"))
+    true = "correct" in stored
+    values = mapping(stored.get("correct" if true else "score"))
+    known = [found for key in ("before", "after", "gain") if (found := estimate(values.get(key)))]
+    prompts = int(number(stored.get("num_prompts")) or 0)
+    return HeldOut(known[0], known[1], known[2], prompts, true) if len(known) == 3 else None
 
 
 def _checked(found: HeldOut) -> tuple[str, str, str]:
     show = percent if found.true else decimal
     what = "answers that are right" if found.true else "the reward that training maximised"
-    bounds = interval(found.gain, lambda v: decimal(v, True))
     text = (
         f"On {found.num_prompts:,} held-out prompts {what} went from {show(found.before.value)} to {show(found.after.value)}; "
-        f"change {decimal(found.gain.value, True)}{f' ({bounds})' if bounds else ''}."
+        f"change {signed(found.gain.value)}{_bounds(found.gain, signed)}."
     )
     if not found.true:
         return "open", "Not judged by gold", f"{text} Nothing here says whether the answers got better; that reward cannot tell."
@@ -176,82 +183,65 @@ def _checked(found: HeldOut) -> tuple[str, str, str]:
 
 
 def _judgement(rate: Estimate | None, gain: Estimate | None) -> tuple[str, str, str]:
+    if rate is None and gain is None:
+        text = "No gold score was recorded, so nothing here says whether the answers got better; the proxy cannot tell."
+        return "open", "Not judged by gold", text
     if rate is None:
-        if gain is None:
-            text = "No gold score was recorded, so nothing here says whether the answers got better; the proxy cannot tell."
-            return "open", "Not judged by gold", text
         text = "No gold win rate was recorded; the change of the gold score is all there is to judge by."
-        if gain.low is None or gain.contains(0):
+        if gain is None or gain.low is None or gain.contains(0):
             return "open", "Not shown to be better", text
         return ("good", "Better by the gold score", text) if gain.value > 0 else ("bad", "Worse by the gold score", text)
     of = f"{rate.count:,} comparisons" if rate.count else "comparisons"
-    bounds = interval(rate, percent)
+    none = "; 50% is no difference"
     wins = (
         f"judged by gold, the trained model's answers beat those from before in {percent(rate.value)} of {of} on held-out prompts"
+        f"{_bounds(rate, percent, none) or f' (no interval recorded{none})'}"
     )
-    wins += f" ({bounds}; 50% is no difference)" if bounds else " (no interval recorded; 50% is no difference)"
     if rate.contains(0.5):
-        why = "The interval contains 50%, so" if bounds else "Without an interval,"
-        text = f"{wins[0].upper()}{wins[1:]}. {why} this run does not show a difference."
-        return "open", "Not shown to be better", text
-    if rate.value > 0.5:
-        return "good", "Better", f"The model got better: {wins}."
-    return "bad", "Worse", f"The model got worse: {wins}."
+        why = "The interval contains 50%, so" if interval(rate) else "Without an interval,"
+        return "open", "Not shown to be better", f"{wins[0].upper()}{wins[1:]}. {why} this run does not show a difference."
+    tone, headline = ("good", "Better") if rate.value > 0.5 else ("bad", "Worse")
+    return tone, headline, f"The model got {headline.lower()}: {wins}."
 
 
 def _part_sentences(parts: Sequence[Part]) -> list[str]:
-    def listed(direction: int) -> str:
-        chosen = sorted((p for p in parts if p.direction == direction), key=lambda p: -abs(p.change))
-        return ", ".join(f"{p.name} ({decimal(p.change, True)})" for p in chosen[:6]) + (", …" if len(chosen) > 6 else "")
-
-    risen, fallen, level = listed(1), listed(-1), listed(0)
     sentences = []
-    if risen:
-        sentences.append(f"What improved: {risen}.")
-    if fallen:
-        sentences.append(f"What got worse: {fallen}.")
-    if level:
-        sentences.append(f"No clear change: {level}.")
+    for direction, head in ((1, "What improved"), (-1, "What got worse"), (0, "No clear change")):
+        chosen = sorted((p for p in parts if p.direction == direction), key=lambda p: -abs(p.change))
+        listed = ", ".join(f"{p.name} ({signed(p.change)})" for p in chosen[:6]) + (", …" if len(chosen) > 6 else "")
+        sentences += [f"{head}: {listed}."] if chosen else []
     return sentences
 
 
 def _policy_warnings(policy: SubRun, gain: Estimate | None, proxy: float | None) -> list[str]:
-    warnings = []
+    rows = policy.metrics
     if proxy is not None and gain is not None and proxy > 0 > gain.value:
-        warnings.append(
+        warnings = [
             f"Distrust the proxy: it rose by {decimal(proxy)} while the gold score fell by {decimal(-gain.value)}. The policy "
             "learnt what the reward model likes, not what the gold score measures; stop earlier, raise the KL coefficient or "
             "mend the reward."
-        )
+        ]
     else:
-        warnings += _past_the_peak(policy)
-    length = ends(policy.metrics, "response/length")
+        warnings = _past_the_peak(policy)
+    length = ends(rows, "response/length")
     if length and length[0] > 0 and not 0.7 < length[1] / length[0] < 1.4:
         word = "longer" if length[1] > length[0] else "shorter"
         warnings.append(f"Responses became {word}: from {decimal(length[0])} to {decimal(length[1])} tokens. Is it wanted?")
-    entropy = ends(policy.metrics, "policy/entropy")
-    if entropy and entropy[1] < 0.4 * entropy[0]:
+    if (entropy := ends(rows, "policy/entropy")) and entropy[1] < 0.4 * entropy[0]:
         warnings.append(f"Entropy fell from {decimal(entropy[0])} to {decimal(entropy[1])} nats per token: answers lose variety.")
-    distinct = ends(policy.metrics, "response/distinct_2")
-    if distinct and distinct[1] < 0.75 * distinct[0]:
+    if (distinct := ends(rows, "response/distinct_2")) and distinct[1] < 0.75 * distinct[0]:
         warnings.append(f"Distinct bigrams fell from {percent(distinct[0])} to {percent(distinct[1])}: responses repeat.")
-    stops = ends(policy.metrics, "response/stop_rate")
-    if stops and stops[1] < 0.5:
+    if (stops := ends(rows, "response/stop_rate")) and stops[1] < 0.5:
         warnings.append(f"Only {percent(stops[1])} of the last responses end by themselves; the others hit the length limit.")
-    failed = sum(v for v in series(policy.metrics, "reward/failed")[1] if v is not None)
-    if failed:
+    if failed := sum(value for _, value in present(rows, "reward/failed")):
         warnings.append(f"{whole(failed)} rewards failed during training and were left out.")
-    ratios = [v for v in series(policy.metrics, "policy/first_ratio_deviation")[1] if v is not None]
-    if ratios and max(ratios) > 0.01:
-        warnings.append(
-            f"Before any update the ratio is off 1 by up to {decimal(max(ratios))}: rollout and training numerics differ."
-        )
+    if (off := max((value for _, value in present(rows, "policy/first_ratio_deviation")), default=0.0)) > 0.01:
+        warnings.append(f"Before any update the ratio is off 1 by up to {decimal(off)}: rollout and training numerics differ.")
     return warnings
 
 
 def _past_the_peak(policy: SubRun) -> list[str]:
-    steps, values = series(policy.metrics, "gold/score")
-    points = [(s, v) for s, v in zip(steps, values, strict=True) if v is not None]
+    points = present(policy.metrics, "gold/score")
     if len(points) < 4:
         return []
     peak_step, peak = max(points, key=lambda point: point[1])
@@ -266,25 +256,21 @@ def _past_the_peak(policy: SubRun) -> list[str]:
 
 
 def _reward_warnings(reward: SubRun | None) -> list[str]:
-    if reward is None:
-        return []
-    warnings = []
-    accuracy = estimate(reward.summary.get("gold_accuracy"))
+    warnings, summary = [], reward.summary if reward else {}
+    accuracy = estimate(summary.get("gold_accuracy"))
     if accuracy and accuracy.low is not None and accuracy.contains(0.5):
         warnings.append(f"The reward model agrees with gold on {percent(accuracy.value)} of pairs, not clearly more than chance.")
-    correlation = number(mapping(reward.summary.get("length_correlation")).get("pearson"))
+    correlation = number(mapping(summary.get("length_correlation")).get("pearson"))
     if correlation is not None and abs(correlation) >= 0.4:
         which = "longer" if correlation > 0 else "shorter"
-        warnings.append(
-            f"The reward model's score goes with length (r = {decimal(correlation)}): "
-            f"{which} answers score higher, deserved or not."
-        )
+        told = f"The reward model's score goes with length (r = {decimal(correlation)})"
+        warnings.append(f"{told}: {which} answers score higher, deserved or not.")
     return warnings
 
 
 def _verdict_without_policy(journey: Journey) -> Verdict:
     sentences = []
-    sft = [v for v in series(journey.sft.metrics, "eval_loss")[1] if v is not None] if journey.sft else []
+    sft = [value for _, value in present(journey.sft.metrics, "eval_loss")] if journey.sft else []
     if len(sft) > 1:
         text = f"Supervised fine-tuning brought the held-out loss from {decimal(sft[0])} to {decimal(sft[-1])} nats per token"
         rose = min(sft) < sft[-1] - 0.01 * abs(sft[-1])
@@ -292,11 +278,9 @@ def _verdict_without_policy(journey: Journey) -> Verdict:
     elif journey.sft and (span := ends(journey.sft.metrics, "loss")):
         sentences.append(f"Supervised fine-tuning brought the training loss from {decimal(span[0])} to {decimal(span[1])}.")
     for key, name in (("heldout_accuracy", "held-out pairs"), ("gold_accuracy", "pairs labelled by gold")):
-        found = estimate(journey.reward.summary.get(key)) if journey.reward else None
-        if found:
-            bounds = f" ({interval(found, percent)})" if interval(found) else ""
-            doubtful = bounds and found.contains(0.5)
-            doubt = " The interval contains 50%: not shown to beat chance." if doubtful else ""
+        if found := estimate(journey.reward.summary.get(key)) if journey.reward else None:
+            bounds = _bounds(found, percent)
+            doubt = " The interval contains 50%: not shown to beat chance." if bounds and found.contains(0.5) else ""
             sentences.append(f"The reward model ranks {percent(found.value)} of {name} right{bounds}.{doubt}")
     if journey.direct:
         sentences.append(_direct_sentence(journey.direct))
@@ -308,10 +292,9 @@ def _verdict_without_policy(journey: Journey) -> Verdict:
 def _direct_sentence(direct: SubRun) -> str:
     found, span = estimate(direct.summary.get("heldout_accuracy")), ends(direct.metrics, "loss")
     if found:
-        bounds = f" ({interval(found, percent)})" if interval(found) else ""
-        return f"After direct optimisation the policy ranks {percent(found.value)} of held-out pairs as people did{bounds}."
+        ranked = f"After direct optimisation the policy ranks {percent(found.value)} of held-out pairs as people did"
+        return f"{ranked}{_bounds(found, percent)}."
     if span:
-        return (
-            f"Direct optimisation brought the training loss from {decimal(span[0])} to {decimal(span[1])}; nothing was held out."
-        )
+        brought = f"Direct optimisation brought the training loss from {decimal(span[0])} to {decimal(span[1])}"
+        return f"{brought}; nothing was held out."
     return "Direct optimisation ran, and left no losses."

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tether.report.narrative import (
+    Show,
     decimal,
     duration,
     gold_gain,
@@ -14,10 +15,11 @@ from tether.report.narrative import (
     interval,
     percent,
     proxy_gain,
+    signed,
     spent_kl,
     whole,
-)
-from tether.report.reading import Estimate, Journey, SubRun, estimate, mapping, number, printable, series
+)  # fmt: skip
+from tether.report.reading import Estimate, Journey, SubRun, estimate, mapping, number, present, printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,72 +31,33 @@ class Tile:
     detail: str = ""
 
 
+def _tiles(wanted: Iterable[tuple[str, Estimate | None, Show, str]]) -> list[Tile]:
+    known = [(name, found, show, detail) for name, found, show, detail in wanted if found]
+    return [Tile(name, show(v.value), " · ".join(filter(None, (interval(v, show), detail)))) for name, v, show, detail in known]
+
+
 def tiles(journey: Journey) -> list[Tile]:
     """The key numbers; what the run does not have is left out."""
-    found: list[Tile] = []
-
-    def add(name: str, value: Estimate | None, show: Any, detail: str = "") -> None:
-        if value is not None:
-            notes = [interval(value, show), detail]
-            found.append(Tile(name, show(value.value), " · ".join(note for note in notes if note)))
-
-    def signed(value: float) -> str:
-        return decimal(value, True)
-
-    policy = journey.policy
-    if policy:
-        add("gold win rate", estimate(policy.summary.get("gold_win_rate")), percent)
-        add("gold gain", gold_gain(policy), signed)
-        checked = heldout(policy)
-        if checked:
-            show = percent if checked.true else decimal
-            add(
-                "held-out, right" if checked.true else "held-out reward",
-                checked.after,
-                show,
-                f"before {show(checked.before.value)}",
-            )
-        add("proxy gain", estimate(proxy_gain(policy)), signed, "reward model's units")
-        add("KL spent", estimate(spent_kl(policy)), decimal, "nats per response")
-    if journey.reward:
-        add("reward model, held-out", estimate(journey.reward.summary.get("heldout_accuracy")), percent)
-        add("reward model, gold", estimate(journey.reward.summary.get("gold_accuracy")), percent)
-    add("preference pairs", estimate(journey.pairs.get("num_pairs")), whole)
-    if journey.sft:
-        losses = [v for v in series(journey.sft.metrics, "eval_loss")[1] if v is not None]
-        add("SFT held-out loss", Estimate(losses[-1]) if losses else None, decimal, "nats per token")
+    policy, reward = journey.policy or SubRun(""), journey.reward.summary if journey.reward else {}
+    checked = heldout(policy)
+    show = percent if checked and checked.true else decimal
+    losses = [value for _, value in present(journey.sft.metrics, "eval_loss")] if journey.sft else []
     own = journey.summary or mapping(journey.stages[0].summary if len(journey.stages) == 1 else None)
-    add("time", estimate(own.get("seconds")), duration)
-    memory = estimate(own.get("peak_rss_bytes") or (policy.summary.get("peak_rss_bytes") if policy else None))
-    add("peak memory", memory, lambda size: f"{size / 2**30:.2f} GiB")
-    return found
-
-
-def arm_table(arms: Sequence[SubRun]) -> list[Sequence[str]]:
-    """One row an arm: name, proxy gain, gold gain, gold win rate, KL; empty for a single arm."""
-    if len(arms) < 2:
-        return []
-    rows = []
-    for arm in arms:
-        proxy, gain, rate, kl = proxy_gain(arm), gold_gain(arm), estimate(arm.summary.get("gold_win_rate")), spent_kl(arm)
-        rows.append(
-            (
-                arm.name,
-                "" if proxy is None else decimal(proxy, True),
-                _with_interval(gain, lambda v: decimal(v, True)),
-                _with_interval(rate, percent),
-                "" if kl is None else decimal(kl),
-            )
-        )
-    return rows
-
-
-def _with_interval(found: Estimate | None, show: Any) -> str:
-    if found is None:
-        return ""
-    if found.low is None or found.high is None:
-        return show(found.value)
-    return f"{show(found.value)} ({show(found.low)} to {show(found.high)})"
+    memory = estimate(own.get("peak_rss_bytes") or policy.summary.get("peak_rss_bytes"))
+    before, after = (f"before {show(checked.before.value)}", checked.after) if checked else ("", None)
+    return _tiles((
+        ("gold win rate", estimate(policy.summary.get("gold_win_rate")), percent, ""),
+        ("gold gain", gold_gain(policy), signed, ""),
+        ("held-out, right" if checked and checked.true else "held-out reward", after, show, before),
+        ("proxy gain", estimate(proxy_gain(policy)), signed, "reward model's units"),
+        ("KL spent", estimate(spent_kl(policy)), decimal, "nats per response"),
+        ("reward model, held-out", estimate(reward.get("heldout_accuracy")), percent, ""),
+        ("reward model, gold", estimate(reward.get("gold_accuracy")), percent, ""),
+        ("preference pairs", estimate(journey.pairs.get("num_pairs")), whole, ""),
+        ("SFT held-out loss", Estimate(losses[-1]) if losses else None, decimal, "nats per token"),
+        ("time", estimate(own.get("seconds")), duration, ""),
+        ("peak memory", memory, lambda size: f"{size / 2**30:.2f} GiB", ""),
+    ))  # fmt: skip
 
 
 def reward_facts(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> list[Tile]:
@@ -119,25 +82,35 @@ def reward_facts(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> list[Ti
         ("dropped", pairs.get("dropped_no_majority"), whole, "pairs without a majority"),
     )
     found = [(name, estimate(raw), show, detail) for name, raw, show, detail in wanted]
-    facts = []
-    for name, value, show, detail in found:
-        if value is not None:
-            notes = [interval(value, show), "" if value.count is None else f"{value.count:,} pairs", detail]
-            facts.append(Tile(name, show(value.value), " · ".join(note for note in notes if note)))
-    return facts
+    counted = [f"{v.count:,} pairs · {detail}" if v and v.count is not None else detail for _, v, _, detail in found]
+    return _tiles((*one[:3], detail) for one, detail in zip(found, counted, strict=True))
+
+
+def arm_table(arms: Sequence[SubRun]) -> list[Sequence[str]]:
+    """One row an arm: name, proxy gain, gold gain, gold win rate, KL; empty for a single arm."""
+    if len(arms) < 2:
+        return []
+    return [
+        (arm.name, *(_with_interval(found, show) for found, show in (
+            (estimate(proxy_gain(arm)), signed), (gold_gain(arm), signed), (estimate(arm.summary.get("gold_win_rate")), percent),
+            (estimate(spent_kl(arm)), decimal))))
+        for arm in arms
+    ]  # fmt: skip
+
+
+def _with_interval(found: Estimate | None, show: Show) -> str:
+    bounds = interval(found, show).removeprefix("interval ") if found else ""
+    return "" if found is None else show(found.value) + (f" ({bounds})" if bounds else "")
 
 
 def alarm_rows(arms: Sequence[SubRun]) -> list[tuple[str, str, str, str, list[str]]]:
     """What the detectors noticed, arm by arm: where and what, its meaning, the advice, and the texts that show it."""
-    several = len(arms) > 1
     found = []
-    for arm in arms:
-        for alarm in arm.alarms:
-            place = f"step {number(alarm.get('step')) or 0.0:.0f}"
-            texts = alarm.get("evidence")
-            shown = [printable(text, 400) for text in texts] if isinstance(texts, list) else []
-            title = printable(alarm.get("detector"), 60).replace("_", " ")
-            message, advice = (printable(alarm.get(key), 400) for key in ("message", "advice"))
-            told = (f"{message[:1].upper()}{message[1:]}", advice)
-            found.append((title, f"{arm.name}, {place}" if several else place, *told, shown))
+    for place, alarm in [(f"{arm.name}, " if len(arms) > 1 else "", alarm) for arm in arms for alarm in arm.alarms]:
+        place += f"step {number(alarm.get('step')) or 0.0:.0f}"
+        texts = alarm.get("evidence")
+        shown = [printable(text, 400) for text in texts] if isinstance(texts, list) else []
+        title = printable(alarm.get("detector"), 60).replace("_", " ")
+        message, advice = (printable(alarm.get(key), 400) for key in ("message", "advice"))
+        found.append((title, place, message[:1].upper() + message[1:], advice, shown))
     return found

@@ -3,40 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from tether.report.narrative import Verdict, decimal, percent
-from tether.report.plotting import PALETTE, Figure, Trace, axis, label, layout, line, rounded
+from tether.report.narrative import Verdict, bracketed, decimal, percent, signed
+from tether.report.plotting import MUTED, PALETTE, Figure, Trace, axis, label, layout, line, marks, plot, rounded
 from tether.report.reading import SubRun, json_of, mapping, read_sub_run
 
-DISTANCE = "√KL from the SFT model (√nats per response)"
 PROXY_COLUMNS = (
-    "proxy",
-    "pairs",
-    "flipped",
-    "members",
-    "accuracy against gold, by seed",
-    "gold gain of the widest choice",
-    "its proxy gain",
+    "proxy", "pairs", "flipped", "members", "accuracy against gold, by seed", "gold gain of the widest choice", "its proxy gain",
     "√KL where Gao's curve peaks, by seed",
-)
+)  # fmt: skip
 POLICY_COLUMNS = (
-    "policy",
-    "seed",
-    "gold at first",
-    "highest (95% of where it is)",
-    "at the end",
-    "fall from the peak",
-    "proxy",
-    "KL, nats",
-    "fall clear at",
-    "alarms, with their steps",
-    "kept by stopping",
-)
+    "policy", "seed", "gold at first", "highest (95% of where it is)", "at the end", "fall from the peak", "proxy", "KL, nats",
+    "fall clear at", "alarms, with their steps", "kept by stopping",
+)  # fmt: skip
 NOISE = 0.05
 """Share of gold's best within which a kept checkpoint counts as the best."""
 
@@ -64,14 +49,10 @@ class Course:
         return self.found["fall"]["high"] < 0
 
     @property
-    def first_alarm(self) -> int | None:
-        return min((alarm["step"] for alarm in self.found["alarms"]), default=None)
-
-    @property
     def warned(self) -> bool:
         """Whether an alarm came before the fall could be told from chance."""
-        first, fallen = self.first_alarm, self.found["fallen_at"]
-        return first is not None and (fallen is None or first <= fallen)
+        first, fallen = min((alarm["step"] for alarm in self.found["alarms"]), default=math.inf), self.found["fallen_at"]
+        return first < math.inf and (fallen is None or first <= fallen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,37 +61,29 @@ class Study:
 
     name: str
     proxies: dict[str, Any]
+    courses: Sequence[Course]
     worst: SubRun | None
     notes: Sequence[str]
 
     @property
-    def courses(self) -> list[Course]:
-        return [
-            Course(name, coefficient, seed, found)
-            for name, proxy in self.proxies.items()
-            for coefficient, seeds in proxy["policies"].items()
-            for seed, found in seeds.items()
-        ]
-
-    @property
     def policies(self) -> dict[str, list[Course]]:
         """The courses of all seeds by policy."""
-        found: dict[str, list[Course]] = {}
-        for course in self.courses:
-            found.setdefault(course.name, []).append(course)
-        return found
+        return {name: [c for c in self.courses if c.name == name] for name in dict.fromkeys(c.name for c in self.courses)}
 
 
 def read_study(run: Path) -> Study | None:
     """The study in a run directory; None if something else, or nothing finished, is there."""
     notes: list[str] = []
-    summary = mapping(json_of(run / "summary.json", notes))
-    if not mapping(summary.get("proxies")):
-        return None
-    study = Study(run.resolve().name, summary["proxies"], None, notes)
-    courses = sorted(study.courses, key=lambda course: course.found["fall"]["value"])
-    worst = read_sub_run(run / courses[0].found["folder"], notes) if courses else None
-    return Study(study.name, study.proxies, worst, notes)
+    proxies = mapping(mapping(json_of(run / "summary.json", notes)).get("proxies"))
+    courses = [
+        Course(name, coefficient, seed, found)
+        for name, proxy in proxies.items()
+        for coefficient, seeds in proxy["policies"].items()
+        for seed, found in seeds.items()
+    ]
+    worst = min(courses, key=lambda course: course.found["fall"]["value"], default=None)
+    last = read_sub_run(run / worst.found["folder"], notes) if worst else None
+    return Study(run.resolve().name, proxies, courses, last, notes) if proxies else None
 
 
 def study_figures(study: Study) -> dict[str, list[Figure]]:
@@ -121,107 +94,66 @@ def study_figures(study: Study) -> dict[str, list[Figure]]:
 def _best_of_n(study: Study) -> list[Figure]:
     gold: list[Trace] = []
     proxy: list[Trace] = []
-    for colour, (name, found) in zip(_colours(), study.proxies.items(), strict=False):
-        seeds = list(found["seeds"].values())
-        xs = [math.sqrt(kl) for kl in seeds[0]["kl"]]
+    for colour, (name, found) in zip(cycle(PALETTE), study.proxies.items(), strict=False):
         for traces, key in ((gold, "gold"), (proxy, "proxy")):
-            ys = [fmean(values) for values in zip(*(seed[key] for seed in seeds), strict=True)]
-            traces.append(line(xs, ys, name, colour, mode="lines+markers", hover="√KL %{x:.3g}: %{y:+.3f}"))
-    first = next(iter(study.proxies.values()))
-    seeds = list(first["seeds"].values())
-    best = [fmean(values) for values in zip(*(seed["ceiling"] for seed in seeds), strict=True)]
-    gold.append(line([math.sqrt(kl) for kl in seeds[0]["kl"]], best, "chosen by gold itself", "@muted", dash="dot"))
+            hover = "√KL %{x:.3g}: %{y:+.3f}"
+            traces.append(line(*_over_seeds(found, key), name, colour, mode="lines+markers", hover=hover))
+    best = _over_seeds(next(iter(study.proxies.values())), "ceiling")
+    gold.append(line(*best, "chosen by gold itself", MUTED, dash="dot"))
     x = axis("√KL of best-of-n (√nats per response)", rangemode="tozero")
+    below = "The further below the dotted line, the less of the choice is gold's; a line that bends down is being fooled."
+    units = "In standard deviations of each proxy's own scores; the figure beside says what came of it."
+    scaled = layout(x, axis("proxy gain, standard deviations"))
     return [
-        Figure(
-            "bon-gold",
-            "Best-of-n: gold of the chosen",
-            "The further below the dotted line, the less of the choice is gold's; a line that bends down is being fooled.",
-            gold,
-            layout(x, axis("gold gain over one answer")),
-            400,
-        ),
-        Figure(
-            "bon-proxy",
-            "Best-of-n: what the proxy says of the same choice",
-            "In standard deviations of each proxy's own scores; the figure beside says what came of it.",
-            proxy,
-            layout(x, axis("proxy gain, standard deviations")),
-            400,
-        ),
+        *plot("bon-gold", "Best-of-n: gold of the chosen", below, gold, layout(x, axis("gold gain over one answer")), 400),
+        *plot("bon-proxy", "Best-of-n: what the proxy says of the same choice", units, proxy, scaled, 400),
     ]
+
+
+def _over_seeds(proxy: dict[str, Any], key: str) -> tuple[list[float], list[float]]:
+    """√KL, and the mean of what the seeds measured there."""
+    seeds = list(proxy["seeds"].values())
+    return [math.sqrt(kl) for kl in seeds[0]["kl"]], [fmean(v) for v in zip(*(seed[key] for seed in seeds), strict=True)]
 
 
 def _policies(study: Study) -> list[Figure]:
     gold: list[Trace] = []
     proxy: list[Trace] = []
     steps: list[Trace] = []
-    for colour, (name, courses) in zip(_colours(), study.policies.items(), strict=False):
+    for colour, (name, courses) in zip(cycle(PALETTE), study.policies.items(), strict=False):
         for number, course in enumerate(courses):
-            found = course.found
+            found, group = course.found, {"legendgroup": label(name), "showlegend": number == 0}
             xs = [None if kl is None else math.sqrt(max(0.0, kl)) for kl in found["kl"]]
             hover = f"seed {course.seed}, √KL %{{x:.3g}}: %{{y:.4g}}"
             for traces, key in ((gold, "gold"), (proxy, "proxy")):
-                traces.append(_grouped(line(xs, found[key], name, colour, mode="lines+markers", hover=hover), name, number))
-            by_step = line(found["steps"], found["gold"], name, colour, hover=f"seed {course.seed}, step %{{x}}: %{{y:.4g}}")
-            steps.append(_grouped(by_step, name, number))
-            steps += [_grouped(trace, name, 1) for trace in _alarm_marks(course, colour)]
-        fits = [course.found["fit"] for course in courses if course.found["fit"]]
-        if fits:
-            gold.append(_grouped(_fit_line(courses, fits, colour), name, 1))
-    if not gold:
-        return []
-    x = axis(DISTANCE, rangemode="tozero")
+                traces.append(line(xs, found[key], name, colour, mode="lines+markers", hover=hover, **group))
+            by_step = f"seed {course.seed}, step %{{x}}: %{{y:.4g}}"
+            steps.append(line(found["steps"], found["gold"], name, colour, hover=by_step, **group))
+            steps += [trace | group | {"showlegend": False} for trace in _alarm_marks(course, colour)]
+        if fits := [course.found["fit"] for course in courses if course.found["fit"]]:
+            gold.append(_fit_line(courses, fits, colour) | {"legendgroup": label(name), "showlegend": False})
+    x = axis("√KL from the SFT model (√nats per response)", rangemode="tozero")
+    truth, said = axis("gold, held-out messages"), axis("proxy, held-out messages")
+    past = "A line a seed, a mark a measurement; dashed: Gao's curve, the seeds' mean. Past its top, reward costs gold."
+    liked = "Where this rises and the figure beside falls, the policy is optimising what only the proxy likes."
+    early = "A triangle is an alarm (its name on hover): to be of use it must stand before the line has fallen."
     return [
-        Figure(
-            "rl-gold",
-            "PPO: gold over distance",
-            "A line a seed, a mark a measurement; dashed: Gao's curve, the seeds' mean. Past its top, reward costs gold.",
-            gold,
-            layout(x, axis("gold, held-out messages")),
-            420,
-        ),
-        Figure(
-            "rl-proxy",
-            "PPO: the proxy on the same answers",
-            "Where this rises and the figure beside falls, the policy is optimising what only the proxy likes.",
-            proxy,
-            layout(x, axis("proxy, held-out messages")),
-            420,
-        ),
-        Figure(
-            "rl-steps",
-            "Gold over steps, and when a detector spoke",
-            "A triangle is an alarm (its name on hover): to be of use it must stand before the line has fallen.",
-            steps,
-            layout(axis("step"), axis("gold, held-out messages")),
-            420,
-        ),
+        *plot("rl-gold", "PPO: gold over distance", past, gold, layout(x, truth), 420),
+        *plot("rl-proxy", "PPO: the proxy on the same answers", liked, proxy, layout(x, said), 420),
+        *plot("rl-steps", "Gold over steps, and when a detector spoke", early, steps, layout(axis("step"), truth), 420),
     ]
-
-
-def _grouped(trace: Trace, name: str, number: int) -> Trace:
-    """All of a policy's lines go on and off together, and stand once in the legend."""
-    return {**trace, "legendgroup": label(name), "showlegend": number == 0}
 
 
 def _alarm_marks(course: Course, colour: str) -> list[Trace]:
-    found = course.found
-    alarms = [alarm for alarm in found["alarms"] if alarm["step"] <= found["steps"][-1]]
+    steps, gold = course.found["steps"], course.found["gold"]
+    alarms = [alarm for alarm in course.found["alarms"] if alarm["step"] <= steps[-1]]
     if not alarms:
         return []
-    return [
-        {
-            "type": "scatter",
-            "mode": "markers",
-            "x": [alarm["step"] for alarm in alarms],
-            "y": [rounded(_at(found["steps"], found["gold"], alarm["step"])) for alarm in alarms],
-            "text": [label(f"{alarm['detector']}: {alarm['message']}", 100) for alarm in alarms],
-            "name": label(f"alarm, seed {course.seed}"),
-            "marker": {"color": colour, "size": 11, "symbol": "triangle-up", "line": {"color": "@muted", "width": 1}},
-            "hovertemplate": "step %{x}: %{text}<extra>%{fullData.name}</extra>",
-        }
-    ]
+    heights = [rounded(_at(steps, gold, alarm["step"])) for alarm in alarms]
+    marker = {"size": 11, "symbol": "triangle-up", "line": {"color": MUTED, "width": 1}}
+    text = [label(f"{alarm['detector']}: {alarm['message']}", 100) for alarm in alarms]
+    where, name = [alarm["step"] for alarm in alarms], f"alarm, seed {course.seed}"
+    return [marks(where, heights, name, colour, hover="step %{x}: %{text}", marker=marker, text=text)]
 
 
 def _at(steps: Sequence[int], values: Sequence[float], step: int) -> float:
@@ -242,11 +174,6 @@ def _fit_line(courses: Sequence[Course], fits: Sequence[dict[str, Any]], colour:
     return line(xs, ys, "fit", colour, dash="dash", width=1.2, hover="√KL %{x:.3g}: %{y:.4g}")
 
 
-def _colours() -> Iterator[str]:
-    while True:
-        yield from PALETTE
-
-
 def proxy_rows(study: Study) -> list[tuple[str, ...]]:
     """Name, labels, accuracy, gold and proxy of the widest choice, where Gao's curve peaks."""
     rows = []
@@ -255,18 +182,16 @@ def proxy_rows(study: Study) -> list[tuple[str, ...]]:
         made = "averaged" if proxy["average"] else (proxy["combine"] or "mean")
         ends = [seed["gold"][-1] for seed in seeds]
         peaks = [seed["fit"]["peak"] if seed["fit"] else None for seed in seeds]
-        rows.append(
-            (
-                name,
-                f"{proxy['pairs']:,}",
-                percent(proxy["flipped"]) if proxy["flipped"] else "none",
-                str(proxy["members"]) + (f", {made}" if proxy["members"] > 1 else ""),
-                " / ".join(percent(seed["gold_accuracy"]["value"]) for seed in seeds),
-                f"{decimal(fmean(ends), True)} ({' / '.join(decimal(v, True) for v in ends)})",
-                f"{decimal(fmean(seed['proxy'][-1] for seed in seeds), True)} SD",
-                " / ".join("none" if peak is None else decimal(peak) for peak in peaks),
-            )
-        )
+        rows.append((
+            name,
+            f"{proxy['pairs']:,}",
+            percent(proxy["flipped"]) if proxy["flipped"] else "none",
+            str(proxy["members"]) + (f", {made}" if proxy["members"] > 1 else ""),
+            " / ".join(percent(seed["gold_accuracy"]["value"]) for seed in seeds),
+            f"{signed(fmean(ends))} ({' / '.join(map(signed, ends))})",
+            f"{signed(fmean(seed['proxy'][-1] for seed in seeds))} SD",
+            " / ".join("none" if peak is None else decimal(peak) for peak in peaks),
+        ))  # fmt: skip
     return rows
 
 
@@ -274,51 +199,42 @@ def policy_rows(study: Study) -> list[tuple[str, ...]]:
     """A line a policy and seed: gold at the start, at its highest and at the end, the fall, the alarms, what would be kept."""
     rows = []
     for course in study.courses:
-        found, fall = course.found, course.found["fall"]
-        first, best = course.first_alarm, found["steps"].index(found["best_step"])
-        alarms = ", ".join(f"{alarm['detector']} {alarm['step']}" for alarm in found["alarms"])
-        low, high = found["best_step_interval"]
-        rows.append(
-            (
-                course.name,
-                course.seed,
-                decimal(found["gold"][0]),
-                f"{decimal(found['gold'][best])} at step {found['best_step']} ({low} to {high})",
-                decimal(found["gold"][-1]),
-                f"{decimal(fall['value'], True)} [{decimal(fall['low'], True)}, {decimal(fall['high'], True)}]",
-                f"{decimal(found['proxy'][0], True)} to {decimal(found['proxy'][-1], True)}",
-                decimal(found["kl"][-1]) if found["kl"][-1] is not None else "",
-                "" if found["fallen_at"] is None else f"step {found['fallen_at']}",
-                alarms if first is not None else "none",
-                percent(found["kept_share"]),
-            )
-        )
+        found = course.found
+        gold, proxy, kl, (low, high) = found["gold"], found["proxy"], found["kl"][-1], found["best_step_interval"]
+        highest = decimal(gold[found["steps"].index(found["best_step"])])
+        rows.append((
+            course.name,
+            course.seed,
+            decimal(gold[0]),
+            f"{highest} at step {found['best_step']} ({low} to {high})",
+            decimal(gold[-1]),
+            bracketed(found["fall"], signed),
+            f"{signed(proxy[0])} to {signed(proxy[-1])}",
+            "" if kl is None else decimal(kl),
+            "" if found["fallen_at"] is None else f"step {found['fallen_at']}",
+            ", ".join(f"{alarm['detector']} {alarm['step']}" for alarm in found["alarms"]) or "none",
+            percent(found["kept_share"]),
+        ))  # fmt: skip
     return rows
 
 
 def study_verdict(study: Study) -> Verdict:
     """What the study found, policy by policy, from its own numbers."""
     sentences, warnings = [], []
-    fooled = 0
     for name, courses in study.policies.items():
-        count = len(courses)
         fell = [course for course in courses if course.fell]
-        rose = sum(course.proxy_rose for course in courses)
-        warned = sum(course.warned for course in fell)
-        fooled += len(fell)
-        ends = fmean(course.found["gold"][-1] for course in courses)
+        rose, warned = sum(course.proxy_rose for course in courses), sum(course.warned for course in fell)
         early = f"; an alarm came before the fall was clear in {warned} of {len(fell)}" if fell else ""
+        ended = decimal(fmean(course.found["gold"][-1] for course in courses))
         sentences.append(
-            f"{name}: the proxy rose in {rose} of {count} seeds; gold fell from its peak, clear of the interval, in {len(fell)}"
-            f"{early}; it ended at {decimal(ends)} on average."
+            f"{name}: the proxy rose in {rose} of {len(courses)} seeds; gold fell from its peak, clear of the interval, in "
+            f"{len(fell)}{early}; it ended at {ended} on average."
         )
-        lost = [course for course in courses if course.found["kept_share"] < 1 - NOISE]
-        if lost:
-            seeds = ", ".join(course.seed for course in lost)
-            warnings.append(
-                f"{name}: keeping the best checkpoint would have lost more than {percent(NOISE)} of gold (seed {seeds})."
-            )
+        if seeds := ", ".join(course.seed for course in courses if course.found["kept_share"] < 1 - NOISE):
+            lost = f"keeping the best checkpoint would have lost more than {percent(NOISE)} of gold"
+            warnings.append(f"{name}: {lost} (seed {seeds}).")
     if not sentences:
         return Verdict("open", "Best-of-n against several proxies", ["No policy was trained: see the table."], [])
-    headline = "The proxy was overoptimised" if fooled else "Gold did not fall"
-    return Verdict("bad" if fooled else "good", headline, sentences, warnings)
+    if any(course.fell for course in study.courses):
+        return Verdict("bad", "The proxy was overoptimised", sentences, warnings)
+    return Verdict("good", "Gold did not fall", sentences, warnings)

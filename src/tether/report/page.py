@@ -5,10 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
-import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,46 +13,18 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from tether.core.errors import RunError
+from tether.core.files import whole_file
+from tether.report import figures, overopt, rounds
 from tether.report.answers import answer_groups, training_samples
-from tether.report.figures import CURVES, HEALTH, cost_figures, curve_figures, goodhart_figures, parts_figures, policy_figures
-from tether.report.model_figures import accuracy_figures, loss_figures, reliability_figures
-from tether.report.narrative import Part, decimal, gold_parts, verdict
+from tether.report.narrative import Part, decimal, gold_parts, signed, verdict
 from tether.report.numbers import alarm_rows, arm_table, reward_facts, tiles
-from tether.report.overopt import (
-    POLICY_COLUMNS,
-    PROXY_COLUMNS,
-    Study,
-    policy_rows,
-    proxy_rows,
-    read_study,
-    study_figures,
-    study_verdict,
-)
 from tether.report.plotting import Figure
 from tether.report.reading import Journey, SubRun, mapping, number, printable, read_journey
-from tether.report.rounds import COLUMNS, Rounds, read_rounds, round_rows, rounds_figures, rounds_verdict
 
 HERE = Path(__file__).resolve().parent
 STAGE_NAMES = ("sft", "pairs", "reward", "ppo")
-
-
-@dataclass(frozen=True, slots=True)
-class Sections:
-    """The figures of the page in its order; an empty list leaves its section out."""
-
-    policy: Sequence[Figure]
-    goodhart: Sequence[Figure]
-    accuracy: Sequence[Figure]
-    curves: Sequence[Figure]
-    health: Sequence[Figure]
-    parts: Sequence[Figure]
-    cost: Sequence[Figure]
-    losses: Sequence[Figure]
-
-    @property
-    def every(self) -> list[Figure]:
-        groups = (self.policy, self.goodhart, self.accuracy, self.curves, self.health, self.parts, self.cost, self.losses)
-        return [figure for group in groups for figure in group]
+Figures = Mapping[str, Sequence[Figure]]
+"""By section, in the page's order; an empty list leaves its section out."""
 
 
 def write_report(run: Path, output: Path | None = None) -> Path:
@@ -72,113 +41,95 @@ def write_report(run: Path, output: Path | None = None) -> Path:
     output = run / "report.html" if output is None else Path(output)
     if output.is_dir():
         raise RunError(f"{output} is a folder. Give the path of the HTML file to write.")
-    if (study := read_study(run)) is not None:
-        page = render_study(study)
-    elif (rounds := read_rounds(run)) is not None:
-        page = render_rounds(rounds)
+    if (study := overopt.read_study(run)) is not None:
+        page = _study_page(study)
+    elif (loop := rounds.read_rounds(run)) is not None:
+        page = _rounds_page(loop)
     else:
-        page = render(read_journey(run))
-    _write(output, page)
+        page = _journey_page(read_journey(run))
+    with whole_file(output) as temporary:
+        temporary.write_bytes(page.encode("utf-8", "replace"))
     return output
 
 
-def render(journey: Journey) -> str:
-    """The page as text."""
-    sections, parts = _sections(journey)
+def _journey_page(journey: Journey) -> str:
+    parts, reward = gold_parts(journey), journey.reward.summary if journey.reward else {}
     groups_text, groups = answer_groups(journey.answers)
-    return fill(
-        "page.html",
-        journey.name,
-        sections.every,
-        journey.notes,
+    return _fill(
+        "page.html", journey.name, _figures(journey, parts, reward), journey.notes,
         verdict=verdict(journey),
         tiles=tiles(journey),
-        figures=sections,
-        parts=[(printable(p.name, 60), decimal(p.before), decimal(p.after), decimal(p.change, True), p.direction) for p in parts],
+        parts=[(printable(p.name, 60), decimal(p.before), decimal(p.after), signed(p.change), p.direction) for p in parts],
         arms=arm_table(journey.arms),
         alarms=alarm_rows(journey.arms),
-        facts=reward_facts(journey.reward.summary if journey.reward else {}, journey.pairs),
+        facts=reward_facts(reward, journey.pairs),
         groups_text=groups_text,
         groups=groups,
-        samples=[] if groups or not journey.policy else training_samples(journey.policy),
+        samples=[] if groups else training_samples(journey.policy),
         blocks=_blocks(journey),
+    )  # fmt: skip
+
+
+def _figures(journey: Journey, parts: Sequence[Part], reward: Mapping[str, Any]) -> Figures:
+    others = [(arm.name, _parts_after(arm)) for arm in journey.arms[1:]]
+    stages = {name: journey.summary.get(name) for name in STAGE_NAMES} | mapping(journey.summary.get("arms"))
+    spent = [(name, seconds) for name, stage in stages.items() if (seconds := number(mapping(stage).get("seconds")))]
+    return {
+        "policy": figures.policy_figures(journey.arms),
+        "goodhart": figures.goodhart_figures(journey.arms),
+        "accuracy": figures.accuracy_figures(reward, journey.pairs) + figures.reliability_figures(reward),
+        "curves": figures.curve_figures(journey.arms, figures.CURVES, "curve"),
+        "health": figures.curve_figures(journey.arms, figures.HEALTH, "health"),
+        "parts": figures.parts_figures([(p.name, p.before, p.after) for p in parts], others),
+        "cost": figures.cost_figures(journey.policy, journey.arms, spent),
+        "losses": figures.loss_figures(journey.sft, journey.reward, journey.direct),
+    }
+
+
+def _study_page(study: overopt.Study) -> str:
+    return _fill(
+        "study.html", study.name, overopt.study_figures(study), study.notes,
+        verdict=overopt.study_verdict(study),
+        proxies=(overopt.PROXY_COLUMNS, overopt.proxy_rows(study)),
+        policies=(overopt.POLICY_COLUMNS, overopt.policy_rows(study)),
+        samples=training_samples(study.worst),
+        worst=study.worst.name if study.worst else "",
+    )  # fmt: skip
+
+
+def _rounds_page(found: rounds.Rounds) -> str:
+    rows, samples = (rounds.COLUMNS, rounds.round_rows(found)), training_samples(found.last)
+    drawn = {"rounds": rounds.rounds_figures(found)}
+    return _fill(
+        "rounds.html", found.name, drawn, found.notes, verdict=rounds.rounds_verdict(found), rounds=rows, samples=samples
     )
 
 
-def fill(template: str, name: str, drawn: Sequence[Figure], notes: Sequence[str], **values: Any) -> str:
+def _fill(template: str, name: str, drawn: Figures, notes: Sequence[str], **values: Any) -> str:
     """A template with its figures, script and style put into it."""
     plotly, script = get_plotlyjs(), (HERE / "page.js").read_text(encoding="utf-8")
-    environment = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (plotly, script)]
+    loader = FileSystemLoader(HERE)
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    drawings = {figure.id: figure.drawing for group in drawn.values() for figure in group}
     return environment.get_template(template).render(
         name=printable(name, 120),
         notes=[printable(note, 400) for note in notes],
-        drawings=embed({figure.id: figure.drawing for figure in drawn}),
+        figures=drawn,
+        drawings=_embedded(drawings),
         plotly=plotly,
         script=script,
         style=(HERE / "page.css").read_text(encoding="utf-8"),
-        hashes=" ".join(f"'sha256-{_hash(text)}'" for text in (plotly, script)),
-        uses_plots=bool(drawn),
+        hashes=" ".join(f"'sha256-{digest}'" for digest in hashes),
+        uses_plots=bool(drawings),
         **values,
     )
 
 
-def render_study(study: Study) -> str:
-    """A study of overoptimisation as text."""
-    figures = study_figures(study)
-    return fill(
-        "study.html",
-        study.name,
-        [figure for group in figures.values() for figure in group],
-        study.notes,
-        verdict=study_verdict(study),
-        figures=figures,
-        proxies=(PROXY_COLUMNS, proxy_rows(study)),
-        policies=(POLICY_COLUMNS, policy_rows(study)),
-        samples=training_samples(study.worst) if study.worst else [],
-        worst=study.worst.name if study.worst else "",
-    )
-
-
-def render_rounds(found: Rounds) -> str:
-    """A loop of preferences as text."""
-    figures = rounds_figures(found)
-    return fill(
-        "rounds.html",
-        found.name,
-        figures,
-        found.notes,
-        verdict=rounds_verdict(found),
-        figures=figures,
-        rounds=(COLUMNS, round_rows(found)),
-        samples=training_samples(found.last) if found.last else [],
-    )
-
-
-def embed(value: Any) -> str:
+def _embedded(value: Any) -> str:
     """JSON for a script element: no character in it can end the element or open a comment."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _sections(journey: Journey) -> tuple[Sections, list[Part]]:
-    reward = journey.reward.summary if journey.reward else {}
-    parts, policy = gold_parts(journey), journey.policy
-    others = [(arm.name, _parts_after(arm)) for arm in journey.arms[1:]]
-    stages = [(name, number(mapping(journey.summary.get(name)).get("seconds"))) for name in STAGE_NAMES]
-    stages += [(str(name), number(mapping(arm).get("seconds"))) for name, arm in mapping(journey.summary.get("arms")).items()]
-    spent = [(name, seconds) for name, seconds in dict(stages).items() if seconds]
-    return Sections(
-        policy=policy_figures(journey.arms),
-        goodhart=goodhart_figures(journey.arms),
-        accuracy=accuracy_figures(reward, journey.pairs) + reliability_figures(reward),
-        curves=curve_figures(journey.arms, CURVES, "curve"),
-        health=curve_figures(journey.arms, HEALTH, "health"),
-        parts=parts_figures([(p.name, p.before, p.after) for p in parts], others),
-        cost=cost_figures(policy or SubRun("none"), journey.arms, spent),
-        losses=loss_figures(journey.sft, journey.reward, journey.direct),
-    ), parts
 
 
 def _parts_after(arm: SubRun) -> dict[str, float]:
@@ -193,25 +144,5 @@ def _blocks(journey: Journey) -> list[tuple[str, str]]:
     for stage in journey.stages:
         if stage.config is not journey.config:
             whole += [(f"{stage.name}: config", stage.config), (f"{stage.name}: manifest", stage.manifest)]
-    return [
-        (printable(title, 80), printable(json.dumps(value, indent=2, ensure_ascii=False), 60_000))
-        for title, value in whole
-        if value is not None
-    ]
-
-
-def _hash(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
-def _write(output: Path, page: str) -> None:
-    output.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=output.parent, prefix=f".{output.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(page.encode("utf-8", "replace"))
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, output)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    shown = [(title, json.dumps(value, indent=2, ensure_ascii=False)) for title, value in whole if value is not None]
+    return [(printable(title, 80), printable(text, 60_000)) for title, text in shown]

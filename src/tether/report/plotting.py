@@ -1,4 +1,4 @@
-"""The parts that all figures share: colours, lines, axes, and labels that a plot cannot mistake for markup.
+"""The parts that all figures share: colours, lines, bars, axes, and labels that a plot cannot mistake for markup.
 
 Figures are the plain dictionaries that plotly.js reads. Strings that begin with `@` are colours of the page's theme,
 filled in by page.js when it draws.
@@ -38,6 +38,11 @@ class Figure:
         return {"data": list(self.data), "layout": {**self.layout, "height": self.height}}
 
 
+def plot(id: str, title: str, caption: str, data: Sequence[Trace], layout: dict[str, Any], height: int = 320) -> list[Figure]:
+    """The figure in a list, which is empty where there is nothing to draw."""
+    return [Figure(id, title, caption, data, layout, height)] if data else []
+
+
 def label(value: Any, longest: int = 32) -> str:
     """A name for use inside a plot: plotly reads a subset of HTML in labels, so markup is escaped."""
     text = " ".join(printable(value, 200).split())
@@ -56,32 +61,26 @@ def thin(xs: Sequence[Any], ys: Sequence[Any], longest: int = LONGEST_LINE) -> t
 
 
 def line(
-    xs: Sequence[Any],
-    ys: Sequence[Any],
-    name: str,
-    colour: str,
-    *,
-    dash: str = "solid",
-    mode: str = "lines",
-    axis: str = "y",
-    width: float = 1.8,
-    hover: str = "step %{x}: %{y:.4g}",
-) -> Trace:
+    xs: Sequence[Any], ys: Sequence[Any], name: str, colour: str, *, dash: str = "solid", mode: str = "lines", axis: str = "y",
+    width: float = 1.8, hover: str = "step %{x}: %{y:.4g}", **more: Any,
+) -> Trace:  # fmt: skip
+    """A line or, by `mode`, marks; `more` are plotly's own attributes."""
     x, y = thin(xs, ys)
-    if len(x) == 1 and mode == "lines":
-        mode = "lines+markers"
     return {
-        "type": "scatter",
-        "x": x,
-        "y": y,
-        "name": label(name),
-        "mode": mode,
-        "yaxis": axis,
-        "connectgaps": False,
-        "line": {"color": colour, "width": width, "dash": dash},
-        "marker": {"color": colour, "size": 6},
-        "hovertemplate": hover + "<extra>%{fullData.name}</extra>",
-    }
+        "type": "scatter", "x": x, "y": y, "name": label(name), "yaxis": axis, "connectgaps": False,
+        "mode": "lines+markers" if len(x) == 1 and mode == "lines" else mode,
+        "line": {"color": colour, "width": width, "dash": dash}, "marker": {"color": colour, "size": 6},
+        "hovertemplate": hover + "<extra>%{fullData.name}</extra>", **more,
+    }  # fmt: skip
+
+
+def marks(xs: Sequence[Any], ys: Sequence[Any], name: str, colour: str, *, hover: str, marker: Trace, **more: Any) -> Trace:
+    return line(xs, ys, name, colour, mode="markers", hover=hover, marker={"color": colour, **marker}, **more)
+
+
+def guide(xs: Sequence[float], ys: Sequence[float], name: str) -> Trace:
+    """A dotted line to compare with: a diagonal, a chance level."""
+    return line(xs, ys, name, MUTED, dash="dot", width=1.2, hoverinfo="skip")
 
 
 def axis(title: str, **more: Any) -> dict[str, Any]:
@@ -90,28 +89,8 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 def layout(x: dict[str, Any], y: dict[str, Any], right: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
     """Axes and the legend above the plot, where a phone has room for it."""
-    result = {
-        "xaxis": x,
-        "yaxis": y,
-        "margin": {"l": 8, "r": 8, "t": 8, "b": 8},
-        "showlegend": True,
-        "hovermode": "closest",
-        "legend": {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"},
-        **more,
-    }
+    legend = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"}
+    result = {"xaxis": x, "yaxis": y, "margin": {"l": 8, "r": 8, "t": 8, "b": 8}, "hovermode": "closest", "legend": legend}
     if right is not None:
         result["yaxis2"] = {**right, "overlaying": "y", "side": "right", "showgrid": False, "tickmode": "auto"}
-    return result
-
-
-def guide(x: Sequence[float], y: Sequence[float], name: str) -> Trace:
-    """A dotted line to compare with: a diagonal, a chance level."""
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "x": list(x),
-        "y": list(y),
-        "name": label(name),
-        "hoverinfo": "skip",
-        "line": {"color": MUTED, "width": 1.2, "dash": "dot"},
-    }
+    return {**result, "showlegend": True, **more}

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from tether.core.errors import MissingFileError, RunError
@@ -87,7 +88,8 @@ def read_journey(run: Path) -> Journey:
         raise MissingFileError(f"run directory not found: {run}. Give the folder of a run of tether.")
     notes: list[str] = []
     own = read_sub_run(run, notes)
-    folders = sorted((p for p in run.iterdir() if p.is_dir() and _holds_run(p)), key=lambda p: (p.name != "ppo", p.name))
+    folders = {path.parent for name in ("metrics.jsonl", "summary.json") for path in run.glob(f"*/{name}") if path.is_file()}
+    folders = sorted(folders, key=lambda folder: (folder.name != "ppo", folder.name))
     alone = bool(stage_kind(own)) and not folders
     stages = [own] if alone else [read_sub_run(p, notes) for p in folders]
     totals = {} if alone else own.summary
@@ -129,10 +131,6 @@ def stage_kind(stage: SubRun) -> str:
     return named if stage.summary else ""
 
 
-def _holds_run(path: Path) -> bool:
-    return (path / "metrics.jsonl").is_file() or (path / "summary.json").is_file()
-
-
 def _stage(stages: Sequence[SubRun], kind: str, totals: Mapping[str, Any]) -> SubRun | None:
     found = [stage for stage in stages if stage_kind(stage) == kind]
     found.sort(key=lambda s: s.name != kind)
@@ -172,17 +170,12 @@ def read_sub_run(path: Path, notes: list[str]) -> SubRun:
 def _before_the_first_step(path: Path, notes: list[str]) -> list[Row]:
     """What was measured on held-out prompts before training, which no step's metrics hold."""
     rows = [row for row in _jsonl(path / "heldout.jsonl", notes) if row.get("step") == 0]
-    means = {
-        f"{printable(row.get('name'), 40)}/{key}": _mean(values)
-        for row in rows
-        for key, values in mapping(row.get("scores")).items()
-    }
+    means = {}
+    for row in rows:
+        for key, values in mapping(row.get("scores")).items():
+            known = [found for v in (values if isinstance(values, list) else ()) if (found := number(v)) is not None]
+            means[f"{printable(row.get('name'), 40)}/{key}"] = fmean(known) if known else None
     return [{"step": 0, **means}] if means else []
-
-
-def _mean(values: Any) -> float | None:
-    known = [found for value in values if (found := number(value)) is not None] if isinstance(values, list) else []
-    return sum(known) / len(known) if known else None
 
 
 def json_of(path: Path, notes: list[str]) -> Any:
@@ -249,6 +242,11 @@ def series(rows: Sequence[Row], key: str) -> tuple[list[float], list[float | Non
     return (steps, values) if any(value is not None for value in values) else ([], [])
 
 
+def present(rows: Sequence[Row], key: str) -> list[tuple[float, float]]:
+    """Steps with values of one metric, nulls left out."""
+    return [(step, value) for step, value in zip(*series(rows, key), strict=True) if value is not None]
+
+
 def kl_key(rows: Sequence[Row]) -> str:
     """The metric that holds the KL of this run."""
     return next((key for key in KL_KEYS if series(rows, key)[0]), KL_KEYS[0])
@@ -256,7 +254,7 @@ def kl_key(rows: Sequence[Row]) -> str:
 
 def ends(rows: Sequence[Row], key: str) -> tuple[float, float] | None:
     """The mean of a metric over its first and over its last tenth; None below four values."""
-    values = [value for value in series(rows, key)[1] if value is not None]
+    values = [value for _, value in present(rows, key)]
     if len(values) < 4:
         return None
     span = max(1, len(values) // 10)
@@ -268,10 +266,6 @@ def printable(value: Any, longest: int = LONGEST_TEXT) -> str:
     if isinstance(value, list):
         value = "\n".join(f"{m.get('role', '')}: {m.get('content', '')}" if isinstance(m, dict) else str(m) for m in value)
     text = "" if value is None else str(value)
-    shown = _UNPRINTABLE.sub(_visible, text[:longest].replace("\r\n", "\n"))
+    cut = text[:longest].replace("\r\n", "\n")
+    shown = _UNPRINTABLE.sub(lambda one: chr(0x2400 + ord(one[0])) if one[0] < " " else "\ufffd", cut)
     return shown if len(text) <= longest else f"{shown} … [{len(text) - longest:,} more characters]"
-
-
-def _visible(match: re.Match[str]) -> str:
-    code = ord(match.group())
-    return chr(0x2400 + code) if code < 0x20 else "\ufffd"

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tether.report.narrative import Verdict, decimal, percent
-from tether.report.plotting import BLUE, GREEN, VERMILLION, Figure, axis, layout, line
+from tether.report.narrative import Verdict, bracketed, decimal, percent, signed
+from tether.report.plotting import BLUE, GREEN, VERMILLION, Figure, Trace, axis, layout, line, plot
 from tether.report.reading import SubRun, json_of, mapping, read_sub_run
 
 COLUMNS = ("round", "labels", "so far", "reward model: held-out labels", "gold order", "gold", "gain of the round",
@@ -17,17 +17,13 @@ COLUMNS = ("round", "labels", "so far", "reward model: held-out labels", "gold o
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """All that the page knows."""
+    """All that the page knows; `golden`: whether a gold judge measured the rounds."""
 
     name: str
     rounds: Sequence[dict[str, Any]]
+    golden: bool
     last: SubRun | None
     notes: Sequence[str]
-
-    @property
-    def golden(self) -> bool:
-        """Whether a gold judge measured the rounds."""
-        return all("gold_after" in one for one in self.rounds)
 
 
 def read_rounds(run: Path) -> Rounds | None:
@@ -39,7 +35,7 @@ def read_rounds(run: Path) -> Rounds | None:
         return None
     policy = run / str(summary.get("policy", ""))
     last = read_sub_run(policy.parent, notes) if policy.is_dir() else None
-    return Rounds(run.resolve().name, rounds, last, notes)
+    return Rounds(run.resolve().name, rounds, all("gold_after" in one for one in rounds), last, notes)
 
 
 def round_rows(found: Rounds) -> list[tuple[str, ...]]:
@@ -47,49 +43,41 @@ def round_rows(found: Rounds) -> list[tuple[str, ...]]:
     rows = []
     for number, one in enumerate(found.rounds, 1):
         reward = mapping(one.get("reward"))
-        shown = [_interval(reward.get(key), percent) for key in ("heldout_accuracy", "gold_accuracy")]
-        gold = ["", "", "", ""]
+        shown = [bracketed(reward.get(key), percent) for key in ("heldout_accuracy", "gold_accuracy")]
+        gold = [""] * 4
         if "gold_after" in one:
-            bought = decimal(one["gold_per_100_labels"], True)
-            gold = [
-                decimal(one["gold_after"]),
-                _interval(one["gold_gain_of_round"], _signed),
-                bought,
-                decimal(one["kl"]["value"]),
-            ]
+            gain = bracketed(one["gold_gain_of_round"], signed)
+            gold = [decimal(one["gold_after"]), gain, signed(one["gold_per_100_labels"]), decimal(one["kl"]["value"])]
         rows.append((str(number), str(one["labels"]), str(one["labels_so_far"]), *shown, *gold, str(one.get("alarms", ""))))
     return rows
 
 
 def rounds_figures(found: Rounds) -> list[Figure]:
     """Gold, and the reward model's accuracy, over the labels that had been paid for."""
-    labels = [one["labels_so_far"] for one in found.rounds]
-    figures = []
+    gold: list[Trace] = []
     if found.golden:
+        xs = [0, *(one["labels_so_far"] for one in found.rounds)]
         ys = [found.rounds[0]["gold_before"], *(one["gold_after"] for one in found.rounds)]
-        drawn = line([0, *labels], ys, "policy", BLUE, mode="lines+markers", hover="%{x} labels: %{y:.4g}")
-        text = "Answers to the same held-out messages after each round; at no labels, those of the SFT model."
-        figures.append(Figure("rounds-gold", "Gold over labels", text, [drawn], layout(axis("labels"), axis("gold")), 360))
-    traces = []
+        gold.append(line(xs, ys, "policy", BLUE, mode="lines+markers", hover="%{x} labels: %{y:.4g}"))
+    accuracy: list[Trace] = []
     for key, name, colour in (("heldout_accuracy", "held-out labels", VERMILLION), ("gold_accuracy", "gold order", GREEN)):
-        known = [(x, mapping(one.get("reward")).get(key)) for x, one in zip(labels, found.rounds, strict=True)]
-        points = [(x, estimate["value"]) for x, estimate in known if estimate]
-        if points:
+        known = [(one["labels_so_far"], mapping(one.get("reward")).get(key)) for one in found.rounds]
+        if points := [(x, estimate["value"]) for x, estimate in known if estimate]:
             hover = "%{x} labels: %{y:.1%}"
-            traces.append(line([x for x, _ in points], [y for _, y in points], name, colour, mode="lines+markers", hover=hover))
-    if traces:
-        text = (
-            "Each round holds out some of its own pairs too, so that what is asked becomes harder as the answers become better."
-        )
-        share = layout(axis("labels"), axis("pairs in the right order", tickformat=".0%"))
-        figures.append(Figure("rounds-accuracy", "The reward model over labels", text, traces, share, 360))
-    return figures
+            xs, ys = [x for x, _ in points], [y for _, y in points]
+            accuracy.append(line(xs, ys, name, colour, mode="lines+markers", hover=hover))
+    after = "Answers to the same held-out messages after each round; at no labels, those of the SFT model."
+    harder = "Each round holds out some of its own pairs too, so that what is asked becomes harder as the answers become better."
+    share = layout(axis("labels"), axis("pairs in the right order", tickformat=".0%"))
+    return [
+        *plot("rounds-gold", "Gold over labels", after, gold, layout(axis("labels"), axis("gold")), 360),
+        *plot("rounds-accuracy", "The reward model over labels", harder, accuracy, share, 360),
+    ]
 
 
 def rounds_verdict(found: Rounds) -> Verdict:
     """What the rounds came to."""
-    total = found.rounds[-1]["labels_so_far"]
-    many = f"{len(found.rounds)} round{'s' if len(found.rounds) > 1 else ''}, {total} labels"
+    many = f"{len(found.rounds)} round{'s' if len(found.rounds) > 1 else ''}, {found.rounds[-1]['labels_so_far']} labels"
     if not found.golden:
         return Verdict("open", many, ["No gold judge measured these rounds: compare the answers yourself, or ask people."], [])
     gain = found.rounds[-1]["gold_gain"]
@@ -98,12 +86,4 @@ def rounds_verdict(found: Rounds) -> Verdict:
         tone, words = "bad", "worse by gold"
     lost = [number for number, one in enumerate(found.rounds, 1) if one["gold_gain_of_round"]["high"] < 0]
     warnings = [f"Round {number} ended below the one before, clear of the interval." for number in lost]
-    return Verdict(tone, f"{many}: {words}", [f"Gold gain over the SFT model {_interval(gain, _signed)}."], warnings)
-
-
-def _signed(value: float) -> str:
-    return decimal(value, True)
-
-
-def _interval(estimate: Any, form: Any) -> str:
-    return f"{form(estimate['value'])} [{form(estimate['low'])}, {form(estimate['high'])}]" if estimate else ""
+    return Verdict(tone, f"{many}: {words}", [f"Gold gain over the SFT model {bracketed(gain, signed)}."], warnings)

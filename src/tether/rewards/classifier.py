@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from tether.core.config import Config
+from tether.core.config import Config, build
 from tether.core.errors import ModelError
 from tether.core.types import Conversation, Rollout, Score, assistant
+from tether.models.config import ModelConfig
+from tether.models.plain import OFFSET
+from tether.models.pretrained import from_pretrained
 
 
 class ClassifierConfig(Config):
@@ -40,6 +43,11 @@ class ClassifierReward:
     def __init__(self, model: Any, tokenizer: Any, config: ClassifierConfig) -> None:
         self.model, self.tokenizer, self.config = model.eval().requires_grad_(False), tokenizer, config
         self.output = _output(model.config, config)
+        self.constant = getattr(model.config, OFFSET, 0.0)
+        if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
+            raise ModelError(
+                f"{config.source}: its tokenizer has neither a padding token nor an EOS. Set one there, and save it."
+            )
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
         if model.config.pad_token_id is None:
@@ -49,13 +57,9 @@ class ClassifierReward:
     @classmethod
     def load(cls, config: ClassifierConfig, device: torch.device | str = "cpu") -> ClassifierReward:
         """From the hub or a folder, in float32; no code that comes with a model is run."""
-        from transformers import AutoModelForSequenceClassification, AutoTokenizer
-
-        try:
-            model = AutoModelForSequenceClassification.from_pretrained(config.source, dtype=torch.float32)
-            tokenizer = AutoTokenizer.from_pretrained(config.source)
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{config.source} cannot be loaded as a sequence classifier: {error}") from error
+        model, tokenizer, _ = from_pretrained(
+            "SequenceClassification", build(ModelConfig, {"source": config.source}, where="classifier"), torch.float32
+        )
         return cls(model.to(device), tokenizer, config)
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
@@ -67,7 +71,7 @@ class ClassifierReward:
         found: list[Score] = []
         for start in range(0, len(conversations), self.config.batch):
             batch = self._encoded(conversations[start : start + self.config.batch]).to(self.model.device)
-            for value in self.model(**batch).logits[:, self.output].float().tolist():
+            for value in self.model(**batch).logits[:, self.output].float().add(self.constant).tolist():
                 finite = math.isfinite(value)
                 found.append(Score(value) if finite else Score(None, reason=f"the classifier returned {value}"))
         return found
@@ -87,9 +91,11 @@ def _output(config: Any, settings: ClassifierConfig) -> int:
     if settings.label is None:
         if len(labels) > 1:
             names = ", ".join(labels.values())
-            raise ModelError(f"{settings.source} has {len(labels)} outputs ({names}). Set label to the one that is a reward")
+            raise ModelError(f"{settings.source} has {len(labels)} outputs ({names}). Set label to the one that is a reward.")
         return 0
     for number, name in labels.items():
         if settings.label in (number, name):
             return number
-    raise ModelError(f"{settings.source} has no output {settings.label!r}; it has {', '.join(labels.values())}")
+    raise ModelError(
+        f"{settings.source} has no output {settings.label!r}; it has {', '.join(labels.values())}. Set label to one of them."
+    )

@@ -13,10 +13,10 @@ from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException as PlainHTTPException
 
 from tether.core.errors import ConfigError
-from tether.preferences.server import admin, joining, judging
+from tether.preferences.server import pages
 from tether.preferences.server.guard import HEADERS, Guard
 from tether.preferences.server.settings import ServerConfig
-from tether.preferences.server.site import STATIC, NotInvitedError, Site, go, message, site_of
+from tether.preferences.server.site import STATIC, NotInvitedError, Site, go, site_of
 from tether.preferences.store import Store, StoreError
 
 TITLES = {
@@ -30,8 +30,7 @@ def create_app(store: Store, settings: ServerConfig | None = None) -> FastAPI:
     settings = settings or ServerConfig()
     app = FastAPI(title="tether", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.site = Site(store, settings)
-    for router in (joining.router, judging.router, admin.router):
-        app.include_router(router)
+    app.include_router(pages.router)
     app.add_api_route("/static/{name}", static, include_in_schema=False)
     handlers: dict[Any, Any] = {
         StoreError: _refused, NotInvitedError: _not_invited, PlainHTTPException: _http, RequestValidationError: _unreadable,
@@ -89,35 +88,36 @@ def _sentence(error: Exception) -> str:
 
 
 async def _refused(request: Request, error: StoreError) -> Response:
-    return message(request, 409, "This did not work", _sentence(error))
+    return site_of(request).message(409, "This did not work", _sentence(error))
 
 
 async def _not_invited(request: Request, error: NotInvitedError) -> Response:
     if request.method == "GET":
         return go("/join")
-    return message(request, 401, "You are not signed in", "Your session has ended, so nothing was done.", ("/join", "Sign in"))
+    text = "Your session has ended, so nothing was done."
+    return site_of(request).message(401, "You are not signed in", text, ("/join", "Sign in"))
 
 
 async def _http(request: Request, error: PlainHTTPException) -> Response:
     standard = error.detail in ("Not Found", "Method Not Allowed")
     text = "Perhaps the address was cut off." if standard else str(error.detail)
-    response = message(request, error.status_code, TITLES.get(error.status_code, "This did not work"), text)
+    response = site_of(request).message(error.status_code, TITLES.get(error.status_code, "This did not work"), text)
     response.headers.update(error.headers or {})
     return response
 
 
 async def _unreadable(request: Request, error: RequestValidationError) -> Response:
-    return message(request, 400, TITLES[400], "This address does not hold what it should.")
+    return site_of(request).message(400, TITLES[400], "This address does not hold what it should.")
 
 
 async def _unavailable(request: Request, error: OperationalError) -> Response:
     logging.getLogger("uvicorn.error").error("the store cannot be used: %s", error.orig)
     text = "The store cannot be reached or written just now, so nothing was kept. Go back and try again in a moment."
-    return message(request, 503, "Please try again", text, ("/", "Start again"))
+    return site_of(request).message(503, "Please try again", text, ("/", "Start again"))
 
 
 async def _broken(request: Request, error: Exception) -> Response:
     text = "Something is wrong on our side, and what you sent may not have been kept. The server's log says more."
-    response = message(request, 500, "This did not work", text, ("/", "Start again"))
+    response = site_of(request).message(500, "This did not work", text, ("/", "Start again"))
     response.headers.update({**HEADERS, "cache-control": "no-store"})  # this handler stands before the guard
     return response

@@ -8,23 +8,18 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import exists, func, or_, select
 from sqlmodel import Session
 
-from tether.core.types import Conversation, Message
+from tether.core.types import Conversation
+from tether.preferences.rows import turns_of
 from tether.preferences.store import Store, StoreError
-from tether.preferences.tables import (
-    AnnotatorRow,
-    AssignmentRow,
-    FlagRow,
-    JudgmentRow,
-    PromptRow,
-    ResponseRow,
-    TaskRow,
-)
+from tether.preferences.tables import AnnotatorRow, AssignmentRow, FlagRow, JudgmentRow, PromptRow, ResponseRow, TaskRow
+from tether.preferences.work import answer_on, given
 
 PATIENCE = 300
 """A count of what is left serves for so many times as long as it took, so that it never takes much of the machine."""
@@ -44,7 +39,7 @@ class Waiting:
 
     task: int
     prompt: str
-    choices: dict[str, int]
+    choices: Counter[str]
     comments: tuple[str, ...]
     flags: tuple[str, ...]
     passed: bool
@@ -93,25 +88,18 @@ def side_on_left(store: Store, assignment: int, annotator: int) -> str:
         StoreError: it is not this person's task.
     """
     with store.reading() as session:
-        row = session.get(AssignmentRow, assignment)
-        if row is None or row.annotator_id != annotator:
-            raise StoreError("this task was not given to you")
-        return row.left
+        return given(session, assignment, annotator)[0].left
 
 
 def shown_conversation(store: Store, assignment: int, annotator: int, part: str) -> Conversation | None:
     """The prompt or an answer (`left`, `right`) of a task that was lent to this person; None when it was not."""
-    with store.reading() as session:
-        row = session.get(AssignmentRow, assignment)
-        if row is None or row.annotator_id != annotator:
-            return None
-        task = session.get_one(TaskRow, row.task_id)
+    with store.reading() as session, suppress(StoreError):
+        row, task, _ = given(session, assignment, annotator)
         if part == "prompt":
-            source: Any = session.get_one(PromptRow, task.prompt_id)
-        else:
-            first = (part == "left") == (row.left == "first")
-            source = session.get_one(ResponseRow, task.first_id if first else task.second_id)
-        return tuple(Message(m["role"], m["content"]) for m in source.messages)
+            return turns_of(session.get_one(PromptRow, task.prompt_id).messages)
+        side = task.first_id if answer_on(part, row.left) == "first" else task.second_id
+        return turns_of(session.get_one(ResponseRow, side).messages)
+    return None
 
 
 def taken_back(store: Store, assignment: int) -> JudgmentRow | None:
@@ -123,22 +111,21 @@ def taken_back(store: Store, assignment: int) -> JudgmentRow | None:
 
 def waiting(store: Store, expert: AnnotatorRow, limit: int = 50) -> list[Waiting]:
     """The first so many tasks that wait for an expert, in the order in which they are handed out."""
+    query = select(TaskRow).where(TaskRow.state == "expert").order_by(TaskRow.priority, TaskRow.id).limit(limit)
     with store.reading() as session:
-        query = select(TaskRow).where(TaskRow.state == "expert").order_by(TaskRow.priority, TaskRow.id).limit(limit)
         return [_waiting(session, task, expert) for task in session.execute(query).scalars().all()]
 
 
 def _waiting(session: Session, task: TaskRow, expert: AnnotatorRow) -> Waiting:
     prompt = session.get_one(PromptRow, task.prompt_id)
-    said: Sequence[JudgmentRow] = session.execute(
-        select(JudgmentRow).where(JudgmentRow.task_id == task.id, JudgmentRow.withdrawn.is_(None)).order_by(JudgmentRow.id)
-    ).scalars().all()  # fmt: skip
+    live = select(JudgmentRow).where(JudgmentRow.task_id == task.id, JudgmentRow.withdrawn.is_(None)).order_by(JudgmentRow.id)
+    said: Sequence[JudgmentRow] = session.execute(live).scalars().all()
     flags = select(FlagRow.reason).where(FlagRow.task_id == task.id, FlagRow.resolved.is_(None))
     own = select(AssignmentRow.state).where(AssignmentRow.task_id == task.id, AssignmentRow.annotator_id == expert.id)
     return Waiting(
         task=task.id or 0,
         prompt=prompt.messages[-1]["content"][:300] if prompt.messages else "",
-        choices=dict(Counter(j.choice for j in said)),
+        choices=Counter(j.choice for j in said),
         comments=tuple(j.comment for j in said if j.comment),
         flags=tuple(session.execute(flags).scalars()),
         passed=session.execute(own).scalar_one_or_none() in ("skipped", "flagged"),

@@ -6,7 +6,6 @@ import datetime
 import hashlib
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -50,100 +49,86 @@ class Site:
         made.globals |= {"version": self.version, "CUT": markdown.CUT}
         return made
 
+    def filled(self, template: str, status: int, **values: Any) -> Response:
+        text = self.templates.get_template(template).render(**values)
+        return HTMLResponse(text.encode("utf-8", "replace"), status)
 
-@dataclass(frozen=True)
-class Visitor:
-    """Whoever looks: a person if a session says so, and the secret of their cookie."""
+    def message(self, status: int, title: str, text: str, link: tuple[str, str] = ("/", "Go on")) -> Response:
+        """A page with a sentence and a way on, which needs nothing that could be broken."""
+        return self.filled("message.html", status, person=None, token="", path="", title=title, text=text, link=link)
 
-    person: AnnotatorRow | None
-    secret: str
-    fresh: bool = False
-    """Whether the browser has to be given the cookie."""
-
-
-@dataclass(frozen=True)
-class Sent:
-    """A form of somebody who may send it."""
-
-    person: AnnotatorRow
-    form: Form
+    def set_cookie(self, response: Response, name: str, value: str, seconds: float) -> None:
+        secure = self.settings.secure
+        response.set_cookie(name, value, int(seconds), httponly=True, samesite="strict", secure=secure, path="/")
 
 
 class NotInvitedError(Exception):
     """Nobody is signed in; the page to enter an invitation is shown instead."""
 
 
+class Visit:
+    """A request and whoever makes it, as far as a session says; a cookie of a session that has ended counts for nothing."""
+
+    def __init__(self, request: Request) -> None:
+        self.request, self.site, self.form = request, site_of(request), Form({})
+        session, visit = (request.cookies.get(name, "") for name in (SESSION, VISIT))
+        self.somebody = self.site.store.who(session) if session else None
+        self.fresh = self.somebody is None and not visit
+        self.secret = session if self.somebody else visit or secrets.token_urlsafe(24)
+
+    @property
+    def person(self) -> AnnotatorRow:
+        """Who looks at a page that not everybody may see."""
+        if self.somebody is None:
+            raise NotInvitedError
+        return self.somebody
+
+    @property
+    def number(self) -> int:
+        return self.person.id or 0
+
+    def page(self, template: str, status: int = 200, **values: Any) -> Response:
+        """A template filled in; `token` and `person` are there for all of them."""
+        known = {"person": self.somebody, "token": form_token(self.secret), "path": self.request.url.path}
+        response = self.site.filled(template, status, **known, **values)
+        if self.fresh:
+            self.site.set_cookie(response, VISIT, self.secret, 3600)
+        return response
+
+
 def site_of(request: Request) -> Site:
     return request.app.state.site
 
 
-def visitor(request: Request) -> Visitor:
-    """Who looks. A cookie of a session that has ended counts for nothing."""
-    session = request.cookies.get(SESSION, "")
-    person = site_of(request).store.who(session) if session else None
-    if person is not None:
-        return Visitor(person, session)
-    visit = request.cookies.get(VISIT, "")
-    return Visitor(None, visit or secrets.token_urlsafe(24), fresh=not visit)
+def visit(request: Request) -> Visit:
+    return Visit(request)
 
 
-def visitor_in(*roles: str) -> Callable[..., Any]:
-    """A dependency: the person who looks, if they have one of these roles."""
+def seen_by(*roles: str) -> Callable[..., Any]:
+    """A dependency: the visit of a person with one of these roles."""
 
-    async def allowed(found: Visitor = Depends(visitor)) -> AnnotatorRow:  # noqa: B008  (async: not worth a thread)
-        return _checked(found, roles)
+    async def seen(found: Visit = Depends(visit)) -> Visit:  # noqa: B008  (async: not worth a thread)
+        if found.person.role not in roles:
+            raise HTTPException(403, f"This page is for {' and '.join(f'{role}s' for role in roles)}.")
+        return found
 
-    return allowed
+    return seen
 
 
 def sent_by(*roles: str) -> Callable[..., Any]:
-    """A dependency: a form of one's own pages, sent by a person with one of these roles."""
+    """A dependency: the visit of a person with one of these roles, with a form of one's own pages."""
 
-    async def sent(form: Form = Depends(posted_form), found: Visitor = Depends(visitor)) -> Sent:  # noqa: B008
-        person = _checked(found, roles)
+    async def sent(form: Form = Depends(posted_form), found: Visit = Depends(seen_by(*roles))) -> Visit:  # noqa: B008
         check_token(form, found.secret)
-        return Sent(person, form)
+        found.form = form
+        return found
 
     return sent
-
-
-def _checked(found: Visitor, roles: tuple[str, ...]) -> AnnotatorRow:
-    if found.person is None:
-        raise NotInvitedError
-    if found.person.role not in roles:
-        raise HTTPException(403, f"This page is for {' and '.join(f'{role}s' for role in roles)}.")
-    return found.person
-
-
-def page(request: Request, template: str, found: Visitor, status: int = 200, **values: Any) -> Response:
-    """A template filled in; `token` and `person` are there for all of them."""
-    site = site_of(request)
-    text = site.templates.get_template(template).render(
-        person=found.person, token=form_token(found.secret), path=request.url.path, **values
-    )
-    response = HTMLResponse(text.encode("utf-8", "replace"), status)
-    if found.fresh:
-        set_cookie(response, site, VISIT, found.secret, 3600)
-    return response
-
-
-def message(request: Request, status: int, title: str, text: str, link: tuple[str, str] = ("/", "Go on")) -> Response:
-    """A page with a sentence and a way on, which needs nothing that could be broken."""
-    template = site_of(request).templates.get_template("message.html")
-    filled = template.render(person=None, token="", path="", title=title, text=text, link=link)
-    return HTMLResponse(filled.encode("utf-8", "replace"), status)
 
 
 def go(path: str) -> Response:
     return RedirectResponse(path, 303)
 
 
-def set_cookie(response: Response, site: Site, name: str, value: str, seconds: float | None) -> None:
-    secure = site.settings.secure
-    response.set_cookie(name, value, int(seconds) if seconds else None, httponly=True, samesite="strict", secure=secure, path="/")
-
-
 def _moment(seconds: float | None) -> str:
-    if not seconds:
-        return "–"
-    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return datetime.datetime.fromtimestamp(seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M UTC") if seconds else "–"

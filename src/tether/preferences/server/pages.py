@@ -1,0 +1,277 @@
+"""The pages: how people come in and leave, where they judge, the experts' queue, and what administrators see and do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Annotated, Any, get_args
+
+from fastapi import APIRouter, Depends, HTTPException
+from fastapi.responses import Response
+
+from tether.core.errors import ConfigError
+from tether.preferences.server import markdown
+from tether.preferences.server.guard import Form, check_token, posted_form
+from tether.preferences.server.progress import shown_conversation, side_on_left, taken_back, waiting
+from tether.preferences.server.settings import checked_criteria
+from tether.preferences.server.site import SESSION, VISIT, Visit, go, seen_by, sent_by, visit
+from tether.preferences.store import DAY, StoreError
+from tether.preferences.tables import GuidelineRow, Role
+from tether.preferences.work import MAX_COMMENT, Assigned, Verdict, answer_on
+
+router = APIRouter()
+ROLES: tuple[str, ...] = get_args(Role)
+Anybody = Annotated[Visit, Depends(visit)]
+Judge = Annotated[Visit, Depends(seen_by(*ROLES))]
+JudgeSent = Annotated[Visit, Depends(sent_by(*ROLES))]
+Expert = Annotated[Visit, Depends(seen_by("expert", "admin"))]
+Admin = Annotated[Visit, Depends(seen_by("admin"))]
+AdminSent = Annotated[Visit, Depends(sent_by("admin"))]
+SAID = {
+    "kept": "Your judgment is kept.",
+    "skipped": "Skipped: this task goes to somebody else.",
+    "flagged": "Flagged: an expert will look at it.",
+    "undone": "Taken back: judge this task again.",
+    "nothing": "There is no judgment to take back.",
+    "locked": "Locked out; what they judged stays.",
+    "open": "Let in again.",
+    "guidelines": "The new version is in force.",
+}
+STRENGTHS = {1: "slightly", 2: "clearly", 3: "by far"}
+SIDES = {"left": "Answer 1", "right": "Answer 2", "tie": "Tie", "both_bad": "Both bad"}
+SESSION_DAYS = 7.0
+MAX_TURNS = 40
+MAX_GUIDELINES = 50_000
+NO_WAY_IN = (
+    "This invitation is not valid: it may be incomplete, have run out, or have been replaced by a newer one. Ask for another."
+)
+
+
+# In and out: an invitation stands behind the # of its link, which browsers send to nobody.
+
+
+@router.get("/")
+def start(visit: Anybody) -> Response:
+    home = {"annotator": "/judge", "expert": "/experts", "admin": "/admin"}
+    return go(home[visit.somebody.role] if visit.somebody else "/join")
+
+
+@router.get("/join")
+def join(visit: Anybody) -> Response:
+    return visit.page("join.html", problem="")
+
+
+@router.post("/join")
+def enter(visit: Anybody, form: Annotated[Form, Depends(posted_form)]) -> Response:
+    site, client = visit.site, visit.request.client
+    address = client.host if client else ""
+    check_token(form, visit.secret)
+    if site.attempts.blocked(address):
+        response = visit.page("join.html", 429, problem="Too many invitations were wrong. Wait a minute and try again.")
+        response.headers["retry-after"] = "60"
+        return response
+    secret = form.text("code").rpartition("#")[2].strip()
+    session = site.store.enter(secret, SESSION_DAYS) if 0 < len(secret) <= 200 else None
+    if session is None:
+        site.attempts.fail(address)
+        return visit.page("join.html", 403, problem=NO_WAY_IN)
+    if visit.somebody is not None:
+        site.store.leave(visit.secret)
+    response = go("/")
+    site.set_cookie(response, SESSION, session, SESSION_DAYS * DAY)
+    response.delete_cookie(VISIT, path="/")
+    return response
+
+
+@router.post("/leave")
+def leave(visit: JudgeSent) -> Response:
+    visit.site.store.leave(visit.secret)
+    response = go("/join")
+    response.delete_cookie(SESSION, path="/")
+    return response
+
+
+# Judging.
+
+
+@router.get("/judge")
+def task(visit: Judge, done: str = "") -> Response:
+    """The person's task, or word that there is none."""
+    site, person = visit.site, visit.person
+    assigned, progress = site.work.next(visit.number), site.work_count.of(person)
+    common: dict[str, Any] = {"said": SAID.get(done, ""), "progress": progress, "expert": person.role != "annotator"}
+    if assigned is None:
+        return visit.page("nothing.html", **common)
+    before = taken_back(site.store, assigned.assignment)
+    ratings = {_shown_rating(assigned, name): value for name, value in (before.ratings if before else {}).items()}
+    # A conversation's latest turns say what is asked for.
+    left, right = assigned.sides
+    return visit.page(
+        "judge.html", assigned=assigned, left=left, right=right, guidelines=site.store.guidelines(),
+        earlier=max(len(assigned.prompt) - MAX_TURNS, 0), turns=assigned.prompt[-MAX_TURNS:], opened=site.store.clock(),
+        before=before, ratings=ratings, others=[_seen(assigned, dict(said)) for said in assigned.others],
+        STRENGTHS=STRENGTHS, SIDES=SIDES, MAX_COMMENT=MAX_COMMENT, **common,
+    )  # fmt: skip
+
+
+@router.post("/judge")
+def judge(visit: JudgeSent) -> Response:
+    site, form = visit.site, visit.form
+    assignment, choice = form.whole("assignment", 1), form.text("choice")
+    left = side_on_left(site.store, assignment, visit.number)
+    guidelines = site.store.guidelines(form.whole("guidelines"))
+    strength = form.whole("strength", 0, 3) if form.text("strength") else 0
+    verdict = Verdict(
+        answer_on(choice, left),
+        strength=strength if strength and choice in ("left", "right") else None,
+        ratings=_ratings(form, guidelines, left),
+        comment=form.text("comment").strip(),
+        seconds=_seconds(form, site.store.clock()),
+        guidelines=guidelines.version or 0,
+    )
+    site.work.judge(assignment, visit.number, verdict)
+    every = site.settings.rest_every
+    rest = every and site.work_count.of(visit.person).mine % every == 0
+    return go("/rest" if rest else "/judge?done=kept#task")
+
+
+@router.post("/undo")
+def undo(visit: JudgeSent) -> Response:
+    return _moved_on(visit, "undone" if visit.site.work.undo(visit.number) else "nothing")
+
+
+@router.post("/skip")
+def skip(visit: JudgeSent) -> Response:
+    visit.site.work.skip(visit.form.whole("assignment", 1), visit.number)
+    return _moved_on(visit, "skipped")
+
+
+@router.post("/flag")
+def flag(visit: JudgeSent) -> Response:
+    visit.site.work.flag(visit.form.whole("assignment", 1), visit.number, visit.form.text("reason"))
+    return _moved_on(visit, "flagged")
+
+
+def _moved_on(visit: Visit, done: str) -> Response:
+    visit.site.work_count.forget(visit.person)
+    return go(f"/judge?done={done}#task")
+
+
+@router.get("/rest")
+def rest(visit: Judge) -> Response:
+    return visit.page("rest.html", progress=visit.site.work_count.of(visit.person))
+
+
+@router.get("/whole/{assignment}/{part}")
+def whole(visit: Judge, assignment: str, part: str, turn: str = "") -> Response:
+    """All of a text that the task's page shows the beginning of."""
+    names = {"prompt": "The whole conversation", "left": "The whole of answer 1", "right": "The whole of answer 2"}
+    number = Form({"n": assignment}).whole("n", 1)
+    turns = shown_conversation(visit.site.store, number, visit.number, part) if part in names else None
+    if turns is None:
+        raise HTTPException(404, "There is no such text, or it is not yours to read.")
+    if turn:
+        place = Form({"n": turn}).whole("n", 0, max(len(turns) - 1, 0))
+        turns = turns[place : place + 1]
+    show = markdown.plain if part == "prompt" and not turn else markdown.rendered
+    return visit.page("whole.html", title=names[part], texts=[(m.role, show(m.content)) for m in turns])
+
+
+@router.get("/experts")
+def experts(visit: Expert) -> Response:
+    """What waits for an expert."""
+    store = visit.site.store
+    total = store.counts()["tasks_expert"]
+    return visit.page("experts.html", rows=waiting(store, visit.person), total=total, said_of=_summary)
+
+
+def _ratings(form: Form, guidelines: GuidelineRow, left: str) -> dict[str, int]:
+    """Ratings by `criterion/first` and `criterion/second`, of the criteria that stood on the page."""
+    fields = {f"rating-{place}-{side}": f"{name}/{answer_on(side, left)}" for place, name in enumerate(guidelines.criteria)
+              for side in ("left", "right")}  # fmt: skip
+    return {name: form.whole(field, 1, 5) for field, name in fields.items() if form.text(field)}
+
+
+def _shown_rating(assigned: Assigned, name: str) -> str:
+    criterion, _, answer = name.rpartition("/")
+    return f"{criterion}/{'left' if answer == assigned.left else 'right'}"
+
+
+def _seconds(form: Form, now: float) -> float:
+    """What the script measured while the page was in view; without it, since the page was made."""
+    passed = min(max(now - (form.number("opened") or now), 0.0), DAY)
+    measured = form.number("seconds")
+    return round(min(measured, passed + 1) if measured is not None and measured > 0 else passed, 2)
+
+
+def _seen(assigned: Assigned, said: dict[str, Any]) -> dict[str, str]:
+    """What another person said, by where the answers stand on this screen."""
+    choice = said["choice"]
+    side = choice if choice in ("tie", "both_bad") else "left" if choice == assigned.left else "right"
+    return {"what": SIDES[side], "how": STRENGTHS.get(said["strength"], ""), "comment": said["comment"]}
+
+
+def _summary(choices: Counter[str]) -> str:
+    """`2 for one answer, 1 for the other, 1 tie`: which is which is seen on the task's own page."""
+    ties, sides = choices["tie"] + choices["both_bad"], sorted((choices["first"], choices["second"]), reverse=True)
+    parts = [f"{sides[0]} for one answer"] * bool(sides[0]) + [f"{sides[1]} for the other"] * bool(sides[1])
+    return ", ".join(parts + [f"{ties} undecided"] * bool(ties)) or "no judgments yet"
+
+
+# Administration.
+
+
+@router.get("/admin")
+def overview(visit: Admin, done: str = "") -> Response:
+    found = visit.site.overview.get()
+    charts = [
+        ("Judgments an hour, the last day", "hour", found.hours),
+        ("Judgments a day, the last two weeks", "day", found.days),
+    ]
+    return visit.page("admin.html", o=found, charts=charts, said=SAID.get(done, ""), ROLES=ROLES)
+
+
+@router.post("/admin/invite")
+def invite(visit: AdminSent) -> Response:
+    """Make an invitation and show its link, this one time."""
+    site, form, request = visit.site, visit.form, visit.request
+    name, role, days = form.text("name").strip(), form.text("role", "annotator"), form.whole("days", 1, 365)
+    if role not in ROLES:
+        raise HTTPException(400, f"A role is one of {', '.join(ROLES)}.")
+    if name == visit.person.name:
+        raise StoreError("a new invitation for yourself would end this session. Ask another administrator or the command line")
+    secret = site.store.invite(name, role, days)  # type: ignore[arg-type]
+    base = site.settings.address.rstrip("/") or f"{request.url.scheme}://{request.headers['host']}"
+    until = site.store.clock() + days * DAY
+    return visit.page("invited.html", name=name, role=role, link=f"{base}/join#{secret}", until=until)
+
+
+@router.post("/admin/access")
+def access(visit: AdminSent) -> Response:
+    name, lock = visit.form.text("name"), visit.form.text("lock") == "1"
+    if name == visit.person.name:
+        raise StoreError("you cannot lock yourself out. Another administrator or the command line can")
+    visit.site.store.lock_out(name, lock)
+    return go(f"/admin?done={'locked' if lock else 'open'}")
+
+
+@router.get("/admin/guidelines")
+def guidelines(visit: Admin, version: str = "") -> Response:
+    """The guidelines in force or a former version, and a form to write the next."""
+    store = visit.site.store
+    shown = store.guidelines(Form({"n": version}).whole("n") if version else None)
+    if version and str(shown.version) != version:
+        raise HTTPException(404, "There is no such version of the guidelines.")
+    return visit.page("guidelines.html", shown=shown, versions=store.all_guidelines()[::-1], MAX=MAX_GUIDELINES)
+
+
+@router.post("/admin/guidelines")
+def write(visit: AdminSent) -> Response:
+    text = visit.form.text("text").strip()
+    if len(text) > MAX_GUIDELINES:
+        raise StoreError(f"guidelines have at most {MAX_GUIDELINES} characters; these have {len(text)}. Nobody reads as many")
+    try:
+        criteria = checked_criteria(visit.form.text("criteria").split("\n"))
+    except ConfigError as error:
+        raise StoreError(str(error)) from error
+    visit.site.store.set_guidelines(text, visit.person.name, criteria)
+    return go("/admin?done=guidelines")
