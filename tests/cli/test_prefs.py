@@ -130,3 +130,9 @@ def test_as_a_program_of_its_own(tmp_path):
     (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     done = tether("prefs", "import", "p.db", "pairs.jsonl", cwd=tmp_path)
     assert done.returncode == 0 and "new judgments" in done.stdout, done.stderr
+
+
+def test_a_file_without_a_usable_row_leaves_no_store(call, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
+    code, _, told = call("import", "new.db", "rows.jsonl")
+    assert code == 2 and "rows.jsonl" in told and not (tmp_path / "new.db").exists()

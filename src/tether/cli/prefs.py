@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -62,15 +64,15 @@ def import_(
         raise ConfigError("--gold and --labels both say what the file's labels are; give one of them")
     if fields and fields.count(",") != 2:
         raise ConfigError(f"--fields names three fields, PROMPT,FIRST,SECOND, not {fields!r}")
-    where = opened(store, new=True)
     if answers:
         rows = read_answers(files, prompts=prompts, quarantine=quarantine, limit=limit, model=model, checkpoint=checkpoint)
-        found = import_answers(where, rows)
+        rows = _begun(rows)
+        found = import_answers(opened(store, new=True), rows)
     else:
         split = tuple(name.strip() for name in fields.split(",") if name.strip())
         known = {"fields": split, "labels": labels, "gold": gold, "limit": limit}
-        cases = read_cases(files, format=format, quarantine=quarantine, **known)
-        found = import_cases(where, cases, ask=ask, round=round, prefix=prefix)
+        cases = _begun(read_cases(files, format=format, quarantine=quarantine, **known))
+        found = import_cases(opened(store, new=True), cases, ask=ask, round=round, prefix=prefix)
     names = {"rows": "rows", "answers": "new answers", "tasks": "new tasks", "judgments": "new judgments"}
     _table("", {label: f"{getattr(found, name):,}" for name, label in names.items()})
     if found.repeated:
@@ -204,6 +206,12 @@ def invite(
         raise ConfigError(f"--role is one of {', '.join(get_args(Role))}, not {role!r}")
     secret = opened(store, new=True).invite(name, role, days)  # type: ignore[arg-type]
     typer.echo(f"{address.rstrip('/')}/join#{secret}")
+
+
+def _begun(rows: Iterable[Any]) -> Iterator[Any]:
+    """The same rows, the first of them read already: without a usable one no new store is made."""
+    rest = iter(rows)
+    return chain(list(islice(rest, 1)), rest)
 
 
 def lock_out(

@@ -9,7 +9,7 @@ import hashlib
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
@@ -265,71 +265,47 @@ def render(inspection: Inspection) -> RenderableType:
     """The inspection as rich tables; texts from the data are shortened and cannot act as markup."""
     from rich.console import Group
 
-    parts: list[RenderableType] = [_overview(inspection)]
+    parts = [_table(inspection.source, _overview(inspection))]
     if inspection.lengths:
-        parts.append(_length_table(inspection.lengths))
+        told = [
+            (name, f"{x.mean:,.1f}", f"{x.median:,.1f}", f"{x.p95:,}", f"{x.maximum:,}") for name, x in inspection.lengths.items()
+        ]
+        parts.append(_table("words", told, "", "mean", "median", "95%", "longest"))
     if inspection.reasons:
-        parts.append(_reason_table(inspection.reasons))
-    parts += [_example(number, texts) for number, texts in enumerate(inspection.examples, 1)]
+        parts.append(_table("quarantined", [(why, f"{count:,}") for why, count in inspection.reasons.items()], "reason", "rows"))
+    for number, texts in enumerate(inspection.examples, 1):
+        parts.append(_table(f"example {number}", [(name, _shortened(words)) for name, words in texts.items()]))
     return Group(*parts)
 
 
-def _overview(inspection: Inspection) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title=escape(inspection.source), show_header=False, title_justify="left")
-    table.add_column(style="bold")
-    table.add_column()
-    table.add_row("format", f"{inspection.format} ({KINDS[inspection.kind][0]})")
-    table.add_row("usable rows", f"{inspection.rows:,}")
-    table.add_row("quarantined", f"{inspection.quarantined:,}")
-    table.add_row("different prompts", f"{inspection.prompts:,} ({inspection.duplicate_prompts:,} rows repeat one)")
-    table.add_row("duplicate rows", f"{inspection.duplicate_rows:,}")
+def _overview(inspection: Inspection) -> list[tuple[str, str]]:
+    rows = [
+        ("format", f"{inspection.format} ({KINDS[inspection.kind][0]})"),
+        ("usable rows", f"{inspection.rows:,}"),
+        ("quarantined", f"{inspection.quarantined:,}"),
+        ("different prompts", f"{inspection.prompts:,} ({inspection.duplicate_prompts:,} rows repeat one)"),
+        ("duplicate rows", f"{inspection.duplicate_rows:,}"),
+    ]
     if inspection.kind is Comparison:
-        table.add_row("ties", f"{inspection.ties:,}")
+        rows.append(("ties", f"{inspection.ties:,}"))
     if (bias := inspection.longer_chosen) is not None:
-        table.add_row("longer side chosen", f"{bias.value:.1%} of {bias.count:,} (95%: {bias.low:.1%} to {bias.high:.1%})")
+        rows.append(("longer side chosen", f"{bias.value:.1%} of {bias.count:,} (95%: {bias.low:.1%} to {bias.high:.1%})"))
     if (votes := inspection.agreement) is not None:
-        table.add_row("votes that agree", f"{votes.value:.1%} of {votes.count:,}, on {votes.num_pairs:,} pairs")
-    for label, count in inspection.labels.items():
-        table.add_row(label, f"{count:,}")
-    return table
+        rows.append(("votes that agree", f"{votes.value:.1%} of {votes.count:,}, on {votes.num_pairs:,} pairs"))
+    return rows + [(label, f"{count:,}") for label, count in inspection.labels.items()]
 
 
-def _length_table(lengths: Mapping[str, Lengths]) -> Table:
-    from rich.table import Table
-
-    table = Table(title="words", title_justify="left")
-    table.add_column("")
-    for heading in ("mean", "median", "95%", "longest"):
-        table.add_column(heading, justify="right")
-    for name, length in lengths.items():
-        table.add_row(name, f"{length.mean:,.1f}", f"{length.median:,.1f}", f"{length.p95:,}", f"{length.maximum:,}")
-    return table
-
-
-def _reason_table(reasons: Mapping[str, int]) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
-    table = Table(title="quarantined", title_justify="left")
-    table.add_column("reason")
-    table.add_column("rows", justify="right")
-    for reason, count in reasons.items():
-        table.add_row(escape(reason), f"{count:,}")
-    return table
-
-
-def _example(number: int, texts: Mapping[str, str]) -> Table:
+def _table(title: str, rows: Sequence[Sequence[str]], *header: str) -> Table:
+    """Names down the left; numbers to the right where there is a header over them."""
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=f"example {number}", show_header=False, title_justify="left")
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, words in texts.items():
-        table.add_row(name, Text(_shortened(words)))
+    table = Table(title=Text(title), show_header=bool(header), title_justify="left")
+    for place, name in enumerate(header or ("", "")):
+        numbers = bool(header and place)
+        table.add_column(name, style="" if header or place else "bold", justify="right" if numbers else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(Text, row))
     return table
 
 

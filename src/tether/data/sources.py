@@ -1,7 +1,7 @@
 """Files, folders and hub data sets -> a stream of typed records; what cannot be used goes to quarantine, with its place.
 
-Nothing is held but the row at hand (and a few first rows, by whose columns the format is told), so a file may be larger
-than the memory.
+Nothing is held but the row at hand, a few first rows, by whose columns the format is told, and a hash of each id that rows
+bring along, so a file may be larger than the memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import itertools
 import json
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from tether.core.errors import DataError
 from tether.data.formats.containers import Numbered, Place, places
 from tether.data.formats.conversions import prompt_of
-from tether.data.formats.fields import digest, missing
+from tether.data.formats.fields import digest
 from tether.data.formats.format import KINDS, Format, Reader, Row
 from tether.data.formats.json_rows import BadRow
 from tether.data.formats.registry import detect, kind_reader, named
@@ -37,7 +37,8 @@ class Quarantine:
     Reasons read "category: detail" and are counted by category, so that their number stays small.
 
     Args:
-        path: a file to which every bad row is appended as a JSON line with file, line, reason and an excerpt of the row.
+        path: a file to which every bad row is appended as a JSON line with file, line, reason and an excerpt of the row; where
+            that fails, a `DataError`.
         keep: how many examples are kept in memory.
     """
 
@@ -58,9 +59,12 @@ class Quarantine:
         if len(self.examples) < self._keep:
             self.examples.append(entry)
         if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(entry, ensure_ascii=False) + "\n")
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                with self._path.open("a", encoding="utf-8") as stream:
+                    stream.write(json.dumps(entry, ensure_ascii=False) + "\n")
+            except OSError as error:
+                raise DataError(f"bad rows cannot be written to {self._path}: {error.strerror}. Name another file.") from None
 
     def top_reasons(self, limit: int = 3) -> str:
         """The commonest reasons with their counts, as a phrase."""
@@ -84,18 +88,21 @@ def read(
     quarantine: Quarantine | None = None,
     strict: bool = False,
     limit: int | None = None,
+    check: Callable[[T], None] | None = None,
 ) -> Iterator[T]:
     """Stream the records of one kind out of files, folders and hub data sets.
 
     Paths and names are checked at once; rows are read as they are asked for. Each file's format is told from its first
     good rows unless `format` names it. A file of another kind is converted where that makes sense: a comparison gives its
-    chosen side as a demonstration, anything gives its prompt.
+    chosen side as a demonstration, anything gives its prompt. No two records have one id: to one that another row had already
+    the place of its row is added.
 
     Args:
         kind: Prompt, Demonstration, Comparison, Feedback, StepLabels or Problem.
         quarantine: collects the rows that cannot be used; without it they are counted in a warning of the log.
         strict: the first such row is an error instead.
         limit: stop after so many records.
+        check: refuses a record by raising a `DataError`, which goes to quarantine as a bad row does.
 
     Raises:
         MissingFileError: a path does not exist.
@@ -107,7 +114,8 @@ def read(
         raise DataError(f"limit is {limit}; it must be 0 or more, or None for all records.")
     layout = None if format == "auto" else named(format)
     found = places(sources)
-    records = (record for place in found for record in _File(place, quarantine, strict).records(kind, layout))
+    seen: set[int] = set()
+    records = (record for place in found for record in _File(place, quarantine, strict, seen, check).records(kind, layout))
     return itertools.islice(records, limit)
 
 
@@ -115,7 +123,7 @@ def detect_formats(source: str | Path) -> list[Format]:
     """The different formats of a file, of a folder's files or of a hub data set, in the order in which they are met."""
     found: dict[str, Format] = {}
     for place in places(source):
-        file = _File(place, Quarantine(keep=0), False)
+        file = _File(place, Quarantine(keep=0), False, set())
         head, _ = file.sniff()
         layout = detect(file.good(head), None, place.name)
         found.setdefault(layout.name, layout)
@@ -125,11 +133,20 @@ def detect_formats(source: str | Path) -> list[Format]:
 class _File:
     """One place as it is read: its rows, its bad rows, and its complaints."""
 
-    def __init__(self, place: Place, quarantine: Quarantine | None, strict: bool) -> None:
+    def __init__(
+        self,
+        place: Place,
+        quarantine: Quarantine | None,
+        strict: bool,
+        seen: set[int],
+        check: Callable[[Any], None] | None = None,
+    ) -> None:
         self.place = place
         self.strict = strict
         self.quarantine = quarantine
-        self.bad = Quarantine(keep=0)
+        self.bad = Quarantine(keep=1)
+        self.seen = seen
+        self.check = check or (lambda record: None)
         self.num_records = 0
 
     def records(self, kind: type[T], layout: Format | None) -> Iterator[T]:
@@ -145,7 +162,10 @@ class _File:
         if not self.num_records:
             if self.bad.count:
                 raise self._unusable()
-            raise DataError(f"{self.place.name} holds no {KINDS[kind][0]}: it was read as {layout.name} and no row gave one.")
+            what = KINDS[kind][0]
+            raise DataError(
+                f"{self.place.name} holds no {what}: no row gave one, read as {layout.name}. Name its format if that is wrong."
+            )
         if self.bad.count and self.quarantine is None:
             _LOG.warning("%s: %d rows cannot be used: %s", self.place.name, self.bad.count, self.bad.top_reasons())
 
@@ -182,7 +202,7 @@ class _File:
 
     def reject(self, line: int, reason: str, row: Any) -> None:
         if self.strict:
-            raise DataError(f"{self.place.name}, line {line}: {reason}")
+            raise DataError(f"{self.place.name}, line {line}: {reason}. Mend or remove the row, or read without strict.")
         self.bad.add(self.place.name, line, reason, row)
         if self.quarantine is not None:
             self.quarantine.add(self.place.name, line, reason, row)
@@ -193,26 +213,42 @@ class _File:
         except DataError as error:
             self.reject(line, str(error), row)
             return
-        name = _identity(row) or f"{self.place.stem}:{line}"
+        name = self._name(line, row)
         for number, part in enumerate(parts, 1):
-            if isinstance(part, DataError):
-                self.reject(line, str(part), row)
+            try:
+                if isinstance(part, DataError):
+                    raise part
+                self.check(part)
+            except DataError as error:
+                self.reject(line, str(error), row)
                 continue
             self.num_records += 1
             part_name = part.id or name
             yield replace(part, id=part_name if len(parts) == 1 else f"{part_name}:{number}")
 
+    def _name(self, line: int, row: Row) -> str:
+        own, place = identity(row), f"{self.place.stem}:{line}"
+        if not own:
+            return place
+        key = int.from_bytes(hashlib.blake2b(own.encode(), digest_size=8).digest(), "big")
+        if key in self.seen:
+            return f"{own}@{place}"
+        self.seen.add(key)
+        return own
+
     def _unusable(self) -> DataError:
         if not self.bad.count:
-            return DataError(f"{self.place.name} is empty: it holds no rows.")
-        return DataError(f"{self.place.name}: none of its {self.bad.count} rows can be used: {self.bad.top_reasons()}.")
+            return DataError(f"{self.place.name} is empty: it holds no rows. Give a file that has some.")
+        first = self.bad.examples[0]
+        return DataError(
+            f"{self.place.name}: none of its {self.bad.count} rows can be used: {self.bad.top_reasons()}. "
+            f"The first, line {first['line']}: {first['reason']}. Mend the rows, or name their format if that is another."
+        )
 
 
-def _identity(row: Row) -> str:
-    for name in _IDS:
-        if isinstance(row.get(name), str | int) and not missing(row[name]) and row[name] != "":
-            return str(row[name])
-    return ""
+def identity(row: Row) -> str:
+    """The name that a row brings along, or nothing."""
+    return next((str(row[name]) for name in _IDS if isinstance(row.get(name), str | int) and row[name] != ""), "")
 
 
 def group_of(record: Any) -> str:

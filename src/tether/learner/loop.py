@@ -178,5 +178,6 @@ def replayable(run: RunDirectory, learner: LocalLearner, step: int, rows: Sequen
 def keep_for_replay(run: RunDirectory, step: int, reason: str, rows: Sequence[Any]) -> None:
     """Write a step's rows to `skipped/step-N.json`: token ids and all, so that it can be made again."""
     path = run.path / "skipped" / f"step-{step:06d}.json"
-    write_json(path, {"step": step, "reason": reason, "rows": [asdict(row) if is_dataclass(row) else row for row in rows]})
+    plain = [asdict(row) if is_dataclass(row) and not isinstance(row, type) else row for row in rows]
+    write_json(path, {"step": step, "reason": reason, "rows": plain})
     logging.getLogger(__name__).warning("step %d: %s; left out, its rows are in %s", step, reason, path)

@@ -15,13 +15,13 @@ from sqlalchemy import select
 
 from tether.core.errors import ConfigError, DataError
 from tether.core.types import Conversation, Message, Prompt
-from tether.data.formats.containers import places
 from tether.data.formats.conversation import RESPONSES
-from tether.data.formats.fields import checked_prompt, checked_response, missing, number, sequence, turns
-from tether.data.formats.json_rows import BadRow
+from tether.data.formats.fields import checked_prompt, checked_response, missing, number, optional, sequence, turns
+from tether.data.formats.format import Row
 from tether.data.formats.preference import prompt_turns
 from tether.data.sources import Quarantine, read
-from tether.preferences.importing import PART, Imported, plain
+from tether.preferences.carried import told
+from tether.preferences.importing import PART, Imported, parsed, plain
 from tether.preferences.pairs import PairsConfig, Response, choose_pairs
 from tether.preferences.store import Answer, Question, Store
 from tether.preferences.tables import ResponseRow, TaskRow
@@ -54,28 +54,23 @@ def read_answers(
     Raises:
         DataError, MissingFileError: a file is missing, damaged or has no row that can be used.
     """
-    known = {} if prompts is None else {row.id: row.messages for row in read(prompts, Prompt)}
-    for place in places(files):
-        bad, used = quarantine or Quarantine(keep=0), 0
-        for line, row in islice(place.rows(), limit):
-            try:
-                if isinstance(row, BadRow):
-                    raise DataError(row.reason)
-                parts = list(_answers(row, known, origin))
-            except DataError as error:
-                bad.add(place.name, line, str(error), row.excerpt if isinstance(row, BadRow) else row)
-                continue
-            used += len(parts)
-            yield from parts
-        if not used:
-            raise DataError(f"{place.name} holds no answers that can be used: {bad.top_reasons() or 'it has no rows'}.")
+    known: dict[str, Conversation | None] = {}
+    for row in [] if prompts is None else read(prompts, Prompt):
+        own, mark, _ = row.id.rpartition("@")  # as `read` marks an id that another row had already
+        known[row.id] = row.messages
+        if mark and known.get(own, row.messages) != row.messages:
+            known[own] = None
+    return parsed(files, lambda row: _answers(row, known, origin), quarantine, limit)
 
 
-def _answers(row: Mapping[str, Any], known: Mapping[str, Conversation], origin: Mapping[str, Any]) -> Iterator[Answer]:
+def _answers(row: Row, known: Mapping[str, Conversation | None], origin: Mapping[str, Any]) -> Iterator[Answer]:
     named = next((name for name in PROMPTS if not missing(row.get(name))), None)
-    if named is None and str(row.get("id", "")) not in known:
+    asked = prompt_turns(row, *PROMPTS) if named else known.get(str(row.get("id", "")), ())
+    if asked is None:
+        raise DataError(f"ambiguous prompt: several rows of --prompts have the id {row['id']!r:.40}")
+    if not asked:
         raise DataError("no prompt in the row, and its id is of none in --prompts")
-    prompt = checked_prompt(prompt_turns(dict(row), *PROMPTS) if named else known[str(row["id"])])
+    prompt = checked_prompt(asked)
     single = next((name for name in RESPONSES if not missing(row.get(name))), None)
     used = {"responses", "group", "system", *PROMPTS, *_LISTS, *_ORIGIN, *([single] if single else [])}
     rest = plain({name: value for name, value in row.items() if name not in used and value is not None})
@@ -83,7 +78,7 @@ def _answers(row: Mapping[str, Any], known: Mapping[str, Conversation], origin: 
     if missing(row.get("responses")):
         if single is None:
             raise DataError("no answer: the row has neither responses nor a response")
-        yield _answer(prompt, row[single], common, str(row.get("group") or ""), {}, rest)
+        yield _answer(prompt, row[single], common, optional(row, "group"), {}, rest)
         return
     texts = sequence(row["responses"], "responses")
     lists = {field: sequence(row[name], name) for name, field in _LISTS.items() if not missing(row.get(name))}
@@ -93,7 +88,7 @@ def _answers(row: Mapping[str, Any], known: Mapping[str, Conversation], origin: 
     for place, text in enumerate(texts):
         mine = {**common, **{field: values[place] for field, values in lists.items() if not missing(values[place])}}
         if not (isinstance(text, str) and not text.strip()):  # a model may say nothing, and nobody is asked about that
-            found.append(_answer(prompt, text, mine, str(row.get("group") or ""), rest, {}))
+            found.append(_answer(prompt, text, mine, optional(row, "group"), rest, {}))
     if not found:
         raise DataError("empty response: all of the row's responses are empty")
     yield from found
@@ -110,16 +105,10 @@ def _answer(prompt: Conversation, said: Any, origin: Facts, group: str, about_pr
         said = said[name]
     response = checked_response(turns(said, "assistant", "responses"), "the response")
     members = [number(value, "members") for value in sequence(origin.get("members") or [], "members")]
-    scores = {name: number(origin[name], name) for name in ("score", "spread") if not missing(origin.get(name))}
-    if members:
-        scores = {"score": statistics.fmean(members), "spread": statistics.pstdev(members), **scores}
-    sampling = origin.get("sampling") or {}
-    if not isinstance(sampling, Mapping):
-        raise DataError(f"not settings: sampling holds a {type(sampling).__name__} where an object belongs")
-    told = {name: str(origin.get(name) or "") for name in ("model", "checkpoint")}
+    scores = {"score": statistics.fmean(members), "spread": statistics.pstdev(members)} if members else {}
     details = {**about, "members": members} if members else about
-    more = {"sampling": plain(sampling), "prompt_details": about_prompt, "details": details}
-    return Answer(prompt, response, group, **told, **scores, **more)
+    known = {**scores, **told({name: value for name, value in plain(origin).items() if name in _ORIGIN})}
+    return Answer(prompt, response, group, prompt_details=about_prompt, details=details, **known)
 
 
 def import_answers(store: Store, answers: Iterable[Answer]) -> Imported:

@@ -17,8 +17,9 @@ from typing import Any
 
 from tether.core.errors import DataError
 from tether.core.types import Comparison
-from tether.preferences.carried import foreign, in_view, packed, spoken, unpacked
-from tether.preferences.exchange import STRENGTHS, Case, Said, turned
+from tether.data.formats.fields import as_text, number, sequence
+from tether.preferences.carried import foreign, in_view, objects, packed, spoken, strength_of, table, unpacked
+from tether.preferences.exchange import Case, Said, turned
 
 NAMES = ("response1", "response2")
 _USERS = uuid.UUID("6f1d2a0e-5d0b-4b8e-9d59-7e6c1a6a0f3b")
@@ -45,18 +46,18 @@ def read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> Case:
         case, names = foreign(values, fields)
         rest = {name: value for name, value in metadata.items() if value is not None}
         case = replace(case, details={"metadata": {**case.details["metadata"], **rest}})
-    question = next((name for name, given in responses.items() if any(_choice(a["value"], names) for a in given)), None)
+    question = next((name for name, given in responses.items() if any(_choice(a.get("value"), names) for a in given)), None)
     if question is None and any(responses.values()):
         raise DataError(f"no verdict: none of the questions {', '.join(responses)} names or ranks {names[0]} and {names[1]}")
-    people: dict[str, str] = dict(zip(metadata.get("annotator_ids") or (), metadata.get("annotators") or (), strict=False))
-    strengths = {a["user_id"]: a["value"] for a in responses.get("strength", ())}
+    ids, called = (sequence(metadata.get(name) or [], name) for name in ("annotator_ids", "annotators"))
+    people = {str(key): as_text(name, "annotators") for key, name in zip(ids, called, strict=False)}
+    strengths = {_user(a): strength_of(a.get("value")) for a in responses.get("strength", ())}
     said = []
     for answer in responses.get(question or "", ()):
-        choice, who = _choice(answer["value"], names), str(answer["user_id"])
+        choice, who = _choice(answer.get("value"), names), _user(answer)
         if choice is None:
-            raise DataError(f"unreadable verdict: {answer['value']!r:.60} neither names nor ranks {names[0]} and {names[1]}")
-        strength = strengths.get(answer["user_id"])
-        known = {"strength": strength if strength in range(1, STRENGTHS + 1) else None, "left": "first"}
+            raise DataError(f"unreadable verdict: {answer.get('value')!r:.60} neither names nor ranks {names[0]} and {names[1]}")
+        known = {"strength": strengths.get(who), "left": "first"}
         role = "expert" if people.get(who, who) == metadata.get("settled_by") else "annotator"
         said.append(Said(people.get(who, who), choice, **known, role=role))  # type: ignore[arg-type]
     details = {"id": str(row["id"]), **case.details} if row.get("id") else case.details
@@ -67,18 +68,23 @@ def read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> Case:
 def _parts(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, list[Mapping[str, Any]]], Mapping[str, Any]]:
     """Fields, responses by question, metadata; flat columns do not tell fields from metadata, so only our own are taken out."""
     if isinstance(row.get("fields"), Mapping):
-        return row["fields"], row.get("responses") or {}, row.get("metadata") or {}
+        answered = {name: objects(given, name) for name, given in table(row.get("responses"), "responses").items()}
+        return row["fields"], answered, table(row.get("metadata"), "metadata")
     responses: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for name in [key.removesuffix(".responses") for key in row if key.endswith(".responses")]:
-        given = row[f"{name}.responses"] or []
-        users = row.get(f"{name}.responses.users") or [None] * len(given)
-        status = row.get(f"{name}.responses.status") or ["submitted"] * len(given)
+        given = sequence(row[f"{name}.responses"] or [], name)
+        users = sequence(row.get(f"{name}.responses.users") or [None] * len(given), name)
+        status = sequence(row.get(f"{name}.responses.status") or ["submitted"] * len(given), name)
         for value, user, how in zip(given, users, status, strict=False):
             if how == "submitted":
                 responses[name].append({"value": value, "user_id": user or "argilla"})
     plain = {key: value for key, value in row.items() if "." not in key and key not in ("id", "_server_id", "status")}
     ours = {key: plain.pop(key) for key in ("tether", "annotators", "annotator_ids", "settled_by") if key in plain}
     return plain, responses, ours
+
+
+def _user(answer: Mapping[str, Any]) -> str:
+    return as_text(answer.get("user_id") or "argilla", "user_id")
 
 
 def _choice(value: Any, names: Sequence[str]) -> str | None:
@@ -90,9 +96,10 @@ def _choice(value: Any, names: Sequence[str]) -> str | None:
     if not isinstance(value, list) or len(value) != 2:
         return None
     ranked = [
-        (item.get("rank") or n, item.get("value")) if isinstance(item, Mapping) else (n, item) for n, item in enumerate(value)
+        (number(item.get("rank") or n, "rank"), item.get("value")) if isinstance(item, Mapping) else (n, item)
+        for n, item in enumerate(value)
     ]
-    if {name for _, name in ranked} != set(names):
+    if [name for _, name in ranked] not in (list(names), list(names)[::-1]):
         return None
     return "tie" if ranked[0][0] == ranked[1][0] else places[min(ranked)[1]]
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tether.core.errors import DataError
-from tether.core.types import Conversation, Message
-from tether.data.formats.fields import checked_prompt, checked_response, turns
-from tether.preferences.exchange import PROVENANCE, Case
+from tether.core.types import Conversation
+from tether.data.formats.fields import as_text, checked_prompt, checked_response, fault, missing, number, sequence, turns
+from tether.data.formats.json_rows import kind_name, parse
+from tether.preferences.exchange import PROVENANCE, STRENGTHS, Case
 from tether.preferences.pairs import shown_left
 from tether.preferences.store import Answer
 
 PROMPTS = ("prompt", "instruction", "request", "question", "input", "context", "conversation", "messages", "chat")
+MOST_PEOPLE = 10_000
 _ANSWER = re.compile(r"(response|answer|output|completion|generation|candidate|text)[-_ ]?(1|2|a|b)", re.IGNORECASE)
 
 
@@ -51,18 +52,54 @@ def packed(case: Case, sides: Sequence[Answer]) -> dict[str, Any]:
 def unpacked(stored: Mapping[str, Any] | str) -> tuple[Case, bool]:
     """The case that `packed` was given, its answers in the order in which they were shown, and whether that is another order."""
     try:
-        row: Mapping[str, Any] = json.loads(stored) if isinstance(stored, str) else stored
-        prompt = _turns(row["prompt"])
-        sides = [
-            Answer(
-                prompt, _turns(a["text"]), row["group"], prompt_details=row["known"], **{n: a[n] for n in PROVENANCE if n in a}
-            )
-            for a in row["answers"]
-        ]
-        known = {name: row[name] for name in ("needed", "round", "strategy", "details")}
-        return Case(sides[0], sides[1], **known), bool(row.get("turned"))
-    except (KeyError, TypeError, IndexError, ValueError) as error:
-        raise DataError(f"damaged task: what was written beside it cannot be read ({error!r})") from None
+        row: Mapping[str, Any] = parse(stored) if isinstance(stored, str) else stored
+        if reason := fault(row):
+            raise DataError(reason)
+        prompt, about = turns(row["prompt"], "user", "prompt"), {"prompt_details": table(row["known"], "known")}
+        first, second = (
+            Answer(prompt, turns(a["text"], "assistant", "text"), as_text(row["group"], "group"), **about, **told(a))
+            for a in objects(row["answers"], "answers")
+        )
+        if first.response == second.response:
+            raise DataError("equal responses")
+        if not 1 <= (needed := number(row["needed"], "needed")) <= MOST_PEOPLE:
+            raise DataError(f"needed is {needed:g}")
+        known: dict[str, Any] = {name: as_text(row[name], name) for name in ("round", "strategy")}
+        known |= {"details": table(row["details"], "details")}
+        return Case(first, second, needed=int(needed), **known), bool(row.get("turned"))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"damaged task: what was written beside it cannot be read ({error!r:.200})") from None
+
+
+def told(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Where an answer comes from, as far as these say it, by the names of the fields of `Answer`.
+
+    Raises:
+        DataError: a name is no text, a score is no number, settings or details are no object.
+    """
+    readers = {"model": as_text, "checkpoint": as_text, "sampling": table, "score": number, "spread": number, "details": table}
+    return {name: read(values[name], name) for name, read in readers.items() if not missing(values.get(name))}
+
+
+def table(value: Any, name: str) -> Mapping[str, Any]:
+    """An object; nothing counts as an empty one."""
+    if isinstance(value, Mapping) or missing(value):
+        return value if isinstance(value, Mapping) else {}
+    raise DataError(f"not an object: {name} holds {kind_name(value)}")
+
+
+def objects(value: Any, name: str) -> list[Mapping[str, Any]]:
+    """A list of objects; nothing counts as an empty one."""
+    found = [] if missing(value) else sequence(value, name)
+    if others := [kind_name(item) for item in found if not isinstance(item, Mapping)]:
+        raise DataError(f"not an object: {name} lists {others[0]}")
+    return found
+
+
+def strength_of(value: Any) -> int | None:
+    """A rating of how strong a preference is, where it is one."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return int(value) if is_number and value in range(1, STRENGTHS + 1) else None
 
 
 def foreign(values: Mapping[str, Any], fields: Sequence[str]) -> tuple[Case, tuple[str, str]]:
@@ -74,7 +111,7 @@ def foreign(values: Mapping[str, Any], fields: Sequence[str]) -> tuple[Case, tup
     prompt, first, second = fields or _names(values)
     for name in (prompt, first, second):
         if not values.get(name):
-            raise DataError(f"missing text: the task has nothing in {name}; it has {', '.join(values)}")
+            raise DataError(f"missing text: the task has nothing in {name}; it has {', '.join(values):.200}")
     asked = checked_prompt(turns(values[prompt], "user", prompt))
     texts = [checked_response(turns(values[name], "assistant", name), name) for name in (first, second)]
     if texts[0] == texts[1]:
@@ -91,7 +128,7 @@ def _names(values: Mapping[str, Any]) -> tuple[str, str, str]:
     prompts = [name for name in PROMPTS if name in values]
     if len(sides) != 2 or not prompts:
         raise DataError(
-            f"unknown fields: a prompt and two answers are looked for among {', '.join(values)}. "
+            f"unknown fields: a prompt and two answers are looked for among {', '.join(values):.200}. "
             "Name them with --fields PROMPT,FIRST,SECOND"
         )
     return prompts[0], sides[0], sides[1]
@@ -99,7 +136,3 @@ def _names(values: Mapping[str, Any]) -> tuple[str, str, str]:
 
 def _rows(conversation: Conversation) -> list[dict[str, str]]:
     return [{"role": turn.role, "content": turn.content} for turn in conversation]
-
-
-def _turns(rows: Sequence[Mapping[str, str]]) -> Conversation:
-    return tuple(Message(row["role"], row["content"]) for row in rows)  # type: ignore[arg-type]

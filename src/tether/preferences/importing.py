@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import func, insert, select
 from sqlmodel import Session
@@ -23,14 +23,17 @@ from sqlmodel import Session
 from tether.core.errors import DataError
 from tether.core.types import Comparison
 from tether.data.formats.containers import places
+from tether.data.formats.format import Row
 from tether.data.formats.json_rows import BadRow
-from tether.data.sources import Quarantine, read
+from tether.data.sources import SNIFFED_ROWS, Quarantine, read
 from tether.preferences import argilla, label_studio
+from tether.preferences.carried import told
 from tether.preferences.exchange import PROVENANCE, STRENGTHS, Case, Said, turned
 from tether.preferences.store import Answer, Question, Store, StoreError
 from tether.preferences.tables import AnnotatorRow, AssignmentRow, FlagRow, JudgmentRow, TaskRow
-from tether.preferences.work import majority
+from tether.preferences.votes import more_than_half
 
+T = TypeVar("T")
 PART = 500
 BRIDGES = {"label-studio": label_studio, "argilla": argilla}
 _ORIGIN = {f"{side}_{told}": (side, name) for side in ("chosen", "rejected") for name, told in PROVENANCE.items()}
@@ -51,14 +54,16 @@ class Imported:
 
 
 def format_of(file: str | Path) -> str:
-    """What a file's first good row looks like: `label-studio`, `argilla`, `answers`, or `auto` for one of the house's formats."""
-    for place in places(file):
-        row = next((row for _, row in islice(place.rows(), 32) if not isinstance(row, BadRow)), {})
-        if named := next((name for name, bridge in BRIDGES.items() if bridge.matches(row)), None):
-            return named
-        several = "responses" in row and not row.keys() & {"scores", "ranks", "chosen"}
-        return "answers" if several or ({"prompt", "response"} <= row.keys() and "chosen" not in row) else "auto"
-    return "auto"
+    """What most of the first rows look like: `label-studio`, `argilla`, `answers`, or `auto` for one of the house's formats."""
+    first = places(file)[0]
+    votes = Counter(_format_of(row) for _, row in islice(first.rows(), SNIFFED_ROWS) if not isinstance(row, BadRow))
+    return votes.most_common(1)[0][0] if votes else "auto"
+
+
+def _format_of(row: Row) -> str:
+    several = "responses" in row and not row.keys() & {"scores", "ranks", "chosen"}
+    other = "answers" if several or ({"prompt", "response"} <= row.keys() and "chosen" not in row) else "auto"
+    return next((name for name, bridge in BRIDGES.items() if bridge.matches(row)), other)
 
 
 def read_cases(
@@ -95,47 +100,61 @@ def read_cases(
         elif labels or gold:
             raise DataError(f"{file}: tasks of Label Studio and Argilla have people's judgments and no label of their own")
         else:
-            found = islice(_bridged(file, bridge, quarantine, fields), limit)
+            found = islice(parsed(file, lambda row, read=bridge.read_task: [read(row, fields)], quarantine), limit)
         yield from found
 
 
 def _read(file: str | Path, format: str, quarantine: Quarantine | None, limit: int | None, **how: Any) -> Iterator[Case]:
-    for row in read(file, Comparison, format=format, quarantine=quarantine, limit=limit):
-        if row.chosen != row.rejected:
-            yield _case(row, **how)
-        elif quarantine is not None:
-            quarantine.add(str(file), 0, f"equal responses: there is nothing to compare in {row.id}", "")
+    def check(row: Comparison) -> None:
+        _case(row, **how)
+
+    for row in read(file, Comparison, format=format, quarantine=quarantine, limit=limit, check=check):
+        yield _case(row, **how)
 
 
-def _bridged(file: str | Path, bridge: Any, quarantine: Quarantine | None, fields: Sequence[str]) -> Iterator[Case]:
-    bad, used = quarantine or Quarantine(keep=0), 0
-    for place in places(file):
-        for line, row in place.rows():
+def parsed(
+    files: str | Path | Sequence[str | Path],
+    parse: Callable[[Row], Iterable[T]],
+    quarantine: Quarantine | None,
+    limit: int | None = None,
+) -> Iterator[T]:
+    """What `parse` makes of the rows (the first `limit` of each file); those that it refuses go to quarantine.
+
+    Raises:
+        DataError, MissingFileError: a file is missing, damaged or has no row that can be used.
+    """
+    for place in places(files):
+        bad, used = Quarantine(keep=0), 0
+        for line, row in islice(place.rows(), limit):
             try:
                 if isinstance(row, BadRow):
                     raise DataError(row.reason)
-                found = bridge.read_task(row, fields)
-            except (DataError, AttributeError, TypeError, KeyError, ValueError) as error:
-                reason = str(error) if isinstance(error, DataError) else f"not such a task: {error!r}"
-                bad.add(place.name, line, reason, row.excerpt if isinstance(row, BadRow) else row)
+                found = list(parse(row))
+            except (DataError, OverflowError) as error:
+                reason = str(error) if isinstance(error, DataError) else "not a number: the row has one that is too large"
+                for where in (bad, *([] if quarantine is None else [quarantine])):
+                    where.add(place.name, line, reason, row.excerpt if isinstance(row, BadRow) else row)
                 continue
-            used += 1
-            yield found
-    if not used:
-        raise DataError(f"{file}: none of its {bad.count} rows can be used: {bad.top_reasons()}.")
+            used += len(found)
+            yield from found
+        if not used:
+            why = f"none of its {bad.count} rows can be used: {bad.top_reasons()}. Mend them" if bad.count else "it holds no rows"
+            raise DataError(f"{place.name}: {why}.")
 
 
 def _case(row: Comparison, *, labels: str, gold: bool) -> Case:
+    if row.chosen == row.rejected:
+        raise DataError("equal responses: there is nothing to compare")
     facts, origin = plain(dict(row.metadata)), {"chosen": {}, "rejected": {}}
     for key in [key for key in facts if key in _ORIGIN]:
         side, name = _ORIGIN[key]
-        value = facts.pop(key)
-        origin[side][name] = str(value) if name in ("model", "checkpoint") else value
+        origin[side][name] = facts.pop(key)
     expert = facts.pop("settled_by", None)
     for computed in ("verdict", "guidelines", "state"):
         facts.pop(computed, None)
     sides = (
-        Answer(row.prompt, text, row.group, **origin[name]) for name, text in (("chosen", row.chosen), ("rejected", row.rejected))
+        Answer(row.prompt, text, row.group, **told(origin[name]))
+        for name, text in (("chosen", row.chosen), ("rejected", row.rejected))
     )
     chosen, rejected = sides
     said = tuple(_said(a.annotator, a.preference, expert) for a in row.annotations)
@@ -267,7 +286,7 @@ def _settle(session: Session, fresh: Sequence[tuple[TaskRow, AnnotatorRow, Said]
         if key in decided:
             task.state = "settled"
         elif task.state != "settled" and (flagged.get(key) or task.judged >= task.needed):
-            task.state = "done" if not flagged.get(key) and majority(said[key]) else "expert"
+            task.state = "done" if not flagged.get(key) and more_than_half(said[key]) else "expert"
     session.flush()
 
 

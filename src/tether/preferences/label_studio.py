@@ -13,8 +13,9 @@ from typing import Any
 
 from tether.core.errors import DataError
 from tether.core.types import Comparison
-from tether.preferences.carried import foreign, in_view, packed, spoken, unpacked
-from tether.preferences.exchange import STRENGTHS, Case, Said, turned
+from tether.data.formats.fields import as_text, number, sequence
+from tether.preferences.carried import foreign, in_view, objects, packed, spoken, strength_of, table, unpacked
+from tether.preferences.exchange import Case, Said, turned
 
 CONFIG = """<View>
   <Text name="prompt" value="$prompt"/>
@@ -52,7 +53,7 @@ def read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> Case:
         raise DataError("not a task: it has no data")
     ours = isinstance(data.get("tether"), Mapping) and not fields
     case, was_turned = unpacked(data["tether"]) if ours else (foreign(data, fields)[0], False)
-    done = [a for a in row.get("annotations") or () if not a.get("was_cancelled") and a.get("result")]
+    done = [a for a in objects(row.get("annotations"), "annotations") if not a.get("was_cancelled") and a.get("result")]
     said = tuple(_said(annotation) for annotation in done)
     details = {"id": f"label-studio:{row['id']}", **case.details} if "id" in row else case.details
     case = replace(case, said=said, details=details)
@@ -60,16 +61,19 @@ def read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> Case:
 
 
 def _said(annotation: Mapping[str, Any]) -> Said:
-    by_kind = {result.get("type"): result for result in annotation["result"]}
-    values = {kind: result.get("value") or {} for kind, result in by_kind.items()}
-    meta = next((r["meta"] for r in annotation["result"] if isinstance(r.get("meta"), Mapping) and "annotator" in r["meta"]), {})
-    side, words = values.get("pairwise", {}).get("selected"), values.get("choices", {}).get("choices") or [""]
+    results = objects(annotation["result"], "result")
+    values = {str(result.get("type")): table(result.get("value"), "value") for result in results}
+    meta = next((r["meta"] for r in results if isinstance(r.get("meta"), Mapping) and "annotator" in r["meta"]), {})
+    side, words = (
+        values.get("pairwise", {}).get("selected"),
+        sequence(values.get("choices", {}).get("choices") or [""], "choices"),
+    )
     undecided = _UNDECIDED.get(str(words[0]).strip().lower().replace(" ", "_"))
     choice = {"left": "first", "right": "second"}.get(str(side)) or undecided
     if choice is None:
         raise DataError("no verdict: an annotation has neither a pairwise selection nor a choice of tie or both_bad")
-    strength = values.get("rating", {}).get("rating")
-    more = {"strength": strength if strength in range(1, STRENGTHS + 1) else None, "seconds": annotation.get("lead_time") or 0.0}
+    strength = strength_of(values.get("rating", {}).get("rating"))
+    more = {"strength": strength, "seconds": number(annotation.get("lead_time") or 0.0, "lead_time")}
     role = "expert" if meta.get("role") == "expert" else "annotator"
     return Said(str(meta.get("annotator") or _user(annotation.get("completed_by"))), choice, **more, left="first", role=role)  # type: ignore[arg-type]
 
@@ -77,7 +81,7 @@ def _said(annotation: Mapping[str, Any]) -> Said:
 def _user(who: Any) -> str:
     if isinstance(who, Mapping):
         who = who.get("email") or who.get("username") or who.get("id")
-    return f"label-studio-{who}" if isinstance(who, int) else str(who or "label-studio")
+    return f"label-studio-{who}" if isinstance(who, int) else as_text(who or "label-studio", "completed_by")
 
 
 def write_task(case: Case, label: Comparison | None) -> dict[str, Any]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
+import os
+import reprlib
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,8 +24,21 @@ from tether.data.formats.json_rows import BadRow
 Numbered = Iterator[tuple[int, Row | BadRow]]
 
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt")
+_ENDINGS = f"{', '.join(SUFFIXES)}, each also .gz or .zst"
 _LONGEST_CELL = 1 << 24  # an unclosed quote would otherwise read the rest of the file into one cell
 _BATCH = 256
+_FOREIGN = {
+    codecs.BOM_UTF16_LE: "text in UTF-16. Save it as UTF-8",
+    codecs.BOM_UTF16_BE: "text in UTF-16. Save it as UTF-8",
+    b"PAR1": "a Parquet file. Let its name end on .parquet",
+    b"PK\x03\x04": "a zip archive or a spreadsheet. Unpack it, or export it as CSV",
+    b"\xfd7zXZ": "packed with xz. Unpack it, or pack it with gzip or zstd",
+    b"BZh9": "packed with bzip2. Unpack it, or pack it with gzip or zstd",
+    b"\x1f\x8b": "packed twice. Unpack it once",
+    b"\x28\xb5\x2f\xfd": "packed twice. Unpack it once",
+}
+"""How files begin that are no text in UTF-8."""
+_BINARY = "binary, or text in UTF-16 or UTF-32. Export it as JSON lines in UTF-8"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +55,21 @@ class Place:
         Raises:
             DataError: the file is cut off, damaged or cannot be read.
         """
-        if isinstance(self.location, hub.Address):
-            yield from hub.rows(self.location)
-            return
+        found = hub.rows(self.location) if isinstance(self.location, hub.Address) else self._of_file(self.location)
+        for number, row in found:
+            reason = "" if isinstance(row, BadRow) else json_rows.fault(row)
+            yield number, BadRow(reason, reprlib.repr(row)) if reason else row
+
+    def _of_file(self, path: Path) -> Numbered:
         try:
-            with closing(_binary(self.location)) as stream:
-                yield from _rows(stream, self.location, self.name)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise DataError(f"{self.name} is cut off or damaged ({error}). Copy or download the file again.") from error
-        except OSError as error:
-            raise DataError(f"{self.name} cannot be read: {error.strerror or error}.") from error
+            with closing(_binary(path)) as stream:
+                yield from _rows(stream, path, self.name)
+        except (EOFError, zlib.error, OSError) as error:
+            if isinstance(error, OSError) and error.strerror:
+                raise DataError(f"{self.name} cannot be read: {error.strerror}. Mend that, or name another file.") from error
+            raise DataError(
+                f"{self.name} is cut off or damaged ({_one_line(error)}). Copy or download the file again."
+            ) from error
 
 
 def places(sources: str | Path | Sequence[str | Path]) -> list[Place]:
@@ -62,6 +84,11 @@ def places(sources: str | Path | Sequence[str | Path]) -> list[Place]:
     found = [place for source in sources for place in _resolve(source)]
     if not found:
         raise DataError("no data source is given. Name a file, a folder or hub:owner/name.")
+    stems, times = Counter(place.stem for place in found), Counter()
+    for index, place in enumerate(found):  # so that no two rows have one id
+        times[place.stem] += 1
+        if stems[place.stem] > 1:
+            found[index] = replace(place, stem=f"{place.stem}#{times[place.stem]}")
     return found
 
 
@@ -69,30 +96,35 @@ def _resolve(source: str | Path) -> list[Place]:
     if isinstance(source, str) and source.startswith(hub.SCHEME):
         address = hub.parse(source)
         return [Place(source, address.name.rpartition("/")[2], address)]
-    path = Path(source).expanduser()
-    if path.is_dir():
+    if not str(source).strip():
+        raise DataError("the name of a data source is empty. Name a file, a folder or hub:owner/name.")
+    try:
+        path = Path(source).expanduser()
+        entries = os.listdir(path) if path.is_dir() else None  # `rglob` is silent about folders that it may not read
+        exists, is_file = path.exists(), path.is_file()
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise DataError(f"{source!s:.200} cannot be read: {reason}. Mend that, or name another file or folder.") from None
+    if entries is not None:
         files = sorted(p for p in path.rglob("*") if p.is_file() and _suffix(p) in SUFFIXES and not _hidden(p, path))
         if not files:
-            raise DataError(f"{path} holds no data file ({', '.join(SUFFIXES)}, each also .gz).")
+            raise DataError(f"{path} holds no data file. Data files end on {_ENDINGS}.")
         return [_file(file) for file in files]
-    if not path.exists():
+    if not exists:
         raise MissingFileError(f"data file not found: {path}. Give the path of a file or a folder, or hub:owner/name.")
+    if not is_file:
+        raise DataError(f"{path} is neither a file nor a folder, and data is read more than once. Save it in a file.")
     if _suffix(path) not in SUFFIXES:
-        raise DataError(f"{path}: unknown kind of file. Data files end on {', '.join(SUFFIXES)}, each also .gz.")
+        raise DataError(f"{path}: unknown kind of file. Data files end on {_ENDINGS}.")
     return [_file(path)]
 
 
 def _file(path: Path) -> Place:
-    stem = path.name
-    for ending in (".gz", _suffix(path)):
-        if stem.lower().endswith(ending):
-            stem = stem[: -len(ending)]
-    return Place(str(path), stem, path)
+    return Place(str(path), path.name[: path.name.lower().rindex(_suffix(path))], path)
 
 
 def _suffix(path: Path) -> str:
-    name = path.name.lower().removesuffix(".gz")
-    return Path(name).suffix
+    return Path(path.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix
 
 
 def _hidden(path: Path, root: Path) -> bool:
@@ -100,10 +132,14 @@ def _hidden(path: Path, root: Path) -> bool:
 
 
 def _binary(path: Path) -> Any:
-    """The bytes of a file, unpacked if they begin as gzip does, whatever the name says."""
+    """The bytes of a file, unpacked if they begin as gzip or zstd does, whatever the name says."""
     stream = path.open("rb")
     if stream.peek(2)[:2] == b"\x1f\x8b":
         return io.BufferedReader(_Unpacked(stream), json_rows.CHUNK)
+    if stream.peek(4)[:4] == b"\x28\xb5\x2f\xfd":
+        import pyarrow as pa
+
+        return io.BufferedReader(pa.CompressedInputStream(stream, "zstd"), json_rows.CHUNK)
     return stream
 
 
@@ -123,22 +159,15 @@ def _rows(stream: Any, path: Path, where: str) -> Numbered:
     suffix = _suffix(path)
     if suffix == ".parquet":
         return _parquet(stream, where)
+    head = bytes(stream.peek(8)[:8])
+    foreign = next((what for begin, what in _FOREIGN.items() if head.startswith(begin)), _BINARY if b"\0" in head else "")
+    if foreign:
+        raise DataError(f"{where} is {foreign}.")
     if suffix in (".csv", ".tsv"):
         return _table(stream, "\t" if suffix == ".tsv" else ",", where)
     if suffix == ".txt":
-        return _prompt_lines(stream)
+        return ((n, {"prompt": line} if isinstance(line, str) else line) for n, line in json_rows.text_lines(stream, where))
     return json_rows.rows(stream, suffix != ".json", where)
-
-
-def _prompt_lines(stream: IO[bytes]) -> Numbered:
-    for number, line in enumerate(stream, 1):
-        try:
-            words = line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-        except UnicodeDecodeError as error:
-            yield number, BadRow(f"not UTF-8: byte {line[error.start]:#04x} at {error.start}", repr(line[:200]))
-            continue
-        if words:
-            yield number, {"prompt": words}
 
 
 def _table(stream: IO[bytes], delimiter: str, where: str) -> Numbered:
@@ -147,7 +176,9 @@ def _table(stream: IO[bytes], delimiter: str, where: str) -> Numbered:
     lines = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     reader = csv.reader(lines, delimiter=delimiter)
     try:
-        header = next(reader, [])
+        header = _columns(next(reader, []), where)
+        if len(header) == 1 and (other := next((mark for mark in ";\t|" if mark in header[0]), "")):
+            raise DataError(f"{where}: its columns are parted by {other!r}. Part them by commas, or by tabs in a .tsv file.")
         begins = reader.line_num + 1
         for cells in reader:
             if cells:
@@ -157,28 +188,42 @@ def _table(stream: IO[bytes], delimiter: str, where: str) -> Numbered:
         raise DataError(f"{where}, line {reader.line_num}: {error}. A quote is probably not closed.") from error
 
 
+def _columns(names: list[str], where: str) -> list[str]:
+    if twice := next((name for name, count in Counter(names).items() if name and count > 1), ""):
+        raise DataError(f"{where}: column {twice:.40} stands twice. Rename or remove one of the two.")
+    return names
+
+
 def _cells(cells: list[str], header: list[str]) -> Row | BadRow:
-    whole = "|".join(cells)
     if len(cells) != len(header):
-        return BadRow(f"uneven row: {len(cells)} cells under {len(header)} columns", ascii(whole[:200]))
-    try:
-        whole.encode("utf-8")
-    except UnicodeEncodeError:
-        return BadRow("not UTF-8: undecodable byte", ascii(whole[:200]))
+        return BadRow(f"uneven row: {len(cells)} cells under {len(header)} columns", ascii("|".join(cells)[:200]))
     return dict(zip(header, cells, strict=True))
 
 
 def _parquet(stream: Any, where: str) -> Numbered:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
     try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as error:
-        raise DataError(f"{where}: Parquet files need pyarrow. Install it with `pip install pyarrow`.") from error
-    number = 0
-    try:
-        for batch in pq.ParquetFile(stream).iter_batches(batch_size=_BATCH, use_threads=False):
-            for row in batch.to_pylist():
-                number += 1
-                yield number, row
+        file, number = pq.ParquetFile(stream), 0
+        _columns(file.schema_arrow.names, where)
+        for batch in file.iter_batches(batch_size=_BATCH, use_threads=False):
+            try:
+                found = batch.to_pylist()
+            except (ValueError, OverflowError):
+                found = [_single(batch.slice(index, 1)) for index in range(batch.num_rows)]
+            yield from enumerate(found, number + 1)
+            number += len(found)
     except pa.ArrowException as error:
-        raise DataError(f"{where}: not a readable Parquet file ({error}). Copy or download the file again.") from error
+        raise DataError(f"{where}: not a readable Parquet file ({_one_line(error)}). Copy or download the file again.") from error
+
+
+def _single(row: Any) -> Row | BadRow:
+    try:
+        return row.to_pylist()[0]
+    except (ValueError, OverflowError) as error:
+        return BadRow(f"unreadable cell: {_one_line(error)}", "")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

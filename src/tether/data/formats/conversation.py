@@ -63,25 +63,9 @@ def read_prompt_response(row: Row) -> Iterator[Demonstration]:
 
 
 FORMATS = (
+    Format("messages", having("messages"), {Demonstration: read_demonstration, Prompt: read_prompt}),
+    Format("sharegpt", having("conversations"), {Demonstration: read_demonstration, Prompt: read_prompt}),
     Format(
-        "messages",
-        "messages",
-        "https://platform.openai.com/docs/guides/supervised-fine-tuning",
-        having("messages"),
-        {Demonstration: read_demonstration, Prompt: read_prompt},
-    ),
-    Format(
-        "sharegpt",
-        "conversations",
-        "https://github.com/lm-sys/FastChat/blob/main/docs/training.md",
-        having("conversations"),
-        {Demonstration: read_demonstration, Prompt: read_prompt},
-    ),
-    Format(
-        "prompt_response",
-        "prompt, response",
-        "https://huggingface.co/docs/trl/dataset_formats#prompt-completion",
-        having("prompt|question|query", "response|completion|output"),
-        {Demonstration: read_prompt_response},
+        "prompt_response", having("prompt|question|query", "response|completion|output"), {Demonstration: read_prompt_response}
     ),
 )

@@ -6,7 +6,6 @@ A reason in a `DataError` reads "category: detail"; quarantined rows are counted
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 from tether.core.errors import DataError
 from tether.core.types import Annotation, ChatRole, Comparison, Conversation, Demonstration, Feedback, Message
 from tether.data.formats.format import Row
+from tether.data.formats.json_rows import fault, kind_name, parse
 
 ROLES: dict[str, ChatRole] = {
     "user": "user",
@@ -46,19 +46,24 @@ def text(row: Row, *names: str) -> str:
     raise DataError(f"missing text: nothing in column {' or '.join(names)}")
 
 
+def optional(row: Row, *names: str) -> str:
+    """The same, or the empty text where none of them holds anything."""
+    return "" if all(missing(row.get(name)) for name in names) else text(row, *names)
+
+
 def as_text(value: Any, name: str) -> str:
     if isinstance(value, str):
         return value
-    if isinstance(value, bool | int | float):
+    if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
         return str(value)
-    raise DataError(f"not a text: column {name} holds a {type(value).__name__}")
+    raise DataError(f"not a text: column {name} holds {value if isinstance(value, float) else kind_name(value)}")
 
 
 def number(value: Any, name: str) -> float:
     """A finite number, also from the text of one."""
     try:
         result = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise DataError(f"not a number: column {name} holds {value!r:.40}") from None
     if not math.isfinite(result):
         raise DataError(f"not a number: column {name} holds {value!r:.40}")
@@ -81,12 +86,12 @@ def sequence(value: Any, name: str) -> list[Any]:
     """A list, also from the JSON text of one, as CSV files carry it."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
-            value = json.loads(value)
-        except ValueError:
-            raise DataError(f"not a list: column {name} holds a text that only begins like a JSON list") from None
+            value = _sound(parse(value), name)
+        except ValueError as error:
+            raise DataError(f"not a list: column {name} holds a text that only begins like one ({error})") from None
     if isinstance(value, list | tuple):
         return list(value)
-    raise DataError(f"not a list: column {name} holds a {type(value).__name__}")
+    raise DataError(f"not a list: column {name} holds {kind_name(value)}")
 
 
 def turns(value: Any, speaker: ChatRole, name: str) -> Conversation:
@@ -98,9 +103,16 @@ def turns(value: Any, speaker: ChatRole, name: str) -> Conversation:
     if isinstance(value, Mapping):
         value = [value]
     if isinstance(value, list | tuple):
-        messages = tuple(_message(item, name) for item in value)
+        messages = tuple(_message(item, name) for item in _sound(value, name))
         return tuple(m for m in messages if m.role != "system" or m.content.strip())
     return (Message(speaker, as_text(value, name)),)
+
+
+def _sound(value: Any, name: str) -> Any:
+    """The value itself. What a cell's JSON text holds went past the check of its row, for which it was one text."""
+    if reason := fault(value):
+        raise DataError(f"{reason}, in the JSON text of column {name}")
+    return value
 
 
 def _from_json(value: Any) -> Any:
@@ -108,7 +120,7 @@ def _from_json(value: Any) -> Any:
     if not (isinstance(value, str) and value.startswith(('[{"', '{"'))):
         return value
     try:
-        decoded = json.loads(value)
+        decoded = parse(value)
     except ValueError:
         return value
     items = decoded if isinstance(decoded, list) else [decoded]
@@ -120,7 +132,7 @@ def _from_json(value: Any) -> Any:
 
 def _message(item: Any, name: str) -> Message:
     if not isinstance(item, Mapping):
-        raise DataError(f"not a message: column {name} lists a {type(item).__name__} where a role and a content belong")
+        raise DataError(f"not a message: column {name} lists {kind_name(item)} where a role and a content belong")
     spoken = item.get("role") or item.get("from")
     role = ROLES.get(str(spoken).strip().lower())
     if role is None:
@@ -129,7 +141,7 @@ def _message(item: Any, name: str) -> Message:
     if isinstance(content, list):
         content = "".join(_text_part(part, name) for part in content)
     if not isinstance(content, str):
-        raise DataError(f"not a message: the content of a turn in column {name} is a {type(content).__name__}, not a text")
+        raise DataError(f"not a message: the content of a turn in column {name} is {kind_name(content)} and not a text")
     return Message(role, content)
 
 
@@ -185,8 +197,8 @@ def checked_response(messages: Conversation, name: str) -> Conversation:
 
 def system_turn(row: Row) -> Conversation:
     """The column `system` as a turn, where it holds one."""
-    value = row.get("system")
-    return (Message("system", value),) if isinstance(value, str) and value.strip() else ()
+    value = optional(row, "system")
+    return (Message("system", value),) if value.strip() else ()
 
 
 def demonstration(prompt: Conversation, response: str, metadata: Mapping[str, Any]) -> Demonstration:

@@ -32,8 +32,6 @@ class Format:
     """
 
     name: str
-    columns: str
-    link: str
     matches: Callable[[Row], bool]
     readers: Mapping[type, Reader]
     refuses: tuple[type, ...] = ()

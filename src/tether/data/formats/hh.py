@@ -71,8 +71,6 @@ def read_pair(row: Row) -> Iterator[Comparison]:
 FORMATS = (
     Format(
         "hh",
-        "chosen, rejected (transcripts)",
-        "https://github.com/anthropics/hh-rlhf",
         lambda row: is_transcript(row.get("chosen")) and is_transcript(row.get("rejected")) and "prompt" not in row,
         {Comparison: read_pair},
     ),

@@ -11,7 +11,7 @@ from tether.core.errors import DataError
 from tether.data.formats.format import Row
 
 SCHEME = "hub:"
-_ADDRESS = re.compile(r"hub:(?P<name>[\w.-]+/[\w.-]+)(?:/(?P<config>[\w.-]+))?(?::(?P<split>[\w.\[\]%:+-]+))?")
+_ADDRESS = re.compile(r"hub:(?P<name>\w[\w.-]*/\w[\w.-]*)(?:/(?P<config>[\w.-]+))?(?::(?P<split>[\w.\[\]%:+-]+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,32 +41,17 @@ def rows(address: Address) -> Iterator[tuple[int, Row]]:
     """The rows of a split as they arrive, numbered from 1.
 
     Raises:
-        DataError: `datasets` is not installed, the hub cannot be reached, or the data set, configuration or split is unknown.
+        DataError: the hub cannot be reached, or the data set, configuration or split is unknown.
     """
-    try:
-        import datasets
-    except ImportError as error:
-        raise DataError("data sets on the hub need the package datasets. Install it with `pip install datasets`.") from error
+    import datasets
+
     try:
         stream: Any = datasets.load_dataset(address.name, address.config, split=address.split, streaming=True)
-        iterator = iter(stream)
+        for number, row in enumerate(stream, 1):
+            yield number, dict(row)
     except Exception as error:
-        raise _unreachable(address, error) from error
-    number = 0
-    while True:
-        try:
-            row = next(iterator)
-        except StopIteration:
-            return
-        except Exception as error:
-            raise _unreachable(address, error) from error
-        number += 1
-        yield number, dict(row)
-
-
-def _unreachable(address: Address, error: Exception) -> DataError:
-    place = f"{address.name}{'/' + address.config if address.config else ''}, split {address.split}"
-    return DataError(
-        f"the hub data set {place} cannot be read: {type(error).__name__}: {str(error)[:300]}. "
-        "Check the name and the connection; without one, download it elsewhere and give the path of its files."
-    )
+        place = f"{address.name}{'/' + address.config if address.config else ''}, split {address.split}"
+        raise DataError(
+            f"the hub data set {place} cannot be read: {type(error).__name__}: {str(error)[:300]}. "
+            "Check the name and the connection; without one, download it elsewhere and give the path of its files."
+        ) from error

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tether.core.errors import DataError
 from tether.core.types import Conversation, Demonstration, Message
-from tether.data.formats.fields import as_text, demonstration, leftover, missing, sequence, system_turn, text
+from tether.data.formats.fields import as_text, demonstration, leftover, optional, sequence, system_turn, text
 from tether.data.formats.format import Format, Row, having
 
 _PLACEHOLDERS = {"noinput", "n/a", "none", ""}
@@ -26,8 +26,8 @@ def instruction_prompt(instruction: str, context: str) -> Conversation:
 def read_instruction(row: Row) -> Iterator[Demonstration]:
     """Alpaca's `instruction`, `input`, `output` or Dolly's `instruction`, `context`, `response`; `history` and `system`
     as LLaMA-Factory writes them."""
-    context = "" if missing(row.get("input")) and missing(row.get("context")) else text(row, "input", "context")
-    prompt = system_turn(row) + _history(row) + instruction_prompt(text(row, "instruction"), context)
+    asked = instruction_prompt(text(row, "instruction"), optional(row, "input", "context"))
+    prompt = system_turn(row) + _history(row) + asked
     used = ("id", "system", "history", "instruction", "input", "context", "output", "response")
     yield demonstration(prompt, text(row, "output", "response"), leftover(row, used))
 
@@ -58,32 +58,8 @@ def read_self_instruct(row: Row) -> Iterator[Demonstration | DataError]:
 
 
 FORMATS = (
-    Format(
-        "self_instruct",
-        "instruction, instances",
-        "https://github.com/yizhongw/self-instruct",
-        having("instruction", "instances"),
-        {Demonstration: read_self_instruct},
-    ),
-    Format(
-        "alpaca_eval_instructions",
-        "instruction, output, generator",
-        "https://github.com/tatsu-lab/alpaca_eval",
-        having("instruction", "output", "generator"),
-        {Demonstration: read_instruction},
-    ),
-    Format(
-        "dolly",
-        "instruction, context, response",
-        "https://huggingface.co/datasets/databricks/databricks-dolly-15k",
-        having("instruction", "context", "response"),
-        {Demonstration: read_instruction},
-    ),
-    Format(
-        "alpaca",
-        "instruction, input, output",
-        "https://github.com/tatsu-lab/stanford_alpaca",
-        having("instruction", "output|response"),
-        {Demonstration: read_instruction},
-    ),
+    Format("self_instruct", having("instruction", "instances"), {Demonstration: read_self_instruct}),
+    Format("alpaca_eval_instructions", having("instruction", "output", "generator"), {Demonstration: read_instruction}),
+    Format("dolly", having("instruction", "context", "response"), {Demonstration: read_instruction}),
+    Format("alpaca", having("instruction", "output|response"), {Demonstration: read_instruction}),
 )

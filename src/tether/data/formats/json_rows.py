@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import codecs
+import itertools
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import IO, Any
@@ -13,10 +15,15 @@ from tether.data.formats.format import Row
 
 CHUNK = 1 << 16
 LONGEST_ELEMENT = 1 << 26
-"""More text than this without the end of an element means that the file is damaged, not that the element is long."""
+"""More text than this without the end of an element or line means that the file is damaged, not that the element is long."""
+DEEPEST = 100
+"""Lists and objects inside one another; whoever walks over a row may do so by recursion."""
 
+_NAMES = {dict: "an object", list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
 _SPACE = " \t\r\n"
 _BOM = codecs.BOM_UTF8
+_TOO_DEEP = f"malformed JSON: lists or objects nested more than {DEEPEST} deep"
+_UNPAIRED = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,8 @@ def rows(stream: Any, is_lines: bool, where: str) -> Iterator[tuple[int, Row | B
     elif not is_lines and head.startswith(b"{") and _spans_lines(head):
         yield from _Elements(stream, where).sequence()
     else:
-        yield from _lines(stream)
+        for number, line in text_lines(stream, where):
+            yield number, line if isinstance(line, BadRow) else _line(line)
 
 
 def _spans_lines(head: bytes) -> bool:
@@ -49,45 +57,79 @@ def _spans_lines(head: bytes) -> bool:
         return False
     try:
         json.loads(first)
-    except ValueError:
+    except (ValueError, RecursionError):
         return not first.rstrip().endswith(b"}")
     return False
 
 
-def _lines(stream: IO[bytes]) -> Iterator[tuple[int, Row | BadRow]]:
-    for number, line in enumerate(stream, 1):
-        if number == 1:
-            line = line.removeprefix(_BOM)
-        if not line.strip():
-            continue
+def text_lines(stream: IO[bytes], where: str) -> Iterator[tuple[int, str | BadRow]]:
+    """The lines that hold something, with their 1-based numbers, decoded and without the white space around them."""
+    for number in itertools.count(1):
+        line = stream.readline(LONGEST_ELEMENT + 1)
+        if not line:
+            return
+        if len(line) > LONGEST_ELEMENT:
+            raise DataError(
+                f"{where}, line {number}: longer than {LONGEST_ELEMENT >> 20} MiB. The file is damaged, or has no lines."
+            )
         try:
-            yield number, _line(line.decode("utf-8").strip())
+            if words := line.removeprefix(_BOM if number == 1 else b"").decode("utf-8").strip():
+                yield number, words
         except UnicodeDecodeError as error:
-            yield number, BadRow(f"not UTF-8: byte {line[error.start]:#04x} at {error.start}", repr(line[:200]))
+            bad = error.object[error.start]
+            yield number, BadRow(f"not UTF-8: byte {bad:#04x} at {error.start}; save the file as UTF-8", repr(line[:200]))
 
 
 def _line(line: str) -> Row | BadRow:
     try:
-        value = json.loads(line)
+        return as_row(parse(line), line)
+    except ValueError as error:
+        return BadRow(str(error), line[:400])
+
+
+def parse(words: str) -> Any:
+    """The value of a whole JSON text.
+
+    Raises:
+        ValueError: it is malformed or nested too deeply; the message is a quarantined row's reason.
+    """
+    try:
+        return json.loads(words)
     except json.JSONDecodeError as error:
-        return BadRow(f"malformed JSON: {error.msg} at column {error.pos + 1}", line[:400])
-    except (ValueError, RecursionError) as error:
-        return BadRow(f"malformed JSON: {error}", line[:400])
-    return as_row(value, line)
+        raise ValueError(f"malformed JSON: {error.msg} at column {error.pos + 1}") from None
+    except ValueError:
+        raise ValueError("malformed JSON: a number of thousands of digits") from None
+    except RecursionError:
+        raise ValueError(_TOO_DEEP) from None
+
+
+def kind_name(value: Any) -> str:
+    """What JSON calls such a value, for messages."""
+    return "nothing" if value is None else _NAMES.get(type(value), f"a {type(value).__name__}")
 
 
 def as_row(value: Any, source: str) -> Row | BadRow:
-    """The value, if it is an object whose texts can be written as UTF-8 again."""
-    if not isinstance(value, dict):
-        return BadRow(f"not an object: a row is a {type(value).__name__}", source[:400])
-    if "\\ud" in source or "\\uD" in source or not source.isascii():
-        try:
-            json.dumps(value, ensure_ascii=False).encode("utf-8")
-        except UnicodeEncodeError as error:
-            lone = error.object[error.start]
-            kind = "not UTF-8: undecodable byte" if "\udc80" <= lone <= "\udcff" else "not UTF-8: half a surrogate pair"
-            return BadRow(kind, source[:400].encode("utf-8", "backslashreplace").decode())
-    return value
+    """The value, if it is an object."""
+    return value if isinstance(value, dict) else BadRow(f"not an object: a row is {kind_name(value)}", ascii(source[:400])[1:-1])
+
+
+def fault(value: Any) -> str:
+    """Why a value cannot be used, wherever it came from: too deep, a text with NUL or that is no UTF-8; empty if it can."""
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        for words in level:
+            if isinstance(words, str) and "\0" in words:
+                return "NUL character: a text holds a byte 0; take it out"
+            if isinstance(words, str) and not words.isascii() and (lone := _UNPAIRED.search(words)):
+                undecoded = 0xDC80 <= ord(lone[0]) <= 0xDCFF
+                return f"not UTF-8: {'undecodable byte' if undecoded else 'half a surrogate pair'}"
+        inside = [
+            (*outer, *outer.values()) if isinstance(outer, dict) else outer for outer in level if isinstance(outer, dict | list)
+        ]
+        if not inside:
+            return ""
+        level = list(itertools.chain.from_iterable(inside))
+    return _TOO_DEEP
 
 
 class _Elements:
@@ -131,17 +173,22 @@ class _Elements:
             except json.JSONDecodeError as error:
                 if self._may_continue(error) and self._refill():
                     continue
-                raise DataError(
-                    f"{self._where}, element {self._index}: malformed JSON ({error.msg}). What follows in the array cannot be "
-                    "told apart; mend the element, or write one object a line, where a bad line harms only itself."
-                ) from None
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{self._where}, element {self._index}: malformed JSON ({error}).") from None
+                raise self._malformed(error.msg) from None
+            except ValueError:
+                raise self._malformed("a number of thousands of digits") from None
+            except RecursionError:
+                raise self._malformed(f"lists or objects nested more than {DEEPEST} deep") from None
             if end == len(self._text) and not isinstance(value, dict | list) and self._refill():
                 continue
             source = self._text[self._position : end]
             self._position = end
             return self._index, as_row(value, source)
+
+    def _malformed(self, what: str) -> DataError:
+        return DataError(
+            f"{self._where}, element {self._index}: malformed JSON ({what}). What follows in the array cannot be "
+            "told apart; mend the element, or write one object a line, where a bad line harms only itself."
+        )
 
     def _may_continue(self, error: json.JSONDecodeError) -> bool:
         """Whether the error is only that the window ends here."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from tether.core.errors import DataError
 from tether.core.types import Comparison, Message
-from tether.data.formats.fields import judged, leftover, missing, number, text
+from tether.data.formats.fields import judged, leftover, missing, number, optional, text
 from tether.data.formats.format import Format, Row, having
 from tether.data.formats.instruction import instruction_prompt
 
@@ -25,7 +25,7 @@ _SCALE = {
     "b-is-slightly-better": (-0.5, 1.0),
     "b-is-better": (-1.0, 2.0),
 }
-_ANNOTATOR = re.compile(r"annotator_?(\d+)")
+_ANNOTATOR = re.compile(r"annotator_?(\d{1,9})")
 
 
 def read_alpaca_eval(row: Row) -> Iterator[Comparison]:
@@ -41,7 +41,7 @@ def read_alpaca_eval(row: Row) -> Iterator[Comparison]:
     probability = 0.5 if preference == 0 else 2.0 - preference
     used = ("id", "instruction", "input", "output_1", "output_2", "generator_1", "generator_2", "annotator", "preference")
     yield judged(
-        instruction_prompt(text(row, "instruction"), "" if missing(row.get("input")) else text(row, "input")),
+        instruction_prompt(text(row, "instruction"), optional(row, "input")),
         (text(row, "output_1"), text(row, "output_2")),
         [(str(row.get("annotator") or "judge"), 2.0 * probability - 1.0)],
         probability=probability,
@@ -74,7 +74,7 @@ def read_pandalm(row: Row) -> Iterator[Comparison]:
         raise DataError("no verdict: no annotator voted")
     models = str(row.get("cmp_key") or "").split("_")
     yield judged(
-        instruction_prompt(text(row, "instruction"), "" if missing(row.get("input")) else text(row, "input")),
+        instruction_prompt(text(row, "instruction"), optional(row, "input")),
         (text(row, "response1"), text(row, "response2")),
         votes,
         models=(models[0], models[1]) if len(models) == 2 else None,
@@ -101,32 +101,8 @@ def read_open_instruct(row: Row) -> Iterator[Comparison]:
 
 
 FORMATS = (
-    Format(
-        "alpaca_eval",
-        "instruction, output_1, output_2, preference",
-        "https://github.com/tatsu-lab/alpaca_eval",
-        having("instruction", "output_1", "output_2", "preference"),
-        {Comparison: read_alpaca_eval},
-    ),
-    Format(
-        "llmbar",
-        "input, output_1, output_2, label",
-        "https://github.com/princeton-nlp/LLMBar",
-        having("input", "output_1", "output_2", "label"),
-        {Comparison: read_llmbar},
-    ),
-    Format(
-        "pandalm",
-        "instruction, input, response1, response2, annotator1...",
-        "https://github.com/WeOpenML/PandaLM",
-        having("instruction", "response1", "response2", "annotator1|annotator_1"),
-        {Comparison: read_pandalm},
-    ),
-    Format(
-        "open_instruct",
-        "prompt, completion_a, completion_b, preference, evaluator",
-        "https://github.com/allenai/open-instruct",
-        having("prompt", "completion_a", "completion_b", "preference"),
-        {Comparison: read_open_instruct},
-    ),
+    Format("alpaca_eval", having("instruction", "output_1", "output_2", "preference"), {Comparison: read_alpaca_eval}),
+    Format("llmbar", having("input", "output_1", "output_2", "label"), {Comparison: read_llmbar}),
+    Format("pandalm", having("instruction", "response1", "response2", "annotator1|annotator_1"), {Comparison: read_pandalm}),
+    Format("open_instruct", having("prompt", "completion_a", "completion_b", "preference"), {Comparison: read_open_instruct}),
 )

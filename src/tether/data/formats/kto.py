@@ -38,18 +38,6 @@ def read_feedback(row: Row) -> Iterator[Feedback]:
 
 
 FORMATS = (
-    Format(
-        "kto_messages",
-        "messages, label",
-        "https://github.com/hiyouga/LLaMA-Factory/blob/main/data/README.md",
-        having("messages|conversations", "label|kto_tag"),
-        {Feedback: read_feedback},
-    ),
-    Format(
-        "kto",
-        "prompt, completion, label",
-        "https://huggingface.co/docs/trl/dataset_formats#unpaired-preference",
-        having("prompt|question", "completion|response", "label"),
-        {Feedback: read_feedback},
-    ),
+    Format("kto_messages", having("messages|conversations", "label|kto_tag"), {Feedback: read_feedback}),
+    Format("kto", having("prompt|question", "completion|response", "label"), {Feedback: read_feedback}),
 )

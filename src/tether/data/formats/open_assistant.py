@@ -12,7 +12,7 @@ from typing import Any
 
 from tether.core.errors import DataError
 from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Message, Prompt
-from tether.data.formats.fields import ROLES, as_text, checked_prompt, comparison, leftover, missing, number
+from tether.data.formats.fields import ROLES, as_text, checked_prompt, comparison, leftover, missing, number, sequence
 from tether.data.formats.format import Format, Row
 
 Node = Mapping[str, Any]
@@ -75,7 +75,8 @@ def _asked(node: Node, before: Conversation) -> Iterator[tuple[Conversation, lis
 
 
 def _replies(node: Node) -> list[Node]:
-    return [reply for reply in node.get("replies") or () if isinstance(reply, Mapping) and not reply.get("deleted")]
+    replies = sequence(node.get("replies") or (), "replies")
+    return [reply for reply in replies if isinstance(reply, Mapping) and not reply.get("deleted")]
 
 
 def _rank(node: Node) -> float:
@@ -92,8 +93,6 @@ def _message(node: Node) -> Message:
 FORMATS = (
     Format(
         "open_assistant",
-        "message_tree_id, prompt (a tree of replies)",
-        "https://github.com/LAION-AI/Open-Assistant/tree/main/oasst-data",
         lambda row: isinstance(row.get("prompt"), Mapping) and ("message_tree_id" in row or "replies" in row["prompt"]),
         {Comparison: read_pairs, Demonstration: read_best_path, Prompt: read_prompt},
         refuses=(Feedback,),

@@ -12,7 +12,19 @@ from typing import Any
 
 from tether.core.errors import DataError
 from tether.core.types import Annotation, Comparison, Conversation
-from tether.data.formats.fields import as_text, boolean, comparison, fold, leftover, missing, number, system_turn, turns
+from tether.data.formats.fields import (
+    as_text,
+    boolean,
+    comparison,
+    fold,
+    leftover,
+    missing,
+    number,
+    optional,
+    sequence,
+    system_turn,
+    turns,
+)
 from tether.data.formats.format import Format, Row, having
 from tether.data.formats.hh import awaits_assistant, shared_prompt, split_prompt
 
@@ -44,6 +56,7 @@ def read_pair(row: Row) -> Iterator[Comparison]:
     probability = None if missing(row.get("probability")) else number(row["probability"], "probability")
     if probability is not None and not 0.0 <= probability <= 1.0:
         raise DataError(f"impossible probability: {probability}")
+    votes = [] if missing(row.get("annotations")) else sequence(row["annotations"], "annotations")
     yield comparison(
         prompt,
         chosen,
@@ -51,8 +64,8 @@ def read_pair(row: Row) -> Iterator[Comparison]:
         tie=tie,
         margin=margin,
         probability=probability,
-        annotations=[_annotation(item) for item in row.get("annotations") or ()],
-        group=as_text(row.get("group") or "", "group"),
+        annotations=[_annotation(item) for item in votes],
+        group=optional(row, "group"),
         metadata=leftover(row, _USED),
     )
 
@@ -105,22 +118,13 @@ def _margin(row: Row) -> tuple[float | None, bool]:
 def _annotation(item: Any) -> Annotation:
     if not isinstance(item, dict) or not {"annotator", "preference"} <= item.keys():
         raise DataError("not an annotation: annotations need annotator and preference")
-    return Annotation(str(item["annotator"]), number(item["preference"], "preference"))
+    lean = number(item["preference"], "preference")
+    if not -1.0 <= lean <= 1.0:
+        raise DataError(f"impossible preference: {lean:g} of an annotator, not between -1 and 1")
+    return Annotation(as_text(item["annotator"], "annotator"), lean)
 
 
 FORMATS = (
-    Format(
-        "sharegpt_pairs",
-        "conversations, chosen, rejected",
-        "https://github.com/hiyouga/LLaMA-Factory/blob/main/data/README.md",
-        having("conversations", "chosen", "rejected"),
-        {Comparison: read_pair},
-    ),
-    Format(
-        "preference",
-        "prompt, chosen, rejected",
-        "https://huggingface.co/docs/trl/dataset_formats#preference",
-        having("chosen", "rejected"),
-        {Comparison: read_pair},
-    ),
+    Format("sharegpt_pairs", having("conversations", "chosen", "rejected"), {Comparison: read_pair}),
+    Format("preference", having("chosen", "rejected"), {Comparison: read_pair}),
 )

@@ -11,7 +11,17 @@ from collections.abc import Iterator, Mapping
 
 from tether.core.errors import DataError
 from tether.core.types import Conversation, Demonstration, Feedback, Message, Problem, Prompt
-from tether.data.formats.fields import as_text, boolean, checked_prompt, demonstration, feedback, leftover, missing, text
+from tether.data.formats.fields import (
+    as_text,
+    boolean,
+    checked_prompt,
+    demonstration,
+    feedback,
+    leftover,
+    missing,
+    optional,
+    text,
+)
 from tether.data.formats.format import Format, Row, having
 from tether.data.formats.preference import prompt_turns
 
@@ -71,8 +81,8 @@ def read_question_answer(row: Row) -> Iterator[Problem]:
     if not answer.strip():
         raise DataError("no final answer: column answer is empty")
     used = ("id", "system", "answer", "ground_truth", "solution", *_QUESTIONS)
-    solution = "" if missing(row.get("solution")) else text(row, "solution")
-    yield Problem(checked_prompt(prompt_turns(row, *_QUESTIONS)), answer.strip(), solution, metadata=leftover(row, used))
+    prompt = checked_prompt(prompt_turns(row, *_QUESTIONS))
+    yield Problem(prompt, answer.strip(), optional(row, "solution"), metadata=leftover(row, used))
 
 
 def answer_demonstration(row: Row) -> Iterator[Demonstration]:
@@ -97,11 +107,10 @@ def read_gsm8k_solutions(row: Row) -> Iterator[Feedback | DataError]:
 def read_gsm8k_truth(row: Row) -> Iterator[Problem]:
     r"""The question of a row of model solutions; the truth ends on "A: 18"."""
     truth = text(row, "ground_truth")
-    final = re.search(r"\nA:\s*(.+)\s*\Z", truth)
-    if final is None:
+    _, mark, final = truth.rstrip().rpartition("\nA:")
+    if not mark or "\n" in final.strip():
         raise DataError("no final answer: ground_truth does not end on a line A:")
-    answer = gsm8k_answer(f"#### {final[1]}")
-    yield Problem(_ask(text(row, "question")), answer, truth, metadata={})
+    yield Problem(_ask(text(row, "question")), gsm8k_answer(f"#### {final}"), truth, metadata={})
 
 
 def read_gsm8k_question(row: Row) -> Iterator[Prompt]:
@@ -115,29 +124,17 @@ def _ask(question: str) -> Conversation:
 FORMATS = (
     Format(
         "gsm8k_solutions",
-        "question, ground_truth, and solutions with is_correct",
-        "https://github.com/openai/grade-school-math",
         lambda row: "question" in row and any(isinstance(value, Mapping) and "is_correct" in value for value in row.values()),
         {Feedback: read_gsm8k_solutions, Problem: read_gsm8k_truth, Prompt: read_gsm8k_question},
     ),
     Format(
         "gsm8k",
-        "question, answer (ends on ####)",
-        "https://github.com/openai/grade-school-math",
         lambda row: "question" in row and isinstance(row.get("answer"), str) and "####" in row["answer"],
         {Problem: read_gsm8k},
     ),
-    Format(
-        "math",
-        "problem, solution",
-        "https://github.com/hendrycks/math",
-        having("problem", "solution"),
-        {Problem: read_math},
-    ),
+    Format("math", having("problem", "solution"), {Problem: read_math}),
     Format(
         "question_answer",
-        "question, answer",
-        "https://huggingface.co/docs/trl/dataset_formats",
         having("question|prompt|problem|instruction", "answer|ground_truth"),
         {Problem: read_question_answer, Demonstration: answer_demonstration},
     ),

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 from tether.core.errors import DataError
 from tether.core.types import Message, Prompt
-from tether.data.formats.fields import as_text, checked_prompt, leftover, sequence
+from tether.data.formats.fields import as_text, checked_prompt, leftover, missing, sequence
 from tether.data.formats.format import Format, Reader, Row, having
 from tether.data.formats.preference import prompt_turns
 
@@ -27,18 +27,13 @@ def read_turns(row: Row) -> Iterator[Prompt]:
 
 
 def reader(*columns: str) -> Reader:
-    """A reader of the first of these columns, with all others as metadata."""
+    """A reader of the first of these columns that holds something, with all others as metadata."""
 
     def read_prompt(row: Row) -> Iterator[Prompt]:
-        prompt = prompt_turns(row, *columns)
-        yield Prompt(checked_prompt(prompt), metadata=leftover(row, ("id", "system", "task_id", columns[0])))
+        name = next((name for name in columns if not missing(row.get(name))), columns[0])
+        yield Prompt(checked_prompt(prompt_turns(row, name)), metadata=leftover(row, ("id", "system", "task_id", name)))
 
     return read_prompt
-
-
-def _plain(row: Row) -> Iterator[Prompt]:
-    column = next(name for name in _PLAIN if name in row)
-    return iter(reader(column)(row))
 
 
 def _only(*names: str) -> Callable[[Row], bool]:
@@ -46,39 +41,9 @@ def _only(*names: str) -> Callable[[Row], bool]:
 
 
 FORMATS = (
-    Format(
-        "mt_bench",
-        "question_id, turns",
-        "https://github.com/lm-sys/FastChat/tree/main/fastchat/llm_judge",
-        having("turns"),
-        {Prompt: read_turns},
-    ),
-    Format(
-        "human_eval",
-        "task_id, prompt, entry_point, test",
-        "https://github.com/openai/human-eval",
-        having("prompt", "entry_point", "test"),
-        {Prompt: reader("prompt")},
-    ),
-    Format(
-        "model_written_evals",
-        "question, answer_matching_behavior",
-        "https://github.com/anthropics/evals",
-        having("question", "answer_matching_behavior"),
-        {Prompt: reader("question")},
-    ),
-    Format(
-        "sycophancy",
-        "prompt, corrects, incorrects",
-        "https://github.com/anthropics/evals/tree/main/sycophancy",
-        having("prompt", "corrects", "incorrects"),
-        {Prompt: reader("prompt")},
-    ),
-    Format(
-        "prompts",
-        "prompt (or question, instruction)",
-        "https://huggingface.co/docs/trl/dataset_formats#prompt-only",
-        _only(*_PLAIN),
-        {Prompt: _plain},
-    ),
+    Format("mt_bench", having("turns"), {Prompt: read_turns}),
+    Format("human_eval", having("prompt", "entry_point", "test"), {Prompt: reader("prompt")}),
+    Format("model_written_evals", having("question", "answer_matching_behavior"), {Prompt: reader("question")}),
+    Format("sycophancy", having("prompt", "corrects", "incorrects"), {Prompt: reader("prompt")}),
+    Format("prompts", _only(*_PLAIN), {Prompt: reader(*_PLAIN)}),
 )

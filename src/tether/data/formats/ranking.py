@@ -27,6 +27,9 @@ from tether.data.formats.fields import (
 from tether.data.formats.format import Format, Reader, Row, having
 from tether.data.formats.preference import prompt_turns
 
+MOST = 512
+"""Responses of one row; so many give 130,816 pairs."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Ranked:
@@ -49,8 +52,8 @@ class Ranking:
 
 def pairs(ranking: Ranking) -> Iterator[Comparison | DataError]:
     """All pairs, the better response first; equal worth is a tie."""
-    if len(ranking.responses) < 2:
-        raise DataError("too few responses: a ranking needs two")
+    if not 2 <= (count := len(ranking.responses)) <= MOST:
+        raise DataError(f"too {'few' if count < 2 else 'many'} responses: {count}, and a ranking has 2 to {MOST}")
     for one, other in combinations(ranking.responses, 2):
         better, worse = (other, one) if other.worth > one.worth else (one, other)
         metadata = dict(ranking.metadata)
@@ -130,28 +133,7 @@ def _readers(parse: Callable[[Row], Ranking]) -> dict[type, Reader]:
 
 # The middle of a ranking is chosen in one pair and rejected in the next: as single verdicts these would contradict.
 FORMATS = (
-    Format(
-        "ultrafeedback",
-        "instruction, completions (response, overall_score)",
-        "https://huggingface.co/datasets/openbmb/UltraFeedback",
-        having("instruction", "completions"),
-        _readers(ultrafeedback),
-        refuses=(Feedback,),
-    ),
-    Format(
-        "nectar",
-        "prompt, answers (answer, rank)",
-        "https://huggingface.co/datasets/berkeley-nest/Nectar",
-        having("prompt", "answers"),
-        _readers(nectar),
-        refuses=(Feedback,),
-    ),
-    Format(
-        "ranking",
-        "prompt, responses, scores or ranks",
-        "https://huggingface.co/docs/trl/dataset_formats",
-        having("prompt|question|instruction", "responses", "scores|ranks"),
-        _readers(lists),
-        refuses=(Feedback,),
-    ),
+    Format("ultrafeedback", having("instruction", "completions"), _readers(ultrafeedback), refuses=(Feedback,)),
+    Format("nectar", having("prompt", "answers"), _readers(nectar), refuses=(Feedback,)),
+    Format("ranking", having("prompt|question|instruction", "responses", "scores|ranks"), _readers(lists), refuses=(Feedback,)),
 )

@@ -93,5 +93,5 @@ def kind_reader(layout: Format, kind: type, where: str, row: Row) -> Reader:
 
 
 def _columns(row: Row) -> str:
-    names = [name or "(unnamed)" for name in row]
+    names = ["".join(c if c.isprintable() else "?" for c in name[:40]) or "(unnamed)" for name in row]
     return ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")

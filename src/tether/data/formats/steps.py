@@ -11,7 +11,7 @@ from typing import Any
 
 from tether.core.errors import DataError
 from tether.core.types import Message, StepLabels
-from tether.data.formats.fields import as_text, boolean, checked_prompt, leftover, missing, number, sequence, text
+from tether.data.formats.fields import as_text, boolean, checked_prompt, leftover, missing, number, optional, sequence, text
 from tether.data.formats.format import Format, Row, having
 from tether.data.formats.preference import prompt_turns
 
@@ -42,7 +42,7 @@ def read_prmbench(row: Row) -> Iterator[StepLabels]:
         steps,
         tuple(position not in errors for position in range(1, len(steps) + 1)),
         leftover(row, _PRMBENCH),
-        group="" if missing(row.get("question")) else text(row, "question"),
+        group=optional(row, "question"),
     )
 
 
@@ -71,18 +71,6 @@ def _labelled(prompt: Any, steps: tuple[str, ...], labels: tuple[bool | None, ..
 
 
 FORMATS = (
-    Format(
-        "prmbench",
-        "modified_question, modified_process, error_steps",
-        "https://github.com/ssmisya/PRMBench",
-        having("modified_process", "error_steps"),
-        {StepLabels: read_prmbench},
-    ),
-    Format(
-        "steps",
-        "prompt, steps, labels",
-        "https://huggingface.co/docs/trl/dataset_formats#stepwise-supervision",
-        having("prompt|question|problem", "steps|completions", "labels"),
-        {StepLabels: read_plain},
-    ),
+    Format("prmbench", having("modified_process", "error_steps"), {StepLabels: read_prmbench}),
+    Format("steps", having("prompt|question|problem", "steps|completions", "labels"), {StepLabels: read_plain}),
 )

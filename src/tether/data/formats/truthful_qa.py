@@ -21,12 +21,4 @@ def read_answer(row: Row) -> Iterator[Feedback]:
     yield feedback((Message("user", text(row, "question")),), response, min(scores.values()) >= 0.5, metadata)
 
 
-FORMATS = (
-    Format(
-        "truthful_qa",
-        "question, answer, true, info",
-        "https://github.com/openai/following-instructions-human-feedback",
-        having("question", "answer", "true", "info"),
-        {Feedback: read_answer},
-    ),
-)
+FORMATS = (Format("truthful_qa", having("question", "answer", "true", "info"), {Feedback: read_answer}),)

@@ -58,18 +58,6 @@ def read_hub_row(row: Row) -> Iterator[Comparison]:
 
 
 FORMATS = (
-    Format(
-        "webgpt",
-        "question, answer_0, answer_1, score_0, score_1",
-        "https://huggingface.co/datasets/openai/webgpt_comparisons",
-        having("question", "answer_0", "answer_1", "score_0", "score_1"),
-        {Comparison: read_hub_row},
-    ),
-    Format(
-        "webgpt_lists",
-        "text (two), score (two)",
-        "https://github.com/Linear95/DSP",
-        having("text", "score"),
-        {Comparison: read_lists},
-    ),
+    Format("webgpt", having("question", "answer_0", "answer_1", "score_0", "score_1"), {Comparison: read_hub_row}),
+    Format("webgpt_lists", having("text", "score"), {Comparison: read_lists}),
 )
