@@ -85,18 +85,18 @@ class Reference:
         while True:
             process, writing = self.start(), len(kills) % 2 == 1 and len(kills) < most
             self._wait_for_work(process)
-            moment = time.monotonic() + chance.random() * (self.seconds - self.first) / 4
+            moment = time.monotonic() + chance.random() * (self.seconds - self.first) / 2
             if len(kills) == most:
                 moment = float("inf")
             seen = ""
             while process.poll() is None and time.monotonic() < moment + 60 * writing and not seen:
-                # After the moment the next checkpoint in the making will do.
+                # After the moment, the next checkpoint in the making.
                 seen = self._being_written() if writing and time.monotonic() > moment else ""
                 time.sleep(0.0002 if writing else 0.002)
             if process.poll() is None:
                 process.send_signal(signal.SIGKILL)
                 process.wait()
-                kills.append((f"while writing {seen}" if seen else "at any moment", self._stage()))
+                kills.append(("while writing a checkpoint" if seen else "at any moment", self._stage()))
                 self._check_checkpoints()
             elif process.returncode:
                 raise SystemExit(f"{name} does not go on after {len(kills)} kills: see {self.log}")
@@ -110,14 +110,18 @@ class Reference:
             time.sleep(0.005)
 
     def _being_written(self) -> str:
-        if next(self.run.glob("**/checkpoints/.step-*.partial"), None):
-            return "a checkpoint"
-        return "a record" if next(self.run.glob("**/.*.json*"), None) else ""
+        """The checkpoint in the making, if there is one: looked for where stages keep theirs, to be quick."""
+        for pattern in ("*/checkpoints/.step-*.partial/*", "*/*/checkpoints/.step-*.partial/*"):
+            if found := next(self.run.glob(pattern), None):
+                return found.name
+        return ""
 
     def _stage(self) -> str:
-        """The folder that was written to last."""
-        newest = max((p for p in self.run.rglob("*") if p.is_file()), key=lambda p: p.stat().st_mtime, default=self.run)
-        return newest.relative_to(self.run).parts[0] if newest != self.run else "nothing yet"
+        """The stage whose folder was written to last."""
+        inside = [p for p in self.run.glob("*/**/*") if p.is_file()]
+        newest = max(inside, key=lambda p: p.stat().st_mtime, default=None)
+        parts: tuple[str, ...] = newest.relative_to(self.run).parts if newest else ("before the first",)
+        return parts[1] if parts[0].startswith("round-") and len(parts) > 2 else parts[0]
 
     def _check_checkpoints(self) -> None:
         """What counts as a checkpoint is whole."""

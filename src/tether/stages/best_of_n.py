@@ -8,52 +8,42 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, Unpack
 
 import torch
 from pydantic import Field, model_validator
 
 from tether.algorithms.overoptimization import kl_best_of_n
 from tether.algorithms.preference_losses import negative_log_likelihood
-from tether.core.protocols import Engine, Monitor, RewardSource
+from tether.core.protocols import Engine, RewardSource
 from tether.core.rundir import RunDirectory
-from tether.core.types import Prompt, Rollout, Sampling, Score
+from tether.core.types import Prompt, Rollout, Score
 from tether.data.batches import TokenBatch, cut_batches, make_batch
 from tether.data.chat import ChatEncoder, Encoded
-from tether.learner.config import OptimizerConfig, SavedConfig
+from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
 from tether.learner.loop import epoch_order
 from tether.models.trunk import Role
-from tether.stages.experience import Clock, distinct
-from tether.stages.policy import WeightAverage, train
+from tether.stages.experience import Clock
+from tether.stages.policy import Step, WeightAverage, train
+from tether.stages.sampled import Hooks, SampledConfig, described, sampled
 
 
-class BestOfNConfig(SavedConfig):
+class BestOfNConfig(SampledConfig):
     """Settings of the stage; lengths are in tokens."""
 
     steps: int = Field(default=20, ge=1, description="rounds: sample, keep, imitate")
-    prompts_per_step: int = Field(default=64, ge=1)
     samples_per_prompt: int = Field(default=8, ge=1, description="the n of best-of-n")
     keep: int = Field(default=1, ge=1, description="responses of each prompt that are imitated, best first")
     threshold: float | None = Field(default=None, description="a response that scores below it is not kept, best or not")
-    max_new_tokens: int = Field(default=64, ge=1)
-    temperature: float = Field(default=1.0, gt=0)
-    missing_stop_penalty: float = Field(
-        default=0.0, ge=0, description="taken off the score of a response that did not end in time"
-    )
     epochs: int = Field(default=1, ge=1, description="passes over a round's kept responses")
     minibatches: int = Field(default=1, ge=1, description="optimizer steps an epoch")
-    micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
     normalize: Literal["token", "sequence"] = Field(
         "token", description="weight of a token: the same for all, or its response's share"
     )
     report_kl: bool = Field(default=True, description="run the reference, to know how far the policy has moved")
-    ema_decay: float | None = Field(default=None, gt=0, lt=1, description="keep an average of the policy and end with it")
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-4, schedule="linear", final_fraction=0.0)
-    checkpoint_every: int = Field(default=5, ge=1)
-    sample_rows: int = Field(default=4, ge=0, description="texts kept from every step")
-    seed: int = 0
 
     @model_validator(mode="after")
     def _check_selection(self) -> BestOfNConfig:
@@ -67,16 +57,8 @@ class BestOfNConfig(SavedConfig):
         return self
 
     @property
-    def sampling(self) -> Sampling:
-        return Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
-
-    @property
     def total_updates(self) -> int:
         return self.steps * self.epochs * self.minibatches
-
-    def ordinals(self, number: int) -> range:
-        """The places of a step's prompts among all prompts of the run."""
-        return range(number * self.prompts_per_step, (number + 1) * self.prompts_per_step)
 
 
 class BestOfN:
@@ -109,17 +91,10 @@ class BestOfN:
             if role is not None:
                 role.train_mode(False)
 
-    def step(self, prompts: Sequence[Prompt], number: int) -> tuple[dict[str, float], list[Rollout], list[Score]]:
+    def step(self, prompts: Sequence[Prompt], number: int) -> Step:
         """One round; returns its metrics, all rollouts and their proxy scores."""
         clock, config = Clock(), self.config
-        groups = self.engine.generate(
-            prompts,
-            config.sampling,
-            num_samples=config.samples_per_prompt,
-            seed=config.seed,
-            ordinals=config.ordinals(number)[: len(prompts)],
-        )
-        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        rollouts = [r for group in sampled(self.engine, config, prompts, number) for r in group.rollouts]
         clock.lap("rollout")
         scores = self.reward.score(rollouts)
         clock.lap("reward")
@@ -147,18 +122,13 @@ class BestOfN:
 
     def measure(self, rollouts: Sequence[Rollout], scores: Sequence[Score], kept: Sequence[int]) -> dict[str, float]:
         """Metrics of all samples and of those kept. KL is the sum over a response, averaged over all responses, in nats."""
-        config, known = self.config, [s.value for s in scores if s.value is not None]
+        config = self.config
         sequences = [self.encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts]
         engine_says = all(r.logprobs for r in rollouts)
         policy = [sum(r.logprobs) for r in rollouts] if engine_says else self._totals(self.policy, sequences)
         metrics = {
-            "reward/proxy": statistics.fmean(known) if known else math.nan,
-            "reward/proxy_std": statistics.pstdev(known) if known else math.nan,
-            "reward/failed": float(len(scores) - len(known)),
+            **described(rollouts, scores),
             "policy/entropy": -sum(policy) / sum(s.num_trained for s in sequences),
-            "response/length": statistics.fmean(len(r.response_ids) for r in rollouts),
-            "response/stop_rate": statistics.fmean(float(r.finished) for r in rollouts),
-            "response/distinct_2": distinct(rollouts),
             "kept/responses": float(len(kept)),
             "kept/prompts_without": float(
                 len(rollouts) // config.samples_per_prompt - len({i // config.samples_per_prompt for i in kept})
@@ -223,18 +193,9 @@ class BestOfN:
             batch = make_batch([sequences[i] for i in cut], self.encoder.pad_id, document_tokens=limit)
             yield cut, batch.to(role.device)
 
-    def train(
-        self,
-        prompts: Sequence[Prompt],
-        run: RunDirectory,
-        *,
-        on_step: Callable[[int, dict[str, float]], dict[str, float]] | None = None,
-        monitor: Monitor | None = None,
-        ended: Callable[[], bool] | None = None,
-        progress: Callable[[int, int, Any], None] | None = None,
-    ) -> dict[str, Any]:
+    def train(self, prompts: Sequence[Prompt], run: RunDirectory, **hooks: Unpack[Hooks]) -> dict[str, Any]:
         """See policy.train."""
-        return train(self, prompts, run, on_step=on_step, monitor=monitor, ended=ended, progress=progress)
+        return train(self, prompts, run, **hooks)
 
     def state(self) -> dict[str, Any]:
         return {}

@@ -15,6 +15,7 @@ from tether.algorithms.masked import masked_mean, masked_variance
 from tether.core.types import Rollout, Score
 from tether.data.batches import TokenBatch, cut_batches, make_batch
 from tether.data.chat import ChatEncoder
+from tether.stages.sampled import described
 
 
 @dataclass
@@ -101,23 +102,14 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
     return float(1 - masked_variance(returns - values, mask) / spread) if spread > 0 else 0.0
 
 
-def distinct(rollouts: Sequence[Rollout], n: int = 2) -> float:
-    """Distinct n-grams of all responses over all their n-grams (https://arxiv.org/abs/1510.03055), on tokens."""
-    grams = [r.response_ids[i : i + n] for r in rollouts for i in range(len(r.response_ids) - n + 1)]
-    return len(set(grams)) / max(1, len(grams))
-
-
-def describe(
-    experience: Experience, proxy: Sequence[float | None], *, coefficient: float | None, critic: bool = False
-) -> dict[str, float]:
+def describe(experience: Experience, *, coefficient: float | None, critic: bool = False) -> dict[str, float]:
     """The step's metrics that are read off the rollouts. KL is the sum over a response, averaged over responses, in nats.
 
     Args:
         coefficient: the KL's weight; None: the reference was not asked.
         critic: there are values, and rewards a token.
     """
-    mask, known = experience.mask, [p for p in proxy if p is not None]
-    rollouts, metrics = experience.rollouts, {}
+    mask, rollouts, metrics = experience.mask, experience.rollouts, {}
     spreads = [score.parts["spread"] for score in experience.scores if "spread" in score.parts]
     if spreads:
         metrics["reward/spread"] = statistics.fmean(spreads)
@@ -133,14 +125,9 @@ def describe(
         metrics["value/explained_variance"] = explained_variance(experience.values, experience.returns, mask)
         metrics["value/mean"] = float(masked_mean(experience.values, mask))
     return {
-        "reward/proxy": statistics.fmean(known) if known else float("nan"),
-        "reward/proxy_std": statistics.pstdev(known) if known else float("nan"),
-        "reward/failed": float(len(proxy) - len(known)),
+        **described(rollouts, experience.scores),
         **metrics,
         "policy/entropy": float(masked_mean(experience.entropy, mask)),
-        "response/length": statistics.fmean(len(r.response_ids) for r in rollouts),
-        "response/stop_rate": statistics.fmean(float(r.finished) for r in rollouts),
-        "response/distinct_2": distinct(rollouts),
     }
 
 

@@ -8,52 +8,35 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 from pydantic import Field
 
-from tether.core.protocols import Engine, Monitor, RewardSource
+from tether.core.protocols import Engine, RewardSource
 from tether.core.rundir import RunDirectory
-from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, Score
+from tether.core.types import Prompt, Rollout, RolloutGroup, Score
 from tether.data.chat import ChatEncoder
 from tether.data.comparisons import Ranking
-from tether.learner.config import OptimizerConfig, SavedConfig
+from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
 from tether.models.trunk import Role
 from tether.stages.direct import REFERENCE_FREE, PairLoss, PairLossConfig, margins_of, preferred
-from tether.stages.experience import Clock, distinct
-from tether.stages.policy import WeightAverage, train
+from tether.stages.experience import Clock
+from tether.stages.policy import Step, WeightAverage, train
 from tether.stages.reference import Likelihoods
+from tether.stages.sampled import Hooks, SampledConfig, described, sampled
 
 
-class OnlineDirectConfig(PairLossConfig, SavedConfig):
+class OnlineDirectConfig(PairLossConfig, SampledConfig):
     """Settings of the stage; lengths are in tokens."""
 
     section: ClassVar[str] = "online_direct"
 
-    steps: int = Field(default=100, ge=1)
     prompts_per_step: int = Field(default=64, ge=1, description="each gives one pair, or none")
     samples_per_prompt: int = Field(default=2, ge=2, description="the best and the worst of them are the pair")
-    max_new_tokens: int = Field(default=64, ge=1)
-    temperature: float = Field(default=1.0, gt=0, description="of sampling, and of the distributions in the loss")
-    missing_stop_penalty: float = Field(
-        default=0.0, ge=0, description="taken off the score of a response that did not end in time"
-    )
-    ema_decay: float | None = Field(default=None, gt=0, lt=1, description="keep an average of the policy and end with it")
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-6)
-    checkpoint_every: int = Field(default=5, ge=1)
-    sample_rows: int = Field(default=4, ge=0, description="texts kept from every step")
-    seed: int = 0
-
-    @property
-    def sampling(self) -> Sampling:
-        return Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
-
-    def ordinals(self, number: int) -> range:
-        """The places of a step's prompts among all prompts of the run."""
-        return range(number * self.prompts_per_step, (number + 1) * self.prompts_per_step)
 
 
 @dataclass(frozen=True)
@@ -119,16 +102,10 @@ class OnlineDirect:
         self.learner = LocalLearner(policy.parameters(), config.optimizer, config.steps)
         self.average = WeightAverage(self.learner, config.ema_decay)
 
-    def step(self, prompts: Sequence[Prompt], number: int) -> tuple[dict[str, float], list[Rollout], list[Score]]:
+    def step(self, prompts: Sequence[Prompt], number: int) -> Step:
         """Sample, score, take the best and the worst of each prompt, and one update on these pairs."""
         clock, config = Clock(), self.config
-        groups = self.engine.generate(
-            prompts,
-            config.sampling,
-            num_samples=config.samples_per_prompt,
-            seed=config.seed,
-            ordinals=config.ordinals(number)[: len(prompts)],
-        )
+        groups = sampled(self.engine, config, prompts, number)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         clock.lap("rollout")
         scores = self.reward.score(rollouts)
@@ -136,7 +113,7 @@ class OnlineDirect:
         pairs, skipped = best_and_worst(groups, scores, missing_stop_penalty=config.missing_stop_penalty)
         metrics = self.update([pair.ranking(self.encoder, str(place)) for place, pair in enumerate(pairs)])
         metrics |= {"pairs/used": len(pairs), **{f"pairs/{reason}": count for reason, count in skipped.items()}}
-        metrics |= _described(rollouts, scores)
+        metrics |= described(rollouts, scores)
         self.engine.update_weights(number + 1)
         clock.lap("update")
         return {**metrics, **clock.times(sum(len(r.response_ids) for r in rollouts))}, rollouts, scores
@@ -159,18 +136,9 @@ class OnlineDirect:
         self.average.update()
         return metrics
 
-    def train(
-        self,
-        prompts: Sequence[Prompt],
-        run: RunDirectory,
-        *,
-        on_step: Callable[[int, dict[str, float]], dict[str, float]] | None = None,
-        monitor: Monitor | None = None,
-        ended: Callable[[], bool] | None = None,
-        progress: Callable[[int, int, Any], None] | None = None,
-    ) -> dict[str, Any]:
+    def train(self, prompts: Sequence[Prompt], run: RunDirectory, **hooks: Unpack[Hooks]) -> dict[str, Any]:
         """See policy.train."""
-        summary = train(self, prompts, run, on_step=on_step, monitor=monitor, ended=ended, progress=progress)
+        summary = train(self, prompts, run, **hooks)
         totals = {key: sum(row[f"pairs/{key}"] for row in run.metrics()) for key in ("used", "tied", "failed")}
         return {**summary, "pairs": totals}
 
@@ -179,15 +147,3 @@ class OnlineDirect:
 
     def load_state(self, values: Mapping[str, Any]) -> None:
         pass
-
-
-def _described(rollouts: Sequence[Rollout], scores: Sequence[Score]) -> dict[str, float]:
-    known = [s.value for s in scores if s.value is not None]
-    return {
-        "reward/proxy": statistics.fmean(known) if known else math.nan,
-        "reward/proxy_std": statistics.pstdev(known) if known else math.nan,
-        "reward/failed": float(len(scores) - len(known)),
-        "response/length": statistics.fmean(len(r.response_ids) for r in rollouts),
-        "response/stop_rate": statistics.fmean(float(r.finished) for r in rollouts),
-        "response/distinct_2": distinct(rollouts),
-    }

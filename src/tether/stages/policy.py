@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar, Unpack, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from tether.learner.local import LocalLearner
 from tether.learner.loop import epoch_order, keep_for_replay
 from tether.stages.experience import Experience
 from tether.stages.policy_config import PolicyConfig
+from tether.stages.sampled import Hooks
 
 T = TypeVar("T")
 Step = tuple[dict[str, float], list[Rollout], list[Score]]
@@ -127,28 +128,15 @@ class PolicyStage(Protocol):
     def load_state(self, values: Mapping[str, Any]) -> None: ...
 
 
-def train(
-    stage: PolicyStage,
-    prompts: Sequence[Prompt],
-    run: RunDirectory,
-    *,
-    on_step: Callable[[int, dict[str, float]], dict[str, float]] | None = None,
-    monitor: Monitor | None = None,
-    ended: Callable[[], bool] | None = None,
-    progress: Callable[[int, int, Any], None] | None = None,
-) -> dict[str, Any]:
+def train(stage: PolicyStage, prompts: Sequence[Prompt], run: RunDirectory, **hooks: Unpack[Hooks]) -> dict[str, Any]:
     """Train, or go on training, in `run`.
-
-    Args:
-        on_step: may add metrics (gold scores, memory) before they are logged.
-        monitor: looks at every step; its alarms are written down.
-        ended: asked after every step whether it was the last.
 
     Raises:
         DataError: there are no prompts.
         RewardError: the reward source fails too often; the last whole step is saved.
     """
-    config, start = stage.config, time.perf_counter()
+    config, start, monitor = stage.config, time.perf_counter(), hooks.get("monitor")
+    on_step, ended, progress = hooks.get("on_step"), hooks.get("ended"), hooks.get("progress")
     if not prompts:
         raise DataError(f"{type(stage).__name__} needs at least one prompt")
     ends = lambda: stage.state().get("stopped") or (ended is not None and ended())  # noqa: E731

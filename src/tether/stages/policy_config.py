@@ -8,8 +8,8 @@ from typing import Any, Literal
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from tether.core.config import Config
-from tether.core.types import Sampling
-from tether.learner.config import OptimizerConfig, SavedConfig
+from tether.learner.config import OptimizerConfig
+from tether.stages.sampled import SampledConfig
 
 Algorithm = Literal["ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "rloo", "reinforce++", "reinforce++_baseline"]
 
@@ -52,28 +52,19 @@ class KLConfig(Config):
     report: bool = Field(default=True, description="run the reference at coefficient 0 too, to know how far the policy has moved")
 
 
-class PolicyConfig(SavedConfig):
+class PolicyConfig(SampledConfig):
     """Settings of a policy-gradient stage; lengths are in tokens. `algorithm` fills in what is not said."""
 
     algorithm: Algorithm = "ppo"
-    steps: int = Field(default=100, ge=1)
-    prompts_per_step: int = Field(default=64, ge=1)
-    samples_per_prompt: int = Field(default=1, ge=1)
-    max_new_tokens: int = Field(default=64, ge=1)
-    temperature: float = Field(default=1.0, gt=0)
     top_p: float = Field(default=1.0, gt=0, le=1)
     epochs: int = Field(default=4, ge=1)
     minibatches: int = Field(default=1, ge=1, description="optimizer steps an epoch")
-    micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
 
     normalize_scores: bool = Field(
         default=False, description="shift and scale scores to mean 0, deviation 1 on the reference's own samples"
     )
     score_clip: float | None = Field(
         default=None, gt=0, description="scores are clipped to plus or minus this, after normalisation"
-    )
-    missing_stop_penalty: float = Field(
-        default=0.0, ge=0, description="taken off the score of a response that did not end in time"
     )
     overlong_buffer: int = Field(default=0, ge=0, description="last tokens before max_new_tokens over which a penalty grows")
     overlong_penalty: float = Field(default=1.0, gt=0, description="taken off the score at the end of that buffer")
@@ -115,11 +106,7 @@ class PolicyConfig(SavedConfig):
     )
     kl: KLConfig = KLConfig()
 
-    ema_decay: float | None = Field(default=None, gt=0, lt=1, description="keep an average of the policy and end with it")
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="linear", final_fraction=0.0)
-    checkpoint_every: int = Field(default=5, ge=1)
-    sample_rows: int = Field(default=4, ge=0, description="texts kept from every step")
-    seed: int = 0
 
     @model_validator(mode="wrap")
     @classmethod
@@ -166,10 +153,6 @@ class PolicyConfig(SavedConfig):
         return self.kl.coefficient > 0 or self.kl.report
 
     @property
-    def sampling(self) -> Sampling:
-        return Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
-
-    @property
     def total_updates(self) -> int:
         return self.steps * self.epochs * self.minibatches
 
@@ -177,10 +160,6 @@ class PolicyConfig(SavedConfig):
     def prompts_at_hand(self) -> int:
         """Prompts that a step may use: those of its batch and those in reserve."""
         return self.prompts_per_step * (1 + self.refill)
-
-    def ordinals(self, number: int) -> range:
-        """The places of a step's prompts among all prompts of the run."""
-        return range(number * self.prompts_at_hand, (number + 1) * self.prompts_at_hand)
 
 
 Rule = tuple[tuple[str, ...], Callable[[PolicyConfig], bool], str]

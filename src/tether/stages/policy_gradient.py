@@ -8,8 +8,8 @@ to language models. The others, with their links: docs/algorithms.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from tether.algorithms.kl import adapt_kl_coefficient, kl_policy_reference_k1, k
 from tether.algorithms.masked import masked_sum, whiten
 from tether.algorithms.policy_losses import entropy_bonus, value_loss
 from tether.algorithms.process import place_step_rewards
-from tether.core.protocols import Engine, Monitor, RewardSource
+from tether.core.protocols import Engine, RewardSource
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Rollout, Score
 from tether.data.batches import TokenBatch
@@ -37,6 +37,7 @@ from tether.models.trunk import Role
 from tether.stages.experience import Clock, Experience, describe, gather
 from tether.stages.policy import WeightAverage, clipped_epochs, train
 from tether.stages.policy_config import PolicyConfig
+from tether.stages.sampled import Hooks, sampled
 from tether.stages.surrogates import kl_term, surrogate
 
 Samples = tuple[list[Rollout], list[Score]]
@@ -111,7 +112,7 @@ class PolicyGradient:
         clock.lap("evaluate")
         metrics = self.update(experience, number)
         coefficient = None if self.reference is None else self.kl_coefficient
-        metrics.update(describe(experience, [s.value for s in scores], coefficient=coefficient, critic=config.critic))
+        metrics.update(describe(experience, coefficient=coefficient, critic=config.critic))
         self._follow(experience, metrics)
         experience.common = []
         return metrics
@@ -123,13 +124,7 @@ class PolicyGradient:
         seen: list[tuple[Rollout, Score]] = []
         silent = 0
         for start in range(0, len(prompts), size):
-            groups = self.engine.generate(
-                prompts[start : start + size],
-                config.sampling,
-                num_samples=config.samples_per_prompt,
-                seed=config.seed,
-                ordinals=config.ordinals(number)[start : min(start + size, len(prompts))],
-            )
+            groups = sampled(self.engine, config, prompts[start : start + size], number, start)
             rollouts = [rollout for group in groups for rollout in group.rollouts]
             clock.lap("rollout")
             pairs = list(zip(rollouts, self.reward.score(rollouts), strict=True))
@@ -336,18 +331,9 @@ class PolicyGradient:
             )
         self.stopped = config.kl.mode == "stop" and kl_target_reached(observed, config.kl.target)
 
-    def train(
-        self,
-        prompts: Sequence[Prompt],
-        run: RunDirectory,
-        *,
-        on_step: Callable[[int, dict[str, float]], dict[str, float]] | None = None,
-        monitor: Monitor | None = None,
-        ended: Callable[[], bool] | None = None,
-        progress: Callable[[int, int, Any], None] | None = None,
-    ) -> dict[str, Any]:
+    def train(self, prompts: Sequence[Prompt], run: RunDirectory, **hooks: Unpack[Hooks]) -> dict[str, Any]:
         """See policy.train."""
-        summary = train(self, prompts, run, on_step=on_step, monitor=monitor, ended=ended, progress=progress)
+        summary = train(self, prompts, run, **hooks)
         return {**summary, "kl_coefficient": self.kl_coefficient}
 
     def state(self) -> dict[str, Any]:
