@@ -119,9 +119,10 @@ class Reference:
     def _stage(self) -> str:
         """The stage whose folder was written to last."""
         inside = [p for p in self.run.glob("*/**/*") if p.is_file()]
-        newest = max(inside, key=lambda p: p.stat().st_mtime, default=None)
-        parts: tuple[str, ...] = newest.relative_to(self.run).parts if newest else ("before the first",)
-        return parts[1] if parts[0].startswith("round-") and len(parts) > 2 else parts[0]
+        if not inside:
+            return "before the first"
+        folder, *rest = max(inside, key=lambda p: p.stat().st_mtime).relative_to(self.run).parts
+        return rest[0] if folder.startswith("round-") and len(rest) > 1 else folder
 
     def _check_checkpoints(self) -> None:
         """What counts as a checkpoint is whole."""
