@@ -1,6 +1,10 @@
 """Methods side by side on the tiny model: every arm from the same ground, each in its own process, and started again for free."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 import tomllib
 
 import pytest
@@ -102,3 +106,26 @@ def test_the_packaged_recipe_is_whole():
     assert stages == ["ppo", "grpo", "reinforce", "best_of_n", "direct", "kto", "direct"]
     online = [section for name in config.arms for stage, section in [config.arm(name, 0)] if hasattr(section, "steps")]
     assert {s.steps * s.prompts_per_step * s.samples_per_prompt for s in online} == {768}
+
+
+@pytest.mark.slow
+def test_a_signal_ends_the_arm_in_hand_after_its_step(tmp_path):
+    """The child is stopped by its parent, once, saves, and leaves nothing running; the same command goes on."""
+    arm = {"ppo": {**ONLINE, "steps": 30, "checkpoint_every": 100}}
+    values = {**VALUES, "run": str(tmp_path / "run"), "arms": {"ppo": arm}}
+    program = (
+        "import json, sys; from tether.core.config import build; from tether.pipelines.compare import *;"
+        "Compare(build(CompareConfig, json.loads(sys.argv[1]))).run()"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", program, json.dumps(values)], stderr=subprocess.PIPE, text=True)
+    metrics = tmp_path / "run/seed-1/arms/ppo/metrics.jsonl"
+    while not metrics.is_file() and parent.poll() is None:
+        time.sleep(0.05)
+    parent.send_signal(signal.SIGINT)
+    _, told = parent.communicate()
+    assert parent.returncode != 0 and "which is saved" in told
+    (saved,) = metrics.parent.glob("checkpoints/step-*")
+    made = int(saved.name.removeprefix("step-"))
+    assert 1 <= made < 30
+    Compare(build(CompareConfig, values)).run()
+    assert [json.loads(line)["step"] for line in metrics.read_text().splitlines()] == list(range(1, 31))

@@ -184,9 +184,14 @@ def main() -> None:
 
 if __name__ == "__main__":
     from tether.core.errors import TetherError
+    from tether.core.stopping import Interrupted, stop_on_sigterm
 
+    stop_on_sigterm()
     try:
         main()
     except TetherError as error:
         print(f"tether: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except Interrupted as stop:
+        print(f"tether: {stop}", file=sys.stderr)
+        raise SystemExit(stop.exit_code) from None
