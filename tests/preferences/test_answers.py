@@ -71,5 +71,3 @@ def test_no_pair_is_asked_twice_and_in_the_end_there_are_none_left(store, tmp_pa
     import_answers(store, read_answers(lines(tmp_path / "a.jsonl", rows)))
     counts = [ask(store, PairsConfig(num_pairs=5, seed=n), round=str(n)) for n in range(4)]
     assert counts == [5, 5, 2, 0] and store.counts()["tasks"] == 4 * len(list(itertools.combinations(range(3), 2)))
-    with pytest.raises(ConfigError, match="gold_rate has no effect"):
-        ask(store, PairsConfig(gold_rate=0.1))

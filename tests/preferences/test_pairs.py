@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import binomtest, entropy
 
 from tether.core.errors import ConfigError, DataError
-from tether.preferences.pairs import Pair, PairsConfig, Response, assign, choose_pairs, shown_left, tournament
+from tether.preferences.pairs import PairsConfig, Response, choose_pairs, shown_left
 
 SCORED = ["uncertain", "information", "disagreement"]
 
@@ -119,21 +119,6 @@ def test_a_ranking_is_whole():
         assert len(names) == 4 and {(pair.first, pair.second) for pair in group} == set(itertools.combinations(sorted(names), 2))
 
 
-@pytest.mark.parametrize("number", [2, 5, 8, 9])
-def test_a_tournament_finds_the_best_with_one_pair_less_than_responses(number):
-    responses, outcomes, rounds = [response(f"r{k}") for k in range(number)], {}, 0
-    while pairs := tournament(responses[::-1] if rounds % 2 else responses, outcomes, prompt="p", seed=3):
-        assert all(pair.first < pair.second for pair in pairs)
-        outcomes |= {pair.item: max(pair.first, pair.second) for pair in pairs}
-        rounds += 1
-    assert len(outcomes) == number - 1 and rounds == math.ceil(math.log2(number))
-    beaten = {name for item, winner in outcomes.items() for name in item.split("/")[1:] if name != winner}
-    assert {r.id for r in responses} - beaten == {f"r{number - 1}"}
-    (first, *_) = tournament(responses, {}, prompt="p", seed=3)
-    with pytest.raises(DataError, match="neither"):
-        tournament(responses, {first.item: "r99"}, prompt="p", seed=3)
-
-
 def test_sides_are_fair_and_always_the_same():
     left = [shown_left(0, f"item-{n}", f"person-{k}") == "first" for n in range(500) for k in range(4)]
     assert binomtest(sum(left), len(left)).pvalue > 0.01
@@ -142,7 +127,7 @@ def test_sides_are_fair_and_always_the_same():
     assert binomtest(changed, 500).pvalue > 0.01
 
 
-def test_every_pair_gets_its_people_and_loads_are_level():
+def test_every_pair_gets_its_people():
     config = settings(num_pairs=50, overlap=2, shared_share=0.2, shared_overlap=4)
     pairs = choose_pairs(pool(), config)
     assert Counter(pair.people for pair in pairs) == {2: 40, 4: 10}
@@ -151,40 +136,6 @@ def test_every_pair_gets_its_people_and_loads_are_level():
     plans = [choose_pairs(pool(), settings("uncertain", seed=seed, **shared)) for seed in range(20)]
     drawn = [n for plan in plans for n, pair in enumerate(plan) if pair.people == 4]
     assert len(drawn) == 200 and binomtest(sum(n < 25 for n in drawn), 200).pvalue > 0.01
-    people = [f"person-{k}" for k in range(7)]
-    plan = assign(pairs, people, config)
-    asked = Counter(a.pair.item for mine in plan.values() for a in mine)
-    assert asked == {pair.item: pair.people for pair in pairs}
-    loads = [len(mine) for mine in plan.values()]
-    assert sum(loads) == 120 and max(loads) - min(loads) <= 1
-    for name, mine in plan.items():
-        assert len({a.pair.item for a in mine}) == len(mine)
-        assert all(a.annotator == name and a.shown_left == shown_left(0, a.pair.item, name) for a in mine)
-    assert assign(pairs[::-1], people[::-1] + people[:2], config) == plan
-    together = Counter(pair for n in {a.pair.item for m in plan.values() for a in m} for pair in itertools.combinations(
-        sorted(name for name, mine in plan.items() if any(a.pair.item == n for a in mine)), 2))  # fmt: skip
-    assert len(together) == 21  # every two people have something in common
-    with pytest.raises(ConfigError, match="wants 4 people and there are 3"):
-        assign(pairs, people[:3], config)
-
-
-@pytest.mark.parametrize(("rate", "share"), [(0.1, 0.1), (0.3, 0.3), (0.5, 0.5), (0.07, 0.07)])
-def test_gold_questions_come_at_their_rate_and_at_no_place_to_guess(rate, share):
-    config = settings(num_pairs=90, per_prompt=9, gold_rate=rate)
-    pairs = choose_pairs(pool(), config)
-    gold = [Pair("known", f"a{k:03}", f"b{k:03}", known="first") for k in range(200)]
-    plan = assign(pairs, ["ann", "ben"], config, gold=gold[::-1])
-    assert plan == assign(pairs, ["ann", "ben"], config, gold=gold)
-    places = {}
-    for name, mine in plan.items():
-        places[name] = [n for n, a in enumerate(mine) if a.pair.known]
-        assert abs(len(places[name]) - share * len(mine)) <= 1.01
-        assert len({mine[n].pair.item for n in places[name]}) == len(places[name])
-        period = 1 / rate
-        assert all(round(k * period) - 1 <= n <= round((k + 1) * period) for k, n in enumerate(places[name]))
-    assert places["ann"] != places["ben"] and sum(len(mine) for mine in plan.values()) - sum(map(len, places.values())) == 90
-    short = assign(pairs, ["ann"], config, gold=gold[:2])["ann"]
-    assert sum(a.pair.known is not None for a in short) == 2 and len(short) == 92
 
 
 @pytest.mark.parametrize(
@@ -200,13 +151,3 @@ def test_gold_questions_come_at_their_rate_and_at_no_place_to_guess(rate, share)
 def test_options_without_effect_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         PairsConfig(**options)
-
-
-def test_gold_questions_need_known_choices_and_a_rate():
-    pair, gold = Pair("p", "a", "b"), Pair("q", "a", "b", known="tie")
-    for config, questions in ((settings(), [gold]), (settings(gold_rate=0.1), [])):
-        with pytest.raises(ConfigError, match="give both or neither"):
-            assign([pair], ["ann"], config, gold=questions)
-    for questions, message in (([pair], "known choice"), ([Pair("p", "a", "b", known="first")], "can be one of them")):
-        with pytest.raises(DataError, match=message):
-            assign([pair], ["ann"], settings(gold_rate=0.1), gold=questions)

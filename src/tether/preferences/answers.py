@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlalchemy import select
 
-from tether.core.errors import ConfigError, DataError
+from tether.core.errors import DataError
 from tether.core.types import Conversation, Message, Prompt
 from tether.data.formats.conversation import RESPONSES
 from tether.data.formats.fields import checked_prompt, checked_response, missing, number, optional, sequence, turns
@@ -131,10 +131,8 @@ def ask(store: Store, config: PairsConfig, *, round: str = "", priority: float =
     All texts are held at once while pairs are chosen. The most telling pair of a batch is asked first; batches go by `priority`.
 
     Raises:
-        ConfigError: the strategy needs scores that an answer lacks, or there is a gold rate, which those keep who hand out tasks.
+        ConfigError: the strategy needs scores that an answer lacks.
     """
-    if config.gold_rate:
-        raise ConfigError("gold_rate has no effect on a store: gold questions come as often as the server's gold_every says")
     with store.reading() as session:
         asked = {"/".join((prompt, pair)) for prompt, pair in session.execute(select(TaskRow.prompt_id, TaskRow.pair))}
         responses: dict[str, list[Response]] = {}
@@ -147,6 +145,6 @@ def ask(store: Store, config: PairsConfig, *, round: str = "", priority: float =
     chosen = choose_pairs(several, config, asked=asked)
     size = max(1, len(chosen))
     return store.add_questions(
-        Question(p.prompt, p.first, p.second, p.people, p.known, p.strategy, priority + place / size, round)
+        Question(p.prompt, p.first, p.second, p.people, None, p.strategy, priority + place / size, round)
         for place, p in enumerate(chosen)
     )

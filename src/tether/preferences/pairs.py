@@ -13,14 +13,13 @@ import statistics
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from typing import Literal
 
 from pydantic import Field, model_validator
 
 from tether.core.config import Config
 from tether.core.errors import ConfigError, DataError
-from tether.preferences.votes import CHOICES, Choice, Side
+from tether.preferences.votes import Side
 
 Strategy = Literal["random", "uncertain", "information", "disagreement", "length_matched", "ranking"]
 
@@ -46,8 +45,6 @@ class PairsConfig(Config):
     shared_share: float = Field(0.0, ge=0, le=1)
     """This share of the pairs, drawn at random, is judged by `shared_overlap` people, to measure agreement."""
     shared_overlap: int | None = Field(None, ge=2)
-    gold_rate: float = Field(0.0, ge=0, le=0.5)
-    """The share of gold questions in what a person is asked."""
     seed: int = 0
 
     @model_validator(mode="after")
@@ -81,10 +78,7 @@ class Response:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two responses of a prompt, `first` the one whose id sorts first. `value` is the strategy's, higher is asked earlier.
-
-    `known` is the right choice of a gold question; everybody may get those.
-    """
+    """Two responses of a prompt, `first` the one whose id sorts first. `value` is the strategy's, higher is asked earlier."""
 
     prompt: str
     first: str
@@ -92,20 +86,10 @@ class Pair:
     strategy: str = ""
     value: float = 0.0
     people: int = 1
-    known: Choice | None = None
 
     @property
     def item(self) -> str:
         return f"{self.prompt}/{self.first}/{self.second}"
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """A pair for a person, with the response that is to stand on the left."""
-
-    annotator: str
-    pair: Pair
-    shown_left: Side
 
 
 def choose_pairs(responses: Mapping[str, Sequence[Response]], config: PairsConfig, *, asked: Collection[str] = ()) -> list[Pair]:
@@ -136,80 +120,9 @@ def choose_pairs(responses: Mapping[str, Sequence[Response]], config: PairsConfi
     return _shared(_covering(fresh, config), config)
 
 
-def tournament(responses: Sequence[Response], outcomes: Mapping[str, str], *, prompt: str, seed: int = 0) -> list[Pair]:
-    """The pairs of the next round of a knock-out among the responses to a prompt; none once there is a winner.
-
-    `outcomes` gives the id of the winner of each item so far. K responses take K − 1 pairs, where a ranking takes K (K − 1) / 2,
-    and find a best one but no order of the others. With an odd number one goes on without a pair.
-
-    Raises:
-        DataError: an outcome names neither response of its pair.
-    """
-    standing = [response.id for response in _drawn(_distinct(responses), len(responses), seed, prompt)]
-    while len(standing) > 1:
-        pairs = [Pair(prompt, *sorted(two), strategy="tournament") for two in zip(standing[::2], standing[1::2], strict=False)]
-        for pair in pairs:
-            if outcomes.get(pair.item, pair.first) not in (pair.first, pair.second):
-                raise DataError(f"{pair.item} was won by {outcomes[pair.item]!r}, which is neither of the two")
-        if missing := [pair for pair in pairs if pair.item not in outcomes]:
-            return missing
-        standing = [outcomes[pair.item] for pair in pairs] + standing[2 * len(pairs) :]
-    return []
-
-
 def shown_left(seed: int, item: str, annotator: str) -> Side:
     """Which response of a pair stands on the left for a person: at random, and the same whenever it is asked again."""
     return "first" if _uniform(seed, "left", item, annotator) < 0.5 else "second"
-
-
-def assign(
-    pairs: Iterable[Pair], annotators: Iterable[str], config: PairsConfig, *, gold: Iterable[Pair] = ()
-) -> dict[str, list[Assignment]]:
-    """What each person is asked, in their order: every pair by as many people as it wants, and gold questions between.
-
-    Loads differ by one pair at most, and who shares pairs with whom is drawn at random. Of every 1 / `gold_rate` questions one,
-    at a place that cannot be guessed, is gold, as long as there are some that the person has not seen.
-
-    Raises:
-        ConfigError: a pair wants more people than there are, or there is a gold rate without gold questions or the reverse.
-        DataError: a gold question has no known choice, or is among the pairs too.
-    """
-    people, wanted, golden = sorted(set(annotators)), list(pairs), list(gold)
-    if bool(golden) != bool(config.gold_rate):
-        raise ConfigError(f"gold_rate = {config.gold_rate:g} with {len(golden)} gold questions: give both or neither")
-    for pair in (pair for pair in golden if pair.known not in CHOICES):
-        raise DataError(f"{pair.item}: the known choice of a gold question is one of {', '.join(CHOICES)}, not {pair.known!r}")
-    if both := sorted({pair.item for pair in wanted} & {pair.item for pair in golden}):
-        raise DataError(f"{both[0]} is a gold question and a pair to ask about; it can be one of them")
-    most = max((pair.people for pair in wanted), default=0)
-    if most > len(people):
-        raise ConfigError(f"a pair wants {most} people and there are {len(people)}. Lower overlap, or find more people")
-    lists: dict[str, list[Pair]] = {name: [] for name in people}
-    for pair in sorted(wanted, key=lambda pair: _uniform(config.seed, "assign", pair.item)):
-        free = sorted(people, key=lambda name: (len(lists[name]), _uniform(config.seed, "who", pair.item, name)))
-        for name in free[: pair.people]:
-            lists[name].append(pair)
-    plan = {}
-    for name, mine in lists.items():
-        mine.sort(key=lambda pair: (-pair.value, _uniform(config.seed, "order", pair.item, name)))
-        unseen = sorted(golden, key=lambda pair: _uniform(config.seed, "gold", pair.item, name))
-        queue = _mixed(mine, unseen, config, name)
-        plan[name] = [Assignment(name, pair, shown_left(config.seed, pair.item, name)) for pair in queue]
-    return plan
-
-
-def _mixed(pairs: Sequence[Pair], gold: Sequence[Pair], config: PairsConfig, name: str) -> list[Pair]:
-    if not config.gold_rate:
-        return list(pairs)
-    # As a fraction, so that no block loses or gains a place by rounding.
-    period, queue = 1 / Fraction(str(config.gold_rate)), []
-    ordinary, questions = list(reversed(pairs)), list(reversed(gold))
-    while ordinary:
-        block = len(queue) // period
-        start, end = math.ceil(block * period), math.ceil((block + 1) * period)
-        due = start + int(_uniform(config.seed, "place", name, block) * (end - start))
-        queue.append(questions.pop() if questions and len(queue) == due else ordinary.pop())
-    return queue
 
 
 def _value(x: Response, y: Response, config: PairsConfig, prompt: str) -> float | None:
