@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from tether.core.config import build, dump
+from tether.core.config import build
 from tether.core.errors import ConfigError
 from tether.core.protocols import Monitor
 from tether.core.types import Prompt, Rollout, Sampling, Score, StopReason, user
@@ -434,7 +434,7 @@ def test_thresholds_are_settings():
     (alarm,) = alarms_of(steps, WatchConfig(thresholds={"zero_signal": 0.94}, num_evidence=1))
     assert alarm.threshold == 0.94 and len(alarm.evidence) == 1
     config = build(WatchConfig, {"thresholds": {"hedging": 1.0}}, ["silent=['parroting']"])
-    assert build(WatchConfig, dump(config)) == config
+    assert build(WatchConfig, config.model_dump(mode="json")) == config
 
 
 @pytest.mark.parametrize(

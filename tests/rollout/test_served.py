@@ -8,7 +8,7 @@ import math
 import pytest
 from tests.rollout.answering import DRIP, HANG, HANG_UP, Server, completion, refusal, slowly
 
-from tether.core.config import build, dump
+from tether.core.config import build
 from tether.core.errors import ConfigError, ModelError
 from tether.core.protocols import ChatModel
 from tether.core.types import Sampling, user
@@ -195,7 +195,7 @@ def test_the_key_comes_from_the_environment_and_goes_to_the_server_alone(serve, 
     server, refused, _ = serve(refusal(401, f"no such key: {KEY}"), key_variable="MY_KEY")
     with pytest.raises(ModelError, match="HTTP 401") as failure:
         ask(refused)
-    shown = [verdict, chat.usage(), chat.config, dump(chat.config), chat.name, failure.value, caplog.text]
+    shown = [verdict, chat.usage(), chat.config, chat.config.model_dump(mode="json"), chat.name, failure.value, caplog.text]
     assert KEY not in " ".join(map(repr, shown)) + " ".join(map(str, shown)) + " ".join(r.getMessage() for r in caplog.records)
 
 

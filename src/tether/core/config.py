@@ -157,11 +157,6 @@ def _models(annotation: Any) -> list[type[BaseModel]]:
     return [model for inner in get_args(annotation) for model in _models(inner)]
 
 
-def dump(config: Config) -> dict[str, Any]:
-    """The resolved config as plain JSON values."""
-    return config.model_dump(mode="json")
-
-
 def parts(config: Config, *, without: Sequence[str] = ()) -> dict[str, Any]:
     """Its fields by name, less some."""
     return {name: getattr(config, name) for name in type(config).model_fields if name not in without}

@@ -49,10 +49,6 @@ class TokenBatch:
     def num_sequences(self) -> int:
         return self.last.shape[0]
 
-    @property
-    def num_counted(self) -> int:
-        return self.targets.shape[0]
-
     def to(self, device: torch.device | str) -> TokenBatch:
         moved = {k: v.to(device) for k, v in self.__dict__.items() if isinstance(v, Tensor)}
         return replace(self, **moved)
