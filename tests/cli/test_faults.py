@@ -40,27 +40,6 @@ def toml(value):
     return json.dumps(value)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_lets_the_step_end_and_resume_goes_on(written, tmp_path, number, code):
-    run = tmp_path / "run"
-    process = subprocess.Popen(
-        [*COMMAND, "run", written, f"run={run}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    metrics = run / "best_of_n" / "metrics.jsonl"
-    while not (metrics.is_file() and metrics.read_text().count("\n")) and process.poll() is None:
-        time.sleep(0.005)
-    process.send_signal(number)
-    told, _ = process.communicate()
-    assert process.returncode == code, told
-    assert "finishing this step" in told and "Traceback" not in told
-    assert f"which is saved. Go on with: tether resume {run}/best_of_n" in " ".join(told.split()).replace(
-        "best_ of_n", "best_of_n"
-    )
-    again = subprocess.run([*COMMAND, "resume", run / "best_of_n"], capture_output=True, text=True, check=False)
-    assert again.returncode == 0, again.stderr
-    assert differences(results(written.parent / "whole"), results(run)) == []
-
-
 @pytest.fixture
 def tether(monkeypatch, capsys):
     """The command line, in this process: (exit code, what went to standard error)."""
@@ -77,6 +56,26 @@ def tether(monkeypatch, capsys):
 
     yield call
     signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_lets_the_step_end_and_resume_goes_on(written, tmp_path, tether, number, code):
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        [*COMMAND, "run", written, f"run={run}"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    metrics = run / "best_of_n" / "metrics.jsonl"
+    while not (metrics.is_file() and metrics.read_text().count("\n")) and process.poll() is None:
+        time.sleep(0.005)
+    process.send_signal(number)
+    told, _ = process.communicate()
+    assert process.returncode == code, told
+    assert "finishing this step" in told and "Traceback" not in told
+    assert f"which is saved. Go on with: tether resume {run}/best_of_n" in " ".join(told.split()).replace(
+        "best_ of_n", "best_of_n"
+    )
+    assert tether("resume", run / "best_of_n") == (0, "")
+    assert differences(results(written.parent / "whole"), results(run)) == []
 
 
 def test_a_run_that_was_moved_goes_on_where_it_lies_now(written, tmp_path, tether):
