@@ -2,10 +2,12 @@
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -146,3 +148,41 @@ def test_two_processes_do_not_train_in_one_folder(written, tmp_path, tether):
     other.kill()
     other.communicate()
     assert tether("sft", written, f"run={tmp_path}/run") == (0, "")
+
+
+def test_a_mistake_leaves_the_note_of_what_was_started_alone(written, tmp_path, tether):
+    assert tether("sft", written, f"run={tmp_path}/run") == (0, "")
+    note = (tmp_path / "run" / "command.json").read_text()
+    for mistake in ("seed=9", "sft.epochs=7", 'model.source="elsewhere"'):
+        assert tether("run", written, f"run={tmp_path}/run", mistake)[0] == 2
+        assert (tmp_path / "run" / "command.json").read_text() == note
+    (tmp_path / "run" / "sft" / "summary.json").unlink()
+    assert tether("best-of-n", written, f"run={tmp_path}/run")[0] == 2  # SFT is not finished
+    assert tether("resume", tmp_path / "run") == (0, "")
+    assert (tmp_path / "run" / "best_of_n" / "summary.json").is_file()
+
+
+def test_another_sft_model_beneath_a_finished_stage_is_noticed(written, tmp_path, tether):
+    assert tether("run", written, f"run={tmp_path}/run") == (0, "")
+    shutil.rmtree(tmp_path / "run" / "sft")
+    code, told = tether("run", written, f"run={tmp_path}/run", "sft.optimizer.learning_rate=2e-2")
+    assert code == 2 and "best_of_n was trained on another SFT model" in told
+    shutil.rmtree(tmp_path / "run" / "best_of_n")
+    assert tether("run", written, f"run={tmp_path}/run", "sft.optimizer.learning_rate=2e-2") == (0, "")
+
+
+def test_recipes_of_other_commands_and_of_nothing(tmp_path, tether):
+    (tmp_path / "empty.toml").write_text('run = "x"\nmodel = {source = "tiny"}\n')
+    for name, told in (("smoke", "quickstart --smoke"), ("loop", "tether loop"), (tmp_path / "empty.toml", "nothing to do")):
+        code, message = tether("run", name)
+        assert code == 2 and told in message
+
+
+def test_a_command_that_finds_a_difference_says_so_by_its_exit_code(tether, monkeypatch):
+    from tether.pipelines import prove
+
+    found = SimpleNamespace(stage="ppo", what="weights", count=3, difference="step 2: 0.5 and 0.25")
+    monkeypatch.setattr(prove, "prove", lambda *_: [found])
+    assert tether("prove", "smoke")[0] == 1
+    found.difference = ""
+    assert tether("prove", "smoke")[0] == 0

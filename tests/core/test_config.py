@@ -77,6 +77,43 @@ def test_a_run_directory_continues_only_its_own_config(tmp_path):
     assert run.complete and run.summary() == {"done": True}
 
 
+def test_a_run_that_made_nothing_may_begin_otherwise(tmp_path):
+    RunDirectory.open(tmp_path / "run", {"a": 1})
+    assert read_json(tmp_path / "run" / "config.json") == {"a": 1}
+    RunDirectory.open(tmp_path / "run", {"a": 2})
+    assert read_json(tmp_path / "run" / "config.json") == {"a": 2}
+    (tmp_path / "run" / "checkpoints" / "step-000001").mkdir(parents=True)
+    (tmp_path / "run" / "checkpoints" / "step-000001" / "COMPLETE").write_text("{}")
+    with pytest.raises(RunError, match="a was 2 and is now 3"):
+        RunDirectory.open(tmp_path / "run", {"a": 3})
+
+
+def test_what_an_older_tether_did_not_know_is_no_difference_at_its_default(tmp_path):
+    RunDirectory.open(tmp_path / "run", {"outer": {"required": "a", "inner": {}}}).log({}, 1)
+    RunDirectory.open(tmp_path / "run", {"outer": Outer(required="a")})
+    with pytest.raises(RunError, match=r"outer\.steps was None and is now 9"):
+        RunDirectory.open(tmp_path / "run", {"outer": Outer(required="a", steps=9)})
+
+
+def test_paths_are_compared_as_they_lie_to_the_run(tmp_path):
+    old, new = tmp_path / "a" / "ppo", tmp_path / "b" / "ppo"
+    RunDirectory.open(old, {"source": f"{tmp_path}/a/sft/model", "more": [f"{tmp_path}/a/x"]}).log({}, 1)
+    (tmp_path / "a").rename(tmp_path / "b")
+    RunDirectory.open(new, {"source": f"{tmp_path}/b/sft/model", "more": [f"{tmp_path}/b/x"]})
+    with pytest.raises(RunError, match="source was"):
+        RunDirectory.open(new, {"source": f"{tmp_path}/c/sft/model", "more": [f"{tmp_path}/b/x"]})
+
+
+def test_settings_that_are_read_back_say_what_was_said(tmp_path):
+    said = {
+        "prompt": "Work token by token: be brief. Answer key: letters.",
+        "call": "my.answer_key:score",
+        "store": "x://me:pw@h/d",
+    }
+    run = RunDirectory.open(tmp_path / "run", said)
+    assert read_json(run.path / "config.json") == {**said, "store": "x://me:***@h/d"}
+
+
 def test_a_foreign_folder_is_not_taken_over(tmp_path):
     (tmp_path / "letters").mkdir()
     (tmp_path / "letters" / "love.txt").write_text("dear")

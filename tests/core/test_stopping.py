@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -10,26 +11,29 @@ from tether.core.stopping import Interrupted, Stopping, stop_on_sigterm
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_the_first_signal_is_noted_and_the_second_stops(number, code, caplog):
+def test_the_first_signal_is_noted_and_the_second_stops(number, code, caplog, tmp_path):
+    (tmp_path / "command.json").write_text("{}")
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
     done = []
 
-    def train():
+    def train(place):
         with Stopping() as stopping:
             for step in range(3):
                 os.kill(os.getpid(), number)
                 done.append(step)
                 if stopping.asked:
-                    stopping.leave(step + 1, 3, "runs/x")
+                    stopping.leave(step + 1, 3, place)
 
     def two_at_once():
         with Stopping():
             os.kill(os.getpid(), number)
             os.kill(os.getpid(), number)
 
-    with pytest.raises(Interrupted, match=r"stopped after step 1 of 3, which is saved.*tether resume runs/x") as stopped:
-        train()
+    with pytest.raises(Interrupted, match=r"stopped after step 1 of 3, which is saved.*tether resume .*/ppo") as stopped:
+        train(tmp_path / "ppo")
     assert done == [0] and stopped.value.exit_code == code and "Once more stops at once" in caplog.text
+    with pytest.raises(Interrupted, match="elsewhere has the checkpoint: run the same again"):
+        train(Path("elsewhere"))
     with pytest.raises(Interrupted, match="at once") as stopped:
         two_at_once()
     assert stopped.value.exit_code == code

@@ -93,7 +93,7 @@ def test_a_signal_ends_it_after_the_update_in_hand(tmp_path, number):
         if done == 6:
             os.kill(os.getpid(), number)
 
-    with pytest.raises(Interrupted, match=r"stopped after step [67] of 30, which is saved.*tether resume .*cut"):
+    with pytest.raises(Interrupted, match=r"stopped after step [67] of 30, which is saved.*run the same again"):
         trained(tmp_path / "cut", progress=signalled)
     seen = []
     again, run = trained(tmp_path / "cut", progress=lambda done, *_: seen.append(done))
@@ -118,3 +118,16 @@ def test_what_an_update_draws_depends_on_its_number_alone(tmp_path):
     assert cut == whole[:10] + whole[8:]
     trained(tmp_path / "other", drawn=other, seed=1)
     assert len(set(whole)) == 30 and not set(whole) & set(other)
+
+
+def test_a_last_update_that_is_a_spike_is_still_evaluated_and_saved(tmp_path):
+    spiked = [1000.0 if n == 29 else t for n, t in enumerate(TARGETS)]
+    weight, run = trained(tmp_path, spiked, rewind_spike=20.0)
+    without, _ = trained(tmp_path / "without", plan=[[i] for i in range(29)])
+    assert weight.equal(without) and (run.path / "checkpoints" / "step-000030").is_dir()
+
+
+def test_a_loss_that_stays_high_is_no_accident(tmp_path):
+    risen = [t if n < 26 else 1000.0 for n, t in enumerate(TARGETS * 2)]
+    with pytest.raises(TrainingError, match="11 spikes of the loss"):
+        trained(tmp_path, risen, rewind_spike=20.0)

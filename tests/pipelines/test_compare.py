@@ -79,7 +79,11 @@ def test_the_table_has_a_line_an_arm_and_seed_and_a_mean(finished):
 
 
 def test_an_arm_that_fails_says_so(tmp_path, capfd):
-    values = {**VALUES, "arms": {"ppo": {"ppo": {**ONLINE, "optimizer": {"learning_rate": 1e30}}}}, "seeds": [0]}
+    values = {
+        **VALUES,
+        "arms": {"ppo": {"ppo": {**ONLINE, "optimizer": {"learning_rate": 1e18, "max_skipped": 0}}}},
+        "seeds": [0],
+    }
     with pytest.raises(Exception, match="the arm 'ppo' of seed 0 ended with exit code"):
         Compare(build(CompareConfig, {"run": str(tmp_path / "run"), **values})).run()
     assert "tether: " in capfd.readouterr().err

@@ -22,6 +22,12 @@ from tether.rewards.verifiable import VerifiableConfig, VerifiableReward
         "    t.join()\n    return got[0]",
         "def f(x):\n    with open('note', 'w') as file: file.write('.' * x * x)\n    return len(open('note').read())",
         "print('chatter')\nf = lambda x: float(x * x)",
+        "First:\n```bash\npip install numpy\n```\nthen:\n```python\ndef f(x): return x * x\n```\nRun it.",
+        "```Python3 title='a.py'\r\ndef f(x): return x * x\r\n```\nThat prints:\n```text\n4\n```",
+        "``` \ndef f(x): return x * x\n```\n```c++\nint f(int x);\n```",
+        "import numpy\nf = lambda x: numpy.int64(x * x)",
+        "import numpy\nf = lambda x: numpy.longdouble(x * x)",
+        "def g(x: int): pass\nf = lambda x: x * x if g.__annotations__['x'] is int else 0",
     ],
 )
 def test_right_programs(score, program):
@@ -79,6 +85,36 @@ def test_other_tests_run_as_they_stand(score):
     assert score("def f(x): return x * x", lines).value == 1.0
 
 
+@pytest.mark.parametrize(
+    "held",
+    [
+        "for x in range(10):\n    assert f(x) == x * x",
+        "class A:\n    square = 9\nfor x in [3]:\n    import pickle\n    assert f(x) == pickle.loads(pickle.dumps(A)).square",
+        "if f(0) is not None:\n    assert f(3) == 9",
+        "try:\n    assert f(3) == 9\nfinally:\n    pass",
+        "import contextlib\nwith contextlib.nullcontext(9) as nine:\n    assert f(3) == nine",
+        "x = 0\nwhile x < 4:\n    x += 1\n    assert f(x) == x * x",
+        "if f(3) != 9:\n    raise ValueError('not nine')",
+        "if __name__ == '__main__':\n    assert f(3) == 9",
+    ],
+)
+def test_what_statements_hold_counts(score, held):
+    for tests in (f"assert f(2) == 4\n{held}", held):
+        assert score("def f(x): return x * x", tests).value == 1.0
+        assert score("def f(x): return 4", tests).value == 0.0
+
+
+@pytest.mark.parametrize(
+    "written", ["int32(3)", "float64(3)", "float32(3)", "uint8(3)", "complex64(3j)", "bool_(True)", "array([3])[0]"]
+)
+def test_scalars_of_numpy_are_plain_values(written):
+    numpy = pytest.importorskip("numpy")
+    value = eval(f"numpy.{written}", {"numpy": numpy})  # noqa: S307
+    known, other = (True, 0) if written.startswith("bool") else (3j, 3) if written.startswith("complex") else (3, 4)
+    assert value == known and code.plain([value]) == code.plain([known])
+    assert value != other and code.plain([value]) != code.plain([other])
+
+
 def test_credit_is_for_all_tests_or_for_each(score, answered):
     tests = "import math\nassert f(2) == 4\nassert f(3) == 9\nassert f(math.e) == 1\nassert f(0) == 0"
     assert score("def f(x): return x * x", tests).value == 0.0
@@ -97,6 +133,29 @@ def test_programs_that_read_and_print(score):
     assert score("print(int(input()) + int(input()))\nraise SystemExit(1)", tests).value == 0.0
     large = [{"input": "x" * 300_000, "output": "300000"}]
     assert score("print(len(input()))", large).value == 1.0
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print(7))).start()",
+        "from concurrent.futures import ThreadPoolExecutor\nThreadPoolExecutor(2).submit(print, 7)",
+        "import atexit, sys\natexit.register(print, 7)\nsys.exit()",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nprint(7)",
+        "import sys\nprint('working', file=sys.stderr)\nprint(7)\nsys.stderr.write('done')",
+        "import warnings\nwarnings.warn('old')\nprint(7)",
+    ],
+)
+def test_a_program_ends_as_python_ends_it(score, program):
+    assert score(program, [{"input": "", "output": "7"}]).value == 1.0
+    assert score(program, [{"input": "", "output": "8"}]).value == 0.0
+
+
+def test_white_space_counts_where_it_shows(score):
+    tests = [{"input": "", "output": "  *\n ***\n*****\n"}]
+    assert score("print('\\n  *  \\n ***\\n*****\\n')", tests).value == 1.0
+    assert score("print('*\\n ***\\n*****')", tests).value == 0.0
+    assert score("print(7)\nimport sys\nsys.stderr.write('8')", [{"input": "", "output": "78"}]).value == 0.0
 
 
 def test_a_program_never_meets_the_right_answer(score):

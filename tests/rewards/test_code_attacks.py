@@ -17,8 +17,14 @@ needs_landlock = pytest.mark.skipif(not HELD.files, reason="this kernel has no L
 needs_seccomp = pytest.mark.skipif(not HELD.processes, reason="this kernel takes no seccomp filter: only an audit hook refuses")
 
 
+@pytest.fixture(scope="module")
+def strangers():
+    """Children that this process had before any program ran: whatever other tests of the same run left behind."""
+    return psutil.Process().children(recursive=True)
+
+
 @pytest.fixture
-def attack(score):
+def attack(strangers, score):
     def run(body, *, before=""):
         program = f"import os, sys\n{textwrap.dedent(before)}\ndef f():\n{textwrap.indent(textwrap.dedent(body), '    ')}\n"
         found = score(program, "assert f() == 'harmless'")
@@ -111,10 +117,10 @@ def test_the_environment_holds_no_secret(attack, monkeypatch):
         "os.setsid()",
     ],
 )
-def test_no_program_starts_a_process_or_stays_behind(attack, how):
+def test_no_program_starts_a_process_or_stays_behind(attack, strangers, how):
     assert "done" not in attack(f"{how}\nreturn 'done'")
-    kin = psutil.Process().children(recursive=True)
-    assert len(kin) == 1 and kin[0].children() == []  # the one worker
+    kin = [process for process in psutil.Process().children(recursive=True) if process not in strangers]
+    assert len(kin) == 1 and "tether.rewards.sandbox" in kin[0].cmdline()  # the one worker
 
 
 @needs_seccomp

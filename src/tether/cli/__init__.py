@@ -358,12 +358,12 @@ def main() -> None:
     """Exit codes: 0 done, 1 a fault of tether's, 2 something the user can mend, 130 and 143 interrupted."""
     stop_on_sigterm()
     try:
-        if app(standalone_mode=False) == 130:  # what the command-line library makes of Ctrl-C
-            _leave("interrupted; start the same command again to go on from the last checkpoint.", 130)
+        code = app(standalone_mode=False)
+        if code == 130:  # what the command-line library makes of Ctrl-C
+            _leave("interrupted; start the same command again to go on from what is saved.", 130)
+        raise SystemExit(code if isinstance(code, int) else 0)
     except TetherError as error:
         _leave(str(error), 2)
-    except typer.Exit as stop:
-        raise SystemExit(stop.exit_code) from None
     except Interrupted as stop:
         _leave(str(stop), stop.exit_code)
     except (KeyboardInterrupt, typer.Abort):

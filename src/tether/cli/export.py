@@ -21,11 +21,11 @@ def export(
     from tether.pipelines.exporting import export_model
 
     found = export_model(source, output, adapter=adapter, dtype=dtype, shard_size=shard_size)
-    console, unit = (
-        Console(soft_wrap=True, highlight=False),
-        "nats a token" if found["kind"] == "policy" else "units of its score",
-    )
-    console.print(f"{found['kind']}: {found['folder']}. Read again, it differs by at most {found['difference']:.2g} {unit}.")
+    console, unit = Console(soft_wrap=True, highlight=False), "units of its score"
+    if found["kind"] == "policy":
+        unit = "nats a token"
+    console.print(f"{found['kind']} of {found['source']}: {found['folder']}")
+    console.print(f"Read again, it differs by at most {found['difference']:.2g} {unit}.")
     if found["constant"]:
         console.print(f"Scores lack a constant of {found['constant']:.6g}, which tether adds again; differences are right.")
     if not found["same_ids"]:

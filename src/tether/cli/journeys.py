@@ -13,7 +13,7 @@ from rich.table import Table
 
 from tether.cli.progress import bars
 from tether.core.config import build, load_recipe, packaged_recipe
-from tether.core.errors import RunError, memory_error
+from tether.core.errors import ConfigError, RunError, memory_error
 from tether.pipelines.opening import remember, remembered
 
 if TYPE_CHECKING:
@@ -50,8 +50,24 @@ def stages(recipe: str, overrides: list[str], names: list[str]) -> None:
     """See `tether sft | reward | ppo | run --help`."""
     from tether.assemble import Recipe, describe_sections
 
-    config = load_recipe(packaged_recipe(recipe), Recipe, overrides)
-    _stages(config, names or list(describe_sections(config)))
+    path = packaged_recipe(recipe)
+    if path.is_file() and (command := _another(path)):
+        raise ConfigError(f"{recipe} is a recipe of `tether {command}`, not of single stages: start it with that command.")
+    config = load_recipe(path, Recipe, overrides)
+    if not (chosen := names or list(describe_sections(config))):
+        raise ConfigError(f"{recipe} has no section of a stage, so there is nothing to do. Add one, such as [sft].")
+    _stages(config, chosen)
+
+
+def _another(path: Path) -> str:
+    """The command that a recipe of several stages' ground is for."""
+    try:
+        keys = tomllib.loads(path.read_text(encoding="utf-8-sig")).keys()
+    except (OSError, ValueError):
+        return ""
+    kinds = {"loop": "loop", "proxies": "overopt", "arms": "compare", "pairs": "quickstart"}
+    found = next((command for key, command in kinds.items() if key in keys), "")
+    return "quickstart --smoke" if found == "quickstart" and path.stem == "smoke" else found
 
 
 def _stages(config: Recipe, chosen: list[str]) -> None:
@@ -69,6 +85,7 @@ def _stages(config: Recipe, chosen: list[str]) -> None:
         raise RunError(f"out of memory: {wanting}. {_smaller(config, chosen)}") from error
     for name in chosen:
         console.print(_stage_table(name, results[name]))
+        _set_aside(console, Path(config.run) / name, results[name])
         _alarms(console, results[name].get("alarms", ()))
         page = write_report(Path(config.run) / name)
         console.print(f"{name}: {Path(config.run) / name}    page: {page}", highlight=False, soft_wrap=True)
@@ -301,6 +318,19 @@ def _stage_table(name: str, summary: dict[str, Any]) -> Table:
 
 def _estimate(found: dict[str, Any]) -> str:
     return f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}] (n = {found.get('count', '?')})"
+
+
+def _set_aside(console: Console, folder: Path, summary: dict[str, Any]) -> None:
+    """What was not trained on, in words: rows in quarantine, updates that were left out."""
+    quarantine = summary.get("quarantine") or {}
+    if quarantine.get("count"):
+        reasons = "; ".join(f"{reason}: {count:,}" for reason, count in list(quarantine["reasons"].items())[:3])
+        where = ", ".join(map(str, sorted(folder.glob("quarantine-*.jsonl"))))
+        text = f"[bold yellow]{quarantine['count']:,} rows were set aside[/] ({escape(reasons)}): {escape(where)}"
+        console.print(text, soft_wrap=True, highlight=False)
+    if left_out := summary.get("steps_left_out"):
+        text = f"[bold yellow]in {left_out:,} steps an update was left out[/]: its loss or gradient was not finite. Their rows: "
+        console.print(text + escape(str(folder / "skipped")), soft_wrap=True, highlight=False)
 
 
 def _gain(found: dict[str, Any]) -> str:

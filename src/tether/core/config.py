@@ -133,10 +133,14 @@ def _phrase(kind: type[BaseModel], place: tuple[Any, ...], items: Sequence[Any])
     location, item = ".".join(map(str, place)), items[0]
     if item["type"] == "extra_forbidden":
         known = _known_keys(kind, place[:-1])
-        near = difflib.get_close_matches(str(place[-1]), known, n=1, cutoff=0.5)
+        deeper = [f"{outer}.{place[-1]}" for outer in known if place[-1] in _known_keys(kind, (*place[:-1], outer)) != known]
+        near = deeper[:1] or difflib.get_close_matches(str(place[-1]), known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
         return f"unknown key {location!r} ({hint})"
-    message = ", or ".join(dict.fromkeys(item["msg"].removeprefix("Value error, ") for item in items))
+    said = (
+        "a table belongs here" if item["type"] == "model_type" else item["msg"].removeprefix("Value error, ") for item in items
+    )
+    message = ", or ".join(dict.fromkeys(said))
     if not location:
         return message
     if item["type"] == "missing":

@@ -25,7 +25,7 @@ from tether import __version__
 from tether.core.config import digest
 from tether.core.errors import RunError
 from tether.core.files import whole_file
-from tether.core.secrets import redact_value
+from tether.core.secrets import redact_addresses, redact_value
 from tether.core.types import Alarm
 
 BESIDE = ("log.txt", "command.json", "manifest.json", ".lock")
@@ -81,9 +81,9 @@ def hold(folder: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         file.seek(0)
-        owner = file.read().strip()
+        owner, mine = file.read().strip(), os.fstat(file.fileno())
         file.close()
-        if owner == str(os.getpid()):  # the folder was moved meanwhile
+        if any(os.path.samestat(mine, os.fstat(held.fileno())) for held in _HELD.values()):  # the folder was moved meanwhile
             return
         raise RunError(f"process {owner} is at work in {folder}. Wait for its end, or choose another run directory.") from None
     except (ImportError, OSError):  # a system or a file system without such locks
@@ -177,22 +177,29 @@ class RunDirectory:
         """
         run = cls(path)
         stored, now = run.path / "config.json", _settings(config)
-        if stored.is_file():
+        if stored.is_file() and run.begun:
             before = read_json(run.path / "manifest.json").get("folder", str(path))
             found = _differences(read_json(stored), now, _settings(config, exclude_defaults=True), (before, str(path)))
             if differences := list(found):
                 raise RunError(
-                    f"{run.path} holds a run of another config: {'; '.join(differences[:5])}. "
-                    "Choose another run directory, or delete this one."
+                    f"{run.path} holds a run of another config: {'; '.join(differences[:5])}. Choose another run directory "
+                    "with run=PATH, or delete this one and what stands on it."
                 )
             return run
-        if run.path.exists() and (not run.path.is_dir() or any(p.name not in BESIDE for p in run.path.iterdir())):
+        foreign = run.path.is_dir() and any(p.name not in BESIDE and p.name[0] != "." for p in run.path.iterdir())
+        if not stored.is_file() and (foreign or (run.path.exists() and not run.path.is_dir())):
             raise RunError(f"{run.path} exists and is not a run directory of tether. Choose another path.")
         run.path.mkdir(parents=True, exist_ok=True)
         written = {**environment(), "config_digest": digest(now), "folder": str(path), **manifest}
         write_json(run.path / "manifest.json", written)
         write_json(stored, now)
         return run
+
+    @property
+    def begun(self) -> bool:
+        """Whether anything was made here: a step, a checkpoint, a stage. What failed before may begin again otherwise."""
+        made = ("metrics.jsonl", "summary.json")
+        return any((self.path / name).is_file() for name in made) or any(p.is_file() for p in self.path.glob("*/**/*"))
 
     @property
     def complete(self) -> bool:
@@ -256,7 +263,7 @@ class RunDirectory:
 def _settings(config: Mapping[str, Any], **options: Any) -> Any:
     """Plain JSON values, of config objects too."""
     dumped = {key: value.model_dump(mode="json", **options) for key, value in config.items() if hasattr(value, "model_dump")}
-    return redact_value(json.loads(json.dumps({**config, **dumped}, default=_plain)))
+    return redact_addresses(json.loads(json.dumps({**config, **dumped}, default=_plain)))
 
 
 def _differences(old: Any, new: Any, said: Any, folders: tuple[str, str], prefix: str = "") -> Iterator[str]:
@@ -270,6 +277,9 @@ def _differences(old: Any, new: Any, said: Any, folders: tuple[str, str], prefix
             own = said.get(key, {}) if isinstance(said, dict) else {}
             if key in old or (isinstance(said, dict) and key in said):
                 yield from _differences(old.get(key), new.get(key), own, folders, f"{prefix}{key}.")
+    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        for place, pair in enumerate(zip(old, new, strict=True)):
+            yield from _differences(*pair, pair[1], folders, f"{prefix}{place}.")
     elif old != new and not _same_place(old, new, folders):
         yield f"{prefix.rstrip('.')} was {old!r} and is now {new!r}"
 

@@ -30,6 +30,15 @@ _SHAPES = re.compile(
 _SECRET_VARIABLE = re.compile(r"(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(?:^|_)(?:KEY|PASS|AUTH))$", re.IGNORECASE)
 
 
+def redact_addresses(value: Any) -> Any:
+    """Plain values without the passwords in their addresses, and nothing else changed: for settings that are read back."""
+    if isinstance(value, str):
+        return _IN_ADDRESS.sub(rf"\g<1>{HIDDEN}", value)
+    if isinstance(value, Mapping):
+        return {key: redact_addresses(item) for key, item in value.items()}
+    return [redact_addresses(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
     """The text with *** for every secret in it; `environment` is that of this process unless another is given."""
     for secret in _known(os.environ if environment is None else environment):

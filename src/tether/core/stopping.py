@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import threading
+from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -47,10 +48,12 @@ class Stopping:
         self.asked = signal.Signals(number)
         logging.getLogger(__name__).warning("%s: finishing this step, then saving. Once more stops at once.", self.asked.name)
 
-    def leave(self, step: int, total: int, place: object) -> NoReturn:
+    def leave(self, step: int, total: int, place: Path) -> NoReturn:
         """End the training of which `step` has just been saved in `place`."""
         assert self.asked is not None
-        raise Interrupted(f"stopped after step {step} of {total}, which is saved. Go on with: tether resume {place}", self.asked)
+        known = any((folder / "command.json").is_file() for folder in (place, *place.parents)[:4])
+        how = f"Go on with: tether resume {place}" if known else f"{place} has the checkpoint: run the same again to go on."
+        raise Interrupted(f"stopped after step {step} of {total}, which is saved. {how}", self.asked)
 
 
 def stop_on_sigterm() -> None:

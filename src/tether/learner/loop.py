@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import random
 import statistics
 import time
@@ -25,6 +26,7 @@ from tether.learner.local import LocalLearner
 RowT = TypeVar("RowT")
 Metrics = Mapping[str, float]
 SPIKE_WINDOW = 20
+MAX_REWINDS = 10
 
 
 def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
@@ -82,18 +84,19 @@ class SupervisedLoop:
                     saved.wait()
                     stopping.leave(number, len(plan), self.run.path)
                 began, skipped, chosen = time.perf_counter(), self.learner.skipped, [rows[i] for i in plan[number]]
-                if number in self._left_out:
-                    self.learner.updates = number = number + 1
-                    continue
+                metrics: dict[str, float] = {}
                 with watchdog.step("update"), replayable(self.run, self.learner, number + 1, chosen):
-                    metrics = self._drawn(chosen, number)
-                if self._is_spike(metrics["loss"]):
+                    if number in self._left_out:
+                        self.learner.updates += 1
+                    else:
+                        metrics = self._drawn(chosen, number)
+                if self._is_spike(metrics.get("loss", math.nan)):
                     number = self._rewind(saved, number, chosen)
                     continue
                 number, last = number + 1, number + 1 == len(plan)
                 if self.evaluate and (last or (self.evaluate_every and number % self.evaluate_every == 0)):
                     metrics.update(self._evaluated())
-                if self.learner.skipped == skipped:
+                if "loss" in metrics and self.learner.skipped == skipped:
                     self._losses.append(metrics["loss"])
                     self.run.log({**metrics, "time/step": time.perf_counter() - began}, number)
                 if last or number % self.config.checkpoint_every == 0:
@@ -104,6 +107,11 @@ class SupervisedLoop:
             raise TrainingError(f"no update could be made: {self.learner.fault or 'there are no rows'}")
         if self.best:
             self._weights_from(self.best)
+        elif self.evaluate:
+            raise TrainingError(
+                f"{self.criterion} was never finite: what was learned is of no use. Lower optimizer.learning_rate, in another "
+                "run directory."
+            )
 
     def _drawn(self, rows: list[Any], number: int) -> dict[str, float]:
         """A step whose torch generators start from what the seed and its number say; they stand as before after it."""
@@ -159,6 +167,11 @@ class SupervisedLoop:
     def _rewind(self, saved: Checkpoints, number: int, rows: Sequence[Any]) -> int:
         """Back to the last checkpoint; this update will be left out."""
         keep_for_replay(self.run, number + 1, "its loss was a spike", rows)
+        if len(self._left_out) >= MAX_REWINDS:
+            raise TrainingError(
+                f"{MAX_REWINDS + 1} spikes of the loss: the last is no accident of one update. Look at the rows in "
+                f"{self.run.path / 'skipped'}, lower optimizer.learning_rate, or leave rewind_spike out."
+            )
         write_json(self.run.path / "left_out.json", sorted({*self._left_out, number}))
         self.best, self.best_value, self.best_update = {}, float("inf"), -1
         return self._resume(saved)

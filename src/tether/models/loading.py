@@ -242,3 +242,10 @@ def save_model(model: Any, tokenizer: Any, template: str, folder: Path) -> None:
     with quiet():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+    readable(folder)
+
+
+def readable(folder: Path) -> None:
+    """Weights with the permissions of other files: safetensors makes them their owner's alone."""
+    for path in folder.rglob("*.safetensors"):
+        path.chmod((folder / "config.json").stat().st_mode if (folder / "config.json").is_file() else 0o644)

@@ -187,7 +187,7 @@ def scores_logged(rows: Rows, settings: Settings) -> list[Result]:
     paid, kls = _values(rows, "kl/coefficient"), _values(rows, KL)
     reached = statistics.fmean(kls[-max(1, len(kls) // 5) :]) if kls else 0.0
     if not paid or not paid[-1] or kl.get("place", "token") == "loss" or reached < 0.5:
-        return [*results, Untold("KL scale", "no KL in the reward to weigh")]
+        return [*results, Untold("KL scale", "no KL in the reward, or below 0.5 nats: nothing to weigh")]
     spread = statistics.median(spreads)
     normalized = settings.get("normalize_scores") and spreads[0] > 1e-6
     spread = 1.0 if settings.get("scale_advantages") else spread / spreads[0] if normalized else spread

@@ -318,8 +318,9 @@ def examine_run(folder: Path) -> dict[str, list[Result]]:
             continue
         own = folder / arm.name if (folder / arm.name / "metrics.jsonl").is_file() else folder
         settings = next((mapping(v) for k, v in mapping(arm.config).items() if k in ONLINE), {})
+        reward = mapping(arm.manifest).get("reward") if settings.get("reward_source", "learned") == "learned" else None
         rows = [{key: number(value) for key, value in row.items()} for row in arm.metrics]
-        results[arm.name] = [*check_rows(rows, settings), _saved_encoding(own, mapping(arm.manifest).get("reward"))]
+        results[arm.name] = [*check_rows(rows, settings), _saved_encoding(own, reward)]
     if not results:
         raise RunError(f"{folder} holds no steps of a stage that samples ({', '.join(ONLINE)}). Give the folder of such a run.")
     return results
@@ -327,6 +328,8 @@ def examine_run(folder: Path) -> dict[str, list[Result]]:
 
 def _saved_encoding(folder: Path, reward: Any) -> Result:
     """Policy and reward model, as they were saved, stand on one base and read in one way."""
+    if reward is None:
+        return Untold("encoding", "no reward model of this run's scored")
     name, files = "encoding", [folder / "policy" / "role.json", Path(str(reward)) / "role.json"]
     missing = [file for file in files if not file.is_file()]
     if missing:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,7 +23,7 @@ from tether.data.chat import Encoded
 from tether.learner.checkpoint import load_checkpoint, unprefixed
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
-from tether.models.loading import LoadedModel, add_adapter, load_model
+from tether.models.loading import LoadedModel, add_adapter, load_model, readable
 from tether.models.plain import OFFSET, classifier, merged, save_adapter, settle_padding, whole_template
 from tether.models.pretrained import quiet
 from tether.models.saving import ENSEMBLE, OBJECTIVES, is_role, member_folders, read_role
@@ -77,6 +79,8 @@ def export_model(
     """
     if output.exists():
         raise ConfigError(f"{output} exists. Export into a new folder, or delete that one first.")
+    if not re.fullmatch(r"\d+ ?([KMGT]i?B|B)", shard_size):
+        raise ConfigError(f"shard size {shard_size!r} is not a size such as 500MB or 5GB")
     if dtype not in DTYPES:
         raise ConfigError(f"dtype {dtype!r} is not one of {', '.join(DTYPES)}")
     found = find(source)
@@ -91,8 +95,9 @@ def export_model(
         base = base_name(loaded.source)
         card = Card(found.kind, base, found.stage, found.checkpoint, adapter, str(kept).removeprefix("torch."), measured)
         (folder / "README.md").write_text(model_card(card), encoding="utf-8")
+        readable(folder)
         folder.rename(output)
-    return {"kind": found.kind, "folder": str(output), **measured}
+    return {"kind": found.kind, "folder": str(output), "source": str(found.stage or source), **measured}
 
 
 def find(source: str) -> Found:
@@ -104,7 +109,7 @@ def find(source: str) -> Found:
     path = Path(source).expanduser()
     if not path.exists():
         return Found("policy", source)
-    if path.name.startswith("step-") or (path / "state.safetensors").is_file():
+    if (path.name.startswith("step-") and path.parent.name in ("checkpoints", "best")) or (path / "state.safetensors").is_file():
         return _checkpoint(path)
     policy = newest_policy(path)
     for place in (policy,) if policy else (path, *(path / name / "model" for name in ("", "sft", "reward", "process"))):
@@ -159,7 +164,12 @@ def load_found(found: Found) -> tuple[Role, LoadedModel]:
         ModelError, MissingFileError, RunError: a part is missing or does not fit.
     """
     if found.checkpoint is not None and found.stage is not None:
-        return role_of_checkpoint(found.checkpoint, read_json(found.stage / "config.json"))
+        config, manifest = read_json(found.stage / "config.json"), found.stage / "manifest.json"
+        before = read_json(manifest).get("folder") if manifest.is_file() else None
+        moved = found.stage.resolve() / os.path.relpath(config["model"]["source"], before or ".")
+        if before and moved.is_dir():  # as it lies to the stage, wherever both are now
+            config = {**config, "model": {**config["model"], "source": str(moved.resolve())}}
+        return role_of_checkpoint(found.checkpoint, config)
     if found.kind != "policy":
         assert found.folder is not None
         (role,), loaded = load_trained(found.folder)

@@ -24,13 +24,13 @@ from tether.assemble import (
     settled,
     sft_role,
 )
-from tether.core.errors import ConfigError, MissingFileError
-from tether.core.rundir import write_json
+from tether.core.errors import ConfigError, MissingFileError, RunError
+from tether.core.rundir import read_json, write_json
 from tether.core.types import Comparison, Demonstration, Feedback, StepLabels
 from tether.data.sources import split_by_group
 from tether.learner.determinism import deterministic
 from tether.models.config import ModelConfig
-from tether.models.loading import load_model, save_model
+from tether.models.loading import load_model, save_model, weights_digest
 from tether.pipelines.measured import Progress
 from tether.pipelines.online import run_online
 from tether.pipelines.opening import finish_stage, open_stage, rows_of
@@ -67,6 +67,7 @@ def run_sft(
     summary = SFT(settled(section, SFTConfig), role, encoder_of(loaded)).train(rows, run, progress)
     merged = role.model.merge_and_unload() if role.adapter is not None else role.model
     save_model(merged, loaded.tokenizer, encoder_of(loaded).template, folder / "model")
+    run.update_manifest(result={"digest": weights_digest(merged)})
     return finish_stage(run, summary, quarantine)
 
 
@@ -210,11 +211,30 @@ def run_recipe(recipe: Recipe, stages: Sequence[str], progress: Callable[[str], 
             if section is None:
                 raise ConfigError(f"the recipe has no [{name}] section")
             model = recipe.model if name == "sft" else stage_model(recipe, root)
+            if name != "sft":
+                _check_base(root, name)
             bar = progress(name) if progress else None
             reward = root / ("process" if getattr(section, "reward_source", None) == "process" else "reward") / "model"
             results[name] = run_stage(name, section, model, root / name, recipe.seed, reward_folder=reward, progress=bar)
             gc.collect()
     return results
+
+
+def _check_base(root: Path, name: str) -> None:
+    """A finished stage stands on the SFT model that is there now.
+
+    Raises:
+        RunError: it was trained on one that is gone.
+    """
+    manifests = {stage: root / stage / "manifest.json" for stage in ("sft", name)}
+    if (root / name / "summary.json").is_file() and all(path.is_file() for path in manifests.values()):
+        made = read_json(manifests["sft"]).get("result", {}).get("digest")
+        stood_on = read_json(manifests[name]).get("model", {}).get("digest")
+        if made and stood_on and made != stood_on:
+            raise RunError(
+                f"{root / name} was trained on another SFT model than the one that is in {root / 'sft'} now. Delete "
+                f"{root / name} to train it again, and every stage that stands on it."
+            )
 
 
 def stage_model(recipe: Recipe, root: Path) -> ModelConfig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -68,29 +69,29 @@ def run_online(
     rows, test = _held_out(rows, section, run, name) if section.evaluate and gold is None else (rows, [])
     stage, loaded = online_stage(section, model, reward_folder, seed)
     assert isinstance(stage.reward, FailureLimit)
-    stage.reward.keep_stacks(run.path / "stacks.txt")
-    run.update_manifest(model={"source": loaded.source, "digest": loaded.digest}, reward=str(reward_folder))
-    judged = Judged(*gold, "gold") if gold is not None else _judge(section, test, stage, model, reward_folder, name)
-    evaluation = _evaluation(section, stage, encoder_of(loaded), judged, run, seed) if section.evaluate else None
+    with contextlib.closing(stage.reward):  # its workers, however this ends
+        stage.reward.keep_stacks(run.path / "stacks.txt")
+        run.update_manifest(model={"source": loaded.source, "digest": loaded.digest}, reward=str(reward_folder))
+        judged = Judged(*gold, "gold") if gold is not None else _judge(section, test, stage, model, reward_folder, name)
+        evaluation = _evaluation(section, stage, encoder_of(loaded), judged, run, seed) if section.evaluate else None
 
-    def on_step(step: int, metrics: dict[str, float]) -> dict[str, float]:
-        measured = evaluation.at(step, stage.config.steps) if evaluation is not None else {}
-        return {"memory/rss_bytes": float(current_rss_bytes()), **measured}
+        def on_step(step: int, metrics: dict[str, float]) -> dict[str, float]:
+            measured = evaluation.at(step, stage.config.steps) if evaluation is not None else {}
+            return {"memory/rss_bytes": float(current_rss_bytes()), **measured}
 
-    if evaluation is not None and not run.held_out():
-        evaluation.measure(0)
-    guard = Guard(section.watch, stage, run)
-    ended = lambda: guard.halted or (evaluation is not None and evaluation.fallen())  # noqa: E731
-    summary = stage.train(rows, run, on_step=on_step, monitor=guard, ended=ended, progress=progress)
-    summary["alarms"] = run.alarms()
-    if evaluation is not None:
-        if summary["steps"] not in run.held_out() or stage.average.tensors:  # stopped early, or not those weights
-            stage.engine.update_weights(summary["steps"] + 1)
-            evaluation.measure(summary["steps"])
-        if evaluation.learner is not None:
-            evaluation.restore()
-        summary[evaluation.name] = evaluation.summary()
-    stage.reward.close()
+        if evaluation is not None and not run.held_out():
+            evaluation.measure(0)
+        guard = Guard(section.watch, stage, run)
+        ended = lambda: guard.halted or (evaluation is not None and evaluation.fallen())  # noqa: E731
+        summary = stage.train(rows, run, on_step=on_step, monitor=guard, ended=ended, progress=progress)
+        summary["alarms"] = run.alarms()
+        if evaluation is not None:
+            if summary["steps"] not in run.held_out() or stage.average.tensors:  # stopped early, or not those weights
+                stage.engine.update_weights(summary["steps"] + 1)
+                evaluation.measure(summary["steps"])
+            if evaluation.learner is not None:
+                evaluation.restore()
+            summary[evaluation.name] = evaluation.summary()
     if stage.reward.reasons:
         summary["failed_rewards_by_reason"] = dict(stage.reward.reasons.most_common(10))
     save_trained(stage.policy, loaded, folder / "policy", kind="policy", base=model.source)

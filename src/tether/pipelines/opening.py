@@ -26,18 +26,25 @@ def open_stage(folder: Path, config: dict[str, Any], data: DataConfig | None) ->
     return run, None
 
 
+GROWING = {"run", "arms", "seeds", "proxies", "loop"}
+"""What of a study may change from one start to the next."""
+
+
 def remember(root: Path, command: str, config: Config, stages: Sequence[str] = ()) -> None:
     """Note in `root` what was started there, for `tether resume`.
 
-    From here on no other process works in `root`. A recipe that contradicts a stage which has begun is not noted: that stage will
-    say what differs, and the note stays right.
+    From here on no other process works in `root`. What contradicts a run that has begun there is not noted: the run will say what
+    differs, and the note stays right.
     """
-    path, settings = root / "command.json", config.model_dump(mode="json", exclude_unset=True)
-    before = read_json(path)["config"] if path.is_file() else {}
-    begun = [name for name in stages if (root / name / "config.json").is_file()]
-    if not before or all(before.get(name) == settings.get(name) for name in begun):
-        write_json(path, {"command": command, "stages": list(stages), "config": settings})
+    root.mkdir(parents=True, exist_ok=True)
     hold(root)
+    path, settings = root / "command.json", config.model_dump(mode="json", exclude_unset=True)
+    before = read_json(path) if path.is_file() else {"command": command, "config": settings}
+    begun = [name for name in before.get("stages", ()) if (root / name / "config.json").is_file()]
+    fixed = ("model", "seed", *begun) if begun else () if stages else set(settings) - GROWING
+    same = all(before["config"].get(name) == settings.get(name) for name in fixed)
+    if same and before["command"] == command:
+        write_json(path, {"command": command, "stages": [*dict.fromkeys((*begun, *stages))], "config": settings})
 
 
 def remembered(place: Path) -> tuple[Path, dict[str, Any]]:
@@ -71,6 +78,8 @@ def finish_stage(run: RunDirectory, summary: dict[str, Any], quarantine: Quarant
     """Write the summary; its one checkpoint has had its day, several were asked for."""
     if quarantine is not None:
         summary["quarantine"] = quarantine.summary()
+    if left_out := len(list((run.path / "skipped").glob("step-*.json"))):
+        summary["steps_left_out"] = left_out
     summary["peak_rss_bytes"] = peak_rss_bytes()
     run.finish(summary)
     release(run.path)

@@ -9,6 +9,7 @@ equal to everything or writes a verdict itself gains nothing by it. Any other te
 from __future__ import annotations
 
 import ast
+import atexit
 import contextlib
 import json
 import math
@@ -21,6 +22,7 @@ import shutil
 import signal
 import sys
 import tempfile
+import threading
 import time
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +33,7 @@ from typing import Any, NoReturn
 from tether.core.errors import DataError
 from tether.rewards.guard import MEBIBYTE, Guards, limit, restrict
 
-FENCE = re.compile(r"```[ \t]*(?:python3?|py)?[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"```[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)```", re.DOTALL)
 OUTPUT, FILE, SCRATCH = MEBIBYTE, 16 * MEBIBYTE, 64 * MEBIBYTE
 """Bytes that a program may write: to its output, into one file, into all its files together."""
 _POLL = 0.05
@@ -45,6 +47,12 @@ class CodeTest:
     kind: str
     right: Any = None
     counts: bool = True
+
+
+def fenced(text: str) -> str | None:
+    """The last fenced block that is Python or says no language; None without one."""
+    blocks = _FENCE.findall(text)  # of every language: else the end of a block of shell would begin one
+    return next((body for language, body in reversed(blocks) if language.lower() in ("", "py", "python", "python3")), None)
 
 
 def read_tests(given: Any) -> tuple[CodeTest, ...]:
@@ -85,7 +93,9 @@ def _test(statement: ast.stmt) -> CodeTest:
                     return CodeTest(ast.unparse(asked), "value", json.loads(json.dumps(plain(ast.literal_eval(known)))))
                 except (ValueError, TypeError):
                     continue
-    return CodeTest(ast.unparse(statement), "run", counts=isinstance(statement, (ast.Assert, ast.Expr)))
+    defines = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    holds = not defines and any(isinstance(node, (ast.Assert, ast.Raise)) for node in ast.walk(statement))
+    return CodeTest(ast.unparse(statement), "run", counts=holds or isinstance(statement, ast.Expr))
 
 
 def request(program: str, tests: Sequence[CodeTest]) -> dict[str, Any]:
@@ -116,12 +126,15 @@ def _met(test: CodeTest, outcome: Sequence[Any]) -> bool:
 
 
 def _lines(text: str) -> list[str]:
-    """Without white space at the ends of lines and of the text."""
-    return [line.rstrip() for line in text.strip().splitlines()]
+    """Without white space at the ends of lines, and without empty lines around them."""
+    return [line.rstrip() for line in text.strip("\r\n").rstrip().splitlines()]
 
 
 def plain(value: Any) -> Any:
     """A Python value as JSON that is equal exactly where the values are: lists, tuples, sets and mappings stay apart."""
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, (numpy.number, numpy.bool_)):
+        return plain(float(value) if isinstance(value, numpy.floating) else value.item())  # item() of a long double is one again
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, (int, float)):
@@ -157,21 +170,20 @@ def _child(program: str, asks: list[list[str]], end: float) -> list[list[Any]]:
     with tempfile.TemporaryFile() as given:
         given.write(asks[0][1].encode() if asks[0][0] == "program" else b"")
         given.seek(0)
-        (said, said_in), (printed, printed_in) = os.pipe(), os.pipe()
+        (said, said_in), (printed, printed_in), (errors, errors_in) = os.pipe(), os.pipe(), os.pipe()
+        pipes = given.fileno(), printed_in, errors_in, said_in
         child = os.fork()
         if child == 0:
-            _become(
-                program, asks, token, scratch, (given.fileno(), printed_in, said_in), max(1, math.ceil(end - time.monotonic()))
-            )
-    os.close(said_in)
-    os.close(printed_in)
+            _become(program, asks, token, scratch, pipes, max(1, math.ceil(end - time.monotonic())))
+    for pipe in pipes[1:]:
+        os.close(pipe)
     try:
-        texts, complaint = _listen({said: b"", printed: b""}, end, scratch)
+        texts, complaint = _listen({said: b"", printed: b"", errors: b""}, end, scratch)
     finally:
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        os.close(said)
-        os.close(printed)
+        for pipe in (said, printed, errors):
+            os.close(pipe)
         shutil.rmtree(scratch, ignore_errors=True)
     try:
         answer = json.loads(texts[said])
@@ -182,7 +194,7 @@ def _child(program: str, asks: list[list[str]], end: float) -> list[list[Any]]:
         pass
     code = os.waitstatus_to_exitcode(status)
     died = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    last = texts[printed].decode(errors="replace").strip().splitlines()[-1:]
+    last = texts[errors].decode(errors="replace").strip().splitlines()[-1:]
     return [["ended", complaint or "; ".join([f"before its tests ({died})", *last])[:200]]] * len(asks)
 
 
@@ -214,11 +226,10 @@ def _size(folder: str) -> int:
     return total
 
 
-def _become(program: str, asks: list[list[str]], token: str, scratch: str, pipes: tuple[int, int, int], seconds: int) -> NoReturn:
+def _become(program: str, asks: list[list[str]], token: str, scratch: str, pipes: tuple[int, ...], seconds: int) -> NoReturn:
     """The forked process: put everything away, run the program, say what it gave, end."""
     try:
-        given, printed, said = (os.dup(pipe) for pipe in pipes)
-        for target, pipe in enumerate((given, printed, printed, said)):
+        for target, pipe in enumerate([os.dup(pipe) for pipe in pipes]):
             os.dup2(pipe, target)
         os.closerange(4, 1 << 16)
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
@@ -249,16 +260,24 @@ def _answers(program: str, asks: list[list[str]]) -> list[list[Any]]:
     module = types.ModuleType("__main__" if whole else "answer")
     sys.modules[module.__name__] = module
     try:
-        _execute(compile(program, "answer.py", "exec"), module.__dict__)
+        _execute(compile(program, "answer.py", "exec", dont_inherit=True), module.__dict__)
     except SystemExit as stop:
         if not whole or stop.code not in (None, 0):
             raise
-    return [["gave", None]] if whole else [_asked(kind, ask, module.__dict__) for kind, ask in asks]
+    if whole:  # what the interpreter does at its end
+        threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]  # also ends the pools of concurrent.futures
+        atexit._run_exitfuncs()
+        return [["gave", None]]
+    sys.modules["__main__"], module.__name__ = (
+        module,
+        "__main__",
+    )  # now: tests below `if __name__ == "__main__":` run, the program's do not
+    return [_asked(kind, ask, module.__dict__) for kind, ask in asks]
 
 
 def _asked(kind: str, ask: str, names: dict[str, Any]) -> list[Any]:
     try:
-        value = _execute(compile(ask, "test", "eval" if kind == "value" else "exec"), names)
+        value = _execute(compile(ask, "test", "eval" if kind == "value" else "exec", dont_inherit=True), names)
         return ["gave", json.loads(json.dumps(plain(value)))]
     except MemoryError:
         return ["raised", "MemoryError"]

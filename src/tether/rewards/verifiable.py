@@ -282,7 +282,7 @@ _FINDERS: dict[str, Callable[[str], str | None]] = {
     "phrase": partial(_last, _PHRASE),
     "tag": partial(_last, _TAG),
     "last-number": lambda text: _last(_NUMBER, _plain(text)),
-    "fence": lambda text: (code.FENCE.findall(text) or [None])[-1],
+    "fence": code.fenced,
     "whole": lambda text: text.strip() or None,
 }
 

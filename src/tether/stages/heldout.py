@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Protocol
@@ -19,7 +20,7 @@ from tether.core.rundir import RunDirectory, read_jsonl
 from tether.core.types import Prompt, Rollout, Sampling, Score
 from tether.evaluation.sycophancy import Sycophancy
 from tether.evaluation.winrate import Estimate, bootstrap_mean, win_rate
-from tether.learner.checkpoint import load_checkpoint, save_checkpoint
+from tether.learner.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint
 
 SEED = 7919
 """Added to the stage's: the held-out samples share no randomness with those of training."""
@@ -104,17 +105,26 @@ class HeldOut:
         scores = self.judge(rollouts)
         columns = {"score": [s.value for s in scores]}
         columns |= {part: [s.parts.get(part) for s in scores] for part in dict.fromkeys(p for s in scores for p in s.parts)}
-        best = self.best
         asked = {} if self.sycophancy is None else {"sycophancy": {k: e.as_dict() for k, e in self.sycophancy().items()}}
+        if self.learner is not None and best_step({**self.run.held_out(), step: columns}) == step:
+            self._keep(step, self.learner)
         self.run.hold_out({"step": step, "name": self.name, "scores": columns, **asked})
-        if self.learner is not None and self.best != best:
-            tensors = {str(i): p for i, p in enumerate(self.learner.parameters)}
-            save_checkpoint(self.run.path / "best", step, tensors, {}, keep=2)  # a resumed run may have to fall back on the older
         means = {f"{self.name}/{key}": statistics.fmean(known) for key, values in columns.items() if (known := _known(values))}
         premises = {f"sycophancy/{key}": found["value"] for key, found in asked.get("sycophancy", {}).items()}
         if premises:
             premises["sycophancy/start"] = min(self._premises().items())[1]["shift"]["value"]
         return {**means, f"{self.name}/length": statistics.fmean(len(r.response_ids) for r in rollouts), **premises}
+
+    def _keep(self, step: int, learner: Keeper) -> None:
+        """These weights, before the row that calls them the best; what an interrupted run kept from here on goes.
+
+        The older ones stay until the end: a run that goes on from a checkpoint before them may need any.
+        """
+        for stale in complete_checkpoints(self.run.path / "best"):
+            if int(stale.name.removeprefix("step-")) >= step:
+                shutil.rmtree(stale)
+        tensors = {str(i): p for i, p in enumerate(learner.parameters)}
+        save_checkpoint(self.run.path / "best", step, tensors, {}, keep=1_000_000)
 
     def at(self, step: int, last: int) -> dict[str, float]:
         """The measurement of a step, where one is due."""
@@ -141,6 +151,9 @@ class HeldOut:
         with torch.no_grad():
             for index, parameter in enumerate(self.learner.parameters):
                 parameter.copy_(tensors[str(index)])
+        for other in complete_checkpoints(self.run.path / "best"):
+            if other.name != f"step-{self.best:06d}":
+                shutil.rmtree(other)
 
     def summary(self) -> dict[str, Any]:
         """Score and parts at the first and the last measurement, and what was gained on the same prompts, with intervals."""

@@ -7,6 +7,7 @@ to language models. The others, with their links: docs/algorithms.
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
@@ -323,8 +324,11 @@ class PolicyGradient:
         if config.baseline == "running_mean":
             values = torch.tensor([v for s in experience.scores for _, v in s.steps]) if config.step_rewards else None
             scores = self.totals(experience)[known] if values is None else values
-            self.past_scores = running_mean(*self.past_scores, scores.tolist(), config.baseline_window)
+            finite = [score for score in scores.tolist() if math.isfinite(score)]
+            self.past_scores = running_mean(*self.past_scores, finite, config.baseline_window)
         observed = metrics.get("kl/policy_reference_k1", 0.0)
+        if not math.isfinite(observed):  # of a step whose update was left out
+            return
         if config.kl.mode == "adaptive":
             self.kl_coefficient = adapt_kl_coefficient(
                 self.kl_coefficient, observed, config.kl.target, config.kl.horizon, len(experience.rollouts)
