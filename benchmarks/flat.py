@@ -2,7 +2,8 @@
 
     python -m benchmarks.flat [--steps 300]
 
-The policy hardly learns, so that every step has the same to do. The first fifth, in which allocators and caches fill, is left out.
+The policy hardly learns, so that every step has the same to do. The first fifth, in which
+allocators and caches fill, is left out.
 """
 
 from __future__ import annotations
@@ -31,12 +32,6 @@ def main() -> None:
         values = recipe(folder, folder / "run")
         values["ppo"] |= {"steps": steps, "prompts_per_step": 6, "max_new_tokens": 24, "checkpoint_every": 5}
         values["ppo"]["optimizer"] = {"learning_rate": 1e-9}
-            "steps": steps,
-            "prompts_per_step": 6,
-            "max_new_tokens": 24,
-            "checkpoint_every": 5,
-            "optimizer": {"learning_rate": 1e-9},
-        }
         values["ppo"]["evaluate"] = {"every": 10, "prompts": 4, "keep": "best"}
         run_recipe(build(Recipe, values), ["sft", "reward", "ppo"])
         rows = list(read_jsonl(folder / "run" / "ppo" / "metrics.jsonl"))

@@ -308,4 +308,7 @@ def test_scored_rollouts_are_the_policys_own(run, tmp_path):
 def test_the_command_says_what_it_wrote_and_how_far_off_it_is(run, tmp_path, capsys):
     export(str(run / "reward"), tmp_path / "out")
     told = " ".join(capsys.readouterr().out.split())
-    assert told.startswith(f"reward of {run / 'reward'}: {tmp_path / 'out'} Read again, it differs by at most ") and "lack a constant of" in told
+    assert (
+        told.startswith(f"reward of {run / 'reward'}: {tmp_path / 'out'} Read again, it differs by at most ")
+        and "lack a constant of" in told
+    )
