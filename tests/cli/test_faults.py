@@ -96,7 +96,8 @@ def test_a_run_that_was_moved_goes_on_where_it_lies_now(written, tmp_path, tethe
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["resume", "nowhere"], r"nowhere is not in a run directory that a command of tether made"),
+        (["resume", "nowhere"], r"nowhere does not exist"),
+        (["resume", "/proc"], r"/proc is not in a run directory that a command of tether made"),
         (["run", "{recipe}", "run={file}"], r"{file}.* is a file|Not a directory|File exists"),
         (["run", "{recipe}", "run=/proc/none"], r"/proc/none"),
     ],

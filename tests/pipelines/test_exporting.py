@@ -174,6 +174,8 @@ def test_an_adapter_stands_on_the_base_as_peft_loads_it(run, tmp_path, stage, ki
     )
     assert found["difference"] < 1e-4 and not (tmp_path / "out" / "model.safetensors").exists()
     assert read_json(tmp_path / "out" / "adapter_config.json")["base_model_name_or_path"] == "./sft/model"
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f'AutoModelFor{kind}.from_pretrained("BASE"' in card and "`tether export RUN/sft BASE` writes it" in card
 
 
 def test_bfloat16_costs_what_rounding_costs_and_says_so(run, tmp_path):

@@ -467,3 +467,13 @@ def test_page_in_a_browser(tmp_path: Path, synthetic: Any, chromium: str, width:
     assert requests == [path.as_uri()]
     assert 4e6 < path.stat().st_size < 7e6
     assert (empty, clipped, overflow, hacked, links) == ([], [], 0, False, 0)
+
+
+def test_what_was_not_learned_from_is_a_warning(tmp_path, synthetic):
+    run = synthetic.write_quickstart(tmp_path / "run")
+    assert not any("set aside" in w or "left out" in w for w in verdict(read_journey(run)).warnings)
+    for stage, more in (("reward", {"quarantine": {"count": 20, "reasons": {}}}), ("ppo", {"steps_left_out": 3})):
+        path = run / stage / "summary.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
+    told = " ".join(verdict(read_journey(run)).warnings)
+    assert "reward: 20 rows of its data could not be used" in told and "ppo: in 3 steps an update was left out" in told

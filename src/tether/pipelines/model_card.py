@@ -103,10 +103,11 @@ def _checkpoint(card: Card) -> str:
 def _loading(card: Card) -> str:
     _, auto, _ = TASKS[card.kind]
     lines = [f"from transformers import {auto}, AutoTokenizer", "", 'tokenizer = AutoTokenizer.from_pretrained("FOLDER")']
+    local = card.base.startswith("./")
     labels = {"policy": "", "reward": ", num_labels=1", "process": ", num_labels=1"}[card.kind]
     if card.adapter:
         lines[0] = f"from peft import PeftModel\n{lines[0]}"
-        lines.append(f'base = {auto}.from_pretrained("{card.base}"{labels})')
+        lines.append(f'base = {auto}.from_pretrained("{"BASE" if local else card.base}"{labels})')
         lines += [] if card.kind == "policy" else ["base.config.pad_token_id = tokenizer.pad_token_id"]
         lines.append('model = PeftModel.from_pretrained(base, "FOLDER").eval()')
     else:
@@ -124,6 +125,8 @@ def _loading(card: Card) -> str:
         "process": "The logits at the last token of a step say how likely it is right: `sigmoid` of one, 1 − `softmax(...)[0]` "
         "of several.",
     }[card.kind]
+    if card.adapter and local:
+        told = f"`BASE` is the model of this run that the adapter stands on: `tether export RUN/sft BASE` writes it. {told}"
     return ("```python\n" + "\n".join(lines) + "\n```\n\n" + told).strip()
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from tether.assemble import DataConfig, load_rows
 from tether.core.config import Config
-from tether.core.errors import ConfigError, RunError
+from tether.core.errors import ConfigError, MissingFileError, RunError
 from tether.core.rundir import RunDirectory, file_digest, hold, read_json, release, write_json
 from tether.data.sources import Quarantine
 from tether.learner.checkpoint import complete_checkpoints
@@ -53,6 +53,8 @@ def remembered(place: Path) -> tuple[Path, dict[str, Any]]:
     Raises:
         RunError: nothing was, by tether's command line.
     """
+    if not place.exists():
+        raise MissingFileError(f"{place} does not exist. Give the folder of a run")
     for root in (place, *place.parents)[:4]:
         if (root / "command.json").is_file():
             return root, read_json(root / "command.json")

@@ -144,7 +144,8 @@ def verdict(journey: Journey) -> Verdict:
     if proxy is not None:
         verb = "rose" if proxy > 0 else "fell" if proxy < 0 else "stayed, with a change"
         sentences.append(f"The proxy, the reward that training maximised, {verb} by {decimal(abs(proxy))}.")
-    return Verdict(tone, headline, sentences, _policy_warnings(policy, gain, proxy) + _reward_warnings(journey.reward))
+    warnings = _policy_warnings(policy, gain, proxy) + _reward_warnings(journey.reward)
+    return Verdict(tone, headline, sentences, [*warnings, *_left_out(journey)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +269,15 @@ def _reward_warnings(reward: SubRun | None) -> list[str]:
     return warnings
 
 
+def _left_out(journey: Journey) -> Iterator[str]:
+    """What a stage did not learn from, of what it was given."""
+    for stage in journey.stages:
+        if steps := number(stage.summary.get("steps_left_out")):
+            yield f"{stage.name}: in {whole(steps)} steps an update was left out, since its loss or gradient was not finite."
+        if rows := number(mapping(stage.summary.get("quarantine")).get("count")):
+            yield f"{stage.name}: {whole(rows)} rows of its data could not be used and were set aside."
+
+
 def _verdict_without_policy(journey: Journey) -> Verdict:
     sentences = []
     sft = [value for _, value in present(journey.sft.metrics, "eval_loss")] if journey.sft else []
@@ -286,7 +296,7 @@ def _verdict_without_policy(journey: Journey) -> Verdict:
         sentences.append(_direct_sentence(journey.direct))
     sentences.append("There is no reinforcement learning stage here, so no judgement on answers.")
     headline = "Trained without reinforcement learning" if journey.direct else "Before reinforcement learning"
-    return Verdict("open", headline, sentences, _reward_warnings(journey.reward))
+    return Verdict("open", headline, sentences, [*_reward_warnings(journey.reward), *_left_out(journey)])
 
 
 def _direct_sentence(direct: SubRun) -> str:
