@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from tether.assemble import STAGES, Recipe
 from tether.core.config import build
 from tether.core.errors import ConfigError
-from tether.core.rundir import read_json, read_jsonl
+from tether.core.rundir import RECORDS, read_json, read_jsonl
 from tether.core.types import Demonstration, Sampling, assistant, user
 from tether.learner.determinism import deterministic
 from tether.models.config import ModelConfig
@@ -28,7 +28,6 @@ from tether.pipelines.quickstart import QuickstartConfig
 
 CUTS = (2, 1, 3)
 """Steps of each start of the interrupted run."""
-RECORDS = ("metrics.jsonl", "samples.jsonl", "heldout.jsonl", "alarms.jsonl")
 CLOCKS = ("time", "memory/", "seconds", "peak_rss", "tokens_per_second")
 """Beginnings of the names of what no two runs have in common."""
 

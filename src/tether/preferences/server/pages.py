@@ -238,7 +238,7 @@ def invite(visit: AdminSent) -> Response:
     if role not in ROLES:
         raise HTTPException(400, f"A role is one of {', '.join(ROLES)}.")
     if name == visit.person.name:
-        raise StoreError("a new invitation for yourself would end this session. Ask another administrator or the command line")
+        raise StoreError("a new invitation for yourself would log you out. Ask another administrator or the command line")
     secret = site.store.invite(name, role, days)  # type: ignore[arg-type]
     base = site.settings.address.rstrip("/") or f"{request.url.scheme}://{request.headers['host']}"
     until = site.store.clock() + days * DAY
