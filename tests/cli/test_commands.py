@@ -1,10 +1,14 @@
 """The command line as a stranger meets it: exit codes, one clear message, never a traceback."""
 
 import json
+import platform
 import subprocess
 import sys
 
 import pytest
+import torch
+
+from tether import __version__
 
 
 def tether(*arguments, cwd=None, stdin=""):
@@ -93,6 +97,8 @@ def test_stages_one_by_one_need_their_predecessors(project):
     assert early.returncode == 2 and "run it first" in early.stderr and "Traceback" not in early.stderr
     assert tether("sft", "recipe.toml", cwd=project).returncode == 0
     assert tether("reward", "recipe.toml", cwd=project).returncode == 0
+    asked = tether("generate", "run/reward", "-p", "hello", cwd=project)
+    assert asked.returncode == 2 and "run/reward is a reward model, which scores" in " ".join(asked.stderr.split())
 
 
 @pytest.mark.parametrize(
@@ -122,6 +128,11 @@ def test_mistakes_are_one_clear_message(project, arguments, message):
     result = tether(*arguments, cwd=project)
     assert result.returncode == 2, result.stdout + result.stderr
     assert message in " ".join(result.stderr.split()) and "Traceback" not in result.stderr
+
+
+def test_the_version_names_what_a_report_of_a_fault_needs(project):
+    said = tether("--version", cwd=project).stdout
+    assert all(word in said for word in (f"tether {__version__}", platform.python_version(), f"torch {torch.__version__}"))
 
 
 def test_bad_rows_are_set_aside_and_counted(project):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -219,12 +220,24 @@ def test_direct_methods_are_no_reward_models(tmp_path: Path, synthetic: Any, sec
         run / "summary.json", {"heldout_accuracy": synthetic.estimate(0.64, 0.58, 0.7)} if section == "direct" else {}
     )
     page = Page(write_report(run))
-    assert {"loss-direct", "accuracy-direct"} <= set(page.drawings) and not {"loss-reward", "reliability"} & set(page.drawings)
+    assert {f"loss-{section}", f"accuracy-{section}"} <= set(page.drawings)
+    assert not {"loss-reward", "reliability"} & set(page.drawings)
     assert "reward model" not in page.text.casefold()
     said = (
         "ranks 64.0% of held-out pairs as people did (interval 58.0% to 70.0%)" if section == "direct" else "nothing was held out"
     )
     assert said in page.text
+
+
+def test_every_supervised_stage_of_a_run_has_its_losses(tmp_path: Path, synthetic: Any) -> None:
+    run = synthetic.write_quickstart(tmp_path / "run", arms=False)
+    for name, section in (("process", "process"), ("kto", "kto"), ("direct", "direct"), ("again", "direct")):
+        shutil.copytree(run / "reward", run / name)
+        synthetic.write(run / name / "config.json", {section: {}, "model": {"source": "tiny"}, "seed": 0})
+    page = Page(write_report(run))
+    drawn = {name for name in page.drawings if name.startswith("loss-")}
+    assert drawn == {"loss-sft", "loss-reward", "loss-process", "loss-kto", "loss-direct-3", "loss-direct-4"}
+    assert "Direct optimisation (again) loss" in page.text and "process: config" in page.text
 
 
 @pytest.mark.parametrize(
@@ -335,6 +348,7 @@ def test_empty_foreign_and_missing_folders_are_errors(tmp_path: Path) -> None:
         ((0.56, 0.49, 0.63), (0.02, -0.01, 0.05), "Not shown to be better", "The interval contains 50%"),
         ((0.71, 0.65, 0.77), (0.3, 0.2, 0.4), "Better", "got better"),
         ((0.38, 0.32, 0.45), (-0.1, -0.2, -0.05), "Worse", "got worse"),
+        ((0.48, 0.41, 0.55), (-0.01, -0.05, 0.02), "Not shown to be better", "The interval contains 50%"),
     ],
 )
 def test_verdict_follows_the_interval(tmp_path: Path, synthetic: Any, rate: Any, gain: Any, headline: str, sentence: str) -> None:
@@ -344,7 +358,7 @@ def test_verdict_follows_the_interval(tmp_path: Path, synthetic: Any, rate: Any,
     found = verdict(read_journey(tmp_path / "ppo"))
     assert found.headline == headline
     assert sentence in " ".join(found.sentences)
-    assert any("Distrust the proxy" in warning for warning in found.warnings) == (gain[0] < 0)
+    assert any("Distrust the proxy" in warning for warning in found.warnings) == (gain[2] < 0)
 
 
 def test_verdict_tells_of_a_gold_that_has_turned_down(tmp_path: Path, synthetic: Any) -> None:

@@ -223,9 +223,9 @@ def load_policy(path: str, settings: ModelConfig | None = None) -> tuple[Role, L
             return Role(loaded.model), loaded
         check_same_trunk(role, loaded, encoder_of(loaded).describe(), own)
         return Role(attach_adapter(loaded.model, own, "policy"), "policy"), loaded
-    if is_role(folder):
+    if (scores := next(filter(is_role, (folder, folder / "model")), None)) is not None:
         raise ModelError(
-            f"{path} is a {read_role(folder)['kind']} model, which scores and does not answer. Give the folder of a policy."
+            f"{path} is a {read_role(scores)['kind']} model, which scores and does not answer. Give the folder of a policy."
         )
     plain = next((p for p in (folder / "model", folder / "sft" / "model") if (p / "config.json").is_file()), path)
     loaded = load_model(_settings(str(plain), None, settings))

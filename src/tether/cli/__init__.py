@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import errno
+import platform
 import sys
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
+from tether import __version__
 from tether.cli import prefs
 from tether.cli.export import export
 from tether.cli.prove import prove
@@ -32,6 +35,23 @@ app.add_typer(prefs_app, name="prefs")
 prefs_app.command()(serve)
 for name, command in prefs.COMMANDS.items():
     prefs_app.command(name)(command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        found = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+        print(f"tether {__version__} (Python {platform.python_version()}, {found})")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Versions of tether and of what it stands on.")
+    ] = False,
+) -> None:
+    pass
+
 
 AGAIN = " and start the same command again: it goes on from its last checkpoint."
 ADVICE = {

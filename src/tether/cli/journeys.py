@@ -298,7 +298,7 @@ def _stage_table(name: str, summary: dict[str, Any]) -> Table:
         if isinstance(value, dict) and {"value", "low", "high"} <= set(value):
             table.add_row(key, _estimate(value))
         elif isinstance(value, (int, float, str)):
-            table.add_row(key, f"{value:.4g}" if isinstance(value, float) else str(value))
+            table.add_row(*_plain(key, value))
         elif key == "heldout" and "model" in value:  # of a process reward model, beside who knows less
             others = [name for name in value if name not in ("model", "thresholds")]
             for measure, found in value["model"].items():
@@ -314,6 +314,14 @@ def _stage_table(name: str, summary: dict[str, Any]) -> Table:
         elif isinstance(value, dict) and value and all(isinstance(v, (int, float)) for v in value.values()):
             table.add_row(key, ", ".join(f"{k}: {v:.4g}" for k, v in value.items()))
     return table
+
+
+def _plain(key: str, value: float | str) -> tuple[str, str]:
+    if key == "peak_rss_bytes":
+        return "peak memory", f"{float(value) / 1e9:.2f} GB"
+    if key == "seconds":
+        return "time", f"{value:.0f} s" if float(value) < 600 else f"{float(value) / 60:.0f} minutes"
+    return key, f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _estimate(found: dict[str, Any]) -> str:

@@ -219,14 +219,23 @@ def reliability_figures(reward: Mapping[str, Any]) -> list[Figure]:
     )
 
 
-def loss_figures(sft: SubRun | None, reward: SubRun | None, direct: SubRun | None = None) -> list[Figure]:
-    """The losses of the supervised stages; of those that compare, accuracy and margin too."""
+SUPERVISED = {
+    "sft": ("Supervised fine-tuning", "nats per token", FALLING),
+    "reward": ("Reward model", "nats per pair", COIN),
+    "process": ("Process reward model", "nats per step", FALLING),
+    "direct": ("Direct optimisation", "per pair", FALLING),
+    "kto": ("KTO", "per judged answer", FALLING),
+}
+"""By section: title, the loss's unit, what to look for."""
+
+
+def loss_figures(stages: Sequence[tuple[str, SubRun]]) -> list[Figure]:
+    """The losses of the supervised stages, each with its section; of those that compare, accuracy and margin too."""
     figures = []
-    for stage, name, title, unit, caption in (
-        (sft, "sft", "Supervised fine-tuning", "nats per token", FALLING),
-        (reward, "reward", "Reward model", "nats per pair", COIN),
-        (direct, "direct", "Direct optimisation", "per pair or verdict", FALLING),
-    ):
+    for number_, (section, stage) in enumerate(stages, 1):
+        repeated = [other for other, _ in stages].count(section) > 1
+        name, (title, unit, caption) = f"{section}-{number_}" if repeated else section, SUPERVISED[section]
+        title += f" ({stage.name})" if repeated else ""
         for key, what, shown, text, colour in (
             ("loss", "loss", axis(f"loss ({unit})"), caption, BLUE),
             ("accuracy", "accuracy in training", axis("share ranked right", tickformat=".0%"), APART, BLUE),
@@ -239,10 +248,10 @@ def loss_figures(sft: SubRun | None, reward: SubRun | None, direct: SubRun | Non
     return figures
 
 
-def _whole_line(stage: SubRun | None, key: str, name: str, colour: str) -> list[Trace]:
+def _whole_line(stage: SubRun, key: str, name: str, colour: str) -> list[Trace]:
     """A metric without gaps where only some rows have it, its values marked where they are few."""
-    steps, values = series(stage.metrics, key) if stage else ([], [])
-    if stage and steps and len(steps) < len(stage.metrics):
+    steps, values = series(stage.metrics, key)
+    if steps and len(steps) < len(stage.metrics):
         steps, values = _present(stage, key)
     return [line(steps, values, name, colour, mode="lines+markers" if len(steps) < 30 else "lines")] if steps else []
 

@@ -216,7 +216,7 @@ def _part_sentences(parts: Sequence[Part]) -> list[str]:
 
 def _policy_warnings(policy: SubRun, gain: Estimate | None, proxy: float | None) -> list[str]:
     rows = policy.metrics
-    if proxy is not None and gain is not None and proxy > 0 > gain.value:
+    if proxy is not None and gain is not None and proxy > 0 > (gain.value if gain.high is None else gain.high):
         warnings = [
             f"Distrust the proxy: it rose by {decimal(proxy)} while the gold score fell by {decimal(-gain.value)}. The policy "
             "learnt what the reward model likes, not what the gold score measures; stop earlier, raise the KL coefficient or "

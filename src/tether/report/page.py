@@ -19,7 +19,7 @@ from tether.report.answers import answer_groups, training_samples
 from tether.report.narrative import Part, decimal, gold_parts, signed, verdict
 from tether.report.numbers import alarm_rows, arm_table, reward_facts, tiles
 from tether.report.plotting import Figure
-from tether.report.reading import Journey, SubRun, mapping, number, printable, read_journey
+from tether.report.reading import Journey, SubRun, mapping, number, printable, read_journey, section_of, stage_kind
 
 HERE = Path(__file__).resolve().parent
 STAGE_NAMES = ("sft", "pairs", "reward", "ppo")
@@ -82,7 +82,7 @@ def _figures(journey: Journey, parts: Sequence[Part], reward: Mapping[str, Any])
         "health": figures.curve_figures(journey.arms, figures.HEALTH, "health"),
         "parts": figures.parts_figures([(p.name, p.before, p.after) for p in parts], others),
         "cost": figures.cost_figures(journey.policy, journey.arms, spent),
-        "losses": figures.loss_figures(journey.sft, journey.reward, journey.direct),
+        "losses": figures.loss_figures([(section_of(s) or stage_kind(s), s) for s in journey.supervised]),
     }
 
 

@@ -61,6 +61,8 @@ class Journey:
     sft: SubRun | None
     reward: SubRun | None
     direct: SubRun | None
+    others: Sequence[SubRun]
+    """Supervised stages beside those three, such as a process reward model after a reward model."""
     arms: Sequence[SubRun]
     answers: Sequence[Row]
     config: Any
@@ -74,7 +76,11 @@ class Journey:
 
     @property
     def stages(self) -> list[SubRun]:
-        return [stage for stage in (self.sft, self.reward, self.direct, *self.arms) if stage is not None]
+        return [*self.supervised, *self.arms]
+
+    @property
+    def supervised(self) -> list[SubRun]:
+        return [stage for stage in (self.sft, self.reward, self.direct, *self.others) if stage is not None]
 
 
 def read_journey(run: Path) -> Journey:
@@ -96,13 +102,16 @@ def read_journey(run: Path) -> Journey:
     arms = [stage for stage in stages if stage_kind(stage) == "policy"]
     if not arms and mapping(totals.get("ppo")):
         arms = [SubRun("ppo")]
+    placed = [_stage(stages, kind, totals) for kind in ("sft", "reward", "direct")]
+    names = {stage.name for stage in placed if stage}
     journey = Journey(
         name=run.resolve().name,
         summary=totals,
         pairs=mapping(json_of(run / "pairs" / "summary.json", notes)) or mapping(totals.get("pairs")),
-        sft=_stage(stages, "sft", totals),
-        reward=_stage(stages, "reward", totals),
-        direct=_stage(stages, "direct", totals),
+        sft=placed[0],
+        reward=placed[1],
+        direct=placed[2],
+        others=[s for s in stages if s.name not in names and stage_kind(s) in ("sft", "reward", "direct")],
         arms=[_with_summary(arm, _judged(arm.name, totals)) for arm in arms],
         answers=list(_jsonl(run / "evaluation" / "answers.jsonl", notes)),
         config=own.config,
@@ -119,9 +128,8 @@ def read_journey(run: Path) -> Journey:
 
 def stage_kind(stage: SubRun) -> str:
     """`policy`, `reward`, `direct`, `sft`, or an empty string: by its section, its metrics or its name."""
-    sections = [KINDS[key] for key in mapping(stage.config) if key in KINDS]
-    if len(sections) == 1 and (stage.metrics or stage.summary):
-        return sections[0]
+    if (section := section_of(stage)) and (stage.metrics or stage.summary):
+        return KINDS[section]
     keys = {key for row in stage.metrics for key in row}
     if "reward/proxy" in keys:
         return "policy"
@@ -129,6 +137,12 @@ def stage_kind(stage: SubRun) -> str:
         return "reward" if keys & {"accuracy", "margin"} else "sft"
     named = "policy" if stage.name.startswith("ppo-") else KINDS.get(stage.name, "")
     return named if stage.summary else ""
+
+
+def section_of(stage: SubRun) -> str:
+    """The recipe's section that the stage ran by, or an empty string."""
+    sections = [key for key in mapping(stage.config) if key in KINDS]
+    return sections[0] if len(sections) == 1 else ""
 
 
 def _stage(stages: Sequence[SubRun], kind: str, totals: Mapping[str, Any]) -> SubRun | None:
