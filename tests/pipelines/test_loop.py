@@ -117,6 +117,32 @@ def test_people_are_waited_for_and_their_labels_are_taken(tmp_path):
     assert Loop(asked).run()["rounds"] == summary["rounds"]
 
 
+@pytest.mark.parametrize(("how", "low", "high"), [("majority", 1.0, 1.0), ("soft", 0.66, 0.67), ("dawid-skene", 0.8, 1.0)])
+def test_several_people_are_believed_as_far_as_they_are_reliable(tmp_path, how, low, high):
+    """Two follow length, the third nothing: where he disagrees, a share of votes doubts, and Dawid and Skene hardly do."""
+    path = tmp_path / "prefs.db"
+    loop = {"judge": "people", "store": str(path), "ask": 3, "how": how, "rounds": 1}
+    Loop(config(tmp_path / "run", loop=loop)).run()
+    store = Store(path)
+    for name in ("Ada", "Bob", "Cleo"):
+        store.invite(name)
+    work = Work(store)
+    for person in store.annotators():
+        turn = 0
+        while held := work.next(person.id):
+            longer, shorter = "first", "second"
+            if len(held.first[0].content) < len(held.second[0].content):
+                longer, shorter = shorter, longer
+            turn += 1
+            work.judge(held.assignment, person.id, Verdict(shorter if person.name == "Cleo" and turn % 2 else longer))
+    store.close()
+    Loop(config(tmp_path / "run", loop=loop)).run()
+    labels = list(read(str(tmp_path / "run" / "round-01" / "comparisons.jsonl"), Comparison))
+    assert len(labels) == 12 and all(len(c.chosen[0].content) >= len(c.rejected[0].content) for c in labels)
+    split = [c.probability for c in labels if len({a.preference for a in c.annotations}) > 1]
+    assert 4 <= len(split) <= 8 and all(low <= p <= high for p in split)
+
+
 def test_a_model_judges_prompts_of_ones_own(tmp_path):
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("".join(f"Tell me about number {n}.\n" for n in range(10)), encoding="utf-8")
@@ -142,6 +168,7 @@ def test_direct_learning_takes_the_same_road(tmp_path):
         ({"loop": {"judge": "people"}}, "belong together"),
         ({"loop": {"judge": "model"}}, "belong together"),
         ({"loop": {"ask": 3}}, "no effect"),
+        ({"loop": {"how": "soft"}}, "without people"),
         ({"loop": {"choose": "disagreement"}}, "reward.members"),
         ({"loop": {"choose": "information"}}, "reward.members"),
         ({"sft": None}, "loop.data"),

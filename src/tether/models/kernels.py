@@ -8,12 +8,6 @@ C compiler and on accelerators torch's own operations are taken: the same result
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import tempfile
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tether.models.packaged import cache_folder
+from tether.models.native import build
 
 SOURCE = Path(__file__).with_name("kernels.c")
 TYPES = {torch.float32: "float", torch.bfloat16: "bfloat"}
@@ -30,31 +24,13 @@ TYPES = {torch.float32: "float", torch.bfloat16: "bfloat"}
 
 @cache
 def library() -> Any:
-    """The shared library, built in under a second if need be; None where it cannot be had (or TETHER_KERNELS=0)."""
-    compiler = shutil.which("gcc") or shutil.which("cc") or shutil.which("clang")
-    if compiler is None or os.name != "posix" or os.environ.get("TETHER_KERNELS") == "0":
-        return None
+    """The shared library; None where it cannot be had."""
     openmp = sorted(Path(torch.__file__).parent.glob("lib/libgomp*.so*"))[:1]  # torch's own threads, not a second set of them
     if not openmp and torch.get_num_threads() > 1:
         return None  # on one thread they would be slower than torch on all
-    flags = ["-O3", "-march=native", "-ffast-math", "-fPIC", *(["-fopenmp"] if openmp else [])]
-    try:
-        known = [SOURCE.read_text(), compiler, *flags, *(path.name for path in openmp), platform.machine(), _processor()]
-        built = cache_folder() / "kernels" / f"kernels-{hashlib.sha256(chr(10).join(known).encode()).hexdigest()[:16]}.so"
-        if not built.is_file():
-            built.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=built.parent) as folder:
-                target = Path(folder) / built.name
-                compiled = str(target.with_suffix(".o"))
-                # Linked apart from -ffast-math, which would switch the whole process to flushing small numbers to zero.
-                for command in (
-                    [compiler, *flags, "-c", str(SOURCE), "-o", compiled],
-                    [compiler, "-shared", compiled, "-o", str(target), *map(str, openmp), "-lm"],
-                ):
-                    subprocess.run(command, check=True, capture_output=True, timeout=60)
-                os.replace(target, built)
-        loaded = ctypes.CDLL(str(built))
-    except (OSError, subprocess.SubprocessError):
+    flags = ["-O3", "-march=native", "-ffast-math", *(["-fopenmp"] if openmp else [])]
+    loaded = build(SOURCE, ("gcc", "cc", "clang"), flags, [*openmp, "-lm"])
+    if loaded is None:
         return None
     size, pointer, number = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
     signatures = {
@@ -76,15 +52,6 @@ def library() -> Any:
     if loaded.panel_width():
         loaded.product.restype, loaded.product.argtypes = None, [*[size] * 3, *[pointer] * 4]
     return loaded
-
-
-def _processor() -> str:
-    """What `-march=native` depends on: a cache folder may be shared by machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return "".join(line for line in lines[:40] if line.startswith(("model name", "flags", "Features", "CPU part")))
-    except OSError:
-        return platform.processor()
 
 
 def library_for(tensor: Tensor) -> Any:

@@ -16,7 +16,7 @@ from tether.models.attention import GROUPED
 from tether.models.config import TINY, LoraConfig, ModelConfig
 from tether.models.fused import fuse
 from tether.models.kernels import library
-from tether.models.memory import keep_freed_blocks
+from tether.models.memory import own_heap
 from tether.models.pretrained import from_pretrained, quiet
 
 ATTENTION_INPUTS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "query_key_value", "Wqkv")
@@ -48,16 +48,15 @@ def load_model(config: ModelConfig, *, seed: int = 0) -> LoadedModel:
     Raises:
         ModelError: it cannot be found or loaded; the message says what was tried.
     """
-    dtype = pick_dtype(config.dtype, config.device)
+    dtype, device = pick_dtype(config.dtype, config.device), pick_device(config.device)
+    if device.type == "cpu":
+        own_heap()
     if config.source == TINY:
         from tether.models.tiny import tiny_model, tiny_tokenizer
 
         model, tokenizer, source = tiny_model(seed), tiny_tokenizer(), TINY
     else:
         model, tokenizer, source = from_pretrained("CausalLM", config, dtype)
-    device = pick_device(config.device)
-    if device.type == "cpu":
-        keep_freed_blocks()
     model.to(device=device, dtype=dtype).eval().requires_grad_(False)
     model.set_attn_implementation(pick_attention(config.attention, device, model))
     model.recompute = config.recompute

@@ -1,28 +1,58 @@
-"""How the C library treats the large blocks that a model's passes allocate and free all the time."""
+"""Where a CPU's tensors lie: in a heap of our own, heap.cpp, that spreads over hardly more memory than is in use at once."""
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import sys
 from functools import cache
+from pathlib import Path
+from typing import Any
 
+import torch
+
+from tether.models.native import build
+
+SOURCE = Path(__file__).with_name("heap.cpp")
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3
 """glibc's mallopt parameters (malloc.h)."""
 
 
 @cache
-def keep_freed_blocks() -> bool:
-    """Let glibc keep freed blocks of up to 64 MB for the next operation instead of giving them back to the system.
+def own_heap() -> Any:
+    """The heap, in use for torch's tensors from the first call on; None where there is none.
 
-    Every tensor above glibc's threshold would otherwise be mapped, touched page by page and unmapped again: measured on a small
-    model, 15 to 20% of a forward pass. Up to 1 GB may stay with the process. Settings of the user's (MALLOC_* variables,
-    GLIBC_TUNABLES, another allocator preloaded) are left alone. Returns whether it was done.
+    It needs Linux and a C++ compiler. Settings of the user's (MALLOC_* variables, GLIBC_TUNABLES, another allocator preloaded)
+    are left alone. What remains with glibc, kernels' scratch space and without a compiler everything, stays there when it is
+    freed, up to 1 GB: mapped, touched page by page and unmapped again, it would cost a forward pass 15 to 20%.
     """
     if sys.platform != "linux" or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")) for name in os.environ):
-        return False
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError):
-        return False
-    return bool(mallopt(MMAP_THRESHOLD, 64 << 20)) and bool(mallopt(TRIM_THRESHOLD, 1 << 30))
+        return None
+    if hasattr(process := ctypes.CDLL(None), "mallopt"):
+        process.mallopt(MMAP_THRESHOLD, 64 << 20)
+        process.mallopt(TRIM_THRESHOLD, 1 << 30)
+    folder, abi = Path(torch.__file__).parent, int(torch._C._GLIBCXX_USE_CXX11_ABI)
+    flags = ["-O2", "-std=c++20", f"-D_GLIBCXX_USE_CXX11_ABI={abi}", f"-I{folder / 'include'}"]
+    heap = build(SOURCE, ("g++", "c++", "clang++"), flags, [f"-L{folder / 'lib'}", "-lc10"], [torch.__version__])
+    if heap is None:
+        return None
+    heap.install.argtypes = [ctypes.c_size_t]
+    heap.occupied.argtypes = [ctypes.POINTER(ctypes.c_size_t)] * 2
+    addresses = 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+    return heap if heap.install(addresses) else None
+
+
+def occupied() -> tuple[int, int]:
+    """Bytes of tensors in the heap, and how far it has ever reached; both 0 where there is none."""
+    used, reached = ctypes.c_size_t(), ctypes.c_size_t()
+    if own_heap.cache_info().currsize and (heap := own_heap()) is not None:
+        heap.occupied(ctypes.byref(used), ctypes.byref(reached))
+    return used.value, reached.value
+
+
+def release() -> None:
+    """Between stages: collect what nobody holds any more, and give its pages back to the system."""
+    gc.collect()
+    if own_heap.cache_info().currsize and (heap := own_heap()) is not None:
+        heap.trim()

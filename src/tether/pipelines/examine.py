@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from tether.data.chat import ChatEncoder
 from tether.data.sources import Quarantine
 from tether.models.config import ModelConfig
 from tether.models.loading import quiet
+from tether.models.memory import release
 from tether.models.saving import member_folders, read_role
 from tether.models.trunk import Role
 from tether.monitoring import doctor
@@ -62,7 +62,7 @@ def examine_recipe(recipe: Recipe) -> dict[str, list[Result]]:
         if callable(close := getattr(stage.reward, "close", None)):
             close()
         del stage, loaded
-        gc.collect()
+        release()
     return results
 
 

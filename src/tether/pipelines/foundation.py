@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from tether.evaluation.gold import GoldJudge
 from tether.evaluation.winrate import bootstrap_mean, win_rate
 from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel, load_model
+from tether.models.memory import release
 from tether.models.trunk import Role
 from tether.pipelines.journey import after_sft, run_reward, run_sft
 from tether.pipelines.measured import Progress
@@ -179,7 +179,7 @@ class Foundation:
             gold=[in_true_order(c) for c in heldout],
             progress=self.announce("reward"),
         )
-        gc.collect()
+        release()
         return summary
 
     def prepare(self) -> dict[str, Any]:
@@ -197,7 +197,7 @@ class Foundation:
         ][: config.max_prompts]
         folder, bar = self.root / "sft", self.announce("sft")
         summary = run_sft(config.sft, config.model, folder, config.seed, demonstrations=demonstrations, progress=bar)
-        gc.collect()
+        release()
         return summary
 
     def collect_pairs(self) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,7 @@ from tether.data.sources import split_by_group
 from tether.learner.determinism import deterministic
 from tether.models.config import ModelConfig
 from tether.models.loading import load_model, save_model, weights_digest
+from tether.models.memory import release
 from tether.pipelines.measured import Progress
 from tether.pipelines.online import run_online
 from tether.pipelines.opening import finish_stage, open_stage, rows_of
@@ -101,7 +101,7 @@ def run_reward(
         plain = {"data": None, "test": {}, "test_share": 0.0, "members": 1, "average": False, "distill": None}
         own = section.model_copy(update=plain)
         apart = {"test_model": run_reward(own, model, folder / "test", seed, comparisons=others)}
-        gc.collect()
+        release()
     loaded = load_model(model, seed=seed)
     run.update_manifest(model={"source": loaded.source, "digest": loaded.digest})
     if section.members > 1:
@@ -216,7 +216,7 @@ def run_recipe(recipe: Recipe, stages: Sequence[str], progress: Callable[[str], 
             bar = progress(name) if progress else None
             reward = root / ("process" if getattr(section, "reward_source", None) == "process" else "reward") / "model"
             results[name] = run_stage(name, section, model, root / name, recipe.seed, reward_folder=reward, progress=bar)
-            gc.collect()
+            release()
     return results
 
 

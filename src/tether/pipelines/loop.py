@@ -7,7 +7,6 @@ needed. Each round's policy starts from the SFT model, the reference, and every 
 
 from __future__ import annotations
 
-import gc
 import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,6 +38,7 @@ from tether.core.rundir import RunDirectory, read_json, read_jsonl, write_json, 
 from tether.core.types import Comparison, Prompt, Sampling, Score, assistant
 from tether.data.sources import Quarantine, group_of, read, split_by_group
 from tether.learner.loop import epoch_order
+from tether.models.memory import release
 from tether.pipelines.foundation import Foundation, FoundationConfig, gain_over
 from tether.pipelines.journey import run_direct, run_reward
 from tether.pipelines.measured import Progress
@@ -69,6 +69,9 @@ class LoopSection(Config):
     model: JudgeConfig | None = Field(default=None, description="of judge = 'model': which one, and what it goes by")
     store: str | None = Field(default=None, description="of people: the preference store, a path or a URL")
     ask: int = Field(default=1, ge=1, description="of people: how many judge each comparison")
+    how: Literal["majority", "soft", "dawid-skene"] = Field(
+        default="majority", description="of people: labels by majority, by the share of votes, by how reliable each annotator is"
+    )
     data: DataConfig | None = Field(default=None, description="prompts of one's own, for a model that needs no SFT")
 
     @model_validator(mode="after")
@@ -79,6 +82,8 @@ class LoopSection(Config):
             raise ValueError("judge = 'model' and [loop.model] belong together: say which model judges, and by what rubric")
         if self.ask > 1 and self.judge != "people":
             raise ValueError("ask has no effect on simulated annotators: set pairs.num_annotators")
+        if self.how != "majority" and self.judge != "people":
+            raise ValueError(f"how = '{self.how}' has no effect without people: it says what their votes make")
         if self.data is not None and self.judge == "gold":
             raise ValueError("the gold judge knows the packaged prompts alone: judge your own prompts by a model or by people")
         return self
@@ -213,7 +218,7 @@ class Round:
         found = iter(scores)
         rows = [_answer_row(group.prompt, [(r.text, next(found)) for r in group.rollouts]) for group in groups]
         write_jsonl(path, rows)
-        gc.collect()
+        release()
         return rows
 
     def _chosen(self, answers: Sequence[dict[str, Any]]) -> list[Pair]:
@@ -316,7 +321,7 @@ class Round:
             tasks = store.round(name)
             if tasks["open"] or tasks["expert"]:
                 return {"store": ask.store, **tasks}
-            write_rows(path, comparisons(store, round=name))
+            write_rows(path, comparisons(store, ask.how, round=name))
         finally:
             store.close()
         return None
@@ -337,7 +342,7 @@ class Round:
             model, folder, seed = ground.policy_model, self.folder / "reward", config.seed
             reward = run_reward(config.reward, model, folder, seed, comparisons=rows, gold=gold, progress=bar("reward"))
             found["reward"] = {key: reward[key] for key in ("heldout_accuracy", "gold_accuracy") if key in reward}
-            gc.collect()
+            release()
         if name == "direct":
             summary = run_direct(section, ground.policy_model, self.folder / name, config.seed, rows=rows, progress=bar(name))
         else:
@@ -355,7 +360,7 @@ class Round:
                 gold=judged,
                 progress=bar(name),
             )
-        gc.collect()
+        release()
         return {**found, "alarms": len(summary.get("alarms", ())), "seconds": summary["seconds"]}
 
     def _measured(self, labels: int) -> dict[str, Any]:

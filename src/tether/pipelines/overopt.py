@@ -6,7 +6,6 @@ Coste et al. 2023 (https://arxiv.org/abs/2310.02743) and the averaged weights of
 
 from __future__ import annotations
 
-import gc
 import random
 import statistics
 from collections.abc import Callable, Sequence
@@ -27,6 +26,7 @@ from tether.core.types import Comparison, Prompt, Rollout, StopReason
 from tether.data.sources import split_by_group
 from tether.evaluation.winrate import bootstrap_mean
 from tether.models.loading import load_model
+from tether.models.memory import release
 from tether.models.trunk import Role
 from tether.pipelines.foundation import Foundation, SeedsConfig
 from tether.pipelines.journey import run_reward
@@ -151,7 +151,7 @@ class Overopt:
             gold=[in_true_order(c) for c in test],
             progress=ground.announce(folder.name),
         )
-        gc.collect()
+        release()
         return folder / "model"
 
     def _policy(self, ground: Foundation, name: str, proxy: ProxySection, coefficient: float, reward: Path) -> dict[str, Any]:
@@ -171,7 +171,7 @@ class Overopt:
             gold=(prompts, ground.gold),
             progress=ground.announce(folder.name),
         )
-        gc.collect()
+        release()
         samples = section.evaluate.samples_per_prompt
         alarms = [{key: alarm[key] for key in ("detector", "step", "message")} for alarm in summary["alarms"]]
         course = course_of(RunDirectory(folder).held_out(), [str(i) for i in range(len(prompts)) for _ in range(samples)])

@@ -62,9 +62,9 @@ SCORING_TOKENS = 4096
 CUDA_CONTEXT = int(0.6e9)
 LINK = 25e9
 """Bytes a second from host memory to a GPU, as PCIe 4 reaches them from pageable memory at best."""
-CPU_LIBRARIES, HEAP_HOLES = int(0.2e9), 0.48
-"""Of a training process on a CPU beside what this one has loaded (kernels' code and scratch space), and of its activations: what
-glibc's heap wastes on holes. Both fitted to measured peaks (`python -m benchmarks.planned`)."""
+CPU_LIBRARIES = int(0.2e9)
+"""Of a training process on a CPU beside what this one has loaded: kernels' code and scratch space, what data leaves behind.
+Fitted to measured peaks (`python -m benchmarks.planned`)."""
 
 
 @dataclass
@@ -222,9 +222,6 @@ class _Planner:
     def _frozen(self, offload: bool) -> int:
         return self.trunk - self.on_host * offload
 
-    def _activations(self, peak: int) -> dict[str, int]:
-        return {"activations": peak} if self.device.gpu else {"activations": peak, "holes": int(HEAP_HOLES * peak)}
-
     def _seconds(self, tokens: int, counted: int, passes: float) -> float:
         """`passes` forward passes' worth of products over tokens; the output layer over counted ones only."""
         head = self.vocab * self.hidden
@@ -242,7 +239,7 @@ class _Planner:
         # A guess: conversations fill half of what a packed row may hold.
         tokens = section.batch_size * section.row_tokens // 2
         seconds = self._seconds(tokens, tokens // 2, 3.0 if section.lora is False else 2.0)
-        return [Phase("update", {**held, **self._activations(used.peak)}, seconds)]
+        return [Phase("update", {**held, "activations": used.peak}, seconds)]
 
     def _reward(self, section: RewardSection) -> list[Phase]:
         model, role, held = self._trained(section.lora, "reward")
@@ -251,7 +248,7 @@ class _Planner:
         batch = shape_batch(rows, self.prompt, answers, length)
         used = measure(model, lambda: role.scores(batch).sum().backward(), extra=role.head.parameters())
         seconds = self._seconds(section.prompts_per_update * (self.prompt + 2 * length), 0, 2.0)
-        return [Phase("update", {**held, **self._activations(used.peak)}, seconds)]
+        return [Phase("update", {**held, "activations": used.peak}, seconds)]
 
     def _process(self, section: ProcessSection) -> list[Phase]:
         model, role, held = self._trained(section.lora, "reward")
@@ -260,7 +257,7 @@ class _Planner:
         batch = shape_batch(max(1, section.micro_batch_tokens // (self.prompt + length)), self.prompt, 1, length)
         used = measure(model, lambda: role.scores(batch).sum().backward(), extra=role.head.parameters())
         seconds = self._seconds(section.solutions_per_update * (self.prompt + length), 0, 2.0)
-        return [Phase("update", {**held, **self._activations(used.peak)}, seconds)]
+        return [Phase("update", {**held, "activations": used.peak}, seconds)]
 
     def _direct(self, section: DirectSection | KTOSection) -> list[Phase]:
         model, role, held = self._trained(section.lora, "policy")
@@ -272,7 +269,7 @@ class _Planner:
         used = measure(model, lambda: role.logprobs(batch)[0].sum().backward())
         tokens = section.prompts_per_update * (self.prompt + 2 * length)
         seconds = self._seconds(tokens, tokens // 2, 3.0 if reference else 2.0)
-        return [Phase("update", {**held, **self._activations(used.peak)}, seconds)]
+        return [Phase("update", {**held, "activations": used.peak}, seconds)]
 
     def _rounds(self, section: RoundsSection) -> list[Phase]:
         """A round's sampling, beside the reward model on a trunk of its own, and its training."""
@@ -353,11 +350,11 @@ class _Planner:
         visits = moved * tokens / section.micro_batch_tokens
         phases = [
             Phase("rollout", {**held, **cache}, rollout),
-            Phase("reward", {**held, **self._activations(scored.peak)}, scoring_pass + moved * tokens / SCORING_TOKENS),
-            Phase("evaluate", {**held, **common, **self._activations(evaluated.peak)}, evaluations * forward_pass + visits),
+            Phase("reward", {**held, "activations": scored.peak}, scoring_pass + moved * tokens / SCORING_TOKENS),
+            Phase("evaluate", {**held, **common, "activations": evaluated.peak}, evaluations * forward_pass + visits),
             Phase(
                 "update",
-                {**held, **common, **self._activations(trained.peak)},
+                {**held, **common, "activations": trained.peak},
                 getattr(section, "epochs", 1) * backward * forward_pass,
             ),
         ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from tether.core.rundir import RECORDS, read_json, read_jsonl
 from tether.core.types import Demonstration, Sampling, assistant, user
 from tether.learner.determinism import deterministic
 from tether.models.config import ModelConfig
+from tether.models.memory import release
 from tether.pipelines.foundation import DATA, Foundation
 from tether.pipelines.journey import run_stage, stage_model
 from tether.pipelines.online import run_online
@@ -122,7 +122,7 @@ class Ground:
             reward_folder=None,
             rows=self._rows(name),
         )
-        gc.collect()
+        release()
         return self.folder / name
 
     def _rows(self, name: str) -> Sequence[Any] | None:
@@ -147,7 +147,7 @@ def _start(run: Callable[..., Any], folder: Path, last: int) -> None:
 
     with contextlib.suppress(CutError):
         run(folder=folder, progress=progress)
-    gc.collect()
+    release()
 
 
 def compare(stage: str, one: Path, other: Path) -> list[Compared]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ from tether.assemble import PPOSection, load_policy
 from tether.core.config import parts
 from tether.core.rundir import RunDirectory, file_digest, read_json, write_json, write_jsonl
 from tether.core.types import Prompt, Sampling
+from tether.models.memory import release
 from tether.pipelines.foundation import DATA, Foundation, FoundationConfig, gain_over
 from tether.pipelines.measured import Progress, peak_rss_bytes
 from tether.pipelines.online import run_online
@@ -72,7 +72,7 @@ class Quickstart:
         summary = self.foundation.build()
         for arm in self.arms:
             self._arm(arm)
-            gc.collect()
+            release()
         summary.update(self.evaluate())
         summary["seconds"] = (
             sum(summary[name]["seconds"] for name in ("sft", "pairs", "reward", "ppo")) + summary["evaluation"]["seconds"]

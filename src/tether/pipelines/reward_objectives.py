@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tether.assemble import RewardSection
 from tether.core.errors import TrainingError
+from tether.models.memory import release
 from tether.models.saving import save_ensemble
 from tether.pipelines.measured import Progress
 
@@ -34,7 +34,7 @@ def train_objectives(
         found[name] = summary = train(
             section=own, folder=folder / name, progress=_part(progress, number, len(section.objectives))
         )
-        gc.collect()
+        release()
         if not summary.get("score_std"):
             raise TrainingError(
                 f"the reward model of {name!r} tells no two held-out responses apart. Train longer, or hold more prompts out"
