@@ -1,7 +1,18 @@
+from dataclasses import dataclass
+
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tether.data.batches import make_batch
+from tether.data.chat import Encoded
+from tether.data.comparisons import cut_rankings
 from tether.data.packing import cut_by_tokens, pack
+
+
+@dataclass(frozen=True)
+class Held:
+    sequences: tuple[Encoded, ...]
+
 
 LENGTHS = st.lists(st.integers(1, 50), max_size=60)
 
@@ -27,3 +38,23 @@ def test_cut_by_tokens_respects_the_padded_budget(lengths, budget):
 
 def test_pack_is_good_where_the_best_is_known():
     assert len(pack([6, 5, 5, 4, 4, 3, 3], 10)) == 3
+
+
+@given(
+    st.lists(st.tuples(st.integers(2, 30), st.lists(st.integers(1, 40), min_size=1, max_size=4)), min_size=1, max_size=12),
+    st.integers(1, 20),
+    st.integers(8, 300),
+    st.booleans(),
+)
+def test_rankings_stay_within_the_budget_as_the_batch_that_is_made_of_them(shapes, common, budget, shared):
+    """Also where prompts that begin alike stand in one document, which is wider than each of them."""
+    rankings, limit = [], budget if shared else 0
+    for number, (prompt, answers) in enumerate(shapes, 1):
+        first = (0,) * common + (number,) * prompt
+        counted = [(False,) * len(first) + (True,) * length for length in answers]
+        rankings.append(Held(tuple(Encoded((*first, *((a + 50,) * answers[a])), told) for a, told in enumerate(counted))))
+    cuts = cut_rankings(rankings, budget, document_tokens=limit)
+    assert sorted(map(id, rankings)) == sorted(id(ranking) for cut in cuts for ranking in cut)
+    for cut in cuts:
+        made = make_batch([s for ranking in cut for s in ranking.sequences], 0, document_tokens=limit)
+        assert len(cut) == 1 or made.ids.numel() <= budget

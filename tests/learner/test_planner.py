@@ -7,7 +7,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tether.assemble import Recipe
 from tether.core.config import build
-from tether.learner.planner import TILED, LiveBytes, measure, shape_batch, shape_model, training_bytes, with_adapter
+from tether.learner.planner import (
+    TILED,
+    LiveBytes,
+    measure,
+    shape_answers,
+    shape_batch,
+    shape_model,
+    training_bytes,
+    with_adapter,
+)
 from tether.models.attention import GROUPED
 from tether.models.config import LoraConfig
 from tether.models.loading import add_adapter
@@ -73,7 +82,7 @@ def test_shapes_need_what_a_real_pass_allocates(attention, shapes, recompute):
         role = Role(model, "policy")
         for parameter in role.parameters():
             parameter.requires_grad_(True)
-        batch = shape_batch(4, 100, 1, 156)
+        batch = shape_batch([s for one in shape_answers(4, 100, 1, 156) for s in one.sequences])
         if real:
             zeros = torch.zeros(batch.ids.shape, dtype=torch.long)
             order = torch.arange(batch.ids.shape[1]).expand_as(zeros)

@@ -187,6 +187,12 @@ def cut_batches(sequences: Sequence[Encoded], budget: int, *, document_tokens: i
     return [[i for document in cut for i in documents[document]] for cut in cut_by_tokens(lengths, budget)]
 
 
+def padded_tokens(sequences: Sequence[Encoded], document_tokens: int = 0) -> int:
+    """Rows times width of the batch that `make_batch` makes of them."""
+    lengths = [document_length([sequences[i] for i in d]) for d in documents_of(sequences, document_tokens)]
+    return len(lengths) * _rounded(max(lengths))
+
+
 def _rounded(width: int) -> int:
     return -(-width // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
 

@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from tether.core.errors import DataError
 from tether.core.types import Comparison
-from tether.data.batches import document_length, documents_of
+from tether.data.batches import padded_tokens
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.sources import group_of, split_by_group
 
@@ -155,22 +155,13 @@ def pairs_of(rankings: Sequence[Ranking]) -> Pairs:
 
 
 def cut_rankings(rankings: Sequence[GatheredT], budget: int, *, document_tokens: int = 0) -> list[list[GatheredT]]:
-    """Rankings together as long as their padded size (rows × widest) fits; a prompt's responses are never separated."""
-    shapes = [_shape(r, document_tokens) for r in rankings]
+    """Rankings together as long as the padded size of their batch fits; a prompt's responses are never separated."""
+    widths = [padded_tokens(r.sequences, document_tokens) for r in rankings]
     cuts: list[list[GatheredT]] = []
-    rows = 0
-    for index in sorted(range(len(rankings)), key=lambda i: (shapes[i][1], i)):
-        count, width = shapes[index]
-        if cuts and (rows + count) * width <= budget:
+    for index in sorted(range(len(rankings)), key=lambda i: (widths[i], i)):
+        together = [s for ranking in (*cuts[-1], rankings[index]) for s in ranking.sequences] if cuts else []
+        if together and padded_tokens(together, document_tokens) <= budget:
             cuts[-1].append(rankings[index])
-            rows += count
         else:
             cuts.append([rankings[index]])
-            rows = count
     return cuts
-
-
-def _shape(ranking: Gathered, document_tokens: int) -> tuple[int, int]:
-    """Rows and width of one prompt's responses."""
-    documents = documents_of(ranking.sequences, document_tokens)
-    return len(documents), max(document_length([ranking.sequences[i] for i in d]) for d in documents)

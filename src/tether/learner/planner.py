@@ -8,7 +8,7 @@ formula to keep true. What lies outside torch (the allocator's slack, kernels' s
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from tether.data.batches import TokenBatch, make_batch
+from tether.data.batches import COMMON, TokenBatch, make_batch, padded_tokens
 from tether.data.chat import Encoded
 from tether.models.attention import KERNEL_TILE
 from tether.models.config import LoraConfig
@@ -116,14 +116,30 @@ def with_adapter(model: Any, name: str, lora: LoraConfig) -> Any:
         return add_adapter(model, name, lora)
 
 
-def shape_batch(rows: int, prompt: int, answers: int, length: int) -> TokenBatch:
-    """A micro-batch: in each row a prompt and several answers to it that share it."""
-    sequences = []
-    for row in range(rows):
-        first = (row,) * prompt
-        counted = (False,) * prompt + (True,) * length
-        sequences += [Encoded((*first, *((answer,) * length)), counted) for answer in range(answers)]
-    batch = make_batch(sequences, 0, document_tokens=prompt + answers * length if answers > 1 else 0)
+@dataclass(frozen=True)
+class Answers:
+    """One prompt's answers, which cut_rankings does not separate."""
+
+    sequences: tuple[Encoded, ...]
+
+
+def shape_answers(prompts: int, prompt: int, answers: int, length: int) -> list[Answers]:
+    """Prompts that begin alike, as a template makes them, and several answers to each."""
+    found, counted = [], (False,) * prompt + (True,) * length
+    for number in range(1, prompts + 1):
+        first = (0,) * min(COMMON, prompt - 1) + (number,) * max(1, prompt - COMMON)
+        found.append(Answers(tuple(Encoded((*first, *((answer,) * length)), counted) for answer in range(answers))))
+    return found
+
+
+def largest_batch(cuts: Iterable[Sequence[Encoded]], document_tokens: int) -> TokenBatch:
+    """The one of these micro-batches that takes the most padded tokens, without contents."""
+    return shape_batch(max(cuts, key=lambda cut: padded_tokens(cut, document_tokens)), document_tokens)
+
+
+def shape_batch(sequences: Sequence[Encoded], document_tokens: int = 0) -> TokenBatch:
+    """A micro-batch without contents."""
+    batch = make_batch(sequences, 0, document_tokens=document_tokens)
     if batch.visible is None:  # transformers would look at the values of positions to find packed documents
         time = batch.ids.shape[1]
         causal = torch.ones(time, time, dtype=torch.bool).tril().expand(len(batch.ids), 1, time, time)

@@ -23,11 +23,15 @@ from tether.assemble import (
     describe_sections,
 )
 from tether.core.errors import ModelError
+from tether.data.batches import TokenBatch, cut_batches
+from tether.data.comparisons import cut_rankings
 from tether.learner.planner import (
     FUSED,
     TILED,
     cache_bytes,
+    largest_batch,
     measure,
+    shape_answers,
     shape_batch,
     shape_model,
     training_bytes,
@@ -62,7 +66,7 @@ SCORING_TOKENS = 4096
 CUDA_CONTEXT = int(0.6e9)
 LINK = 25e9
 """Bytes a second from host memory to a GPU, as PCIe 4 reaches them from pageable memory at best."""
-CPU_LIBRARIES = int(0.2e9)
+CPU_LIBRARIES = int(0.05e9)
 """Of a training process on a CPU beside what this one has loaded: kernels' code and scratch space, what data leaves behind.
 Fitted to measured peaks (`python -m benchmarks.planned`)."""
 
@@ -230,7 +234,8 @@ class _Planner:
 
     def _sft(self, section: SFTSection) -> list[Phase]:
         model, role, held = self._trained(section.lora, "sft")
-        batch = shape_batch(section.rows_per_micro_batch, section.row_tokens // 2, 1, section.row_tokens // 2)
+        half = section.row_tokens // 2
+        batch = shape_batch([s for one in shape_answers(section.rows_per_micro_batch, half, 1, half) for s in one.sequences])
 
         def update() -> None:
             role.logprobs(batch)[0].sum().backward()
@@ -244,17 +249,17 @@ class _Planner:
     def _reward(self, section: RewardSection) -> list[Phase]:
         model, role, held = self._trained(section.lora, "reward")
         role.head = ScalarHead(self.hidden).to("meta")
-        rows, answers, length = self._pairs(section.micro_batch_tokens, role)
-        batch = shape_batch(rows, self.prompt, answers, length)
+        batch = self._pairs(section.prompts_per_update, section.micro_batch_tokens, role)
         used = measure(model, lambda: role.scores(batch).sum().backward(), extra=role.head.parameters())
-        seconds = self._seconds(section.prompts_per_update * (self.prompt + 2 * length), 0, 2.0)
+        seconds = self._seconds(section.prompts_per_update * 3 * self.prompt, 0, 2.0)
         return [Phase("update", {**held, "activations": used.peak}, seconds)]
 
     def _process(self, section: ProcessSection) -> list[Phase]:
         model, role, held = self._trained(section.lora, "reward")
         role.head = ScalarHead(self.hidden, outputs=section.outputs).to("meta")
         length = 2 * self.prompt
-        batch = shape_batch(max(1, section.micro_batch_tokens // (self.prompt + length)), self.prompt, 1, length)
+        rows = max(1, section.micro_batch_tokens // (self.prompt + length))
+        batch = shape_batch([s for one in shape_answers(rows, self.prompt, 1, length) for s in one.sequences])
         used = measure(model, lambda: role.scores(batch).sum().backward(), extra=role.head.parameters())
         seconds = self._seconds(section.solutions_per_update * (self.prompt + length), 0, 2.0)
         return [Phase("update", {**held, "activations": used.peak}, seconds)]
@@ -264,10 +269,9 @@ class _Planner:
         reference = section.needs_reference
         if reference and section.lora is False:
             held["reference"] = self._frozen(section.offload)
-        rows, answers, length = self._pairs(section.micro_batch_tokens, role)
-        batch = shape_batch(rows, self.prompt, answers, length)
+        batch = self._pairs(section.prompts_per_update, section.micro_batch_tokens, role)
         used = measure(model, lambda: role.logprobs(batch)[0].sum().backward())
-        tokens = section.prompts_per_update * (self.prompt + 2 * length)
+        tokens = section.prompts_per_update * 3 * self.prompt
         seconds = self._seconds(tokens, tokens // 2, 3.0 if reference else 2.0)
         return [Phase("update", {**held, "activations": used.peak}, seconds)]
 
@@ -283,12 +287,20 @@ class _Planner:
         decoding = max(self.trunk / self.device.bandwidth, self._seconds(section.engine_rows, section.engine_rows, 1.0))
         return [Phase("rollout", {**held, "cache": cache}, section.max_new_tokens * decoding), update]
 
-    def _pairs(self, budget: int, role: Role) -> tuple[int, int, int]:
-        """Micro-batch of pairs: rows, answers a row, tokens an answer (a guess: as long as the prompt)."""
-        length, document = self.prompt, 3 * self.prompt
-        if document <= role.document_tokens(budget):
-            return max(1, budget // document), 2, length
-        return max(1, budget // (self.prompt + length)), 1, length
+    def _pairs(self, prompts: int, budget: int, role: Role) -> TokenBatch:
+        """Micro-batch of pairs, answers as long as the prompt: a guess."""
+        limit = role.document_tokens(budget)
+        groups = shape_answers(min(prompts, 2 + budget // self.prompt), self.prompt, 2, self.prompt)
+        cuts = cut_rankings(groups, budget, document_tokens=limit)
+        return largest_batch(([s for one in cut for s in one.sequences] for cut in cuts), limit)
+
+    def _samples(self, section: Any, budget: int, role: Role) -> TokenBatch:
+        """Micro-batch of a step's samples."""
+        prompts = min(section.prompts_per_step, 2 + 2 * budget // self.prompt)  # more would make no larger one
+        groups = shape_answers(prompts, self.prompt, section.samples_per_prompt, section.max_new_tokens)
+        sequences, limit = [s for group in groups for s in group.sequences], role.document_tokens(budget)
+        cuts = cut_batches(sequences, budget, document_tokens=limit)
+        return largest_batch(([sequences[i] for i in cut] for cut in cuts), limit)
 
     def _online(self, section: Any) -> list[Phase]:
         model, policy, held = self._trained(section.lora, "policy")
@@ -311,7 +323,7 @@ class _Planner:
             max(1, (policy.document_tokens(section.micro_batch_tokens) - self.prompt) // section.max_new_tokens),
         )
         document = self.prompt + answers * section.max_new_tokens
-        batch = shape_batch(max(1, section.micro_batch_tokens // document), self.prompt, answers, section.max_new_tokens)
+        batch = self._samples(section, section.micro_batch_tokens, policy)
         value = Role(model, policy.adapter, ScalarHead(self.hidden).to("meta"))
         samples = section.prompts_per_step * section.samples_per_prompt
         tokens, counted = samples * document // answers, samples * section.max_new_tokens
@@ -324,7 +336,7 @@ class _Planner:
         head = list(value.head.parameters()) if value.head else []
         with torch.no_grad():
             evaluated = measure(model, forward, extra=head)
-            scoring = shape_batch(max(1, SCORING_TOKENS // document), self.prompt, answers, section.max_new_tokens)
+            scoring = self._samples(section, SCORING_TOKENS, policy)
             scored = measure(model, lambda: value.scores(scoring), extra=head)
         trained = measure(model, lambda: forward().backward(), extra=head)
         depth = policy.common_depth if shared else 0
