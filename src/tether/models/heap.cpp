@@ -19,12 +19,13 @@ namespace {
 
 constexpr size_t GRAIN = 64, SMALLEST = size_t{1} << 14, LARGEST = size_t{1} << 30;
 
-std::mutex lock;
+// Never destroyed: torch may free tensors after the destructors of this file would have run.
+auto &lock = *new std::mutex;
+auto &free_at = *new std::map<char *, size_t>;  // ranges below `top` that are free, no two of them neighbours
+auto &free_by_size = *new std::set<std::pair<size_t, char *>>;
+auto &taken = *new std::unordered_map<char *, size_t>;
 char *base = nullptr, *top = nullptr, *limit = nullptr;
-std::map<char *, size_t> free_at;                 // ranges below `top` that are free, no two of them neighbours
-std::set<std::pair<size_t, char *>> free_by_size;
-std::unordered_map<char *, size_t> taken;
-c10::Allocator *other = nullptr;                  // for what is smaller or larger, and when the range is used up
+c10::Allocator *other = nullptr;                // for what is smaller or larger, and when the range is used up
 
 void forget(std::map<char *, size_t>::iterator range) {
     free_by_size.erase({range->second, range->first});
