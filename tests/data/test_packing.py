@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tether.data.batches import make_batch
+from tether.data.batches import cut_batches, make_batch
 from tether.data.chat import Encoded
 from tether.data.comparisons import cut_rankings
 from tether.data.packing import cut_by_tokens, pack
@@ -46,7 +46,7 @@ def test_pack_is_good_where_the_best_is_known():
     st.integers(8, 300),
     st.booleans(),
 )
-def test_rankings_stay_within_the_budget_as_the_batch_that_is_made_of_them(shapes, common, budget, shared):
+def test_micro_batches_stay_within_the_budget_as_the_batch_that_is_made_of_them(shapes, common, budget, shared):
     """Also where prompts that begin alike stand in one document, which is wider than each of them."""
     rankings, limit = [], budget if shared else 0
     for number, (prompt, answers) in enumerate(shapes, 1):
@@ -58,3 +58,9 @@ def test_rankings_stay_within_the_budget_as_the_batch_that_is_made_of_them(shape
     for cut in cuts:
         made = make_batch([s for ranking in cut for s in ranking.sequences], 0, document_tokens=limit)
         assert len(cut) == 1 or made.ids.numel() <= budget
+    sequences = [s for ranking in rankings for s in ranking.sequences]
+    parts = cut_batches(sequences, budget, document_tokens=limit)
+    assert sorted(i for part in parts for i in part) == list(range(len(sequences)))
+    for part in parts:
+        made = make_batch([sequences[i] for i in part], 0, document_tokens=limit)
+        assert len(made.ids) == 1 or made.ids.numel() <= budget

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tether.data.chat import Encoded
-from tether.data.packing import cut_by_tokens, pack
+from tether.data.packing import pack
 
 COMMON = 8
 """Prompts that begin with at least so many equal tokens may share them."""
@@ -150,7 +150,7 @@ def _grouped(sequences: Sequence[Encoded], parts: list[list[int]], limit: int, c
     documents: list[list[int]] = []
     for part in parts:
         first = sequences[part[0]]
-        key = first.ids[: first.prompt_length][:common]
+        key = first.prompt[:common]
         document = latest.get(key)
         short = common is not None and len(key) < common
         if short or document is None or document_length([sequences[i] for i in (*document, *part)]) > limit:
@@ -171,7 +171,7 @@ def _tree(sequences: Sequence[Encoded]) -> tuple[int, list[list[int]]]:
     """How many tokens all prompts begin with, and the indices of the sequences by prompt."""
     prompts: dict[tuple[int, ...], list[int]] = {}
     for index, sequence in enumerate(sequences):
-        prompts.setdefault(sequence.ids[: sequence.prompt_length], []).append(index)
+        prompts.setdefault(sequence.prompt, []).append(index)
     first, last = min(prompts), max(prompts)  # in the order of the alphabet these two differ first
     shortest = min(map(len, prompts))
     return next((i for i in range(shortest) if first[i] != last[i]), shortest), list(prompts.values())
@@ -183,8 +183,24 @@ def cut_batches(sequences: Sequence[Encoded], budget: int, *, document_tokens: i
     A document that is longer than the budget by itself goes alone.
     """
     documents = documents_of(sequences, document_tokens)
-    lengths = [_rounded(document_length([sequences[i] for i in document])) for document in documents]
-    return [[i for document in cut for i in documents[document]] for cut in cut_by_tokens(lengths, budget)]
+    cuts = cut_together([[sequences[i] for i in document] for document in documents], budget, document_tokens)
+    return [[i for part in cut for i in documents[part]] for cut in cuts]
+
+
+def cut_together(parts: Sequence[Sequence[Encoded]], budget: int, document_tokens: int) -> list[list[int]]:
+    """Indices of parts, none of which is separated, whose batch takes at most `budget` padded tokens, one part at least.
+
+    Sorted by width first, so that padding is small. The batch itself is measured: parts that begin alike may stand in one
+    document of it, wider than each of them.
+    """
+    sizes = [padded_tokens(part, document_tokens) for part in parts]
+    cuts: list[list[int]] = []
+    for index in sorted(range(len(parts)), key=lambda i: (sizes[i], i)):
+        if cuts and padded_tokens([s for i in (*cuts[-1], index) for s in parts[i]], document_tokens) <= budget:
+            cuts[-1].append(index)
+        else:
+            cuts.append([index])
+    return cuts
 
 
 def padded_tokens(sequences: Sequence[Encoded], document_tokens: int = 0) -> int:

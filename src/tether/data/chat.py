@@ -8,6 +8,7 @@ is exactly what it scores.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 from tether.core.errors import DataError, ModelError
@@ -21,7 +22,7 @@ PLAIN_TEMPLATE = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Encoded:
     """Token ids, and for each whether it counts (is trained, sampled or scored)."""
 
@@ -35,10 +36,14 @@ class Encoded:
     def num_trained(self) -> int:
         return sum(self.trained)
 
+    @cached_property
+    def prompt(self) -> tuple[int, ...]:
+        """The tokens before the first that counts."""
+        return self.ids[: self.trained.index(True)] if any(self.trained) else self.ids
+
     @property
     def prompt_length(self) -> int:
-        """Tokens before the first that counts."""
-        return self.trained.index(True) if any(self.trained) else len(self.ids)
+        return len(self.prompt)
 
 
 class ChatEncoder:

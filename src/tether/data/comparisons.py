@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from tether.core.errors import DataError
 from tether.core.types import Comparison
-from tether.data.batches import padded_tokens
+from tether.data.batches import cut_together
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.sources import group_of, split_by_group
 
@@ -156,12 +156,4 @@ def pairs_of(rankings: Sequence[Ranking]) -> Pairs:
 
 def cut_rankings(rankings: Sequence[GatheredT], budget: int, *, document_tokens: int = 0) -> list[list[GatheredT]]:
     """Rankings together as long as the padded size of their batch fits; a prompt's responses are never separated."""
-    widths = [padded_tokens(r.sequences, document_tokens) for r in rankings]
-    cuts: list[list[GatheredT]] = []
-    for index in sorted(range(len(rankings)), key=lambda i: (widths[i], i)):
-        together = [s for ranking in (*cuts[-1], rankings[index]) for s in ranking.sequences] if cuts else []
-        if together and padded_tokens(together, document_tokens) <= budget:
-            cuts[-1].append(rankings[index])
-        else:
-            cuts.append([rankings[index]])
-    return cuts
+    return [[rankings[i] for i in cut] for cut in cut_together([r.sequences for r in rankings], budget, document_tokens)]

@@ -130,7 +130,7 @@ def mismatched(judged: Sequence[Judged], max_length: int) -> list[tuple[Encoded,
     ring = sorted(judged, key=lambda row: row.group)
     pairs = []
     for row, other in zip(ring, ring[1:] + ring[:1], strict=True):
-        prompt = min(s.ids[: s.prompt_length] for s in other.sequences)
+        prompt = min(s.prompt for s in other.sequences)
         for index, sequence in enumerate(row.sequences):
             start = sequence.prompt_length
             trained = (False,) * len(prompt) + sequence.trained[start:]
