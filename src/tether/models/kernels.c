@@ -12,9 +12,6 @@
 #ifdef _OPENMP
 #include <omp.h>
 #endif
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 #ifdef __AVX512BF16__
 #include <immintrin.h>
 #endif
@@ -73,66 +70,6 @@ static inline void four_dots(float *out, const bfloat *query, const bfloat *rows
     _mm_storeu_ps(out, _mm_add_ps(left, right));
 }
 #define FOUR_DOTS_bfloat 1
-
-// Products with a matrix that is laid out for them (kernels.Panels): panels of 48 outputs, in each the pairs of inputs one after
-// another. A tile of 8 rows by 48 outputs stays in registers; meanwhile the next panel is fetched from memory.
-enum { TILE = 8, LANES = 3, PANEL = 16 * LANES };
-
-static inline __attribute__((always_inline)) void tile(const int rows, int64_t pairs, const bfloat *x, const bfloat *panel,
-                                                       const char *ahead, const float *bias, bfloat *out, int64_t out_row,
-                                                       int64_t columns) {
-    __m512 sums[TILE][LANES];
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < LANES; v++) sums[r][v] = bias ? _mm512_loadu_ps(bias + 16 * v) : _mm512_setzero_ps();
-    for (int64_t k = 0; k < pairs; k++) {
-        __m512bh weights[LANES];
-        _mm_prefetch(ahead + 64 * k, _MM_HINT_T1);
-        for (int v = 0; v < LANES; v++) weights[v] = (__m512bh)_mm512_loadu_si512(panel + 2 * (PANEL * k + 16 * v));
-        for (int r = 0; r < rows; r++) {
-            int32_t pair;
-            memcpy(&pair, x + 2 * (r * pairs + k), sizeof pair);
-            for (int v = 0; v < LANES; v++)
-                sums[r][v] = _mm512_dpbf16_ps(sums[r][v], (__m512bh)_mm512_set1_epi32(pair), weights[v]);
-        }
-    }
-    for (int r = 0; r < rows; r++)
-        for (int v = 0; v < LANES; v++) {
-            int64_t left = columns - 16 * v;
-            __mmask16 real = left >= 16 ? 0xffff : left > 0 ? (1 << left) - 1 : 0;
-            _mm256_mask_storeu_epi16(out + r * out_row + 16 * v, real, (__m256i)_mm512_cvtneps_pbh(sums[r][v]));
-        }
-}
-
-// out (rows, columns) = x (rows, 2 pairs) · matrix (+ bias, a float for every output of the panels). All contiguous.
-void product(int64_t rows, int64_t pairs, int64_t columns, const bfloat *x, const bfloat *panels, const float *bias, bfloat *out) {
-    int64_t count = (columns + PANEL - 1) / PANEL, tiles = (rows + TILE - 1) / TILE, parts = 1;
-    if (rows == 0) return;
-#ifdef _OPENMP
-    int64_t tasks = 2 * omp_get_max_threads();  // with fewer panels than these the rows are shared out as well
-    if (count < tasks) parts = (tasks + count - 1) / count < tiles ? (tasks + count - 1) / count : tiles;
-#endif
-    int64_t step = (tiles + parts - 1) / parts * TILE;
-#pragma omp parallel for schedule(static) collapse(2)
-    for (int64_t number = 0; number < count; number++)
-        for (int64_t part = 0; part < parts; part++) {
-            const bfloat *panel = panels + number * pairs * 2 * PANEL;
-            const char *ahead = (const char *)(panel + pairs * 2 * PANEL);
-            const float *added = bias ? bias + PANEL * number : 0;
-            int64_t first = PANEL * number, end = (part + 1) * step < rows ? (part + 1) * step : rows;
-            for (int64_t row = part * step; row < end; row += TILE, ahead += 64 * pairs)
-                switch (end - row) {
-#define ROWS(n) tile(n, pairs, x + row * 2 * pairs, panel, ahead, added, out + row * columns + first, columns, columns - first)
-                    case 1: ROWS(1); break;
-                    case 2: ROWS(2); break;
-                    case 3: ROWS(3); break;
-                    case 4: ROWS(4); break;
-                    case 5: ROWS(5); break;
-                    case 6: ROWS(6); break;
-                    case 7: ROWS(7); break;
-                    default: ROWS(TILE);
-                }
-        }
-}
 #else
 #define FOUR_DOTS_bfloat 0
 static inline void four_dots(float *out, const void *query, const void *rows, int64_t dim) {}
@@ -162,9 +99,61 @@ static inline void softmax(float *scores, int64_t count) {
     for (int64_t t = 0; t < count; t++) scores[t] /= total;
 }
 
-// Outputs of a panel; 0 where `product` is not the thing to use: a processor with a matrix unit has better, and torch knows it.
-int64_t panel_width(void) {
-#if defined(__AVX512BF16__) && !defined(__AMX_BF16__)
+// Products with a matrix that is laid out for them (kernels.Panels): panels of outputs, in each the inputs one after another, four
+// bytes of every output at a time. A tile of rows by outputs stays in registers; meanwhile the next panel is fetched from memory.
+#ifdef __AVX512F__
+enum { LANE = 16, LANES = 3, TILE = 8 };
+#else
+enum { LANE = 8, LANES = 3, TILE = 4 };
+#endif
+enum { PANEL = LANE * LANES };
+typedef float vector __attribute__((vector_size(4 * LANE)));
+typedef uint32_t bits __attribute__((vector_size(4 * LANE)));
+
+static inline vector load_vector(const void *from) {
+    vector loaded;
+    memcpy(&loaded, from, sizeof loaded);
+    return loaded;
+}
+
+// sum + x * weights, over one input (float) or two (bfloat).
+static inline vector step_float(vector sum, const float *x, vector weights) { return sum + *x * weights; }
+
+static inline vector step_bfloat(vector sum, const bfloat *x, vector weights) {
+#ifdef __AVX512BF16__
+    int32_t pair;
+    memcpy(&pair, x, sizeof pair);
+    return (vector)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)weights);
+#else
+    return sum + widen_bfloat(x[0]) * (vector)((bits)weights << 16) + widen_bfloat(x[1]) * (vector)((bits)weights & 0xffff0000u);
+#endif
+}
+
+static inline void store_float(float *out, vector sum, int64_t count) { memcpy(out, &sum, count * sizeof *out); }
+
+static inline void store_bfloat(bfloat *out, vector sum, int64_t count) {
+#ifdef __AVX512BF16__
+    _mm256_mask_storeu_epi16(out, count < LANE ? (1 << count) - 1 : 0xffff, (__m256i)_mm512_cvtneps_pbh((__m512)sum));
+#else
+    typedef uint16_t halves __attribute__((vector_size(2 * LANE)));
+    bits value = (bits)sum;
+    halves rounded = __builtin_convertvector((value + 0x7fff + ((value >> 16) & 1)) >> 16, halves);
+    memcpy(out, &rounded, count * sizeof *out);
+#endif
+}
+
+// Outputs of a panel; 0 where `product` is not the thing to use: a processor with a matrix unit has better for bfloat, and torch
+// knows it.
+int64_t panel_width_float(void) {
+#ifdef __AVX2__
+    return PANEL;
+#else
+    return 0;
+#endif
+}
+
+int64_t panel_width_bfloat(void) {
+#if defined(__AVX2__) && !defined(__AMX_BF16__)
     return PANEL;
 #else
     return 0;
@@ -182,6 +171,60 @@ int64_t panel_width(void) {
 #define WIDEN NAME(widen)
 #define NARROW NAME(narrow)
 #define LOAD NAME(load)
+
+static inline __attribute__((always_inline)) void NAME(tile)(const int rows, int64_t steps, const TYPE *x, const TYPE *panel,
+                                                             const char *ahead, const float *bias, TYPE *out, int64_t out_row,
+                                                             int64_t columns) {
+    enum { EACH = 4 / sizeof(TYPE) };
+    vector sums[TILE][LANES];
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < LANES; v++) sums[r][v] = bias ? load_vector(bias + LANE * v) : (vector){0};
+    for (int64_t k = 0; k < steps; k++) {
+        vector weights[LANES];
+        __builtin_prefetch(ahead + 4 * LANE * k, 0, 2);
+        for (int v = 0; v < LANES; v++) weights[v] = load_vector(panel + EACH * (PANEL * k + LANE * v));
+        for (int r = 0; r < rows; r++)
+            for (int v = 0; v < LANES; v++) sums[r][v] = NAME(step)(sums[r][v], x + EACH * (r * steps + k), weights[v]);
+    }
+    for (int r = 0; r < rows; r++)
+        for (int v = 0; v < LANES && LANE * v < columns; v++)
+            NAME(store)(out + r * out_row + LANE * v, sums[r][v], columns - LANE * v < LANE ? columns - LANE * v : LANE);
+}
+
+// out (rows, columns) = x (rows, steps of four bytes) · matrix (+ bias, a float for every output of the panels). All contiguous.
+void NAME(product)(int64_t rows, int64_t steps, int64_t columns, const TYPE *x, const TYPE *panels, const float *bias, TYPE *out) {
+    enum { EACH = 4 / sizeof(TYPE) };
+    int64_t count = (columns + PANEL - 1) / PANEL, tiles = (rows + TILE - 1) / TILE, parts = 1;
+    if (rows == 0) return;
+#ifdef _OPENMP
+    int64_t tasks = 2 * omp_get_max_threads();  // with fewer panels than these the rows are shared out as well
+    if (count < tasks) parts = (tasks + count - 1) / count < tiles ? (tasks + count - 1) / count : tiles;
+#endif
+    int64_t stride = (tiles + parts - 1) / parts * TILE;
+#pragma omp parallel for schedule(static) collapse(2)
+    for (int64_t number = 0; number < count; number++)
+        for (int64_t part = 0; part < parts; part++) {
+            const TYPE *panel = panels + number * steps * EACH * PANEL;
+            const char *ahead = (const char *)(panel + steps * EACH * PANEL);
+            const float *added = bias ? bias + PANEL * number : 0;
+            int64_t first = PANEL * number, end = (part + 1) * stride < rows ? (part + 1) * stride : rows;
+            for (int64_t row = part * stride; row < end; row += TILE, ahead += 4 * LANE * steps)
+                switch (end - row) {
+#define ROWS(n)                                                                                                                \
+    NAME(tile)(n < TILE ? n : TILE, steps, x + row * EACH * steps, panel, ahead, added, out + row * columns + first, columns, \
+               columns - first)
+                    case 1: ROWS(1); break;
+                    case 2: ROWS(2); break;
+                    case 3: ROWS(3); break;
+                    case 4: ROWS(4); break;
+                    case 5: ROWS(5); break;
+                    case 6: ROWS(6); break;
+                    case 7: ROWS(7); break;
+                    default: ROWS(TILE);
+#undef ROWS
+                }
+        }
+}
 
 // out[t] = query · rows[t]
 static inline void NAME(dots)(float *out, const TYPE *query, const TYPE *rows, int64_t count, int64_t dim) {

@@ -34,6 +34,7 @@ def library() -> Any:
         return None
     size, pointer, number = ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
     signatures = {
+        "product": [*[size] * 3, *[pointer] * 4],
         "decode": [*[size] * 5, pointer, *[pointer, size, size] * 3, *[pointer] * 3, number, size, number],
         "sample": [*[size] * 3, pointer, number, *[pointer] * 3],
         "add_norm": [size, size, *[pointer] * 3, number, pointer],
@@ -48,9 +49,8 @@ def library() -> Any:
         for kind in TYPES.values():
             function = getattr(loaded, f"{name}_{kind}")
             function.restype, function.argtypes = None, arguments
-    loaded.panel_width.restype = size
-    if loaded.panel_width():
-        loaded.product.restype, loaded.product.argtypes = None, [*[size] * 3, *[pointer] * 4]
+    for kind in TYPES.values():
+        getattr(loaded, f"panel_width_{kind}").restype = size
     return loaded
 
 
@@ -60,25 +60,25 @@ def library_for(tensor: Tensor) -> Any:
 
 
 class Panels:
-    """A bfloat16 matrix (outputs, inputs) laid out for products with few rows: states (..., inputs) -> (..., outputs).
+    """A matrix (outputs, inputs) laid out for products with few rows: states (..., inputs) -> (..., outputs).
 
-    oneDNN's kernel leaves a fifth of the processor idle at 32 rows and a seventh at 64, waiting for weights; this one fetches
-    the next panel while it works on one, and from 256 rows on the two are alike.
+    In bfloat16 oneDNN's kernel leaves a fifth of the processor idle at 32 rows and a seventh at 64, waiting for weights, and
+    torch's product in float32 lays the matrix out anew each time; this one fetches the next panel while it works on one. From
+    256 rows on they are alike.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         self.columns, inputs = weight.shape
-        self.width = library().panel_width()
+        self.width, self.each = _panel_width(weight), 4 // weight.element_size()
         missing = -self.columns % self.width
         padded = torch.nn.functional.pad(weight, (0, 0, 0, missing))
-        self.panels = padded.view(-1, self.width, inputs // 2, 2).transpose(1, 2).contiguous()
+        self.panels = padded.view(-1, self.width, inputs // self.each, self.each).transpose(1, 2).contiguous()
         self.bias = None if bias is None else torch.nn.functional.pad(bias.float(), (0, missing))
 
     @staticmethod
     def fit(weight: Tensor) -> bool:
         """Whether there is such a kernel here, for such a matrix, and nothing better."""
-        loaded = library_for(weight)
-        return loaded is not None and weight.dtype == torch.bfloat16 and weight.shape[1] % 2 == 0 and loaded.panel_width() > 0
+        return _panel_width(weight) > 0 and weight.shape[1] * weight.element_size() % 4 == 0
 
     def __call__(self, states: Tensor) -> Tensor:
         states = states.contiguous()
@@ -86,8 +86,14 @@ class Panels:
         out = states.new_empty(*states.shape[:-1], self.columns)
         bias = None if self.bias is None else self.bias.data_ptr()
         addresses = (states.data_ptr(), self.panels.data_ptr(), bias, out.data_ptr())
-        library().product(states.numel() // inputs, inputs // 2, self.columns, *addresses)
+        sizes = (states.numel() // inputs, inputs // self.each, self.columns)
+        getattr(library(), f"product_{TYPES[states.dtype]}")(*sizes, *addresses)
         return out
+
+
+def _panel_width(weight: Tensor) -> int:
+    loaded = library_for(weight)
+    return 0 if loaded is None else getattr(loaded, f"panel_width_{TYPES[weight.dtype]}")()
 
 
 def sample(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor] | None:

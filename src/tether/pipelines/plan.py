@@ -66,9 +66,6 @@ SCORING_TOKENS = 4096
 CUDA_CONTEXT = int(0.6e9)
 LINK = 25e9
 """Bytes a second from host memory to a GPU, as PCIe 4 reaches them from pageable memory at best."""
-CPU_LIBRARIES = int(0.05e9)
-"""Of a training process on a CPU beside what this one has loaded: kernels' code and scratch space, what data leaves behind.
-Fitted to measured peaks (`python -m benchmarks.planned`)."""
 
 
 @dataclass
@@ -195,7 +192,8 @@ class _Planner:
         self.trunk = weight_bytes(base.parameters())
         layers = [weight_bytes(layer.parameters()) for layer in getattr(base.get_decoder(), "layers", ())]
         self.on_host = sum(layers) - max(layers, default=0) if device.gpu else 0  # of a frozen model with `offload`
-        self.process = CUDA_CONTEXT if device.gpu else psutil.Process().memory_info().rss + CPU_LIBRARIES
+        # On a CPU a training process has loaded what this one has.
+        self.process = CUDA_CONTEXT if device.gpu else psutil.Process().memory_info().rss
 
     def stages(self) -> list[StagePlan]:
         makers = {"sft": self._sft, "reward": self._reward, "process": self._process, "direct": self._direct, "kto": self._direct}
