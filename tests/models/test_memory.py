@@ -118,6 +118,18 @@ def test_threads_and_children_use_it_too() -> None:
     assert said.strip() == "[0, 1, 2, 3]"
 
 
+def test_the_profiler_sees_it() -> None:
+    said = alone("""
+        from torch.profiler import ProfilerActivity, profile
+        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+            kept = torch.ones(1_000_000)
+            lost = torch.ones(500_000)
+            del lost
+        print([event.cpu_memory_usage for event in recorded.events() if event.name in ("aten::ones", "[memory]")])
+    """)
+    assert sorted(map(int, said.strip("[]\n").split(","))) == [-2_000_000, 2_000_000, 4_000_000]
+
+
 def test_what_the_user_chose_is_left_alone() -> None:
     for variable in ("MALLOC_ARENA_MAX", "TETHER_KERNELS"):
         script = "from tether.models.memory import occupied, own_heap; print(own_heap(), occupied())"

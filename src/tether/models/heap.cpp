@@ -37,6 +37,13 @@ void remember(char *start, size_t size) {
     free_by_size.emplace(size, start);
 }
 
+// To torch's profiler; under the lock.
+void tell(void *start, int64_t size) {
+    static int64_t total = 0;
+    total += size;
+    if (c10::memoryProfilingEnabled()) c10::reportMemoryUsageToProfiler(start, size, total, 0, c10::Device(c10::DeviceType::CPU));
+}
+
 char *take(size_t size) {
     std::lock_guard<std::mutex> held(lock);
     char *start = top;
@@ -56,6 +63,7 @@ char *take(size_t size) {
         return nullptr;
     }
     taken.emplace(start, size);
+    tell(start, size);
     return start;
 }
 
@@ -65,6 +73,7 @@ void give_back(void *pointer) {
     std::lock_guard<std::mutex> held(lock);
     auto found = taken.find(start);
     size_t size = found->second;
+    tell(pointer, -static_cast<int64_t>(size));
     taken.erase(found);
     auto next = free_at.lower_bound(start);
     if (next != free_at.begin()) {
