@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -138,7 +139,7 @@ def _overopt(config: OveroptConfig) -> None:
     from tether.report.overopt import POLICY_COLUMNS, PROXY_COLUMNS, policy_rows, proxy_rows, read_study, study_verdict
     from tether.report.page import write_report
 
-    console = Console()
+    console = _wide()
     remember(Path(config.run), "overopt", config)
     with bars(console) as announce:
         Overopt(config, announce).run()
@@ -159,6 +160,11 @@ def _overopt(config: OveroptConfig) -> None:
     console.print(f"The page: {page}", highlight=False, soft_wrap=True)
 
 
+def _wide() -> Console:
+    """For tables of many columns: a file or a pipe has no edge."""
+    return Console() if sys.stdout.isatty() else Console(width=170)
+
+
 def loop(recipe: str, overrides: list[str]) -> None:
     """See `tether loop --help`."""
     from tether.pipelines.loop import LoopConfig
@@ -170,7 +176,7 @@ def _loop(config: LoopConfig) -> None:
     from tether.pipelines.loop import Loop
     from tether.report.page import write_report
 
-    console = Console()
+    console = _wide()
     remember(Path(config.run), "loop", config)
     with bars(console) as announce:
         summary = Loop(config, announce).run()
