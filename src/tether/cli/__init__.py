@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import errno
-import platform
 import sys
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from tether import __version__
 from tether.cli import prefs
 from tether.cli.export import export
 from tether.cli.prove import prove
 from tether.cli.serve import serve
+from tether.cli.version import Version
 from tether.core.errors import TetherError, memory_error
 from tether.core.stopping import Interrupted, stop_on_sigterm
 
@@ -37,19 +35,8 @@ for name, command in prefs.COMMANDS.items():
     prefs_app.command(name)(command)
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        found = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
-        print(f"tether {__version__} (Python {platform.python_version()}, {found})")
-        raise typer.Exit
-
-
 @app.callback()
-def root(
-    _: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Versions of tether and of what it stands on.")
-    ] = False,
-) -> None:
+def root(_: Version = False) -> None:
     pass
 
 

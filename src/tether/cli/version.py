@@ -1,0 +1,22 @@
+"""Versions, as a report of a fault should name them."""
+
+import platform
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+
+from tether import __version__
+
+
+def show(wanted: bool) -> None:
+    """Print them and leave."""
+    if wanted:
+        found = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+        print(f"tether {__version__} (Python {platform.python_version()}, {found})")
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=show, is_eager=True, help="Versions of tether and of what it stands on.")
+]
