@@ -21,15 +21,10 @@ assert own_heap() is not None
 """
 
 
-def alone(script: str, **environment: str) -> str:
+def alone(script: str) -> str:
     """What a script prints, in a process whose heap nobody else uses."""
-    done = subprocess.run(
-        [sys.executable, "-c", START + textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
-    )
+    command = [sys.executable, "-c", START + textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 
