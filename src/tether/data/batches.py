@@ -33,6 +33,8 @@ class TokenBatch:
     targets: (N,) the counted tokens themselves.
     sequence, step: (N,) the sequence and the index within its counted tokens, for `scatter`.
     last: (S,) flat index of each sequence's last real token.
+    places: flat index of every real token of every sequence, one sequence after another; tokens that sequences share stand in it
+        once for each.
     """
 
     ids: Tensor
@@ -43,6 +45,7 @@ class TokenBatch:
     sequence: Tensor
     step: Tensor
     last: Tensor
+    places: Tensor
     num_steps: int
 
     @property
@@ -91,6 +94,7 @@ def make_batch(sequences: Sequence[Encoded], pad_id: int, *, capacity: int | Non
     # What a token belongs to: document, prompt (0: what all prompts of a document begin with) and answer (0: none).
     document_of, prompt_of, answer_of = torch.full_like(ids, -1), torch.zeros_like(ids), torch.zeros_like(ids)
     predict, targets, owner, step = [], [], [], []
+    places: list[list[int]] = [[] for _ in sequences]
     last = torch.zeros(len(sequences), dtype=torch.long)
 
     def write(row: int, start: int, sequence: Encoded, begin: int, end: int) -> int:
@@ -122,7 +126,7 @@ def make_batch(sequences: Sequence[Encoded], pad_id: int, *, capacity: int | Non
                     targets += [sequence.ids[t] for t in counted]
                     owner += [index] * len(counted)
                     step += range(len(counted))
-                    last[index] = place[-1]
+                    last[index], places[index] = place[-1], place
             document_of[number, base:stop] = document
     return TokenBatch(
         ids,
@@ -133,6 +137,7 @@ def make_batch(sequences: Sequence[Encoded], pad_id: int, *, capacity: int | Non
         _long(owner),
         _long(step),
         last,
+        _long([p for place in places for p in place]),
         num_steps=max((s.num_trained for s in sequences), default=0),
     )
 

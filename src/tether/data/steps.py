@@ -211,7 +211,8 @@ def branching_batch(branches: Sequence[Sequence[Encoded]], pad_id: int) -> Token
     trunk_seen = (owner[:, None, :] == 0) & (torch.arange(width)[None, None] < reach[:, :, None])
     visible = causal & (trunk_seen | (owner[:, None, :] == owner[:, :, None]))
     nothing = torch.zeros(0, dtype=torch.long)
-    return TokenBatch(ids, positions, visible[:, None], nothing, nothing, nothing, nothing, torch.tensor(last), num_steps=0)
+    seen = visible[:, None]
+    return TokenBatch(ids, positions, seen, nothing, nothing, nothing, nothing, torch.tensor(last), nothing, num_steps=0)
 
 
 def _layout(branches: Sequence[Encoded]) -> list[tuple[int, tuple[int, ...]]]:

@@ -209,9 +209,9 @@ class Role:
         config = self.causal_model.config.get_text_config()
         return (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
 
-    def scores(self, batch: Tokens) -> Tensor:
+    def scores(self, batch: Tokens, common: Tensor | None = None) -> Tensor:
         """The head's number at each sequence's last real token, (S,) float32."""
-        return self.values_at(self.hidden(batch), batch.last)
+        return self.values_at(self.hidden(batch, common), batch.last)
 
     def values_of(self, hidden: Tensor, batch: Tokens) -> Tensor:
         """The head's number at the state before each counted token, (N,) float32."""

@@ -250,6 +250,8 @@ class _Planner:
         batch = self._pairs(section.prompts_per_update, section.micro_batch_tokens, role)
         used = measure(model, lambda: role.scores(batch).sum().backward(), extra=role.head.parameters())
         seconds = self._seconds(section.prompts_per_update * 3 * self.prompt, 0, 2.0)
+        if section.keep_states_gb:
+            held["kept states"] = section.keep_states_gb * 1e9
         return [Phase("update", {**held, "activations": used.peak}, seconds)]
 
     def _process(self, section: ProcessSection) -> list[Phase]:

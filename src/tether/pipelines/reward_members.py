@@ -61,6 +61,8 @@ class RewardMembers:
             self._average(split)
         elif self.section.distill is not None:
             found.append(self._distill(split, run, progress))
+        for stage in filter(None, (*self.stages, self.one)):
+            stage.kept = None
         summary = self._summary(split, found[: self.section.members])
         return {**summary, "seconds": sum(one["seconds"] for one in found)}
 
@@ -92,6 +94,7 @@ class RewardMembers:
         self.loaded = replace(self.loaded, model=role.model)  # where the next member's adapter goes
         config = settled(self.section, RewardConfig)
         stage = RewardModeling(config, role, encoder_of(self.loaded), order_seed=config.seed + MEMBER_STRIDE * number)
+        stage.kept = next((other.kept for other in self.stages if other.kept), None)
         self.stages.append(stage)
         return stage
 
@@ -123,6 +126,7 @@ class RewardMembers:
         role = reward_role(self.loaded, self.section, self.seed, self.section.members)
         self.loaded = replace(self.loaded, model=role.model)
         self.one = student = Distillation(settled(self.section, RewardConfig), role, encoder_of(self.loaded))
+        student.kept = self.stages[-1].kept
         student.taught(self.stages, split.train, self.section.distill)
         one.finish(student.fit(split, one, self._progress(self.section.members, progress)))
         return one.summary()

@@ -25,6 +25,7 @@ from tether.learner.config import OptimizerConfig, SupervisedConfig
 from tether.learner.local import LocalLearner
 from tether.learner.loop import SupervisedLoop, plan_updates
 from tether.models.trunk import Role
+from tether.stages.kept_states import KeptStates
 
 
 class RewardConfig(SupervisedConfig):
@@ -53,6 +54,12 @@ class RewardConfig(SupervisedConfig):
     )
     head_dropout: float = Field(default=0.0, ge=0, lt=1)
     heldout_fraction: float = Field(default=0.1, ge=0, lt=1)
+    keep_states_gb: float = Field(
+        default=0.0,
+        ge=0,
+        description="GB for what the layers below the first adapter make of the training rows, computed once for all epochs and "
+        "members; 0: in every epoch",
+    )
     evaluate_every: int = Field(default=0, ge=0, description="updates between evaluations; 0: only at the end")
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4)
 
@@ -93,6 +100,7 @@ class RewardModeling:
         self.order_seed = config.seed if order_seed is None else order_seed
         self.learner: LocalLearner | None = None
         self._known: dict[tuple[int, ...], float] = {}
+        self.kept: KeptStates | None = None
 
     def step(self, rankings: list[Ranking]) -> dict[str, float]:
         """One update: L = -(1/P) sum log sigma(r_chosen - r_rejected - margin), P the pairs of the update; with soft or smoothed
@@ -249,6 +257,8 @@ class RewardModeling:
             progress=progress,
             seed=self.order_seed,
         )
+        if config.keep_states_gb and self.kept is None:
+            self.kept = self._keep(train)
         self.role.train_mode(True)
         loop.train(train, plan)
         self.role.train_mode(False)
@@ -319,5 +329,16 @@ class RewardModeling:
 
     def _raw(self, sequences: list[Encoded]) -> Tensor:
         """(S,) scores; while length is disentangled (S, 2) of quality and of length."""
-        batch = make_batch(sequences, self.encoder.pad_id, document_tokens=self._document_tokens)
-        return self.role.scores(batch.to(self.role.device))
+        batch = make_batch(sequences, self.encoder.pad_id, document_tokens=self._document_tokens).to(self.role.device)
+        return self.role.scores(batch, self.kept.of(sequences, batch) if self.kept else None)
+
+    def _keep(self, train: Sequence[Ranking]) -> KeptStates:
+        config = self.config
+        return KeptStates(
+            self.role,
+            [s for ranking in train for s in ranking.sequences],
+            self.encoder.pad_id,
+            micro_batch_tokens=config.micro_batch_tokens,
+            gigabytes=config.keep_states_gb,
+            option="reward.keep_states_gb",
+        )
