@@ -251,7 +251,7 @@ class _Planner:
         used = measure(model, lambda: role.scores(batch).sum().backward(), extra=role.head.parameters())
         seconds = self._seconds(section.prompts_per_update * 3 * self.prompt, 0, 2.0)
         if section.keep_states_gb:
-            held["kept states"] = section.keep_states_gb * 1e9
+            held["kept states"] = int(section.keep_states_gb * 1e9)
         return [Phase("update", {**held, "activations": used.peak}, seconds)]
 
     def _process(self, section: ProcessSection) -> list[Phase]:
