@@ -1,8 +1,8 @@
 """`python -m benchmarks.annotation_load [--judgments 20000]`: a hundred people judge in their browsers at once, over HTTP.
 
-The server is `tether prefs serve` in a process of its own, on SQLite. A person asks for a page, sends its form, follows the
-redirect, as fast as the server answers or with a `--pause`. Afterwards every judgment that was acknowledged to a person is
-looked for in the store, and every task is checked.
+The server is `tether prefs serve` in a process of its own, on SQLite or on an empty database (`--url postgresql://…`). A
+person asks for a page, sends its form, follows the redirect, as fast as the server answers or with a `--pause`. Afterwards
+every judgment that was acknowledged to a person is looked for in the store, and every task is checked.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class Person:
         self.writer.close()
 
 
-def build(path: Path, tasks: int, needed: int, people: int) -> list[str]:
+def build(url: str, tasks: int, needed: int, people: int) -> list[str]:
     """A store with so many tasks; returns the invitations of its people."""
-    store = Store(path)
+    store = Store(url)
     words = "as long as an answer of a small model is wont to be, which is to say a few lines of text. " * 6
     pairs = [
         [Answer((user(f"question {n}"),), (assistant(f"the {kind} answer to {n}: {words}"),)) for kind in ("better", "worse")]
@@ -106,11 +106,11 @@ def build(path: Path, tasks: int, needed: int, people: int) -> list[str]:
 
 
 @contextlib.contextmanager
-def serving(path: Path, log: Path) -> Iterator[tuple[str, int]]:
+def serving(url: str, log: Path) -> Iterator[tuple[str, int]]:
     """Host and port of a server of its own; what it says goes to a file, as in use."""
     with log.open("w") as file:
         options = ["--port", "0", "--rest-every", "50"]
-        process = subprocess.Popen([*COMMAND, str(path), *options], stdout=file, stderr=subprocess.STDOUT)
+        process = subprocess.Popen([*COMMAND, url, *options], stdout=file, stderr=subprocess.STDOUT)
         try:
             while not (found := re.search(r"http://([\d.]+):(\d+);[\s\S]*startup complete", log.read_text())):
                 assert process.poll() is None, log.read_text()
@@ -145,15 +145,16 @@ def main() -> int:
     parser.add_argument("--people", type=int, default=100)
     parser.add_argument("--needed", type=int, default=4, help="judgments of each task")
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that people look at a task, give or take half")
+    parser.add_argument("--url", help="an empty database; default: an SQLite file")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path, log = Path(folder) / "prefs.db", Path(folder) / "log"
-        invitations = build(path, given.judgments // given.needed, given.needed, given.people)
-        with serving(path, log) as (host, port):
+        url, log = given.url or str(Path(folder) / "prefs.db"), Path(folder) / "log"
+        invitations = build(url, given.judgments // given.needed, given.needed, given.people)
+        with serving(url, log) as (host, port):
             began = time.perf_counter()
             people = asyncio.run(rush(host, port, invitations, given.pause))
             took = time.perf_counter() - began
-        store = Store(path)
+        store = Store(url)
         counts, missing, wrong = store.counts(), lost(store, people), faults(store)
         complaints = len(re.findall(r"Traceback|\" 5\d\d", log.read_text()))
         store.close()
