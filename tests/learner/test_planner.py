@@ -124,6 +124,12 @@ def test_ppo_with_four_roles_needs_little_more_than_one_fine_tuning():
     assert apart["ppo"] - offloaded["ppo"] == pytest.approx(2 * made.parameters * 31 / 32, rel=0.05)  # the reference's layers
 
 
+def test_states_that_are_kept_are_planned_for():
+    reward = {"data": {"path": "pairs.jsonl"}, "lora": {"rank": 16, "last_layers": 4}}
+    without, kept = (peaks(reward={**reward, "keep_states_gb": size})[0]["reward"] for size in (0, 3))
+    assert kept - without == 3_000_000_000
+
+
 def test_what_does_not_fit_is_met_with_changes_that_help():
     _, made = peaks(sft={**SFT, "lora": False, "row_tokens": 4096})
     assert not made.fits  # 16 bytes a weight
