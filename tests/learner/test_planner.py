@@ -125,7 +125,7 @@ def test_ppo_with_four_roles_needs_little_more_than_one_fine_tuning():
 
 
 def test_states_that_are_kept_are_planned_for():
-    reward = {"data": {"path": "pairs.jsonl"}, "lora": {"rank": 16, "last_layers": 4}}
+    reward = {"lora": {"rank": 16, "last_layers": 4}}
     without, kept = (peaks(reward={**reward, "keep_states_gb": size})[0]["reward"] for size in (0, 3))
     assert kept - without == 3_000_000_000
 
