@@ -61,3 +61,26 @@ def test_sigterm_ends_a_program_as_ctrl_c_does():
             os.kill(os.getpid(), signal.SIGTERM)
     finally:
         signal.signal(signal.SIGTERM, before)
+        Stopping.terminated = False
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_sigterm_that_was_lost_in_a_finalizer_ends_the_program_before_it_trains():
+    class Late:
+        def __del__(self):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        stop_on_sigterm()
+        late = Late()
+        del late  # python prints what is raised here, and goes on
+        with pytest.raises(Interrupted, match="terminated") as stopped, Stopping():
+            pass
+        assert stopped.value.exit_code == 143
+        stop_on_sigterm()
+        with Stopping() as stopping:
+            assert stopping.asked is None
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        Stopping.terminated = False

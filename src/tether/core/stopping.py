@@ -7,7 +7,7 @@ import signal
 import threading
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
@@ -27,13 +27,20 @@ class Stopping:
     """Within this block the first signal is only noted in `asked`; whoever opened it looks between steps.
 
     Python delivers signals to the main thread alone, so in any other the block changes nothing.
+
+    Raises:
+        Interrupted: SIGTERM came before, and what it raised was lost where nothing can be raised (a finalizer, a C callback).
     """
+
+    terminated: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.asked: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Stopping:
+        if Stopping.terminated:
+            raise _terminated()
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
@@ -60,6 +67,12 @@ def stop_on_sigterm() -> None:
     """From now on SIGTERM ends the program as Ctrl-C does, so that what it opened is closed."""
 
     def stop(number: int, _: FrameType | None) -> NoReturn:
-        raise Interrupted("terminated; what was saved before stays.", number)
+        Stopping.terminated = True
+        raise _terminated()
 
+    Stopping.terminated = False
     signal.signal(signal.SIGTERM, stop)
+
+
+def _terminated() -> Interrupted:
+    return Interrupted("terminated; what was saved before stays.", signal.SIGTERM)
