@@ -171,15 +171,19 @@ def test_one_member_is_what_it_always_was_and_the_first_of_several(ensemble, tmp
     assert not {"members", "spread", "member_accuracy"} & found["reward"].keys()
     assert not any("reward/spread" in row for row in read_jsonl(folder.parent / "grpo" / "metrics.jsonl"))
     first = f"{ensemble[0].run}/reward/member-0"
+    assert not Path(first, "checkpoints").exists()
     assert [r["loss"] for r in read_jsonl(folder / "metrics.jsonl")] == [r["loss"] for r in read_jsonl(f"{first}/metrics.jsonl")]
     ours, theirs = (load_file(f"{f}/model/adapter/adapter_model.safetensors") for f in (folder, first))
     assert all(torch.equal(ours[k], theirs[k]) for k in ours)
 
 
 def test_averaged_members_score_as_one_model_that_anything_can_load(tmp_path):
-    made = recipe(tmp_path, {"members": 3, "average": True}, ppo={"value_init": "reward"})
+    made = recipe(
+        tmp_path, {"members": 3, "average": True, "keep_checkpoints": 2, "checkpoint_every": 1}, ppo={"value_init": "reward"}
+    )
     found = run_recipe(made, ("reward", "ppo"))
     folder = tmp_path / "run" / "reward"
+    assert len(list((folder / "member-1" / "checkpoints").iterdir())) == 2
     assert not (folder / "model" / "ensemble.json").exists()
     assert read_json(folder / "model" / "adapter" / "adapter_config.json")["r"] == 12
     assert found["reward"]["heldout_accuracy"]["count"] == 3 and len(found["reward"]["ensemble"]["member_accuracy"]) == 3

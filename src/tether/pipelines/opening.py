@@ -77,7 +77,7 @@ def rows_of(
 
 
 def finish_stage(run: RunDirectory, summary: dict[str, Any], quarantine: Quarantine | None) -> dict[str, Any]:
-    """Write the summary; its one checkpoint has had its day, several were asked for."""
+    """Write the summary."""
     if quarantine is not None:
         summary["quarantine"] = quarantine.summary()
     if left_out := len(list((run.path / "skipped").glob("step-*.json"))):
@@ -85,6 +85,11 @@ def finish_stage(run: RunDirectory, summary: dict[str, Any], quarantine: Quarant
     summary["peak_rss_bytes"] = peak_rss_bytes()
     run.finish(summary)
     release(run.path)
+    drop_checkpoint(run)
+    return summary
+
+
+def drop_checkpoint(run: RunDirectory) -> None:
+    """The one of a finished run has had its day; several were asked for."""
     if len(complete_checkpoints(run.path / "checkpoints")) < 2:
         shutil.rmtree(run.path / "checkpoints", ignore_errors=True)
-    return summary

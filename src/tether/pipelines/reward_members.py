@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from tether.models.members import average_roles
 from tether.models.saving import save_ensemble
 from tether.models.trunk import Role
 from tether.pipelines.measured import Progress
+from tether.pipelines.opening import drop_checkpoint
 from tether.stages.reward import RewardConfig, RewardModeling, Split
 from tether.stages.reward_members import Distillation, evaluate_members
 
@@ -106,7 +106,7 @@ class RewardMembers:
             parameter.requires_grad_(False)
         self._save(stage.role, run)
         run.finish(summary)
-        shutil.rmtree(run.path / "checkpoints", ignore_errors=True)
+        drop_checkpoint(run)
 
     def _average(self, split: Split) -> None:
         lora = self.section.lora

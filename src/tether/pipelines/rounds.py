@@ -11,7 +11,6 @@ the token ids that were sampled, so that these are trained, not what their text 
 
 from __future__ import annotations
 
-import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from tether.models.loading import LoadedModel, add_adapter, load_model
 from tether.models.saving import attach_adapter, check_same_trunk, read_role
 from tether.models.trunk import Role
 from tether.pipelines.measured import Progress, peak_rss_bytes
+from tether.pipelines.opening import drop_checkpoint
 from tether.stages.direct import REFERENCE_FREE, Direct
 from tether.stages.online_direct import best_and_worst
 
@@ -115,7 +115,7 @@ class _Round:
         summary = Direct(config, policy, self._reference(policy), encoder).fit(train, test, run, progress)
         save_trained(policy, loaded, run.path / "policy", kind="policy", base=self.model.source)
         run.finish({**summary, "sampling": sampled})
-        shutil.rmtree(run.path / "checkpoints", ignore_errors=True)
+        drop_checkpoint(run)
 
     def _policy(self) -> tuple[LoadedModel, Role]:
         """The policy as the round before left it."""
