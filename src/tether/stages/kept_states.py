@@ -31,8 +31,8 @@ class KeptStates:
         self, role: Role, sequences: Sequence[Encoded], pad_id: int, *, micro_batch_tokens: int, gigabytes: float, option: str
     ) -> None:
         distinct = list({s.ids: s for s in sequences}.values())
-        depth, dtype = role.common_depth, next(role.model.parameters()).dtype
-        if not depth:
+        dtype = next(role.model.parameters()).dtype
+        if not role.common_depth:
             raise ConfigError(
                 f"{option} keeps what the layers below the first adapter compute, and there are none. Set lora.last_layers, or "
                 f"leave {option} out"
@@ -44,7 +44,8 @@ class KeptStates:
                 f"{option} = {gigabytes:g} is too little: the states of {len(distinct):,} responses, {total:,} tokens, take "
                 f"{needed:.2f} GB. Raise it, or leave it out to compute them in every epoch"
             )
-        self.depth, self.starts, self.states = depth, {}, torch.empty(total, dim, dtype=dtype, device=role.device)
+        self.starts: dict[tuple[int, ...], int] = {}
+        self.states = torch.empty(total, dim, dtype=dtype, device=role.device)
         document_tokens, stop = role.document_tokens(micro_batch_tokens), 0
         role.train_mode(False)
         for cut in cut_batches(distinct, micro_batch_tokens, document_tokens=document_tokens):
