@@ -69,6 +69,22 @@ def test_a_local_model_judges_and_is_not_asked_twice(project):
     assert list(read("labels.jsonl", Comparison)) == labels[:4]
 
 
+def test_reasons_come_before_verdicts_where_they_are_asked_for(project, serve):
+    pytest.importorskip("openai", reason="needs the `judge` extra")
+    server = serve(
+        lambda request, number: (
+            completion("A is kind.") if "Do not reply yet" in request["messages"][-1]["content"] else fair(request, number)
+        )
+    )
+    result, shown = tether(
+        "judge", "m", "pairs.jsonl", "--url", server.url, "--reasoning-tokens", "30", "--report", "report.json"
+    )
+    assert result.exit_code == 0 and "6 of 6 pairs" in shown, result.output
+    assert [len(request["messages"]) for request in server.requests].count(3) == 12 and len(server.requests) == 24
+    assert all(request["messages"][1]["content"] == "A is kind." for request in server.requests if len(request["messages"]) == 3)
+    assert "reasons of 30 tokens" in json.loads((project / "report.json").read_text())["judge"]
+
+
 def test_a_server_judges_within_its_budget_and_a_second_start_asks_the_rest(project, serve, monkeypatch):
     monkeypatch.setenv("MY_KEY", KEY)
     server = serve(fair)

@@ -15,6 +15,7 @@ class JudgeConfig(Config):
     model: str | None = Field(default=None, description="a model folder, a hub id, package:NAME==VERSION, or a run directory")
     server: ServerConfig | None = Field(default=None, description="instead of model: an OpenAI-compatible server")
     rubric: str = Field(default="helpful", description="a text file, or a rubric that comes with tether: helpful, harmless")
+    reasoning_tokens: int = Field(default=0, ge=0, description="of the reasons that it writes before each verdict; 0: none")
     cache: str | None = Field(default=None, description="file in which answers are kept, so that none is asked for twice")
 
     @model_validator(mode="after")

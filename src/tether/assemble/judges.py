@@ -15,24 +15,34 @@ from tether.models.config import ModelConfig
 from tether.models.loading import weights_digest
 from tether.preferences.constitution import read_rubric
 from tether.preferences.judge import ScoreJudge
+from tether.preferences.reasoning import Reasoning
 from tether.preferences.remembered import Remembered
 from tether.rollout.asking import LocalChat
 from tether.rollout.served import ServedChat, ServerConfig
 
 
-def chat_model(model: str | ServerConfig, cache: str | Path | None = None, *, engine_rows: int = 32) -> ChatModel:
+def chat_model(
+    model: str | ServerConfig, cache: str | Path | None = None, *, engine_rows: int = 32, reasoning_tokens: int = 0
+) -> ChatModel:
     """A model to ask.
 
     Args:
         model: a folder, a hub id, `package:NAME==VERSION`, a run directory or a trained role's folder; or where a server is.
         cache: a file that keeps its answers.
+        reasoning_tokens: how long the reasons are that it writes before a verdict; 0: none.
 
     Raises:
         ModelError: it cannot be loaded.
         ConfigError: the name is that of no model; or the server's key is not where it should be.
     """
-    found = ServedChat(model) if isinstance(model, ServerConfig) else _local(model, engine_rows)
-    return found if cache is None else Remembered(found, cache)
+    found: ChatModel = ServedChat(model) if isinstance(model, ServerConfig) else _local(model, engine_rows)
+    found = found if cache is None else Remembered(found, cache)
+    return Reasoning(found, reasoning_tokens) if reasoning_tokens else found
+
+
+def configured(config: JudgeConfig) -> ChatModel:
+    """The model that a recipe's judge asks."""
+    return chat_model(config.server or str(config.model), config.cache, reasoning_tokens=config.reasoning_tokens)
 
 
 def _local(source: str, engine_rows: int) -> LocalChat:
@@ -52,7 +62,7 @@ def score_judge(config: JudgeConfig) -> Callable[[Sequence[Rollout]], list[Score
     """
     rubric = read_rubric(config.rubric)
     assert isinstance(rubric, str)
-    judge = ScoreJudge(chat_model(config.server or str(config.model), config.cache), rubric)
+    judge = ScoreJudge(configured(config), rubric)
 
     def scored(rollouts: Sequence[Rollout]) -> list[Score]:
         scores = judge.score_texts([rollout.prompt for rollout in rollouts], [rollout.text for rollout in rollouts])

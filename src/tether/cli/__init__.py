@@ -66,6 +66,9 @@ MaxTokens = Annotated[int | None, typer.Option(min=0, help="Budget: tokens of pr
 Cache = Annotated[
     Path | None, typer.Option(help="Where answers are kept, so that none is asked for twice; default: tether's cache.")
 ]
+ReasoningTokens = Annotated[
+    int, typer.Option(min=0, help="Tokens of the reasons that it writes before each verdict; 0: a verdict at once.")
+]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as ppo.kl.coefficient=0.1 or run=runs/mine.")]
 
 
@@ -292,6 +295,7 @@ def judge(
     temperature: Annotated[
         float, typer.Option(min=0.01, help="Divides the labels' log-odds: above 1 for a judge too sure.")
     ] = 1.0,
+    reasoning_tokens: ReasoningTokens = 0,
     cache: Cache = None,
     url: Url = None,
     key_variable: KeyVariable = None,
@@ -303,7 +307,7 @@ def judge(
     from tether.cli.judge import judge as command
 
     server = _server(url, key_variable, concurrency, max_requests, max_tokens)
-    command(model, files, rubric, format, limit, output, report, temperature, cache, server)
+    command(model, files, rubric, format, limit, output, report, temperature, reasoning_tokens, cache, server)
 
 
 @app.command()
@@ -322,6 +326,7 @@ def constitution(
     top_p: Annotated[float, typer.Option(min=0.01, max=1.0)] = 1.0,
     seed: int = 0,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
+    reasoning_tokens: ReasoningTokens = 0,
     cache: Cache = None,
     url: Url = None,
     key_variable: KeyVariable = None,
@@ -335,7 +340,7 @@ def constitution(
 
     server = _server(url, key_variable, concurrency, max_requests, max_tokens)
     sampling = Sampling(max_new_tokens, temperature, top_p=top_p)
-    command(model, prompts, principles, output, comparisons, rounds, sampling, seed, limit, cache, server)
+    command(model, prompts, principles, output, comparisons, rounds, sampling, seed, limit, reasoning_tokens, cache, server)
 
 
 def _server(*values: str | int | None) -> dict[str, str | int | None]:

@@ -13,7 +13,7 @@ from tether.cli.progress import bars
 from tether.core.types import Sampling
 
 
-def asked_model(model: str, server: Mapping[str, Any], cache: Path | None) -> Any:
+def asked_model(model: str, server: Mapping[str, Any], cache: Path | None, reasoning_tokens: int = 0) -> Any:
     """Who is asked: a model in this process, or where `server` has an address, the one of that name there. All is remembered."""
     from tether.assemble.judges import chat_model
     from tether.core.config import build
@@ -28,7 +28,7 @@ def asked_model(model: str, server: Mapping[str, Any], cache: Path | None) -> An
         from tether.core.errors import ConfigError
 
         raise ConfigError(f"--{useless[0].replace('_', '-')} has no effect on a model in this process: give --url too")
-    return chat_model(found, cache or cache_folder() / "answers.sqlite")
+    return chat_model(found, cache or cache_folder() / "answers.sqlite", reasoning_tokens=reasoning_tokens)
 
 
 def judge(
@@ -40,6 +40,7 @@ def judge(
     output: Path | None,
     report: Path | None,
     temperature: float,
+    reasoning_tokens: int,
     cache: Path | None,
     server: Mapping[str, Any],
 ) -> None:
@@ -52,7 +53,7 @@ def judge(
 
     console = Console()
     words = read_rubric(rubric)
-    judge = PairJudge(asked_model(model, server, cache), words, temperature=temperature)
+    judge = PairJudge(asked_model(model, server, cache, reasoning_tokens), words, temperature=temperature)
     with bars(console) as announce:
         labels, found = judge_files(judge, files, format=format, limit=limit, announce=announce)
     for name, result in found.items():
@@ -131,6 +132,7 @@ def constitution(
     sampling: Sampling,
     seed: int,
     limit: int | None,
+    reasoning_tokens: int,
     cache: Path | None,
     server: Mapping[str, Any],
 ) -> None:
@@ -140,6 +142,7 @@ def constitution(
     from tether.data.sources import read
     from tether.preferences.constitution import read_constitution, revise, sampled_pairs
     from tether.preferences.judge import PairJudge
+    from tether.preferences.reasoning import Reasoning
     from tether.preferences.rows import write_rows
 
     console = Console()
@@ -159,7 +162,7 @@ def constitution(
         write_rows(output, revised.demonstrations)
     if comparisons is not None:
         pairs, failures = sampled_pairs(asked, rows, sampling, seed=seed)
-        judge = PairJudge(asked, chosen.rubric)
+        judge = PairJudge(Reasoning(asked, reasoning_tokens) if reasoning_tokens else asked, chosen.rubric)
         with bars(console) as announce:
             compare = announce("compare")
             judgments = judge.judge(pairs, told=lambda done: compare(done // 2, len(pairs), {}))

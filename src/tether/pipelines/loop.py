@@ -31,7 +31,7 @@ from tether.assemble import (
     local_engine,
 )
 from tether.assemble.judge_config import JudgeConfig
-from tether.assemble.judges import chat_model
+from tether.assemble.judges import configured
 from tether.core.config import Config, parts
 from tether.core.errors import DataError, RunError
 from tether.core.rundir import RunDirectory, read_json, read_jsonl, write_json, write_jsonl
@@ -257,7 +257,7 @@ class Round:
         """Soft labels of a language model that sees each pair in both orders."""
         config = self.config.loop.model
         assert config is not None
-        judge = PairJudge(chat_model(config.server or str(config.model), config.cache), read_rubric(config.rubric))
+        judge = PairJudge(configured(config), read_rubric(config.rubric))
         rows = [self._pair(answers, *pair) for pair in chosen]
         bar = self.loop.announce(f"judge {self.number + 1}")
         found = judge.judge(rows, told=lambda done: bar(done // 2, len(rows), {}))

@@ -1,0 +1,73 @@
+"""A judge that writes down its reasons before it gives a verdict: chain of thought.
+
+Lee et al. 2023 (RLAIF), https://arxiv.org/abs/2309.00267, section 3.1: the reasons are written first, and the verdict's
+probabilities are those of the reply that comes after them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from tether.core.protocols import ChatModel, Reply, Verdict
+from tether.core.types import Conversation, Sampling, assistant, user
+
+FIRST = (
+    "Do not reply yet. First weigh the material against the rubric: in a few sentences, name what counts for and against, "
+    "and say nothing of the verdict."
+)
+THEN = "Now give the reply that was asked for, and nothing else."
+AT_A_TIME = 32
+"""Questions whose reasons are written in one go: after each go their verdicts are kept, and progress is told."""
+
+
+class Reasoning:
+    """Speaks core.protocols.ChatModel, on top of another: every verdict comes after reasons of `tokens` tokens at most.
+
+    Reasons are greedy, so that equal questions have equal verdicts. Reasons that did not end in time count as they stand; where
+    none were written the verdict is missing for that reason.
+    """
+
+    def __init__(self, model: ChatModel, tokens: int) -> None:
+        self.model, self.sampling = model, Sampling(max_new_tokens=tokens, temperature=0.0)
+        self.name = f"{model.name}, reasons of {tokens} tokens"
+
+    def usage(self) -> Mapping[str, int]:
+        return self.model.usage()
+
+    def verdicts(
+        self, conversations: Sequence[Conversation], options: Sequence[str], *, told: Callable[[int, Verdict], None] | None = None
+    ) -> list[Verdict]:
+        """See core.protocols.ChatModel."""
+        found: dict[int, Verdict] = {}
+
+        def settle(place: int, verdict: Verdict) -> None:
+            found[place] = verdict
+            if told:
+                told(place, verdict)
+
+        for start in range(0, len(conversations), AT_A_TIME):
+            part = conversations[start : start + AT_A_TIME]
+            asked = [(*talk[:-1], user(f"{talk[-1].content}\n\n{FIRST}")) for talk in part]
+            reasons = self.model.replies(asked, self.sampling, ordinals=[0] * len(part))
+            places, ready = [], []
+            for place, (talk, reason) in enumerate(zip(asked, reasons, strict=True), start):
+                if reason.text:
+                    places.append(place)
+                    ready.append((*talk, assistant(reason.text), user(THEN)))
+                else:
+                    settle(place, Verdict(None, reason=reason.reason or "no reasons were written"))
+            if ready:
+                self.model.verdicts(ready, options, told=lambda i, verdict, places=places: settle(places[i], verdict))
+        return [found[place] for place in range(len(conversations))]
+
+    def replies(
+        self,
+        conversations: Sequence[Conversation],
+        sampling: Sampling,
+        *,
+        seed: int = 0,
+        ordinals: Sequence[int] | None = None,
+        told: Callable[[int, Reply], None] | None = None,
+    ) -> list[Reply]:
+        """See core.protocols.ChatModel: as the model beneath writes them."""
+        return self.model.replies(conversations, sampling, seed=seed, ordinals=ordinals, told=told)
