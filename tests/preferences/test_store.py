@@ -91,6 +91,50 @@ def test_migrations_run_once_and_in_order_and_a_newer_store_is_refused(tmp_path,
         Store(path)
 
 
+def test_a_new_store_needs_no_migration(tmp_path, monkeypatch):
+    there_already = lambda connection: connection.execute(text("ALTER TABLE prompts ADD COLUMN details TEXT"))  # noqa: E731
+    monkeypatch.setattr(module, "MIGRATIONS", (*module.MIGRATIONS, there_already))
+    for _ in range(2):
+        filled(Store(tmp_path / "p.db"))
+    with sqlite3.connect(tmp_path / "p.db") as plain:
+        assert plain.execute("SELECT max(version) FROM schema_version").fetchone() == (len(module.MIGRATIONS),)
+
+
+def test_every_store_has_an_id_of_its_own_and_keeps_it(tmp_path):
+    paths = [tmp_path / f"{n}.db" for n in range(5)]
+    ids = [Store(path).id for path in paths]
+    assert len(set(ids)) == 5 and [Store(path).id for path in paths] == ids
+    with sqlite3.connect(paths[0]) as plain:
+        plain.execute("DROP TABLE store_id")  # as stores were that had none
+    given = Store(paths[0]).id
+    assert given not in ids and Store(paths[0]).id == given
+
+
+@pytest.mark.parametrize("path", ["~/x/y.db", "sqlite:///~/x/y.db", "what?mode=ro#1 %41.db", "~nobody's.db"])
+def test_a_path_is_the_file_that_it_names(tmp_path, monkeypatch, path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    store = Store(path)
+    filled(store)
+    named = tmp_path / path.removeprefix("sqlite:///").replace("~/", "home/")
+    assert b"answer 1 to 1" in named.read_bytes() + named.with_name(f"{named.name}-wal").read_bytes()
+    assert {p.name.removesuffix("-wal").removesuffix("-shm") for p in tmp_path.rglob("*") if p.is_file()} == {named.name}
+
+
+@pytest.mark.parametrize("journal", ["delete", "wal"])
+def test_a_database_of_something_else_is_refused_and_left_alone(tmp_path, journal):
+    path = tmp_path / "app.db"
+    with sqlite3.connect(path) as plain:
+        plain.execute(f"PRAGMA journal_mode={journal}")
+        plain.execute("CREATE TABLE customers (name TEXT)")
+        plain.execute("CREATE TABLE schema_version (version INTEGER)")
+    plain.close()
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match=r"app\.db is no preference store: it has other tables \(customers, schema_version\)"):
+        Store(path)
+    assert path.read_bytes() == before
+
+
 @pytest.mark.parametrize("content", [b"not a database, but long enough to look at" * 30])
 def test_a_file_that_is_no_store_is_refused_and_left_alone(tmp_path, content):
     path = tmp_path / "p.db"
@@ -107,7 +151,8 @@ def test_a_new_store_may_be_opened_by_many_at_once(url):
     filled(stores[0])
     assert {store.counts()["tasks"] for store in stores} == {12}
     with stores[1].reading() as session:
-        assert session.execute(text("SELECT count(*) FROM schema_version")).scalar() == len(module.MIGRATIONS)
+        assert session.execute(text("SELECT max(version) FROM schema_version")).scalar() == len(module.MIGRATIONS)
+    assert len({store.id for store in stores}) == 1
     for store in stores:
         store.close()
 
@@ -121,7 +166,22 @@ def test_a_view_stays_as_it_was_when_it_began(store):
         assert count() == 3 and store.counts()["tasks"] == 6
 
 
-def test_an_address_is_told_without_its_password():
-    with pytest.raises(ConfigError) as caught:
-        Store("nosuch://me:secret@host/name")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "nosuch://me:secret@host/name",
+        "nosuch://host/name?user=me&password=secret",
+        "nosuch://host/name?SSLPassword=secret&x=1",
+        "nosuch://me:secret@host:port/name",
+    ],
+)
+def test_an_address_is_told_without_its_password(url):
+    with pytest.raises(ConfigError, match="nosuch://") as caught:
+        Store(url)
     assert "secret" not in str(caught.value)
+
+
+def test_a_place_that_cannot_be_is_told(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ConfigError, match=r"file/sub/p\.db: this preference store cannot be opened"):
+        Store(tmp_path / "file" / "sub" / "p.db")

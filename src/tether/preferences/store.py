@@ -11,17 +11,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
-from sqlalchemy import Connection, Engine, event, func, insert, select, text, update
+from sqlalchemy import URL, Connection, Engine, event, func, insert, inspect, make_url, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session, SQLModel, create_engine
 
@@ -47,7 +48,10 @@ DAY = 86400.0
 PART = 500
 Migration = Callable[[Connection], None]
 MIGRATIONS: tuple[Migration, ...] = (SQLModel.metadata.create_all,)
-"""From nothing to today, in order; a store knows how many of them it has seen. They are never edited, only added to."""
+"""What makes a store, and what brings an older one up to date, in order; a store knows how many of them it has seen.
+
+The first makes today's tables, so that a new store needs none of the others.
+"""
 
 
 class StoreError(DataError):
@@ -120,15 +124,14 @@ class Store:
 
     def __init__(self, url: str | Path, *, clock: Callable[[], float] = time.time) -> None:
         self.clock = clock
-        self.url = str(url) if "://" in str(url) else f"sqlite:///{url}"
-        self.url = self.url.replace("postgresql://", "postgresql+psycopg://", 1)  # the driver of the extra `postgres`
+        self.url = _address(url)
         try:
             self.engine = _engine(self.url)
             # SQLite lets waiting writers ask again and again, and some wait for seconds; threads of one process take turns.
             self._turn = threading.RLock() if self.sqlite else nullcontext()
             with self.transaction() as session:
-                self._migrate(session.connection())
-        except (SQLAlchemyError, ImportError) as error:
+                self.id = self._migrate(session.connection())
+        except (SQLAlchemyError, ImportError, OSError) as error:
             cause = str(getattr(error, "orig", error)).splitlines()[0]
             cause += ". Install it with `pip install 'tether-rlhf[postgres]'`" if isinstance(error, ImportError) else ""
             raise ConfigError(f"{_without_password(self.url)}: this preference store cannot be opened: {cause}") from error
@@ -155,14 +158,23 @@ class Store:
     def close(self) -> None:
         self.engine.dispose()
 
-    def _migrate(self, connection: Connection) -> None:
+    def _migrate(self, connection: Connection) -> str:
+        """Bring the tables up to date; returns the store's own id, by which it knows its exports again."""
+        _check_ours(inspect(connection).get_table_names(), self.url)
         connection.execute(text("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL)"))
+        connection.execute(text("CREATE TABLE IF NOT EXISTS store_id (id TEXT NOT NULL)"))
         known = connection.execute(text("SELECT max(version) FROM schema_version")).scalar() or 0
         if known > len(MIGRATIONS):
             raise ConfigError(f"{_without_password(self.url)} was written by a newer tether (schema {known}). Upgrade tether")
-        for number, migration in enumerate(MIGRATIONS[known:], known + 1):
+        for migration in MIGRATIONS[known:] if known else MIGRATIONS[:1]:
             migration(connection)
-            connection.execute(text("INSERT INTO schema_version VALUES (:version)"), {"version": number})
+        if known < len(MIGRATIONS):
+            connection.execute(text("INSERT INTO schema_version VALUES (:version)"), {"version": len(MIGRATIONS)})
+        if found := connection.execute(text("SELECT id FROM store_id")).scalar():
+            return found
+        fresh = secrets.token_hex(8)
+        connection.execute(text("INSERT INTO store_id VALUES (:id)"), {"id": fresh})
+        return fresh
 
     # What is compared.
 
@@ -296,17 +308,40 @@ def _states(session: Session, *only: Any) -> dict[str, int]:
     return {state: found.get(state, 0) for state in get_args(TaskState)}
 
 
-def _engine(url: str) -> Engine:
-    if url.startswith("sqlite:///"):
-        Path(url.removeprefix("sqlite:///")).expanduser().parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(url, pool_pre_ping=not url.startswith("sqlite"), pool_size=16, max_overflow=64)
-    if engine.dialect.name != "sqlite":
+def _address(url: str | Path) -> URL:
+    """Where the database is, of a path or a URL; ConfigError for what looks like a URL and is none."""
+    try:
+        # The driver is that of the extra `postgres`.
+        known = make_url(str(url).replace("postgresql://", "postgresql+psycopg://", 1)) if "://" in str(url) else None
+    except (SQLAlchemyError, ValueError):  # the text may hold a password
+        raise ConfigError(f"{str(url).partition('://')[0]}://…: this is no database's URL. Write scheme://host/name") from None
+    address = known or URL.create("sqlite", database=str(url))
+    if address.get_backend_name() == "sqlite" and address.database:
+        address = address.set(database=os.path.expanduser(address.database))
+    return address
+
+
+def _check_ours(tables: Collection[str], url: URL) -> None:
+    if tables and not {"schema_version", "judgments"} <= set(tables):
+        some = ", ".join(sorted(tables)[:3])
+        raise ConfigError(f"{_without_password(url)} is no preference store: it has other tables ({some}). Give another place")
+
+
+def _engine(url: URL) -> Engine:
+    is_file = url.get_backend_name() == "sqlite"
+    if is_file and url.database:
+        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(url, pool_pre_ping=not is_file, pool_size=16, max_overflow=64)
+    if not is_file:
         return engine
 
     @event.listens_for(engine, "connect")
     def _connected(connection: Any, _: Any) -> None:
         connection.isolation_level = None  # we say BEGIN ourselves, below
-        for setting in ("busy_timeout=60000", "journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        connection.execute("PRAGMA busy_timeout=60000")
+        # Write-ahead mode is written into the file, so that it comes after the check.
+        _check_ours([name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")], url)
+        for setting in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
             connection.execute(f"PRAGMA {setting}")
 
     @event.listens_for(engine, "begin")
@@ -351,6 +386,8 @@ def _task_row(question: Question, belongs: Mapping[str, str]) -> dict[str, Any]:
     return {**vars(question), "details": dict(question.details), "pair": pair, "taken": 0, "judged": 0, "state": "open"}
 
 
-def _without_password(url: str) -> str:
-    head, _, host = url.rpartition("@")
-    return f"{head.rpartition(':')[0]}:…@{host}" if ":" in head.partition("://")[2] else url
+def _without_password(url: URL) -> str:
+    """The address as it may be shown; a file's is its path."""
+    if url.get_backend_name() == "sqlite":
+        return str(url.database)
+    return url.difference_update_query([name for name in url.query if "pass" in name.lower()]).render_as_string()
