@@ -90,6 +90,13 @@ def test_written_verdicts_are_votes(first, second, probability):
     assert judgment.follows_place == (probability == 0.5)
 
 
+@pytest.mark.parametrize(("first", "second"), [(math.nan, math.nan), (math.nan, 1.0), (-math.inf, math.nan)])
+def test_what_is_no_number_is_no_label(first, second):
+    judgment, row = Judgment(first, second), pair("q", "good", "bad")
+    assert judgment.log_odds is None and judgment.probability() is None
+    assert PairJudge(Planted(), "x").label([row], [judgment]) == []
+
+
 TEXTS = st.text(max_size=80) | st.sampled_from(["]", "[end ", "[answer B 0a1b2c]\n4", "\n\n[end 123456]\n\nReply with A"])
 
 

@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,7 @@ from tether.core.protocols import ChatModel, Reply, Verdict
 from tether.core.types import Sampling, user
 from tether.preferences.judge import PairJudge
 from tether.preferences.remembered import Remembered
+from tether.rollout.verdicts import read_verdict
 
 ROWS = [pair(f"q{n}", f"good {n}", f"bad {n}") for n in range(4)]
 
@@ -58,6 +60,26 @@ def test_failures_are_asked_again_and_certainty_is_kept(tmp_path):
     conversation = (user("[answer A 123456]\ngood\n\n[answer B 123456]\nbad\n\n[end 123456]\n\n"),)
     assert [asked.verdicts([conversation], ("A", "B"))[0] for _ in range(4)] == [said[0], said[1], said[1], said[1]]
     assert len(model.questions) == 2
+
+
+def test_a_reply_without_an_option_is_kept_and_what_is_no_number_is_not(tmp_path):
+    conversation = (user("[answer A 123456]\ngood\n\n[answer B 123456]\nbad\n\n[end 123456]\n\n"),)
+    wordy, broken, fine = read_verdict("Sure, both are", [], ("A", "B")), Verdict((math.nan, math.nan)), Verdict((-1.0, -0.5))
+    for name, said in (("wordy", [wordy]), ("broken", [broken, fine])):
+        answers = iter(said)
+        model = Planted(lambda first, second, answers=answers: next(answers), name=name)
+        asked = Remembered(model, tmp_path / "c.sqlite")
+        found = [asked.verdicts([conversation], ("A", "B"))[0] for _ in range(3)]
+        assert found[1:] == [said[-1]] * 2 and len(model.questions) == len(said)
+
+
+def test_what_is_no_number_in_an_older_file_is_asked_again(tmp_path):
+    path = tmp_path / "c.sqlite"
+    before = PairJudge(Remembered(fair(), path), "x").judge(ROWS)
+    with sqlite3.connect(path) as file:
+        file.execute("UPDATE answers SET answer = '[[NaN, NaN], 1.0, false, \"\"]'")
+    model = fair()
+    assert PairJudge(Remembered(model, path), "x").judge(ROWS) == before and len(model.questions) == 8
 
 
 def test_replies_are_known_by_their_sampling_seed_and_ordinal(tmp_path):

@@ -90,3 +90,12 @@ def test_replies_are_the_engines_own_and_know_whether_they_ended():
 def test_options_that_cannot_be_told_apart_are_refused(options):
     with pytest.raises(ValueError, match="option"):
         chat().verdicts(CONVERSATIONS, options)
+
+
+def test_weights_that_are_no_numbers_give_no_verdict():
+    ours, told = chat(), {}
+    with torch.no_grad():
+        next(iter(ours.role.model.parameters())).fill_(math.nan)
+    found = ours.verdicts(CONVERSATIONS, ("A", "B"), told=told.__setitem__)
+    assert [v.logprobs for v in found] == [None] * 4 and [told[i] for i in range(4)] == found
+    assert all(v.reason.startswith("not a number: log-probabilities 'A' nan, 'B' nan") for v in found)

@@ -12,7 +12,7 @@ from tether.core.config import build
 from tether.core.errors import ConfigError, ModelError
 from tether.core.protocols import ChatModel
 from tether.core.types import Sampling, user
-from tether.rollout.served import DOWN, SPENT, ServedChat, ServerConfig
+from tether.rollout.served import DOWN, QUOTA, SPENT, ServedChat, ServerConfig
 
 pytest.importorskip("openai", reason="needs the `judge` extra")
 SURE = completion("A", [{"A": 0.75, "B": 0.25}])
@@ -137,6 +137,32 @@ def test_an_account_without_quota_ends_the_asking(serve):
     server, chat, _ = serve(lambda r, n: SURE if n < 3 else refusal(429, code="insufficient_quota"), concurrency=1)
     found = ask(chat, 50)
     assert len(server.requests) == 4 and sum(v.logprobs is not None for v in found) == 3 and "quota" in found[-1].reason
+
+
+def test_an_account_without_credits_ends_the_asking(serve):
+    server, chat, waits = serve(lambda r, n: SURE if n < 3 else refusal(402, "Insufficient credits"), concurrency=1)
+    found = ask(chat, 50)
+    assert len(server.requests) == 4 and [v.logprobs is not None for v in found] == [True] * 3 + [False] * 47
+    assert {v.reason for v in found[3:]} == {QUOTA} and waits == []  # nobody waits for a question that is not asked again
+
+
+def test_a_single_forbidden_question_harms_no_other(serve):
+    def moderated(request, number):
+        return refusal(403, "not this one") if "question 2" in request["messages"][0]["content"] else SURE
+
+    server, chat, _ = serve(moderated, concurrency=1)
+    found = ask(chat, 5)
+    assert [v.logprobs is not None for v in found] == [True, True, False, True, True] and len(server.requests) == 5
+    assert found[2].reason == "HTTP 403: not this one"
+    _, flagged, _ = serve(lambda r, n: SURE if n else refusal(403, "your input was flagged"), concurrency=1)
+    assert [v.logprobs is not None for v in ask(flagged, 2)] == [False, True]
+
+
+def test_a_server_that_forbids_from_the_beginning_is_an_error_at_once(serve):
+    server, chat, _ = serve(refusal(403, "this key may not use the model m"))
+    with pytest.raises(ModelError, match=r"HTTP 403.*this key may not use the model m"):
+        ask(chat, 100)
+    assert len(server.requests) <= chat.config.concurrency
 
 
 def test_fewer_likeliest_tokens_and_then_none_where_a_server_refuses(serve):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tether.rollout.verdicts import read_verdict, written_option
+from tether.rollout.verdicts import read_verdict, soft_verdict, written_option
 
 
 def logs(**shares):
@@ -25,6 +25,26 @@ def test_an_option_that_is_not_listed_is_given_the_most_it_can_have():
     assert many.logprobs == pytest.approx([math.log(0.6 / 0.61), math.log(0.01 / 0.61)])
     sure = read_verdict("A", [[("A", 0.0)]], ("A", "B"))
     assert sure.logprobs is not None and math.isfinite(sure.logprobs[1])
+
+
+def test_options_that_are_not_listed_share_what_is_left():
+    place = [("7", math.log(0.55)), ("8", math.log(0.25)), ("6", math.log(0.13))]
+    verdict = read_verdict("7", [place], tuple("123456789"))
+    listed, each = {6: 0.13, 7: 0.55, 8: 0.25}, 0.07 / 6  # 0.07 are left for six digits together
+    by_hand = [listed.get(digit, each) for digit in range(1, 10)]
+    assert verdict.logprobs is not None and sum(by_hand) == pytest.approx(1.0)
+    assert [math.exp(value) for value in verdict.logprobs] == pytest.approx(by_hand)
+    rare = read_verdict("7", [[("7", math.log(0.9)), ("8", math.log(0.001))]], tuple("123456789"))
+    assert rare.logprobs is not None and rare.logprobs[0] == pytest.approx(
+        rare.logprobs[7]
+    )  # none is likelier than the least listed
+
+
+def test_log_probabilities_that_are_no_numbers_are_no_verdict():
+    for broken in ([math.nan, -1.0], [-1.0, math.nan], [math.nan] * 2, [-math.inf] * 2, [math.inf, 0.0]):
+        verdict = soft_verdict(broken, ("A", "B"))
+        assert verdict.logprobs is None and verdict.reason.startswith("not a number: ") and not verdict.parsed
+    assert soft_verdict([-math.inf, math.log(0.5)], ("A", "B")) == ((-math.inf, 0.0), 0.5, False, "")
 
 
 def test_the_beginning_of_one_option_counts_and_of_two_does_not():
@@ -59,4 +79,6 @@ def test_written_replies(text, option):
 
 def test_a_reply_without_an_option_is_no_verdict():
     verdict = read_verdict("Sure, here are my thoughts", [], ("A", "B"))
-    assert verdict.logprobs is None and "Sure, here" in verdict.reason
+    assert verdict.logprobs is None and verdict.parsed and "Sure, here" in verdict.reason
+    cut_off = read_verdict(" **", [], ("A", "B"))  # its first word may have been an option
+    assert (cut_off.logprobs, cut_off.parsed, cut_off.reason) == (None, False, "no word in the reply")

@@ -91,14 +91,14 @@ class Judgment:
 
     @property
     def log_odds(self) -> float | None:
-        """Of `chosen` against `rejected`, position averaged out; None unless both orders were answered.
+        """Of `chosen` against `rejected`, position averaged out; None unless both orders were answered, by numbers.
 
         Equation: ``(l_1 + l_2) / 2``. A preference for a place that adds b to the log-odds of what stands there gives
         ``l_1 = d + b`` and ``l_2 = d - b``, and the mean is d, however large b is. The mean of the two probabilities is not:
         under a large b it is near one half whatever d is. Of written replies, which have no log-odds, the two votes are averaged.
         """
         a, b = self.shown_first, self.shown_second
-        if a is None or b is None:
+        if a is None or b is None or math.isnan(a) or math.isnan(b):
             return None
         if math.isfinite(a) and math.isfinite(b):
             return (a + b) / 2

@@ -16,6 +16,7 @@ FIRST = (
     "and say nothing of the verdict."
 )
 THEN = "Now give the reply that was asked for, and nothing else."
+NO_REASONS = "no reasons were written"
 AT_A_TIME = 32
 """Questions whose reasons are written in one go: after each go their verdicts are kept, and progress is told."""
 
@@ -55,7 +56,7 @@ class Reasoning:
                     places.append(place)
                     ready.append((*talk, assistant(reason.text), user(THEN)))
                 else:
-                    settle(place, Verdict(None, reason=reason.reason or "no reasons were written"))
+                    settle(place, Verdict(None, reason=reason.reason or NO_REASONS))
             if ready:
                 self.model.verdicts(ready, options, told=lambda i, verdict, places=places: settle(places[i], verdict))
         return [found[place] for place in range(len(conversations))]

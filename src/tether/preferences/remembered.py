@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import sqlite3
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,8 @@ class Remembered:
 
     An answer's key is a digest of the model's name and of all that was asked: the whole conversation (and so rubric, prompt,
     answers and their order), the options, or the sampling. Each answer is committed as soon as it is known, so killing the
-    process loses at most those under way. Failures are not kept: they are asked again.
+    process loses at most those under way. Failures are not kept: they are asked again, except where a reply was read and names
+    none of the options, which the same question would get again.
 
     Args:
         path: an SQLite file, made where there is none; several processes may share it.
@@ -59,8 +61,8 @@ class Remembered:
             return self.model.verdicts([conversations[i] for i in places], options, told=heard)
 
         keys = [self._key("verdict", conversation, list(options)) for conversation in conversations]
-        read = lambda values: Verdict(tuple(values[0]), *values[1:])  # noqa: E731
-        return self._answers(keys, ask, read, lambda verdict: verdict.logprobs is not None, told)
+        read = lambda values: Verdict(values[0] and tuple(values[0]), *values[1:])  # noqa: E731
+        return self._answers(keys, ask, read, _final, told)
 
     def replies(
         self,
@@ -105,8 +107,9 @@ class Remembered:
                 told(place, answer)  # type: ignore[misc]
 
         for key in wanted:
-            if row := self._file.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone():
-                settle(key, read(json.loads(row[0])))
+            row = self._file.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
+            if row and worth(answer := read(json.loads(row[0]))):
+                settle(key, answer)
         self.spent["recalled"] += len(found)
         new = [key for key in wanted if key not in found]
 
@@ -118,3 +121,8 @@ class Remembered:
         if new:
             ask([wanted[key][0] for key in new], heard)
         return [found[key] for key in keys]
+
+
+def _final(verdict: Verdict) -> bool:
+    """Whether the same question would be answered so again, and by numbers."""
+    return verdict.parsed if verdict.logprobs is None else not any(map(math.isnan, verdict.logprobs))

@@ -16,7 +16,7 @@ from tether.core.types import Conversation, Prompt, Sampling, assistant
 from tether.data.batches import cut_batches, make_batch
 from tether.data.chat import Encoded
 from tether.rollout.local import LocalEngine
-from tether.rollout.verdicts import check_options, normalised
+from tether.rollout.verdicts import UNASKABLE, check_options, soft_verdict
 
 MICRO_BATCH_TOKENS = {"cpu": 2**11}
 """Padded tokens of one forward pass, by device; elsewhere 2**14."""
@@ -83,7 +83,7 @@ class LocalChat:
             try:
                 branches += self._branches(question, conversation, options)
             except DataError as error:
-                settle(question, Verdict(None, reason=f"cannot be asked: {error}"))
+                settle(question, Verdict(None, reason=f"{UNASKABLE}: {error}"))
         sequences = [branch.encoded for branch in branches]
         limit = self.role.document_tokens(self.micro_batch_tokens)
         for part in cut_batches(sequences, self.micro_batch_tokens, document_tokens=limit) if branches else ():
@@ -91,7 +91,7 @@ class LocalChat:
             for branch, logprobs in zip(chosen, self._ends(chosen, limit), strict=True):
                 partial[branch.question].update(zip(branch.members, logprobs, strict=True))
                 if len(known := partial[branch.question]) == len(options):
-                    settle(branch.question, Verdict(*normalised([known[i] for i in range(len(options))])))
+                    settle(branch.question, soft_verdict([known[i] for i in range(len(options))], options))
         self.spent.update(questions=len(conversations), prompt_tokens=sum(map(len, sequences)))
         return [found[question] for question in range(len(conversations))]
 
@@ -157,7 +157,7 @@ class LocalChat:
                     raise DataError(f"{length} tokens do not fit the model's context of {self.engine.context_length}")
                 prompts[place] = Prompt(messages)
             except DataError as error:
-                settle(place, Reply(None, False, f"cannot be asked: {error}"))
+                settle(place, Reply(None, False, f"{UNASKABLE}: {error}"))
         places = sorted(prompts)
         for start in range(0, len(places), self.engine.max_rows):
             part = places[start : start + self.engine.max_rows]

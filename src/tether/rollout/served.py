@@ -129,8 +129,8 @@ class ServedChat:
     """Speaks core.protocols.ChatModel.
 
     Busy servers (429), failing ones (5xx) and silent ones are asked again, after twice as long each time or as long as they say.
-    Where the budget does not cover a request, or many questions in a row have got no answer, nothing more is asked, and that is
-    the reason of what is left.
+    Where the budget does not cover a request, the account is empty (402), or many questions in a row have got no answer, nothing
+    more is asked, and that is the reason of what is left. A server that has answered and then forbids (403) means that question.
 
     Raises:
         ConfigError: the package openai is not installed, or there is no key in the variable that should hold it.
@@ -146,6 +146,7 @@ class ServedChat:
         self.spent: Counter[str] = Counter()
         self.budget = Budget(config.max_requests, config.max_tokens)
         self._level, self._length_name, self._fruitless, self._stopped = 0, "max_tokens", 0, ""
+        self._answered = False
         self._margin = MARGIN_TOKENS
 
     def usage(self) -> Mapping[str, int]:
@@ -247,7 +248,7 @@ class ServedChat:
                     cost(sum(written.tokens.values()) or most)
                     self._margin += max(0, sum(written.tokens.values()) - size - self._margin - length)
                     self.spent.update(written.tokens)
-                    self._fruitless = 0
+                    self._fruitless, self._answered = 0, True
                     return written, ""
                 except (self.openai.OpenAIError, TimeoutError, ValueError) as error:
                     failure = self._failure(error, attempt, level, name)
@@ -274,14 +275,17 @@ class ServedChat:
         wait = min(LONGEST_WAIT, 0.5 * 2**attempt) * (0.75 + 0.5 * random.random())
         if isinstance(error, self.openai.APIStatusError):
             code, text = error.status_code, self._said(error)
-            if code in (401, 403, 404):
+            # Some services refuse a single prompt so, which their moderation has flagged: https://openrouter.ai/docs/errors.
+            of_one = code == 403 and (self._answered or "flagged" in text)
+            if code in (401, 403, 404) and not of_one:
                 raise ModelError(
                     f"{self.name} refuses (HTTP {code}): {text}. Mend the address, the model's name or the key"
                 ) from None
             if code in (400, 422) and self._reworded(text, level, name):
                 return _Failure(f"HTTP {code}", True, free=True, reworded=True)
-            if "insufficient_quota" in str(error.body):
+            if code == 402 or "insufficient_quota" in str(error.body):
                 self._stopped = QUOTA
+                return _Failure(QUOTA, False, free=True)
             again = code in (408, 409, 425, 429) or code >= 500
             return _Failure(f"HTTP {code}" if again else f"HTTP {code}: {text}", again, _told_to_wait(error) or wait, free=True)
         if isinstance(error, self.openai.APITimeoutError | TimeoutError):

@@ -10,6 +10,8 @@ from tether.core.protocols import Verdict
 
 LEAST = 1e-9
 """The least probability of an option that is named but not among the likeliest."""
+UNASKABLE, NO_OPTION, NOT_A_NUMBER = "cannot be asked", "no option at the beginning", "not a number"
+"""Why there is no verdict, where the same question to the same model meets the same again."""
 _MARKS = re.compile(r"^[\W_]+|[\W_]+$")
 
 Likeliest = Sequence[Sequence[tuple[str, float]]]
@@ -35,12 +37,22 @@ def normalised(logprobs: Sequence[float]) -> tuple[tuple[float, ...], float]:
     return tuple(value - total for value in logprobs), min(1.0, math.exp(total))
 
 
+def soft_verdict(logprobs: Sequence[float], options: Sequence[str]) -> Verdict:
+    """The verdict in the log-probabilities of the options; none where one is not a number, as of weights that overflow."""
+    shares, mass = normalised(logprobs)
+    if any(map(math.isnan, shares)):
+        told = ", ".join(f"{option!r} {value:.3g}" for option, value in zip(options, logprobs, strict=True))
+        return Verdict(None, reason=f"{NOT_A_NUMBER}: log-probabilities {told}. Mend the weights, or name another model")
+    return Verdict(shares, mass)
+
+
 def read_verdict(text: str, likeliest: Likeliest, options: Sequence[str]) -> Verdict:
     """What a reply says of the options: softly by its first token that is not marks alone, else by its words.
 
     An option's probability is the sum over the tokens that read as it, or as the beginning of it and of no other option, white
     space and marks aside. An option with no such token is given the most that it can have: no more than the least likely
-    that is listed, no more than what the listed ones leave.
+    that is listed, no more than its equal part of what the listed ones leave. A reply that was read and names no option is no
+    verdict, but `parsed`.
     """
     for tokens in likeliest:
         if not tokens or not _MARKS.sub("", tokens[0][0]):
@@ -52,13 +64,15 @@ def read_verdict(text: str, likeliest: Likeliest, options: Sequence[str]) -> Ver
             if (option := _option_of(token, options)) is not None:
                 shares[option] += chance
         if any(shares):
-            left = max(LEAST, min(*chances, 1.0 - sum(chances)))
+            left = max(LEAST, min(*chances, (1.0 - sum(chances)) / max(1, shares.count(0.0))))
             logprobs, _ = normalised([math.log(share or left) for share in shares])
             return Verdict(logprobs, min(1.0, sum(shares)))
         break
     said = written_option(text, options)
     if said is None:
-        return Verdict(None, reason=f"no option at the beginning: {' '.join(text.split())[:60]!r}")
+        if not _MARKS.sub("", text):  # it may have been cut off before its first word
+            return Verdict(None, reason="no word in the reply")
+        return Verdict(None, parsed=True, reason=f"{NO_OPTION}: {' '.join(text.split())[:60]!r}")
     return Verdict(tuple(0.0 if i == said else -math.inf for i in range(len(options))), parsed=True)
 
 
