@@ -137,6 +137,51 @@ def test_the_constitution_of_a_served_model(project, serve):
     assert len(server.requests) == count and (project / "d.jsonl").read_bytes() == before
 
 
+def test_a_judge_that_prefers_what_people_reject_is_told_from_a_coin(project, serve):
+    rows = [{"prompt": f"q {n}", "chosen": f"good {n}", "rejected": f"bad {n}"} for n in range(12)]
+    (project / "more.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def unfair(request, number):
+        pytest.importorskip("openai", reason="needs the `judge` extra")
+        first_is_good = re.search(r"\[answer A \w+\]\n(good|bad)", request["messages"][0]["content"])[1] == "good"
+        return completion("B" if first_is_good else "A")
+
+    result, shown = tether("judge", "m", "more.jsonl", "--url", serve(unfair).url, "--report", "r.json")
+    assert result.exit_code == 0, result.output
+    assert "worse than a coin" in shown and "prefers what people reject" in shown and "cannot be told from a coin" not in shown
+    assert "calibration error" in shown and "--temperature" not in shown  # written verdicts, which no temperature mends
+    assert json.loads((project / "r.json").read_text())["files"]["more.jsonl"]["agreement"]["temperature"] is None
+
+
+def test_replies_that_name_no_option_are_paid_once_and_told_so(project, serve):
+    def wordy(request, number):
+        return completion("Both are fine.") if "question 4" in request["messages"][0]["content"] else fair(request, number)
+
+    server = serve(wordy)
+    arguments = ["judge", "m", "pairs.jsonl", "--url", server.url, "--concurrency", "1", "--max-requests"]
+    result, shown = tether(*arguments, "10")
+    assert result.exit_code == 0 and len(server.requests) == 10, result.output
+    assert "not judged: no option at the beginning" in shown and "1 pairs get no label from this judge" in shown
+    assert "1 pairs have no label. Give the same command again" in shown
+    result, shown = tether(*arguments, "99")
+    assert len(server.requests) == 12 and "10 recalled" in shown and "5 of 6 pairs" in shown
+    assert "1 pairs get no label from this judge" in shown and "Give the same command again" not in shown
+
+
+def test_the_constitution_tells_why_comparisons_have_no_label(project, serve):
+    def write(request, number):
+        asked = request["messages"][-1]["content"]
+        if asked.startswith("You compare"):
+            return completion("Both are fine.") if "question 4" in asked else fair(request, number)
+        return completion(f"{('good', 'bad')[request['seed'] % 2]} {request['seed']}")
+
+    pytest.importorskip("openai", reason="needs the `judge` extra")
+    arguments = ["constitution", "m", "prompts.txt", "--url", serve(write).url, "-o", "d.jsonl", "--comparisons", "c.jsonl"]
+    result, shown = tether(*arguments)
+    assert result.exit_code == 0, result.output
+    assert "comparisons" in shown and "not judged: no option at the beginning" in shown and "5 of 6 prompts" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [

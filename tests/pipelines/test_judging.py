@@ -72,11 +72,37 @@ def test_failures_written_verdicts_and_ties_are_told_apart():
     judgments = [Judgment(math.inf, math.inf), Judgment(math.inf, -math.inf), failed, Judgment(1.0, 1.0), Judgment(2.0, 2.0)]
     found = describe(rows, judgments)
     assert (found["num_pairs"], found["num_judged"], found["num_parsed"], found["failures"]) == (5, 4, 2, {"HTTP 500": 1})
+    assert found["agreement"]["num_ties"] == 1 and "num_failed" not in found["agreement"]
     assert found["agreement"]["num_pairs"] == 3 and found["agreement"]["accuracy"]["value"] == pytest.approx(2.5 / 3)
     assert found["undecided"] == 0.25 and found["position"]["bias"]["count"] == 2
     assert describe(ROWS[:1], [failed])["position"] is None
     assert describe(rows[2:4], [Judgment(1.0, 1.0)] * 2)["agreement"] is None  # one pair and a tie
     assert json.dumps(found)
+
+
+def test_the_temperature_that_is_told_is_the_one_to_set():
+    """Where a share s of the pairs has log-odds +d and the others -d, the best T gives sigma(d / T) = s."""
+    judgments = [Judgment(3.0, 3.0) if n < 30 else Judgment(-3.0, -3.0) for n in range(40)]
+    by_hand = 3.0 / math.log(0.75 / 0.25)
+    for temperature in (0.5, 1.0, 4.0, by_hand):
+        agreement = describe(ROWS, judgments, temperature)["agreement"]
+        assert agreement["temperature"] == pytest.approx(by_hand, rel=1e-3)
+    assert agreement["calibration_error"] == pytest.approx(0.0, abs=1e-9)
+
+
+def test_no_temperature_mends_verdicts_that_were_mostly_written():
+    written, soft = Judgment(math.inf, math.inf), Judgment(1.0, 1.0)
+    mostly = describe(ROWS, [written] * 21 + [soft] * 19)["agreement"]
+    assert mostly["temperature"] is mostly["calibration_error_after"] is mostly["loss_after"] is None
+    assert mostly["calibration_error"] is not None
+    assert describe(ROWS, [written] * 20 + [soft] * 20)["agreement"]["temperature"] > 0
+
+
+def test_failures_that_asking_again_does_not_mend_are_counted():
+    said = ["no option at the beginning: 'Sure'", "cannot be asked: 2000 tokens", "not a number: nan", "no reasons were written"]
+    said += ["HTTP 500", "budget spent", "no answer in time", "no word in the reply"]
+    found = describe(ROWS[: len(said)], [Judgment(1.0, None, reason=reason) for reason in said])
+    assert found["num_judged"] == 0 and found["num_lasting"] == 4 and sum(found["failures"].values()) == 8
 
 
 def test_soft_labels_stand_the_likelier_way_round(tmp_path):

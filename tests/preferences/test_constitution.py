@@ -172,10 +172,20 @@ def test_bad_principles(tmp_path, text, message):
         read_constitution(tmp_path / "p.toml")
 
 
+def test_principles_that_are_not_utf8(tmp_path):
+    (tmp_path / "p.toml").write_bytes(PRINCIPLES.encode() + 'x = "schön"'.encode("latin-1"))
+    for reader in (read_constitution, read_rubric):
+        with pytest.raises(ConfigError, match=rf"p\.toml: .*byte {len(PRINCIPLES) + 8} is not UTF-8\. Save the file as UTF-8"):
+            reader(tmp_path / "p.toml")
+
+
 def test_bad_rubrics(tmp_path):
     with pytest.raises(MissingFileError, match=r"no rubric named nowhere.*constitution, harmless, helpful"):
         read_rubric("nowhere")
     (tmp_path / "r.md").write_text(" \n")
     with pytest.raises(DataError, match="is empty"):
         read_rubric(tmp_path / "r.md")
+    (tmp_path / "latin.md").write_bytes("Sei schön.".encode("latin-1"))
+    with pytest.raises(DataError, match=r"latin\.md: .*byte 7 is not UTF-8\. Save the file as UTF-8"):
+        read_rubric(tmp_path / "latin.md")
     assert json.dumps(read_rubric("helpful"))

@@ -101,8 +101,11 @@ def _table(name: str, found: dict[str, Any]) -> Table:
             table.add_row("first of a drawn order wins", f"{asked} asked once, {averaged} averaged, {labels} by the labels")
         table.add_row("undecided after averaging", f"{found['undecided']:.1%}")
     if agreement:
-        after = f"{agreement['calibration_error_after']:.3f} at temperature {agreement['temperature']:.2f}"
-        table.add_row("calibration error", f"{agreement['calibration_error']:.3f}; {after}")
+        table.add_row("calibration error", f"{agreement['calibration_error']:.3f}")
+        if agreement["temperature"] is not None:
+            table.add_row(
+                "  mended", f"{agreement['calibration_error_after']:.3f} by --temperature {agreement['temperature']:.2f}"
+            )
     if found["mass"] is not None:
         table.add_row("probability of any verdict", f"{found['mass']:.1%}")
     return table
@@ -112,13 +115,17 @@ def _warnings(found: dict[str, Any]) -> list[str]:
     agreement, said = found["agreement"], []
     if agreement is None:
         said.append("There are no labels to agree with: nothing is known of how good these verdicts are.")
+    elif agreement["accuracy"]["high"] < 0.5:
+        said.append("This judge is worse than a coin on these pairs, it prefers what people reject: do not train on its labels.")
     elif agreement["accuracy"]["low"] <= 0.5:
         said.append("This judge cannot be told from a coin on these pairs: do not train on its labels.")
-    left = found["num_pairs"] - found["num_judged"]
-    if left:
+    lasting = found["num_lasting"]
+    if left := found["num_pairs"] - found["num_judged"] - lasting:
         said.append(
             f"{left:,} pairs have no label. Give the same command again to ask for them; what is known is not asked again."
         )
+    if lasting:
+        said.append(f"{lasting:,} pairs get no label from this judge, however often it is asked: the table says why.")
     return said
 
 
@@ -140,6 +147,7 @@ def constitution(
     from tether.core.errors import DataError
     from tether.core.types import Prompt
     from tether.data.sources import read
+    from tether.pipelines.judging import reasons
     from tether.preferences.constitution import read_constitution, revise, sampled_pairs
     from tether.preferences.judge import PairJudge
     from tether.preferences.reasoning import Reasoning
@@ -170,14 +178,16 @@ def constitution(
         table.add_row("comparisons", f"{len(labels):,} of {len(rows):,} prompts")
         for reason, count in failures.most_common():
             table.add_row(f"  none: {reason}", f"{count:,}")
+        for reason, count in reasons(judgments).most_common():
+            table.add_row(f"  not judged: {reason}", f"{count:,}")
         table.add_row("  verdict follows the place", f"{sum(bool(j.follows_place) for j in judgments):,} of {len(pairs):,}")
         if labels:
             write_rows(comparisons, labels)
     console.print(table)
     console.print(_usage(asked.usage()), highlight=False)
     if not revised.demonstrations:
-        reasons = "; ".join(f"{reason} ({count})" for reason, count in revised.failures.most_common(3))
-        raise DataError(f"no prompt of {len(rows)} gave a demonstration: {reasons}")
+        why = "; ".join(f"{reason} ({count})" for reason, count in revised.failures.most_common(3))
+        raise DataError(f"no prompt of {len(rows)} gave a demonstration: {why}")
     console.print(f"Demonstrations: {output}", highlight=False, soft_wrap=True)
 
 

@@ -19,7 +19,9 @@ from tether.evaluation.winrate import bootstrap_mean, pairwise_accuracy, win_rat
 from tether.pipelines.measured import Progress
 from tether.preferences.agreement import cohen_kappas
 from tether.preferences.judge import Judgment, PairJudge
+from tether.preferences.reasoning import NO_REASONS
 from tether.preferences.votes import Vote
+from tether.rollout.verdicts import NO_OPTION, NOT_A_NUMBER, UNASKABLE
 
 CHUNK = 256
 """Comparisons that are asked about in one call."""
@@ -27,6 +29,8 @@ UNDECIDED = 0.05
 """A label nearer than this to one half prefers nobody."""
 SUREST = 30.0
 """Nats at which log-odds are cut off in the figures: written verdicts are infinitely sure."""
+LASTING = (UNASKABLE, NO_OPTION, NOT_A_NUMBER, NO_REASONS)
+"""Failures that the same question to the same judge meets again."""
 
 
 class Judged(NamedTuple):
@@ -96,15 +100,22 @@ def describe(rows: Sequence[Comparison], judgments: Sequence[Judgment], temperat
     answer wins that stands first in an order drawn by content: by `people`'s labels, by the judge asked `once` in that order, and
     by the `averaged` verdict; without bias the three agree.
 
+    Args:
+        temperature: divides the log-odds. The one that is told is to be set in its place, not on top of it.
+
     Returns:
-        Plain JSON values. `position` is None without verdicts, `agreement` without two labels to agree with.
+        Plain JSON values. `position` is None without verdicts, `agreement` without two labels to agree with; its `temperature`
+        and what is measured after it are None where most verdicts were written, for no temperature mends those. `num_lasting`
+        counts the failures that asking again does not mend.
     """
+    failures = reasons(judgments)
     known = [(row, j) for row, j in zip(rows, judgments, strict=True) if j.log_odds is not None]
     parsed = [j for _, j in known if j.bias is None]
     found: dict[str, Any] = {
         "num_pairs": len(rows),
         "num_judged": len(known),
-        "failures": dict(_reasons(judgments).most_common()),
+        "failures": dict(failures.most_common()),
+        "num_lasting": sum(failures[reason] for reason in LASTING),
         "num_parsed": len(parsed),
         "mass": _mean([j.mass for _, j in known if j.bias is not None]),
         "position": None,
@@ -115,7 +126,8 @@ def describe(rows: Sequence[Comparison], judgments: Sequence[Judgment], temperat
         found["position"] = _position([row for row, _ in known], [j for _, j in known])
         directed = [(row, j) for row, j in known if not row.tie and row.probability != 0.5]
         if len(directed) > 1:
-            found["agreement"] = _agreement([row for row, _ in directed], [j for _, j in directed], temperature)
+            agreement = _agreement([row for row, _ in directed], [j for _, j in directed], temperature)
+            found["agreement"] = {**agreement, "num_ties": len(known) - len(directed)}
     return found
 
 
@@ -141,8 +153,13 @@ def _agreement(rows: Sequence[Comparison], judgments: Sequence[Judgment], temper
         name: win_rate([v if first else -v for first, v in zip(drawn, values, strict=True)], nothing, groups=groups).as_dict()
         for name, values in verdicts.items()
     }
+    quality = judge_rewards(rows, odds, nothing)
+    del quality["num_failed"]  # failures have their reasons, and are left out before
+    quality["temperature"] *= temperature  # it was fitted to what `temperature` had divided
+    if 2 * sum(j.bias is None for j in judgments) > len(judgments):
+        quality |= dict.fromkeys(("temperature", "calibration_error_after", "loss_after"))
     return {
-        **judge_rewards(rows, odds, nothing),
+        **quality,
         "accuracy_once": pairwise_accuracy(once, nothing, groups).as_dict(),
         "accuracy_shown_first": pairwise_accuracy([_cut(j.shown_first) for j in judgments], nothing, groups).as_dict(),
         "accuracy_shown_second": pairwise_accuracy([_cut(j.shown_second) for j in judgments], nothing, groups).as_dict(),
@@ -185,5 +202,6 @@ def _mean(values: Sequence[float]) -> float | None:
     return math.fsum(values) / len(values) if values else None
 
 
-def _reasons(judgments: Sequence[Judgment]) -> Counter[str]:
+def reasons(judgments: Sequence[Judgment]) -> Counter[str]:
+    """How many have no verdict, by what went wrong."""
     return Counter(j.reason.partition(": ")[0] or "unknown" for j in judgments if j.log_odds is None)

@@ -71,12 +71,16 @@ def read_rubric(name: str | Path) -> Rubric:
 
     Raises:
         MissingFileError: there is no such file.
-        DataError: it is empty.
+        DataError: it is empty or not UTF-8.
+        ConfigError: it is a TOML file, but no list of principles.
     """
     path = _file(name)
     if path.suffix == ".toml":
         return read_constitution(path).rubric
-    words = path.read_text(encoding="utf-8-sig").strip()
+    try:
+        words = path.read_text(encoding="utf-8-sig").strip()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: no rubric can be read: byte {error.start} is not UTF-8. Save the file as UTF-8") from None
     if not words:
         raise DataError(f"{path} is empty: write down what makes an answer better")
     return words
