@@ -1,17 +1,23 @@
 """Rounds of preferences on the tiny model: what they ask for, what they keep, and where people are waited for."""
 
 import json
+import math
 import shutil
 
 import pytest
+from sqlalchemy import select
 
 from tether.assemble import load_policy
 from tether.core.config import build, packaged_recipe
-from tether.core.errors import ConfigError
+from tether.core.errors import ConfigError, RunError
+from tether.core.protocols import Verdict as JudgeVerdict
 from tether.core.types import Comparison
 from tether.data.sources import read
+from tether.pipelines import labelling
 from tether.pipelines.loop import Loop, LoopConfig
+from tether.preferences.remembered import Remembered
 from tether.preferences.store import Store
+from tether.preferences.tables import TaskRow
 from tether.preferences.work import Verdict, Work
 from tether.report.page import write_report
 from tether.report.rounds import read_rounds, rounds_figures
@@ -81,7 +87,11 @@ def test_gold_is_that_of_the_judge_and_the_rounds_add_up(finished):
     for number, one in enumerate(summary["rounds"], 1):
         assert one["gold_before"] == pytest.approx(gold[0]) and one["gold_after"] == pytest.approx(gold[number])
         assert one["gold_gain_of_round"]["value"] == pytest.approx(gold[number] - gold[number - 1])
-        assert one["gold_per_100_labels"] == pytest.approx((gold[number] - gold[number - 1]) * 100 / one["labels"])
+        bought = one["gold_per_100_labels"]
+        assert bought["value"] == pytest.approx(
+            (gold[number] - gold[number - 1]) * 100 / 12
+        )  # those without a majority are paid too
+        assert bought["low"] <= bought["value"] <= bought["high"] and one["asked"] == 12 >= one["labels"]
 
 
 def test_it_goes_on_where_it_was_interrupted_and_more_rounds_may_follow(tmp_path):
@@ -161,9 +171,101 @@ def test_direct_learning_takes_the_same_road(tmp_path):
     assert all(one["kl"]["value"] > 0 for one in summary["rounds"])
 
 
+def test_direct_learning_may_go_on_for_more_rounds_with_pairs_that_a_reward_model_chose(tmp_path):
+    direct = {"epochs": 1, "heldout_fraction": 0.0, "optimizer": {"learning_rate": 1e-2}}
+    for rounds, choose in ((2, "uncertain"), (2, "random")):
+        root = tmp_path / choose
+        Loop(config(root, ppo=None, direct=direct, loop={"rounds": rounds, "choose": choose})).run()
+        Loop(config(root, ppo=None, direct=direct, loop={"rounds": rounds + 1, "choose": choose})).run()
+        scores = [row["scores"][0] for row in rows(root / "round-03" / "answers.jsonl")]
+        assert {row["chosen_by"] for row in rows(root / "round-03" / "pairs.jsonl")} == {choose}
+        assert all((score is not None) == (choose == "uncertain") for score in scores)
+        assert (root / "round-02" / "reward").is_dir() == (choose == "uncertain")
+
+
+def test_no_prompt_is_answered_twice_in_a_round(tmp_path):
+    Loop(config(tmp_path / "run")).run()  # 12 prompts, 8 a round: the second round crosses the end of the list
+    asked = [[row["id"] for row in rows(tmp_path / "run" / f"round-0{n}" / "answers.jsonl")] for n in (1, 2)]
+    assert [len(set(part)) for part in asked] == [8, 8] and len({*asked[0], *asked[1]}) == 12
+
+
+class Judge:
+    """Speaks core.protocols.ChatModel: likes the first place a little and what stands early in the alphabet more, for as long as it may."""
+
+    name = "planted"
+
+    def __init__(self, budget):
+        self.budget = budget
+
+    def verdicts(self, conversations, options, *, told=None):
+        found = []
+        for place, talk in enumerate(conversations):
+            first, second = (part.split("]\n", 1)[1].split("\n\n[")[0] for part in talk[0].content.split("[answer ")[1:3])
+            self.budget -= 1
+            odds = 0.3 + (second > first) - (second < first)
+            answered = JudgeVerdict((odds, 0.0)) if self.budget >= 0 else JudgeVerdict(None, reason="budget spent")
+            found.append(answered)
+            if told:
+                told(place, answered)
+        return found
+
+    def usage(self):
+        return {"questions": 1}
+
+
+@pytest.fixture
+def own(tmp_path):
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("".join(f"Tell me about number {n}.\n" for n in range(10)), encoding="utf-8")
+    return {"judge": "model", "model": {"model": "tiny"}, "data": {"path": str(prompts)}, "rounds": 1}
+
+
+def test_a_judge_whose_budget_is_spent_ends_the_loop_and_loses_nothing(tmp_path, own, monkeypatch):
+    judges = [Judge(9), Judge(100)]
+    kept = tmp_path / "run" / "judge.sqlite"
+    monkeypatch.setattr(labelling, "configured", lambda config, folder: Remembered(judges.pop(0), folder / "judge.sqlite"))
+    with pytest.raises(RunError, match=r"left 8 of 12 pairs of .*round-01 without a label: budget spent \(8\)"):
+        Loop(config(tmp_path / "run", sft=None, loop=own)).run()
+    assert kept.is_file() and not (tmp_path / "run" / "round-01" / "comparisons.jsonl").exists()
+    second = judges[0]
+    own["model"] = {**own["model"], "cache": str(kept)}  # where answers are kept is no other run
+    summary = Loop(config(tmp_path / "run", sft=None, loop=own)).run()
+    assert summary["rounds"][0]["labels"] == 12 and second.budget == 100 - (24 - 9)
+    told = json.loads((tmp_path / "run" / "round-01" / "annotators.json").read_text())
+    assert told["judge"] == "planted" and told["position"]["bias"]["value"] == pytest.approx(0.3) and told["num_judged"] == 12
+
+
+def test_a_judge_by_principles_is_measured_against_people_first(tmp_path, own, monkeypatch):
+    pairs = [{"prompt": f"q{n}", "chosen": "yes" * (1 + n % 2), "rejected": "yes" * (2 - n % 2)} for n in range(8)]
+    (tmp_path / "people.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
+    judge = Judge(1000)
+    monkeypatch.setattr(labelling, "configured", lambda config, folder: judge)
+    own |= {"agreement": str(tmp_path / "people.jsonl"), "model": {"model": "tiny", "rubric": "constitution", "temperature": 2.0}}
+    Loop(config(tmp_path / "run", sft=None, loop=own)).run()
+    report = json.loads((tmp_path / "run" / "judge.json").read_text())
+    assert report["judge"] == "planted" and report["agreement"]["accuracy"]["value"] == 0.5  # people like short and long alike
+    labels = list(read(str(tmp_path / "run" / "round-01" / "comparisons.jsonl"), Comparison))
+    assert len(labels) == 12 and all(c.chosen[0].content < c.rejected[0].content for c in labels)
+    assert all(c.probability == pytest.approx(1 / (1 + math.exp(-0.5))) for c in labels)
+
+
+def test_two_loops_of_one_name_share_a_store_and_no_labels(tmp_path):
+    path = tmp_path / "prefs.db"
+    for place, seed in (("x", 3), ("y", 4)):
+        asked = config(tmp_path / place / "run", seed=seed, loop={"judge": "people", "store": str(path), "rounds": 1})
+        assert Loop(asked).run()["waiting"]["open"] == 12
+    with Store(path).reading() as session:
+        tasks = session.execute(select(TaskRow.round, TaskRow.strategy)).all()
+    assert len({name for name, _ in tasks}) == 2 and {strategy for _, strategy in tasks} == {"random"}
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"loop": {"labels": 25}}, "24 pairs at most"),
+        ({"loop": {"prompts": 13}}, "there are 12"),
+        ({"loop": {"agreement": "people.jsonl"}}, "no effect without a model"),
+        ({"ppo": {**VALUES["ppo"], "evaluate": {"every": 1, "prompts": 4, "keep": "best"}}}, "leave it out"),
         ({"ppo": None}, "exactly one of"),
         ({"loop": {"judge": "people"}}, "belong together"),
         ({"loop": {"judge": "model"}}, "belong together"),
@@ -178,8 +280,8 @@ def test_direct_learning_takes_the_same_road(tmp_path):
 )
 def test_what_cannot_be_is_refused_at_once(tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
-        config(tmp_path / "run", **changes)
-    assert not (tmp_path / "run").exists()
+        Loop(config(tmp_path / "run", **changes))
+    assert not (tmp_path / "run" / "round-01").exists()
 
 
 def test_the_packaged_recipe_is_one():

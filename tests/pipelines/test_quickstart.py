@@ -74,8 +74,8 @@ def test_heldout_prompts_are_never_trained_on(finished):
 def test_started_again_it_finishes_at_once_and_changes_nothing(finished, monkeypatch):
     root, summary = finished
     monkeypatch.setattr(Foundation, "build", None)
-    for phase in ("evaluate", "_arm"):
-        monkeypatch.setattr(Quickstart, phase, None)
+    monkeypatch.setattr(Foundation, "optimise", None)
+    monkeypatch.setattr(Quickstart, "evaluate", None)
     before = {p: p.stat().st_mtime_ns for p in root.rglob("metrics.jsonl")}
     assert Quickstart(config(root, arms=("ppo", "beta0", "random"))).run() == summary
     assert {p: p.stat().st_mtime_ns for p in root.rglob("metrics.jsonl")} == before

@@ -14,7 +14,10 @@ class JudgeConfig(Config):
 
     model: str | None = Field(default=None, description="a model folder, a hub id, package:NAME==VERSION, or a run directory")
     server: ServerConfig | None = Field(default=None, description="instead of model: an OpenAI-compatible server")
-    rubric: str = Field(default="helpful", description="a text file, or a rubric that comes with tether: helpful, harmless")
+    rubric: str = Field(
+        default="helpful", description="a text file; helpful, harmless; for comparisons also a .toml of principles"
+    )
+    temperature: float = Field(default=1.0, gt=0, description="of comparisons: divides the log-odds of the labels")
     reasoning_tokens: int = Field(default=0, ge=0, description="of the reasons that it writes before each verdict; 0: none")
     cache: str | None = Field(default=None, description="file in which answers are kept, so that none is asked for twice")
 
@@ -22,6 +25,10 @@ class JudgeConfig(Config):
     def _check(self) -> JudgeConfig:
         if (self.model is None) == (self.server is None):
             raise ValueError("a judge is either a model or a server: give one of the two")
-        if not isinstance(read_rubric(self.rubric), str):
-            raise ValueError(f"{self.rubric} holds principles for comparisons; scores need one rubric, in a text file")
+        read_rubric(self.rubric)
         return self
+
+    @property
+    def name(self) -> str:
+        """Of the model that judges, wherever it is."""
+        return self.server.model if self.server else str(self.model)

@@ -40,9 +40,10 @@ def chat_model(
     return Reasoning(found, reasoning_tokens) if reasoning_tokens else found
 
 
-def configured(config: JudgeConfig) -> ChatModel:
-    """The model that a recipe's judge asks."""
-    return chat_model(config.server or str(config.model), config.cache, reasoning_tokens=config.reasoning_tokens)
+def configured(config: JudgeConfig, folder: Path) -> ChatModel:
+    """The model that a recipe's judge asks; unless the recipe says otherwise its answers are kept in this folder."""
+    cache = config.cache or folder / "judge.sqlite"
+    return chat_model(config.server or str(config.model), cache, reasoning_tokens=config.reasoning_tokens)
 
 
 def _local(source: str, engine_rows: int) -> LocalChat:
@@ -54,15 +55,15 @@ def _local(source: str, engine_rows: int) -> LocalChat:
     return LocalChat(name, local_engine(role, loaded, max_rows=engine_rows))
 
 
-def score_judge(config: JudgeConfig) -> Callable[[Sequence[Rollout]], list[Score]]:
-    """Scores finished rollouts by a rubric.
+def score_judge(config: JudgeConfig, folder: Path) -> Callable[[Sequence[Rollout]], list[Score]]:
+    """Scores finished rollouts by a rubric; what the model says is kept in `folder`.
 
     Raises:
         RewardError: when it is asked, of a judge that answers nothing at all; the message has its reason.
     """
     rubric = read_rubric(config.rubric)
     assert isinstance(rubric, str)
-    judge = ScoreJudge(configured(config), rubric)
+    judge = ScoreJudge(configured(config, folder), rubric)
 
     def scored(rollouts: Sequence[Rollout]) -> list[Score]:
         scores = judge.score_texts([rollout.prompt for rollout in rollouts], [rollout.text for rollout in rollouts])

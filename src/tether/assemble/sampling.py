@@ -14,6 +14,7 @@ from tether.core.config import Config
 from tether.models.config import LoraConfig
 from tether.monitoring.detectors import DETECTORS
 from tether.monitoring.watch import WatchConfig
+from tether.preferences.constitution import read_rubric
 from tether.rewards.classifier import ClassifierConfig
 from tether.rewards.function import FunctionConfig
 from tether.rewards.objectives import ObjectiveConfig
@@ -50,6 +51,12 @@ class EvaluateSection(EvaluateConfig):
         description="who judges: the training's own reward, the model of reward.test_share, or a language model with a rubric",
     )
     sycophancy: SycophancyConfig | None = Field(default=None, description="also measure whether answers depend on who asks")
+
+    @model_validator(mode="after")
+    def _check_rubric(self) -> EvaluateSection:
+        if isinstance(self.judge, JudgeConfig) and not isinstance(read_rubric(self.judge.rubric), str):
+            raise ValueError(f"{self.judge.rubric} holds principles for comparisons; scores need one rubric, in a text file")
+        return self
 
 
 class TaskConfig(Config):

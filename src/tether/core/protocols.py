@@ -59,7 +59,7 @@ class Verdict(NamedTuple):
 
     `logprobs`: nats, one an option, normalised among them; None where asking failed, for `reason` ("kind: detail"), which is no
     verdict and never one half. `mass`: the probability that the reply begins with any of the options. `parsed`: read off one
-    written reply, so that the option it names has everything.
+    written reply, so that the option it names has everything; parsed without `logprobs`, the reply names none.
     """
 
     logprobs: tuple[float, ...] | None

@@ -7,9 +7,9 @@ downstream knows or cares which it was.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -180,6 +180,21 @@ def _tree(sequences: Sequence[Encoded]) -> tuple[int, list[list[int]]]:
     first, last = min(prompts), max(prompts)  # in the order of the alphabet these two differ first
     shortest = min(map(len, prompts))
     return next((i for i in range(shortest) if first[i] != last[i]), shortest), list(prompts.values())
+
+
+class Reader(Protocol):
+    """What of a role says how its batches are cut, and where they go."""
+
+    @property
+    def device(self) -> torch.device: ...
+    def document_tokens(self, budget: int) -> int: ...
+
+
+def batches_for(reader: Reader, sequences: Sequence[Encoded], pad_id: int, budget: int) -> Iterator[tuple[list[int], TokenBatch]]:
+    """Micro-batches of at most `budget` padded tokens for a role, each with the places of its sequences."""
+    limit = reader.document_tokens(budget)
+    for cut in cut_batches(sequences, budget, document_tokens=limit):
+        yield cut, make_batch([sequences[i] for i in cut], pad_id, document_tokens=limit).to(reader.device)
 
 
 def cut_batches(sequences: Sequence[Encoded], budget: int, *, document_tokens: int = 0) -> list[list[int]]:

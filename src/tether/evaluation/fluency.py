@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from tether.core.types import Prompt, assistant
-from tether.data.batches import cut_batches, make_batch
+from tether.data.batches import batches_for
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
 
@@ -24,10 +24,8 @@ class Fluency:
         """One number a response; an empty one gets minus infinity."""
         written = [i for i, response in enumerate(responses) if response.strip()]
         sequences = [self.encoder.conversation((*prompts[i].messages, assistant(responses[i])), "last") for i in written]
-        means, limit = [float("-inf")] * len(responses), self.role.document_tokens(self.micro_batch_tokens)
-        for cut in cut_batches(sequences, self.micro_batch_tokens, document_tokens=limit):
-            chosen = [sequences[k] for k in cut]
-            batch = make_batch(chosen, self.encoder.pad_id, document_tokens=limit).to(self.role.device)
+        means = [float("-inf")] * len(responses)
+        for cut, batch in batches_for(self.role, sequences, self.encoder.pad_id, self.micro_batch_tokens):
             logprobs = batch.scatter(self.role.logprobs(batch)[0]).tolist()
             for k, row in zip(cut, logprobs, strict=True):
                 # The stop token stands last; whether a text ends is another question than how it reads.

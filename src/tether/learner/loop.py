@@ -36,6 +36,18 @@ def epoch_order(count: int, seed: int, epoch: int) -> list[int]:
     return order
 
 
+def endless(count: int, places: Sequence[int], seed: int) -> list[int]:
+    """Rows at these places of epochs without end, one after another."""
+    orders = {epoch: epoch_order(count, seed, epoch) for epoch in {p // count for p in places}}
+    return [orders[p // count][p % count] for p in places]
+
+
+def split_evenly(order: Sequence[int], parts: int) -> list[list[int]]:
+    """Nearly equal, never empty, in order."""
+    parts = min(parts, len(order))
+    return [list(order[len(order) * k // parts : len(order) * (k + 1) // parts]) for k in range(parts)]
+
+
 def plan_updates(count: int, per_update: int, epochs: int, seed: int) -> list[list[int]]:
     """Row indices of every update of a whole training, in order; each epoch's last update may be smaller."""
     plan = []

@@ -26,6 +26,7 @@ from tether.models.memory import release
 from tether.models.trunk import Role
 from tether.pipelines.journey import after_sft, run_reward, run_sft
 from tether.pipelines.measured import Progress
+from tether.pipelines.online import run_online
 from tether.preferences.annotators import LabelledPairs, in_true_order, label_pairs
 
 DATA = Path(__file__).resolve().parent.parent / "recipes" / "quickstart"
@@ -301,6 +302,23 @@ class Foundation:
                 },
             )
         return read_json(folder / "answers.json")
+
+    def optimise(
+        self, section: Any, folder: Path, reward_folder: Path, *, name: str = "ppo", phase: str = "", by_gold: bool = True
+    ) -> dict[str, Any]:
+        """Reinforcement learning on the training prompts; where the section evaluates, gold judges held-out ones on the way."""
+        asked = section.evaluate if by_gold else None
+        return run_online(
+            section,
+            self.policy_model,
+            folder,
+            self.config.seed,
+            name=name,
+            reward_folder=reward_folder,
+            prompts=self.train_prompts,
+            gold=(self.heldout[: asked.prompts], self.gold) if asked else None,
+            progress=self.announce(phase or folder.name),
+        )
 
     def judged(self, texts: Sequence[str]) -> list[Score]:
         """Gold scores of answers to the held-out prompts."""

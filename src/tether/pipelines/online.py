@@ -72,7 +72,7 @@ def run_online(
     with contextlib.closing(stage.reward):  # its workers, however this ends
         stage.reward.keep_stacks(run.path / "stacks.txt")
         run.update_manifest(model={"source": loaded.source, "digest": loaded.digest}, reward=str(reward_folder))
-        judged = Judged(*gold, "gold") if gold is not None else _judge(section, test, stage, model, reward_folder, name)
+        judged = Judged(*gold, "gold") if gold is not None else _judge(section, test, stage, model, reward_folder, run, name)
         evaluation = _evaluation(section, stage, encoder_of(loaded), judged, run, seed) if section.evaluate else None
 
         def on_step(step: int, metrics: dict[str, float]) -> dict[str, float]:
@@ -107,13 +107,19 @@ class Judged(NamedTuple):
 
 
 def _judge(
-    section: OnlineSection, test: Sequence[Prompt], stage: OnlineStage, model: ModelConfig, reward_folder: Path | None, name: str
+    section: OnlineSection,
+    test: Sequence[Prompt],
+    stage: OnlineStage,
+    model: ModelConfig,
+    reward_folder: Path | None,
+    run: RunDirectory,
+    name: str,
 ) -> Judged:
     """The training's own reward; where the section wants it the model of other labels, or a language model with a rubric."""
     if section.evaluate is None or section.evaluate.judge == "reward":
         return Judged(test, getattr(stage.reward, "judge", stage.reward.score), "heldout")
     if isinstance(section.evaluate.judge, JudgeConfig):
-        return Judged(test, score_judge(section.evaluate.judge), "gold")
+        return Judged(test, score_judge(section.evaluate.judge, run.path), "gold")
     folder = None if reward_folder is None else reward_folder.parent / "test" / "model"
     if folder is None or not folder.is_dir():
         raise MissingFileError(

@@ -31,7 +31,6 @@ from tether.models.trunk import Role
 from tether.pipelines.foundation import Foundation, SeedsConfig
 from tether.pipelines.journey import run_reward
 from tether.pipelines.measured import Progress
-from tether.pipelines.online import run_online
 from tether.preferences.annotators import in_true_order
 from tether.stages.heldout import Measured, best_step, change, has_fallen, peak_interval
 
@@ -159,22 +158,11 @@ class Overopt:
         folder, seed = ground.root / "policies" / f"{name}-{coefficient:g}", ground.config.seed
         section = self.config.policy_section(proxy, coefficient, seed)
         assert section.evaluate is not None
-        prompts = ground.heldout[: section.evaluate.prompts]
-        summary = run_online(
-            section,
-            ground.policy_model,
-            folder,
-            seed,
-            name="ppo",
-            reward_folder=reward,
-            prompts=ground.train_prompts,
-            gold=(prompts, ground.gold),
-            progress=ground.announce(folder.name),
-        )
+        summary = ground.optimise(section, folder, reward)
         release()
-        samples = section.evaluate.samples_per_prompt
+        num_prompts, samples = len(ground.heldout[: section.evaluate.prompts]), section.evaluate.samples_per_prompt
         alarms = [{key: alarm[key] for key in ("detector", "step", "message")} for alarm in summary["alarms"]]
-        course = course_of(RunDirectory(folder).held_out(), [str(i) for i in range(len(prompts)) for _ in range(samples)])
+        course = course_of(RunDirectory(folder).held_out(), [str(i) for i in range(num_prompts) for _ in range(samples)])
         return {**course, "alarms": alarms, "folder": str(folder.relative_to(self.root))}
 
 

@@ -17,7 +17,7 @@ from tether.assemble import STAGES, Recipe
 from tether.core.config import build
 from tether.core.errors import ConfigError
 from tether.core.rundir import RECORDS, read_json, read_jsonl
-from tether.core.types import Demonstration, Sampling, assistant, user
+from tether.core.types import Demonstration, assistant, user
 from tether.learner.determinism import deterministic
 from tether.models.config import ModelConfig
 from tether.models.memory import release
@@ -83,10 +83,9 @@ class Ground:
         self.foundation: Foundation | None = None
         folder.mkdir(parents=True, exist_ok=True)
         if isinstance(recipe, QuickstartConfig):
-            sampling = Sampling(max_new_tokens=recipe.ppo.max_new_tokens, temperature=recipe.ppo.temperature)
             silent: Callable[[str], Any] = lambda phase: lambda done, total, metrics: None  # noqa: E731
             self.before = folder  # its stages stand on each other, so all of them are made here
-            self.foundation = Foundation(recipe, folder, sampling, recipe.ppo.engine_rows, silent)
+            self.foundation = Foundation(recipe, folder, recipe.ppo.sampling, recipe.ppo.engine_rows, silent)
 
     def runner(self, name: str) -> Callable[..., Any]:
         """(folder, progress=) -> the stage's run."""

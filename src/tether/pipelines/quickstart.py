@@ -12,11 +12,10 @@ from pydantic import ValidationError, model_validator
 from tether.assemble import PPOSection, load_policy
 from tether.core.config import parts
 from tether.core.rundir import RunDirectory, file_digest, read_json, write_json, write_jsonl
-from tether.core.types import Prompt, Sampling
+from tether.core.types import Prompt
 from tether.models.memory import release
 from tether.pipelines.foundation import DATA, Foundation, FoundationConfig, gain_over
 from tether.pipelines.measured import Progress, peak_rss_bytes
-from tether.pipelines.online import run_online
 
 ARMS: dict[str, dict[str, Any]] = {
     "ppo": {},
@@ -61,8 +60,7 @@ class Quickstart:
         data = file_digest([DATA / "prompts.jsonl", DATA / "demonstrations.jsonl"])
         common, read = parts(config, without=("run", "arms")), {Path(k).name: v for k, v in data.items()}
         self.run_directory = RunDirectory.open(self.root, common, data=read, seed=config.seed)
-        sampling = Sampling(max_new_tokens=config.ppo.max_new_tokens, temperature=config.ppo.temperature)
-        self.foundation = Foundation(config, self.root, sampling, config.ppo.engine_rows, self.announce)
+        self.foundation = Foundation(config, self.root, config.ppo.sampling, config.ppo.engine_rows, self.announce)
 
     def run(self) -> dict[str, Any]:
         """All phases; returns (and writes) the summary, which a finished run already has."""
@@ -71,7 +69,7 @@ class Quickstart:
         start = time.perf_counter()
         summary = self.foundation.build()
         for arm in self.arms:
-            self._arm(arm)
+            self.foundation.optimise(self.config.section(arm), self._folder(arm), self.root / "reward" / "model")
             release()
         summary.update(self.evaluate())
         summary["seconds"] = (
@@ -96,21 +94,6 @@ class Quickstart:
 
     def _folder(self, arm: str) -> Path:
         return self.root / ("ppo" if arm == "ppo" else f"ppo-{arm}")
-
-    def _arm(self, arm: str) -> dict[str, Any]:
-        section, folder = self.config.section(arm), self._folder(arm)
-        evaluated = section.evaluate
-        return run_online(
-            section,
-            self.foundation.policy_model,
-            folder,
-            self.config.seed,
-            name="ppo",
-            reward_folder=self.root / "reward" / "model",
-            prompts=self.foundation.train_prompts,
-            gold=(self.foundation.heldout[: evaluated.prompts], self.foundation.gold) if evaluated else None,
-            progress=self.announce(folder.name),
-        )
 
     def evaluate(self) -> dict[str, Any]:
         """Before and after on the same held-out prompts with the same randomness: gold scores, parts, win rates."""

@@ -25,7 +25,7 @@ from tether.core.types import Demonstration, Prompt, Sampling
 from tether.data.chat import ChatEncoder
 from tether.data.comparisons import Ranking
 from tether.data.sources import Quarantine, group_of, split_by_group
-from tether.learner.loop import epoch_order
+from tether.learner.loop import endless
 from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel, add_adapter, load_model
 from tether.models.saving import attach_adapter, check_same_trunk, read_role
@@ -151,8 +151,7 @@ class _Round:
         """This round's part of endless epochs over `count` rows: place -> row. A sample's randomness depends on its place."""
         size = self.section.prompts_per_round or count
         places = range(self.number * size, (self.number + 1) * size)
-        orders = {epoch: epoch_order(count, self.seed, epoch) for epoch in {p // count for p in places}}
-        return {p: orders[p // count][p % count] for p in places}
+        return dict(zip(places, endless(count, places, self.seed), strict=True))
 
     @property
     def _sampling(self) -> Sampling:

@@ -56,7 +56,7 @@ def label_pairs(
     agreement: float = 0.70,
     num_annotators: int = 3,
     undecided: float = 0.2,
-    seed: int = 0,
+    seed: int | str = 0,
     only: Collection[tuple[int, int, int]] | None = None,
     noise: float | None = None,
 ) -> LabelledPairs:

@@ -47,8 +47,10 @@ def round_rows(found: Rounds) -> list[tuple[str, ...]]:
         gold = [""] * 4
         if "gold_after" in one:
             gain = bracketed(one["gold_gain_of_round"], signed)
-            gold = [decimal(one["gold_after"]), gain, signed(one["gold_per_100_labels"]), decimal(one["kl"]["value"])]
-        rows.append((str(number), str(one["labels"]), str(one["labels_so_far"]), *shown, *gold, str(one.get("alarms", ""))))
+            bought = bracketed(one["gold_per_100_labels"], signed)
+            gold = [decimal(one["gold_after"]), gain, bought, decimal(one["kl"]["value"])]
+        labels = f"{one['labels']} of {one['asked']} pairs"
+        rows.append((str(number), labels, str(one["labels_so_far"]), *shown, *gold, str(one.get("alarms", ""))))
     return rows
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tether.algorithms.reward_ensembles import Combine, combine_members, spread_of_members
 from tether.core.types import Rollout, Score
-from tether.data.batches import cut_batches, make_batch
+from tether.data.batches import batches_for
 from tether.data.chat import ChatEncoder
 from tether.models.members import Member, as_members
 from tether.models.trunk import Role
@@ -23,11 +23,8 @@ def member_scores(
     """(members, responses) scores of sampled token ids, float64; the layers below the members' adapters run once."""
     sequences = [encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts]
     table = torch.full((len(members), len(rollouts)), torch.nan, dtype=torch.float64)
-    first = members[0]
-    limit = first.document_tokens(micro_batch_tokens)
-    for cut in cut_batches(sequences, micro_batch_tokens, document_tokens=limit):
-        batch = make_batch([sequences[i] for i in cut], encoder.pad_id, document_tokens=limit).to(first.device)
-        common = first.common(batch)
+    for cut, batch in batches_for(members[0], sequences, encoder.pad_id, micro_batch_tokens):
+        common = members[0].common(batch)
         for number, member in enumerate(members):
             table[number, cut] = member.scores(batch, common).double().cpu()
     return table

@@ -9,7 +9,7 @@ from itertools import pairwise
 import torch
 
 from tether.core.types import Rollout, Score
-from tether.data.batches import TokenBatch, cut_batches, make_batch
+from tether.data.batches import TokenBatch, batches_for
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
 
@@ -41,9 +41,7 @@ class LearnedReward:
         """One score a rollout; a number that is not finite becomes a failed score."""
         sequences = [self._encoded(rollout) for rollout in rollouts]
         courses: list[list[float]] = [[] for _ in rollouts]
-        limit = self.role.document_tokens(self.micro_batch_tokens)
-        for cut in cut_batches(sequences, self.micro_batch_tokens, document_tokens=limit):
-            batch = make_batch([sequences[i] for i in cut], self.encoder.pad_id, document_tokens=limit).to(self.role.device)
+        for cut, batch in batches_for(self.role, sequences, self.encoder.pad_id, self.micro_batch_tokens):
             for index, course in zip(cut, self._courses(batch), strict=True):
                 courses[index] = course
         return [self._score(course, len(r.response_ids)) for course, r in zip(courses, rollouts, strict=True)]

@@ -10,7 +10,7 @@ import torch
 
 from tether.algorithms.process import aggregate_steps, right_probabilities, weakest_step
 from tether.core.types import Rollout, Score
-from tether.data.batches import cut_batches, make_batch
+from tether.data.batches import batches_for
 from tether.data.chat import ChatEncoder
 from tether.data.steps import StepEncoder, step_states
 from tether.models.trunk import Role
@@ -53,9 +53,7 @@ class ProcessReward:
         sequences = [self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts]
         ends = [self.steps.step_ends(s.ids[s.prompt_length :]) for s in sequences]
         scores = [Score(None, reason="the response has no step") for _ in rollouts]
-        limit = self.role.document_tokens(self.micro_batch_tokens)
-        for cut in cut_batches(sequences, self.micro_batch_tokens, document_tokens=limit):
-            batch = make_batch([sequences[i] for i in cut], self.encoder.pad_id, document_tokens=limit).to(self.role.device)
+        for cut, batch in batches_for(self.role, sequences, self.encoder.pad_id, self.micro_batch_tokens):
             states = self.role.hidden(batch)[step_states(batch, [ends[i] for i in cut])]
             given = iter(right_probabilities(self.role.head(states)).tolist())
             for i in cut:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, Unpack
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -17,17 +17,16 @@ from pydantic import Field, model_validator
 from tether.algorithms.overoptimization import kl_best_of_n
 from tether.algorithms.preference_losses import negative_log_likelihood
 from tether.core.protocols import Engine, RewardSource
-from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Rollout, Score
-from tether.data.batches import TokenBatch, cut_batches, make_batch
+from tether.data.batches import batches_for
 from tether.data.chat import ChatEncoder, Encoded
 from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
-from tether.learner.loop import epoch_order
+from tether.learner.loop import epoch_order, split_evenly
 from tether.models.trunk import Role
 from tether.stages.experience import Clock
-from tether.stages.policy import Step, WeightAverage, train
-from tether.stages.sampled import Hooks, SampledConfig, described, sampled
+from tether.stages.policy import PolicyStage, Step, WeightAverage
+from tether.stages.sampled import SampledConfig, described, sampled
 
 
 class BestOfNConfig(SampledConfig):
@@ -61,7 +60,7 @@ class BestOfNConfig(SampledConfig):
         return self.steps * self.epochs * self.minibatches
 
 
-class BestOfN:
+class BestOfN(PolicyStage):
     """One policy and a reward source; with a reference also the distance from it, which is measured and never trained on.
 
     Args:
@@ -149,11 +148,9 @@ class BestOfN:
         if not kept:
             return {}
         sequences, losses, metrics = [self.encoder.rollout(r.prompt_ids, r.response_ids) for r in kept], [], {}
-        parts = min(self.config.minibatches, len(sequences))
         for epoch in range(self.config.epochs):
             order = epoch_order(len(sequences), self.config.seed + number, epoch)
-            for part in range(parts):
-                cut = order[len(order) * part // parts : len(order) * (part + 1) // parts]
+            for cut in split_evenly(order, self.config.minibatches):
                 losses.append(self._accumulate([sequences[i] for i in cut]))
                 metrics = self.learner.step()
                 self.average.update()
@@ -167,7 +164,7 @@ class BestOfN:
         """
         by_token, total = self.config.normalize == "token", 0.0
         denominator = sum(s.num_trained for s in sequences) if by_token else len(sequences)
-        for _, batch in self._batches(self.policy, sequences):
+        for _, batch in batches_for(self.policy, sequences, self.encoder.pad_id, self.config.micro_batch_tokens):
             logprobs = batch.scatter(self.policy.logprobs(batch, self.config.temperature)[0])
             weighted = logprobs if by_token else logprobs / batch.mask.sum(-1, keepdim=True)
             loss = negative_log_likelihood(weighted, batch.mask, denominator=denominator)
@@ -179,26 +176,8 @@ class BestOfN:
     def _totals(self, role: Role, sequences: Sequence[Encoded]) -> list[float]:
         """Log-probability of each whole response."""
         totals = [0.0] * len(sequences)
-        for cut, batch in self._batches(role, sequences):
+        for cut, batch in batches_for(role, sequences, self.encoder.pad_id, self.config.micro_batch_tokens):
             sums = batch.scatter(role.logprobs(batch, self.config.temperature)[0]).sum(-1)
             for index, value in zip(cut, sums.tolist(), strict=True):
                 totals[index] = value
         return totals
-
-    def _batches(self, role: Role, sequences: Sequence[Encoded]) -> Iterator[tuple[list[int], TokenBatch]]:
-        """Micro-batches, with the places of their sequences."""
-        budget = self.config.micro_batch_tokens
-        limit = role.document_tokens(budget)
-        for cut in cut_batches(sequences, budget, document_tokens=limit):
-            batch = make_batch([sequences[i] for i in cut], self.encoder.pad_id, document_tokens=limit)
-            yield cut, batch.to(role.device)
-
-    def train(self, prompts: Sequence[Prompt], run: RunDirectory, **hooks: Unpack[Hooks]) -> dict[str, Any]:
-        """See policy.train."""
-        return train(self, prompts, run, **hooks)
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def load_state(self, values: Mapping[str, Any]) -> None:
-        pass

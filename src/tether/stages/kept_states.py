@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tether.core.errors import ConfigError
-from tether.data.batches import TokenBatch, cut_batches, make_batch
+from tether.data.batches import TokenBatch, batches_for
 from tether.data.chat import Encoded
 from tether.models.trunk import Role
 
@@ -46,15 +46,13 @@ class KeptStates:
             )
         self.starts: dict[tuple[int, ...], int] = {}
         self.states = torch.empty(total, dim, dtype=dtype, device=role.device)
-        document_tokens, stop = role.document_tokens(micro_batch_tokens), 0
+        stop = 0
         role.train_mode(False)
-        for cut in cut_batches(distinct, micro_batch_tokens, document_tokens=document_tokens):
-            part = [distinct[i] for i in cut]
-            batch = make_batch(part, pad_id, document_tokens=document_tokens).to(role.device)
+        for cut, batch in batches_for(role, distinct, pad_id, micro_batch_tokens):
             states = role.common(batch)
             assert states is not None
             self.states[stop : stop + len(batch.places)] = states.flatten(0, 1)[batch.places]
-            for sequence in part:
+            for sequence in (distinct[i] for i in cut):
                 self.starts[sequence.ids] = stop
                 stop += len(sequence)
 

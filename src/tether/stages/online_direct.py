@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Unpack
 
@@ -24,7 +24,7 @@ from tether.learner.local import LocalLearner
 from tether.models.trunk import Role
 from tether.stages.direct import REFERENCE_FREE, PairLoss, PairLossConfig, margins_of, preferred
 from tether.stages.experience import Clock
-from tether.stages.policy import Step, WeightAverage, train
+from tether.stages.policy import PolicyStage, Step, WeightAverage, train
 from tether.stages.reference import Likelihoods
 from tether.stages.sampled import Hooks, SampledConfig, described, sampled
 
@@ -82,7 +82,7 @@ def best_and_worst(
     return pairs, skipped
 
 
-class OnlineDirect:
+class OnlineDirect(PolicyStage):
     """A policy, a fixed reference (none for orpo and simpo), a reward source and an engine that samples from the policy."""
 
     def __init__(
@@ -141,9 +141,3 @@ class OnlineDirect:
         summary = train(self, prompts, run, **hooks)
         totals = {key: sum(row[f"pairs/{key}"] for row in run.metrics()) for key in ("used", "tied", "failed")}
         return {**summary, "pairs": totals}
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def load_state(self, values: Mapping[str, Any]) -> None:
-        pass

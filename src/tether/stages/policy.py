@@ -17,7 +17,7 @@ from tether.core.types import Prompt, Rollout, Score
 from tether.core.watchdog import Watchdog
 from tether.learner.checkpoint import Checkpoints, prefixed, unprefixed
 from tether.learner.local import LocalLearner
-from tether.learner.loop import epoch_order, keep_for_replay
+from tether.learner.loop import endless, epoch_order, keep_for_replay, split_evenly
 from tether.stages.experience import Experience
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.sampled import Hooks
@@ -50,7 +50,7 @@ def clipped_epochs(
     for epoch in range(config.epochs):
         order = epoch_order(len(experience.batches), config.seed + number, epoch)
         epoch_kl = 0.0
-        for cut in _split(order, config.minibatches):
+        for cut in split_evenly(order, config.minibatches):
             denominator = max(1, sum(counts[i] for i in cut))
             for index in cut:
                 stats = accumulate(index, denominator)
@@ -124,8 +124,16 @@ class PolicyStage(Protocol):
     reward: RewardSource
 
     def step(self, prompts: Sequence[Prompt], number: int) -> Step: ...
-    def state(self) -> dict[str, Any]: ...
-    def load_state(self, values: Mapping[str, Any]) -> None: ...
+
+    def state(self) -> dict[str, Any]:
+        return {}
+
+    def load_state(self, values: Mapping[str, Any]) -> None:
+        pass
+
+    def train(self, prompts: Sequence[Prompt], run: RunDirectory, **hooks: Unpack[Hooks]) -> dict[str, Any]:
+        """See train."""
+        return train(self, prompts, run, **hooks)
 
 
 def train(stage: PolicyStage, prompts: Sequence[Prompt], run: RunDirectory, **hooks: Unpack[Hooks]) -> dict[str, Any]:
@@ -189,9 +197,7 @@ def _kept(stage: PolicyStage, run: RunDirectory, prompts: Sequence[Prompt], numb
 
 def prompts_of(prompts: Sequence[Prompt], config: Any, number: int) -> list[Prompt]:
     """The prompts of a step: epochs of deterministic order, one after another."""
-    count, places = len(prompts), config.ordinals(number)
-    orders = {epoch: epoch_order(count, config.seed, epoch) for epoch in {p // count for p in places}}
-    return [prompts[orders[p // count][p % count]] for p in places]
+    return [prompts[i] for i in endless(len(prompts), config.ordinals(number), config.seed)]
 
 
 def _save(stage: PolicyStage, run: RunDirectory, saved: Checkpoints, number: int, monitor: Monitor | None) -> None:
@@ -226,12 +232,6 @@ def _resume(stage: PolicyStage, run: RunDirectory, saved: Checkpoints, monitor: 
 def _spread(rows: list[T], count: int) -> list[T]:
     """So many of them, from the first on in equal steps: of different prompts where there are enough."""
     return rows[:: max(1, len(rows) // count)][:count] if count else []
-
-
-def _split(order: list[int], parts: int) -> list[list[int]]:
-    """Nearly equal, never empty, in order."""
-    parts = min(parts, len(order))
-    return [order[len(order) * k // parts : len(order) * (k + 1) // parts] for k in range(parts)]
 
 
 def _summary(history: list[dict[str, Any]]) -> dict[str, Any]:

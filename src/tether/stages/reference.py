@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tether.core.config import digest
 from tether.core.errors import RunError
-from tether.data.batches import TokenBatch, cut_batches, make_batch
+from tether.data.batches import TokenBatch, batches_for, make_batch
 from tether.data.chat import ChatEncoder, Encoded
 from tether.models.loading import weights_digest
 from tether.models.trunk import Role
@@ -121,10 +121,9 @@ class Likelihoods:
         self.reference = ReferenceTable(dict(zip(distinct, values.tolist(), strict=True)))
 
     def _asked(self, role: Role, sequences: Sequence[Encoded]) -> Tensor:
-        limit, values = role.document_tokens(self.micro_batch_tokens), torch.zeros(len(sequences), dtype=torch.float64)
-        for cut in cut_batches(sequences, self.micro_batch_tokens, document_tokens=limit):
-            batch = make_batch([sequences[i] for i in cut], self.encoder.pad_id, document_tokens=limit)
-            values[cut] = self._summed(role, batch.to(role.device)).double().cpu()
+        values = torch.zeros(len(sequences), dtype=torch.float64)
+        for cut, batch in batches_for(role, sequences, self.encoder.pad_id, self.micro_batch_tokens):
+            values[cut] = self._summed(role, batch).double().cpu()
         return values
 
 
