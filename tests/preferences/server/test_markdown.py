@@ -55,6 +55,21 @@ def test_the_beginning_ends_where_a_word_does():
     assert readable("a" * 10) == "a" * 10
 
 
+@pytest.mark.parametrize("columns", [41, 256, 4000])
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n", "\n> ", "\n- "])
+def test_rows_of_a_table_that_are_filled_up_are_bounded(columns, end):
+    table = end.join(["", "a|" * columns, "-|" * columns, *("|b" for _ in range(250))])
+    for text in (table, "a\n\n".join([table] * 4))[: 1 + (columns < 256)]:
+        started = time.process_time()
+        assert len(str(rendered(text))) < 100_000 + 2 * len(text)
+        assert time.process_time() - started < 0.4
+
+
+def test_a_large_table_is_one_still():
+    rows = "\n".join(f"|{'x|' * 12}" for _ in range(300))
+    assert str(rendered(f"|{'h|' * 12}\n|{'-|' * 12}\n{rows}")).count("<td>") == 3600
+
+
 @pytest.mark.parametrize(
     "piece", ["[", "![", "[a](", "*a ", "_a", "`" * 3 + "\n", "> ", "- ", "|a", "<a ", "&", "\\", "~~a", "a\n"]
 )

@@ -86,6 +86,44 @@ def test_behind_https_cookies_are_secure(store):
     browser.close()
 
 
+@pytest.mark.parametrize(
+    ("address", "said"),
+    [
+        ("https://Judge.Example.org", "https://judge.example.org"),
+        ("https://judge.example.org:443/", "https://judge.example.org"),
+        ("HTTPS://judge.example.org:8443", "https://judge.example.org:8443"),
+        ("http://[2001:DB8::1]:80", "http://[2001:db8::1]"),
+    ],
+)
+def test_an_address_may_be_written_otherwise_than_browsers_say_it(store, address, said):
+    from tests.preferences.server.conftest import Browser
+
+    from tether.preferences.server.app import create_app
+    from tether.preferences.server.settings import ServerConfig
+
+    browser = Browser(create_app(store, ServerConfig(address=address)))
+    browser.client.base_url = said.replace("https:", "http:")  # a proxy that does not tell that people came by https
+    browser.client.headers["origin"] = said
+    browser.get("/join")
+    token = browser.hidden()["token"]
+    cookies = "; ".join(f"{name}={value}" for name, value in browser.client.cookies.items())
+    post = lambda: browser.client.post("/join", data={"code": "x", "token": token}, headers={"cookie": cookies})  # noqa: E731
+    assert "not valid" in post().text
+    browser.client.headers["origin"] = said.replace("judge", "other").replace("2001", "2002")
+    assert "not sent from a page of this server" in post().text
+    browser.close()
+
+
+@pytest.mark.parametrize(
+    "rest", ["judge.example.org:99999", "judge.example.org:0", "me@judge.example.org", "judge.example.org/a"]
+)
+def test_an_address_that_no_browser_would_say_is_refused(rest):
+    from tether.preferences.server.settings import ServerConfig
+
+    with pytest.raises(ValueError, match="address is what people open"):
+        ServerConfig(address=f"https://{rest}")
+
+
 @pytest.mark.parametrize("path", ["/judge", "/skip", "/flag", "/whole"])
 def test_nobody_touches_anothers_task(come, store, path):
     ann, bob = come(name="Ann"), come(name="Bob")

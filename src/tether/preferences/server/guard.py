@@ -133,7 +133,7 @@ def check_token(form: Form, secret: str) -> None:
 def _check_origin(request: Request) -> None:
     """Browsers say from which site a form comes; what says nothing is no browser that we know."""
     origin, site = request.headers.get("origin"), request.headers.get("sec-fetch-site")
-    ours = {f"{request.url.scheme}://{request.headers['host']}", request.app.state.site.settings.origin}
+    ours = {f"{request.url.scheme}://{request.headers['host']}".lower(), request.app.state.site.settings.origin}
     foreign = (origin is not None and origin not in ours) or (site is not None and site != "same-origin")
     if foreign or (origin is None and site is None):
         raise HTTPException(403, "This was not sent from a page of this server, so nothing was done.")

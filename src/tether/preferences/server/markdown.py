@@ -17,6 +17,8 @@ CUT = 8_000
 LONGEST = 20_000
 """Beyond it Markdown is not read: time grows with the square of some texts' length, and half a second is enough."""
 BLOCK = 20_000
+CELLS = 10_000
+"""Of tables whose short rows are filled up with empty cells, as many as a text of `LONGEST` characters can hold full ones."""
 
 
 def readable(text: str) -> str:
@@ -26,8 +28,14 @@ def readable(text: str) -> str:
 
 
 def rendered(text: str) -> Markup:
-    """Markdown as HTML; a text beyond `LONGEST` as it is."""
-    return plain(text) if len(text) > LONGEST else _rendered(text)
+    """Markdown as HTML; a text beyond `LONGEST`, or one whose tables may have more than `CELLS`, as it is."""
+    return plain(text) if len(text) > LONGEST or _cells(text) > CELLS else _rendered(text)
+
+
+def _cells(text: str) -> int:
+    """What a table of all of these lines would have at most."""
+    lines = re.split(r"[\r\n]", text)
+    return len(lines) * max(line.count("|") for line in lines)
 
 
 @lru_cache(maxsize=256)

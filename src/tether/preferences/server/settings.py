@@ -38,7 +38,7 @@ class ServerConfig(Config):
     def origin(self) -> str:
         """Scheme, host and port of the links that people get."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return self.address.rstrip("/") or f"http://{host}:{self.port}"
+        return _as_browsers_say(self.address or f"http://{host}:{self.port}")
 
     @property
     def secure(self) -> bool:
@@ -66,9 +66,18 @@ def checked_criteria(names: list[str]) -> list[str]:
     return kept
 
 
+def _as_browsers_say(address: str) -> str:
+    """In lower case, and without the port that its scheme has anyway."""
+    parts = urlsplit(address)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    is_usual = parts.port in (None, {"http": 80, "https": 443}.get(parts.scheme))
+    return f"{parts.scheme}://{host}" + ("" if is_usual else f":{parts.port}")
+
+
 def _good(address: str) -> bool:
     try:
         parts = urlsplit(address)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.path in ("", "/") and not parts.query
+        host = bool(parts.hostname) and parts.port != 0 and parts.path in ("", "/")
+        return host and parts.scheme in ("http", "https") and not (parts.query or parts.username)
     except ValueError:
         return False
