@@ -12,6 +12,7 @@ from tether.core.errors import ConfigError, DataError
 from tether.core.types import assistant, user
 from tether.data.sources import Quarantine
 from tether.preferences.answers import ask, import_answers, read_answers
+from tether.preferences.exchange import comparisons, votes
 from tether.preferences.importing import format_of
 from tether.preferences.pairs import PairsConfig
 from tether.preferences.work import Verdict, Work
@@ -21,7 +22,7 @@ OBJECT = {"text": "b", "model": "other", "score": 2, "seed": 5}
 ASKED = [{"role": "user", "content": "q"}]
 ROWS = [
     {"prompt": "p", "responses": ["a", OBJECT, " "], "model": "m", "sampling": SAMPLING},
-    {"messages": ASKED, "responses": ["c", "d"], "scores": [0.5, None], "members": [[1, 3], [2, 2]], "kind": "x"},
+    {"messages": ASKED, "responses": ["c", "d"], "scores": [0.5, None], "members": [[1, 3], [2, 2]], "kind": "x", "id": "p7"},
     {"id": "p3", "responses": ["e"]},
     {"prompt": "r", "response": "f", "stop": "length", "id": "p0"},
     {"prompt": "r", "responses": ["x", "y"], "scores": [1]},
@@ -37,7 +38,8 @@ def test_every_form_of_row_gives_its_answers(tmp_path):
     assert [x.model for x in (a, b, c)] == ["m", "other", "default"] and a.sampling == SAMPLING == b.sampling
     assert (b.score, b.details, a.score) == (2.0, {"seed": 5}, None)
     assert (c.score, c.spread, c.details["members"]) == (0.5, 1.0, [1.0, 3.0]) and (d.score, d.spread) == (2.0, 0.0)
-    assert c.prompt_details == {"kind": "x"} and f.details == {"stop": "length", "id": "p0"}
+    assert c.prompt_details == {"kind": "x"} and c.details["id"] == "p7" and e.prompt_details == {}
+    assert f.details == {"stop": "length", "id": "p0"}
     assert bad.reasons == {"uneven lists": 1, "no answer": 1}
 
 
@@ -64,6 +66,29 @@ def test_scores_given_again_replace_and_everything_else_stays(store, tmp_path):
         shown.append({m.content for side in held.sides for m in side})
         work.judge(held.assignment, name, Verdict("first"))
     assert shown == [{"0 0", "1 0"}, {"0 1", "1 1"}]  # the nearest scores, the nearest first
+
+
+def test_a_score_that_is_given_alone_replaces_the_members_before(store, tmp_path):
+    rows = [{"prompt": f"p{n}", "responses": [f"{k} {n}" for k in range(2)]} for n in range(2)]
+    for scores in ({"members": [[0, 0], [0, 0]]}, {"members": [[0, 0], [1, 1]]}), ({"scores": [0, 9]}, {"scores": [4, 4]}):
+        told = [{**row, **some} for row, some in zip(rows, scores, strict=True)]
+        import_answers(store, read_answers(lines(tmp_path / "a.jsonl", told)))
+    ask(store, PairsConfig(strategy="uncertain", num_pairs=1))
+    held = Work(store).next(people(store, 1)[0])
+    assert held.prompt == (user("p1"),)  # the members said p0
+    with pytest.raises(ConfigError, match="needs members"):
+        ask(store, PairsConfig(strategy="information"))
+
+
+def test_the_id_of_a_row_makes_no_group_of_its_own(store, tmp_path):
+    rows = [{"id": f"row {n}", "prompt": f"p{n}", "responses": ["x", "y"], "topic": "law"} for n in range(3)]
+    import_answers(store, read_answers(lines(tmp_path / "a.jsonl", rows)))
+    ask(store, PairsConfig(num_pairs=3))
+    work, (name,) = Work(store), people(store, 1)
+    while held := work.next(name):
+        work.judge(held.assignment, name, Verdict("first"))
+    assert [vote.slices for vote in votes(store)] == [{"strategy": "random", "topic": "law"}] * 3
+    assert {row.metadata["chosen_details"]["id"] for row in comparisons(store)} == {"row 0", "row 1", "row 2"}
 
 
 def test_no_pair_is_asked_twice_and_in_the_end_there_are_none_left(store, tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from tests.preferences.test_exchange import awkward, judged
@@ -12,7 +13,7 @@ from tests.preferences.test_work import check
 from tether.core.errors import DataError
 from tether.core.types import assistant, user
 from tether.data.sources import Quarantine
-from tether.preferences.exchange import cases, comparisons
+from tether.preferences.exchange import cases, comparisons, votes
 from tether.preferences.exporting import export
 from tether.preferences.importing import format_of, import_cases, read_cases
 from tether.preferences.store import Store
@@ -108,6 +109,60 @@ def test_records_of_argilla_bring_their_judgments(tmp_path):
     assert bad.reasons == {"no verdict": 1}
     (flat,) = read_cases(lines(tmp_path / "hub.jsonl", [FLAT]))
     assert [(s.annotator, s.choice) for s in flat.said] == [("u1", "second")] and flat.details == first.details
+
+
+def test_an_annotation_that_cannot_be_read_leaves_the_others(tmp_path):
+    damaged = {**annotation(3, result=side("left")), "lead_time": "long"}
+    odd = [annotation(1, result=word("unsure")), annotation(2, result=side("left")), damaged]
+    rows, bad = [{"id": 1, "data": STUDIO[0]["data"], "annotations": odd}], Quarantine()
+    (case,) = read_cases(lines(tmp_path / "studio.jsonl", rows), quarantine=bad)
+    assert [(s.annotator, s.choice) for s in case.said] == [("label-studio-2", "first")]
+    assert bad.reasons == {"one judgment only, no verdict": 1, "one judgment only, not a number": 1}
+    values = [["response1"], [{"value": "response1", "rank": "x"}, {"value": "response2"}], ["response2", "response1"]]
+    given = [{"value": value, "user_id": f"u{n}"} for n, value in enumerate(values)]
+    rows, bad = [{**RECORDS[0], "responses": {"ranking": given}}], Quarantine()
+    (case,) = read_cases(lines(tmp_path / "argilla.jsonl", rows), quarantine=bad)
+    assert [(s.annotator, s.choice) for s in case.said] == [("u2", "second")]
+    assert bad.reasons == {"one judgment only, unreadable verdict": 1, "one judgment only, not a number": 1}
+
+
+@pytest.mark.parametrize(
+    ("written", "at"),
+    [("2020-09-13T12:26:40Z", 1.6e9), ("2020-09-13T14:26:40.500000+02:00", 1.6e9 + 0.5), (None, None)],
+)
+def test_an_annotation_was_made_when_label_studio_says(store, clock, tmp_path, written, at):
+    rows = [{"id": 1, "data": STUDIO[0]["data"], "annotations": [annotation(1, result=side("left"), created_at=written)]}]
+    import_cases(store, read_cases(lines(tmp_path / "x.jsonl", rows)))
+    assert [vote.at for vote in votes(store)] == [at or clock.now]
+    rows[0]["annotations"][0]["created_at"] = "soon"
+    with pytest.raises(DataError, match="not a time"):
+        list(read_cases(lines(tmp_path / "x.jsonl", rows)))
+
+
+@pytest.mark.parametrize("target", ["label-studio", "argilla"])
+def test_details_that_are_none_are_refused_with_their_task(store, tmp_path, target):
+    judged(store, "first", details={"metadata": {"topic": "law"}})
+    export(store, tmp_path / "tasks.json", target)
+    text = (tmp_path / "tasks.json").read_text()
+    (tmp_path / "tasks.json").write_text(re.sub(r"""\{\\?"topic\\?": \\?"law\\?"\}""", "5", text))
+    bad = Quarantine()
+    with pytest.raises(DataError, match="damaged task"):
+        list(read_cases(tmp_path / "tasks.json", quarantine=bad))
+    assert "metadata holds a number" in bad.examples[0]["reason"]
+
+
+def test_people_of_a_tool_join_those_of_the_store(store, tmp_path):
+    judged(store, "first", needed=2)
+    export(store, tmp_path / "tasks.json", "label-studio", unfinished=True)
+    (task,) = json.loads((tmp_path / "tasks.json").read_text())
+    # As the tool gives it back: with its user's own annotation beside ours.
+    shown = "left" if task["data"]["answer1"] == "0 of 0" else "right"
+    task["annotations"].append(annotation({"id": 4, "email": "ada@example.org"}, result=side(shown)))
+    found = import_cases(store, read_cases(lines(tmp_path / "back.jsonl", [task]), format="label-studio"), prefix="ls-")
+    assert (found.judgments, found.repeated) == (1, 1)
+    check(store)
+    (case,) = cases(store, names=True)
+    assert [(s.annotator, s.choice) for s in case.said] == [("annotator 0", "first"), ("ls-ada@example.org", "first")]
 
 
 def test_fields_of_other_names_are_told(tmp_path):

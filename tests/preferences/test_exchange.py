@@ -220,6 +220,7 @@ def test_rows_carry_every_vote_with_what_belongs_to_it(store, tmp_path):
     assert votes_of[0] | {"left": None} == {
         "annotator": "annotator 0", "preference": pytest.approx(1 / 3), "choice": "chosen", "strength": 1,
         "ratings": {"helpful/chosen": 5, "true": 2}, "seconds": 3.5, "guidelines": 2, "left": None, "role": "annotator",
+        "at": 1_000_000.0,
     }  # fmt: skip
     assert votes_of[0]["left"] in ("chosen", "rejected") and votes_of[1]["choice"] == "both_bad"
     assert row["chosen"][0]["content"] == first.response[0].content and row["probability"] == pytest.approx(5 / 6)

@@ -6,6 +6,7 @@ import json
 from collections import Counter
 
 import pytest
+from sqlalchemy import select
 from tests.preferences.conftest import people
 from tests.preferences.test_work import check
 
@@ -16,6 +17,7 @@ from tether.preferences.exchange import Case, Said, cases, comparisons, gold_ans
 from tether.preferences.exporting import export
 from tether.preferences.importing import import_cases, plain, read_cases
 from tether.preferences.store import Answer, Question, Store, StoreError
+from tether.preferences.tables import ResponseRow, TaskRow
 from tether.preferences.work import Verdict, Work
 
 
@@ -116,12 +118,147 @@ def test_a_store_copied_through_a_file_says_the_same(store, tmp_path):
     check(other)
     export(other, tmp_path / "two.jsonl", names=True)
     one, two = (sorted(read(tmp_path / f"{n}.jsonl", Comparison), key=lambda c: c.id) for n in ("one", "two"))
-    # A tie has no better side, and that both were bad is more than a preference of 0 says.
     assert [(c.chosen if not c.tie else None, c.probability, c.tie, c.margin, c.annotations) for c in one] == [
         (c.chosen if not c.tie else None, c.probability, c.tie, c.margin, c.annotations) for c in two
     ]
     assert [c.metadata.get("settled_by") for c in one] == [c.metadata.get("settled_by") for c in two]
+    assert [c.metadata["verdict"] for c in one] == [c.metadata["verdict"] for c in two]
     assert other.counts()["tasks_settled"] == store.counts()["tasks_settled"] > 0
+
+
+def everything(store, names=True):
+    """All that a store says, by pair and person, the sides by their texts."""
+    found = {}
+    for case in cases(store, states=("open", "done", "expert", "settled"), names=names):
+        text = {"first": case.first.response, "second": case.second.response}
+        for s in case.said:
+            rated = {(name.rpartition("/")[0], text.get(name.rpartition("/")[2])): value for name, value in s.ratings.items()}
+            beside = (s.strength, rated, s.seconds, s.guidelines, text.get(s.left), s.at, s.role, case.state, case.needed)
+            found[case.item, s.annotator] = (text.get(s.choice, s.choice), *beside)
+    return found
+
+
+def worked(store, clock):
+    """Six pairs of two people and an expert, with all that a judgment can have."""
+    rows = [{"prompt": f"p{n}", "chosen": f"a {n}", "rejected": f"b {n}"} for n in range(6)]
+    sides = [[Answer((user(r["prompt"]),), (assistant(r[s]),), sampling={"t": 1}) for s in ("chosen", "rejected")] for r in rows]
+    store.add_answers(side for pair in sides for side in pair)
+    store.add_questions(Question(a.prompt_id, a.id, b.id, needed=2) for a, b in sides)
+    store.invite("Zoe", "expert")  # so that numbers and names are not in one order
+    work, names = Work(store), people(store, 2)
+    for turn, name in enumerate(names):
+        while held := work.next(name):
+            clock.now += 10.5
+            choice = ("first", "both_bad", "second", "tie")[(held.task + turn * (held.task % 3)) % 4]
+            rated = {"kind/first": held.task % 5 + 1, "kind/second": turn + 1, "true": 2}
+            sure = held.task % 3 + 1 if choice in ("first", "second") else None
+            work.judge(held.assignment, name, Verdict(choice, strength=sure, ratings=rated, seconds=2.5 + turn, guidelines=turn))
+    expert = next(row.id for row in store.annotators() if row.name == "Zoe")
+    held = work.next(expert)
+    work.judge(held.assignment, expert, Verdict("first", strength=3, ratings={"kind/second": 5}))
+    return work
+
+
+TARGETS = ["jsonl", "parquet", "label-studio", "argilla"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_comes_back_into_its_own_store_is_known_already(store, clock, tmp_path, target):
+    worked(store, clock)
+    before, counts = everything(store), store.counts()
+    path = tmp_path / ("out.parquet" if target == "parquet" else "out.json")
+    export(store, path, target, unfinished=True)
+    found = import_cases(store, read_cases(path), prefix="tool-")
+    assert (found.tasks, found.judgments, found.repeated) == (0, 0, 13) and counts["judgments"] == 13
+    assert store.counts() == counts and everything(store) == before
+    check(store)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("names", [False, True])
+def test_another_store_gets_all_that_belongs_to_a_judgment(store, clock, tmp_path, target, names):
+    worked(store, clock)
+    path = tmp_path / ("out.parquet" if target == "parquet" else "out.json")
+    export(store, path, target, unfinished=True, names=names)
+    other = Store(tmp_path / "other.db")
+    other.invite("Somebody else")  # number 1 here
+    found = import_cases(other, read_cases(path))
+    check(other)
+    assert found.judgments == 13 and everything(other) == everything(store, names)
+    with other.reading() as session:
+        assert not any("store" in task.details for task in session.execute(select(TaskRow)).scalars())
+    export(other, tmp_path / "again.jsonl", unfinished=True)
+    assert store.id not in (tmp_path / "again.jsonl").read_text()
+
+
+def test_one_vote_that_cannot_be_read_leaves_the_others(store, clock, tmp_path):
+    worked(store, clock)
+    export(store, tmp_path / "out.jsonl", unfinished=True, names=True)
+    rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    wrongs = ({"choice": "up"}, {"ratings": {"x": 9}}, {"at": "noon"}, {"left": 5}, {"seconds": -1}, {})
+    for row, wrong in zip(rows, wrongs, strict=True):
+        row["annotations"][0] |= wrong
+    rows[5]["annotations"] = [{"choice": "chosen"}]
+    other, bad = Store(tmp_path / "other.db"), Quarantine()
+    found = import_cases(other, read_cases(lines(tmp_path / "bad.jsonl", rows), quarantine=bad))
+    assert found.rows == 5 and bad.count == 5 and found.judgments == sum(len(row["annotations"]) for row in rows) - 5
+    assert bad.reasons == {"not a text": 1} | {
+        f"one judgment only, {reason}": 1 for reason in ("no verdict", "impossible rating", "not a number", "impossible number")
+    }
+
+
+def test_more_people_may_be_asked_of_pairs_that_are_there(store, tmp_path):
+    path = lines(tmp_path / "pairs.jsonl", VOTED)
+    import_cases(store, read_cases(path))
+    assert states(store) == {"done": 1, "expert": 1, "open": 1}
+    again = import_cases(store, read_cases(path), ask=3)
+    assert (again.widened, again.tasks, again.repeated) == (3, 0, 4) and states(store) == {"open": 3}
+    assert store.counts()["open_judgments"] == 1 + 1 + 3
+    check(store)
+    work, name = Work(store), people(store, 1)[-1]
+    while held := work.next(name):
+        work.judge(held.assignment, name, Verdict("first"))
+    assert states(store)["open"] == 1 and store.counts()["open_judgments"] == 2
+    assert import_cases(store, read_cases(path), ask=2).widened == 0 and states(store)["open"] == 1
+    check(store)
+
+
+def test_what_an_expert_has_or_shall_look_at_stays_so_when_more_are_asked(store, tmp_path):
+    path = lines(tmp_path / "pairs.jsonl", VOTED)
+    import_cases(store, read_cases(path))
+    work, name, (expert,) = Work(store), people(store, 1)[-1], people(store, 1, "expert")
+    held = work.next(expert)
+    work.judge(held.assignment, expert, Verdict("first"))
+    work.flag(work.next(name).assignment, name, "look")
+    assert states(store) == {"done": 1, "settled": 1, "expert": 1}
+    assert import_cases(store, read_cases(path), ask=3).widened == 2
+    assert states(store) == {"open": 1, "settled": 1, "expert": 1}
+    check(store)
+
+
+def test_pairs_that_nobody_has_judged_become_gold_questions(store, tmp_path):
+    rows = [{"prompt": f"p{n}", "chosen": f"good {n}", "rejected": f"bad {n}"} for n in range(6)]
+    turned = [{**row, "chosen": row["rejected"], "rejected": row["chosen"]} for row in rows]
+    import_cases(store, read_cases(lines(tmp_path / "turned.jsonl", turned)))
+    work, (name,) = Work(store), people(store, 1)
+    held = work.next(name)
+    work.judge(held.assignment, name, Verdict("tie"))
+    path = lines(tmp_path / "pairs.jsonl", rows)
+    for _ in range(2):
+        found = import_cases(store, read_cases(path, gold=True))
+        assert (found.tasks, found.not_gold) == (0, 1) and store.counts()["tasks"] == 6
+    known = gold_answers(store)
+    with store.reading() as session:
+        for task in session.execute(select(TaskRow)).scalars():
+            first, second = (session.get(ResponseRow, side).messages[0]["content"] for side in (task.first_id, task.second_id))
+            assert (task.known is None) == (task.id == held.task)
+            assert task.known is None or {"first": first, "second": second}[task.known].startswith("good")
+    assert len(known) == 5
+    check(store)
+
+
+def states(store):
+    return {k.removeprefix("tasks_"): n for k, n in store.counts().items() if k.startswith("tasks_") and n}
 
 
 def test_bad_rows_are_set_aside_and_the_rest_goes_in(store, tmp_path):

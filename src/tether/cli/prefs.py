@@ -75,6 +75,10 @@ def import_(
         found = import_cases(opened(store, new=True), cases, ask=ask, round=round, prefix=prefix)
     names = {"rows": "rows", "answers": "new answers", "tasks": "new tasks", "judgments": "new judgments"}
     _table("", {label: f"{getattr(found, name):,}" for name, label in names.items()})
+    if found.widened:
+        typer.echo(f"{found.widened:,} pairs that were there already are asked of {ask} people now.")
+    if found.not_gold:
+        typer.echo(f"{found.not_gold:,} pairs were judged already, and did not become gold questions.")
     if found.repeated:
         typer.echo(f"{found.repeated:,} judgments are by people who had judged the same pair before, and were left out.")
     if quarantine.count:

@@ -21,9 +21,9 @@ from tether.data.formats.format import Row
 from tether.data.formats.preference import prompt_turns
 from tether.data.sources import Quarantine, read
 from tether.preferences.carried import told
-from tether.preferences.importing import PART, Imported, parsed, plain
+from tether.preferences.importing import Imported, parsed, plain
 from tether.preferences.pairs import PairsConfig, Response, choose_pairs
-from tether.preferences.store import Answer, Question, Store
+from tether.preferences.store import PART, Answer, Question, Store
 from tether.preferences.tables import ResponseRow, TaskRow
 
 Facts = Mapping[str, Any]
@@ -60,7 +60,7 @@ def read_answers(
         known[row.id] = row.messages
         if mark and known.get(own, row.messages) != row.messages:
             known[own] = None
-    return parsed(files, lambda row: _answers(row, known, origin), quarantine, limit)
+    return parsed(files, lambda row, _: _answers(row, known, origin), quarantine, limit)
 
 
 def _answers(row: Row, known: Mapping[str, Conversation | None], origin: Mapping[str, Any]) -> Iterator[Answer]:
@@ -80,6 +80,8 @@ def _answers(row: Row, known: Mapping[str, Conversation | None], origin: Mapping
             raise DataError("no answer: the row has neither responses nor a response")
         yield _answer(prompt, row[single], common, optional(row, "group"), {}, rest)
         return
+    # What is said of a prompt divides the pairs into groups, and an id would make one of each row.
+    about = {"id": rest.pop("id")} if "id" in rest else {}
     texts = sequence(row["responses"], "responses")
     lists = {field: sequence(row[name], name) for name, field in _LISTS.items() if not missing(row.get(name))}
     if uneven := [field for field, values in lists.items() if len(values) != len(texts)]:
@@ -88,7 +90,7 @@ def _answers(row: Row, known: Mapping[str, Conversation | None], origin: Mapping
     for place, text in enumerate(texts):
         mine = {**common, **{field: values[place] for field, values in lists.items() if not missing(values[place])}}
         if not (isinstance(text, str) and not text.strip()):  # a model may say nothing, and nobody is asked about that
-            found.append(_answer(prompt, text, mine, optional(row, "group"), rest, {}))
+            found.append(_answer(prompt, text, mine, optional(row, "group"), rest, about))
     if not found:
         raise DataError("empty response: all of the row's responses are empty")
     yield from found
@@ -116,12 +118,12 @@ def import_answers(store: Store, answers: Iterable[Answer]) -> Imported:
     total, rows = Imported(), iter(answers)
     while part := list(islice(rows, PART)):
         total += Imported(rows=len(part), answers=store.add_answers(part))
-        scored = {a.id: (a.score, a.spread) for a in part if a.score is not None}
-        members = {a.id: list(a.details["members"]) for a in part if "members" in a.details}
+        scored = {answer.id: answer for answer in part if answer.score is not None}
         with store.transaction() as session:
             for row in session.execute(select(ResponseRow).where(ResponseRow.id.in_(scored))).scalars():
-                row.score, row.spread = scored[row.id]
-                row.details = {**row.details, "members": members[row.id]} if row.id in members else row.details
+                new, kept = scored[row.id], {name: value for name, value in row.details.items() if name != "members"}
+                row.score, row.spread = new.score, new.spread
+                row.details = {**kept, "members": list(new.details["members"])} if "members" in new.details else kept
     return total
 
 

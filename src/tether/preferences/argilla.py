@@ -18,7 +18,18 @@ from typing import Any
 from tether.core.errors import DataError
 from tether.core.types import Comparison
 from tether.data.formats.fields import as_text, number, sequence
-from tether.preferences.carried import foreign, in_view, objects, packed, spoken, strength_of, table, unpacked
+from tether.preferences.carried import (
+    foreign,
+    in_view,
+    objects,
+    packed,
+    readable,
+    remarked,
+    spoken,
+    strength_of,
+    table,
+    unpacked,
+)
 from tether.preferences.exchange import Case, Said, turned
 
 NAMES = ("response1", "response2")
@@ -29,39 +40,41 @@ def matches(row: Mapping[str, Any]) -> bool:
     return (isinstance(row.get("fields"), Mapping) and "responses" in row) or any(key.endswith(".responses") for key in row)
 
 
-def read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> Case:
+def read_task(row: Mapping[str, Any], fields: Sequence[str] = (), skipped: list[str] | None = None) -> Case:
     """The case of a record; drafts and discarded responses say nothing, and suggestions are nobody's judgment.
 
     A label question may name an answer's field, `tie` or `both_bad`; a ranking question orders the two fields, with equal ranks
-    for a tie. The first such question counts.
+    for a tie. The first such question counts. What is wrong with a response that cannot be read is added to `skipped`.
 
     Raises:
-        DataError: the prompt or the answers are not found, or a response is of neither kind.
+        DataError: the prompt or the answers are not found, or no response is of either kind.
     """
     values, responses, metadata = _parts(row)
-    was_turned, names = False, NAMES
+    was_turned, names, notes = False, NAMES, {}
     if isinstance(metadata.get("tether"), str) and not fields:
-        case, was_turned = unpacked(metadata["tether"])
+        case, was_turned, notes = unpacked(metadata["tether"])
     else:
         case, names = foreign(values, fields)
         rest = {name: value for name, value in metadata.items() if value is not None}
         case = replace(case, details={"metadata": {**case.details["metadata"], **rest}})
-    question = next((name for name, given in responses.items() if any(_choice(a.get("value"), names) for a in given)), None)
+    question = next((name for name, given in responses.items() if any(_tells(a, names) for a in given)), None)
     if question is None and any(responses.values()):
         raise DataError(f"no verdict: none of the questions {', '.join(responses)} names or ranks {names[0]} and {names[1]}")
     ids, called = (sequence(metadata.get(name) or [], name) for name in ("annotator_ids", "annotators"))
     people = {str(key): as_text(name, "annotators") for key, name in zip(ids, called, strict=False)}
-    strengths = {_user(a): strength_of(a.get("value")) for a in responses.get("strength", ())}
-    said = []
-    for answer in responses.get(question or "", ()):
-        choice, who = _choice(answer.get("value"), names), _user(answer)
+    strengths = {str(a.get("user_id") or "argilla"): strength_of(a.get("value")) for a in responses.get("strength", ())}
+
+    def read(answer: Mapping[str, Any]) -> Said:
+        choice, user = _choice(answer.get("value"), names), as_text(answer.get("user_id") or "argilla", "user_id")
         if choice is None:
             raise DataError(f"unreadable verdict: {answer.get('value')!r:.60} neither names nor ranks {names[0]} and {names[1]}")
-        known = {"strength": strengths.get(who), "left": "first"}
-        role = "expert" if people.get(who, who) == metadata.get("settled_by") else "annotator"
-        said.append(Said(people.get(who, who), choice, **known, role=role))  # type: ignore[arg-type]
+        who = people.get(user, user)
+        known = {"left": "first", "role": "expert" if who == metadata.get("settled_by") else "annotator"}
+        known |= remarked(table(notes.get(who), "said"), {}) if user in people else {}
+        return Said(who, choice, strengths.get(user), **known)  # type: ignore[arg-type]
+
     details = {"id": str(row["id"]), **case.details} if row.get("id") else case.details
-    case = replace(case, said=tuple(said), details=details)
+    case = replace(case, said=readable(responses.get(question or "", ()), read, skipped), details=details)
     return turned(case) if was_turned else case
 
 
@@ -83,8 +96,12 @@ def _parts(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, list
     return plain, responses, ours
 
 
-def _user(answer: Mapping[str, Any]) -> str:
-    return as_text(answer.get("user_id") or "argilla", "user_id")
+def _tells(answer: Mapping[str, Any], names: Sequence[str]) -> bool:
+    """Whether a response names or ranks answers; a ranking that is damaged is one still."""
+    try:
+        return _choice(answer.get("value"), names) is not None
+    except DataError:
+        return True
 
 
 def _choice(value: Any, names: Sequence[str]) -> str | None:
@@ -104,14 +121,14 @@ def _choice(value: Any, names: Sequence[str]) -> str | None:
     return "tie" if ranked[0][0] == ranked[1][0] else places[min(ranked)[1]]
 
 
-def write_task(case: Case, label: Comparison | None) -> dict[str, Any]:
+def write_task(case: Case, label: Comparison | None, store: str) -> dict[str, Any]:
     """A record with every judgment as a response and the label, where there is one, as a suggestion."""
     sides = in_view(case, "argilla")
     names: dict[str, str] = dict(zip(("first", "second") if sides[0] is case.first else ("second", "first"), NAMES, strict=True))
     ids = [str(uuid.uuid5(_USERS, said.annotator)) for said in case.said]
     given = [{"value": names.get(said.choice, said.choice), "user_id": key} for said, key in zip(case.said, ids, strict=True)]
     rated = [{"value": said.strength, "user_id": key} for said, key in zip(case.said, ids, strict=True) if said.strength]
-    metadata: dict[str, Any] = {"tether": json.dumps(packed(case, sides), ensure_ascii=False)}
+    metadata: dict[str, Any] = {"tether": json.dumps(packed(case, sides, store), ensure_ascii=False)}
     metadata |= {"annotators": [said.annotator for said in case.said], "annotator_ids": ids}
     metadata |= {"settled_by": case.settled.annotator} if case.settled else {}
     suggestions = {}

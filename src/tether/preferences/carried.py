@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, TypeVar
 
 from tether.core.errors import DataError
 from tether.core.types import Conversation
 from tether.data.formats.fields import as_text, checked_prompt, checked_response, fault, missing, number, sequence, turns
 from tether.data.formats.json_rows import kind_name, parse
-from tether.preferences.exchange import PROVENANCE, STRENGTHS, Case
+from tether.preferences.exchange import FLIPPED, PROVENANCE, STRENGTHS, Case, Said, placed
 from tether.preferences.pairs import shown_left
+from tether.preferences.rows import turn_rows
 from tether.preferences.store import Answer
 
+T = TypeVar("T")
 PROMPTS = ("prompt", "instruction", "request", "question", "input", "context", "conversation", "messages", "chat")
 MOST_PEOPLE = 10_000
 _ANSWER = re.compile(r"(response|answer|output|completion|generation|candidate|text)[-_ ]?(1|2|a|b)", re.IGNORECASE)
@@ -31,26 +35,34 @@ def in_view(case: Case, tool: str) -> tuple[Answer, Answer]:
     return (case.first, case.second) if shown_left(0, case.item, tool) == "first" else (case.second, case.first)
 
 
-def packed(case: Case, sides: Sequence[Answer]) -> dict[str, Any]:
-    """A case without its judgments as plain JSON values, its answers in this order."""
+def packed(case: Case, sides: Sequence[Answer], store: str) -> dict[str, Any]:
+    """A case as plain JSON values, its answers in this order, and of its judgments what the tools have no place for.
+
+    `store` is the id of the store whose numbers the annotators have, or nothing where they have their names.
+    """
     row: dict[str, Any] = {
-        "prompt": _rows(case.first.prompt),
+        "prompt": turn_rows(case.first.prompt),
         "group": case.first.group,
         "known": dict(case.first.prompt_details),
     }
     row["answers"] = [
         {
-            "text": _rows(side.response),
+            "text": turn_rows(side.response),
             **{name: getattr(side, name) for name in PROVENANCE if getattr(side, name) not in (None, "", {})},
         }
         for side in sides
     ]
     row["turned"] = sides[0] is not case.first
+    as_shown = FLIPPED if row["turned"] else {}
+    row |= {"said": {said.annotator: remarks(said, as_shown) for said in case.said}} | ({"store": store} if store else {})
     return row | {"needed": case.needed, "round": case.round, "strategy": case.strategy, "details": dict(case.details)}
 
 
-def unpacked(stored: Mapping[str, Any] | str) -> tuple[Case, bool]:
-    """The case that `packed` was given, its answers in the order in which they were shown, and whether that is another order."""
+def unpacked(stored: Mapping[str, Any] | str) -> tuple[Case, bool, Mapping[str, Any]]:
+    """The case that `packed` was given, its answers in the order in which they were shown, and whether that is another order.
+
+    With it the remarks on its judgments by annotator; the store is in the case's details.
+    """
     try:
         row: Mapping[str, Any] = parse(stored) if isinstance(stored, str) else stored
         if reason := fault(row):
@@ -65,8 +77,10 @@ def unpacked(stored: Mapping[str, Any] | str) -> tuple[Case, bool]:
         if not 1 <= (needed := number(row["needed"], "needed")) <= MOST_PEOPLE:
             raise DataError(f"needed is {needed:g}")
         known: dict[str, Any] = {name: as_text(row[name], name) for name in ("round", "strategy")}
-        known |= {"details": table(row["details"], "details")}
-        return Case(first, second, needed=int(needed), **known), bool(row.get("turned"))
+        details = {**table(row["details"], "details"), **({"store": as_text(row["store"], "store")} if "store" in row else {})}
+        details |= {"metadata": table(details["metadata"], "metadata")} if "metadata" in details else {}
+        case = Case(first, second, needed=int(needed), details=details, **known)
+        return case, bool(row.get("turned")), table(row.get("said"), "said")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"damaged task: what was written beside it cannot be read ({error!r:.200})") from None
 
@@ -81,8 +95,64 @@ def told(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: read(values[name], name) for name, read in readers.items() if not missing(values.get(name))}
 
 
+def remarks(said: Said, places: Mapping[str, str]) -> dict[str, Any]:
+    """What belongs to a judgment beside choice and strength, answers being called by these names."""
+    known = {name: getattr(said, name) for name in ("seconds", "guidelines", "at", "role")}
+    return known | {"left": places.get(said.left or "", said.left), "ratings": placed(said.ratings, places)}
+
+
+def remarked(values: Mapping[str, Any], places: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of `Said` that `remarks` wrote, as far as these values have them; `places` gives the sides by their names.
+
+    Raises:
+        DataError: one of them is out of its range.
+    """
+    left, ratings = values.get("left"), {str(k): number(v, "ratings") for k, v in table(values.get("ratings"), "ratings").items()}
+    if any(value not in range(1, 6) or not 0 < len(name) <= 40 for name, value in ratings.items()):
+        raise DataError("impossible rating: ratings lie between 1 and 5, with names of at most 40 characters")
+    known: dict[str, Any] = {name: number(values[name], name) for name in ("seconds", "at", "guidelines") if values.get(name)}
+    known |= {"guidelines": int(known["guidelines"])} if "guidelines" in known else {}
+    if wrong := [name for name, value in known.items() if not 0 <= value < (2**31 if name == "guidelines" else 2**53)]:
+        raise DataError(f"impossible number: {wrong[0]} of a judgment is {known[wrong[0]]:g}")
+    known |= {"role": "annotator" if values["role"] == "annotator" else "expert"} if values.get("role") else {}
+    left = places.get(left, left) if isinstance(left, str) else None
+    return known | {"ratings": placed({k: int(v) for k, v in ratings.items()}, places), "left": left if left in FLIPPED else None}
+
+
+def moment(value: Any, name: str) -> float:
+    """Seconds since 1970 of a time as ISO 8601 writes it; 0 where there is none."""
+    try:
+        return datetime.fromisoformat(value).timestamp() if not missing(value) else 0.0
+    except (TypeError, ValueError, OverflowError):
+        raise DataError(f"not a time: {name} holds {value!r:.40}") from None
+
+
+def readable(items: Iterable[T], read: Callable[[T], Said], skipped: list[str] | None) -> tuple[Said, ...]:
+    """The judgments among these that can be read; what is wrong with the others is added to `skipped`.
+
+    Raises:
+        DataError: none of them can.
+    """
+    found, wrong = [], []
+    for item in items:
+        try:
+            found.append(read(item))
+        except (DataError, OverflowError) as error:
+            wrong.append(str(error))
+    if wrong and not found:
+        raise DataError(wrong[0])
+    if skipped is not None:
+        skipped += wrong
+    return tuple(found)
+
+
 def table(value: Any, name: str) -> Mapping[str, Any]:
-    """An object; nothing counts as an empty one."""
+    """An object, also from the JSON text of one; nothing counts as an empty one."""
+    if isinstance(value, str) and value.startswith("{"):
+        with suppress(ValueError):
+            value = parse(value)
+        if reason := fault(value):
+            raise DataError(reason)
     if isinstance(value, Mapping) or missing(value):
         return value if isinstance(value, Mapping) else {}
     raise DataError(f"not an object: {name} holds {kind_name(value)}")
@@ -132,7 +202,3 @@ def _names(values: Mapping[str, Any]) -> tuple[str, str, str]:
             "Name them with --fields PROMPT,FIRST,SECOND"
         )
     return prompts[0], sides[0], sides[1]
-
-
-def _rows(conversation: Conversation) -> list[dict[str, str]]:
-    return [{"role": turn.role, "content": turn.content} for turn in conversation]

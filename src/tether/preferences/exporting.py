@@ -13,7 +13,8 @@ from tether.core.errors import ConfigError
 from tether.core.files import whole_file
 from tether.core.types import Comparison
 from tether.preferences import argilla, label_studio
-from tether.preferences.exchange import Case, How, labelled, placed
+from tether.preferences.carried import remarks
+from tether.preferences.exchange import Case, How, labelled
 from tether.preferences.rows import as_row
 from tether.preferences.store import Store, StoreError
 
@@ -53,10 +54,11 @@ def export(
     if target not in get_args(Target):
         raise ConfigError(f"comparisons are exported as {', '.join(get_args(Target))}, not as {target!r}")
     found, bridge = labelled(store, how, round=round, names=names, unfinished=unfinished), BRIDGES.get(target)
+    own = "" if names else store.id  # whose numbers stand for people
     if bridge:
-        rows = (bridge(case, label) for case, label in found if label or unfinished)
+        rows = (bridge(case, label, own) for case, label in found if label or unfinished)
     else:
-        rows = (_row(case, label) for case, label in found if label)
+        rows = (_row(case, label, own) for case, label in found if label)
     with whole_file(path) as temporary:
         count = _parquet(rows, temporary) if target == "parquet" else _json(rows, temporary, is_array=bool(bridge))
         if not count:
@@ -66,14 +68,13 @@ def export(
     return count
 
 
-def _row(case: Case, label: Comparison) -> dict[str, Any]:
+def _row(case: Case, label: Comparison, store: str) -> dict[str, Any]:
     """A row of the format `preference`; each vote has what its reader does not need beside it."""
     turned = label.chosen != case.first.response
     places = {"first": "rejected" if turned else "chosen", "second": "chosen" if turned else "rejected"}
     votes = [
-        {name: getattr(said, name) for name in ("annotator", "strength", "seconds", "guidelines", "role")}
-        | {"preference": vote.preference, "choice": places.get(said.choice, said.choice), "left": places.get(said.left or "")}
-        | {"ratings": placed(said.ratings, places)}
+        {"annotator": said.annotator, "preference": vote.preference, "strength": said.strength}
+        | {"choice": places.get(said.choice, said.choice), **remarks(said, places), **({"store": store} if store else {})}
         for said, vote in zip(case.said, label.annotations, strict=True)
     ]
     return as_row(label) | {"annotations": votes}
@@ -100,8 +101,9 @@ def _parquet(rows: Iterable[Mapping[str, Any]], path: Path) -> int:
         columns = {name: _one_kind(some) for name, some in kinds.items()}
         texts = {name for name, kind in columns.items() if kind is None}
         turns = pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))
-        names = dict.fromkeys(("annotator", "choice", "ratings", "left", "role"), pa.string())
-        vote = {**names, "preference": pa.float64(), "seconds": pa.float64(), "strength": pa.int64(), "guidelines": pa.int64()}
+        vote: dict[str, Any] = dict.fromkeys(("annotator", "choice", "ratings", "left", "role", "store"), pa.string())
+        vote |= dict.fromkeys(("preference", "seconds", "at"), pa.float64())
+        vote |= dict.fromkeys(("strength", "guidelines"), pa.int64())
         known = {"id": pa.string(), **dict.fromkeys(_TURNS, turns), "probability": pa.float64(), "tie": pa.bool_()}
         known |= {"margin": pa.float64(), "group": pa.string(), "annotations": pa.list_(pa.struct(vote))}
         schema = pa.schema({**known, **{name: kind or pa.string() for name, kind in columns.items()}})

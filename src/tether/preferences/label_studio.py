@@ -14,7 +14,19 @@ from typing import Any
 from tether.core.errors import DataError
 from tether.core.types import Comparison
 from tether.data.formats.fields import as_text, number, sequence
-from tether.preferences.carried import foreign, in_view, objects, packed, spoken, strength_of, table, unpacked
+from tether.preferences.carried import (
+    foreign,
+    in_view,
+    moment,
+    objects,
+    packed,
+    readable,
+    remarked,
+    spoken,
+    strength_of,
+    table,
+    unpacked,
+)
 from tether.preferences.exchange import Case, Said, turned
 
 CONFIG = """<View>
@@ -42,25 +54,27 @@ def matches(row: Mapping[str, Any]) -> bool:
     )
 
 
-def read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> Case:
-    """The case of a task; skipped and unfinished annotations say nothing, and predictions are nobody's judgment.
+def read_task(row: Mapping[str, Any], fields: Sequence[str] = (), skipped: list[str] | None = None) -> Case:
+    """The case of a task; cancelled and unfinished annotations say nothing, and predictions are nobody's judgment.
+
+    What is wrong with an annotation that cannot be read is added to `skipped`.
 
     Raises:
-        DataError: the prompt or the answers are not found, or an annotation holds no verdict that can be read.
+        DataError: the prompt or the answers are not found, or of several annotations none holds a verdict that can be read.
     """
     data = row.get("data")
     if not isinstance(data, Mapping):
         raise DataError("not a task: it has no data")
     ours = isinstance(data.get("tether"), Mapping) and not fields
-    case, was_turned = unpacked(data["tether"]) if ours else (foreign(data, fields)[0], False)
+    case, was_turned, notes = unpacked(data["tether"]) if ours else (foreign(data, fields)[0], False, {})
     done = [a for a in objects(row.get("annotations"), "annotations") if not a.get("was_cancelled") and a.get("result")]
-    said = tuple(_said(annotation) for annotation in done)
+    said = readable(done, lambda annotation: _said(annotation, notes), skipped)
     details = {"id": f"label-studio:{row['id']}", **case.details} if "id" in row else case.details
     case = replace(case, said=said, details=details)
     return turned(case) if was_turned else case
 
 
-def _said(annotation: Mapping[str, Any]) -> Said:
+def _said(annotation: Mapping[str, Any], notes: Mapping[str, Any]) -> Said:
     results = objects(annotation["result"], "result")
     values = {str(result.get("type")): table(result.get("value"), "value") for result in results}
     meta = next((r["meta"] for r in results if isinstance(r.get("meta"), Mapping) and "annotator" in r["meta"]), {})
@@ -72,10 +86,15 @@ def _said(annotation: Mapping[str, Any]) -> Said:
     choice = {"left": "first", "right": "second"}.get(str(side)) or undecided
     if choice is None:
         raise DataError("no verdict: an annotation has neither a pairwise selection nor a choice of tie or both_bad")
-    strength = strength_of(values.get("rating", {}).get("rating"))
-    more = {"strength": strength, "seconds": number(annotation.get("lead_time") or 0.0, "lead_time")}
-    role = "expert" if meta.get("role") == "expert" else "annotator"
-    return Said(str(meta.get("annotator") or _user(annotation.get("completed_by"))), choice, **more, left="first", role=role)  # type: ignore[arg-type]
+    known: dict[str, Any] = {"strength": strength_of(values.get("rating", {}).get("rating"))}
+    known |= {"seconds": number(annotation.get("lead_time") or 0.0, "lead_time")}
+    if "annotator" in meta:  # ours, and when it was made there is not when it was said
+        who = as_text(meta["annotator"], "annotator")
+        known |= remarked({"role": meta.get("role"), **table(notes.get(who), "said")}, {})
+    else:
+        who = _user(annotation.get("completed_by"))
+        known |= {"left": "first", "at": moment(annotation.get("created_at"), "created_at")}
+    return Said(who, choice, **known)  # type: ignore[arg-type]
 
 
 def _user(who: Any) -> str:
@@ -84,7 +103,7 @@ def _user(who: Any) -> str:
     return f"label-studio-{who}" if isinstance(who, int) else as_text(who or "label-studio", "completed_by")
 
 
-def write_task(case: Case, label: Comparison | None) -> dict[str, Any]:
+def write_task(case: Case, label: Comparison | None, store: str) -> dict[str, Any]:
     """A task with every judgment as an annotation; its label stays here, since a prediction would be shown to those who judge."""
     sides = in_view(case, "label-studio")
     names = {"first": "left", "second": "right"} if sides[0] is case.first else {"first": "right", "second": "left"}
@@ -95,7 +114,7 @@ def write_task(case: Case, label: Comparison | None) -> dict[str, Any]:
         annotations.append(
             {"result": _result(names.get(said.choice, said.choice), said.strength, who), "lead_time": said.seconds}
         )
-    return {"data": data | {"tether": packed(case, sides)}, "annotations": annotations}
+    return {"data": data | {"tether": packed(case, sides, store)}, "annotations": annotations}
 
 
 def _result(choice: str, strength: int | None, meta: Mapping[str, str]) -> list[dict[str, Any]]:
