@@ -190,7 +190,7 @@ def test_no_prompt_is_answered_twice_in_a_round(tmp_path):
 
 
 class Judge:
-    """Speaks core.protocols.ChatModel: likes the first place a little and what stands early in the alphabet more, for as long as it may."""
+    """Speaks core.protocols.ChatModel: likes the first place a little and the alphabet's beginning more, within its budget."""
 
     name = "planted"
 

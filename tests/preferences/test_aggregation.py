@@ -10,7 +10,7 @@ from scipy.optimize import minimize
 from tests.preferences.crowds import crowd
 
 from tether.core.errors import DataError
-from tether.preferences.aggregation import Label, bradley_terry, dawid_skene, majority, sort_items
+from tether.preferences.aggregation import bradley_terry, dawid_skene, majority
 from tether.preferences.votes import Vote
 
 pytest.importorskip("crowdkit", reason="needs the `preferences` extra")
@@ -171,14 +171,3 @@ def test_bradley_terry_of_a_response_that_never_lost_and_of_none():
             bradley_terry(votes, wrong)
     with pytest.raises(DataError, match="prior"):
         bradley_terry(votes, sides, prior=0)
-
-
-def test_items_are_sorted_by_what_to_do_with_them():
-    shares = {"sure": 0.9, "edge": 0.75, "soft": 0.55, "torn": 0.5, "worse": 0.4}
-    labels = [Label(item, None, {"first": share, "second": 1 - share}, 4) for item, share in shares.items()]
-    labels[4] = Label("worse", None, {"first": 0.4, "second": 0.4, "tie": 0.2}, 5)
-    found = sort_items([*labels, Label("alone", "first", {"first": 1.0}, 1)])
-    assert (found.settled, found.soft, found.expert, found.few) == (["edge", "sure"], ["soft"], ["worse", "torn"], ["alone"])
-    assert sort_items(labels, settled=0.5, expert=0.5).soft == []
-    with pytest.raises(DataError, match="thresholds"):
-        sort_items(labels, settled=0.4, expert=0.6)

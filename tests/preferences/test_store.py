@@ -12,8 +12,8 @@ from tests.preferences.conftest import filled
 
 from tether.core.errors import ConfigError
 from tether.core.types import assistant, user
-from tether.preferences import store as module
-from tether.preferences.store import Answer, Question, Store, StoreError
+from tether.preferences import database as module
+from tether.preferences.store import DAY, Answer, Question, Store, StoreError
 
 
 def test_the_same_content_is_one_row_and_a_pair_is_one_task(store):
@@ -45,7 +45,7 @@ def test_an_invitation_lets_in_until_it_runs_out_is_replaced_or_taken_away(store
     secret = store.invite("Ada", days=2)
     session = store.enter(secret)
     assert store.who(session).name == "Ada" and store.enter("forged") is None and store.who("forged") is None
-    clock.now += 3 * module.DAY
+    clock.now += 3 * DAY
     assert store.enter(secret) is None and store.who(session).name == "Ada"
     again = store.invite("Ada", days=2)
     assert store.who(session) is None and store.enter(secret) is None
@@ -56,7 +56,7 @@ def test_an_invitation_lets_in_until_it_runs_out_is_replaced_or_taken_away(store
     assert store.who(session).name == "Ada"
     store.leave(session)
     assert store.who(session) is None and len(store.annotators()) == 1
-    clock.now += 8 * module.DAY
+    clock.now += 8 * DAY
     assert store.who(store.enter(store.invite("Ada"))) is not None
 
 
@@ -85,7 +85,7 @@ def test_migrations_run_once_and_in_order_and_a_newer_store_is_refused(tmp_path,
         Store(path).close()
     with sqlite3.connect(path) as plain:
         assert plain.execute("SELECT count(*) FROM prompts WHERE language = 'en'").fetchone() == (4,)
-        assert plain.execute("SELECT max(version) FROM schema_version").fetchone() == (2,)
+        assert plain.execute("SELECT max(version) FROM schema_version").fetchone() == (len(module.MIGRATIONS),)
     monkeypatch.undo()
     with pytest.raises(ConfigError, match="newer tether"):
         Store(path)

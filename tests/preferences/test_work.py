@@ -5,11 +5,13 @@ from __future__ import annotations
 import random
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 from sqlmodel import select
 from tests.preferences.conftest import filled, people
 
+from tether.preferences.exchange import comparisons, gold_answers, votes, workload
 from tether.preferences.store import Store, StoreError
 from tether.preferences.tables import AssignmentRow, JudgmentRow, TaskRow
 from tether.preferences.votes import more_than_half
@@ -224,3 +226,100 @@ def test_a_store_opened_again_goes_on(tmp_path):
 )
 def test_majority(choices, expected):
     assert more_than_half(choices) == expected
+
+
+def test_what_somebody_said_stays_said_in_the_role_of_then(store):
+    """Two annotators and an expert judge, then all change places."""
+    filled(store, prompts=1, answers=2, needed=2)
+    ada, bob = people(store, 2)
+    (eve,) = people(store, 1, "expert")
+    work = Work(store)
+    for name, choice in ((ada, "first"), (bob, "second"), (eve, "first")):
+        work.judge(work.next(name).assignment, name, Verdict(choice))
+    before, said = list(comparisons(store)), list(votes(store))
+    assert before[0].metadata["settled_by"] == f"annotator-{eve}" and len(said) == 2
+    store.invite("annotator 0", "expert")
+    store.invite("expert 0", "annotator")
+    assert list(comparisons(store)) == before and list(votes(store)) == said
+    store.invite("annotator 0")  # a new link alone changes no role
+    assert [row.role for row in store.annotators()] == ["expert", "annotator", "annotator"]
+    assert {row.name: str(row.agrees) for row in workload(store)}["annotator 0"] == "0% of 1"
+    with pytest.raises(StoreError, match="decided"):
+        work.undo(ada)  # an expert now, but this was said as an annotator
+
+
+@pytest.mark.parametrize(("before", "after"), [("annotator", "expert"), ("expert", "annotator")])
+def test_a_task_that_is_held_goes_back_when_its_holder_changes_roles(store, before, after):
+    filled(store, prompts=1, answers=2, needed=2)
+    names, work = people(store, 2), Work(store)
+    for name, choice in zip(names, ("first", "second"), strict=True) if before == "expert" else ():
+        work.judge(work.next(name).assignment, name, Verdict(choice))
+    (who,) = people(store, 1, "expert") if before == "expert" else [names[0]]
+    held = work.next(who)
+    store.invite(next(row.name for row in store.annotators() if row.id == who), after)
+    check(store)
+    if before == "expert":
+        with pytest.raises(StoreError, match="ran out"):
+            work.judge(held.assignment, who, Verdict("first"))
+    else:
+        with pytest.raises(StoreError, match="ran out"):  # there is nothing to settle yet
+            work.judge(held.assignment, who, Verdict("first"))
+    check(store)
+    assert task(store, held.task).state == ("expert" if before == "expert" else "open")
+
+
+def test_nobody_sees_two_answers_again_in_another_round_or_as_a_gold_question(store):
+    questions = filled(store, prompts=2, answers=2)
+    store.add_questions(replace(q, round="again") for q in questions[:1])
+    store.add_questions(replace(q, round="gold", known="first") for q in questions[1:])
+    ada, bob = people(store, 2)
+    work, pairs = Work(store, gold_every=2), {ada: [], bob: []}
+    for name in (ada, bob):
+        while assigned := work.next(name):
+            pairs[name].append(task(store, assigned.task).pair)
+            work.judge(assigned.assignment, name, Verdict("first"))
+    assert all(len(seen) == len(set(seen)) == 2 for seen in pairs.values())
+
+
+def test_a_verdict_that_says_more_is_not_taken_for_the_same(store):
+    filled(store, prompts=1, answers=2)
+    (ada,) = people(store, 1)
+    work = Work(store)
+    held = work.next(ada)
+    work.judge(held.assignment, ada, Verdict("first", seconds=2.0))
+    work.judge(held.assignment, ada, Verdict("first", seconds=3.0))  # sent twice
+    for more in ({"strength": 3}, {"comment": "because"}, {"ratings": {"true/first": 1}}):
+        with pytest.raises(StoreError, match="take the judgment back first"):
+            work.judge(held.assignment, ada, Verdict("first", **more))
+    assert len(judgments(store)) == 1
+
+
+def test_what_everybody_skipped_or_judged_is_told_and_gold_is_counted_apart(store):
+    questions = filled(store, prompts=1, answers=2, needed=2)
+    store.add_questions(replace(q, round="gold", known="first") for q in questions)
+    ada, bob = people(store, 2)
+    work = Work(store, gold_every=0)
+    work.judge(work.next(ada).assignment, ada, Verdict("first"))
+    assert store.counts()["tasks_that_nobody_can_take"] == 0
+    work.skip(work.next(bob).assignment, bob)
+    assert store.counts()["tasks_that_nobody_can_take"] == store.counts()["tasks_open"] == store.counts()["tasks"] == 1
+    assert store.counts()["gold_questions"] == 1
+    store.invite("a third")
+    assert store.counts()["tasks_that_nobody_can_take"] == 0
+
+
+def test_an_expert_may_overrule_a_gold_question(store):
+    (question,) = filled(store, prompts=1, answers=2, known="first")
+    ada, bob = people(store, 2)
+    (eve,) = people(store, 1, "expert")
+    work = Work(store, gold_every=1)
+    work.judge(work.next(ada).assignment, ada, Verdict("second"))
+    (item,) = gold_answers(store)
+    turned = question.first_id > question.second_id
+    right = lambda choice: {item: {"first": "second", "second": "first"}[choice] if turned else choice}  # noqa: E731
+    assert gold_answers(store) == right("first")
+    work.flag(work.next(bob).assignment, bob, "the other one is right")
+    assert gold_answers(store) == {}
+    work.judge(work.next(eve).assignment, eve, Verdict("second"))
+    assert gold_answers(store) == right("second")
+    assert {row.name: str(row.gold) for row in workload(store)}["annotator 0"] == "100% of 1"

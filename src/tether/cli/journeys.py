@@ -173,6 +173,8 @@ def loop(recipe: str, overrides: list[str]) -> None:
 
 
 def _loop(config: LoopConfig) -> None:
+    from tether.cli.judge import show
+    from tether.core.rundir import read_json
     from tether.pipelines.loop import Loop
     from tether.report.page import write_report
 
@@ -180,6 +182,8 @@ def _loop(config: LoopConfig) -> None:
     remember(Path(config.run), "loop", config)
     with bars(console) as announce:
         summary = Loop(config, announce).run()
+    if (found := Path(config.run) / "judge.json").is_file():
+        show(console, str(config.loop.agreement), read_json(found))
     columns = (
         "round",
         "labels so far",

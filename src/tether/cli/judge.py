@@ -56,18 +56,24 @@ def judge(
     judge = PairJudge(asked_model(model, server, cache, reasoning_tokens), words, temperature=temperature)
     with bars(console) as announce:
         labels, found = judge_files(judge, files, format=format, limit=limit, announce=announce)
-    for name, result in found.items():
-        console.print(_table(name, result))
+    *parts, (name, total) = found.items()  # the last is that of all files
+    for part, result in parts:
+        console.print(_table(part, result))
+    show(console, name, total)
     console.print(_usage(judge.model.usage()), highlight=False)
-    total = found.get("all") or next(iter(found.values()))
-    for sentence in _warnings(total):
-        console.print(f"[bold yellow]{sentence}[/]", highlight=False)
     if report:
         write_json(report, {"judge": judge.name, "rubric": rubric, "files": found, "usage": dict(judge.model.usage())})
         console.print(f"Everything: {report}", highlight=False, soft_wrap=True)
     if output:
         write_rows(output, labels)
         console.print(f"{len(labels):,} labels: {output}", highlight=False, soft_wrap=True)
+
+
+def show(console: Console, name: str, found: dict[str, Any]) -> None:
+    """How far a judge agrees with the labels of a file, and what that means."""
+    console.print(_table(name, found))
+    for sentence in _warnings(found):
+        console.print(f"[bold yellow]{sentence}[/]", highlight=False)
 
 
 def _table(name: str, found: dict[str, Any]) -> Table:

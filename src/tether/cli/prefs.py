@@ -100,12 +100,16 @@ def export(
         bool,
         typer.Option("--unfinished", help="Also what waits for people; for other tools, what nobody has judged too."),
     ] = False,
+    least: Annotated[
+        float, typer.Option(min=0, max=1, help="Leave out pairs with a smaller share of votes (or posterior) behind the label.")
+    ] = 0.0,
 ) -> None:
     """Write what was judged as comparisons with every vote, or as tasks to go on with elsewhere; never a comment or a secret."""
     from tether.preferences.exporting import export as run
     from tether.preferences.label_studio import CONFIG
 
-    count = run(opened(store), file, format, how=how, round=round, names=names, unfinished=unfinished)  # type: ignore[arg-type]
+    which = {"round": round, "unfinished": unfinished, "least": least}
+    count = run(opened(store), file, format, how=how, names=names, **which)  # type: ignore[arg-type]
     typer.echo(f"{count:,} rows in {file}")
     if format == "label-studio":
         interface = file.with_suffix(".xml")
@@ -196,7 +200,7 @@ def ask(
 def invite(
     store: StoreArgument,
     name: Annotated[str, typer.Argument(help="Who is invited; who was already gets a new invitation, and the old one ends.")],
-    role: Annotated[str, typer.Option(help="annotator, expert, admin.")] = "annotator",
+    role: Annotated[str | None, typer.Option(help="annotator, expert, admin; as before, and annotator for who is new.")] = None,
     days: Annotated[float, typer.Option(min=0.01, help="How long it can be used.")] = 30.0,
     address: Annotated[str, typer.Option(help="Where `tether prefs serve` is reached.")] = "http://127.0.0.1:8765",
 ) -> None:
@@ -206,10 +210,53 @@ def invite(
     from tether.core.errors import ConfigError
     from tether.preferences.tables import Role
 
-    if role not in get_args(Role):
+    if role not in (None, *get_args(Role)):
         raise ConfigError(f"--role is one of {', '.join(get_args(Role))}, not {role!r}")
     secret = opened(store, new=True).invite(name, role, days)  # type: ignore[arg-type]
     typer.echo(f"{address.rstrip('/')}/join#{secret}")
+
+
+def escalate(
+    store: StoreArgument,
+    below: Annotated[float, typer.Option(min=0, max=1, help="Less than this share of votes, or posterior, behind the label.")],
+    how: Annotated[str, typer.Option(help="Labels by soft (the share of votes) or dawid-skene.")] = "soft",
+    round: Round = None,
+) -> None:
+    """Send judged pairs that people do not agree on enough to the experts."""
+    from tether.preferences.followup import escalate as run
+
+    typer.echo(f"{run(opened(store), below, how, round=round):,} pairs wait for an expert now")  # type: ignore[arg-type]
+
+
+def rank(
+    store: StoreArgument,
+    round: Round = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write every prompt's answers, best first, with scores, as JSON lines.")
+    ] = None,
+) -> None:
+    """Order models, and the answers of each prompt, by all votes (Bradley-Terry)."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from tether.core.errors import DataError
+    from tether.core.rundir import write_jsonl
+    from tether.preferences.followup import ranked, standings
+
+    where = opened(store)
+    if rows := standings(where, round=round):
+        table = Table("model", "log-odds", "won", "tied", "lost", title_justify="left")
+        for one in rows:
+            table.add_row(one.model, f"{one.score:+.2f}", f"{one.won:,}", f"{one.tied:,}", f"{one.lost:,}")
+        Console().print(table)
+    found = list(ranked(where, round=round)) if output or not rows else []
+    if not rows and not found:
+        raise DataError(f"{store}: nobody has judged anything yet")
+    if output:
+        write_jsonl(output, found)
+        typer.echo(f"{len(found):,} prompts: {output}")
+    elif not rows:
+        typer.echo(f"No two models are compared here. The answers of {len(found):,} prompts can be put in order: --output FILE")
 
 
 def _begun(rows: Iterable[Any]) -> Iterator[Any]:
@@ -299,5 +346,6 @@ def _people(quality: list[Any]) -> Any:
 
 COMMANDS = {
     "import": import_, "export": export, "stats": stats, "agree": agree, "ask": ask, "invite": invite, "lock-out": lock_out,
+    "escalate": escalate, "rank": rank,
     "guidelines": guidelines,
 }  # fmt: skip

@@ -10,7 +10,7 @@ import math
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
 
@@ -157,37 +157,6 @@ def bradley_terry(
     scores = {name: math.log(strengths.loc[numbers[name]]) for name in responses}
     mean = sum(scores.values()) / len(scores)
     return dict(sorted(((name, score - mean) for name, score in scores.items()), key=lambda pair: (-pair[1], pair[0])))
-
-
-@dataclass(frozen=True)
-class Sorted:
-    """Items by what to do with them; each list starts with the least sure."""
-
-    settled: list[str] = field(default_factory=list)
-    soft: list[str] = field(default_factory=list)
-    expert: list[str] = field(default_factory=list)
-    few: list[str] = field(default_factory=list)
-
-
-def sort_items(labels: Iterable[Label], *, settled: float = 0.75, expert: float = 0.55, min_votes: int = 2) -> Sorted:
-    """Which items may keep a hard label, which are better learned from softly, and which ask for an expert.
-
-    A label whose confidence (share of votes, or posterior) is at least `settled` is settled; below `expert` people disagree; what
-    lies between has a use as a soft label. Items with fewer than `min_votes` votes are in none of these: one vote agrees with
-    itself.
-    Trap: a posterior of 0.75 and three votes of four are not equally sure; choose thresholds for one kind of label.
-
-    Raises:
-        DataError: the thresholds are not in order.
-    """
-    if not 0 <= expert <= settled <= 1:
-        raise DataError(f"thresholds need 0 <= expert <= settled <= 1, got expert = {expert} and settled = {settled}")
-    bins = Sorted()
-    for label in sorted(labels, key=lambda label: (label.confidence, label.item)):
-        few, sure = label.num_votes < min_votes, label.confidence
-        kind = bins.few if few else bins.settled if sure >= settled else bins.expert if sure < expert else bins.soft
-        kind.append(label.item)
-    return bins
 
 
 def verdict_of(item: str, answer: str) -> str:

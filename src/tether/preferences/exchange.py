@@ -9,6 +9,7 @@ People are called annotator-1, annotator-2 ... unless names are asked for; secre
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -128,8 +129,8 @@ def _filled(session: Session, tasks: Sequence[TaskRow], names: bool) -> Iterator
         turns, told = (turns_of(prompt.messages), turns_of(row.messages)), {**origin, "prompt_details": prompt.details}
         answers[row.id] = Answer(*turns, prompt.group, **told)
     said: dict[int, list[Said]] = defaultdict(list)
-    for judgment, person, left in session.execute(
-        select(JudgmentRow, AnnotatorRow, AssignmentRow.left)
+    for judgment, person, left, role in session.execute(
+        select(JudgmentRow, AnnotatorRow, AssignmentRow.left, AssignmentRow.role)
         .join(AnnotatorRow, AnnotatorRow.id == JudgmentRow.annotator_id)
         .join(AssignmentRow, AssignmentRow.id == JudgmentRow.assignment_id)
         .where(JudgmentRow.task_id.in_([task.id for task in tasks]), JudgmentRow.withdrawn.is_(None))
@@ -137,14 +138,20 @@ def _filled(session: Session, tasks: Sequence[TaskRow], names: bool) -> Iterator
     ):
         how = {name: getattr(judgment, name) for name in ("choice", "strength", "ratings", "seconds", "guidelines", "at")}
         name = person.name if names else f"annotator-{person.id}"
-        said[judgment.task_id].append(Said(name, **how, left=left or None, role=person.role))
+        said[judgment.task_id].append(Said(name, **how, left=left or None, role=role))
     for task in tasks:
         what = {name: getattr(task, name) for name in ("state", "needed", "known", "round", "strategy", "details")}
         yield Case(answers[task.first_id], answers[task.second_id], tuple(said[task.id or 0]), **what)
 
 
 def comparisons(
-    store: Store, how: How = "majority", *, round: str | None = None, names: bool = False, unfinished: bool = False
+    store: Store,
+    how: How = "majority",
+    *,
+    round: str | None = None,
+    names: bool = False,
+    unfinished: bool = False,
+    least: float = 0.0,
 ) -> Iterator[Comparison]:
     """What the store teaches: a comparison for every pair that was judged by as many people as asked.
 
@@ -155,19 +162,27 @@ def comparisons(
     Args:
         round: of these tasks only.
         unfinished: also those that wait for more judgments or for an expert, as far as they were judged.
+        least: pairs whose label has less than this behind it are left out (`sureness`).
 
     Raises:
         ConfigError: there is no such way; crowd-kit is missing for `dawid-skene`.
         DataError: `dawid-skene` finds no votes at all.
     """
-    found = labelled(store, how, round=round, names=names, unfinished=unfinished)
+    found = labelled(store, how, round=round, names=names, unfinished=unfinished, least=least)
     return (label for _, label in found if label is not None)
 
 
 def labelled(
-    store: Store, how: How, *, round: str | None = None, names: bool = False, unfinished: bool = False
+    store: Store,
+    how: How,
+    *,
+    round: str | None = None,
+    names: bool = False,
+    unfinished: bool = False,
+    least: float = 0.0,
+    below: float = math.inf,
 ) -> Iterator[tuple[Case, Comparison | None]]:
-    """As `comparisons`, each with its case; of a case without judgments there is no comparison.
+    """As `comparisons`, each with its case; of a case without judgments there is no comparison. `below`: less sure ones only.
 
     Raises:
         ConfigError: there is no such way to a label.
@@ -179,7 +194,18 @@ def labelled(
     learned = {label.item: label for label in fit}
     states = ("open", "expert", *FINISHED) if unfinished else FINISHED
     for case in cases(store, states=states, round=round, names=names):
-        yield case, comparison(case, how, learned.get(case.item)) if case.said else None
+        label = learned.get(case.item)
+        if not case.said or least <= sureness(case, label) < below:
+            yield case, comparison(case, how, label) if case.said else None
+
+
+def sureness(case: Case, label: Label | None = None) -> float:
+    """What stands behind the label of a judged case: the largest share of its votes, or the posterior of `label`; 1 where an
+    expert has decided."""
+    if case.settled:
+        return 1.0
+    counts = Counter("tie" if said.choice == "both_bad" else said.choice for said in case.said)
+    return label.confidence if label else max(counts.values()) / counts.total()
 
 
 def comparison(case: Case, how: How = "majority", label: Label | None = None) -> Comparison:
@@ -234,8 +260,8 @@ def _metadata(case: Case, chosen: Answer, rejected: Answer, tie: bool) -> dict[s
 _VOTES = (
     select(
         TaskRow.prompt_id, TaskRow.pair, TaskRow.first_id, TaskRow.second_id, TaskRow.strategy, TaskRow.round, PromptRow.details,
-        AnnotatorRow.id, AnnotatorRow.name, AssignmentRow.left, JudgmentRow.choice, JudgmentRow.strength, JudgmentRow.seconds,
-        JudgmentRow.at,
+        AnnotatorRow.id, AnnotatorRow.name, AssignmentRow.left, AssignmentRow.role, JudgmentRow.choice, JudgmentRow.strength,
+        JudgmentRow.seconds, JudgmentRow.at,
     )
     .join(JudgmentRow, JudgmentRow.task_id == TaskRow.id)
     .join(PromptRow, PromptRow.id == TaskRow.prompt_id)
@@ -252,9 +278,9 @@ def votes(
     """What everybody said of every pair, finished or not; `gold` adds gold questions, `experts` their votes."""
     query = _VOTES if round is None else _VOTES.where(TaskRow.round == round)
     query = query if gold else query.where(TaskRow.known.is_(None))
-    query = query if experts else query.where(AnnotatorRow.role == "annotator")
+    query = query if experts else query.where(AssignmentRow.role == "annotator")
     with store.reading() as session:
-        for prompt, pair, first, second, strategy, batch, details, number, name, left, choice, strength, seconds, at in (
+        for prompt, pair, first, second, strategy, batch, details, number, name, left, role, choice, strength, seconds, at in (
             session.execute(query.execution_options(yield_per=CHUNK))
         ):  # fmt: skip
             turn = FLIPPED if first > second else {}
@@ -263,15 +289,21 @@ def votes(
             if strength is not None and value in FLIPPED:
                 value = float(strength if value == "first" else -strength)
             who, side = name if names else f"annotator-{number}", turn.get(left, left) or None
-            yield Vote(f"{prompt}/{pair}", who, value, at, seconds or None, side, short)
+            yield Vote(f"{prompt}/{pair}", who, value, at, seconds or None, side, short, role != "annotator")
 
 
 def gold_answers(store: Store) -> dict[str, str]:
-    """The known choices of the gold questions by item, as votes on them are given."""
-    query = select(TaskRow.prompt_id, TaskRow.pair, TaskRow.first_id, TaskRow.second_id, TaskRow.known)
+    """The known choices of the gold questions by item, as votes on them are given: what an expert said of one that was flagged,
+    and none for one that waits for that."""
+    ruled = select(JudgmentRow.task_id, JudgmentRow.choice).join(AssignmentRow, AssignmentRow.id == JudgmentRow.assignment_id)
+    ruled = ruled.join(TaskRow, TaskRow.id == JudgmentRow.task_id).where(TaskRow.known.is_not(None), TaskRow.state == "settled")
+    ruled = ruled.where(JudgmentRow.withdrawn.is_(None), AssignmentRow.role != "annotator").order_by(JudgmentRow.id)
+    query = select(TaskRow.id, TaskRow.prompt_id, TaskRow.pair, TaskRow.first_id, TaskRow.second_id, TaskRow.known)
+    query = query.where(TaskRow.known.is_not(None), TaskRow.state != "expert").order_by(TaskRow.id)
     with store.reading() as session:
-        rows = session.execute(query.where(TaskRow.known.is_not(None)).order_by(TaskRow.id)).all()
-    return {f"{prompt}/{pair}": FLIPPED.get(known, known) if a > b else known for prompt, pair, a, b, known in rows}
+        experts, rows = dict(session.execute(ruled).all()), session.execute(query).all()
+    known = [(f"{prompt}/{pair}", a > b, experts.get(key, choice)) for key, prompt, pair, a, b, choice in rows]
+    return {item: FLIPPED.get(choice, choice) if turned else choice for item, turned, choice in known}
 
 
 @dataclass(frozen=True)
@@ -317,15 +349,14 @@ def workload(store: Store) -> list[Worker]:
 def workers(people: Iterable[AnnotatorRow], said: Sequence[Vote], gold: Mapping[str, str]) -> list[Worker]:
     """Everybody, from all that was said, by name, and the known answers."""
     people, mine, verdicts = list(people), defaultdict(list), defaultdict(Counter)
-    annotators = {row.name for row in people if row.role == "annotator"}
     for vote in said:
         mine[vote.annotator].append(vote)
-        if vote.item not in gold and vote.annotator in annotators:
+        if vote.item not in gold and not vote.expert:
             verdicts[vote.item][vote.verdict] += 1
     found = []
     for row in people:
         own, times = mine[row.name], [vote.seconds for vote in mine[row.name] if vote.seconds]
-        compared = [vote for vote in own if row.name in annotators and vote.item not in gold]
+        compared = [vote for vote in own if not vote.expert and vote.item not in gold]
         same = sum(verdicts[vote.item][vote.verdict] - 1 for vote in compared)
         found.append(Worker(
             name=row.name,

@@ -36,6 +36,7 @@ def export(
     round: str | None = None,
     names: bool = False,
     unfinished: bool = False,
+    least: float = 0.0,
 ) -> int:
     """Write what was judged; returns the number of rows.
 
@@ -46,6 +47,7 @@ def export(
         how: what the label is made by, as in `exchange.comparisons`.
         names: annotators by their names.
         unfinished: also what waits for judgments or an expert; of Label Studio and Argilla, tasks that nobody has judged too.
+        least: leave out pairs whose label has less than this behind it (`exchange.sureness`).
 
     Raises:
         ConfigError: there is no such format, or no such way to a label.
@@ -53,7 +55,7 @@ def export(
     """
     if target not in get_args(Target):
         raise ConfigError(f"comparisons are exported as {', '.join(get_args(Target))}, not as {target!r}")
-    found, bridge = labelled(store, how, round=round, names=names, unfinished=unfinished), BRIDGES.get(target)
+    found, bridge = labelled(store, how, round=round, names=names, unfinished=unfinished, least=least), BRIDGES.get(target)
     own = "" if names else store.id  # whose numbers stand for people
     if bridge:
         rows = (bridge(case, label, own) for case, label in found if label or unfinished)

@@ -332,11 +332,12 @@ def _keep(session: Session, part: Sequence[Case], tasks: Mapping[tuple[str, str]
 
 def _insert(session: Session, fresh: Mapping[tuple[int, int], tuple[TaskRow, AnnotatorRow, Said]], now: float) -> None:
     leases, judgments = [], []
-    for number, ((task_id, annotator_id), (task, person, said)) in enumerate(fresh.items()):
+    for number, ((task_id, annotator_id), (task, _, said)) in enumerate(fresh.items()):
         at = said.at or now + number * 1e-6  # so that of a person's two judgments of a pair one is the later
         who = {"task_id": task_id, "annotator_id": annotator_id}
-        counted = task.known is None and person.role == "annotator"
-        leases.append({**who, "left": said.left or "", "state": "judged", "counted": counted, "begun": at, "expires": at})
+        counted = task.known is None and said.role == "annotator"
+        how = {"left": said.left or "", "state": "judged", "counted": counted, "role": said.role}
+        leases.append({**who, **how, "begun": at, "expires": at})
         same = {name: getattr(said, name) for name in ("choice", "strength", "seconds", "guidelines")}
         judgments.append({**who, **same, "ratings": dict(said.ratings), "comment": "", "at": at})
     columns = (AssignmentRow.task_id, AssignmentRow.annotator_id, AssignmentRow.id)
@@ -347,15 +348,15 @@ def _insert(session: Session, fresh: Mapping[tuple[int, int], tuple[TaskRow, Ann
 
 def _settle(session: Session, fresh: Sequence[tuple[TaskRow, AnnotatorRow, Said]]) -> None:
     """Count the judgments in, and say what becomes of their tasks."""
-    counts = Counter(task.id for task, person, _ in fresh if person.role == "annotator")
-    decided = {task.id for task, person, _ in fresh if person.role != "annotator"}
+    counts = Counter(task.id for task, _, said in fresh if said.role == "annotator")
+    decided = {task.id for task, _, said in fresh if said.role != "annotator"}
     tasks = {task.id: task for task, _, _ in fresh}
     ids = list(tasks)
     flagged = _flagged(session, ids)
-    said: dict[int | None, list[str]] = {key: [] for key in ids}
+    choices: dict[int | None, list[str]] = {key: [] for key in ids}
     live = select(JudgmentRow.task_id, JudgmentRow.choice).where(JudgmentRow.task_id.in_(ids), JudgmentRow.withdrawn.is_(None))
     for key, choice in session.execute(live):
-        said[key].append(choice)
+        choices[key].append(choice)
     for key, task in tasks.items():
         task.judged += counts[key]
         if task.known is not None:
@@ -365,7 +366,7 @@ def _settle(session: Session, fresh: Sequence[tuple[TaskRow, AnnotatorRow, Said]
         if key in decided:
             task.state = "settled"
         elif task.state != "settled" and (key in flagged or task.judged >= task.needed):
-            task.state = "done" if key not in flagged and more_than_half(said[key]) else "expert"
+            task.state = "done" if key not in flagged and more_than_half(choices[key]) else "expert"
     session.flush()
 
 

@@ -11,25 +11,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
-from sqlalchemy import URL, Connection, Engine, event, func, insert, inspect, make_url, select, text, update
+from sqlalchemy import bindparam, exists, func, insert, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
-from sqlmodel import Session, SQLModel, create_engine
+from sqlalchemy.orm import aliased
+from sqlmodel import Session
 
 from tether.core.errors import ConfigError, DataError
 from tether.core.types import Conversation
+from tether.preferences.database import address_of, engine_of, migrate, shown
 from tether.preferences.rows import turn_rows
 from tether.preferences.tables import (
+    LEASED,
     AnnotatorRow,
     AssignmentRow,
     FlagRow,
@@ -46,12 +48,6 @@ from tether.preferences.votes import CHOICES
 
 DAY = 86400.0
 PART = 500
-Migration = Callable[[Connection], None]
-MIGRATIONS: tuple[Migration, ...] = (SQLModel.metadata.create_all,)
-"""What makes a store, and what brings an older one up to date, in order; a store knows how many of them it has seen.
-
-The first makes today's tables, so that a new store needs none of the others.
-"""
 
 
 class StoreError(DataError):
@@ -124,17 +120,17 @@ class Store:
 
     def __init__(self, url: str | Path, *, clock: Callable[[], float] = time.time) -> None:
         self.clock = clock
-        self.url = _address(url)
+        self.url = address_of(url)
         try:
-            self.engine = _engine(self.url)
+            self.engine = engine_of(self.url)
             # SQLite lets waiting writers ask again and again, and some wait for seconds; threads of one process take turns.
             self._turn = threading.RLock() if self.sqlite else nullcontext()
             with self.transaction() as session:
-                self.id = self._migrate(session.connection())
+                self.id = migrate(session.connection(), self.url)
         except (SQLAlchemyError, ImportError, OSError) as error:
             cause = str(getattr(error, "orig", error)).splitlines()[0]
             cause += ". Install it with `pip install 'tether-rlhf[postgres]'`" if isinstance(error, ImportError) else ""
-            raise ConfigError(f"{_without_password(self.url)}: this preference store cannot be opened: {cause}") from error
+            raise ConfigError(f"{shown(self.url)}: this preference store cannot be opened: {cause}") from error
 
     @property
     def sqlite(self) -> bool:
@@ -157,24 +153,6 @@ class Store:
 
     def close(self) -> None:
         self.engine.dispose()
-
-    def _migrate(self, connection: Connection) -> str:
-        """Bring the tables up to date; returns the store's own id, by which it knows its exports again."""
-        _check_ours(inspect(connection).get_table_names(), self.url)
-        connection.execute(text("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL)"))
-        connection.execute(text("CREATE TABLE IF NOT EXISTS store_id (id TEXT NOT NULL)"))
-        known = connection.execute(text("SELECT max(version) FROM schema_version")).scalar() or 0
-        if known > len(MIGRATIONS):
-            raise ConfigError(f"{_without_password(self.url)} was written by a newer tether (schema {known}). Upgrade tether")
-        for migration in MIGRATIONS[known:] if known else MIGRATIONS[:1]:
-            migration(connection)
-        if known < len(MIGRATIONS):
-            connection.execute(text("INSERT INTO schema_version VALUES (:version)"), {"version": len(MIGRATIONS)})
-        if found := connection.execute(text("SELECT id FROM store_id")).scalar():
-            return found
-        fresh = secrets.token_hex(8)
-        connection.execute(text("INSERT INTO store_id VALUES (:id)"), {"id": fresh})
-        return fresh
 
     # What is compared.
 
@@ -205,8 +183,11 @@ class Store:
 
     # Who judges.
 
-    def invite(self, name: str, role: Role = "annotator", days: float = 30.0) -> str:
+    def invite(self, name: str, role: Role | None = None, days: float = 30.0) -> str:
         """A secret that lets `name` in for so long; a second invitation replaces the first and ends all open sessions.
+
+        Args:
+            role: None: as before, or annotator. What was said in another role stays what it was; a task that is held goes back.
 
         Raises:
             StoreError: the name is empty or long.
@@ -217,7 +198,9 @@ class Store:
         with self.transaction() as session:
             row = session.execute(select(AnnotatorRow).where(AnnotatorRow.name == name.strip())).scalar_one_or_none()
             row = row or AnnotatorRow(name=name.strip(), created=now)
-            row.role, row.disabled = role, False
+            if row.id is not None and role not in (None, row.role):
+                free(session, session.execute(HELD, {"annotator": row.id}).scalars().all(), "expired")
+            row.role, row.disabled = role or row.role, False
             row.invitation, row.invited_until = secret_digest(secret), now + days * DAY
             session.add(row)
             session.flush()
@@ -284,13 +267,23 @@ class Store:
     # How far it is.
 
     def counts(self) -> dict[str, int]:
-        """Rows by kind, tasks by state, open places."""
+        """Rows by kind, tasks by state (what everybody has skipped waits for new people), open places; gold questions apart."""
         with self.reading() as session:
             count = lambda table, *only: session.execute(select(func.count()).select_from(table).where(*only)).scalar_one()  # noqa: E731
-            places = select(func.sum(TaskRow.needed - TaskRow.judged)).where(TaskRow.state == "open", TaskRow.known.is_(None))
+            skipped = exists().where(AssignmentRow.task_id == TaskRow.id, AssignmentRow.state == "skipped")
+            able = (
+                exists()
+                .where(AnnotatorRow.role == "annotator", AnnotatorRow.disabled.is_(False), ~had_by(AnnotatorRow.id))
+                .correlate(TaskRow)
+            )
+            ours = TaskRow.known.is_(None)
+            stuck = (ours, TaskRow.state == "open", TaskRow.taken < TaskRow.needed, skipped, ~able)
+            places = select(func.sum(TaskRow.needed - TaskRow.judged)).where(TaskRow.state == "open", ours)
             return {
-                "prompts": count(PromptRow), "responses": count(ResponseRow), "tasks": count(TaskRow),
-                **{f"tasks_{state}": number for state, number in _states(session).items()},
+                "prompts": count(PromptRow), "responses": count(ResponseRow), "tasks": count(TaskRow, ours),
+                **{f"tasks_{state}": number for state, number in _states(session, ours).items()},
+                "tasks_that_nobody_can_take": count(TaskRow, *stuck),
+                "gold_questions": count(TaskRow, ~ours),
                 "judgments": count(JudgmentRow, JudgmentRow.withdrawn.is_(None)),
                 "open_judgments": int(session.execute(places).scalar() or 0),
                 "open_flags": count(FlagRow, FlagRow.resolved.is_(None)), "annotators": count(AnnotatorRow),
@@ -303,53 +296,32 @@ class Store:
             return _states(session, TaskRow.round == name, TaskRow.known.is_(None))
 
 
+HELD = select(AssignmentRow).where(AssignmentRow.annotator_id == bindparam("annotator"), text(LEASED))
+
+
+def had_by(annotator: Any, *states: str) -> Any:
+    """Whether somebody was given the two answers of a task, in whatever round; leases that ran out do not count.
+
+    Nested, so that a database looks for the few tasks of a pair and not through all that a person was given.
+    """
+    other = aliased(TaskRow)
+    state = AssignmentRow.state.in_(states) if states else AssignmentRow.state != "expired"
+    given = exists().where(AssignmentRow.task_id == other.id, AssignmentRow.annotator_id == annotator, state)
+    return exists().where(other.pair == TaskRow.pair, given.correlate(other, AnnotatorRow)).correlate(TaskRow, AnnotatorRow)
+
+
+def free(session: Session, rows: Sequence[AssignmentRow], state: str) -> None:
+    """End leases without a judgment, and give their places to others."""
+    for row in rows:
+        if row.counted:
+            session.get_one(TaskRow, row.task_id).taken -= 1
+        row.state, row.counted = state, False
+    session.flush()
+
+
 def _states(session: Session, *only: Any) -> dict[str, int]:
     found = dict(session.execute(select(TaskRow.state, func.count()).where(*only).group_by(TaskRow.state)).all())
     return {state: found.get(state, 0) for state in get_args(TaskState)}
-
-
-def _address(url: str | Path) -> URL:
-    """Where the database is, of a path or a URL; ConfigError for what looks like a URL and is none."""
-    try:
-        # The driver is that of the extra `postgres`.
-        known = make_url(str(url).replace("postgresql://", "postgresql+psycopg://", 1)) if "://" in str(url) else None
-    except (SQLAlchemyError, ValueError):  # the text may hold a password
-        raise ConfigError(f"{str(url).partition('://')[0]}://…: this is no database's URL. Write scheme://host/name") from None
-    address = known or URL.create("sqlite", database=str(url))
-    if address.get_backend_name() == "sqlite" and address.database:
-        address = address.set(database=os.path.expanduser(address.database))
-    return address
-
-
-def _check_ours(tables: Collection[str], url: URL) -> None:
-    if tables and not {"schema_version", "judgments"} <= set(tables):
-        some = ", ".join(sorted(tables)[:3])
-        raise ConfigError(f"{_without_password(url)} is no preference store: it has other tables ({some}). Give another place")
-
-
-def _engine(url: URL) -> Engine:
-    is_file = url.get_backend_name() == "sqlite"
-    if is_file and url.database:
-        Path(url.database).parent.mkdir(parents=True, exist_ok=True)
-    engine = create_engine(url, pool_pre_ping=not is_file, pool_size=16, max_overflow=64)
-    if not is_file:
-        return engine
-
-    @event.listens_for(engine, "connect")
-    def _connected(connection: Any, _: Any) -> None:
-        connection.isolation_level = None  # we say BEGIN ourselves, below
-        connection.execute("PRAGMA busy_timeout=60000")
-        # Write-ahead mode is written into the file, so that it comes after the check.
-        _check_ours([name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")], url)
-        for setting in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
-            connection.execute(f"PRAGMA {setting}")
-
-    @event.listens_for(engine, "begin")
-    def _begun(connection: Connection) -> None:
-        reads = connection.get_execution_options().get("reads")
-        connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
-
-    return engine
 
 
 def _insert(session: Session, table: Any, columns: Sequence[Any], rows: Mapping[tuple[str, ...], dict[str, Any]]) -> int:
@@ -384,10 +356,3 @@ def _task_row(question: Question, belongs: Mapping[str, str]) -> dict[str, Any]:
         raise StoreError(f"a comparison needs at least one judgment, {question.needed} were asked for")
     pair = "/".join(sorted((question.first_id, question.second_id)))
     return {**vars(question), "details": dict(question.details), "pair": pair, "taken": 0, "judged": 0, "state": "open"}
-
-
-def _without_password(url: URL) -> str:
-    """The address as it may be shown; a file's is its path."""
-    if url.get_backend_name() == "sqlite":
-        return str(url.database)
-    return url.difference_update_query([name for name in url.query if "pass" in name.lower()]).render_as_string()

@@ -117,6 +117,8 @@ class AssignmentRow(SQLModel, table=True):
     state: str = "leased"
     counted: bool = True
     """Whether it takes one of the task's places: an expert's and a gold question's do not."""
+    role: str = "annotator"
+    """What the person was when it was lent: a judgment stays an annotator's or an expert's whatever becomes of the person."""
     begun: float
     expires: float
 

@@ -27,7 +27,7 @@ class Vote:
 
     `value` is a choice or a strength: positive for `first`, negative for `second`, 0 for a tie. `at` is when (any unit that
     grows), `seconds` how long it took, `shown_left` the answer that stood on the left, `slices` what else is known of the
-    item, such as its topic.
+    item, such as its topic. `expert`: said to settle what others left open.
 
     Raises:
         DataError: the value is no choice and no finite number, a name is empty, or the side on the left is no side.
@@ -40,6 +40,7 @@ class Vote:
     seconds: float | None = None
     shown_left: Side | None = None
     slices: Mapping[str, str] = field(default_factory=dict)
+    expert: bool = False
 
     def __post_init__(self) -> None:
         if not self.item or not self.annotator:

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,7 +16,7 @@ from sqlmodel import Session
 
 from tether.core.types import Conversation
 from tether.preferences.rows import turns_of
-from tether.preferences.store import Store, StoreError
+from tether.preferences.store import HELD, Store, StoreError, free, had_by
 from tether.preferences.tables import (
     DISPUTED,
     GOLD,
@@ -36,7 +36,6 @@ MAX_COMMENT = 4000
 
 # Written once: to build and compile a statement costs more than to run it.
 _FIRST, _SECOND = aliased(ResponseRow), aliased(ResponseRow)
-_HELD = select(AssignmentRow).where(AssignmentRow.annotator_id == bindparam("annotator"), text(LEASED))
 _LATE = select(AssignmentRow).where(text(LEASED), AssignmentRow.expires < bindparam("now"))
 _GIVEN = (
     select(AssignmentRow, TaskRow, AnnotatorRow)
@@ -55,9 +54,7 @@ _LENT = select(AssignmentRow).where(
     AssignmentRow.task_id == bindparam("task"), AssignmentRow.annotator_id == bindparam("annotator")
 )
 _HOW_MANY = select(func.count()).select_from(AssignmentRow).where(AssignmentRow.annotator_id == bindparam("annotator"))
-_UNSEEN = ~exists().where(
-    AssignmentRow.task_id == TaskRow.id, AssignmentRow.annotator_id == bindparam("annotator"), AssignmentRow.state != "expired"
-)
+_UNSEEN = ~had_by(bindparam("annotator"))
 _FREE = ~exists().where(AssignmentRow.task_id == TaskRow.id, text(LEASED), AssignmentRow.counted.is_(False))
 _ORDERED = select(TaskRow).order_by(TaskRow.priority, TaskRow.id).limit(1)
 _WANTED = _ORDERED.where(text(WANTED), _UNSEEN)
@@ -145,12 +142,12 @@ class Work:
             person = session.get(AnnotatorRow, annotator)
             if person is None or person.disabled:
                 raise StoreError("this annotator is not known here, or was locked out")
-            held = session.execute(_HELD, {"annotator": annotator}).scalar_one_or_none()
+            held = session.execute(HELD, {"annotator": annotator}).scalar_one_or_none()
             if held is not None:
                 held.expires = now + self.lease
-                return _assigned(session, held, session.get_one(TaskRow, held.task_id), person)
+                return _assigned(session, held, session.get_one(TaskRow, held.task_id))
             task = self._pick(session, person)
-            return None if task is None else _assigned(session, self._lend(session, task, person, now), task, person)
+            return None if task is None else _assigned(session, self._lend(session, task, person, now), task)
 
     def _lend(self, session: Session, task: TaskRow, person: AnnotatorRow, now: float) -> AssignmentRow:
         left = random.Random(f"{self.seed}/{task.id}/{person.id}").choice(("first", "second"))
@@ -172,15 +169,16 @@ class Work:
             row, task, person = given(session, assignment, annotator)
             if row.state == "judged":
                 kept = session.execute(_live().where(JudgmentRow.assignment_id == assignment)).scalar_one()
-                if kept.choice != verdict.choice:
+                if any(getattr(kept, name) != getattr(verdict, name) for name in ("choice", "strength", "ratings", "comment")):
                     raise StoreError("this task is judged already; take the judgment back first")
                 return
             if row.state not in ("leased", "expired"):
                 raise StoreError(f"this task was {row.state}; go on with the next one")
-            if person.role != "annotator" and task.state == "settled":
+            if row.role != "annotator" and task.state == "settled":
                 raise StoreError("another expert has settled this task. Go on with the next one")
             if row.state == "expired":
-                if task.known is None and person.role == "annotator" and (task.taken >= task.needed or task.state != "open"):
+                full = task.known is None and row.role == "annotator" and (task.taken >= task.needed or task.state != "open")
+                if full or row.role != person.role:
                     raise StoreError("the time for this task ran out, and others have judged it since. Go on with the next one")
                 _take(session, row, task, person)
             row.state = "judged"
@@ -188,7 +186,7 @@ class Work:
             more = {"comment": verdict.comment, "seconds": verdict.seconds, "guidelines": verdict.guidelines, "at": now}
             session.add(JudgmentRow(assignment_id=assignment, task_id=row.task_id, annotator_id=annotator, **said, **more))
             session.flush()
-            self._settle(session, task, person, +1)
+            self._settle(session, task, row, +1)
 
     def undo(self, annotator: int) -> Assigned | None:
         """Take the person's latest judgment back and lend them its task again; None when there is none.
@@ -204,16 +202,15 @@ class Work:
             ).scalar_one_or_none()
             if last is None:
                 return None
-            task, person = session.get_one(TaskRow, last.task_id), session.get_one(AnnotatorRow, annotator)
-            if task.state == "settled" and person.role == "annotator":
+            task, row = session.get_one(TaskRow, last.task_id), session.get_one(AssignmentRow, last.assignment_id)
+            if task.state == "settled" and row.role == "annotator":
                 raise StoreError("an expert has decided this task since; it cannot be taken back")
             _set_aside(session, annotator)
             last.withdrawn = now
-            row = session.get_one(AssignmentRow, last.assignment_id)
             row.state, row.expires = "leased", now + self.lease
             session.flush()
-            self._settle(session, task, person, -1)
-            return _assigned(session, row, task, person)
+            self._settle(session, task, row, -1)
+            return _assigned(session, row, task)
 
     def skip(self, assignment: int, annotator: int) -> None:
         """Give a task back; this person does not see it again."""
@@ -236,7 +233,7 @@ class Work:
                 return
             if row.state not in ("leased", "expired"):
                 raise StoreError(f"this task was {row.state}; go on with the next one")
-            _free(session, [row], state)
+            free(session, [row], state)
             if reason:
                 session.add(FlagRow(task_id=row.task_id, annotator_id=annotator, reason=reason, at=self.store.clock()))
                 task.state = task.state if task.state == "settled" else "expert"
@@ -253,9 +250,9 @@ class Work:
                 return random.Random(f"{self.seed}/{person.id}/{count}").choice(tasks)
         return session.execute(_WANTED, who).scalar_one_or_none()
 
-    def _settle(self, session: Session, task: TaskRow, person: AnnotatorRow, sign: int) -> None:
+    def _settle(self, session: Session, task: TaskRow, row: AssignmentRow, sign: int) -> None:
         """Count a judgment in (or out) and say what becomes of its task."""
-        if person.role != "annotator":
+        if row.role != "annotator":
             task.state = "settled" if sign > 0 else "expert"
             flags = update(FlagRow).where(FlagRow.task_id == task.id)
             flags = flags.where(FlagRow.resolved.is_(None) if sign > 0 else FlagRow.resolved.is_not(None))
@@ -285,38 +282,31 @@ def given(session: Session, assignment: int, annotator: int) -> tuple[Assignment
 
 def _take(session: Session, row: AssignmentRow, task: TaskRow, person: AnnotatorRow) -> None:
     """Let a lease have one of its task's places, if it needs one."""
-    row.counted = task.known is None and person.role == "annotator"
+    row.role, row.counted = person.role, task.known is None and person.role == "annotator"
     session.add(row)
     task.taken += row.counted
     session.flush()
 
 
-def _free(session: Session, rows: Sequence[AssignmentRow], state: str) -> None:
-    """End leases without a judgment, and give their places to others."""
-    for row in rows:
-        if row.counted:
-            session.get_one(TaskRow, row.task_id).taken -= 1
-        row.state, row.counted = state, False
-    session.flush()
-
-
 def _release(session: Session, now: float) -> None:
     """Take back what was lent for too long."""
-    _free(session, session.execute(_LATE, {"now": now}).scalars().all(), "expired")
+    free(session, session.execute(_LATE, {"now": now}).scalars().all(), "expired")
 
 
 def _set_aside(session: Session, annotator: int) -> None:
     """Take back what a person holds, so that they may hold another; it may come back to them later."""
-    _free(session, session.execute(_HELD, {"annotator": annotator}).scalars().all(), "expired")
+    free(session, session.execute(HELD, {"annotator": annotator}).scalars().all(), "expired")
 
 
-def _assigned(session: Session, row: AssignmentRow, task: TaskRow, person: AnnotatorRow) -> Assigned:
+def _assigned(session: Session, row: AssignmentRow, task: TaskRow) -> Assigned:
     assert row.id is not None and task.id is not None
     sides = {"prompt": task.prompt_id, "first": task.first_id, "second": task.second_id}
     turns = [turns_of(side) for side in session.execute(_SHOWN, sides).one()]
     more: dict[str, Any] = {}
-    if person.role != "annotator":
-        said = session.execute(_live().where(JudgmentRow.task_id == task.id, JudgmentRow.annotator_id != person.id)).scalars()
+    if row.role != "annotator":
+        said = session.execute(
+            _live().where(JudgmentRow.task_id == task.id, JudgmentRow.annotator_id != row.annotator_id)
+        ).scalars()
         more["others"] = tuple({"choice": j.choice, "strength": j.strength, "comment": j.comment} for j in said)
         more["flags"] = tuple(session.execute(select(FlagRow.reason).where(FlagRow.task_id == task.id)).scalars())
     return Assigned(row.id, task.id, *turns, left=row.left, expires=row.expires, **more)

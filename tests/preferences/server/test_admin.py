@@ -179,3 +179,28 @@ def test_the_queue_shows_the_first_fifty(come, store):
         session.execute(TaskRow.__table__.update().values(state="expert"))
     page = come("expert").get("/experts").text
     assert page.count("<li><h2") == 50 and "72 tasks" in page and "The first 50 are shown" in page
+
+
+def test_who_clicks_one_side_is_named_on_the_overview(come, store):
+    """Two judge by the answers, a third always left; who is named is that one."""
+    filled(store, prompts=60, answers=2, needed=3)
+    names, work = people(store, 3), Work(store, gold_every=0)
+    for place, name in enumerate(names):
+        while held := work.next(name):
+            work.judge(held.assignment, name, Verdict(held.left if place == 2 else "first", seconds=5.0))
+    assert {one.annotator for one in overview(store).suspects} == {"annotator 2"}
+    page = come("admin").get("/admin").text
+    assert "Look at what they do" in page and page.index("annotator 2", page.index("Look at what")) > 0
+
+
+def test_a_new_link_keeps_the_role_unless_told_otherwise(come, store):
+    store.invite("Eve", "expert")
+    admin = come("admin")
+    admin.get("/admin")
+    assert "lets in as an expert" in admin.send("/admin/invite", name="Eve", role="", days="3").text
+    admin.get("/admin")
+    assert "lets in as an annotator" in admin.send("/admin/invite", name="Ann", role="", days="3").text
+    assert {row.name: row.role for row in store.annotators() if row.name in ("Eve", "Ann")} == {
+        "Eve": "expert",
+        "Ann": "annotator",
+    }

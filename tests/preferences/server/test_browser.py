@@ -209,6 +209,10 @@ def test_everything_works_without_the_script(visits: Visits) -> None:
     page.fill("#code", visits.store.invite("Ann"))
     page.click("text=Come in >> nth=-1")
     assert not page.is_visible("#keys") and not page.is_visible("kbd >> nth=0")
+    page.focus('input[name="strength"] >> nth=1')
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(100)
+    assert visits.store.counts()["judgments"] == 0
     page.click("button.choice.right")
     page.click("button:has-text('Undo')")
     page.click("button:has-text('Skip')")
@@ -237,6 +241,25 @@ def test_keys_can_be_turned_off_and_stay_off(visits: Visits) -> None:
     with page.expect_navigation():
         page.keyboard.press("b")
     assert visits.store.counts()["judgments"] == 1
+
+
+def test_keys_in_a_rating_rate_and_never_judge(visits: Visits) -> None:
+    filled(visits.store)
+    visits.store.set_guidelines("Be true.", criteria=["true"])
+    page = visits.come("Ann")
+    page.wait_for_selector(READY)
+    page.focus('input[name="rating-0-right"][value="5"]')
+    page.keyboard.press("Space")
+    page.keyboard.press("Enter")
+    page.keyboard.press("2")
+    page.wait_for_timeout(200)
+    assert visits.store.counts()["judgments"] == 0
+    assert page.is_checked('input[name="rating-0-right"][value="2"]')
+    with page.expect_navigation():
+        page.keyboard.press("b")
+    with visits.store.reading() as session:
+        (judged,) = session.execute(select(JudgmentRow)).scalars()
+    assert judged.choice == "both_bad" and list(judged.ratings.values()) == [2]
 
 
 def test_a_million_characters_neither_run_nor_hang(visits: Visits) -> None:

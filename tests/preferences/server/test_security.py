@@ -190,3 +190,18 @@ def test_pages_of_others_are_closed(come, store, role):
     somebody.get("/rest")
     assert [somebody.send(path, **fields).status_code for path, fields in posts.items()] == [403] * 3
     assert len(store.annotators()) == 1 and store.all_guidelines() == []
+
+
+def test_a_link_that_is_followed_again_from_elsewhere_lets_in(visit, store):
+    """A browser sends no cookies to a page that another site links to, and sends them with that page's form."""
+    store.invite("Ann")
+    assert visit().join(f"/join#{store.invite('Ann')}").status_code == 200
+    browser = visit()
+    secret = store.invite("Ann")
+    browser.join(f"/join#{secret}")
+    kept = dict(browser.client.cookies)
+    browser.client.cookies.clear()
+    browser.get("/join")
+    browser.client.cookies.update(kept)
+    assert browser.send("/join", code=f"/join#{secret}").status_code == 200
+    assert browser.get("/judge").status_code == 200

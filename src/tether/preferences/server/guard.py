@@ -124,9 +124,9 @@ def form_token(secret: str) -> str:
     return hashlib.sha256(f"form/{secret}".encode()).hexdigest()
 
 
-def check_token(form: Form, secret: str) -> None:
-    """Raises HTTPException 403 for a form that was not made for this browser."""
-    if not secret or not hmac.compare_digest(form.text("token").encode(), form_token(secret).encode()):
+def check_token(form: Form, *secrets: str) -> None:
+    """Raises HTTPException 403 for a form that was made for none of these cookies of a browser."""
+    if not any(s and hmac.compare_digest(form.text("token").encode(), form_token(s).encode()) for s in secrets):
         raise HTTPException(403, "This form belongs to an older visit. Load the page again and repeat what you did.")
 
 

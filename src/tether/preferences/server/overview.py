@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tether.preferences.agreement import Figure, krippendorff_alpha, raw_agreement
 from tether.preferences.exchange import Worker, gold_answers, votes, workers
+from tether.preferences.quality import Suspicion, suspicious
 from tether.preferences.store import DAY, Store
 from tether.preferences.votes import Vote
 
@@ -27,14 +28,14 @@ class Overview:
     raw: Figure
     alpha: Figure
     people: list[Worker]
+    suspects: list[Suspicion]
 
 
 def overview(store: Store) -> Overview:
     """Sum up the whole store; agreement is that of annotators, without experts and gold questions."""
     now, people, gold = store.clock(), store.annotators(), gold_answers(store)
     said = list(votes(store, names=True, gold=True, experts=True))
-    annotators = {person.name for person in people if person.role == "annotator"}
-    compared = [vote for vote in said if vote.annotator in annotators and vote.item not in gold]
+    compared = [vote for vote in said if not vote.expert and vote.item not in gold]
     return Overview(
         at=now,
         counts=store.counts(),
@@ -43,6 +44,7 @@ def overview(store: Store) -> Overview:
         raw=raw_agreement(compared, coding="verdict"),
         alpha=krippendorff_alpha(compared, coding="verdict"),
         people=workers(people, said, gold),
+        suspects=suspicious((vote for vote in said if not vote.expert), gold=gold),
     )
 
 

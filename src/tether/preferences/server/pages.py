@@ -64,7 +64,7 @@ def join(visit: Anybody) -> Response:
 def enter(visit: Anybody, form: Annotated[Form, Depends(posted_form)]) -> Response:
     site, client = visit.site, visit.request.client
     address = client.host if client else ""
-    check_token(form, visit.secret)
+    check_token(form, *visit.cookies)  # who follows a link from elsewhere shows no session, and sends it with the form
     if site.attempts.blocked(address):
         response = visit.page("join.html", 429, problem="Too many invitations were wrong. Wait a minute and try again.")
         response.headers["retry-after"] = "60"
@@ -234,12 +234,13 @@ def overview(visit: Admin, done: str = "") -> Response:
 def invite(visit: AdminSent) -> Response:
     """Make an invitation and show its link, this one time."""
     site, form, request = visit.site, visit.form, visit.request
-    name, role, days = form.text("name").strip(), form.text("role", "annotator"), form.whole("days", 1, 365)
-    if role not in ROLES:
+    name, role, days = form.text("name").strip(), form.text("role") or None, form.whole("days", 1, 365)
+    if role not in (None, *ROLES):
         raise HTTPException(400, f"A role is one of {', '.join(ROLES)}.")
     if name == visit.person.name:
         raise StoreError("a new invitation for yourself would log you out. Ask another administrator or the command line")
     secret = site.store.invite(name, role, days)  # type: ignore[arg-type]
+    role = next(person.role for person in site.store.annotators() if person.name == name)
     base = site.settings.address.rstrip("/") or f"{request.url.scheme}://{request.headers['host']}"
     until = site.store.clock() + days * DAY
     return visit.page("invited.html", name=name, role=role, link=f"{base}/join#{secret}", until=until)

@@ -17,7 +17,7 @@ from sqlmodel import Session
 
 from tether.core.types import Conversation
 from tether.preferences.rows import turns_of
-from tether.preferences.store import Store, StoreError
+from tether.preferences.store import Store, StoreError, had_by
 from tether.preferences.tables import AnnotatorRow, AssignmentRow, FlagRow, JudgmentRow, PromptRow, ResponseRow, TaskRow
 from tether.preferences.work import answer_on, given
 
@@ -70,8 +70,7 @@ class WorkCount:
 
 
 def _left(person: AnnotatorRow) -> Any:
-    mine = (AssignmentRow.annotator_id == person.id, AssignmentRow.state.not_in(("expired", "leased")))
-    unseen = ~exists().where(AssignmentRow.task_id == TaskRow.id, *mine)
+    unseen = ~had_by(person.id, "judged", "skipped", "flagged")
     if person.role != "annotator":
         return select(func.count()).select_from(TaskRow).where(TaskRow.state == "expert", unseen)
     held = exists().where(

@@ -71,7 +71,7 @@ class Visit:
 
     def __init__(self, request: Request) -> None:
         self.request, self.site, self.form = request, site_of(request), Form({})
-        session, visit = (request.cookies.get(name, "") for name in (SESSION, VISIT))
+        self.cookies = session, visit = tuple(request.cookies.get(name, "") for name in (SESSION, VISIT))
         self.somebody = self.site.store.who(session) if session else None
         self.fresh = self.somebody is None and not visit
         self.secret = session if self.somebody else visit or secrets.token_urlsafe(24)

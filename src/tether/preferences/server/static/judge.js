@@ -43,8 +43,9 @@
 
   let sent = false;
   document.addEventListener("submit", (event) => {
-    if (sent) event.preventDefault();
-    sent = true;
+    const idle = event.submitter && event.submitter.formMethod === "dialog"; // Enter in a field of the verdict
+    if (sent || idle) event.preventDefault();
+    sent = sent || !idle;
   });
   addEventListener("pageshow", () => { sent = false; });
 
@@ -92,10 +93,19 @@
       one("#reason").focus();
     },
   };
+  let pointed = false; // a rating takes digits where keys led to it, and not after a click
+  addEventListener("pointerdown", () => { pointed = true; });
   document.addEventListener("keydown", (event) => {
+    if (event.key === "Tab" || event.key.startsWith("Arrow")) pointed = false;
     if (event.key === "Escape" && writes(event.target)) return void one("#task").focus({ preventScroll: true });
     if (!box.checked || event.repeat || event.ctrlKey || event.altKey || event.metaKey || writes(event.target)) return;
     const key = event.key.toLowerCase();
+    if (!pointed && event.target.matches('input[name^="rating-"]') && /^[1-5]$/.test(key)) {
+      const radio = all(`input[name="${event.target.name}"]`)[key - 1];
+      radio.checked = true;
+      radio.focus();
+      return void event.preventDefault();
+    }
     const button = one(`button[data-key="${CSS.escape(key)}"]`);
     if (!button && !others[key]) return;
     event.preventDefault();
