@@ -47,9 +47,9 @@ def round_rows(found: Rounds) -> list[tuple[str, ...]]:
         gold = [""] * 4
         if "gold_after" in one:
             gain = bracketed(one["gold_gain_of_round"], signed)
-            bought = bracketed(one["gold_per_100_labels"], signed)
+            bought = bracketed(mapping(one["gold_per_100_labels"]) or None, signed)
             gold = [decimal(one["gold_after"]), gain, bought, decimal(one["kl"]["value"])]
-        labels = f"{one['labels']} of {one['asked']} pairs"
+        labels = f"{one['labels']} of {one['asked']} pairs" if "asked" in one else str(one["labels"])
         rows.append((str(number), labels, str(one["labels_so_far"]), *shown, *gold, str(one.get("alarms", ""))))
     return rows
 
