@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +19,7 @@ from tether.core.rundir import read_json, read_jsonl, write_json
 from tether.core.types import Comparison, assistant
 from tether.data.sources import group_of
 from tether.pipelines.foundation import Foundation
-from tether.pipelines.judging import describe, judge_files
+from tether.pipelines.judging import describe, judge_files, reasons
 from tether.preferences.annotators import label_pairs
 from tether.preferences.constitution import read_rubric
 from tether.preferences.judge import PairJudge
@@ -142,7 +141,7 @@ class Labeller:
         rows, judge = [self._pair(answers, *pair) for pair in chosen], self.judge
         bar = self.ground.announce(f"judge {folder.name}")
         found = judge.judge(rows, told=lambda done: bar(done // 2, len(rows), {}))
-        why = Counter(one.reason.partition(": ")[0] for one in found if one.log_odds is None)
+        why = reasons(found)
         if why.total() > MOST_FAILED * len(rows) or why.keys() & {SPENT, DOWN, QUOTA}:
             reasons = "; ".join(f"{reason} ({count})" for reason, count in why.most_common(3))
             raise RunError(

@@ -14,7 +14,6 @@ from sqlalchemy import select, update
 
 from tether.preferences.aggregation import bradley_terry
 from tether.preferences.exchange import How, labelled, votes
-from tether.preferences.rows import turns_of
 from tether.preferences.store import PART, Store
 from tether.preferences.tables import PromptRow, ResponseRow, TaskRow
 from tether.preferences.votes import latest_votes
@@ -84,7 +83,7 @@ def ranked(store: Store, *, round: str | None = None) -> Iterator[dict[str, Any]
             rows = sorted(rows, key=lambda row: (-scores[row.id], row.id))
             mean = sum(scores[row.id] for row in rows) / len(rows)
             yield {
-                "prompt": [{"role": turn.role, "content": turn.content} for turn in turns_of(asked.messages)],
+                "prompt": asked.messages,
                 "responses": [row.messages[-1]["content"] for row in rows],
                 "scores": [scores[row.id] - mean for row in rows],
                 "models": [row.model for row in rows],
