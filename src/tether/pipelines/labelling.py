@@ -143,9 +143,9 @@ class Labeller:
         found = judge.judge(rows, told=lambda done: bar(done // 2, len(rows), {}))
         why = reasons(found)
         if why.total() > MOST_FAILED * len(rows) or why.keys() & {SPENT, DOWN, QUOTA}:
-            reasons = "; ".join(f"{reason} ({count})" for reason, count in why.most_common(3))
+            listed = "; ".join(f"{reason} ({count})" for reason, count in why.most_common(3))
             raise RunError(
-                f"{judge.name} left {why.total()} of {len(rows)} pairs of {folder} without a label: {reasons}. "
+                f"{judge.name} left {why.total()} of {len(rows)} pairs of {folder} without a label: {listed}. "
                 "Mend that and start the loop again: what it has judged is kept, and only the rest is asked"
             )
         told = describe(rows, found, judge.temperature)
