@@ -145,6 +145,7 @@ class Foundation:
         self.pair_prompts = self.train_prompts[: config.pairs.num_prompts]
         self.heldout = [p for p in prompts if p.metadata["split"] == "heldout"][:limit]
         self._judge: Judge | None = None
+        self._scores: dict[tuple[str, ...], list[Score]] = {}
 
     @property
     def judge(self) -> Judge:
@@ -321,8 +322,12 @@ class Foundation:
         )
 
     def judged(self, texts: Sequence[str]) -> list[Score]:
-        """Gold scores of answers to the held-out prompts."""
-        return self.judge.score_texts([p for p in self.heldout for _ in range(self.config.evaluation_samples)], texts)
+        """Gold scores of answers to the held-out prompts; those of the same answers once, whatever they are compared with."""
+        if (key := tuple(texts)) not in self._scores:
+            self._scores[key] = self.judge.score_texts(
+                [p for p in self.heldout for _ in range(self.config.evaluation_samples)], texts
+            )
+        return self._scores[key]
 
     def gold(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """Gold scores of rollouts, whatever their prompts."""
