@@ -14,6 +14,7 @@ from tether.core.protocols import Verdict as JudgeVerdict
 from tether.core.types import Comparison
 from tether.data.sources import read
 from tether.pipelines import labelling
+from tether.pipelines.foundation import LetterJudge
 from tether.pipelines.loop import Loop, LoopConfig
 from tether.preferences.remembered import Remembered
 from tether.preferences.store import Store
@@ -92,6 +93,14 @@ def test_gold_is_that_of_the_judge_and_the_rounds_add_up(finished):
             (gold[number] - gold[number - 1]) * 100 / 12
         )  # those without a majority are paid too
         assert bought["low"] <= bought["value"] <= bought["high"] and one["asked"] == 12 >= one["labels"]
+
+
+def test_gold_reads_the_same_answers_once(tmp_path, monkeypatch):
+    read, plain, root = [], LetterJudge.score_texts, tmp_path / "run"
+    monkeypatch.setattr(LetterJudge, "score_texts", lambda self, asked, texts: read.append([*texts]) or plain(self, asked, texts))
+    Loop(config(root)).run()
+    answers = [json.loads((root / name / "answers.json").read_text())["texts"] for name in ("sft", "round-01", "round-02")]
+    assert [read.count(texts) for texts in answers] == [1, 1, 1]
 
 
 def test_it_goes_on_where_it_was_interrupted_and_more_rounds_may_follow(tmp_path):
