@@ -8,6 +8,8 @@ PYTHON ?= python3
 # The address of a PyTorch wheel index, to choose a CPU or a CUDA build of torch; empty takes pip's default.
 TORCH_INDEX ?=
 TORCH := torch==$(shell sed -n 's/^torch==//p' constraints.txt)
+# Processes of `make test`; 0: none beside pytest itself, for a debugger. Each loads torch, and the largest tests take 3 GB.
+TEST_JOBS ?= auto
 PYTEST_ARGS ?=
 ARGS ?=
 
@@ -71,7 +73,7 @@ check: $(VENV)/.installed
 	$(BIN)/pytest -q $(FAST_TESTS)
 
 test: $(VENV)/.installed
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest -n $(TEST_JOBS) --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.installed
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)

@@ -13,7 +13,10 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
-os.environ.setdefault("OMP_NUM_THREADS", "2")  # read when torch loads; asking torch itself would load it for every test
+# Read when torch loads; asking torch itself would load it for every test.
+if "PYTEST_XDIST_WORKER" in os.environ:  # processes side by side have one each, whatever the one that started them has
+    os.environ["OMP_NUM_THREADS"] = "1"
+os.environ.setdefault("OMP_NUM_THREADS", "2")
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 NUM_THREADS = int(os.environ["OMP_NUM_THREADS"])

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
+from tether.cli.options import Format, Output, Pairs, Talker
 from tether.cli.progress import bars
 
 
 def reward_bench(
-    model: str, files: list[str], format: str, limit: int | None, label: str | None, max_length: int, output: Path | None
+    model: Annotated[
+        str, typer.Argument(help="A run with a reward model, a trained role's folder, or a hub sequence classifier.")
+    ],
+    files: Annotated[list[str], typer.Argument(help="Comparisons that it never saw, in any format that tether reads.")],
+    format: Format = "auto",
+    limit: Pairs = None,
+    label: Annotated[str | None, typer.Option(help="Of a classifier with several outputs: the one that is a reward.")] = None,
+    max_length: Annotated[int, typer.Option(min=8, help="Tokens; longer pairs are left out and counted.")] = 2048,
+    output: Output = None,
 ) -> None:
-    """See `tether reward-bench --help`."""
+    """How far a reward model can be believed: accuracy by slice, calibration, what length alone would say."""
     from tether.core.rundir import write_json
     from tether.pipelines.reward_bench import reward_bench as bench
 
@@ -58,8 +68,14 @@ def _quality_table(name: str, result: dict[str, Any]) -> Table:
     return table
 
 
-def sycophancy(model: str, first: Path, second: Path, pairs: int | None, output: Path | None) -> None:
-    """See `tether sycophancy --help`."""
+def sycophancy(
+    model: Talker,
+    first: Annotated[Path, typer.Argument(help="Prompts in which one kind of person asks questions with two options.")],
+    second: Annotated[Path, typer.Argument(help="The same questions, row by row, asked by the opposite kind.")],
+    pairs: Annotated[int | None, typer.Option(min=4, help="Only so many rows, evenly from all questions.")] = None,
+    output: Output = None,
+) -> None:
+    """Whether a model's answers depend on who asks: the same questions with opposite premises about the asker."""
     from tether.assemble import encoder_of, load_policy
     from tether.core.rundir import write_json
     from tether.evaluation.sycophancy import Sycophancy, read_pairs

@@ -5,13 +5,14 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tether.core.config import build, load_recipe, packaged_recipe
+from tether.cli.options import Overrides
 from tether.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,8 +20,11 @@ if TYPE_CHECKING:
     from tether.monitoring.doctor import Result
 
 
-def doctor(subject: str, overrides: list[str]) -> None:
-    """See `tether doctor --help`."""
+def doctor(
+    subject: Annotated[str, typer.Argument(help="A recipe, before training; or the folder of a run or of one of its stages.")],
+    overrides: Overrides = None,
+) -> None:
+    """Find faulty set-ups: a wrong or moving reference, a KL of the wrong sign, masked stop tokens ... (exit 2 on an error)."""
     from tether.pipelines.examine import examine_recipe, examine_run
 
     if Path(subject).is_dir():
@@ -28,14 +32,15 @@ def doctor(subject: str, overrides: list[str]) -> None:
             raise ConfigError(f"{subject} is a run: its config is settled, and overrides such as {overrides[0]!r} have no effect")
         results = examine_run(Path(subject))
     else:
-        results = examine_recipe(_recipe(subject, overrides))
+        results = examine_recipe(_recipe(subject, overrides or ()))
     Console().print(render(results))
     if any(getattr(r, "severity", "") == "error" for found in results.values() for r in found):
         raise SystemExit(2)
 
 
-def _recipe(name: str, overrides: list[str]) -> Recipe:
+def _recipe(name: str, overrides: Sequence[str]) -> Recipe:
     from tether.assemble import DataConfig, Recipe
+    from tether.core.config import build, load_recipe, packaged_recipe
 
     path = packaged_recipe(name)
     if path not in (packaged_recipe("quickstart"), packaged_recipe("smoke")):

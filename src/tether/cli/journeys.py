@@ -6,16 +6,17 @@ import sys
 import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tether.cli.options import Overrides, RecipeArgument
 from tether.cli.progress import bars
-from tether.core.config import build, load_recipe, packaged_recipe
+from tether.cli.results import interval, set_aside, show_alarms, stage_table, verdict
 from tether.core.errors import ConfigError, RunError, memory_error
-from tether.pipelines.opening import remember, remembered
 
 if TYPE_CHECKING:
     from tether.assemble import Recipe
@@ -25,16 +26,27 @@ if TYPE_CHECKING:
     from tether.pipelines.quickstart import QuickstartConfig
 
 
-def quickstart(overrides: list[str], arms: tuple[str, ...], smoke: bool) -> None:
-    """See `tether quickstart --help`."""
+def quickstart(
+    overrides: Overrides = None,
+    arms: Annotated[
+        str, typer.Option(help="Comma-separated runs: ppo, beta0 (the string cut), random (a reward without information).")
+    ] = "ppo",
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="The same stages on a tiny random model: under a minute, no download.")
+    ] = False,
+) -> None:
+    """The whole pipeline from one command: SFT, preferences, reward model, PPO, report. Run again to go on."""
+    from tether.core.config import build, packaged_recipe
     from tether.pipelines.quickstart import QuickstartConfig
 
     recipe = packaged_recipe("smoke" if smoke else "quickstart")
-    values = {**tomllib.loads(recipe.read_text(encoding="utf-8")), "arms": list(arms)}
-    _quickstart(build(QuickstartConfig, values, overrides, where=str(recipe.name)))
+    chosen = [a.strip() for a in arms.split(",") if a.strip()]
+    values = {**tomllib.loads(recipe.read_text(encoding="utf-8")), "arms": chosen}
+    _quickstart(build(QuickstartConfig, values, overrides or (), where=str(recipe.name)))
 
 
 def _quickstart(config: QuickstartConfig) -> None:
+    from tether.pipelines.opening import remember
     from tether.pipelines.quickstart import Quickstart
     from tether.report.page import write_report
 
@@ -43,18 +55,47 @@ def _quickstart(config: QuickstartConfig) -> None:
     with bars(console) as announce:
         summary = Quickstart(config, announce).run()
     page = write_report(Path(config.run))
-    console.print(_verdict(summary))
+    console.print(verdict(summary))
     console.print(f"The page: {page}    Talk to it: tether chat {config.run}", highlight=False, soft_wrap=True)
 
 
-def stages(recipe: str, overrides: list[str], names: list[str]) -> None:
-    """See `tether sft | reward | ppo | run --help`."""
+STAGES = {
+    "sft": "Supervised fine-tuning",
+    "reward": "Train a reward model on comparisons",
+    "ppo": "Optimise the policy against the reward model",
+    "grpo": "The same without a critic, answers to one prompt compared with each other (GRPO, DAPO, GSPO ...)",
+    "reinforce": "The plain policy gradient and its baselines (REINFORCE, RLOO, REINFORCE++)",
+    "best_of_n": "Rejection sampling: sample many answers, imitate the best, again and again",
+    "online_direct": "DPO and its kin on pairs of the policy's own answers, ordered by the reward",
+    "rounds": "Iterative DPO or self-play (SPIN): sample, make pairs, train, and again",
+    "direct": "Direct preference optimisation (DPO, IPO, ORPO, SimPO)",
+    "kto": "Kahneman-Tversky optimisation on single answers, good or bad",
+    "process": "Train a process (or outcome) reward model on solutions with labelled steps",
+}
+
+
+def stage(section: str) -> Callable[[str, list[str] | None], None]:
+    """The command of one of them."""
+
+    def command(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+        _run(recipe, overrides, [section])
+
+    return command
+
+
+def run(recipe: RecipeArgument, overrides: Overrides = None) -> None:
+    """All stages of a recipe, in order."""
+    _run(recipe, overrides, [])
+
+
+def _run(recipe: str, overrides: list[str] | None, names: list[str]) -> None:
     from tether.assemble import Recipe, describe_sections
+    from tether.core.config import load_recipe, packaged_recipe
 
     path = packaged_recipe(recipe)
     if path.is_file() and (command := _another(path)):
         raise ConfigError(f"{recipe} is a recipe of `tether {command}`, not of single stages: start it with that command.")
-    config = load_recipe(path, Recipe, overrides)
+    config = load_recipe(path, Recipe, overrides or ())
     if not (chosen := names or list(describe_sections(config))):
         raise ConfigError(f"{recipe} has no section of a stage, so there is nothing to do. Add one, such as [sft].")
     _stages(config, chosen)
@@ -73,6 +114,7 @@ def _another(path: Path) -> str:
 
 def _stages(config: Recipe, chosen: list[str]) -> None:
     from tether.pipelines.journey import run_recipe
+    from tether.pipelines.opening import remember
     from tether.report.page import write_report
 
     console = Console()
@@ -85,18 +127,19 @@ def _stages(config: Recipe, chosen: list[str]) -> None:
             raise
         raise RunError(f"out of memory: {wanting}. {_smaller(config, chosen)}") from error
     for name in chosen:
-        console.print(_stage_table(name, results[name]))
-        _set_aside(console, Path(config.run) / name, results[name])
-        _alarms(console, results[name].get("alarms", ()))
+        console.print(stage_table(name, results[name]))
+        set_aside(console, Path(config.run) / name, results[name])
+        show_alarms(console, results[name].get("alarms", ()))
         page = write_report(Path(config.run) / name)
         console.print(f"{name}: {Path(config.run) / name}    page: {page}", highlight=False, soft_wrap=True)
 
 
-def compare(recipe: str, overrides: list[str]) -> None:
-    """See `tether compare --help`."""
+def compare(recipe: RecipeArgument = "compare", overrides: Overrides = None) -> None:
+    """Methods side by side from the same SFT model, preferences and reward model, over several seeds. Run again to go on."""
+    from tether.core.config import load_recipe, packaged_recipe
     from tether.pipelines.compare import CompareConfig
 
-    _compare(load_recipe(packaged_recipe(recipe), CompareConfig, overrides))
+    _compare(load_recipe(packaged_recipe(recipe), CompareConfig, overrides or ()))
 
 
 def _smaller(config: Recipe, chosen: list[str]) -> str:
@@ -118,6 +161,7 @@ def _compare(config: CompareConfig) -> None:
     from rich.markdown import Markdown
 
     from tether.pipelines.compare import Compare, table
+    from tether.pipelines.opening import remember
 
     console = Console()
     remember(Path(config.run), "compare", config)
@@ -127,14 +171,16 @@ def _compare(config: CompareConfig) -> None:
     console.print(f"The same table: {Path(config.run) / 'compare.md'}", highlight=False, soft_wrap=True)
 
 
-def overopt(recipe: str, overrides: list[str]) -> None:
-    """See `tether overopt --help`."""
+def overopt(recipe: RecipeArgument = "overopt", overrides: Overrides = None) -> None:
+    """How far a reward model bears optimisation: proxies by best-of-n and by PPO, judged by gold, over several seeds. Hours."""
+    from tether.core.config import load_recipe, packaged_recipe
     from tether.pipelines.overopt import OveroptConfig
 
-    _overopt(load_recipe(packaged_recipe(recipe), OveroptConfig, overrides))
+    _overopt(load_recipe(packaged_recipe(recipe), OveroptConfig, overrides or ()))
 
 
 def _overopt(config: OveroptConfig) -> None:
+    from tether.pipelines.opening import remember
     from tether.pipelines.overopt import Overopt
     from tether.report.overopt import POLICY_COLUMNS, PROXY_COLUMNS, policy_rows, proxy_rows, read_study, study_verdict
     from tether.report.page import write_report
@@ -165,17 +211,19 @@ def _wide() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=170)
 
 
-def loop(recipe: str, overrides: list[str]) -> None:
-    """See `tether loop --help`."""
+def loop(recipe: RecipeArgument = "loop", overrides: Overrides = None) -> None:
+    """Preferences in rounds: the policy answers, pairs are judged, reward model and policy learn. Run again to go on."""
+    from tether.core.config import load_recipe, packaged_recipe
     from tether.pipelines.loop import LoopConfig
 
-    _loop(load_recipe(packaged_recipe(recipe), LoopConfig, overrides))
+    _loop(load_recipe(packaged_recipe(recipe), LoopConfig, overrides or ()))
 
 
 def _loop(config: LoopConfig) -> None:
     from tether.cli.judge import show
     from tether.core.rundir import read_json
     from tether.pipelines.loop import Loop
+    from tether.pipelines.opening import remember
     from tether.report.page import write_report
 
     console = _wide()
@@ -196,10 +244,10 @@ def _loop(config: LoopConfig) -> None:
     table = Table(*columns, title="rounds", title_justify="left")
     for number, one in enumerate(summary["rounds"], 1):
         accuracy = one.get("reward", {}).get("heldout_accuracy")
-        told = ["" if accuracy is None else _interval(accuracy, percent=True)]
+        told = ["" if accuracy is None else interval(accuracy, percent=True)]
         if "gold_gain" in one:
             kl = f"{one['kl']['value']:.1f}"
-            told += [f"{one['gold_before']:.2f} to {one['gold_after']:.2f}", _interval(one["gold_gain_of_round"]), kl]
+            told += [f"{one['gold_before']:.2f} to {one['gold_after']:.2f}", interval(one["gold_gain_of_round"]), kl]
         table.add_row(str(number), str(one["labels_so_far"]), *told, *[""] * (4 - len(told)), str(one["alarms"]))
     if summary["rounds"]:
         console.print(table)
@@ -220,15 +268,19 @@ def _loop(config: LoopConfig) -> None:
     console.print(f"The page: {page}    Talk to the last policy: tether chat {config.run}", highlight=False, soft_wrap=True)
 
 
-def resume(place: Path, overrides: list[str]) -> None:
-    """See `tether resume --help`."""
+def resume(
+    run: Annotated[Path, typer.Argument(help="The run directory, or a stage's folder in it.")], overrides: Overrides = None
+) -> None:
+    """Go on with what was started in a run directory, from its last checkpoint."""
     from tether.assemble import Recipe
+    from tether.core.config import build
     from tether.pipelines.compare import CompareConfig
     from tether.pipelines.loop import LoopConfig
+    from tether.pipelines.opening import remembered
     from tether.pipelines.overopt import OveroptConfig
     from tether.pipelines.quickstart import QuickstartConfig
 
-    root, started = remembered(place)
+    root, started = remembered(run)
     kinds: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
         "quickstart": (QuickstartConfig, _quickstart),
         "compare": (CompareConfig, _compare),
@@ -237,12 +289,24 @@ def resume(place: Path, overrides: list[str]) -> None:
         "stages": (Recipe, lambda config: _stages(config, started["stages"])),
     }
     kind, go_on = kinds[started["command"]]
-    go_on(build(kind, {**started["config"], "run": str(root)}, overrides, where=str(root / "command.json")))
+    go_on(build(kind, {**started["config"], "run": str(root)}, overrides or (), where=str(root / "command.json")))
 
 
-def plan(recipe: str, overrides: list[str], gpu_memory: float | None, gpu: str, shape: str | None, prompt_tokens: int) -> None:
-    """See `tether plan --help`."""
+def plan(
+    recipe: RecipeArgument,
+    overrides: Overrides = None,
+    gpu_memory: Annotated[
+        float | None, typer.Option("--gpu-memory", min=1, help="GB of the GPU to plan for; without it: this machine.")
+    ] = None,
+    gpu: Annotated[str, typer.Option(help="Kind of that GPU, for the times: a100, h100, h200, l40s.")] = "h100",
+    shape: Annotated[
+        str | None, typer.Option(help="Plan for another model: a well-known shape such as llama-2-7b, or a config.json.")
+    ] = None,
+    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompts.")] = 128,
+) -> None:
+    """Memory by role and phase, and time, before anything is loaded; what to switch on where it does not fit (exit 1)."""
     from tether.assemble import Recipe
+    from tether.core.config import build, load_recipe, packaged_recipe
     from tether.pipelines.devices import gpu as gpu_of
     from tether.pipelines.devices import this_machine
     from tether.pipelines.plan import plan as make
@@ -252,11 +316,11 @@ def plan(recipe: str, overrides: list[str], gpu_memory: float | None, gpu: str, 
     if path == packaged_recipe("quickstart"):  # a journey with phases of its own around the same sections
         from tether.pipelines.quickstart import QuickstartConfig
 
-        whole = build(QuickstartConfig, tomllib.loads(path.read_text(encoding="utf-8")), overrides, where=path.name)
+        whole = build(QuickstartConfig, tomllib.loads(path.read_text(encoding="utf-8")), overrides or (), where=path.name)
         shared = {name: getattr(whole, name) for name in ("run", "seed", "model", "sft", "reward", "ppo")}
         config = Recipe.model_validate(shared)
     else:
-        config = load_recipe(path, Recipe, overrides)
+        config = load_recipe(path, Recipe, overrides or ())
     device = this_machine() if gpu_memory is None else gpu_of(gpu_memory, gpu)
     made = make(config, device, shape=shape, prompt_tokens=prompt_tokens)
     title = f"{made.parameters / 1e9:,.2f} billion parameters on {device.name}, {device.memory / 1e9:,.0f} GB"
@@ -279,86 +343,3 @@ def plan(recipe: str, overrides: list[str], gpu_memory: float | None, gpu: str, 
         verdict = "fits" if peak <= device.memory else "not enough by itself"
         console.print(f"  {change}: {peak / 1e9:.1f} GB, {verdict}", markup=False, highlight=False)
     raise SystemExit(1)
-
-
-def _interval(estimate: dict[str, Any], percent: bool = False) -> str:
-    form = "{:.1%} [{:.1%}, {:.1%}]" if percent else "{:+.2f} [{:+.2f}, {:+.2f}]"
-    return form.format(estimate["value"], estimate["low"], estimate["high"])
-
-
-def _verdict(summary: dict[str, Any]) -> Table:
-    table = Table(title="What happened", show_header=False, title_justify="left")
-    reward, rows = summary["reward"], []
-    rows.append(("reward model, held-out accuracy", _interval(reward["heldout_accuracy"], percent=True)))
-    if "gold_accuracy" in reward:
-        rows.append(("  against the true order", _interval(reward["gold_accuracy"], percent=True)))
-    for arm, result in summary["arms"].items():
-        rows.append((f"{arm}: wins against SFT, by gold", _interval(result["gold_win_rate"], percent=True)))
-        rows.append(("  gold gain", _interval(result["gold_gain"])))
-        rows.append(("  proxy gain, KL", f"{result['proxy_gain']:+.2f}, {result['kl']:.1f} nats a response"))
-    rows.append(("time, memory", f"{summary['seconds'] / 60:.1f} minutes, {summary['peak_rss_bytes'] / 1e9:.1f} GB at most"))
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def _stage_table(name: str, summary: dict[str, Any]) -> Table:
-    table = Table(title=name, show_header=False, title_justify="left")
-    for key, value in summary.items():
-        if isinstance(value, dict) and {"value", "low", "high"} <= set(value):
-            table.add_row(key, _estimate(value))
-        elif isinstance(value, (int, float, str)):
-            table.add_row(*_plain(key, value))
-        elif key == "heldout" and "model" in value:  # of a process reward model, beside who knows less
-            others = [name for name in value if name not in ("model", "thresholds")]
-            for measure, found in value["model"].items():
-                beside = ", ".join(f"{name} {value[name][measure]['value']:.3f}" for name in others if measure in value[name])
-                table.add_row(f"{key}: {measure}", f"{_estimate(found)}; {beside}" if beside else _estimate(found))
-        elif key in ("heldout", "gold"):
-            for part in [p for p in value if isinstance(value[p], dict) and "gain" in value[p]]:
-                table.add_row(f"{key}: {part}", _gain(value[part]))
-            table.add_row(f"{key}: weights kept", f"of step {value['kept_step']}; the highest score was at {value['best_step']}")
-        elif key == "tests":
-            for test, result in value.items():
-                table.add_row(f"{test}: accuracy", _estimate(result["accuracy"]))
-        elif isinstance(value, dict) and value and all(isinstance(v, (int, float)) for v in value.values()):
-            table.add_row(key, ", ".join(f"{k}: {v:.4g}" for k, v in value.items()))
-    return table
-
-
-def _plain(key: str, value: float | str) -> tuple[str, str]:
-    if key == "peak_rss_bytes":
-        return "peak memory", f"{float(value) / 1e9:.2f} GB"
-    if key == "seconds":
-        return "time", f"{value:.0f} s" if float(value) < 600 else f"{float(value) / 60:.0f} minutes"
-    return key, f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _estimate(found: dict[str, Any]) -> str:
-    return f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}] (n = {found.get('count', '?')})"
-
-
-def _set_aside(console: Console, folder: Path, summary: dict[str, Any]) -> None:
-    """What was not trained on, in words: rows in quarantine, updates that were left out."""
-    quarantine = summary.get("quarantine") or {}
-    if quarantine.get("count"):
-        reasons = "; ".join(f"{reason}: {count:,}" for reason, count in list(quarantine["reasons"].items())[:3])
-        where = ", ".join(map(str, sorted(folder.glob("quarantine-*.jsonl"))))
-        text = f"[bold yellow]{quarantine['count']:,} rows were set aside[/] ({escape(reasons)}): {escape(where)}"
-        console.print(text, soft_wrap=True, highlight=False)
-    if left_out := summary.get("steps_left_out"):
-        text = f"[bold yellow]in {left_out:,} steps an update was left out[/]: its loss or gradient was not finite. Their rows: "
-        console.print(text + escape(str(folder / "skipped")), soft_wrap=True, highlight=False)
-
-
-def _gain(found: dict[str, Any]) -> str:
-    gain = "{value:+.3f} [{low:+.3f}, {high:+.3f}]".format(**found["gain"])
-    return f"{found['before']['value']:.3f} to {found['after']['value']:.3f}, gain {gain}"
-
-
-def _alarms(console: Console, alarms: Sequence[dict[str, Any]]) -> None:
-    for alarm in alarms:
-        text = (
-            f"[bold yellow]{alarm['detector']}[/] at step {alarm['step']}: {escape(alarm['message'])}. {escape(alarm['advice'])}"
-        )
-        console.print(text, soft_wrap=True, highlight=False)

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
+from tether.cli.options import Format, Pairs
 from tether.cli.progress import bars
 from tether.core.types import Sampling
 
 
-def asked_model(model: str, server: Mapping[str, Any], cache: Path | None, reasoning_tokens: int = 0) -> Any:
+def _server(*values: str | int | None) -> dict[str, str | int | None]:
+    return dict(zip(("url", "key_variable", "concurrency", "max_requests", "max_tokens"), values, strict=True))
+
+
+def _asked(model: str, server: Mapping[str, Any], cache: Path | None, reasoning_tokens: int = 0) -> Any:
     """Who is asked: a model in this process, or where `server` has an address, the one of that name there. All is remembered."""
     from tether.assemble.judges import chat_model
     from tether.core.config import build
@@ -31,20 +37,48 @@ def asked_model(model: str, server: Mapping[str, Any], cache: Path | None, reaso
     return chat_model(found, cache or cache_folder() / "answers.sqlite", reasoning_tokens=reasoning_tokens)
 
 
+AskedArgument = Annotated[
+    str, typer.Argument(help="Who is asked: a model folder, a hub id, a run directory; with --url a model's name at that server.")
+]
+Url = Annotated[str | None, typer.Option(help="An OpenAI-compatible server, such as http://127.0.0.1:8000/v1.")]
+KeyVariable = Annotated[
+    str | None, typer.Option(help="Environment variable that holds the server's key; the key itself goes nowhere.")
+]
+Concurrency = Annotated[int | None, typer.Option(min=1, help="Requests to the server at a time; default 8.")]
+MaxRequests = Annotated[int | None, typer.Option(min=0, help="Budget: requests to the server, repeated ones counted.")]
+MaxTokens = Annotated[int | None, typer.Option(min=0, help="Budget: tokens of prompts and replies.")]
+Cache = Annotated[
+    Path | None, typer.Option(help="Where answers are kept, so that none is asked for twice; default: tether's cache.")
+]
+ReasoningTokens = Annotated[
+    int, typer.Option(min=0, help="Tokens of the reasons that it writes before each verdict; 0: a verdict at once.")
+]
+
+
 def judge(
-    model: str,
-    files: list[str],
-    rubric: str,
-    format: str,
-    limit: int | None,
-    output: Path | None,
-    report: Path | None,
-    temperature: float,
-    reasoning_tokens: int,
-    cache: Path | None,
-    server: Mapping[str, Any],
+    model: AskedArgument,
+    files: Annotated[list[str], typer.Argument(help="Comparisons, in any format that tether reads.")],
+    rubric: Annotated[
+        str, typer.Option(help="What makes an answer better: a text file, helpful, harmless; or a .toml of principles.")
+    ] = "helpful",
+    format: Format = "auto",
+    limit: Pairs = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the judge's soft labels here, as JSON lines.")
+    ] = None,
+    report: Annotated[Path | None, typer.Option(help="Write the figures as JSON here.")] = None,
+    temperature: Annotated[
+        float, typer.Option(min=0.01, help="Divides the labels' log-odds: above 1 for a judge too sure.")
+    ] = 1.0,
+    reasoning_tokens: ReasoningTokens = 0,
+    cache: Cache = None,
+    url: Url = None,
+    key_variable: KeyVariable = None,
+    concurrency: Concurrency = None,
+    max_requests: MaxRequests = None,
+    max_tokens: MaxTokens = None,
 ) -> None:
-    """See `tether judge --help`."""
+    """Label comparisons with a language model, and see first how far it agrees with people and how much the place counts."""
     from tether.core.rundir import write_json
     from tether.pipelines.judging import judge_files
     from tether.preferences.constitution import read_rubric
@@ -53,7 +87,8 @@ def judge(
 
     console = Console()
     words = read_rubric(rubric)
-    judge = PairJudge(asked_model(model, server, cache, reasoning_tokens), words, temperature=temperature)
+    server = _server(url, key_variable, concurrency, max_requests, max_tokens)
+    judge = PairJudge(_asked(model, server, cache, reasoning_tokens), words, temperature=temperature)
     with bars(console) as announce:
         labels, found = judge_files(judge, files, format=format, limit=limit, announce=announce)
     *parts, (name, total) = found.items()  # the last is that of all files
@@ -136,20 +171,29 @@ def _warnings(found: dict[str, Any]) -> list[str]:
 
 
 def constitution(
-    model: str,
-    prompts: str,
-    principles: str,
-    output: Path,
-    comparisons: Path | None,
-    rounds: int,
-    sampling: Sampling,
-    seed: int,
-    limit: int | None,
-    reasoning_tokens: int,
-    cache: Path | None,
-    server: Mapping[str, Any],
+    model: AskedArgument,
+    prompts: Annotated[str, typer.Argument(help="Prompts, in any format that tether reads.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Write demonstrations here, as JSON lines.")],
+    principles: Annotated[str, typer.Option(help="A .toml file of principles.")] = "constitution",
+    comparisons: Annotated[
+        Path | None,
+        typer.Option(help="Also sample two answers to each prompt, compare them by a principle, and write that here."),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Critiques and revisions of each answer.")] = 1,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.7,
+    top_p: Annotated[float, typer.Option(min=0.01, max=1.0)] = 1.0,
+    seed: int = 0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many prompts.")] = None,
+    reasoning_tokens: ReasoningTokens = 0,
+    cache: Cache = None,
+    url: Url = None,
+    key_variable: KeyVariable = None,
+    concurrency: Concurrency = None,
+    max_requests: MaxRequests = None,
+    max_tokens: MaxTokens = None,
 ) -> None:
-    """See `tether constitution --help`."""
+    """Constitutional AI: a model criticises and rewrites its answers by principles; demonstrations, and comparisons if asked."""
     from tether.core.errors import DataError
     from tether.core.types import Prompt
     from tether.data.sources import read
@@ -162,7 +206,8 @@ def constitution(
     console = Console()
     chosen = read_constitution(principles)
     rows = list(read(prompts, Prompt, limit=limit))
-    asked = asked_model(model, server, cache)
+    sampling = Sampling(max_new_tokens, temperature, top_p=top_p)
+    asked = _asked(model, _server(url, key_variable, concurrency, max_requests, max_tokens), cache)
     with bars(console) as announce:
         bar, total = announce("revise"), len(rows) * (1 + 2 * rounds)
         revised = revise(asked, chosen, rows, sampling, rounds=rounds, seed=seed, told=lambda done: bar(done, total, {}))

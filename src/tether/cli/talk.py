@@ -5,29 +5,38 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Annotated
 
+import typer
 from rich.console import Console
 from rich.markup import escape
 
+from tether.cli.options import Talker
 from tether.core.errors import ConfigError
 from tether.core.types import Message, Prompt, Sampling, assistant, user
 from tether.core.visible import visible
 
 
 def generate(
-    model: str,
-    prompts: list[str],
-    file: Path | None,
-    output: Path | None,
-    sampling: Sampling,
-    samples: int,
-    seed: int,
-    limit: int | None,
+    model: Talker,
+    prompt: Annotated[list[str] | None, typer.Option("--prompt", "-p", help="A prompt; may be given several times.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="A file of prompts, in any format that tether reads.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write JSON lines here instead of text to the terminal.")
+    ] = None,
+    samples: Annotated[int, typer.Option(min=1)] = 1,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.7,
+    top_p: Annotated[float, typer.Option(min=0.01, max=1.0)] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="0: off.")] = 0,
+    seed: int = 0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Read only the first so many prompts of the file.")] = None,
 ) -> None:
-    """See `tether generate --help`."""
+    """Answers to prompts, from a model or from a finished run."""
     from tether.assemble import load_policy, local_engine
 
-    rows = [Prompt((user(text),), f"p{n}") for n, text in enumerate(prompts)]
+    sampling = Sampling(max_new_tokens, temperature, top_k, top_p)
+    rows = [Prompt((user(text),), f"p{n}") for n, text in enumerate(prompt or ())]
     if file is not None:
         from tether.data.sources import read
 
@@ -51,11 +60,17 @@ def generate(
             console.print(escape(visible(rollout.text)) + ("" if rollout.finished else " [dim]…[/]"), highlight=False)
 
 
-def chat(model: str, sampling: Sampling, seed: int) -> None:
-    """See `tether chat --help`."""
+def chat(
+    model: Talker,
+    max_new_tokens: Annotated[int, typer.Option(min=1)] = 256,
+    temperature: Annotated[float, typer.Option(min=0)] = 0.7,
+    top_p: Annotated[float, typer.Option(min=0.01, max=1.0)] = 0.95,
+    seed: int = 0,
+) -> None:
+    """Talk with a model or with the result of a run. An empty line or Ctrl-D ends it; /new starts over."""
     from tether.assemble import load_policy, local_engine
 
-    console = Console()
+    console, sampling = Console(), Sampling(max_new_tokens, temperature, top_p=top_p)
     role, loaded = load_policy(model)
     engine = local_engine(role, loaded)
     console.print(f"[dim]{escape(loaded.source)}. An empty line ends, /new starts over.[/]")

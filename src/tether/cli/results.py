@@ -1,0 +1,94 @@
+"""What the commands that train show at their end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+
+def interval(estimate: dict[str, Any], percent: bool = False) -> str:
+    form = "{:.1%} [{:.1%}, {:.1%}]" if percent else "{:+.2f} [{:+.2f}, {:+.2f}]"
+    return form.format(estimate["value"], estimate["low"], estimate["high"])
+
+
+def verdict(summary: dict[str, Any]) -> Table:
+    table = Table(title="What happened", show_header=False, title_justify="left")
+    reward, rows = summary["reward"], []
+    rows.append(("reward model, held-out accuracy", interval(reward["heldout_accuracy"], percent=True)))
+    if "gold_accuracy" in reward:
+        rows.append(("  against the true order", interval(reward["gold_accuracy"], percent=True)))
+    for arm, result in summary["arms"].items():
+        rows.append((f"{arm}: wins against SFT, by gold", interval(result["gold_win_rate"], percent=True)))
+        rows.append(("  gold gain", interval(result["gold_gain"])))
+        rows.append(("  proxy gain, KL", f"{result['proxy_gain']:+.2f}, {result['kl']:.1f} nats a response"))
+    rows.append(("time, memory", f"{summary['seconds'] / 60:.1f} minutes, {summary['peak_rss_bytes'] / 1e9:.1f} GB at most"))
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def stage_table(name: str, summary: dict[str, Any]) -> Table:
+    table = Table(title=name, show_header=False, title_justify="left")
+    for key, value in summary.items():
+        if isinstance(value, dict) and {"value", "low", "high"} <= set(value):
+            table.add_row(key, _estimate(value))
+        elif isinstance(value, (int, float, str)):
+            table.add_row(*_plain(key, value))
+        elif key == "heldout" and "model" in value:  # of a process reward model, beside who knows less
+            others = [name for name in value if name not in ("model", "thresholds")]
+            for measure, found in value["model"].items():
+                beside = ", ".join(f"{name} {value[name][measure]['value']:.3f}" for name in others if measure in value[name])
+                table.add_row(f"{key}: {measure}", f"{_estimate(found)}; {beside}" if beside else _estimate(found))
+        elif key in ("heldout", "gold"):
+            for part in [p for p in value if isinstance(value[p], dict) and "gain" in value[p]]:
+                table.add_row(f"{key}: {part}", _gain(value[part]))
+            table.add_row(f"{key}: weights kept", f"of step {value['kept_step']}; the highest score was at {value['best_step']}")
+        elif key == "tests":
+            for test, result in value.items():
+                table.add_row(f"{test}: accuracy", _estimate(result["accuracy"]))
+        elif isinstance(value, dict) and value and all(isinstance(v, (int, float)) for v in value.values()):
+            table.add_row(key, ", ".join(f"{k}: {v:.4g}" for k, v in value.items()))
+    return table
+
+
+def _plain(key: str, value: float | str) -> tuple[str, str]:
+    if key == "peak_rss_bytes":
+        return "peak memory", f"{float(value) / 1e9:.2f} GB"
+    if key == "seconds":
+        return "time", f"{value:.0f} s" if float(value) < 600 else f"{float(value) / 60:.0f} minutes"
+    return key, f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _estimate(found: dict[str, Any]) -> str:
+    return f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}] (n = {found.get('count', '?')})"
+
+
+def set_aside(console: Console, folder: Path, summary: dict[str, Any]) -> None:
+    """What was not trained on, in words: rows in quarantine, updates that were left out."""
+    quarantine = summary.get("quarantine") or {}
+    if quarantine.get("count"):
+        reasons = "; ".join(f"{reason}: {count:,}" for reason, count in list(quarantine["reasons"].items())[:3])
+        where = ", ".join(map(str, sorted(folder.glob("quarantine-*.jsonl"))))
+        text = f"[bold yellow]{quarantine['count']:,} rows were set aside[/] ({escape(reasons)}): {escape(where)}"
+        console.print(text, soft_wrap=True, highlight=False)
+    if left_out := summary.get("steps_left_out"):
+        text = f"[bold yellow]in {left_out:,} steps an update was left out[/]: its loss or gradient was not finite. Their rows: "
+        console.print(text + escape(str(folder / "skipped")), soft_wrap=True, highlight=False)
+
+
+def _gain(found: dict[str, Any]) -> str:
+    gain = "{value:+.3f} [{low:+.3f}, {high:+.3f}]".format(**found["gain"])
+    return f"{found['before']['value']:.3f} to {found['after']['value']:.3f}, gain {gain}"
+
+
+def show_alarms(console: Console, alarms: Sequence[dict[str, Any]]) -> None:
+    for alarm in alarms:
+        text = (
+            f"[bold yellow]{alarm['detector']}[/] at step {alarm['step']}: {escape(alarm['message'])}. {escape(alarm['advice'])}"
+        )
+        console.print(text, soft_wrap=True, highlight=False)
