@@ -15,7 +15,7 @@ from tether.models.trunk import Role
 class Fluency:
     """Mean log-probability a token, in nats, of responses under a frozen model, stop token left out."""
 
-    def __init__(self, role: Role, encoder: ChatEncoder, *, micro_batch_tokens: int = 4096) -> None:
+    def __init__(self, role: Role, encoder: ChatEncoder, *, micro_batch_tokens: int = 1024) -> None:
         self.role, self.encoder, self.micro_batch_tokens = role, encoder, micro_batch_tokens
         role.train_mode(False)
 
