@@ -108,7 +108,7 @@ def test_numbers_of_the_page_are_those_of_the_files(tmp_path: Path, synthetic: A
     assert "What got worse: brief (−0.140)." in page.text
     assert "No clear change: grammar (+0.001)" in page.text
     assert "13.7 nats of KL per response" in page.text
-    tiles = ("2,150", "74.2%", "80.5%", "0.213", "0.187", "0.048", "73.1%", "1.83 GiB", "16 min")
+    tiles = ("2,150", "74.2%", "80.5%", "0.213", "0.187", "0.048", "73.1%", "1.96 GB", "16 min")
     for shown in (*tiles, "38.0% (32.0% to 45.0%)", "71.2"):
         assert shown in page.text, shown
 

@@ -148,7 +148,7 @@ def cost_figures(policy: SubRun | None, arms: Sequence[SubRun], stages: Sequence
         for i, (name, seconds) in enumerate(stages)
     ]
     memory = [
-        line(steps, [None if v is None else v / 2**30 for v in values], _name(arms, arm, "memory"), PALETTE[i % len(PALETTE)])
+        line(steps, [None if v is None else v / 1e9 for v in values], _name(arms, arm, "memory"), PALETTE[i % len(PALETTE)])
         for i, arm in enumerate(arms)
         for steps, values in [series(arm.metrics, "memory/rss_bytes")]
         if steps
@@ -158,7 +158,7 @@ def cost_figures(policy: SubRun | None, arms: Sequence[SubRun], stages: Sequence
     leak = "Should level off after the first steps; a steady climb is a leak."
     whole = layout(axis("seconds"), axis("", visible=False), barmode="stack")
     by_step = layout(axis(STEP), axis("seconds per step"), barmode="stack", bargap=0)
-    resident = layout(axis(STEP), axis("resident memory (GiB)", rangemode="tozero"), showlegend=len(memory) > 1)
+    resident = layout(axis(STEP), axis("resident memory (GB)", rangemode="tozero"), showlegend=len(memory) > 1)
     return [
         *plot("stages", "Seconds by stage", longest, split if len(split) > 1 else [], whole),
         *plot("phases", "Seconds of a step, by phase", tallest, _phases(policy.metrics if policy else ()), by_step),

@@ -56,7 +56,7 @@ def tiles(journey: Journey) -> list[Tile]:
         ("preference pairs", estimate(journey.pairs.get("num_pairs")), whole, ""),
         ("SFT held-out loss", Estimate(losses[-1]) if losses else None, decimal, "nats per token"),
         ("time", estimate(own.get("seconds")), duration, ""),
-        ("peak memory", memory, lambda size: f"{size / 2**30:.2f} GiB", ""),
+        ("peak memory", memory, lambda size: f"{size / 1e9:.2f} GB", ""),
     ))  # fmt: skip
 
 
