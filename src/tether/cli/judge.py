@@ -12,7 +12,6 @@ from rich.table import Table
 
 from tether.cli.options import Format, Pairs
 from tether.cli.progress import bars
-from tether.core.types import Sampling
 
 
 def _server(*values: str | int | None) -> dict[str, str | int | None]:
@@ -195,7 +194,7 @@ def constitution(
 ) -> None:
     """Constitutional AI: a model criticises and rewrites its answers by principles; demonstrations, and comparisons if asked."""
     from tether.core.errors import DataError
-    from tether.core.types import Prompt
+    from tether.core.types import Prompt, Sampling
     from tether.data.sources import read
     from tether.pipelines.judging import reasons
     from tether.preferences.constitution import read_constitution, revise, sampled_pairs

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SHOWN = (
     ("loss", "loss {:.3f}"),
@@ -24,6 +23,9 @@ SHOWN = (
 @contextlib.contextmanager
 def bars(console: Console) -> Iterator[Callable[[str], Callable[[int, int, Any], None]]]:
     """Yields a function that opens a bar for a phase and returns its updater (done, total, metrics)."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.table import Column
+
     fixed, flexible = Column(no_wrap=True, min_width=7), Column(no_wrap=True, overflow="ellipsis")
     columns = (
         TextColumn("[bold]{task.description}", table_column=Column(no_wrap=True, min_width=15)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,8 +13,10 @@ from rich.markup import escape
 
 from tether.cli.options import Talker
 from tether.core.errors import ConfigError
-from tether.core.types import Message, Prompt, Sampling, assistant, user
 from tether.core.visible import visible
+
+if TYPE_CHECKING:
+    from tether.core.types import Message
 
 
 def generate(
@@ -34,6 +36,7 @@ def generate(
 ) -> None:
     """Answers to prompts, from a model or from a finished run."""
     from tether.assemble import load_policy, local_engine
+    from tether.core.types import Prompt, Sampling, user
 
     sampling = Sampling(max_new_tokens, temperature, top_k, top_p)
     rows = [Prompt((user(text),), f"p{n}") for n, text in enumerate(prompt or ())]
@@ -69,6 +72,7 @@ def chat(
 ) -> None:
     """Talk with a model or with the result of a run. An empty line or Ctrl-D ends it; /new starts over."""
     from tether.assemble import load_policy, local_engine
+    from tether.core.types import Prompt, Sampling, assistant, user
 
     console, sampling = Console(), Sampling(max_new_tokens, temperature, top_p=top_p)
     role, loaded = load_policy(model)

@@ -1,7 +1,5 @@
 """Versions, as a report of a fault should name them."""
 
-import platform
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -12,6 +10,9 @@ from tether import __version__
 def show(wanted: bool) -> None:
     """Print them and leave."""
     if wanted:
+        import platform
+        from importlib.metadata import version
+
         found = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
         print(f"tether {__version__} (Python {platform.python_version()}, {found})")
         raise typer.Exit
