@@ -142,7 +142,7 @@ def measured(task: Task, seed: int, value_steps: int, batches: int) -> Result:
     stages = {name: stage(arm, batches + 1, offset=1) for name, arm in ARMS.items()}
     for number in range(batches + 1):
         first = stages["no baseline"]
-        (rollouts, given), _ = first.sample(prompts_of(prompts, first.config, number), number, Clock())
+        (rollouts, given), _ = first.sample(prompts_of(prompts, first, number), number, Clock())
         scores += [score.value or 0.0 for score in given]
         for name, learning in (*stages.items(), (CONSTANT, first)):
             learning.learner = caught[name]
@@ -169,7 +169,7 @@ def learn_value(stage: PolicyGradient, prompts: Sequence[Prompt]) -> float:
     before = [parameter.detach().clone() for parameter in stage.policy.parameters()]
     explained = []
     for number in range(stage.config.steps):
-        metrics, _, _ = stage.step(prompts_of(prompts, stage.config, number), number)
+        metrics, _, _ = stage.step(prompts_of(prompts, stage, number), number)
         explained.append(metrics["value/explained_variance"])
         with torch.no_grad():
             for parameter, old in zip(stage.policy.parameters(), before, strict=True):

@@ -18,7 +18,8 @@ class PolicyDiagnostics(NamedTuple):
     """What a clipped policy loss tells about the step; detached scalars.
 
     The first two add over micro-batches, like the loss. The ratios combine by max and min; they are −inf and +inf when
-    nothing counts. ``approximate_kl`` estimates KL(old policy || policy), in nats, by k3: the tokens come from the old policy.
+    nothing counts. ``approximate_kl`` estimates KL(old policy || policy), in nats, by k3 of every token's own ratio, whatever
+    ratio the loss takes: the tokens come from the old policy.
     """
 
     clip_fraction: Float[Tensor, ""]
@@ -84,6 +85,7 @@ def ppo_clip_loss(
         raise ValueError(f"dual_clip must be above 1, got {dual_clip}")
     advantages = _weighted(advantages, mask, weights)
     log_ratio = _log_ratio(logprobs, old_logprobs, mask)
+    token_kl = torch.expm1(log_ratio.detach()) - log_ratio.detach()
     if sequence_ratio:
         log_ratio = torch.where(mask, masked_mean(log_ratio, mask, -1)[..., None], 0)
     ratio = log_ratio.exp()
@@ -92,7 +94,7 @@ def ppo_clip_loss(
     losses = torch.maximum(unclipped, clipped)
     if dual_clip is not None:
         losses = torch.where(advantages < 0, torch.minimum(losses, -advantages * dual_clip), losses)
-    return losses.sum() / denominator, _diagnosed(log_ratio, losses != unclipped, mask, denominator)
+    return losses.sum() / denominator, _diagnosed(ratio, token_kl, losses != unclipped, mask, denominator)
 
 
 def cispo_loss(
@@ -117,10 +119,10 @@ def cispo_loss(
     if not clip_range_high > 0:
         raise ValueError(f"clip_range_high must be positive, got {clip_range_high}")
     log_ratio = _log_ratio(logprobs.detach(), old_logprobs, mask)
-    ratio = log_ratio.exp()
+    ratio, token_kl = log_ratio.exp(), torch.expm1(log_ratio) - log_ratio
     kept = ratio.clamp(max=1.0 + clip_range_high)
     terms = -_weighted(advantages, mask, weights) * kept * torch.where(mask, logprobs, 0)
-    return terms.sum() / denominator, _diagnosed(log_ratio, ratio > kept, mask, denominator)
+    return terms.sum() / denominator, _diagnosed(ratio, token_kl, ratio > kept, mask, denominator)
 
 
 @torch.no_grad()
@@ -209,11 +211,10 @@ def _log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _diagnosed(log_ratio: Tensor, clipped: Tensor, mask: Tensor, denominator: Denominator) -> PolicyDiagnostics:
-    ratio = log_ratio.exp()
+def _diagnosed(ratio: Tensor, token_kl: Tensor, clipped: Tensor, mask: Tensor, denominator: Denominator) -> PolicyDiagnostics:
     return PolicyDiagnostics(
         clip_fraction=(clipped & mask).to(ratio.dtype).sum() / denominator,
-        approximate_kl=(torch.expm1(log_ratio) - log_ratio).sum() / denominator,
+        approximate_kl=token_kl.sum() / denominator,
         ratio_max=ratio.masked_fill(~mask, -torch.inf).amax(),
         ratio_min=ratio.masked_fill(~mask, torch.inf).amin(),
     )

@@ -132,6 +132,7 @@ class PPOConfig(ClassicConfig):
         adaptive: dict[str, Any] = {"mode": "adaptive", "target": self.target, "horizon": self.horizon}
         return PolicyConfig(
             algorithm="ppo",
+            prompts_per_step=self.batch_size,
             epochs=self.ppo_epochs,
             minibatches=minibatches,
             gamma=self.gamma,

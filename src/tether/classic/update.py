@@ -44,6 +44,8 @@ class ClassicStep(PolicyGradient):
         cuts = [range(start, min(start + size, count)) for start in range(0, count, size)]
         experience.batches = [make_batch([sequences[i] for i in cut], self.encoder.pad_id).to(device) for cut in cuts]
         experience.rows = [torch.tensor(cut, device=device) for cut in cuts]
+        parts = self.settings.gradient_accumulation_steps
+        experience.minibatches = [[*range(start, min(start + parts, len(cuts)))] for start in range(0, len(cuts), parts)]
         for row, mask in enumerate(self.response_masks):
             experience.mask[row, : len(mask)] &= mask.to(device)
         super().evaluate(experience)

@@ -295,8 +295,9 @@ class _Planner:
         return largest_batch(([s for one in cut for s in one.sequences] for cut in cuts), limit)
 
     def _samples(self, section: Any, budget: int, role: Role) -> TokenBatch:
-        """Micro-batch of a step's samples."""
-        prompts = min(section.prompts_per_step, 2 + 2 * budget // self.prompt)  # more would make no larger one
+        """Micro-batch of a minibatch of samples."""
+        parts = section.minibatches if isinstance(section, PolicySection) else 1
+        prompts = min(-(-section.prompts_per_step // parts), 2 + 2 * budget // self.prompt)  # more would make no larger one
         groups = shape_answers(prompts, self.prompt, section.samples_per_prompt, section.max_new_tokens)
         sequences, limit = [s for group in groups for s in group.sequences], role.document_tokens(budget)
         cuts = cut_batches(sequences, budget, document_tokens=limit)

@@ -93,7 +93,7 @@ class BestOfN(PolicyStage):
     def step(self, prompts: Sequence[Prompt], number: int) -> Step:
         """One round; returns its metrics, all rollouts and their proxy scores."""
         clock, config = Clock(), self.config
-        rollouts = [r for group in sampled(self.engine, config, prompts, number) for r in group.rollouts]
+        rollouts = [r for group in sampled(self.engine, config, prompts, self.ordinals(number)) for r in group.rollouts]
         clock.lap("rollout")
         scores = self.reward.score(rollouts)
         clock.lap("reward")
@@ -154,7 +154,8 @@ class BestOfN(PolicyStage):
                 losses.append(self._accumulate([sequences[i] for i in cut]))
                 metrics = self.learner.step()
                 self.average.update()
-        return {"policy/loss": statistics.fmean(losses), **metrics}
+        updates = {"policy/updates": len(losses), "policy/updates_planned": self.config.epochs * self.config.minibatches}
+        return {"policy/loss": statistics.fmean(losses), **metrics, **updates}
 
     def _accumulate(self, sequences: list[Encoded]) -> float:
         """Add the gradient of L = -(1/N) sum w log pi of one update, N its tokens (w = 1) or responses (w = 1/length).

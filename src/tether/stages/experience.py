@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 from collections.abc import Sequence
@@ -23,8 +24,9 @@ class Experience:
     """Rollouts and their (sequence, response time) matrices, padded on the right with zeros.
 
     `batches` are micro-batches cut once: scoring and every epoch of the update see the same tensors in the same order, so
-    old and new log-probabilities come from the same numerics to the bit (rule: the first ratio is 1). `common` holds what the
-    layers below the first adapter make of each micro-batch: the same for all roles and all epochs.
+    old and new log-probabilities come from the same numerics to the bit (rule: the first ratio is 1). `rows` are the places of
+    their sequences, and `minibatches` the micro-batches of each optimizer step. `common` holds what the layers below the first
+    adapter make of each micro-batch: the same for all roles and all epochs.
     """
 
     rollouts: list[Rollout]
@@ -41,6 +43,7 @@ class Experience:
     returns: Tensor
     weights: Tensor
     rollout_logprobs: Tensor
+    minibatches: list[list[int]] = field(kw_only=True)
     common: list[Tensor | None] = field(default_factory=list, kw_only=True)
 
     def part(self, name: str, number: int) -> Tensor:
@@ -66,6 +69,33 @@ class Experience:
         """Counted tokens of each micro-batch: failed rewards count nothing."""
         return [int(self.part("mask", n).sum()) for n in range(len(self.batches))]
 
+    def minibatch_sums(self, values: Tensor) -> Tensor:
+        """(sequences,) each value replaced by the sum over the sequences of its minibatch."""
+        sums = torch.zeros_like(values)
+        for micro_batches in self.minibatches:
+            rows = torch.cat([self.rows[n] for n in micro_batches])
+            sums[rows] = values[rows].sum()
+        return sums
+
+
+def deal(counts: Sequence[bool], group_size: int, parts: int, seed: str) -> list[list[int]]:
+    """Sequences as minibatches, each with nearly as many that count: a function of `counts` and `seed` alone.
+
+    Whole groups are dealt in a random order, each to the minibatch that has fewest; where there are fewer groups that count than
+    minibatches, single sequences. With fewer sequences that count than `parts` some minibatches hold none of them.
+    """
+    groups = [range(start, min(start + group_size, len(counts))) for start in range(0, len(counts), group_size)]
+    if sum(any(counts[i] for i in group) for group in groups) < parts:
+        groups = [range(i, i + 1) for i in range(len(counts))]
+    random.Random(seed).shuffle(groups)
+    minibatches: list[list[int]] = [[] for _ in range(parts)]
+    sizes = [0] * parts
+    for group in sorted(groups, key=lambda group: -sum(counts[i] for i in group)):
+        lightest = min(range(parts), key=lambda part: (sizes[part], len(minibatches[part]), part))
+        minibatches[lightest] += group
+        sizes[lightest] += sum(counts[i] for i in group)
+    return [sorted(minibatch) for minibatch in minibatches if minibatch]
+
 
 def gather(
     rollouts: Sequence[Rollout],
@@ -75,10 +105,21 @@ def gather(
     device: torch.device,
     *,
     document_tokens: int = 0,
+    minibatches: Sequence[Sequence[int]] | None = None,
 ) -> Experience:
-    """Rollouts as micro-batches, with empty matrices; a rollout whose reward failed is masked out whole."""
+    """Rollouts as micro-batches, with empty matrices; a rollout whose reward failed is masked out whole.
+
+    Args:
+        minibatches: the rollouts of each optimizer step, every one in one of them; unset: all in one. A micro-batch never holds
+            rollouts of two, so that its budget of tokens decides memory alone.
+    """
     sequences = [encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts]
-    cuts = cut_batches(sequences, micro_batch_tokens, document_tokens=document_tokens)
+    cuts: list[list[int]] = []
+    owned: list[list[int]] = []
+    for places in minibatches or [range(len(rollouts))]:
+        parts = cut_batches([sequences[i] for i in places], micro_batch_tokens, document_tokens=document_tokens)
+        owned.append([*range(len(cuts), len(cuts) + len(parts))])
+        cuts += [[places[i] for i in part] for part in parts]
     parts = [[sequences[i] for i in cut] for cut in cuts]
     batches = [make_batch(part, encoder.pad_id, document_tokens=document_tokens).to(device) for part in parts]
     lengths = torch.tensor([len(r.response_ids) for r in rollouts], device=device)
@@ -93,6 +134,7 @@ def gather(
         [torch.tensor(cut, device=device) for cut in cuts],
         mask,
         *(zeros.clone() for _ in range(9)),
+        minibatches=owned,
     )
 
 

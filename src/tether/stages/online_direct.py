@@ -105,7 +105,7 @@ class OnlineDirect(PolicyStage):
     def step(self, prompts: Sequence[Prompt], number: int) -> Step:
         """Sample, score, take the best and the worst of each prompt, and one update on these pairs."""
         clock, config = Clock(), self.config
-        groups = sampled(self.engine, config, prompts, number)
+        groups = sampled(self.engine, config, prompts, self.ordinals(number))
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         clock.lap("rollout")
         scores = self.reward.score(rollouts)

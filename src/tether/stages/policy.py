@@ -17,7 +17,7 @@ from tether.core.types import Prompt, Rollout, Score
 from tether.core.watchdog import Watchdog
 from tether.learner.checkpoint import Checkpoints, prefixed, unprefixed
 from tether.learner.local import LocalLearner
-from tether.learner.loop import endless, epoch_order, keep_for_replay, split_evenly
+from tether.learner.loop import endless, epoch_order, keep_for_replay
 from tether.stages.experience import Experience
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.sampled import Hooks
@@ -34,7 +34,9 @@ def clipped_epochs(
     accumulate: Callable[[int, int], Mapping[str, float]],
     finish: Callable[[], Mapping[str, float]],
 ) -> dict[str, float]:
-    """Several epochs of clipped updates over the same rollouts; micro-batches keep their composition, not their order.
+    """Several epochs of clipped updates over the same rollouts: an optimizer step a minibatch, their order new in every epoch.
+
+    A minibatch in which no reward is known takes no step: "policy/updates" are those taken, beside those planned.
 
     Args:
         accumulate: (micro-batch, tokens of the optimizer step) -> adds the gradient; metrics that add up over micro-batches,
@@ -45,23 +47,24 @@ def clipped_epochs(
         TrainingError: old and new log-probabilities disagree before any update.
     """
     totals: dict[str, float] = {}
-    counts, minibatch_count, first_deviation = experience.token_counts(), 0, 0.0
+    counts, updates, first_deviation = experience.token_counts(), 0, 0.0
+    tokens = [sum(counts[index] for index in minibatch) for minibatch in experience.minibatches]
     ratio_max, ratio_min, metrics = 1.0, 1.0, {}
     for epoch in range(config.epochs):
-        order = epoch_order(len(experience.batches), config.seed + number, epoch)
         epoch_kl = 0.0
-        for cut in split_evenly(order, config.minibatches):
-            denominator = max(1, sum(counts[i] for i in cut))
-            for index in cut:
-                stats = accumulate(index, denominator)
+        for part in epoch_order(len(experience.minibatches), config.seed + number, epoch):
+            if not tokens[part]:
+                continue
+            for index in experience.minibatches[part]:
+                stats = accumulate(index, tokens[part])
                 ratio_max, ratio_min = max(ratio_max, stats["ratio_max"]), min(ratio_min, stats["ratio_min"])
-                if minibatch_count == 0:
+                if updates == 0:
                     first_deviation = max(first_deviation, stats["ratio_max"] - 1, 1 - stats["ratio_min"])
-                epoch_kl += stats["policy/approximate_kl"] * denominator / max(1, sum(counts))
+                epoch_kl += stats["policy/approximate_kl"] * tokens[part] / sum(tokens)
                 for key in stats.keys() - {"ratio_max", "ratio_min"}:
                     totals[key] = totals.get(key, 0.0) + stats[key]
             metrics = finish()
-            minibatch_count += 1
+            updates += 1
         if config.target_kl is not None and epoch_kl > config.target_kl:
             break
     if first_deviation > 0.2:
@@ -69,12 +72,14 @@ def clipped_epochs(
             f"before any update the ratio is off by {first_deviation:.3f}: old and new log-probabilities disagree"
         )
     return {
-        **{key: value / minibatch_count for key, value in totals.items()},
+        **{key: value / updates for key, value in totals.items()},
         **metrics,
         "policy/ratio_max": ratio_max,
         "policy/ratio_min": ratio_min,
         "policy/first_ratio_deviation": first_deviation,
         "policy/epochs": epoch + 1,
+        "policy/updates": updates,
+        "policy/updates_planned": config.epochs * config.minibatches,
     }
 
 
@@ -113,8 +118,7 @@ class Follower(Protocol):
 class PolicyStage(Protocol):
     """What the loop needs of a stage; `state` is what its next step depends on beside weights and optimizer.
 
-    A state with a true "stopped" ends the training. `config` has steps, checkpoint_every, sample_rows, seed and ordinals(number),
-    the places of a step's prompts among all prompts of the run.
+    A state with a true "stopped" ends the training. `config` has steps, checkpoint_every, sample_rows, seed and ordinals(number).
     """
 
     config: Any
@@ -124,6 +128,10 @@ class PolicyStage(Protocol):
     reward: RewardSource
 
     def step(self, prompts: Sequence[Prompt], number: int) -> Step: ...
+
+    def ordinals(self, number: int) -> range:
+        """The places, among all prompts of the run, of those that step `number` may sample."""
+        return self.config.ordinals(number)
 
     def state(self) -> dict[str, Any]:
         return {}
@@ -157,7 +165,7 @@ def train(stage: PolicyStage, prompts: Sequence[Prompt], run: RunDirectory, **ho
                 stopping.leave(done, config.steps, run.path)
             try:
                 with watchdog.step():
-                    metrics, rollouts, scores = _kept(stage, run, prompts_of(prompts, config, done), done)
+                    metrics, rollouts, scores = _kept(stage, run, prompts_of(prompts, stage, done), done)
             except RewardError:
                 if done:
                     _save(stage, run, saved, done, monitor)
@@ -195,9 +203,9 @@ def _kept(stage: PolicyStage, run: RunDirectory, prompts: Sequence[Prompt], numb
     return metrics, rollouts, scores
 
 
-def prompts_of(prompts: Sequence[Prompt], config: Any, number: int) -> list[Prompt]:
+def prompts_of(prompts: Sequence[Prompt], stage: PolicyStage, number: int) -> list[Prompt]:
     """The prompts of a step: epochs of deterministic order, one after another."""
-    return [prompts[i] for i in endless(len(prompts), config.ordinals(number), config.seed)]
+    return [prompts[i] for i in endless(len(prompts), stage.ordinals(number), stage.config.seed)]
 
 
 def _save(stage: PolicyStage, run: RunDirectory, saved: Checkpoints, number: int, monitor: Monitor | None) -> None:

@@ -58,7 +58,9 @@ class PolicyConfig(SampledConfig):
     algorithm: Algorithm = "ppo"
     top_p: float = Field(default=1.0, gt=0, le=1)
     epochs: int = Field(default=4, ge=1)
-    minibatches: int = Field(default=1, ge=1, description="optimizer steps an epoch")
+    minibatches: int = Field(
+        default=1, ge=1, description="optimizer steps an epoch, each on as many answers; whole prompts where there are enough"
+    )
 
     normalize_scores: bool = Field(
         default=False, description="shift and scale scores to mean 0, deviation 1 on the reference's own samples"
@@ -156,11 +158,6 @@ class PolicyConfig(SampledConfig):
     def total_updates(self) -> int:
         return self.steps * self.epochs * self.minibatches
 
-    @property
-    def prompts_at_hand(self) -> int:
-        """Prompts that a step may use: those of its batch and those in reserve."""
-        return self.prompts_per_step * (1 + self.refill)
-
 
 Rule = tuple[tuple[str, ...], Callable[[PolicyConfig], bool], str]
 _EFFECTS: tuple[Rule, ...] = (
@@ -205,6 +202,10 @@ _CONFLICTS: tuple[tuple[Callable[[PolicyConfig], bool], str], ...] = (
     (
         lambda c: c.surrogate == "cispo" and c.clip_range_high is None,
         "surrogate = 'cispo' truncates weights at 1 + clip_range_high: set clip_range_high",
+    ),
+    (
+        lambda c: c.minibatches > c.prompts_per_step * c.samples_per_prompt,
+        "minibatches is above prompts_per_step x samples_per_prompt, the answers of a step: a minibatch needs at least one",
     ),
     (lambda c: c.overlong_buffer > c.max_new_tokens, "overlong_buffer is longer than max_new_tokens"),
     (

@@ -35,7 +35,7 @@ from tether.data.batches import TokenBatch
 from tether.data.chat import ChatEncoder
 from tether.learner.local import LocalLearner
 from tether.models.trunk import Role
-from tether.stages.experience import Clock, Experience, describe, gather
+from tether.stages.experience import Clock, Experience, deal, describe, gather
 from tether.stages.policy import WeightAverage, clipped_epochs, train
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.sampled import Hooks, sampled
@@ -76,6 +76,8 @@ class PolicyGradient:
         self.kl_coefficient, self.stopped = config.kl.coefficient, False
         self.normalizer: tuple[float, float] | None = None
         self.past_scores = (0.0, 0)
+        self.reserves = 0
+        """Prompts that earlier steps sampled beyond their own batches."""
         in_reward = config.kl.coefficient > 0 and config.kl.place != "loss"
         self.late = config.one_update and value is None and not in_reward
         """The old log-probabilities come from the update's own pass: nothing needs them before, and nothing moves between."""
@@ -104,8 +106,16 @@ class PolicyGradient:
         """Everything after scoring; `experience` keeps what was made of it."""
         clock, config = clock or Clock(), self.config
         limit = min(role.document_tokens(config.micro_batch_tokens) for role in self.roles)
+        scored = [score.value is not None for score in scores]
+        minibatches = deal(scored, config.samples_per_prompt, config.minibatches, f"{config.seed}/{number}")
         self.experience = experience = gather(
-            rollouts, scores, self.encoder, config.micro_batch_tokens, self.policy.device, document_tokens=limit
+            rollouts,
+            scores,
+            self.encoder,
+            config.micro_batch_tokens,
+            self.policy.device,
+            document_tokens=limit,
+            minibatches=minibatches,
         )
         self.evaluate(experience)
         experience.rewards = self.shape(experience)
@@ -123,9 +133,9 @@ class PolicyGradient:
         config, size = self.config, self.config.prompts_per_step
         kept: list[tuple[Rollout, Score]] = []
         seen: list[tuple[Rollout, Score]] = []
-        silent = 0
+        silent = start = 0
         for start in range(0, len(prompts), size):
-            groups = sampled(self.engine, config, prompts[start : start + size], number, start)
+            groups = sampled(self.engine, config, prompts[start : start + size], self.ordinals(number)[start:])
             rollouts = [rollout for group in groups for rollout in group.rollouts]
             clock.lap("rollout")
             pairs = list(zip(rollouts, self.reward.score(rollouts), strict=True))
@@ -135,12 +145,18 @@ class PolicyGradient:
             kept += [pair for pair, drop in zip(pairs, useless, strict=True) if not (drop and config.filter_groups)]
             if len(kept) >= size * config.samples_per_prompt or not config.filter_groups:
                 break
+        self.reserves += start
         used = kept[: size * config.samples_per_prompt] or seen
         metrics = {"group/zero_signal": silent / len(seen)} if config.samples_per_prompt > 1 else {}
         if config.filter_groups:  # what was left out counts in how good the policy is
             known = [score.value for _, score in seen if score.value is not None]
             metrics.update({"reward/proxy": statistics.fmean(known) if known else float("nan"), "group/sampled": len(seen)})
         return ([rollout for rollout, _ in used], [score for _, score in used]), metrics
+
+    def ordinals(self, number: int) -> range:
+        """The places of a step's own batch, and of `refill` batches in reserve; the next step goes on after the last sampled."""
+        first = number * self.config.prompts_per_step + self.reserves
+        return range(first, first + self.config.prompts_per_step * (1 + self.config.refill))
 
     def _silent(self, scores: Sequence[Score]) -> list[bool]:
         values = torch.tensor([0.0 if s.value is None else s.value for s in scores], dtype=torch.float64)
@@ -261,15 +277,16 @@ class PolicyGradient:
         return advantages * self.weights(experience), returns
 
     def weights(self, experience: Experience) -> Tensor:
-        """Positive weights of the tokens that count, relative to one over their number; (sequences, time)."""
-        mask = experience.mask.float()
-        lengths, tokens, sequences = mask.sum(-1, keepdim=True), mask.sum(), mask.any(-1).sum()
+        """Positive weights of the tokens that count, relative to one over their number in their minibatch; (sequences, time)."""
+        lengths, counts = experience.mask.sum(-1).float(), experience.mask.any(-1).float()
+        tokens = experience.minibatch_sums(lengths)
+        sequences = experience.minibatch_sums(counts).clamp(min=1)
         share = {
             "token": torch.ones_like(lengths),
             "sequence": tokens / (sequences * lengths.clamp(min=1)),
-            "constant": (tokens / (sequences * self.config.max_new_tokens)).expand_as(lengths),
+            "constant": tokens / (sequences * self.config.max_new_tokens),
         }[self.config.normalize]
-        return share * mask
+        return share[:, None] * experience.mask
 
     def update(self, experience: Experience, number: int) -> dict[str, float]:
         """Several epochs of updates over the same rollouts; one is on policy."""
@@ -346,9 +363,12 @@ class PolicyGradient:
             "stopped": self.stopped,
             "normalizer": self.normalizer,
             "past_scores": self.past_scores,
+            "reserves": self.reserves,
         }
 
     def load_state(self, values: Mapping[str, Any]) -> None:
         self.kl_coefficient, self.stopped = values["kl_coefficient"], values["stopped"]
         self.normalizer = tuple(values["normalizer"]) if values["normalizer"] else None
         self.past_scores = tuple(values["past_scores"])
+        every_reserve = self.config.prompts_per_step * self.config.refill  # what each step used up in checkpoints without a count
+        self.reserves = values["reserves"] if "reserves" in values else values["step"] * every_reserve

@@ -35,14 +35,9 @@ class SampledConfig(SavedConfig):
     def sampling(self) -> Sampling:
         return Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
 
-    @property
-    def prompts_at_hand(self) -> int:
-        """Prompts that a step may use."""
-        return self.prompts_per_step
-
     def ordinals(self, number: int) -> range:
         """The places of a step's prompts among all prompts of the run."""
-        return range(number * self.prompts_at_hand, (number + 1) * self.prompts_at_hand)
+        return range(number * self.prompts_per_step, (number + 1) * self.prompts_per_step)
 
 
 class Hooks(TypedDict, total=False):
@@ -57,9 +52,9 @@ class Hooks(TypedDict, total=False):
     progress: Callable[[int, int, Any], None] | None
 
 
-def sampled(engine: Engine, config: SampledConfig, prompts: Sequence[Prompt], number: int, start: int = 0) -> list[RolloutGroup]:
-    """Samples of a step's prompts from place `start` on: a function of seed and places."""
-    places = config.ordinals(number)[start : start + len(prompts)]
+def sampled(engine: Engine, config: SampledConfig, prompts: Sequence[Prompt], places: Sequence[int]) -> list[RolloutGroup]:
+    """Samples of prompts that stand at these places of the run: a function of seed and places."""
+    places = places[: len(prompts)]
     return engine.generate(prompts, config.sampling, num_samples=config.samples_per_prompt, seed=config.seed, ordinals=places)
 
 
