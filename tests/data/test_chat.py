@@ -7,6 +7,11 @@ from tether.core.types import Message, assistant, user
 from tether.data.chat import PLAIN_TEMPLATE, ChatEncoder
 from tether.models.tiny import tiny_tokenizer
 
+FALCON = (  # as falcon-instruct's: nothing ends a reply but the next turn's first word
+    "{% for message in messages %}{% if not loop.first %}{{ '\n' }}{% endif %}"
+    "{{ {'system': 'System', 'user': 'User', 'assistant': 'Assistant'}[message['role']] + ': ' + message['content'].strip() }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '\nAssistant:' }}{% endif %}"
+)
 CHATML = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}<|system|>be good<|end|>\n{% endif %}"
     "<|{{ message['role'] }}|>{{ message['content'] }}<|end|>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -30,6 +35,31 @@ def test_a_prompt_is_a_prefix_of_prompt_and_response(encoder):
     assert whole.ids[: len(prompt)] == prompt
     assert whole.trained == (False,) * len(prompt) + (True,) * (len(whole) - len(prompt))
     assert whole.ids[-1] == 1  # the stop token is an action: kept and trained
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("turns", [1, 2, 3])
+def test_a_prompt_is_a_prefix_where_the_template_writes_no_stop_token(turns):
+    """The policy is prompted with the history that it, the reward model and SFT were trained on, stop tokens included."""
+    encoder = ChatEncoder(tiny_tokenizer(), (1, 3), FALCON)
+    talk = tuple(turn for n in range(turns) for turn in (user(f"and {n}?"), assistant(f"{n}.")))
+    prompt, whole = encoder.prompt(talk[:-1]), encoder.conversation(talk, "last")
+    assert whole.ids[: len(prompt)] == prompt and whole.trained.index(True) == len(prompt)
+    assert prompt.count(1) == turns - 1 and whole.ids.count(1) == turns and 3 not in whole.ids
+    text = "".join(f"User: and {n}?\nAssistant: {n}.|" + "\n" * (n < turns - 1) for n in range(turns))  # | is the stop token
+    assert encoder.tokenizer.decode(list(whole.ids)).replace("<|end|>", "|") == text
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_templates_that_end_their_replies_get_no_other_ids(name):
+    """Their prompts are the ids of the rendered text and nothing else."""
+    encoder = ChatEncoder(tiny_tokenizer(), (1,), TEMPLATES[name])
+    rows = [{"role": m.role, "content": m.content} for m in TALK[:3]]
+    text = encoder.tokenizer.apply_chat_template(
+        rows, chat_template=encoder.template, tokenize=False, add_generation_prompt=True
+    )
+    assert encoder.prompt(TALK[:3]) == tuple(encoder.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def test_all_turns_or_the_last(encoder):

@@ -13,6 +13,7 @@ from tether.core.types import Annotation, Comparison, Demonstration, assistant, 
 from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder
 from tether.data.comparisons import by_votes, pairs_of
+from tether.data.sources import split_by_group
 from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
 from tether.models.config import LoraConfig
@@ -72,9 +73,56 @@ def comparisons(count=48):
 def test_sft_learns_and_keeps_the_best(tmp_path, packing):
     stage = sft(packing=packing)
     summary = stage.train(DEMONSTRATIONS, RunDirectory.open(tmp_path / "run", {}))
-    assert summary["eval_loss"] < 0.5 * summary["eval_loss_before"]
-    heldout = [ENCODER.conversation(d.messages) for d in DEMONSTRATIONS[:6]]
+    assert summary["eval_loss"] < 0.6 * summary["eval_loss_before"]  # of words that no training row has
+    heldout = [ENCODER.conversation(d.messages) for d in split_by_group(DEMONSTRATIONS, 0.25, 0)[1]]
     assert stage.evaluate(heldout)["eval_loss"] == pytest.approx(summary["eval_loss"], rel=1e-4)
+
+
+class Watched(SFT):
+    """Takes down the questions of the conversations that it trains on and of those that it evaluates by."""
+
+    def step(self, conversations):
+        self.trained = getattr(self, "trained", []) + [self.encoder.decode(c.prompt) for c in conversations]
+        return super().step(conversations)
+
+    def evaluate(self, conversations):
+        self.judged_by = [self.encoder.decode(c.prompt) for c in conversations]
+        return super().evaluate(conversations)
+
+
+def watched(tmp_path, rows, name="run"):
+    stage = Watched(SFTConfig(epochs=1, batch_size=64, rows_per_micro_batch=64), Role(tiny_model()), ENCODER)
+    stage.train(rows, RunDirectory.open(tmp_path / name, {}))
+    return stage.trained, stage.judged_by
+
+
+@pytest.mark.audit
+def test_sft_holds_out_prompts_whatever_the_order_of_the_file(tmp_path):
+    """Poems, sums, the same poems again: a first tenth would be poems alone, nearly all of which are trained on as well."""
+    poems = [Demonstration((user(f"poem {n}"), assistant(f"rose {n}"))) for n in range(20)]
+    sums = [Demonstration((user(f"{n} and {n}"), assistant(f"{2 * n}"))) for n in range(180)]
+    trained, judged_by = watched(tmp_path, [*poems, *sums, *poems])
+    assert not set(trained) & set(judged_by)
+    assert len(trained) + len(judged_by) == 220
+    # 200 prompts, each held out with probability 0.1: of both kinds, within four standard deviations of 20.
+    assert abs(len(set(judged_by)) - 20) < 4 * (200 * 0.1 * 0.9) ** 0.5
+    assert any("poem" in prompt for prompt in judged_by) and sum("poem" not in prompt for prompt in judged_by) > 10
+    again = watched(tmp_path, [*sums[::-1], *poems, *poems], "sorted otherwise")
+    assert sorted(again[1]) == sorted(judged_by)
+
+
+@pytest.mark.audit
+def test_sft_keeps_conversations_with_one_opening_together(tmp_path):
+    """All replies of a conversation are learned, so a held-out one may not share its first exchange with a training row."""
+    rows = [
+        Demonstration((user(f"opening {n}"), assistant("yes"), user(f"then {turn}"), assistant(f"well {turn}")))
+        for turn in range(3)
+        for n in range(40)
+    ]
+    trained, judged_by = watched(tmp_path, rows)
+    assert judged_by and len(trained) + len(judged_by) == 120
+    assert not set(trained) & set(judged_by)
+    assert all(judged_by.count(prompt) == 3 for prompt in judged_by)
 
 
 def test_sft_loss_is_the_mean_over_counted_tokens():

@@ -82,10 +82,9 @@ class ChatEncoder:
         if not messages or messages[-1].role == "assistant":
             raise DataError("a prompt must end with a turn that the assistant can answer")
         ids, position, text = [], 0, self._render(messages, waiting=True)
-        for segment, reply in self._segments(messages):
-            ids += self._tokenize(segment)
-            ids += self._tokenize(reply)
-            position += len(segment) + len(reply)
+        for context, reply in self._segments(messages):
+            ids += self._tokenize(context) + self._ended(reply)[0]
+            position += len(context) + len(reply)
         return tuple(ids + self._tokenize(text[position:]))
 
     def conversation(self, messages: Conversation, train: Literal["all", "last"] = "all") -> Encoded:
@@ -107,11 +106,7 @@ class ChatEncoder:
         segments = self._segments(messages)
         for number, (context, reply) in enumerate(segments):
             counts = train == "all" or number == len(segments) - 1
-            context_ids, reply_ids = self._tokenize(context), self._tokenize(reply)
-            end = self._reply_end(reply_ids)
-            if end is None:
-                reply_ids.append(self.stop_ids[0])
-                end = len(reply_ids)
+            context_ids, (reply_ids, end) = self._tokenize(context), self._ended(reply)
             if number == len(segments) - 1:
                 reply_ids = reply_ids[:end]
             ids += context_ids + reply_ids
@@ -165,8 +160,9 @@ class ChatEncoder:
     def _tokenize(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
 
-    def _reply_end(self, ids: list[int]) -> int | None:
-        for index in range(len(ids) - 1, -1, -1):
-            if ids[index] in self.stop_ids:
-                return index + 1
-        return None
+    def _ended(self, reply: str) -> tuple[list[int], int]:
+        """A reply's ids, with a stop token where the template writes none, and the place after its last stop token."""
+        ids = self._tokenize(reply)
+        if not any(i in self.stop_ids for i in ids):
+            ids.append(self.stop_ids[0])
+        return ids, max(place for place, i in enumerate(ids, 1) if i in self.stop_ids)

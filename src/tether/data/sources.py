@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tether.core.errors import DataError
+from tether.core.types import Demonstration
 from tether.data.formats.containers import Numbered, Place, places
 from tether.data.formats.conversions import prompt_of
 from tether.data.formats.fields import digest
@@ -252,7 +253,14 @@ def identity(row: Row) -> str:
 
 
 def group_of(record: Any) -> str:
-    """The name of the prompt a record belongs to: its own group, else a digest of the prompt without case and white space."""
+    """The name of the prompt a record belongs to: its own group, else a digest of the prompt without case and white space.
+
+    A demonstration belongs to what stands before its first reply: all replies are learned, and conversations that open alike may
+    share more than that. One that opens with a reply is a group of its own.
+    """
+    if isinstance(record, Demonstration):
+        first = next((i for i, turn in enumerate(record.messages) if turn.role == "assistant"), len(record.messages))
+        return digest(record.messages[:first] or record.messages)
     return getattr(record, "group", "") or digest(prompt_of(record))
 
 

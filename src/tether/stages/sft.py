@@ -16,6 +16,7 @@ from tether.core.types import Demonstration
 from tether.data.batches import TokenBatch, document_length, documents_of, make_batch
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.packing import pack
+from tether.data.sources import split_by_group
 from tether.learner.config import OptimizerConfig, SupervisedConfig
 from tether.learner.local import LocalLearner
 from tether.learner.loop import SupervisedLoop, plan_updates
@@ -34,7 +35,7 @@ class SFTConfig(SupervisedConfig):
     )
     rows_per_micro_batch: int = Field(default=2, ge=1)
     packing: bool = True
-    heldout_fraction: float = Field(default=0.1, ge=0, lt=1)
+    heldout_fraction: float = Field(default=0.1, ge=0, lt=1, description="share of the prompts whose conversations are held out")
     evaluate_every: int = Field(default=0, ge=0, description="updates between evaluations; 0: only at the end of every epoch")
     optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-4)
 
@@ -105,9 +106,11 @@ class SFT:
             DataError: no demonstration can be used.
         """
         start, config = time.perf_counter(), self.config
-        encoded, skipped = self._encode(demonstrations)
-        heldout = round(config.heldout_fraction * len(encoded))
-        train, test = encoded[heldout:], encoded[:heldout]
+        parts = split_by_group(demonstrations, config.heldout_fraction, config.seed)
+        (train, skipped), (test, more) = map(self._encode, parts)
+        skipped = {reason: skipped.get(reason, 0) + more.get(reason, 0) for reason in {**skipped, **more}}
+        if not train:
+            raise DataError(f"none of {len(demonstrations)} demonstrations can be used for training: {skipped or 'there are none'}")
         plan = plan_updates(len(train), config.batch_size, config.epochs, config.seed)
         self.learner = LocalLearner(self.role.parameters(), config.optimizer, len(plan))
         loop = SupervisedLoop(
@@ -147,6 +150,4 @@ class SFT:
                 encoded.append(conversation)
             except DataError as error:
                 skipped[str(error)] = skipped.get(str(error), 0) + 1
-        if not encoded:
-            raise DataError(f"none of {len(demonstrations)} demonstrations can be used: {skipped or 'there are none'}")
         return encoded, skipped
