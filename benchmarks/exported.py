@@ -58,7 +58,7 @@ def make(base: str, folder: Path) -> dict[str, Any]:
                 parameter.add_(0.02 * torch.randn_like(parameter))
             if head is not None:
                 head.offset.fill_(0.7)
-        save_trained(role, loaded, folder / kind, kind=kind, base=base)
+        save_trained(role, loaded, folder / kind, kind=kind)
         for dtype in ("float32", "bfloat16"):
             out = folder / f"{kind}-{dtype}"
             task["folders"][out.name] = {"path": str(out), **export_model(str(folder / kind), out, dtype=dtype)}

@@ -37,7 +37,7 @@ def make(root):
         role = Role(
             add_adapter(loaded.model, kind, LoraConfig(rank=2)), kind, ScalarHead(64, zero=False) if kind == "reward" else None
         )
-        save_trained(role, loaded, root / kind, kind=kind, base=str(root / "model"))
+        save_trained(role, loaded, root / kind, kind=kind)
     shutil.copytree(root / "reward", root / "members" / "first")
     edited(root / "members" / "first" / "role.json", base="../../model")
     save_ensemble(root / "members", [root / "members" / "first"])

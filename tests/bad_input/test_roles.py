@@ -11,6 +11,7 @@ from tests.bad_input.folders import PAIRS, ask_steps, bench, cut, edited, make, 
 from tether.assemble import load_policy
 from tether.assemble.roles import load_trained
 from tether.core.errors import TetherError
+from tether.models.config import ModelConfig
 from tether.models.heads import ScalarHead
 from tether.pipelines.reward_bench import reward_bench
 
@@ -40,7 +41,7 @@ POLICY = {
     "another base": (lambda f: edited(f / "role.json", base="tiny"), load_policy, "trained on another base.*Train it on"),
     "another template": (
         lambda f: edited(f / "role.json", encoding={"template": "x", "system_prompt": None, "stop_ids": [1]}),
-        load_policy,
+        lambda f: load_policy(str(f), ModelConfig(source="tiny", dtype="float32")),
         "another chat template, system prompt or stop tokens.*Set model",
     ),
     "no adapter": (lambda f: shutil.rmtree(f / "adapter"), load_policy, "the adapter in .* cannot be used.*Restore the folder"),

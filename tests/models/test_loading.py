@@ -53,7 +53,7 @@ def test_an_adapter_and_its_head_come_back_exactly_and_only_on_their_base(tmp_pa
         for parameter in role.parameters():
             parameter.add_(0.03)
         role.head.offset.fill_(0.25)
-    save_trained(role, loaded, tmp_path / "role", kind="policy", base=str(tmp_path / "base"))
+    save_trained(role, loaded, tmp_path / "role", kind="policy")
     expected = logprobs(role, encoder_of(loaded))
     back, again = load_policy(str(tmp_path / "role"), TINY)
     assert torch.equal(logprobs(back, encoder_of(again)), expected)

@@ -36,7 +36,7 @@ def test_trl_scores_completions_as_tether_does(tmp_path, tail):
     torch.manual_seed(3)
     for parameter in role.parameters():
         parameter.add_(0.1 * torch.randn_like(parameter))
-    save_trained(role, loaded, tmp_path / "reward", kind="reward", base=str(tmp_path / "base"))
+    save_trained(role, loaded, tmp_path / "reward", kind="reward")
     constant = export_model(str(tmp_path / "reward"), tmp_path / "exported")["constant"]
     (scorer,), own = load_trained(tmp_path / "reward")
     encoded = [encoder_of(own).conversation((user(p), assistant(r)), "last") for p, r in TALKS]

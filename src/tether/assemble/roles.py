@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,13 +36,13 @@ def local_engine(role: Role, loaded: LoadedModel, *, max_rows: int = 64) -> Loca
     return LocalEngine(role, encoder_of(loaded), max_rows=max_rows, context_length=loaded.context_length)
 
 
-def save_trained(role: Role, loaded: LoadedModel, folder: Path, *, kind: str, base: str) -> None:
-    """A trained role beside the base it stands on."""
+def save_trained(role: Role, loaded: LoadedModel, folder: Path, *, kind: str) -> None:
+    """A trained role, with the name of the base that was really loaded for it."""
     save_role(
         role,
         folder,
         kind=kind,
-        base=base,
+        base=loaded.source,
         base_digest=loaded.digest,
         tokenizer=loaded.tokenizer,
         encoding=encoder_of(loaded).describe(),
@@ -171,15 +172,17 @@ def _frozen(settings: ModelConfig, seed: int, offload: bool) -> Any:
     return keep_on_host(load_on_host(settings, seed=seed).model, pick_device(settings.device))
 
 
-def load_scorer(folder: Path, settings: ModelConfig, offload: bool = False) -> tuple[tuple[Role, ...], LoadedModel]:
-    """A trained reward model, or all members of an ensemble, on a base of their own."""
+def load_scorer(
+    folder: Path, settings: ModelConfig, offload: bool = False, as_trained: bool = False
+) -> tuple[tuple[Role, ...], LoadedModel]:
+    """A trained reward model, or all members of an ensemble, on a base of their own; perhaps with the encoding they learned."""
     folders = _scorer_folders(None, folder)
     description = read_role(next(iter(folders.values())))
     if description["kind"] == "policy":
         raise ModelError(f"{folder} is a policy, which gives no scores. Give the folder of a reward model.")
-    whole = description["adapter"] is None
-    source = str(folder / "model") if whole else description["base"]
-    loaded = (load_on_host if offload else load_model)(settings.model_copy(update={"source": source, "fallback": None}))
+    whole, on_base = description["adapter"] is None, {"source": description["base"], "fallback": None}
+    loaded = (load_on_host if offload else load_model)(settings.model_copy(update=on_base))
+    loaded = _speaking(description, loaded) if as_trained else loaded
     device = pick_device(settings.device)
     model = loaded.model
     if not whole:
@@ -195,7 +198,7 @@ def load_scorer(folder: Path, settings: ModelConfig, offload: bool = False) -> t
 def load_trained(folder: Path, settings: ModelConfig | None = None) -> tuple[tuple[Role, ...], LoadedModel]:
     """What scores, on the base that its folder names, in the dtype it was trained in."""
     role = read_role(member_folders(folder)[0])
-    return load_scorer(folder, _settings(role["base"], role, settings))
+    return load_scorer(folder, _settings(role["base"], role, settings), as_trained=settings is None)
 
 
 def newest_policy(folder: Path) -> Path | None:
@@ -217,8 +220,8 @@ def load_policy(path: str, settings: ModelConfig | None = None) -> tuple[Role, L
     own = newest_policy(folder)
     if own is not None:
         role = read_role(own)
-        base = str(own / "model") if role["adapter"] is None else role["base"]
-        loaded = load_model(_settings(base, role, settings))
+        loaded = load_model(_settings(role["base"], role, settings))
+        loaded = loaded if settings else _speaking(role, loaded)
         if role["adapter"] is None:
             return Role(loaded.model), loaded
         check_same_trunk(role, loaded, encoder_of(loaded).describe(), own)
@@ -230,6 +233,11 @@ def load_policy(path: str, settings: ModelConfig | None = None) -> tuple[Role, L
     plain = next((p for p in (folder / "model", folder / "sft" / "model") if (p / "config.json").is_file()), path)
     loaded = load_model(_settings(str(plain), None, settings))
     return Role(loaded.model), loaded
+
+
+def _speaking(role: dict[str, Any], loaded: LoadedModel) -> LoadedModel:
+    """The base with the template and stop tokens that the role was trained with: nobody else says what they are."""
+    return replace(loaded, template=role["encoding"]["template"], stop_ids=tuple(role["encoding"]["stop_ids"]))
 
 
 def _settings(source: str, role: dict[str, Any] | None, settings: ModelConfig | None) -> ModelConfig:

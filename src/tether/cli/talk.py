@@ -73,11 +73,12 @@ def chat(
     """Talk with a model or with the result of a run. An empty line or Ctrl-D ends it; /new starts over."""
     from tether.assemble import load_policy, local_engine
     from tether.core.types import Prompt, Sampling, assistant, user
+    from tether.pipelines.exporting import standing
 
     console, sampling = Console(), Sampling(max_new_tokens, temperature, top_p=top_p)
     role, loaded = load_policy(model)
     engine = local_engine(role, loaded)
-    console.print(f"[dim]{escape(loaded.source)}. An empty line ends, /new starts over.[/]")
+    console.print(f"[dim]{escape(standing(model))}. An empty line ends, /new starts over.[/]")
     messages: list[Message] = []
     turn = 0
     while True:

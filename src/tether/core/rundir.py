@@ -190,7 +190,7 @@ class RunDirectory:
         if not stored.is_file() and (foreign or (run.path.exists() and not run.path.is_dir())):
             raise RunError(f"{run.path} exists and is not a run directory of tether. Choose another path.")
         run.path.mkdir(parents=True, exist_ok=True)
-        written = {**environment(), "config_digest": digest(now), "folder": str(path), **manifest}
+        written = {**environment(), "config_digest": digest(now), "folder": str(path), "cwd": os.getcwd(), **manifest}
         write_json(run.path / "manifest.json", written)
         write_json(stored, now)
         return run
@@ -288,6 +288,16 @@ def _same_place(old: Any, new: Any, folders: tuple[str, str]) -> bool:
     if not (isinstance(old, str) and isinstance(new, str) and os.sep in new and folders[0] != folders[1]):
         return False
     return os.path.relpath(old, folders[0]) == os.path.relpath(new, folders[1])
+
+
+def noted_path(folder: Path, path: str) -> Path | None:
+    """Where the folder lies now that the run in `folder` calls `path`: as it lay to the run, else where it lay."""
+    manifest = read_json(folder / "manifest.json")
+    home = Path(manifest.get("cwd", "."))
+    places = [home / path]
+    if "folder" in manifest:
+        places.insert(0, folder / os.path.relpath(home / path, home / manifest["folder"]))
+    return next((place.resolve() for place in places if place.is_dir()), None)
 
 
 def environment() -> dict[str, Any]:

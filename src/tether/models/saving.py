@@ -12,7 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from tether.core.config import digest
 from tether.core.errors import MissingFileError, ModelError
-from tether.core.rundir import file_digest, read_json, write_json
+from tether.core.rundir import file_digest, noted_path, read_json, write_json
+from tether.models.config import TINY
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, save_model
 from tether.models.pretrained import one_line, quiet
@@ -76,7 +77,10 @@ def is_role(folder: Path) -> bool:
 
 
 def read_role(folder: Path) -> dict[str, Any]:
-    """role.json with `base` resolved.
+    """role.json, with `base` the model to load under the role: its own where it was trained whole.
+
+    A base that is not where role.json says is looked for where the stage's manifest says that it was, if it is the same one:
+    older runs wrote down the model that was asked for, not the fallback that was loaded.
 
     Raises:
         MissingFileError: there is no role, or the base it stands on has gone.
@@ -89,12 +93,34 @@ def read_role(folder: Path) -> dict[str, Any]:
     if not known or not {"template", "system_prompt", "stop_ids"} <= set(role["encoding"]):
         what = f"kind {role['kind']!r}, dtype {role['dtype']!r} or encoding is unknown"
         raise ModelError(f"{folder / 'role.json'}: {what}. Run the stage that made it again.")
+    base = str(folder / "model") if role["adapter"] is None else _base_now(folder, role)
+    return {**role, "base": base}
+
+
+def _base_now(folder: Path, role: Mapping[str, Any]) -> str:
     local = (folder / role["base"]).resolve()
-    if role["base"].startswith(".") and role["adapter"] is not None and not local.is_dir():
+    if local.is_dir():
+        return str(local)
+    noted = base_noted(folder.parent, role["base_digest"])
+    if role["base"].startswith(".") and not (noted and Path(noted).is_dir()):
         raise MissingFileError(
             f"{folder} stands on the model in {local}, which is not there. Move both together, or train it again."
         )
-    return {**role, "base": str(local) if local.is_dir() else role["base"]}
+    return noted or role["base"]
+
+
+def base_noted(stage: Path, digest: str | None = None) -> str | None:
+    """The model that was loaded for a stage, by the stage's manifest: a name, or a folder where it lies now.
+
+    Args:
+        digest: of the weights that it must have had.
+    """
+    path = stage / "manifest.json"
+    noted = read_json(path).get("model") if path.is_file() else None
+    if noted is None or digest not in (None, noted["digest"]):
+        return None
+    place = None if noted["source"] == TINY else noted_path(stage, noted["source"])
+    return str(place or noted["source"])
 
 
 KINDS, DTYPES = ("policy", "reward", "process"), ("float32", "bfloat16")
@@ -155,6 +181,7 @@ def attach_adapter(model: Any, folder: Path, name: str) -> Any:
                 model.load_adapter(str(path), adapter_name=name, autocast_adapter_dtype=False)
             else:
                 model = PeftModel.from_pretrained(model, str(path), adapter_name=name, autocast_adapter_dtype=False)
+        model.peft_config[name].base_model_name_or_path = None  # or peft looks for it where it lay when this was saved
         if wrong := stored ^ set(get_peft_model_state_dict(model, adapter_name=name)):
             raise ValueError(f"{len(wrong)} tensors are missing or too many, such as {min(wrong)}")
     except Exception as error:  # safetensors, peft and torch have an error of their own each

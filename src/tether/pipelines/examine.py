@@ -13,7 +13,7 @@ from torch import Tensor
 from tether.assemble import ONLINE, OnlineSection, OnlineStage, Recipe, describe_sections, load_rows, online_stage
 from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.protocols import RewardSource
-from tether.core.rundir import read_json
+from tether.core.rundir import noted_path, read_json
 from tether.core.types import Problem, Prompt, Rollout, Score, StopReason
 from tether.data.batches import TokenBatch
 from tether.data.chat import ChatEncoder
@@ -330,7 +330,10 @@ def _saved_encoding(folder: Path, reward: Any) -> Result:
     """Policy and reward model, as they were saved, stand on one base and read in one way."""
     if reward is None:
         return Untold("encoding", "no reward model of this run's scored")
-    name, files = "encoding", [folder / "policy" / "role.json", Path(str(reward)) / "role.json"]
+    scorer = noted_path(folder, str(reward))
+    if scorer is None:
+        return Untold("encoding", f"the reward model, {reward} when it scored, is not there")
+    name, files = "encoding", [place / "role.json" for place in (folder / "policy", member_folders(scorer)[0])]
     missing = [file for file in files if not file.is_file()]
     if missing:
         return Untold(name, f"{missing[0]} is not there")

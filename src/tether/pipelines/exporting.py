@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import tempfile
 from dataclasses import dataclass, replace
@@ -26,9 +25,10 @@ from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, add_adapter, load_model, readable
 from tether.models.plain import OFFSET, classifier, merged, save_adapter, settle_padding, whole_template
 from tether.models.pretrained import quiet
-from tether.models.saving import ENSEMBLE, OBJECTIVES, is_role, member_folders, read_role
+from tether.models.saving import ENSEMBLE, OBJECTIVES, base_noted, is_role, member_folders, read_role
 from tether.models.trunk import Role
 from tether.pipelines.model_card import Card, base_name, model_card
+from tether.report.reading import mapping, read_sub_run
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 PROBES: tuple[Conversation, ...] = (
@@ -136,6 +136,19 @@ def stage_of(folder: Path) -> Path | None:
     return None
 
 
+def standing(source: str) -> str:
+    """Which run, stage and step the policy is of that `source` stands for; `source` itself where no run made it."""
+    place = find(source)
+    if place.stage is None:
+        return source
+    roots = (folder for folder in place.stage.parents[:3] if (folder / "command.json").is_file())
+    root, summary = next(roots, place.stage.parent), read_sub_run(place.stage, []).summary
+    measured = next((summary[name] for name in ("gold", "test", "heldout") if "kept_step" in mapping(summary.get(name))), {})
+    steps = (*(summary.get(name) for name in ("best_update", "steps", "updates")), 0)
+    step = measured.get("kept_step", next(step for step in steps if step is not None))
+    return f"Run {root.name}, stage {place.stage.relative_to(root)}, after step {step}"
+
+
 def section_of(config: dict[str, Any]) -> str | None:
     """The name of the section that a stage's config.json is of."""
     return next((name for name in STAGES if name in config and "model" in config and "seed" in config), None)
@@ -164,11 +177,9 @@ def load_found(found: Found) -> tuple[Role, LoadedModel]:
         ModelError, MissingFileError, RunError: a part is missing or does not fit.
     """
     if found.checkpoint is not None and found.stage is not None:
-        config, manifest = read_json(found.stage / "config.json"), found.stage / "manifest.json"
-        before = read_json(manifest).get("folder") if manifest.is_file() else None
-        moved = found.stage.resolve() / os.path.relpath(config["model"]["source"], before or ".")
-        if before and moved.is_dir():  # as it lies to the stage, wherever both are now
-            config = {**config, "model": {**config["model"], "source": str(moved.resolve())}}
+        config = read_json(found.stage / "config.json")
+        if (base := base_noted(found.stage)) is not None:
+            config["model"] |= {"source": base, "fallback": None}
         return role_of_checkpoint(found.checkpoint, config)
     if found.kind != "policy":
         assert found.folder is not None

@@ -115,7 +115,7 @@ def run_reward(
     if isinstance(stage, RewardMembers):
         stage.save(run)
     else:
-        save_trained(stage.role, loaded, folder / "model", kind="reward", base=model.source)
+        save_trained(stage.role, loaded, folder / "model", kind="reward")
     return finish_stage(run, summary, quarantine)
 
 
@@ -137,7 +137,7 @@ def run_process(
     run.update_manifest(model={"source": loaded.source, "digest": loaded.digest})
     role = reward_role(loaded, section, seed)
     summary = ProcessRewardModeling(settled(section, ProcessRewardConfig), role, encoder_of(loaded)).train(rows, run, progress)
-    save_trained(role, loaded, folder / "model", kind="process", base=model.source)
+    save_trained(role, loaded, folder / "model", kind="process")
     write_json(folder / "model" / "steps.json", {"delimiters": section.delimiters})
     return finish_stage(run, summary, quarantine)
 
@@ -166,7 +166,7 @@ def run_direct(
     else:
         stage = Direct(settled(section, DirectConfig), policy, reference, encoder_of(loaded))
     summary = stage.train(found, run, progress)
-    save_trained(policy, loaded, folder / "policy", kind="policy", base=model.source)
+    save_trained(policy, loaded, folder / "policy", kind="policy")
     return finish_stage(run, summary, quarantine)
 
 

@@ -48,7 +48,9 @@ def model_card(card: Card) -> str:
     from huggingface_hub import ModelCardData
 
     lineage = list(_lineage(card.stage))
-    sources = [mapping(stage.config).get("model", {}).get("source") for stage in lineage]
+    sources = [
+        (mapping(stage.manifest).get("model") or mapping(stage.config).get("model", {})).get("source") for stage in lineage
+    ]
     origin = base_name(str(sources[-1])) if sources else card.base
     section = _section(lineage[0]) if lineage else ""
     data = ModelCardData(

@@ -94,7 +94,7 @@ def run_online(
             summary[evaluation.name] = evaluation.summary()
     if stage.reward.reasons:
         summary["failed_rewards_by_reason"] = dict(stage.reward.reasons.most_common(10))
-    save_trained(stage.policy, loaded, folder / "policy", kind="policy", base=model.source)
+    save_trained(stage.policy, loaded, folder / "policy", kind="policy")
     return finish_stage(run, summary, quarantine)
 
 

@@ -132,7 +132,7 @@ class RewardMembers:
         return one.summary()
 
     def _save(self, role: Role, run: RunDirectory) -> None:
-        save_trained(role, self.loaded, run.path / "model", kind="reward", base=self.settings.source)
+        save_trained(role, self.loaded, run.path / "model", kind="reward")
 
     def _summary(self, split: Split, found: Sequence[dict[str, Any]]) -> dict[str, Any]:
         summary: dict[str, Any] = {"train_loss": statistics.fmean(one["train_loss"] for one in found)}

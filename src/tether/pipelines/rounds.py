@@ -113,7 +113,7 @@ class _Round:
         if not train:
             raise DataError(f"{run.path} has no pair to train on: {sampled}. Look at the reward's scores, or sample more.")
         summary = Direct(config, policy, self._reference(policy), encoder).fit(train, test, run, progress)
-        save_trained(policy, loaded, run.path / "policy", kind="policy", base=self.model.source)
+        save_trained(policy, loaded, run.path / "policy", kind="policy")
         run.finish({**summary, "sampling": sampled})
         drop_checkpoint(run)
 
