@@ -103,7 +103,7 @@ def update(rows: int = 16, length: int = 1024) -> None:
     draw = torch.Generator().manual_seed(0)
     sequences = [Encoded(tuple(torch.randint(5, 4000, (length,), generator=draw).tolist()), counted) for _ in range(rows)]
     batch = make_batch(sequences, 0).to(DEVICE)
-    learner = LocalLearner(role.parameters(), OptimizerConfig(), 100)
+    learner = LocalLearner(role.parameters(), OptimizerConfig(learning_rate=1e-5), 100)
 
     def work() -> None:
         learner.backward(-role.logprobs(batch)[0].mean())
@@ -124,7 +124,7 @@ def update(rows: int = 16, length: int = 1024) -> None:
 def fine_tuning(model: Any, width: int, response: int) -> Callable[[], Any]:
     policy = Role(model, "policy")
     stage = SFT(SFTConfig(row_tokens=width, rows_per_micro_batch=2), policy, encoder_of())
-    stage.learner = LocalLearner(policy.parameters(), OptimizerConfig(), 100)
+    stage.learner = LocalLearner(policy.parameters(), OptimizerConfig(learning_rate=1e-5), 100)
     counted = (False,) * (width - response) + (True,) * response
     rows = [Encoded(tuple(n % 200 + 5 for n in range(width)), counted) for _ in range(8)]
     return lambda: stage.step(rows)

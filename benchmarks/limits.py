@@ -79,7 +79,7 @@ def main() -> int:
     batch = make_batch(sequences, 0)
     tokens, responses = ROWS * (PROMPT + RESPONSE), ROWS * RESPONSE
     scorer = Role(model, "policy", ScalarHead(config.hidden_size))
-    learner = LocalLearner(role.parameters(), OptimizerConfig(), 10**6)
+    learner = LocalLearner(role.parameters(), OptimizerConfig(learning_rate=1e-5), 10**6)
     with torch.no_grad():
         row("scores of 8 x 128", best(lambda: scorer.scores(batch)), 2 * body * tokens, weights)
         passed = best(lambda: role.logprobs(batch))

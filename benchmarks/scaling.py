@@ -109,7 +109,7 @@ def _update(role: Any, prompts: int, samples: int, prompt: int, response: int, b
     together = role.document_tokens(budget)
     cuts = cut_batches(sequences, budget, document_tokens=together)
     batches = [make_batch([sequences[i] for i in cut], 0, document_tokens=together) for cut in cuts]
-    learner = LocalLearner(role.parameters(), OptimizerConfig(), 10**6)
+    learner = LocalLearner(role.parameters(), OptimizerConfig(learning_rate=1e-5), 10**6)
 
     def work() -> None:
         for batch in batches:

@@ -281,7 +281,7 @@ def test_bfloat16_weights_take_small_steps_through_their_masters():
 
 def test_accumulation_in_float32_keeps_what_bfloat16_would_lose():
     weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
-    learner = LocalLearner([weight], OptimizerConfig(), 10)
+    learner = LocalLearner([weight], OptimizerConfig(learning_rate=1e-5), 10)
     learner.backward((weight * 256.0).sum().float())
     for _ in range(64):
         learner.backward((weight * 0.5).sum().float())

@@ -128,7 +128,7 @@ def test_a_reference_that_is_the_policy_itself_is_found():
 
 def test_an_optimizer_that_has_not_the_policys_weights_is_found():
     stage = make()
-    stage.learner = LocalLearner([torch.nn.Parameter(torch.ones(3))], OptimizerConfig(), 1)
+    stage.learner = LocalLearner([torch.nn.Parameter(torch.ones(3))], OptimizerConfig(learning_rate=1e-5), 1)
     assert "does not move the policy" in findings(stage)["shared weights"].message
 
 

@@ -215,7 +215,7 @@ class PPOTrainer:
         rollouts = [self._rollout(p, a[: len(m)]) for p, a, m in zip(prompts, answers, stage.response_masks, strict=True)]
         values = self._scaled([float(s.detach().reshape(()) if isinstance(s, Tensor) else s) for s in scores])
         stage.config = stage.config.model_copy(update={"temperature": self.temperature})
-        stage.learner.config = stage.learner.config.model_copy(update={"learning_rate": self.optimizer.param_groups[0]["lr"]})
+        stage.learner.rate = self.optimizer.param_groups[0]["lr"]
         known = [Score(v) if math.isfinite(v) else Score(None, reason=f"the score is {v}") for v in values]
         metrics = stage.learn(rollouts, known, self.current_step, clock)
         clock.lap("update")

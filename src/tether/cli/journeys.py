@@ -324,14 +324,13 @@ def plan(
     device = this_machine() if gpu_memory is None else gpu_of(gpu_memory, gpu)
     made = make(config, device, shape=shape, prompt_tokens=prompt_tokens)
     title = f"{made.parameters / 1e9:,.2f} billion parameters on {device.name}, {device.memory / 1e9:,.0f} GB"
-    table = Table("stage", "phase", "GB", "of these", "seconds an update", title=title, title_justify="left")
+    table = Table("stage", "learning rate", "phase", "GB", "of these", "seconds an update", title=title, title_justify="left")
     for stage in made.stages:
         for phase in stage.phases:
             shares = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in phase.bytes.items() if size >= 5e6)
             peak = phase.total == stage.peak
-            table.add_row(
-                stage.name, phase.name, f"{phase.total / 1e9:.2f}{' peak' if peak else ''}", shares, f"{phase.seconds:,.1f}"
-            )
+            size = f"{phase.total / 1e9:.2f}{' peak' if peak else ''}"
+            table.add_row(stage.name, f"{stage.learning_rate:g}", phase.name, size, shares, f"{phase.seconds:,.1f}")
     console.print(table)
     if made.fits:
         console.print(f"It fits: {made.peak / 1e9:.1f} GB of {device.memory / 1e9:.0f}.")

@@ -2,38 +2,39 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
 from tether.core.config import Config
 
 
-class SavedConfig(Config):
-    """When a training is saved."""
+class Rates(NamedTuple):
+    """The learning rates that a stage takes where nobody names one: adapters bear, and need, far more than whole models."""
 
-    checkpoint_every: int = Field(default=20, ge=1, description="steps between checkpoints")
-    keep_checkpoints: int = Field(
-        default=1, ge=1, description="newest ones that are kept; where more than one is, they outlive the end of the stage"
-    )
+    adapters: float
+    whole: float
 
 
-class SupervisedConfig(SavedConfig):
-    """What stages that go through rows have in common."""
-
-    rewind_spike: float | None = Field(
-        default=None,
-        gt=1,
-        description="go back to the last checkpoint and leave an update out if its loss exceeds so many times the median of the "
-        "last 20 (Chowdhery et al. 2022)",
-    )
-    seed: int = 0
+RATES = {
+    "sft": Rates(5e-4, 2e-5),
+    "reward": Rates(5e-4, 1e-5),
+    "process": Rates(5e-4, 1e-5),
+    "direct": Rates(2e-4, 1e-6),
+    "kto": Rates(2e-4, 1e-6),
+    "policy": Rates(5e-4, 3e-6),
+    "best_of_n": Rates(5e-4, 1e-5),
+    "online_direct": Rates(2e-4, 1e-6),
+}
+"""By stage; `policy` is every method with a policy gradient. Measured in docs/learning_rates.md."""
 
 
 class OptimizerConfig(Config):
     """AdamW with a warm-up and a decay, on float32 masters."""
 
-    learning_rate: float = Field(default=1e-5, gt=0)
+    learning_rate: float | None = Field(
+        default=None, gt=0, description="unset: what suits the stage, a higher one for adapters than for whole models"
+    )
     betas: tuple[float, float] = (0.9, 0.999)
     epsilon: float = Field(default=1e-8, gt=0)
     weight_decay: float = Field(default=0.0, ge=0)
@@ -60,3 +61,50 @@ class OptimizerConfig(Config):
                 "optimizer.final_fraction has no effect with schedule='constant'; remove it or choose cosine or linear"
             )
         return self
+
+
+class TrainedConfig(Config):
+    """What every stage has that trains weights: an optimizer, whose learning rate follows what is trained, and checkpoints."""
+
+    rates: ClassVar[Rates]
+
+    optimizer: OptimizerConfig = OptimizerConfig()
+
+    checkpoint_every: int = Field(default=20, ge=1, description="steps between checkpoints")
+    keep_checkpoints: int = Field(
+        default=1, ge=1, description="newest ones that are kept; where more than one is, they outlive the end of the stage"
+    )
+
+    def optimizer_for(self, adapters: bool) -> OptimizerConfig:
+        """The optimizer with the rate that is used: what was set, or the stage's own for adapters or for whole models."""
+        if self.optimizer.learning_rate is not None and "learning_rate" in self.optimizer.model_fields_set:
+            return self.optimizer
+        rate = self.rates.adapters if adapters else self.rates.whole
+        chosen = self.optimizer.model_copy(update={"learning_rate": rate})
+        chosen.model_fields_set.discard("learning_rate")  # nobody set it
+        return chosen
+
+    def resolved(self, adapters: bool) -> Self:
+        """The same settings with that optimizer."""
+        copy = self.model_copy()
+        vars(copy)["optimizer"] = self.optimizer_for(adapters)
+        return copy
+
+    @model_validator(mode="after")
+    def _resolve(self) -> Self:
+        """A section of a recipe says what is trained, and so shows the rate from the start."""
+        if "lora" in type(self).model_fields:
+            vars(self)["optimizer"] = self.optimizer_for(getattr(self, "lora") is not False)  # noqa: B009
+        return self
+
+
+class SupervisedConfig(TrainedConfig):
+    """What stages that go through rows have in common."""
+
+    rewind_spike: float | None = Field(
+        default=None,
+        gt=1,
+        description="go back to the last checkpoint and leave an update out if its loss exceeds so many times the median of the "
+        "last 20 (Chowdhery et al. 2022)",
+    )
+    seed: int = 0

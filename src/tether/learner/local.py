@@ -41,7 +41,9 @@ class LocalLearner:
     def __init__(self, parameters: Sequence[nn.Parameter], config: OptimizerConfig, total_updates: int) -> None:
         if not parameters:
             raise ValueError("nothing to train")
-        self.config = config
+        if config.learning_rate is None:
+            raise ValueError("the optimizer needs a learning rate: set one, or take a stage's (config.optimizer_for)")
+        self.config, self.rate = config, config.learning_rate
         self.total_updates = total_updates
         self.updates = self.skipped = 0
         self.fault = ""
@@ -57,7 +59,7 @@ class LocalLearner:
         plain = [m for m in self.masters if m.dim() <= 1]
         groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
         self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-            [g for g in groups if g["params"]], lr=config.learning_rate, betas=config.betas, eps=config.epsilon
+            [g for g in groups if g["params"]], lr=self.rate, betas=config.betas, eps=config.epsilon
         )
 
     def backward(self, loss: Tensor) -> None:
@@ -75,7 +77,7 @@ class LocalLearner:
         Raises:
             TrainingError: more than `max_skipped` of them.
         """
-        rate = self.config.learning_rate * schedule_factor(self.config, self.updates, self.total_updates)
+        rate = self.rate * schedule_factor(self.config, self.updates, self.total_updates)
         norm = torch.nn.utils.clip_grad_norm_(self.masters, self.config.max_grad_norm)
         if not self._poisoned and not torch.isfinite(norm):
             self.fault, self._poisoned = f"the gradient of update {self.updates} is not finite", True

@@ -24,6 +24,7 @@ from tether.core.types import Feedback
 from tether.pipelines.foundation import SeedsConfig, gain_over
 from tether.pipelines.journey import run_stage
 from tether.pipelines.measured import Progress
+from tether.pipelines.opening import as_begun
 
 SILENT: Progress = lambda done, total, metrics: None  # noqa: E731
 
@@ -65,7 +66,8 @@ class Compare:
     """Seed by seed: the common ground, then every arm, then the judge over all of them."""
 
     def __init__(self, config: CompareConfig, announce: Callable[[str], Progress] | None = None) -> None:
-        self.config, self.root = config, Path(config.run)
+        self.root = Path(config.run)
+        self.config = config = as_begun(config, self.root)
         self.announce = announce or (lambda phase: SILENT)
         self.run_directory = RunDirectory.open(self.root, parts(config, without=("run", "arms", "seeds")))
 

@@ -57,7 +57,7 @@ def run_sft(
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Fine-tune; the result is a plain transformers folder `folder/model`, adapters merged: the reference of all that follows."""
-    run, done = open_stage(folder, {"sft": section, "model": model, "seed": seed}, section.data)
+    section, run, done = open_stage(folder, "sft", section, model, seed)
     if done is not None:
         return done
     rows, quarantine = rows_of(demonstrations, section.data, Demonstration, run, "sft")
@@ -88,7 +88,7 @@ def run_reward(
     Args:
         gold: the held-out pairs in their true order, if anybody knows it; reported apart from the noisy labels.
     """
-    run, done = open_stage(folder, {"reward": section, "model": model, "seed": seed}, section.data)
+    section, run, done = open_stage(folder, "reward", section, model, seed)
     if done is not None:
         return done
     if section.objectives is not None:
@@ -129,7 +129,7 @@ def run_process(
     progress: Progress | None = None,
 ) -> dict[str, Any]:
     """Train a process (or outcome) reward model on top of `model`; the result is the role in `folder/model`."""
-    run, done = open_stage(folder, {"process": section, "model": model, "seed": seed}, section.data)
+    section, run, done = open_stage(folder, "process", section, model, seed)
     if done is not None:
         return done
     rows, quarantine = rows_of(solutions, section.data, StepLabels, run, "process")
@@ -153,7 +153,7 @@ def run_direct(
 ) -> dict[str, Any]:
     """Learn from comparisons or verdicts without a reward model; the result is the role in `folder/policy`."""
     name, kind = ("kto", Feedback) if isinstance(section, KTOSection) else ("direct", Comparison)
-    run, done = open_stage(folder, {name: section, "model": model, "seed": seed}, section.data)
+    section, run, done = open_stage(folder, name, section, model, seed)
     if done is not None:
         return done
     found, quarantine = rows_of(rows, section.data, kind, run, name)

@@ -39,6 +39,7 @@ from tether.pipelines.foundation import Foundation, FoundationConfig, gain_over
 from tether.pipelines.journey import run_direct, run_reward
 from tether.pipelines.labelling import SCORED, Labeller, LoopSection, Pair
 from tether.pipelines.measured import Progress
+from tether.pipelines.opening import as_begun
 from tether.preferences.annotators import in_true_order
 from tether.preferences.pairs import PairsConfig, Response, Strategy, choose_pairs
 from tether.preferences.rows import write_rows
@@ -101,7 +102,8 @@ class Loop:
     """Round after round, each in `round-NN`, started again where it was interrupted."""
 
     def __init__(self, config: LoopConfig, announce: Callable[[str], Progress] | None = None) -> None:
-        self.config, self.root = config, Path(config.run)
+        self.root = Path(config.run)
+        self.config = config = as_begun(config, self.root)
         self.announce = announce or (lambda phase: lambda done, total, metrics: None)
         # What judging costs and where its answers are kept may change; more rounds may follow.
         judge = config.loop.model and {**parts(config.loop.model, without=("server", "cache")), "at": config.loop.model.name}

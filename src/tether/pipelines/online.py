@@ -60,7 +60,7 @@ def run_online(
         gold: held-out prompts, and a judge of their answers that nobody trains on, where `section.evaluate` asks for
             measurements; without it, prompts are set aside and the training's own reward judges.
     """
-    run, done = open_stage(folder, {name: section, "model": model, "seed": seed}, section.data)
+    section, run, done = open_stage(folder, name, section, model, seed)
     if done is not None:
         return done
     if gold is not None and section.evaluate and section.evaluate.judge != "reward":

@@ -5,25 +5,56 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tether.assemble import DataConfig, load_rows
-from tether.core.config import Config
+from tether.core.config import Config, parts
 from tether.core.errors import ConfigError, MissingFileError, RunError
 from tether.core.rundir import RunDirectory, file_digest, hold, read_json, release, write_json
 from tether.data.sources import Quarantine
 from tether.learner.checkpoint import complete_checkpoints
+from tether.learner.config import OptimizerConfig
+from tether.models.config import ModelConfig
 from tether.pipelines.measured import peak_rss_bytes
 
+ConfigT = TypeVar("ConfigT", bound=Config)
 
-def open_stage(folder: Path, config: dict[str, Any], data: DataConfig | None) -> tuple[RunDirectory, dict[str, Any] | None]:
-    """Its run directory, and its summary if it is complete."""
+
+def open_stage(
+    folder: Path, name: str, section: ConfigT, model: ModelConfig, seed: int
+) -> tuple[ConfigT, RunDirectory, dict[str, Any] | None]:
+    """Its section as the stage was begun with, its run directory, and its summary if it is complete."""
+    data: DataConfig | None = getattr(section, "data", None)
     local = [p for p in (data.paths if data else ()) if not p.startswith("hub:")]
-    run = RunDirectory.open(folder, config, data=file_digest(local))
+    section = as_begun(section, folder, name)
+    run = RunDirectory.open(folder, {name: section, "model": model, "seed": seed}, data=file_digest(local))
     if run.complete:
-        return run, run.summary()
+        return section, run, run.summary()
     hold(folder)
-    return run, None
+    return section, run, None
+
+
+def as_begun(config: ConfigT, folder: Path, name: str = "") -> ConfigT:
+    """The same settings, with the learning rates that a run in `folder` began with where nobody names any.
+
+    Those are defaults, which may be others in the tether that began it.
+    """
+    path = folder / "config.json"
+    if not (path.is_file() and RunDirectory(folder).begun):
+        return config
+    before = read_json(path)
+    return _with_rates(config, before.get(name) if name else before)
+
+
+def _with_rates(config: ConfigT, before: Any) -> ConfigT:
+    if not isinstance(before, dict):
+        return config
+    inner = {name: value for name, value in parts(config).items() if isinstance(value, Config)}
+    changes: dict[str, Any] = {name: _with_rates(value, before.get(name)) for name, value in inner.items()}
+    changes = {name: value for name, value in changes.items() if value is not inner[name]}
+    if isinstance(config, OptimizerConfig) and "learning_rate" not in config.model_fields_set and before.get("learning_rate"):
+        changes["learning_rate"] = before["learning_rate"]
+    return config.model_copy(update=changes) if changes else config
 
 
 GROWING = {"run", "arms", "seeds", "proxies", "loop"}

@@ -31,6 +31,7 @@ from tether.models.trunk import Role
 from tether.pipelines.foundation import Foundation, SeedsConfig
 from tether.pipelines.journey import run_reward
 from tether.pipelines.measured import Progress
+from tether.pipelines.opening import as_begun
 from tether.preferences.annotators import in_true_order
 from tether.stages.heldout import Measured, best_step, change, has_fallen, peak_interval
 
@@ -113,7 +114,8 @@ class Overopt:
     """Seed by seed: the common ground, a pool of answers, then every proxy and the policies trained against it."""
 
     def __init__(self, config: OveroptConfig, announce: Callable[[str], Progress] | None = None) -> None:
-        self.config, self.root = config, Path(config.run)
+        self.root = Path(config.run)
+        self.config = config = as_begun(config, self.root)
         self.announce = announce or (lambda phase: lambda done, total, metrics: None)
         self.run_directory = RunDirectory.open(self.root, parts(config, without=("run", "proxies", "seeds")))
 

@@ -85,7 +85,7 @@ class Phase:
 class StagePlan:
     name: str
     phases: list[Phase]
-    updates: int | None = None
+    learning_rate: float | None = None
 
     @property
     def peak(self) -> int:
@@ -199,7 +199,9 @@ class _Planner:
         makers = {"sft": self._sft, "reward": self._reward, "process": self._process, "direct": self._direct, "kto": self._direct}
         makers["rounds"] = self._rounds
         names = describe_sections(self.recipe)
-        return [StagePlan(name, makers.get(name, self._online)(getattr(self.recipe, name))) for name in names]
+        sections = {name: getattr(self.recipe, name) for name in names}
+        rates = {name: getattr(s, "direct", s).optimizer.learning_rate for name, s in sections.items()}
+        return [StagePlan(name, makers.get(name, self._online)(s), rates[name]) for name, s in sections.items()]
 
     def _model(self) -> Any:
         model = shape_model(self.config, self.dtype, {GROUPED: TILED, "sdpa": FUSED}.get(self.attention, self.attention))

@@ -16,6 +16,7 @@ from tether.core.types import Prompt
 from tether.models.memory import release
 from tether.pipelines.foundation import DATA, Foundation, FoundationConfig, gain_over
 from tether.pipelines.measured import Progress, peak_rss_bytes
+from tether.pipelines.opening import as_begun
 
 ARMS: dict[str, dict[str, Any]] = {
     "ppo": {},
@@ -54,8 +55,8 @@ class Quickstart:
     """Phases in order, each resumable; `announce(phase)` opens a progress bar for it."""
 
     def __init__(self, config: QuickstartConfig, announce: Callable[[str], Progress] | None = None) -> None:
-        self.config = config
         self.root = Path(config.run)
+        self.config = config = as_begun(config, self.root)
         self.announce = announce or (lambda phase: lambda done, total, metrics: None)
         data = file_digest([DATA / "prompts.jsonl", DATA / "demonstrations.jsonl"])
         common, read = parts(config, without=("run", "arms")), {Path(k).name: v for k, v in data.items()}

@@ -31,7 +31,7 @@ from tether.models.loading import LoadedModel, add_adapter, load_model
 from tether.models.saving import attach_adapter, check_same_trunk, read_role
 from tether.models.trunk import Role
 from tether.pipelines.measured import Progress, peak_rss_bytes
-from tether.pipelines.opening import drop_checkpoint
+from tether.pipelines.opening import as_begun, drop_checkpoint
 from tether.stages.direct import REFERENCE_FREE, Direct
 from tether.stages.online_direct import best_and_worst
 
@@ -61,6 +61,7 @@ def run_rounds(
     """
     if (reward is None) != (section.method == "spin"):
         raise ConfigError(f"rounds.method = {section.method!r} {'needs a' if reward is None else 'takes no'} reward source")
+    section = as_begun(section, folder, "rounds")
     config = {"rounds": section, "model": model, "seed": seed}
     paths = [p for p in (section.data.paths if section.data else ()) if not p.startswith("hub:")]
     run = RunDirectory.open(folder, config, data=file_digest(paths))

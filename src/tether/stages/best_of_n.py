@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -20,7 +20,7 @@ from tether.core.protocols import Engine, RewardSource
 from tether.core.types import Prompt, Rollout, Score
 from tether.data.batches import batches_for
 from tether.data.chat import ChatEncoder, Encoded
-from tether.learner.config import OptimizerConfig
+from tether.learner.config import RATES, OptimizerConfig, Rates
 from tether.learner.local import LocalLearner
 from tether.learner.loop import epoch_order, split_evenly
 from tether.models.trunk import Role
@@ -32,6 +32,8 @@ from tether.stages.sampled import SampledConfig, described, sampled
 class BestOfNConfig(SampledConfig):
     """Settings of the stage; lengths are in tokens."""
 
+    rates: ClassVar[Rates] = RATES["best_of_n"]
+
     steps: int = Field(default=20, ge=1, description="rounds: sample, keep, imitate")
     samples_per_prompt: int = Field(default=8, ge=1, description="the n of best-of-n")
     keep: int = Field(default=1, ge=1, description="responses of each prompt that are imitated, best first")
@@ -42,7 +44,7 @@ class BestOfNConfig(SampledConfig):
         "token", description="weight of a token: the same for all, or its response's share"
     )
     report_kl: bool = Field(default=True, description="run the reference, to know how far the policy has moved")
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-4, schedule="linear", final_fraction=0.0)
+    optimizer: OptimizerConfig = OptimizerConfig(schedule="linear", final_fraction=0.0)
 
     @model_validator(mode="after")
     def _check_selection(self) -> BestOfNConfig:
@@ -84,7 +86,7 @@ class BestOfN(PolicyStage):
             raise ValueError("report_kl needs a reference role")
         self.config, self.policy, self.reference = config, policy, reference if config.report_kl else None
         self.reward, self.engine, self.encoder = reward, engine, encoder
-        self.learner = LocalLearner(policy.parameters(), config.optimizer, config.total_updates)
+        self.learner = LocalLearner(policy.parameters(), config.optimizer_for(policy.adapter is not None), config.total_updates)
         self.average = WeightAverage(self.learner, config.ema_decay)
         for role in (policy, self.reference):
             if role is not None:

@@ -29,7 +29,7 @@ from tether.core.types import Comparison
 from tether.data.chat import ChatEncoder
 from tether.data.comparisons import Ranking, cut_rankings, pairs_of, prepare_comparisons
 from tether.evaluation.winrate import pairwise_accuracy
-from tether.learner.config import OptimizerConfig, SupervisedConfig
+from tether.learner.config import RATES, Rates, SupervisedConfig
 from tether.learner.local import LocalLearner
 from tether.learner.loop import SupervisedLoop, plan_updates
 from tether.models.trunk import Role
@@ -85,6 +85,7 @@ class DirectConfig(PairLossConfig, SupervisedConfig):
     """Settings of the stage; lengths are in tokens."""
 
     section: ClassVar[str] = "direct"
+    rates: ClassVar[Rates] = RATES["direct"]
 
     reference_logprobs: Literal["each_update", "precomputed"] = Field(
         default="each_update",
@@ -95,7 +96,6 @@ class DirectConfig(PairLossConfig, SupervisedConfig):
     max_length: int = Field(default=1024, ge=8, description="longer responses are left out and counted")
     heldout_fraction: float = Field(default=0.1, ge=0, lt=1)
     evaluate_every: int = Field(default=0, ge=0, description="updates between evaluations; 0: only at the end")
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-6)
 
     @model_validator(mode="after")
     def _check_reference(self) -> DirectConfig:
@@ -228,7 +228,7 @@ class Direct:
             responses = [s for ranking in (*train, *test) for s in ranking.sequences]
             self.likelihoods.precompute(responses, run.path / "reference.safetensors")
         plan = plan_updates(len(train), config.prompts_per_update, config.epochs, config.seed)
-        self.learner = LocalLearner(self.policy.parameters(), config.optimizer, len(plan))
+        self.learner = LocalLearner(self.policy.parameters(), config.optimizer_for(self.policy.adapter is not None), len(plan))
 
         def evaluated() -> dict[str, float]:
             result = self.evaluate(test)

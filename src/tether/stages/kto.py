@@ -12,7 +12,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -25,7 +25,7 @@ from tether.data.batches import cut_batches
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.comparisons import cut_rankings
 from tether.data.feedback import Judged, mismatched, prepare_feedback, verdicts_of
-from tether.learner.config import OptimizerConfig, SupervisedConfig
+from tether.learner.config import RATES, Rates, SupervisedConfig
 from tether.learner.local import LocalLearner
 from tether.learner.loop import SupervisedLoop, plan_updates
 from tether.models.trunk import Role
@@ -37,6 +37,8 @@ RECOMMENDED_BALANCE = (1.0, 4 / 3)
 
 class KTOConfig(SupervisedConfig):
     """Settings of the stage; lengths are in tokens."""
+
+    rates: ClassVar[Rates] = RATES["kto"]
 
     beta: float = Field(default=0.1, gt=0, description="strength of the tether")
     desirable_weight: float | None = Field(
@@ -55,7 +57,6 @@ class KTOConfig(SupervisedConfig):
     micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
     heldout_fraction: float = Field(default=0.1, ge=0, lt=1)
     evaluate_every: int = Field(default=0, ge=0, description="updates between evaluations; 0: only at the end")
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-6)
 
     def weights(self, num_desirable: int, num_undesirable: int) -> tuple[float, float]:
         """(λ_D, λ_U) for so many responses of each class: what is set, and for the rest what balances it."""
@@ -170,7 +171,7 @@ class KTO:
             responses = [s for judged in (*train, *test) for s in judged.sequences]
             self.likelihoods.precompute(responses + pairs, run.path / "reference.safetensors")
         balance = self._settle_weights(train)
-        self.learner = LocalLearner(self.policy.parameters(), config.optimizer, len(plan))
+        self.learner = LocalLearner(self.policy.parameters(), config.optimizer_for(self.policy.adapter is not None), len(plan))
 
         def evaluated() -> dict[str, float]:
             return {f"eval_{key}": value for key, value in self.evaluate(test).items()}

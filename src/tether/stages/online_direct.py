@@ -19,7 +19,7 @@ from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Rollout, RolloutGroup, Score
 from tether.data.chat import ChatEncoder
 from tether.data.comparisons import Ranking
-from tether.learner.config import OptimizerConfig
+from tether.learner.config import RATES, Rates
 from tether.learner.local import LocalLearner
 from tether.models.trunk import Role
 from tether.stages.direct import REFERENCE_FREE, PairLoss, PairLossConfig, margins_of, preferred
@@ -33,10 +33,10 @@ class OnlineDirectConfig(PairLossConfig, SampledConfig):
     """Settings of the stage; lengths are in tokens."""
 
     section: ClassVar[str] = "online_direct"
+    rates: ClassVar[Rates] = RATES["online_direct"]
 
     prompts_per_step: int = Field(default=64, ge=1, description="each gives one pair, or none")
     samples_per_prompt: int = Field(default=2, ge=2, description="the best and the worst of them are the pair")
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=5e-6)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ class OnlineDirect(PolicyStage):
         likelihoods = Likelihoods(policy, reference, encoder, config.micro_batch_tokens, config.temperature)
         likelihoods.without_dropout()
         self.pairs = PairLoss(config, likelihoods)
-        self.learner = LocalLearner(policy.parameters(), config.optimizer, config.steps)
+        self.learner = LocalLearner(policy.parameters(), config.optimizer_for(policy.adapter is not None), config.steps)
         self.average = WeightAverage(self.learner, config.ema_decay)
 
     def step(self, prompts: Sequence[Prompt], number: int) -> Step:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from tether.core.config import Config
-from tether.learner.config import OptimizerConfig
+from tether.learner.config import RATES, OptimizerConfig, Rates
 from tether.stages.sampled import SampledConfig
 
 Algorithm = Literal["ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "rloo", "reinforce++", "reinforce++_baseline"]
@@ -54,6 +54,8 @@ class KLConfig(Config):
 
 class PolicyConfig(SampledConfig):
     """Settings of a policy-gradient stage; lengths are in tokens. `algorithm` fills in what is not said."""
+
+    rates: ClassVar[Rates] = RATES["policy"]
 
     algorithm: Algorithm = "ppo"
     top_p: float = Field(default=1.0, gt=0, le=1)
@@ -108,7 +110,7 @@ class PolicyConfig(SampledConfig):
     )
     kl: KLConfig = KLConfig()
 
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-5, schedule="linear", final_fraction=0.0)
+    optimizer: OptimizerConfig = OptimizerConfig(schedule="linear", final_fraction=0.0)
 
     @model_validator(mode="wrap")
     @classmethod

@@ -86,7 +86,8 @@ class PolicyGradient:
         critic = [] if value is None else value.parameters()
         if self.shares_pass and value is not None and value.head is not None:
             critic = list(value.head.parameters())
-        self.learner = LocalLearner(policy.parameters() + critic, config.optimizer, config.total_updates)
+        optimizer = config.optimizer_for(policy.adapter is not None)
+        self.learner = LocalLearner(policy.parameters() + critic, optimizer, config.total_updates)
         self.average = WeightAverage(self.learner, config.ema_decay)
         for role in self.roles:
             role.train_mode(False)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -27,7 +27,7 @@ from tether.data.packing import cut_by_tokens
 from tether.data.sources import split_by_group
 from tether.data.steps import Solution, StepEncoder, branching_batch, branching_length, encode_solutions, step_states
 from tether.evaluation.process import compare_with_chance
-from tether.learner.config import OptimizerConfig, SupervisedConfig
+from tether.learner.config import RATES, Rates, SupervisedConfig
 from tether.learner.local import LocalLearner
 from tether.learner.loop import SupervisedLoop, plan_updates
 from tether.models.trunk import Role
@@ -35,6 +35,8 @@ from tether.models.trunk import Role
 
 class ProcessRewardConfig(SupervisedConfig):
     """Settings of the stage; lengths are in tokens."""
+
+    rates: ClassVar[Rates] = RATES["process"]
 
     target: Literal["process", "outcome"] = Field(
         "process", description="a label at every step, or one at the last: whether all steps are right"
@@ -62,7 +64,6 @@ class ProcessRewardConfig(SupervisedConfig):
         description="share of the other problems on which thresholds and the best weights are chosen; 0: those trained on",
     )
     evaluate_every: int = Field(default=0, ge=0, description="updates between losses on calibration problems; 0: none")
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=3e-4)
 
     @model_validator(mode="after")
     def _check(self) -> ProcessRewardConfig:
@@ -168,7 +169,7 @@ class ProcessRewardModeling:
         start, config = time.perf_counter(), self.config
         train, calibration, test, skipped = self.prepare(rows)
         plan = plan_updates(len(train), config.solutions_per_update, config.epochs, config.seed)
-        self.learner = LocalLearner(self.role.parameters(), config.optimizer, len(plan))
+        self.learner = LocalLearner(self.role.parameters(), config.optimizer_for(self.role.adapter is not None), len(plan))
 
         def evaluated() -> dict[str, float]:
             self.role.train_mode(False)

@@ -6,7 +6,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import Field, model_validator
@@ -21,7 +21,7 @@ from tether.data.chat import ChatEncoder, Encoded
 from tether.data.comparisons import Pairs, Ranking, by_votes, cut_rankings, encode_comparisons, pairs_of, prepare_comparisons
 from tether.evaluation.calibration import expected_calibration_error, reliability_curve
 from tether.evaluation.winrate import bootstrap_mean, correlation, pairwise_accuracy
-from tether.learner.config import OptimizerConfig, SupervisedConfig
+from tether.learner.config import RATES, Rates, SupervisedConfig
 from tether.learner.local import LocalLearner
 from tether.learner.loop import SupervisedLoop, plan_updates
 from tether.models.trunk import Role
@@ -30,6 +30,8 @@ from tether.stages.kept_states import KeptStates
 
 class RewardConfig(SupervisedConfig):
     """Settings of the stage; lengths are in tokens."""
+
+    rates: ClassVar[Rates] = RATES["reward"]
 
     epochs: int = Field(default=1, ge=1, description="more than one usually overfits the annotators")
     prompts_per_update: int = Field(default=4, ge=1, description="all pairs of a prompt stand in one update")
@@ -61,7 +63,6 @@ class RewardConfig(SupervisedConfig):
         "members; 0: in every epoch",
     )
     evaluate_every: int = Field(default=0, ge=0, description="updates between evaluations; 0: only at the end")
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=1e-4)
 
     @property
     def outputs(self) -> int:
@@ -239,7 +240,7 @@ class RewardModeling:
         start, config = time.perf_counter(), self.config
         train, test, skipped, heldout_ties = split
         plan = plan_updates(len(train), config.prompts_per_update, config.epochs, self.order_seed)
-        self.learner = LocalLearner(self.role.parameters(), config.optimizer, len(plan))
+        self.learner = LocalLearner(self.role.parameters(), config.optimizer_for(self.role.adapter is not None), len(plan))
 
         def evaluated() -> dict[str, float]:
             self.role.train_mode(False)

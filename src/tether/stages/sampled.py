@@ -11,10 +11,10 @@ from pydantic import Field
 
 from tether.core.protocols import Engine, Monitor
 from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, Score
-from tether.learner.config import SavedConfig
+from tether.learner.config import TrainedConfig
 
 
-class SampledConfig(SavedConfig):
+class SampledConfig(TrainedConfig):
     """Settings of such a stage; lengths are in tokens."""
 
     steps: int = Field(default=100, ge=1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -17,7 +17,7 @@ from tether.data.batches import TokenBatch, document_length, documents_of, make_
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.packing import pack
 from tether.data.sources import split_by_group
-from tether.learner.config import OptimizerConfig, SupervisedConfig
+from tether.learner.config import RATES, Rates, SupervisedConfig
 from tether.learner.local import LocalLearner
 from tether.learner.loop import SupervisedLoop, plan_updates
 from tether.models.trunk import Role
@@ -25,6 +25,8 @@ from tether.models.trunk import Role
 
 class SFTConfig(SupervisedConfig):
     """Settings of the stage; lengths are in tokens."""
+
+    rates: ClassVar[Rates] = RATES["sft"]
 
     train_on: Literal["all", "last"] = Field(default="all", description="all assistant turns of a conversation, or its last")
     epochs: int = Field(default=2, ge=1)
@@ -37,7 +39,6 @@ class SFTConfig(SupervisedConfig):
     packing: bool = True
     heldout_fraction: float = Field(default=0.1, ge=0, lt=1, description="share of the prompts whose conversations are held out")
     evaluate_every: int = Field(default=0, ge=0, description="updates between evaluations; 0: only at the end of every epoch")
-    optimizer: OptimizerConfig = OptimizerConfig(learning_rate=2e-4)
 
 
 class SFT:
@@ -112,7 +113,7 @@ class SFT:
         if not train:
             raise DataError(f"none of {len(demonstrations)} demonstrations can be used for training: {skipped or 'there are none'}")
         plan = plan_updates(len(train), config.batch_size, config.epochs, config.seed)
-        self.learner = LocalLearner(self.role.parameters(), config.optimizer, len(plan))
+        self.learner = LocalLearner(self.role.parameters(), config.optimizer_for(self.role.adapter is not None), len(plan))
         loop = SupervisedLoop(
             run,
             self.learner,
