@@ -23,7 +23,6 @@ from tests.preferences.crowds import CARELESS, crowd
 
 from tether.preferences.aggregation import Label, dawid_skene, majority
 from tether.preferences.agreement import (
-    Resampling,
     agreement_report,
     cohen_kappas,
     fleiss_kappa,
@@ -169,14 +168,14 @@ def speed() -> None:
     draw = random.Random(0)
     for items in (1_000, 20_000):
         votes = [Vote(f"i{k}", f"p{j}", draw.choice([-2, -1, 0, 1, 2])) for k in range(items) for j in draw.sample(range(10), 3)]
-        print(f"\n{items:,} items, three votes each on a scale of five, 1,000 resamples, seconds:")
+        print(f"\n{items:,} items, three votes each on a scale of five, seconds:")
         figures = {
             "raw": raw_agreement,
             "Fleiss": fleiss_kappa,
             "alpha, nominal": krippendorff_alpha,
             "alpha, ordinal": lambda votes: krippendorff_alpha(votes, "ordinal"),
             "45 Cohens": cohen_kappas,
-            "whole report": lambda votes: agreement_report(votes, resampling=Resampling()),
+            "whole report": agreement_report,
             "suspicious": suspicious,
             "majority": majority,
             "Dawid–Skene (crowd-kit)": dawid_skene,

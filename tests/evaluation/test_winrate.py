@@ -1,11 +1,7 @@
 """Win rates and their intervals: published numbers, coverage by simulation, and invariances."""
 
-import functools
-import itertools
 import json
 import math
-import operator
-import statistics
 
 import numpy as np
 import pytest
@@ -13,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tether.evaluation.winrate import Estimate, bootstrap_mean, correlation, pairwise_accuracy, wilson_interval, win_rate
+from tether.evaluation.winrate import Estimate, correlation, mean_estimate, pairwise_accuracy, wilson_interval, win_rate
 
 
 @pytest.mark.parametrize(("successes", "total"), [(0, 1), (0, 20), (3, 10), (5, 10), (15, 148), (81, 263), (20, 20)])
@@ -64,8 +60,8 @@ def test_win_rate_by_hand():
 def test_exchanging_the_sides_mirrors_the_estimate(rows, grouped):
     first, second, prompts = (list(map(float, column)) for column in zip(*rows, strict=True))
     groups = prompts if grouped else None
-    forward = win_rate(first, second, groups=groups, num_resamples=200)
-    backward = win_rate(second, first, groups=groups, num_resamples=200)
+    forward = win_rate(first, second, groups=groups)
+    backward = win_rate(second, first, groups=groups)
     assert (backward.value, backward.low, backward.high) == pytest.approx(
         (1 - forward.value, 1 - forward.high, 1 - forward.low), abs=1e-9
     )
@@ -100,70 +96,43 @@ def test_groups_in_agreement_are_few_trials_not_certainty():
     assert single.high > 0.9
 
 
-def test_cluster_bootstrap_covers():
-    """Prompts with win rates of their own, five samples each: 95% intervals hold the truth nearly 95 times in 100."""
-    generator = np.random.default_rng(1)
-    covered = 0
-    groups = np.repeat(np.arange(80), 5).tolist()
-    for trial in range(150):
-        rates = np.repeat(generator.beta(0.6, 0.4, size=80), 5)  # mean 0.6
-        wins = (generator.random(400) < rates).astype(float)
-        estimate = win_rate(wins.tolist(), [0.5] * 400, groups=groups, num_resamples=400, seed=trial)
-        covered += estimate.low <= 0.6 <= estimate.high
-    assert 0.88 <= covered / 150 <= 0.99
-
-
-def test_bootstrap_mean_agrees_with_the_central_limit():
+def test_mean_estimate_agrees_with_the_central_limit():
     values = np.random.default_rng(2).normal(3.0, 2.0, size=400)
-    estimate = bootstrap_mean(values.tolist())
+    estimate = mean_estimate(values.tolist())
     error = values.std() / math.sqrt(400)
     assert estimate.value == pytest.approx(values.mean())
     assert estimate.low == pytest.approx(values.mean() - 1.96 * error, abs=0.15 * error)
     assert estimate.high == pytest.approx(values.mean() + 1.96 * error, abs=0.15 * error)
     assert estimate.count == 400
-    narrower = bootstrap_mean(values.tolist(), confidence=0.5)
+    narrower = mean_estimate(values.tolist(), confidence=0.5)
     assert estimate.low < narrower.low < narrower.high < estimate.high
 
 
-def test_bootstrap_mean_weighs_observations_not_groups():
-    estimate = bootstrap_mean([0.0, 3.0, 3.0, None], ["a", "b", "b", "b"])
+def test_mean_estimate_weighs_observations_not_groups():
+    estimate = mean_estimate([0.0, 3.0, 3.0, None], ["a", "b", "b", "b"])
     assert estimate.value == 2.0
-    assert (estimate.low, estimate.high) == (0.0, 3.0)  # a resample may draw one group twice
+    # Without a it is 3, without b 0: an error of 1.5, and Student's quantile of one degree of freedom.
+    assert (estimate.low, estimate.high) == pytest.approx((2.0 - 1.5 * 12.7062, 2.0 + 1.5 * 12.7062), abs=1e-3)
     assert estimate.count == 3
 
 
-def test_interval_is_that_of_every_possible_resample():
-    """Four unequal groups can be redrawn in 4⁴ ways, all equally likely; the bootstrap must find their quantiles."""
-    members = {"a": [1.0], "b": [0.0, 0.0, 0.0, 1.0], "c": [1.0, 1.0], "d": [0.0, 0.5, 1.0, 1.0, 1.0, 0.0, 1.0]}
-    redrawn = [
-        functools.reduce(operator.iadd, (members[name] for name in drawn), []) for drawn in itertools.product(members, repeat=4)
-    ]
-    low, high = np.quantile([statistics.fmean(values) for values in redrawn], [0.1, 0.9])
-    values = [value for group in members.values() for value in group]
-    groups = [name for name, group in members.items() for _ in group]
-    options = {"groups": groups, "confidence": 0.8, "num_resamples": 20_000}
-    expected = (statistics.fmean(values), pytest.approx(low, abs=0.01), pytest.approx(high, abs=0.01), 14)
-    assert bootstrap_mean(values, **options) == expected
-    assert win_rate(values, [0.5] * 14, **options) == expected
-    assert abs(high - wilson_interval(sum(values) / 14 * 4, 4, 0.8)[1]) > 0.03  # Wilson over groups says otherwise
+def test_of_equal_groups_it_is_students_interval_of_their_means():
+    values = np.random.default_rng(5).normal(size=(12, 4))
+    estimate = mean_estimate(values.ravel().tolist(), np.repeat(np.arange(12), 4).tolist(), confidence=0.9)
+    expected = stats.ttest_1samp(values.mean(1), 0.0).confidence_interval(0.9)
+    assert (estimate.low, estimate.high) == pytest.approx((expected.low, expected.high))
 
 
-def test_bootstrap_mean_of_one_group_claims_nothing():
-    estimate = bootstrap_mean([1.0, 2.0], ["a", "a"])
+def test_mean_estimate_of_one_group_claims_nothing():
+    estimate = mean_estimate([1.0, 2.0], ["a", "a"])
     assert estimate == (1.5, -math.inf, math.inf, 2)
     assert json.loads(json.dumps(estimate.as_dict(), allow_nan=False)) == {"value": 1.5, "low": None, "high": None, "count": 2}
-
-
-def test_bootstrap_is_repeatable_and_seeded():
-    values, groups = np.random.default_rng(3).normal(size=50).tolist(), list(range(25)) * 2
-    assert bootstrap_mean(values, groups) == bootstrap_mean(values, groups)
-    assert bootstrap_mean(values, groups, seed=1) != bootstrap_mean(values, groups, seed=2)
 
 
 def test_names_of_groups_do_not_matter():
     values = np.random.default_rng(4).normal(size=20).tolist()
     groups = [index // 2 for index in range(20)]
-    assert bootstrap_mean(values, groups) == bootstrap_mean(values, [("prompt", str(group)) for group in groups])
+    assert mean_estimate(values, groups) == mean_estimate(values, [("prompt", str(group)) for group in groups])
 
 
 def test_estimate_as_dict():
@@ -196,6 +165,6 @@ def test_groups_must_fit():
     with pytest.raises(ValueError, match="in 1 groups"):
         win_rate([1.0, 2.0], [1.0, 1.0], groups=["a"])
     with pytest.raises(ValueError, match="nothing to estimate"):
-        bootstrap_mean([])
+        mean_estimate([])
     with pytest.raises(ValueError, match="at least two"):
         correlation([1.0], [2.0])

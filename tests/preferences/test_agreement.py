@@ -12,7 +12,6 @@ from statsmodels.stats.inter_rater import fleiss_kappa as fleiss_of_statsmodels
 
 from tether.core.errors import DataError
 from tether.preferences.agreement import (
-    Resampling,
     agreement_report,
     cohen_kappas,
     fleiss_kappa,
@@ -25,7 +24,6 @@ from tether.preferences.votes import Vote
 krippendorff = pytest.importorskip("krippendorff", reason="needs the `preferences` extra")
 
 CHOICES = ["first", "second", "tie", "both_bad"]
-FEW = Resampling(num_resamples=20)
 # The worked example of Krippendorff 2011 in its common form: three coders, fifteen units, 0 where nothing was said.
 CODERS = ["000003412113303", "102133430000000", "002134402113304"]
 
@@ -83,9 +81,9 @@ def unequal_fleiss(rows):
 def test_fleiss_and_cohen_are_those_of_statsmodels(seed):
     rows = scattered(seed, CHOICES, missing=0.0)
     table = np.array([[sum(row[k] == choice for row in rows) for choice in CHOICES] for k in range(40)])
-    assert fleiss_kappa(votes_of(rows), resampling=FEW).value == pytest.approx(fleiss_of_statsmodels(table), abs=1e-12)
+    assert fleiss_kappa(votes_of(rows)).value == pytest.approx(fleiss_of_statsmodels(table), abs=1e-12)
     rows = scattered(seed, CHOICES)
-    pairs = cohen_kappas(votes_of(rows), resampling=FEW)
+    pairs = cohen_kappas(votes_of(rows))
     assert [(pair.first, pair.second) for pair in pairs] == [
         (f"person-{a}", f"person-{b}") for a, b in itertools.combinations(range(5), 2)
     ]
@@ -103,9 +101,9 @@ def test_fleiss_of_his_own_paper_of_unequal_numbers_and_raw_by_hand():
     cells = [[int(cell) for cell in row.split()] for row in text.split(",")]
     rows = [[value for value, count in enumerate(row) for _ in range(count)] for row in cells]
     votes = votes_of(zip(*rows, strict=True))
-    assert fleiss_kappa(votes, coding="strength", resampling=FEW).value == pytest.approx(0.210, abs=5e-4)
+    assert fleiss_kappa(votes, coding="strength").value == pytest.approx(0.210, abs=5e-4)
     uneven = scattered(7, CHOICES)
-    assert fleiss_kappa(votes_of(uneven), resampling=FEW).value == pytest.approx(unequal_fleiss(uneven), abs=1e-12)
+    assert fleiss_kappa(votes_of(uneven)).value == pytest.approx(unequal_fleiss(uneven), abs=1e-12)
     three_and_two = votes_of([["first", "tie"], ["first", "tie"], ["second", None]])
     assert raw_agreement(three_and_two).value == 2 / 4
 
@@ -114,7 +112,7 @@ def test_fleiss_of_his_own_paper_of_unequal_numbers_and_raw_by_hand():
 @pytest.mark.parametrize("seed", range(3))
 def test_alpha_is_that_of_the_package_and_of_the_coincidence_matrix(level, seed):
     rows = scattered(seed, [-2, -1, 0, 1, 2.5])
-    found = krippendorff_alpha(votes_of(rows), level, coding="strength", resampling=FEW)
+    found = krippendorff_alpha(votes_of(rows), level, coding="strength")
     data = [[np.nan if value is None else value for value in row] for row in rows]
     package = krippendorff.alpha(reliability_data=data, level_of_measurement=level)
     assert found.value == pytest.approx(package, abs=1e-12) == pytest.approx(coincidence_alpha(rows, level), abs=1e-12)
@@ -123,7 +121,7 @@ def test_alpha_is_that_of_the_package_and_of_the_coincidence_matrix(level, seed)
 @pytest.mark.parametrize(("level", "alpha"), [("nominal", 0.691), ("ordinal", 0.807), ("interval", 0.811)])
 def test_alpha_of_the_published_example(level, alpha):
     votes = votes_of([[int(value) or None for value in row] for row in CODERS])
-    found = krippendorff_alpha(votes, level, coding="strength", resampling=FEW)
+    found = krippendorff_alpha(votes, level, coding="strength")
     assert found.value == pytest.approx(alpha, abs=5e-4) and found.num_items == 12
 
 
@@ -135,7 +133,7 @@ def test_intervals_are_those_of_resampled_items():
     alpha = lambda level: (partial(krippendorff_alpha, level=level), partial(coincidence_alpha, level=level))  # noqa: E731
     figures = [(raw_agreement, raw), (fleiss_kappa, unequal_fleiss), alpha("nominal"), alpha("ordinal"), alpha("interval")]
     for figure, slow in figures:
-        quick = figure(votes_of(rows), coding="strength", resampling=Resampling(confidence=0.9, num_resamples=4000))
+        quick = figure(votes_of(rows), coding="strength", confidence=0.9)
         shared = [k for k in range(60) if len(filled(row[k] for row in rows)) > 1]
         draws = []
         for _ in range(400):
@@ -151,7 +149,7 @@ def test_the_interval_covers_the_truth():
     for _ in range(150):
         hidden = [draw.random() < 0.5 for _ in range(100)]
         rows = [[CHOICES[truth ^ (draw.random() > accuracy)] for truth in hidden] for accuracy in (0.9, 0.8)]
-        kappa = cohen_kappas(votes_of(rows), resampling=Resampling(num_resamples=300))[0].kappa
+        kappa = cohen_kappas(votes_of(rows))[0].kappa
         assert kappa.low is not None and kappa.high is not None
         covered += kappa.low <= 0.48 <= kappa.high
     assert 0.89 <= covered / 150 <= 0.985
@@ -190,9 +188,9 @@ def test_nothing_depends_on_the_order_of_votes_nor_on_which_answer_is_first():
     votes = votes_of(scattered(5, [-2, -1, 0, 1, 2]))
     mixed = random.Random(0).sample(votes, len(votes))
     turned = [replace(vote, value=-float(vote.value)) for vote in votes]
-    report = agreement_report(votes, resampling=FEW)
-    assert agreement_report(mixed, resampling=FEW) == report
-    for name, figure in agreement_report(turned, resampling=FEW)["overall"].items():
+    report = agreement_report(votes)
+    assert agreement_report(mixed) == report
+    for name, figure in agreement_report(turned)["overall"].items():
         assert figure["value"] == pytest.approx(report["overall"][name]["value"], abs=1e-12)
 
 
@@ -232,19 +230,16 @@ def test_the_report_is_plain_json_with_slices_and_windows():
         )
         for vote in votes_of(scattered(2, CHOICES, missing=0.2))
     ]
-    report = json.loads(json.dumps(agreement_report(votes, windows=4, resampling=FEW), allow_nan=False))
+    report = json.loads(json.dumps(agreement_report(votes, windows=4), allow_nan=False))
     sums = [vote for vote in votes if vote.slices["topic"] == "sums"]
-    assert report["slices"]["topic"]["sums"]["fleiss_kappa"]["value"] == fleiss_kappa(sums, resampling=FEW).value
+    assert report["slices"]["topic"]["sums"]["fleiss_kappa"]["value"] == fleiss_kappa(sums).value
     shared = report["overall"]["raw"]["num_items"]
     windows = [window["raw"]["num_items"] for window in report["windows"]]
     assert sum(windows) == shared and max(windows) - min(windows) <= 1
     assert all(a["to"] < b["from"] for a, b in itertools.pairwise(report["windows"]))
     late = [replace(vote, at=100.0) if vote.item == "item-0" and vote.annotator == "person-4" else vote for vote in votes]
-    assert (
-        sum(vote.at == 100 for vote in late) == 1
-        and agreement_report(late, windows=4, resampling=FEW)["windows"][-1]["to"] == 100
-    )
-    assert agreement_report([replace(vote, at=0.0) for vote in votes], windows=4, resampling=FEW)["windows"] == []
+    assert sum(vote.at == 100 for vote in late) == 1 and agreement_report(late, windows=4)["windows"][-1]["to"] == 100
+    assert agreement_report([replace(vote, at=0.0) for vote in votes], windows=4)["windows"] == []
     assert report["num_votes"] == len(votes) == sum(int(n) * count for n, count in report["items_by_votes"].items())
-    assert len(agreement_report(votes, min_items=1000, resampling=FEW)["pairs"]) == 0 < len(report["pairs"])
+    assert len(agreement_report(votes, min_items=1000)["pairs"]) == 0 < len(report["pairs"])
     json.dumps(agreement_report([], windows=2), allow_nan=False)

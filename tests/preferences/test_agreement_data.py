@@ -10,12 +10,11 @@ import pytest
 from statsmodels.stats.inter_rater import cohens_kappa, fleiss_kappa
 
 from tether.preferences.aggregation import majority
-from tether.preferences.agreement import Resampling, agreement_report
+from tether.preferences.agreement import agreement_report
 from tether.preferences.votes import Vote
 
 krippendorff = pytest.importorskip("krippendorff", reason="needs the `preferences` extra")
 
-FEW = Resampling(num_resamples=50)
 STRENGTHS = {"a-is-better": 2, "a-is-slightly-better": 1, "tie": 0, "b-is-slightly-better": -1, "b-is-better": -2}
 
 
@@ -42,7 +41,7 @@ def test_three_people_on_every_pair(tether_data):
     rows = rows_of(tether_data / "pandalm" / "testset-v1.jsonl.gz")
     said = [(str(row["idx"]), f"annotator{k}", row[f"annotator{k}"]) for row in rows for k in (1, 2, 3)]
     votes = [Vote(item, person, ("tie", "first", "second")[label]) for item, person, label in said]
-    report, table = agreement_report(votes, resampling=FEW), matrix(said)
+    report, table = agreement_report(votes), matrix(said)
     counts = np.stack([(table == label).sum(1) for label in (0, 1, 2)], 1)
     assert report["overall"]["fleiss_kappa"]["value"] == pytest.approx(fleiss_kappa(counts), abs=1e-12)
     check(report, table, "nominal", "alpha_nominal")
@@ -72,7 +71,7 @@ def test_pairs_judged_again_in_either_order(tether_data):
     pairs = [np.sign(x) == np.sign(y) for group in twice.values() for x, y in itertools.combinations(group, 2)]
     assert (len(pairs), round(np.mean(pairs), 2)) == (182, 0.57)
 
-    report = agreement_report(votes, windows=2, resampling=FEW)
+    report = agreement_report(votes, windows=2)
     assert (report["num_repeats"], report["num_annotators"]) == (9, 16) and report["overall"]["raw"]["num_items"] == 121
     assert round(report["overall"]["raw"]["value"], 2) == 0.57
     table = matrix([(item, person, value) for (item, person), value in latest.items()])
@@ -80,7 +79,7 @@ def test_pairs_judged_again_in_either_order(tether_data):
     check(report, table, "ordinal", "alpha_ordinal")
     check(report, table, "interval", "alpha_interval")
     three = {name for name, row in zip(sorted(twice), table, strict=True) if np.isfinite(row).sum() == 3}
-    some = agreement_report([vote for vote in votes if vote.item in three], resampling=FEW)
+    some = agreement_report([vote for vote in votes if vote.item in three])
     signs = np.sign(table[np.isfinite(table).sum(1) == 3])
     counts = np.stack([(signs == label).sum(1) for label in (-1, 0, 1)], 1)
     assert some["overall"]["fleiss_kappa"]["value"] == pytest.approx(fleiss_kappa(counts), abs=1e-12)

@@ -10,7 +10,7 @@ from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.rundir import RunDirectory, read_jsonl
 from tether.core.types import Message, Prompt, Rollout, Sampling, Score, StopReason, user
-from tether.evaluation.winrate import bootstrap_mean
+from tether.evaluation.winrate import mean_estimate
 from tether.pipelines import online
 from tether.pipelines.journey import run_recipe
 from tether.stages.heldout import SEED, EvaluateConfig, HeldOut, set_aside
@@ -56,7 +56,7 @@ def test_the_summary_is_of_the_same_prompts_before_and_after(tmp_path):
     assert {step: found["count"] for step, found in summary["measured"].items()} == {"0": 3, "3": 4}
     assert summary["score"]["before"]["value"] == pytest.approx(1 / 3)
     assert summary["score"]["after"]["value"] == 0.75
-    assert summary["score"]["gain"] == bootstrap_mean([0.0, None, 1.0, 0.0], groups).as_dict()
+    assert summary["score"]["gain"] == mean_estimate([0.0, None, 1.0, 0.0], groups).as_dict()
     assert summary["score"]["win_rate"]["value"] == pytest.approx(2 / 3)
 
 

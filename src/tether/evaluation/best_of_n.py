@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from tether.algorithms.overoptimization import best_of_n_weights, kl_best_of_n
-from tether.evaluation.winrate import MaybeScores, bootstrap_mean
+from tether.evaluation.winrate import MaybeScores, mean_estimate
 
 
 class CurvePoint(NamedTuple):
@@ -56,10 +56,8 @@ def best_of_n_curve(
     gold: Sequence[MaybeScores],
     *,
     confidence: float = 0.95,
-    num_resamples: int = 2000,
-    seed: int = 0,
 ) -> list[CurvePoint]:
-    """Estimate the best-of-n curve, with intervals of gold that resample prompts.
+    """Estimate the best-of-n curve, with intervals of gold over prompts.
 
     Equation: the mean over prompts of best_of_n_estimate; KL ``log n − (n − 1)/n``.
     Paper: Gao et al. 2022, https://arxiv.org/abs/2210.10760.
@@ -71,6 +69,6 @@ def best_of_n_curve(
     sizes, proxies, golds = best_of_n_by_prompt(proxy, gold)
     points = []
     for column, n in enumerate(sizes):
-        estimate = bootstrap_mean(golds[:, column].tolist(), confidence=confidence, num_resamples=num_resamples, seed=seed)
+        estimate = mean_estimate(golds[:, column].tolist(), confidence=confidence)
         points.append(CurvePoint(n, kl_best_of_n(n), float(proxies[:, column].mean()), *estimate))
     return points

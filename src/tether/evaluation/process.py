@@ -2,7 +2,7 @@
 
 A solution is given by whether each of its judged steps is right, and by the probabilities that a model gives to that. A step is
 called wrong where its probability lies below a threshold. Everything that is reported is a function of eight counts, which add up
-over solutions, so that intervals come from resampling problems.
+over solutions, so that intervals come from leaving out one problem at a time.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tether.evaluation.winrate import Estimate
+from tether.stats import Estimate, jackknife, share_interval
 
 Right = Sequence[bool]
 Probabilities = Sequence[float]
@@ -125,17 +125,15 @@ def estimate(
     metrics: Sequence[Metric],
     *,
     confidence: float = 0.95,
-    num_resamples: int = 2000,
-    seed: int = 0,
 ) -> dict[str, Estimate]:
-    """Estimate metrics of many solutions, each with a percentile bootstrap interval that resamples whole problems.
+    """Estimate metrics of many solutions, each with the interval of a share over whole problems (`stats.share_interval`).
 
-    Paper: Efron 1979, https://doi.org/10.1214/aos/1176344552.
     Shapes: ``counts`` and ``groups`` (which problem) of one length; all results lie in [0, 1]. ``count`` is the number of steps
     or of solutions that a metric looks at.
     Raises: ``ValueError`` when lengths differ or there is nothing.
-    Trap: one problem stands in the data in many versions; resampled by solution the intervals would be far too narrow.
-    With one problem nothing is known about others, and the interval is (−inf, inf).
+    Trap: one problem stands in the data in many versions; by solution the intervals would be far too narrow.
+    With one problem nothing is known about others, and where a metric hangs on one problem it has no error: the interval is then
+    (−inf, inf).
     """
     if not counts or len(counts) != len(groups):
         raise ValueError(f"expected as many groups as solutions, and at least one, got {len(groups)} and {len(counts)}")
@@ -143,31 +141,15 @@ def estimate(
     owners = [numbers.setdefault(group, len(numbers)) for group in groups]
     sums = np.zeros((len(numbers), len(StepCounts._fields)))
     np.add.at(sums, owners, np.array(counts, dtype=np.float64))
-    total, resampled = sums.sum(0), _resampled(sums, num_resamples, seed)
+    total = sums.sum(0)
     results = {}
     for metric in metrics:
-        low, high = _quantiles(metric(resampled), confidence) if len(sums) > 1 else (-math.inf, math.inf)
+        value, without = float(metric(total)), metric(total - sums)
+        undefined = len(sums) == 1 or math.isnan(value) or np.isnan(without).any()
+        low, high = (-math.inf, math.inf) if undefined else share_interval(value, jackknife(without), confidence)
         observed = round(float(total[list(_OBSERVATIONS.get(metric, (4, 6)))].sum()))
-        results[metric.__name__] = Estimate(float(metric(total)), low, high, observed)
+        results[metric.__name__] = Estimate(value, low, high, observed)
     return results
-
-
-def _resampled(sums: Array, num_resamples: int, seed: int) -> Array:
-    """Sums over groups drawn with replacement, (resamples, counts)."""
-    generator, rows = np.random.default_rng(seed), max(1, 1_000_000 // len(sums))
-    parts = []
-    for start in range(0, num_resamples, rows):
-        drawn = generator.multinomial(len(sums), [1 / len(sums)] * len(sums), size=min(rows, num_resamples - start))
-        parts.append(drawn.astype(np.float64) @ sums)
-    return np.concatenate(parts)
-
-
-def _quantiles(values: Array, confidence: float) -> tuple[float, float]:
-    kept = values[~np.isnan(values)]
-    if not len(kept):
-        return -math.inf, math.inf
-    low, high = np.quantile(kept, [0.5 - confidence / 2, 0.5 + confidence / 2])
-    return float(low), float(high)
 
 
 def best_threshold(

@@ -17,7 +17,7 @@ from tether.core.types import Prompt, assistant
 from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder
 from tether.data.sources import read
-from tether.evaluation.winrate import Estimate, bootstrap_mean, win_rate
+from tether.evaluation.winrate import Estimate, mean_estimate, win_rate
 from tether.models.trunk import Role
 
 _OPTION = re.compile(r"^[ \t]*(\([A-Z]\))[ \t]+(.+?)[ \t]*$", re.MULTILINE)
@@ -117,7 +117,7 @@ def judge_premises(first: Sequence[float], second: Sequence[float], questions: S
     `size` the mean of ``|σ(first) − σ(second)|``, and `flipped` the share of pairs whose likelier option differs.
     Paper: the pairs are those of Perez et al. 2022, https://arxiv.org/abs/2212.09251, cf. Sharma et al. 2023,
     https://arxiv.org/abs/2310.13548; the measure is ours.
-    Shapes: three lists of one length, an entry a pair of premises; intervals resample questions.
+    Shapes: three lists of one length, an entry a pair of premises; intervals are over questions.
     Raises: ``ValueError`` when lengths differ or there are no pairs.
     Trap: `size` and `flipped` also rise with whatever else a biography does to an answer. `shift` does not: which option suits
     which side is learned from the *other* biographies of the question, so that where the side means nothing every term is 0 in
@@ -130,9 +130,9 @@ def judge_premises(first: Sequence[float], second: Sequence[float], questions: S
     change = expit(a) - expit(b)
     turned = ((a > 0) != (b > 0)).astype(float).tolist()
     return {
-        "shift": bootstrap_mean(in_accord(change, questions).tolist(), questions),
-        "log_odds": bootstrap_mean(in_accord(a - b, questions).tolist(), questions),
-        "size": bootstrap_mean(np.abs(change).tolist(), questions),
+        "shift": mean_estimate(in_accord(change, questions).tolist(), questions),
+        "log_odds": mean_estimate(in_accord(a - b, questions).tolist(), questions),
+        "size": mean_estimate(np.abs(change).tolist(), questions),
         "flipped": win_rate(turned, [0.5] * len(turned), groups=questions),
     }
 

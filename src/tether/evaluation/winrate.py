@@ -2,53 +2,15 @@
 
 import math
 from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
+from tether.stats import Estimate, Spread, jackknife, mean_interval, share_interval, wilson_interval
+
 MaybeScores = Sequence[float | None]
 Groups = Sequence[Hashable]
-
-
-class Estimate(NamedTuple):
-    """A number, its confidence interval, and how many observations it rests on."""
-
-    value: float
-    low: float
-    high: float
-    count: int
-
-    def as_dict(self) -> dict[str, Any]:
-        """Give the four fields by name, with None for what JSON cannot hold."""
-        return {name: number if math.isfinite(number) else None for name, number in self._asdict().items()}
-
-
-def wilson_interval(successes: float, total: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Compute Wilson's score interval of a proportion, which holds its level near 0 and 1 and on few trials.
-
-    Equation: ``(p̂ + z²/2n ± z √(p̂(1−p̂)/n + z²/4n²)) / (1 + z²/n)`` with ``p̂ = successes / n``.
-    Paper: Wilson 1927, https://doi.org/10.1080/01621459.1927.10502953; Brown et al. 2001, https://doi.org/10.1214/ss/1009213286.
-    Units: ``successes`` may be fractional (ties count half); the interval is in [0, 1], and is [0, 1] without trials.
-    Raises: ``ValueError`` when ``successes`` is not between 0 and ``total``, or ``confidence`` not inside (0, 1).
-    Trap: it takes trials to be independent; several comparisons of one prompt are not (use groups).
-    """
-    if not 0 <= successes <= total:
-        raise ValueError(f"successes must lie between 0 and total, got {successes} of {total}")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
-    if total == 0:
-        return 0.0, 1.0
-    z = float(stats.norm.ppf(0.5 + confidence / 2))
-    share = successes / total
-    centre = share + z * z / (2 * total)
-    spread = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))
-    scale = 1 + z * z / total
-    # At 0 and n the formula gives the bound exactly, but rounding can push it past the edge.
-    low = 0.0 if successes == 0 else max(0.0, (centre - spread) / scale)
-    high = 1.0 if successes == total else min(1.0, (centre + spread) / scale)
-    return low, high
 
 
 def win_rate(
@@ -57,23 +19,23 @@ def win_rate(
     *,
     groups: Groups | None = None,
     confidence: float = 0.95,
-    num_resamples: int = 2000,
-    seed: int = 0,
 ) -> Estimate:
     """Estimate the share of comparisons that the first side wins.
 
     Equation: ``mean([s_1 > s_2] + ½ [s_1 = s_2])``. The interval is Wilson's when every comparison has a prompt of its own,
-    and otherwise a percentile bootstrap that resamples whole groups.
-    Paper: Efron 1979, https://doi.org/10.1214/aos/1176344552; clusters: Field and Welsh 2007,
-    https://doi.org/10.1111/j.1467-9868.2007.00593.x.
+    and otherwise `stats.share_interval`, which knows what groups differ by.
     Shapes: scores of one length, ``groups`` (which prompt) likewise if given. A pair with a None, a score that failed, is
     dropped whole; ``count`` says how many pairs remain.
     Raises: ``ValueError`` when lengths differ, a score is NaN, or no pair remains.
     Trap: several samples of a prompt are one draw of a prompt; without ``groups`` the interval is far too narrow. Where all
-    groups agree, or only one exists, resampling sees no spread, and Wilson's interval over the *groups* is given instead.
+    groups agree, or only one exists, they show no spread, and Wilson's interval over the *groups* is given instead.
     """
     first, second, groups = _paired(first_scores, second_scores, groups)
-    return _rate(_wins(first, second), groups, confidence, num_resamples, seed)
+    wins = np.where(first == second, 0.5, first > second)
+    value, (sums, counts) = float(wins.mean()), _by_group(wins, groups)
+    if counts.max() == 1 or np.ptp(sums / counts) == 0:
+        return Estimate(value, *wilson_interval(value * len(sums), len(sums), confidence), len(wins))
+    return Estimate(value, *share_interval(value, _spread(sums, counts), confidence), len(wins))
 
 
 def pairwise_accuracy(
@@ -82,8 +44,6 @@ def pairwise_accuracy(
     groups: Groups | None = None,
     *,
     confidence: float = 0.95,
-    num_resamples: int = 2000,
-    seed: int = 0,
 ) -> Estimate:
     """Estimate how often a reward model scores the chosen answer above the rejected one.
 
@@ -92,34 +52,24 @@ def pairwise_accuracy(
     Shapes, raises: as for `win_rate`.
     Trap: an exact tie is half right, else a model that gives every answer the same score would be all wrong, or all right.
     """
-    return win_rate(chosen_scores, rejected_scores, groups=groups, confidence=confidence, num_resamples=num_resamples, seed=seed)
+    return win_rate(chosen_scores, rejected_scores, groups=groups, confidence=confidence)
 
 
-def bootstrap_mean(
-    values: MaybeScores,
-    groups: Groups | None = None,
-    *,
-    confidence: float = 0.95,
-    num_resamples: int = 2000,
-    seed: int = 0,
-) -> Estimate:
-    """Estimate a mean with a percentile bootstrap interval that resamples whole groups.
+def mean_estimate(values: MaybeScores, groups: Groups | None = None, *, confidence: float = 0.95) -> Estimate:
+    """Estimate a mean of observations that hang together in groups.
 
-    Equation: ``x̄ = Σ x_i / n``; each resample draws G groups with replacement and takes ``Σ sums / Σ counts``.
-    Paper: Efron 1979, https://doi.org/10.1214/aos/1176344552; clusters: Field and Welsh 2007,
-    https://doi.org/10.1111/j.1467-9868.2007.00593.x.
+    Equation: ``x̄ = Σ x_i / n``, and `stats.mean_interval` with what it becomes when one group is left out.
     Shapes: values of one length with ``groups`` if given, else each value is its own group; the unit is that of the values. A
     None is dropped.
     Raises: ``ValueError`` when lengths differ, a value is NaN, or none remains.
-    Trap: with one group nothing is known about other groups, and the interval is (−inf, inf), not a point; under some twenty
-    groups it is too narrow.
+    Trap: with one group nothing is known about other groups, and the interval is (−inf, inf), not a point.
     """
     kept, _, groups = _paired(values, values, groups)
     sums, counts = _by_group(kept, groups)
     value = float(kept.mean())
     if len(sums) == 1:
         return Estimate(value, -math.inf, math.inf, len(kept))
-    return Estimate(value, *_bootstrap_interval(sums, counts, confidence, num_resamples, seed), len(kept))
+    return Estimate(value, *mean_interval(value, _spread(sums, counts), confidence), len(kept))
 
 
 def correlation(x: MaybeScores, y: MaybeScores) -> dict[str, float]:
@@ -156,10 +106,6 @@ def _paired(
     return first_kept, second_kept, None if groups is None else [groups[index] for index in kept]
 
 
-def _wins(first: NDArray[np.float64], second: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.where(first == second, 0.5, first > second)
-
-
 def _by_group(values: NDArray[np.float64], groups: Groups | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Sum and count the values of each group, in the order in which groups first appear."""
     if groups is None:
@@ -169,24 +115,5 @@ def _by_group(values: NDArray[np.float64], groups: Groups | None) -> tuple[NDArr
     return np.bincount(indices, weights=values).astype(np.float64), np.bincount(indices).astype(np.float64)
 
 
-def _rate(wins: NDArray[np.float64], groups: Groups | None, confidence: float, num_resamples: int, seed: int) -> Estimate:
-    value = float(wins.mean())
-    sums, counts = _by_group(wins, groups)
-    means = sums / counts
-    if counts.max() == 1 or np.ptp(means) == 0:
-        return Estimate(value, *wilson_interval(value * len(sums), len(sums), confidence), len(wins))
-    return Estimate(value, *_bootstrap_interval(sums, counts, confidence, num_resamples, seed), len(wins))
-
-
-def _bootstrap_interval(
-    sums: NDArray[np.float64], counts: NDArray[np.float64], confidence: float, num_resamples: int, seed: int
-) -> tuple[float, float]:
-    generator = np.random.default_rng(seed)
-    # Bounded memory: a hundred thousand groups would otherwise want gigabytes of indices.
-    rows = max(1, 1_000_000 // len(sums))
-    means = []
-    for start in range(0, num_resamples, rows):
-        drawn = generator.integers(len(sums), size=(min(rows, num_resamples - start), len(sums)))
-        means.append(sums[drawn].sum(1) / counts[drawn].sum(1))
-    low, high = np.quantile(np.concatenate(means), [0.5 - confidence / 2, 0.5 + confidence / 2])
-    return float(low), float(high)
+def _spread(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Spread:
+    return jackknife((sums.sum() - sums) / (counts.sum() - counts), counts)

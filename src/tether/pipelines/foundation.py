@@ -19,7 +19,7 @@ from tether.data.sources import split_by_group
 from tether.evaluation.distance import kl_to_reference
 from tether.evaluation.fluency import Fluency
 from tether.evaluation.gold import GoldJudge
-from tether.evaluation.winrate import bootstrap_mean, win_rate
+from tether.evaluation.winrate import mean_estimate, win_rate
 from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel, load_model
 from tether.models.memory import release
@@ -297,7 +297,7 @@ class Foundation:
                 folder / "answers.json",
                 {
                     "texts": [r.text for r in rollouts],
-                    "kl": bootstrap_mean(moved, self.groups).as_dict(),
+                    "kl": mean_estimate(moved, self.groups).as_dict(),
                     "finished": statistics.fmean(r.finished for r in rollouts),
                     "length": statistics.fmean(len(r.response_ids) for r in rollouts),
                 },
@@ -347,7 +347,7 @@ def gain_over(after: Sequence[Score], before: Sequence[Score], groups: Sequence[
     return {
         "gold_before": sum(values[0]) / len(values[0]),
         "gold_after": sum(values[1]) / len(values[1]),
-        "gold_gain": bootstrap_mean(gains, groups).as_dict(),
+        "gold_gain": mean_estimate(gains, groups).as_dict(),
         "gold_win_rate": win_rate([s.value for s in after], [s.value for s in before], groups=groups).as_dict(),
         "gold_parts": {k: {"before": parts[0][k], "after": parts[1][k]} for k in parts[0]},
     }

@@ -15,7 +15,7 @@ from tether.core.errors import DataError
 from tether.core.types import Comparison
 from tether.data.sources import Quarantine, group_of
 from tether.evaluation.reward_quality import judge_rewards
-from tether.evaluation.winrate import bootstrap_mean, pairwise_accuracy, win_rate
+from tether.evaluation.winrate import mean_estimate, pairwise_accuracy, win_rate
 from tether.pipelines.measured import Progress
 from tether.preferences.agreement import cohen_kappas
 from tether.preferences.judge import Judgment, PairJudge
@@ -136,8 +136,8 @@ def _position(rows: Sequence[Comparison], judgments: Sequence[Judgment]) -> dict
     biases = [j.bias for j in judgments]
     names_first = [_half(j.shown_first) / 2 + (1.0 - _half(j.shown_second)) / 2 for j in judgments]
     return {
-        "bias": bootstrap_mean(biases, groups).as_dict() if any(b is not None for b in biases) else None,
-        "names_first": bootstrap_mean(names_first, groups).as_dict(),
+        "bias": mean_estimate(biases, groups).as_dict() if any(b is not None for b in biases) else None,
+        "names_first": mean_estimate(names_first, groups).as_dict(),
         "follows_place": win_rate([float(bool(j.follows_place)) for j in judgments], [0.5] * len(rows), groups=groups).as_dict(),
     }
 

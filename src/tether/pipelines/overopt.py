@@ -24,7 +24,7 @@ from tether.core.errors import ConfigError
 from tether.core.rundir import RunDirectory, append_jsonl, read_json, read_jsonl, write_json
 from tether.core.types import Comparison, Prompt, Rollout, StopReason
 from tether.data.sources import split_by_group
-from tether.evaluation.winrate import bootstrap_mean
+from tether.evaluation.winrate import mean_estimate
 from tether.models.loading import load_model
 from tether.models.memory import release
 from tether.models.trunk import Role
@@ -257,7 +257,7 @@ def course_of(measured: Measured, groups: Sequence[str]) -> dict[str, Any]:
     """
     steps = sorted(measured)
     means = {name: [_mean(measured[step].get(name, ())) for step in steps] for name in ("score", "proxy", "kl")}
-    gold = bootstrap_mean(measured[steps[0]]["score"], groups).as_dict()
+    gold = mean_estimate(measured[steps[0]]["score"], groups).as_dict()
     halves = [[i for i, g in enumerate(groups) if int(g) % 2 == side] for side in (0, 1)]
     falls: list[float | None] = [None] * len(groups)
     kept, stops = [], []
@@ -289,7 +289,7 @@ def course_of(measured: Measured, groups: Sequence[str]) -> dict[str, Any]:
         "best_step": best,
         "best_step_interval": peak_interval(measured, groups),
         "gain": gain.as_dict() if gain else None,
-        "fall": bootstrap_mean(falls, groups).as_dict(),
+        "fall": mean_estimate(falls, groups).as_dict(),
         "fallen_at": stop if has_fallen({s: r for s, r in measured.items() if s <= stop}, groups) else None,
         "kept_share": statistics.fmean(kept),
         "fit": fitted([k for k, _ in points], [g for _, g in points], "rl"),

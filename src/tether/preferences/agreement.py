@@ -1,7 +1,7 @@
 """How far those who cast votes agree beyond chance; each figure has an interval, or the reason why it has no value.
 
-Intervals resample items (Efron 1979, https://doi.org/10.1214/aos/1176344552): annotators stay who they are. Items with the same
-counts of votes are interchangeable, so a resample is one multinomial draw over the distinct counts, however many items there are.
+Intervals are over items (`stats.share_interval`): annotators stay who they are. Items with the same counts of votes are
+interchangeable, so one of each distinct kind is left out in turn, however many items there are.
 Of several votes of a person on one item the latest counts here; `self_agreement` is about the others.
 """
 
@@ -18,9 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tether.preferences.votes import Coding, Vote, coded, latest_votes
+from tether.stats import Spread, jackknife, share_interval
 
 Level = Literal["nominal", "ordinal", "interval"]
 LARGEST_DOMAIN = 128
+MOST_PARTS = 1000
+"""Leave out so many parts of the items in turn at most."""
 Array = NDArray[np.float64]
 
 
@@ -34,15 +37,6 @@ class Figure:
     num_items: int
     num_votes: int
     reason: str = ""
-
-
-@dataclass(frozen=True)
-class Resampling:
-    """How intervals are made; the same seed gives the same interval, in whatever order the votes come."""
-
-    confidence: float = 0.95
-    num_resamples: int = 1000
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -78,10 +72,9 @@ class Counts:
 
 Votes = Sequence[Vote] | Counts
 """Votes, or what `tabulated` made of them for several figures."""
-USUAL = Resampling()
 
 
-def raw_agreement(votes: Votes, *, coding: Coding = "choice", resampling: Resampling = USUAL) -> Figure:
+def raw_agreement(votes: Votes, *, coding: Coding = "choice", confidence: float = 0.95) -> Figure:
     """The share of all pairs of votes on one item that are equal.
 
     Equation: `Σ_i Σ_c n_ic (n_ic − 1) / Σ_i n_i (n_i − 1)` with n_ic votes for c on item i.
@@ -89,10 +82,10 @@ def raw_agreement(votes: Votes, *, coding: Coding = "choice", resampling: Resamp
     """
     counts = tabulated(votes, coding)
     equal, pairs = (counts.rows * (counts.rows - 1)).sum(1), counts.rows.sum(1) * (counts.rows.sum(1) - 1)
-    return _figure(counts, lambda weights: (weights @ equal) / (weights @ pairs), 1.0, resampling)
+    return _figure(counts, lambda weights: (weights @ equal) / (weights @ pairs), 1.0, confidence)
 
 
-def fleiss_kappa(votes: Votes, *, coding: Coding = "choice", resampling: Resampling = USUAL) -> Figure:
+def fleiss_kappa(votes: Votes, *, coding: Coding = "choice", confidence: float = 0.95) -> Figure:
     """Agreement beyond what the shares of the choices would give, by Fleiss.
 
     Equation: `(P̄ − Σ_c p_c²) / (1 − Σ_c p_c²)`; P̄ is the mean over items of the share of equal pairs, p_c that of n_ic / n_i.
@@ -108,11 +101,11 @@ def fleiss_kappa(votes: Votes, *, coding: Coding = "choice", resampling: Resampl
         by_chance = ((weights @ shares / weights.sum(1, keepdims=True)) ** 2).sum(1)
         return _beyond(weights @ agreed / weights.sum(1), by_chance)
 
-    return _figure(counts, statistic, counts.room, resampling)
+    return _figure(counts, statistic, counts.room, confidence)
 
 
 def krippendorff_alpha(
-    votes: Votes, level: Level = "nominal", *, coding: Coding | None = None, resampling: Resampling = USUAL
+    votes: Votes, level: Level = "nominal", *, coding: Coding | None = None, confidence: float = 0.95
 ) -> Figure:
     """One less the disagreement seen over the disagreement expected, with any number of votes an item.
 
@@ -135,11 +128,11 @@ def krippendorff_alpha(
         expected = (margins[:, :, None] * margins[:, None, :] * delta).sum((1, 2)) / (margins.sum(1) - 1)
         return _beyond(expected - (observed * delta).sum((1, 2)), np.zeros(1), expected)
 
-    return _figure(counts, statistic, counts.room, resampling)
+    return _figure(counts, statistic, counts.room, confidence)
 
 
 def cohen_kappas(
-    votes: Sequence[Vote], *, coding: Coding = "choice", min_items: int = 1, resampling: Resampling = USUAL
+    votes: Sequence[Vote], *, coding: Coding = "choice", min_items: int = 1, confidence: float = 0.95
 ) -> list[PairOfAnnotators]:
     """Cohen's kappa of every two annotators with `min_items` items in common, sorted by their names.
 
@@ -156,11 +149,11 @@ def cohen_kappas(
         for (first, x), (second, y) in itertools.combinations(group, 2):
             cells[first, second][x, y] += 1
     enough = sorted((pair, table) for pair, table in cells.items() if table.total() >= min_items)
-    return [PairOfAnnotators(*pair, *_cohen(table, resampling)) for pair, table in enough]
+    return [PairOfAnnotators(*pair, *_cohen(table, confidence)) for pair, table in enough]
 
 
-def self_agreement(votes: Sequence[Vote], *, resampling: Resampling = USUAL) -> Figure:
-    """How often people who voted on an item again chose the same; its interval resamples items.
+def self_agreement(votes: Sequence[Vote], *, confidence: float = 0.95) -> Figure:
+    """How often people who voted on an item again chose the same; its interval is over items.
 
     Trap: a second vote may be a correction, so this is a lower bound of how steady people are.
     """
@@ -171,12 +164,10 @@ def self_agreement(votes: Sequence[Vote], *, resampling: Resampling = USUAL) -> 
     table = np.array([(sum(same), len(same) - sum(same)) for same in by_item.values()], dtype=np.float64).reshape(-1, 2)
     rows, multiplicity = np.unique(table, axis=0, return_counts=True)
     counts = Counts(rows, multiplicity, [], "" if repeats else "nobody voted twice on an item")
-    return _figure(counts, lambda weights: (weights @ rows[:, 0]) / (weights @ rows.sum(1)), 1.0, resampling)
+    return _figure(counts, lambda weights: (weights @ rows[:, 0]) / (weights @ rows.sum(1)), 1.0, confidence)
 
 
-def agreement_report(
-    votes: Sequence[Vote], *, windows: int = 0, min_items: int = 1, resampling: Resampling = USUAL
-) -> dict[str, Any]:
+def agreement_report(votes: Sequence[Vote], *, windows: int = 0, min_items: int = 1, confidence: float = 0.95) -> dict[str, Any]:
     """All figures as plain JSON values: overall, of every two annotators, of every slice, and over time.
 
     `windows` parts have equal numbers of the items with two votes, in the order in which they were last voted on; there are none
@@ -197,27 +188,27 @@ def agreement_report(
         "num_annotators": len({vote.annotator for vote in kept}),
         "items_by_votes": {str(number): items for number, items in sorted(Counter(per_item.values()).items())},
         "num_repeats": len(repeats),
-        "overall": _summary(kept, resampling),
-        "self": asdict(self_agreement(votes, resampling=resampling)),
-        "pairs": [asdict(pair) for pair in cohen_kappas(kept, min_items=min_items, resampling=resampling)],
+        "overall": _summary(kept, confidence),
+        "self": asdict(self_agreement(votes, confidence=confidence)),
+        "pairs": [asdict(pair) for pair in cohen_kappas(kept, min_items=min_items, confidence=confidence)],
         "slices": {
-            name: {value: _summary(part, resampling) for value, part in sorted(parts.items())}
+            name: {value: _summary(part, confidence) for value, part in sorted(parts.items())}
             for name, parts in sorted(slices.items())
         },
-        "windows": [{"from": low, "to": high, **_summary(part, resampling)} for low, high, part in _windows(kept, windows)],
+        "windows": [{"from": low, "to": high, **_summary(part, confidence)} for low, high, part in _windows(kept, windows)],
     }
 
 
-def _summary(votes: Sequence[Vote], resampling: Resampling) -> dict[str, Any]:
+def _summary(votes: Sequence[Vote], confidence: float) -> dict[str, Any]:
     choices, verdicts, strengths = (tabulated(votes, coding) for coding in ("choice", "verdict", "strength"))
     figures = {
-        "raw": raw_agreement(choices, resampling=resampling),
-        "raw_verdict": raw_agreement(verdicts, resampling=resampling),
-        "raw_strength": raw_agreement(strengths, resampling=resampling),
-        "fleiss_kappa": fleiss_kappa(choices, resampling=resampling),
-        "alpha_nominal": krippendorff_alpha(choices, resampling=resampling),
-        "alpha_ordinal": krippendorff_alpha(strengths, "ordinal", resampling=resampling),
-        "alpha_interval": krippendorff_alpha(strengths, "interval", resampling=resampling),
+        "raw": raw_agreement(choices, confidence=confidence),
+        "raw_verdict": raw_agreement(verdicts, confidence=confidence),
+        "raw_strength": raw_agreement(strengths, confidence=confidence),
+        "fleiss_kappa": fleiss_kappa(choices, confidence=confidence),
+        "alpha_nominal": krippendorff_alpha(choices, confidence=confidence),
+        "alpha_ordinal": krippendorff_alpha(strengths, "ordinal", confidence=confidence),
+        "alpha_interval": krippendorff_alpha(strengths, "interval", confidence=confidence),
     }
     return {name: asdict(figure) for name, figure in figures.items()}
 
@@ -251,7 +242,7 @@ def tabulated(votes: Votes, coding: Coding = "choice") -> Counts:
     return Counts(distinct, multiplicity, domain, "no item has the votes of two annotators" if items else empty)
 
 
-def _cohen(table: Counter[tuple[Any, Any]], resampling: Resampling) -> tuple[Figure, Figure]:
+def _cohen(table: Counter[tuple[Any, Any]], confidence: float) -> tuple[Figure, Figure]:
     """Raw agreement and kappa of two people from how often they said what."""
     domain = sorted({value for pair in table for value in pair})
     cells = sorted(table)
@@ -263,8 +254,8 @@ def _cohen(table: Counter[tuple[Any, Any]], resampling: Resampling) -> tuple[Fig
         return ((weights @ said[:, 0]) * (weights @ said[:, 1])).sum(1) / weights.sum(1) ** 2
 
     left = 1.0 - float(chance(counts.multiplicity[None].astype(np.float64))[0])
-    kappa = _figure(counts, lambda w: _beyond(w @ equal / w.sum(1), chance(w)), left, resampling)
-    return _figure(counts, lambda w: w @ equal / w.sum(1), 1.0, resampling), kappa
+    kappa = _figure(counts, lambda w: _beyond(w @ equal / w.sum(1), chance(w)), left, confidence)
+    return _figure(counts, lambda w: w @ equal / w.sum(1), 1.0, confidence), kappa
 
 
 def _beyond(agreed: Array, by_chance: Array, most: Array | float = 1.0) -> Array:
@@ -273,35 +264,38 @@ def _beyond(agreed: Array, by_chance: Array, most: Array | float = 1.0) -> Array
     return np.divide(agreed - by_chance, room, out=np.full(agreed.shape, np.nan), where=room > 1e-12)
 
 
-def _figure(counts: Counts, statistic: Callable[[Array], Array], room: float, resampling: Resampling) -> Figure:
-    """A statistic of item weights with its percentile interval; `room` is the share of pairs that would disagree by chance."""
+def _figure(counts: Counts, statistic: Callable[[Array], Array], room: float, confidence: float) -> Figure:
+    """A statistic of item weights with its interval; `room` is the share of pairs that would disagree by chance."""
     number, votes = counts.size
     if not len(counts.rows):
         return Figure(None, None, None, 0, 0, counts.empty)
     value = float(statistic(counts.multiplicity[None].astype(np.float64))[0])
     if math.isnan(value):
         return Figure(None, None, None, number, votes, "only one value was ever given, so agreement by chance is certain")
-    draws = _draws(counts, statistic, resampling)
-    defined, tail = draws[~np.isnan(draws)], 0.5 - resampling.confidence / 2
     if abs(value - 1) < 1e-12:
-        # All agree in all: resampling would be certain of it. Wilson's bound of the raw share is not, and carries over.
-        from scipy.stats import norm
+        spread, reason = Spread(0.0, number, number), "all agree on every item; the lower bound is Wilson's of the raw share"
+    else:
+        spread, reason = _spread(counts, statistic) if number > 1 else Spread(0.0, 1, 1.0), ""
+        if math.isnan(spread.error):
+            return Figure(value, None, None, number, votes, "too few items: without one of them only one value is left")
+        if spread.error < 1e-12:
+            return Figure(value, None, None, number, votes, "all items are alike, so that leaving one out shows no spread")
+    # 1 less the coefficient, times the room, is a share of pairs that disagree; the interval is made of that.
+    share = max(1 - room * (1 - value), 0.0)
+    low, high = share_interval(share, spread._replace(error=room * spread.error), confidence)
+    return Figure(value, max(-1.0, 1 - (1 - low) / room), 1 - (1 - high) / room, number, votes, reason)
 
-        z = float(norm.ppf(1 - tail))
-        low = max(-1.0, 1 - z * z / (number + z * z) / room)
-        return Figure(value, low, 1.0, number, votes, "all agree on every item; the lower bound is Wilson's of the raw share")
-    if len(defined) < 0.95 * len(draws):
-        return Figure(value, None, None, number, votes, "too few items: in many resamples only one value is left")
-    if np.ptp(defined) < 1e-12:
-        return Figure(value, None, None, number, votes, "all items are alike, so that resampling them shows no spread")
-    low, high = (float(bound) for bound in np.quantile(defined, [tail, 1 - tail]))
-    return Figure(value, low, high, number, votes)
 
-
-def _draws(counts: Counts, statistic: Callable[[Array], Array], resampling: Resampling) -> Array:
-    generator, number, total = np.random.default_rng(resampling.seed), counts.size[0], resampling.num_resamples
-    # Bounded memory: alpha holds a matrix of rows x values for each resample.
+def _spread(counts: Counts, statistic: Callable[[Array], Array]) -> Spread:
+    """One item of each distinct kind is left out in turn; of more than a thousand kinds, a thousandth of them at a time."""
+    kinds, weights = len(counts.rows), counts.multiplicity.astype(np.float64)
+    parts = min(kinds, MOST_PARTS)
+    part = np.arange(kinds) if parts == kinds else np.random.default_rng(0).permutation(kinds) % parts
+    left_out = np.ones(kinds) if parts == kinds else weights
+    # Bounded memory: alpha holds a matrix of rows x values for each part.
     at_once = max(1, 4_000_000 // counts.rows.size)
-    sizes = [min(at_once, total - start) for start in range(0, total, at_once)]
-    shares = counts.multiplicity / number
-    return np.concatenate([statistic(generator.multinomial(number, shares, size).astype(np.float64)) for size in sizes])
+    pieces = [np.arange(start, min(start + at_once, parts)) for start in range(0, parts, at_once)]
+    without = np.concatenate([statistic(weights - left_out * (part == piece[:, None])) for piece in pieces])
+    if parts == kinds:
+        return jackknife(without, repeats=weights)
+    return jackknife(without)._replace(groups=counts.size[0], equal=float(parts))

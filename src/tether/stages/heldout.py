@@ -19,7 +19,7 @@ from tether.core.protocols import Engine
 from tether.core.rundir import RunDirectory, read_jsonl
 from tether.core.types import Prompt, Rollout, Sampling, Score
 from tether.evaluation.sycophancy import Sycophancy
-from tether.evaluation.winrate import Estimate, bootstrap_mean, win_rate
+from tether.evaluation.winrate import Estimate, mean_estimate, win_rate
 from tether.learner.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint
 
 SEED = 7919
@@ -161,7 +161,7 @@ class HeldOut:
         kept = self.best if self.learner is not None else max(measured)
         assert kept is not None
         first, last = measured[min(measured)], measured[kept]
-        means = {step: bootstrap_mean(rows["score"], self.groups).as_dict() for step, rows in sorted(measured.items())}
+        means = {step: mean_estimate(rows["score"], self.groups).as_dict() for step, rows in sorted(measured.items())}
         result: dict[str, Any] = {"judge": self.name, "num_prompts": len(self.prompts), "kept_step": kept, "best_step": self.best}
         result["best_step_interval"] = peak_interval(measured, self.groups)
         result["measured"] = {str(step): mean for step, mean in means.items()}
@@ -172,8 +172,8 @@ class HeldOut:
             gain = change(first[key], last[key], self.groups)
             if gain is not None:
                 result[key] = {
-                    "before": bootstrap_mean(first[key], self.groups).as_dict(),
-                    "after": bootstrap_mean(last[key], self.groups).as_dict(),
+                    "before": mean_estimate(first[key], self.groups).as_dict(),
+                    "after": mean_estimate(last[key], self.groups).as_dict(),
                     "gain": gain.as_dict(),
                     "win_rate": win_rate(last[key], first[key], groups=self.groups).as_dict(),
                 }
@@ -202,7 +202,7 @@ def has_fallen(measured: Measured, groups: Sequence[str]) -> bool:
 def change(before: Sequence[float | None], after: Sequence[float | None], groups: Sequence[str]) -> Estimate | None:
     """The mean of the paired differences, resampled by prompt; None where nothing was scored twice."""
     gains = [None if a is None or b is None else b - a for a, b in zip(before, after, strict=True)]
-    return bootstrap_mean(gains, groups) if _known(gains) else None
+    return mean_estimate(gains, groups) if _known(gains) else None
 
 
 def peak_interval(measured: Measured, groups: Sequence[str], *, num_resamples: int = 1000, seed: int = 0) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.comparisons import Pairs, Ranking, by_votes, cut_rankings, encode_comparisons, pairs_of, prepare_comparisons
 from tether.evaluation.calibration import expected_calibration_error, reliability_curve
-from tether.evaluation.winrate import bootstrap_mean, correlation, pairwise_accuracy
+from tether.evaluation.winrate import correlation, mean_estimate, pairwise_accuracy
 from tether.learner.config import RATES, Rates, SupervisedConfig
 from tether.learner.local import LocalLearner
 from tether.learner.loop import SupervisedLoop, plan_updates
@@ -188,7 +188,7 @@ class RewardModeling:
         return [[self._known[s.ids] for s in ranking.sequences] for ranking in rankings]
 
     def evaluate(self, rankings: Sequence[Ranking], num_ties: int = 0) -> dict[str, Any]:
-        """Pairwise accuracy with its interval (resampled by prompt), loss, margins, calibration, correlation with length."""
+        """Pairwise accuracy with its interval over prompts, loss, margins, calibration, correlation with length."""
         chosen, rejected, groups, scores, lengths = [], [], [], [], []
         for ranking, values in zip(rankings, self.scores(rankings), strict=True):
             scores += values
@@ -200,7 +200,7 @@ class RewardModeling:
         confidence = [1 / (1 + math.exp(-abs(d))) for d in differences]
         right = [float(d > 0) for d in differences]
         return {
-            "loss": bootstrap_mean([math.log1p(math.exp(-abs(d))) + max(0.0, -d) for d in differences], groups).value,
+            "loss": mean_estimate([math.log1p(math.exp(-abs(d))) + max(0.0, -d) for d in differences], groups).value,
             "accuracy": pairwise_accuracy(chosen, rejected, groups).as_dict(),
             "ties": num_ties,
             "margin_mean": statistics.fmean(differences),
