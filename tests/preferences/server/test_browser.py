@@ -202,6 +202,24 @@ def test_every_page_fits_reads_well_and_has_its_landmarks(visits: Visits, width:
     visits.problems[:] = [p for p in visits.problems if "404" not in p]
 
 
+@pytest.mark.audit
+@pytest.mark.parametrize("size", [(1280, 740), (390, 844)])
+def test_nobody_sees_what_is_hidden(visits: Visits, size: tuple[int, int]) -> None:
+    filled(visits.store)
+    for script in (True, False):
+        page = visits.browser.new_context(viewport={"width": size[0], "height": size[1]}, java_script_enabled=script).new_page()
+        page.goto(f"{visits.origin}/join#{visits.store.invite('Ann')}")
+        if script:
+            page.wait_for_selector(READY)
+        else:
+            page.fill("#code", visits.store.invite("Ann"))
+            page.click("text=Come in >> nth=-1")
+        assert page.locator("#verdict").count() == 1 and page.is_visible("button.choice.left")
+        hidden = page.locator("[hidden]").all()
+        assert len(hidden) >= 1 and [e.text_content() for e in hidden if e.is_visible()] == []
+        assert "sends nothing" not in page.inner_text("body")
+
+
 def test_everything_works_without_the_script(visits: Visits) -> None:
     filled(visits.store)
     page = visits.browser.new_context(java_script_enabled=False).new_page()
