@@ -89,3 +89,18 @@ def test_marks_of_format_are_counted():
     found = judge_rewards(pairs, [4.0, 2.0, 0.0, 2.0], [0.0] * 4)  # 4 marks (bold opens and closes), 2, 0, 2
     assert found["difference_with_marks"]["pearson"] == pytest.approx(1.0)
     assert math.isfinite(found["calibration_error"])
+
+
+@pytest.mark.audit
+def test_a_label_below_one_half_prefers_the_other_side():
+    """A model that agrees with every label, whichever side a row calls chosen, is right; even labels have no right side."""
+    pairs = [pair(n, 4, 9, probability=0.1) for n in range(20)] + [pair(n, 9, 4, probability=0.8) for n in range(20, 30)]
+    even = [pair(n, 5, 6, probability=0.5) for n in range(30, 35)]
+    scores = [-1.0] * 20 + [1.0] * 10
+    found = judge_rewards([*pairs, *even], [*scores, *[-3.0] * 5], [0.0] * 35)
+    assert (found["accuracy"]["value"], found["num_pairs"], found["num_ties"], found["num_failed"]) == (1.0, 30, 5, 0)
+    assert found["length_only"]["value"] == 1.0  # the better side is the longer one of every pair
+    turned = judge_rewards([p.swap() for p in pairs], [-s for s in scores], [0.0] * 30)
+    assert turned == judge_rewards(pairs, scores, [0.0] * 30)
+    with pytest.raises(ValueError, match="no pair"):
+        judge_rewards(even, [1.0] * 5, [0.0] * 5)

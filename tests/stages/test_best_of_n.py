@@ -342,7 +342,7 @@ def test_curve_of_a_normal_proxy_is_known_and_its_intervals_cover():
     """Gold correlates with a standard normal proxy by 0.6: best of 2 gains 0.6 / sqrt(pi); prompts differ by a constant."""
     generator = np.random.default_rng(1)
     covered, truth = 0, 0.6 / math.sqrt(math.pi)
-    for trial in range(60):
+    for _ in range(60):
         proxy = generator.normal(size=(40, 16))
         gold = 0.6 * proxy + 0.8 * generator.normal(size=(40, 16)) + generator.normal(size=(40, 1))
         points = best_of_n_curve(proxy.tolist(), gold.tolist())

@@ -1,9 +1,12 @@
 """Measurements on prompts that are never trained on: chosen by their words, judged by the policy as it then is."""
 
 import json
+import math
 
+import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from tether.assemble import Recipe, load_policy, local_engine
 from tether.core.config import build
@@ -13,7 +16,7 @@ from tether.core.types import Message, Prompt, Rollout, Sampling, Score, StopRea
 from tether.evaluation.winrate import mean_estimate
 from tether.pipelines import online
 from tether.pipelines.journey import run_recipe
-from tether.stages.heldout import SEED, EvaluateConfig, HeldOut, set_aside
+from tether.stages.heldout import SEED, EvaluateConfig, HeldOut, has_fallen, set_aside
 from tether.stages.policy_gradient import PolicyGradient
 
 WORDS = [f"{a}{b}" for a in "abcdefgh" for b in "xyz"]
@@ -203,6 +206,83 @@ def test_training_ends_when_the_score_has_clearly_fallen(tmp_path, script, means
     assert summary["steps"] == steps
     assert summary["heldout"]["best_step"] == max(range(len(means)), key=means.__getitem__)
     assert same(made.run, script.seen[summary["heldout"]["best_step"]])
+
+
+def noise(generator, prompts, measurements, shared):
+    """Scores that differ by prompt and by measurement, each measurement sharing that part of its noise with the one before."""
+    fresh = generator.normal(size=(prompts, measurements))
+    for k in range(1, measurements):
+        fresh[:, k] = shared * fresh[:, k - 1] + math.sqrt(1 - shared**2) * fresh[:, k]
+    return fresh + generator.normal(size=(prompts, 1))
+
+
+def ended(scores):
+    """The measurement after which a run with these scores, (prompts, measurements), ends; None where it goes on to its end."""
+    groups, measured = [str(i) for i in range(len(scores))], {}
+    for k, column in enumerate(scores.T):
+        measured[k] = {"score": column.tolist()}
+        if has_fallen(measured, groups, scores.shape[1] - 1):
+            return k
+    return None
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("shared", [0.0, 0.8])
+@pytest.mark.parametrize(
+    ("prompts", "measurements", "runs"), [(64, 5, 300), (128, 5, 300), (64, 10, 200), (128, 10, 150), (64, 20, 100)]
+)
+def test_runs_that_never_fall_are_hardly_ever_ended(prompts, measurements, runs, shared):
+    """5% at most: so many more than one in twenty would come once in a thousand times (a binomial tail)."""
+    generator = np.random.default_rng([prompts, measurements, round(10 * shared)])
+    stopped = sum(ended(noise(generator, prompts, measurements, shared)) is not None for _ in range(runs))
+    assert stats.binom.sf(stopped - 1, runs, 0.05) > 0.001
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize(
+    ("gold", "falls"),
+    [
+        ([5.63, 6.08, 6.09, 6.30, 6.40, 6.07, 6.10, 5.94, 5.65, 5.53], 5),
+        ([5.66, 6.12, 6.04, 6.01, 5.81, 5.45, 4.01, 3.75, 3.74, 3.77], 4),
+    ],
+)
+def test_runs_without_a_tether_are_ended_within_two_measurements_of_the_fall(gold, falls):
+    """Gold of two runs at coefficient 0 (docs/lab.md), every 4 steps on 100 messages whose differences have deviation 1.17."""
+    found = []
+    for seed in range(60):
+        generator = np.random.default_rng(seed)
+        scores = np.array(gold) + 1.17 / math.sqrt(2) * generator.normal(size=(100, 10)) + generator.normal(size=(100, 1))
+        found.append(ended(scores) or 99)
+    assert np.mean([k <= falls + 2 for k in found]) >= 0.8 and np.mean([k < falls for k in found]) <= 0.15
+
+
+@pytest.mark.audit
+def test_the_best_of_equals_is_not_said_to_have_gained(tmp_path):
+    """Ten measurements of a policy that never changes: the highest lies above the first, and its prompts know no gain."""
+    how = {"judge": None, "engine": None, "sampling": None, "seed": 0, "learner": object()}
+    gains = []
+    for seed in range(150):
+        run = RunDirectory.open(tmp_path / str(seed), {})
+        for step, column in enumerate(noise(np.random.default_rng(seed), 64, 10, 0.0).T):
+            run.hold_out({"step": step, "scores": {"score": column.tolist()}})
+        held = HeldOut(EvaluateConfig(keep="best"), [None] * 64, run=run, **how)
+        summary = held.summary()
+        gains.append(summary["score"]["gain"])
+        assert summary["judged_by"] == "the prompts that did not choose the step"
+    assert abs(np.mean([gain["value"] for gain in gains])) < 3 * math.sqrt(2 / 64 / 150)
+    assert stats.binom.sf(sum(gain["low"] > 0 for gain in gains) - 1, 150, 0.05) > 0.01
+
+
+@pytest.mark.audit
+def test_a_gain_of_the_best_is_told_at_the_step_that_the_other_half_chose(tmp_path):
+    scores = {0: [0.0, 0.0, 0.0, 0.0], 1: [9.0, 1.0, 9.0, 2.0], 2: [3.0, 8.0, 4.0, 8.0]}  # prompts a and c choose 1, b and d 2
+    run = RunDirectory.open(tmp_path / "run", {})
+    for step, values in scores.items():
+        run.hold_out({"step": step, "scores": {"score": values}})
+    how = {"judge": None, "engine": None, "sampling": None, "seed": 0, "learner": object()}
+    summary = HeldOut(EvaluateConfig(keep="best"), prompts("abcd"), run=run, **how).summary()
+    assert summary["kept_step"] == 2 and summary["measured"]["2"]["value"] == 5.75
+    assert summary["score"]["after"]["value"] == summary["score"]["gain"]["value"] == (3.0 + 1.0 + 4.0 + 2.0) / 4
 
 
 def test_an_interrupted_run_keeps_the_same(tmp_path, script, monkeypatch):

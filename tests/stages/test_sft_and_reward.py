@@ -21,7 +21,9 @@ from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
+from tether.stages.direct import preferred
 from tether.stages.reward import RewardConfig, RewardModeling
+from tether.stages.reward_members import Distillation, evaluate_members
 from tether.stages.sft import SFT, SFTConfig
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
@@ -235,6 +237,59 @@ def test_evaluation_numbers_by_hand(monkeypatch):
     assert result["accuracy"]["value"] == pytest.approx((1 + 0 + 0.5) / 3)
     assert result["loss"] == pytest.approx(sum(math.log1p(math.exp(r - c)) for c, r in pairs) / 3)
     assert result["margin_mean"] == pytest.approx(-1 / 3)
+
+
+LABELS = (0.5, 0.6, 0.7, 0.8)
+
+
+def soft_rankings(stage, leads, monkeypatch):
+    """Eight prompts with a pair of each label, scored so that the chosen side is ahead by the lead of its label."""
+    rows = [
+        Comparison((user(f"q{n}"),), (assistant(f"a{k}"),), (assistant(f"b{k}"),), f"{n}-{k}", f"g{n}", probability=p)
+        for n in range(8)
+        for k, p in enumerate(LABELS)
+    ]
+    monkeypatch.setattr(stage, "scores", lambda some: [[x for lead in leads for x in (lead, 0.0)] for _ in some])
+    return stage.rankings(rows)[0]
+
+
+@pytest.mark.audit
+def test_labels_that_are_not_sure_are_evaluated_as_such(monkeypatch):
+    """The model that gave the labels loses their entropy and is calibrated; one that is surer loses more, with equal accuracy."""
+    stage = reward()
+    entropy = sum(-p * math.log(p) - (1 - p) * math.log(1 - p) for p in LABELS) / 4
+    true = stage.evaluate(soft_rankings(stage, [math.log(p / (1 - p)) for p in LABELS], monkeypatch))
+    assert true["loss"] == pytest.approx(entropy) and true["calibration_error"] == pytest.approx(0.0, abs=1e-9)
+    sure = stage.evaluate(soft_rankings(stage, [6.0] * 4, monkeypatch))
+    assert sure["loss"] == pytest.approx(sum(math.log1p(math.exp(-6)) + (1 - p) * 6 for p in LABELS) / 4)
+    assert sure["loss"] > 3 * true["loss"] and sure["calibration_error"] > 0.3
+    assert true["accuracy"]["value"] == sure["accuracy"]["value"] == 1.0 and true["accuracy"]["count"] == 24
+    # The even pair has no right side: a model that has only that one "wrong" is as good, and one that turns all is all wrong.
+    even = stage.evaluate(soft_rankings(stage, [-1.0, 1.0, 1.0, 1.0], monkeypatch))
+    assert even["accuracy"]["value"] == 1.0
+    wrong = stage.evaluate(soft_rankings(stage, [0.0, -1.0, -1.0, -1.0], monkeypatch))
+    assert wrong["accuracy"]["value"] == 0.0
+    assert wrong["calibration_error"] == pytest.approx((3 / (1 + math.exp(-1)) - (0.4 + 0.3 + 0.2)) / 4)
+
+
+@pytest.mark.audit
+def test_even_labels_are_in_no_accuracy_of_members_students_and_direct_methods(monkeypatch):
+    members = [reward(seed=seed) for seed in (0, 1)]
+    rankings, _ = (soft_rankings(member, [-2.0 - n, 1.0, 1.0 + n, 1.0], monkeypatch) for n, member in enumerate(members))
+    found = evaluate_members(members, rankings)
+    assert found["accuracy"]["value"] == 1.0 and found["accuracy"]["count"] == 24 and found["member_accuracy"] == [1.0, 1.0]
+    student = Distillation(members[0].config, members[0].role, ENCODER)
+    student.targets = {s.ids: 0.0 for ranking in rankings for s in ranking.sequences}
+    student.learner = LocalLearner(student.role.parameters(), student.config.optimizer, 2)
+    places = pairs_of(rankings)
+    scores = torch.zeros(len(rankings) * 8)
+    scores[places.chosen] = torch.tensor([-1.0 if p == 0.5 else 1.0 for p in places.probability])
+    known = {s.ids: value for s, value in zip((s for r in rankings for s in r.sequences), scores, strict=True)}
+    weight = next(iter(student.role.parameters()))
+    monkeypatch.setattr(student, "_scores", lambda some: torch.stack([known[s.ids] for s in some]) + 0 * weight.sum())
+    assert student.step(rankings)["accuracy"] == 1.0
+    assert preferred([-1.0, 2.0, -3.0], [0.5, 0.9, 0.8])["accuracy"] == 0.5
+    assert preferred([-1.0], [0.5])["accuracy"] == 0.5
 
 
 @pytest.mark.parametrize("tokens", [40, 100_000])

@@ -59,17 +59,21 @@ def judge_rewards(
 ) -> dict[str, Any]:
     """Everything below, of pairs with a direction; ties and failed scores are counted and left out.
 
+    The likelier side of a label is the better one, whatever the row calls it, and a label of 1/2 is a tie. Beyond that a label
+    counts as certain: of soft ones no model can have all, and a calibrated model seems to be too little sure.
+
     Args:
         chosen, rejected: the model's scores of both sides, None where scoring failed.
 
     Raises:
         DataError: no pair is left.
     """
-    rows = [
-        (comparison, c, r)
+    directed = [
+        (comparison, c, r) if comparison.probability > 0.5 else (comparison.swap(), r, c)
         for comparison, c, r in zip(comparisons, chosen, rejected, strict=True)
-        if not comparison.tie and c is not None and r is not None
+        if not comparison.tie and comparison.probability != 0.5
     ]
+    rows = [row for row in directed if None not in row[1:]]
     if not rows:
         raise DataError(f"no pair of {len(comparisons)} has a direction and two scores. Give pairs that are not all ties.")
     pairs, above, below = (list(column) for column in zip(*rows, strict=True))
@@ -79,8 +83,8 @@ def judge_rewards(
     marked = [float(marks(p.chosen)) for p in pairs], [float(marks(p.rejected)) for p in pairs]
     return {
         "num_pairs": len(pairs),
-        "num_ties": sum(c.tie for c in comparisons),
-        "num_failed": sum(not k.tie and (c is None or r is None) for k, c, r in zip(comparisons, chosen, rejected, strict=True)),
+        "num_ties": len(comparisons) - len(directed),
+        "num_failed": len(directed) - len(rows),
         "accuracy": pairwise_accuracy(above, below, groups).as_dict(),
         "length_only": pairwise_accuracy(*longer, groups).as_dict(),
         "slices": slices(pairs, above, below, groups),
@@ -95,13 +99,13 @@ def slices(
     pairs: Sequence[Comparison], above: Sequence[float], below: Sequence[float], groups: Sequence[str]
 ) -> list[dict[str, Any]]:
     """Accuracy within slices of at least ten pairs: by length, by the source's own parts, by margin, by the annotators' votes."""
-    margins = sorted(p.margin for p in pairs if p.margin is not None)
+    margins = sorted(abs(p.margin) for p in pairs if p.margin is not None)
     edges = [margins[len(margins) * k // 3] for k in (1, 2)] if margins and margins[0] < margins[-1] else []
 
     def margin_slice(pair: Comparison) -> str:
         if pair.margin is None or not edges:
             return ""
-        return ("small", "middle", "large")[sum(pair.margin >= edge for edge in edges)]
+        return ("small", "middle", "large")[sum(abs(pair.margin) >= edge for edge in edges)]
 
     kinds: dict[str, Name] = {"length": length_slice, "source": source_slice, "margin": margin_slice, "votes": votes_slice}
     found = []

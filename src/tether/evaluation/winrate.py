@@ -43,16 +43,28 @@ def pairwise_accuracy(
     rejected_scores: MaybeScores,
     groups: Groups | None = None,
     *,
+    probabilities: Sequence[float] | None = None,
     confidence: float = 0.95,
 ) -> Estimate:
     """Estimate how often a reward model scores the chosen answer above the rejected one.
 
     Equation: ``mean([r_chosen > r_rejected] + ½ [r_chosen = r_rejected])``; the interval as for `win_rate`.
     Paper: Stiennon et al. 2020, https://arxiv.org/abs/2009.01325; RewardBench, https://arxiv.org/abs/2403.13787.
-    Shapes, raises: as for `win_rate`.
+    Shapes, raises: as for `win_rate`; ``probabilities`` are the labels' own, and a pair of ½, which has no better side, is left
+    out. Where all are ½ nothing is known: ½ in [0, 1] of no pair.
     Trap: an exact tie is half right, else a model that gives every answer the same score would be all wrong, or all right.
     """
+    if probabilities is not None:
+        if all(p == 0.5 for p in probabilities):
+            return Estimate(0.5, 0.0, 1.0, 0)
+        chosen_scores = [None if p == 0.5 else score for p, score in zip(probabilities, chosen_scores, strict=True)]
     return win_rate(chosen_scores, rejected_scores, groups=groups, confidence=confidence)
+
+
+def share_in_order(leads: Sequence[float], probabilities: Sequence[float]) -> float:
+    """The value of `pairwise_accuracy` alone, of how far each chosen answer is ahead."""
+    right = [(d > 0) + 0.5 * (d == 0) for d, p in zip(leads, probabilities, strict=True) if p != 0.5]
+    return sum(right) / len(right) if right else 0.5
 
 
 def mean_estimate(values: MaybeScores, groups: Groups | None = None, *, confidence: float = 0.95) -> Estimate:

@@ -82,7 +82,7 @@ def run_online(
         if evaluation is not None and not run.held_out():
             evaluation.measure(0)
         guard = Guard(section.watch, stage, run)
-        ended = lambda: guard.halted or (evaluation is not None and evaluation.fallen())  # noqa: E731
+        ended = lambda: guard.halted or (evaluation is not None and evaluation.fallen(stage.config.steps))  # noqa: E731
         summary = stage.train(rows, run, on_step=on_step, monitor=guard, ended=ended, progress=progress)
         summary["alarms"] = run.alarms()
         if evaluation is not None:

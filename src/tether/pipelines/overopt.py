@@ -33,7 +33,7 @@ from tether.pipelines.journey import run_reward
 from tether.pipelines.measured import Progress
 from tether.pipelines.opening import as_begun
 from tether.preferences.annotators import in_true_order
-from tether.stages.heldout import Measured, best_step, change, has_fallen, peak_interval
+from tether.stages.heldout import Measured, best_step, change, halves, has_fallen, peak_interval, scores_of
 
 POOL_SEED = 15485863
 NEAR = 0.5
@@ -258,23 +258,20 @@ def course_of(measured: Measured, groups: Sequence[str]) -> dict[str, Any]:
     steps = sorted(measured)
     means = {name: [_mean(measured[step].get(name, ())) for step in steps] for name in ("score", "proxy", "kl")}
     gold = mean_estimate(measured[steps[0]]["score"], groups).as_dict()
-    halves = [[i for i, g in enumerate(groups) if int(g) % 2 == side] for side in (0, 1)]
+    looks, parts = len(steps) - 1, halves(groups)
     falls: list[float | None] = [None] * len(groups)
-    kept, stops = [], []
-    for ours, others in (halves, halves[::-1]):
-        mine, theirs = _rows(measured, ours), _rows(measured, others)
-        stop = _stopped(mine, [groups[i] for i in ours])
+    kept = []
+    for ours, others in (parts, parts[::-1]):
+        mine, theirs = scores_of(measured, ours), scores_of(measured, others)
+        stop = _fallen_at(mine, [groups[i] for i in ours], looks) or steps[-1]
         best = best_step({step: rows for step, rows in mine.items() if step <= stop})
         peak = best_step(mine)
         assert best is not None and peak is not None
-        stops.append(stop)
         highest = max(_mean(rows["score"]) or float("-inf") for rows in theirs.values())
         kept.append((_mean(theirs[best]["score"]) or 0.0) / highest)
         for i in others:
             a, b = measured[peak]["score"][i], measured[steps[-1]]["score"][i]
             falls[i] = None if a is None or b is None else b - a
-    best, stop = best_step(measured), _stopped(measured, groups)
-    assert best is not None
     gain = change(measured[steps[0]]["score"], measured[steps[-1]]["score"], groups)
     zero = gold["value"]
     points = [
@@ -286,26 +283,20 @@ def course_of(measured: Measured, groups: Sequence[str]) -> dict[str, Any]:
         "proxy": means["proxy"],
         "kl": means["kl"],
         "start": gold,
-        "best_step": best,
+        "best_step": best_step(measured),
         "best_step_interval": peak_interval(measured, groups),
         "gain": gain.as_dict() if gain else None,
         "fall": mean_estimate(falls, groups).as_dict(),
-        "fallen_at": stop if has_fallen({s: r for s, r in measured.items() if s <= stop}, groups) else None,
+        "fallen_at": _fallen_at(measured, groups, looks),
         "kept_share": statistics.fmean(kept),
         "fit": fitted([k for k, _ in points], [g for _, g in points], "rl"),
     }
 
 
-def _stopped(measured: Measured, groups: Sequence[str]) -> int:
-    """The step at which `stop = true` would have ended the run."""
-    for step in sorted(measured):
-        if has_fallen({s: rows for s, rows in measured.items() if s <= step}, groups):
-            return step
-    return max(measured)
-
-
-def _rows(measured: Measured, chosen: Sequence[int]) -> dict[int, dict[str, list[float | None]]]:
-    return {step: {"score": [rows["score"][i] for i in chosen]} for step, rows in measured.items()}
+def _fallen_at(measured: Measured, groups: Sequence[str], looks: int) -> int | None:
+    """The first step at which `stop = true` would have ended the run."""
+    steps = sorted(measured)
+    return next((s for k, s in enumerate(steps) if has_fallen({t: measured[t] for t in steps[: k + 1]}, groups, looks)), None)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

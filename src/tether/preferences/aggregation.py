@@ -7,15 +7,23 @@ person's latest vote on an item counts (`votes.latest_votes`). The order of the 
 from __future__ import annotations
 
 import math
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tether.core.errors import ConfigError, DataError
 from tether.preferences.votes import VERDICTS, Verdict, Vote, latest_votes, more_than_half
+
+Array = NDArray[Any]
+LEAST = 1e-10
+"""No probability is taken to be less."""
+STILL = 1e-7
+"""The fit ends when no posterior moves by more."""
 
 
 @dataclass(frozen=True)
@@ -67,53 +75,81 @@ def majority(votes: Iterable[Vote], *, undecided: Literal["drop", "soft"] = "dro
 
 
 def dawid_skene(
-    votes: Iterable[Vote], *, gold: Mapping[str, str] | None = None, smoothing: int = 1, max_iterations: int = 100
+    votes: Iterable[Vote], *, gold: Mapping[str, str] | None = None, smoothing: int = 1, max_iterations: int = 2000
 ) -> DawidSkeneFit:
     """Labels by how reliable each annotator turns out to be, found together with the labels by expectation maximisation.
 
-    Paper: Dawid and Skene 1979, https://doi.org/10.2307/2346806; the fit is crowd-kit's. `gold` gives items whose truth is known.
-    `smoothing` adds imaginary votes of every annotator on imaginary items of known truth: so many of each verdict for each
-    truth, and as many again of the right one. Without it (0) a few votes make an annotator infallible and the posteriors
-    close to 0 and 1 are mostly too sure of themselves.
+    Paper: Dawid and Skene 1979, https://doi.org/10.2307/2346806. It goes on until no posterior moves by 1e-7.
+    `gold` gives items whose truth is known. `smoothing` adds imaginary votes of every annotator on imaginary items of known
+    truth: so many of each verdict for each truth, and as many again of the right one. Without it (0) a few votes make an
+    annotator infallible and the posteriors close to 0 and 1 are mostly too sure of themselves.
     Shapes: one label an item, sorted; posteriors over the verdicts that occur, `first` and `second` at least.
     Trap: where all annotators are about equally good it is no better than the majority; and what most of a crowd get wrong
     together, it calls right.
 
     Raises:
-        ConfigError: the package crowd-kit is missing.
         DataError: there are no votes, or a gold answer is no verdict.
     """
-    crowdkit = _crowdkit()
-    import pandas
-
-    kept, _ = latest_votes(votes)
+    kept = sorted(latest_votes(votes)[0], key=lambda vote: (vote.item, vote.annotator))
     if not kept:
         raise DataError("there are no votes to make labels of")
-    known = {item: verdict_of(item, answer) for item, answer in (gold or {}).items()}
-    occurring = {"first", "second"} | {vote.verdict for vote in kept} | set(known.values())
+    truth = {item: verdict_of(item, answer) for item, answer in (gold or {}).items()}
+    occurring = {"first", "second"} | {vote.verdict for vote in kept} | set(truth.values())
     classes, annotators = [v for v in VERDICTS if v in occurring], sorted({vote.annotator for vote in kept})
-    imagined = {(t, s, n): t for t in classes for s in classes for n in range(smoothing * (2 if t == s else 1))}
-    # Tuples cannot meet the name of a real item.
-    rows: list[tuple[Any, str, str]] = [((vote.item,), vote.annotator, vote.verdict) for vote in kept]
-    rows += [(key, annotator, key[1]) for key in imagined for annotator in annotators]
-    names = {task: number for number, task in enumerate(dict.fromkeys(task for task, _, _ in rows))}
-    table = pandas.DataFrame([(names[task], *rest) for task, *rest in rows], columns=["task", "worker", "label"])
-    truth = {names[task]: verdict for task, verdict in imagined.items()}
-    truth |= {names[item,]: verdict for item, verdict in known.items() if (item,) in names}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # crowd-kit's calls of pandas are deprecated there
-        fit = crowdkit.DawidSkene(n_iter=max_iterations).fit(table, pandas.Series(truth, dtype=object) if truth else None)
-    posterior, errors = fit.probas_.to_dict("index"), fit.errors_.to_dict("index")
-    items, priors = Counter(vote.item for vote in kept), dict.fromkeys(classes, 0.0)
+    numbers = Counter(vote.item for vote in kept)
+    items = {item: place for place, item in enumerate(numbers)}
+    people, verdicts = ({name: place for place, name in enumerate(names)} for names in (annotators, classes))
+    cast = np.array([(items[v.item], people[v.annotator], verdicts[v.verdict]) for v in kept])
+    known = np.array([(items[i], verdicts[v]) for i, v in truth.items() if i in items], dtype=np.int64).reshape(-1, 2)
+    posterior, errors = _expectation_maximisation(cast, known, (len(items), len(people), len(classes)), smoothing, max_iterations)
+    priors = dict(zip(classes, posterior.mean(0).tolist(), strict=True))
     labels = []
-    for item, number in sorted(items.items()):
-        shares = {v: float(posterior[names[item,]].get(v, 0.0)) for v in classes}
-        best = max(shares.values())
-        winners: list[Any] = [v for v in classes if shares[v] > best - 1e-9]
-        labels.append(Label(item, winners[0] if len(winners) == 1 else None, shares, number))
-        priors = {v: priors[v] + shares[v] / len(items) for v in classes}
-    said = {a: {t: {s: float(errors.get((a, s), {}).get(t, 0.0)) for s in classes} for t in classes} for a in annotators}
-    return DawidSkeneFit(labels, priors, said, {a: sum(priors[t] * said[a][t][t] for t in classes) for a in annotators})
+    for item, row in zip(items, posterior.tolist(), strict=True):
+        winners: list[Any] = [verdict for verdict, share in zip(classes, row, strict=True) if share > max(row) - 1e-9]
+        shares = dict(zip(classes, row, strict=True))
+        labels.append(Label(item, winners[0] if len(winners) == 1 else None, shares, numbers[item]))
+    confusion = {
+        name: {t: dict(zip(classes, errors[number, :, place].tolist(), strict=True)) for t, place in verdicts.items()}
+        for name, number in people.items()
+    }
+    accuracy = {name: sum(priors[t] * row[t][t] for t in classes) for name, row in confusion.items()}
+    return DawidSkeneFit(labels, priors, confusion, accuracy)
+
+
+def _expectation_maximisation(
+    cast: Array, known: Array, shape: tuple[int, int, int], smoothing: int, max_iterations: int
+) -> tuple[Array, Array]:
+    """Posteriors (items, truths) and what each annotator says of each truth (annotators, said, truths), until nothing moves.
+
+    Args:
+        cast: rows of item, annotator, verdict.
+        known: rows of item, truth.
+        shape: how many items, annotators and verdicts there are.
+    """
+    (item, person, verdict), (num_items, num_people, num_classes) = cast.T, shape
+    posterior = np.zeros((num_items, num_classes))
+    np.add.at(posterior, (item, verdict), 1.0)
+    posterior /= posterior.sum(1, keepdims=True)
+    posterior[known[:, 0]] = np.eye(num_classes)[known[:, 1]]
+    imagined = smoothing * (1.0 + np.eye(num_classes))
+
+    def spoken() -> Array:
+        counts = np.tile(imagined, (num_people, 1, 1))
+        np.add.at(counts, (person, verdict), posterior[item])
+        counts = np.maximum(counts, LEAST)
+        return counts / counts.sum(1, keepdims=True)
+
+    for _ in range(max_iterations):
+        prior = posterior.sum(0) + imagined.sum(0)
+        odds = np.tile(np.log(np.maximum(prior / prior.sum(), LEAST)), (num_items, 1))
+        np.add.at(odds, item, np.log(spoken())[person, verdict])
+        now = np.exp(odds - odds.max(1, keepdims=True))
+        now /= now.sum(1, keepdims=True)
+        now[known[:, 0]] = posterior[known[:, 0]]
+        moved, posterior = float(np.abs(now - posterior).max()), now
+        if moved < STILL:
+            break
+    return posterior, spoken()
 
 
 def bradley_terry(

@@ -28,7 +28,7 @@ from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison
 from tether.data.chat import ChatEncoder
 from tether.data.comparisons import Ranking, cut_rankings, pairs_of, prepare_comparisons
-from tether.evaluation.winrate import pairwise_accuracy
+from tether.evaluation.winrate import pairwise_accuracy, share_in_order
 from tether.learner.config import RATES, Rates, SupervisedConfig
 from tether.learner.local import LocalLearner
 from tether.learner.loop import SupervisedLoop, plan_updates
@@ -173,13 +173,14 @@ class Direct:
         """One update over all pairs of some prompts."""
         assert self.learner is not None
         num_pairs = sum(len(r.chosen) for r in rankings)
-        total, margins = 0.0, []
+        total, margins, labels = 0.0, [], []
         for micro in self.pairs.micro_batches(rankings):
             loss, rewards = self.pairs(micro, num_pairs)
             self.learner.backward(loss)
             total += float(loss.detach())
             margins += margins_of(micro, rewards)
-        return {"loss": total, **preferred(margins), **self.learner.step()}
+            labels += pairs_of(micro).probability
+        return {"loss": total, **preferred(margins, labels), **self.learner.step()}
 
     @torch.no_grad()
     def evaluate(self, rankings: Sequence[Ranking]) -> dict[str, Any]:
@@ -187,12 +188,14 @@ class Direct:
         num_pairs, total = sum(len(r.chosen) for r in rankings), 0.0
         margins: list[float] = []
         groups: list[str] = []
+        labels: list[float] = []
         for micro in self.pairs.micro_batches(rankings):
             loss, rewards = self.pairs(micro, num_pairs)
             total += float(loss)
             margins += margins_of(micro, rewards)
             groups += [r.group for r in micro for _ in r.chosen]
-        accuracy = pairwise_accuracy(margins, [0.0] * len(margins), groups).as_dict()
+            labels += pairs_of(micro).probability
+        accuracy = pairwise_accuracy(margins, [0.0] * len(margins), groups, probabilities=labels).as_dict()
         return {"loss": total, "accuracy": accuracy, "margin_mean": statistics.fmean(margins)}
 
     def train(
@@ -261,7 +264,6 @@ def margins_of(rankings: Sequence[Ranking], rewards: Tensor) -> list[float]:
     return (rewards[pairs.chosen] - rewards[pairs.rejected]).tolist()
 
 
-def preferred(margins: Sequence[float]) -> dict[str, float]:
-    """The share of pairs in the right order, an exact tie being half right, and the mean margin."""
-    accuracy = statistics.fmean((m > 0) + 0.5 * (m == 0) for m in margins)
-    return {"accuracy": accuracy, "margin": statistics.fmean(margins)}
+def preferred(margins: Sequence[float], labels: Sequence[float]) -> dict[str, float]:
+    """The share of pairs in the right order and the mean margin; pairs whose label is one half have no right order."""
+    return {"accuracy": share_in_order(margins, labels), "margin": statistics.fmean(margins)}

@@ -10,7 +10,9 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import Field
+from scipy.special import stdtr
 from torch import Tensor
 
 from tether.core.config import Config
@@ -19,11 +21,14 @@ from tether.core.protocols import Engine
 from tether.core.rundir import RunDirectory, read_jsonl
 from tether.core.types import Prompt, Rollout, Sampling, Score
 from tether.evaluation.sycophancy import Sycophancy
-from tether.evaluation.winrate import Estimate, mean_estimate, win_rate
+from tether.evaluation.winrate import mean_estimate, win_rate
 from tether.learner.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint
+from tether.stats import Estimate
 
 SEED = 7919
 """Added to the stage's: the held-out samples share no randomness with those of training."""
+FALSE_STOPS = 0.05
+"""Of runs whose score never falls, at most this share is ended by `stop`, over all their measurements together."""
 
 
 class EvaluateConfig(Config):
@@ -41,7 +46,8 @@ class EvaluateConfig(Config):
         default="last", description="best: end with the weights of the highest measurement, those of the start among them"
     )
     stop: bool = Field(
-        default=False, description="end the training when the score has fallen below its highest, clear of the 95% interval"
+        default=False,
+        description="end the training when the score lies below an earlier one; of runs that never fall at most 5% are ended",
     )
 
 
@@ -140,9 +146,9 @@ class HeldOut:
         rows = read_jsonl(self.run.path / "heldout.jsonl")
         return {row["step"]: row["sycophancy"] for row in rows if "sycophancy" in row}
 
-    def fallen(self) -> bool:
-        """Whether training should end."""
-        return self.config.stop and has_fallen(self.run.held_out(), self.groups)
+    def fallen(self, last: int) -> bool:
+        """Whether training, which is to have `last` steps, should end now."""
+        return self.config.stop and has_fallen(self.run.held_out(), self.groups, -(-last // self.config.every))
 
     def restore(self) -> None:
         """Put the best weights in place."""
@@ -156,26 +162,33 @@ class HeldOut:
                 shutil.rmtree(other)
 
     def summary(self) -> dict[str, Any]:
-        """Score and parts at the first and the last measurement, and what was gained on the same prompts, with intervals."""
+        """Score and parts at the first and the last measurement, and what was gained on the same prompts, with intervals.
+
+        With `keep = "best"` the last is the kept one, which was chosen for being high. So each half of the prompts is told at the
+        step that the other half would have kept (`judged_by`); `measured` has the means of all prompts at every step.
+        """
         measured = self.run.held_out()
         kept = self.best if self.learner is not None else max(measured)
         assert kept is not None
-        first, last = measured[min(measured)], measured[kept]
+        first, chosen = measured[min(measured)], {} if self.learner is None else chosen_by_others(measured, self.groups)
+        steps = [kept if (step := chosen.get(i)) is None else step for i in range(len(self.groups))]
         means = {step: mean_estimate(rows["score"], self.groups).as_dict() for step, rows in sorted(measured.items())}
         result: dict[str, Any] = {"judge": self.name, "num_prompts": len(self.prompts), "kept_step": kept, "best_step": self.best}
+        result["judged_by"] = "all prompts" if self.learner is None else "the prompts that did not choose the step"
         result["best_step_interval"] = peak_interval(measured, self.groups)
         result["measured"] = {str(step): mean for step, mean in means.items()}
         if self.sycophancy is not None:
             premises = self._premises()
             result["sycophancy"] = {"before": premises[min(measured)], "after": premises[kept]}
-        for key in first.keys() & last.keys():
-            gain = change(first[key], last[key], self.groups)
+        for key in first.keys() & measured[kept].keys():
+            after = [measured[step][key][place] if key in measured[step] else None for place, step in enumerate(steps)]
+            gain = change(first[key], after, self.groups)
             if gain is not None:
                 result[key] = {
                     "before": mean_estimate(first[key], self.groups).as_dict(),
-                    "after": mean_estimate(last[key], self.groups).as_dict(),
+                    "after": mean_estimate(after, self.groups).as_dict(),
                     "gain": gain.as_dict(),
-                    "win_rate": win_rate(last[key], first[key], groups=self.groups).as_dict(),
+                    "win_rate": win_rate(after, first[key], groups=self.groups).as_dict(),
                 }
         return result
 
@@ -190,37 +203,82 @@ def best_step(measured: Measured) -> int | None:
     return max(sorted(means), key=means.__getitem__, default=None)
 
 
-def has_fallen(measured: Measured, groups: Sequence[str]) -> bool:
-    """Whether the last measurement lies below the best one, prompt by prompt, clear of the 95% interval."""
-    best = best_step(measured)
-    if best is None:
+def halves(groups: Sequence[str]) -> tuple[list[int], list[int]]:
+    """The answers of every other prompt, and those of the rest."""
+    place = {name: number for number, name in enumerate(dict.fromkeys(groups))}
+    first, second = ([i for i, name in enumerate(groups) if place[name] % 2 == side] for side in (0, 1))
+    return first, second
+
+
+def scores_of(measured: Measured, answers: Sequence[int]) -> dict[int, dict[str, list[float | None]]]:
+    """The scores of these answers alone."""
+    return {step: {"score": [rows["score"][i] for i in answers]} for step, rows in measured.items()}
+
+
+def chosen_by_others(measured: Measured, groups: Sequence[str]) -> dict[int, int | None]:
+    """For each answer the best step of the other half of the prompts: what it says there had no part in the choice."""
+    first, second = halves(groups)
+    by_first, by_second = (best_step(scores_of(measured, half)) for half in (first, second))
+    return dict.fromkeys(first, by_second) | dict.fromkeys(second, by_first)
+
+
+def has_fallen(measured: Measured, groups: Sequence[str], looks: int, *, num_draws: int = 10_000, seed: int = 0) -> bool:
+    """Whether the last measurement lies below an earlier one, clearly enough that few runs without a fall would show as much.
+
+    Equation: T = max over earlier s of (x̄_s − x̄_now) / se_s, compared with its own distribution where nothing changed: every
+    prompt's deviations are multiplied by one normal number, and each draw divided by the same root of χ²/(G − 1), as in Student's
+    t. So the choice of the highest is in it, and what neighbouring measurements have in common. Each of the `looks` planned
+    measurements gets an equal part of `FALSE_STOPS` (Bonferroni).
+    Paper: White 2000, https://doi.org/10.1111/1468-0262.00152; multipliers: Chernozhukov et al. 2013,
+    https://doi.org/10.1214/13-AOS1161.
+    Trap: it asks for a fall below *any* earlier measurement, not below the highest alone, which noise has chosen.
+    """
+    steps, sums, counts = _by_prompt(measured, groups)
+    if len(steps) < 2 or steps[-1] != max(measured) or len(sums) < 2:
         return False
-    fall = change(measured[best]["score"], measured[max(measured)]["score"], groups)
-    return fall is not None and fall.high < 0
+    freedom, total, level = len(sums) - 1, counts.sum(0), FALSE_STOPS / max(looks, len(steps) - 1)
+    means = sums.sum(0) / total
+    parts = (sums - counts * means) / total  # what each prompt adds to the error of each mean
+    moved = parts[:, :-1] - parts[:, -1:]
+    errors = np.sqrt((freedom + 1) / freedom * (moved**2).sum(0)) + 1e-9 * (1 + np.abs(means[-1]))
+    highest = float(((means[:-1] - means[-1]) / errors).max())
+    alone = float(stdtr(freedom, -highest))
+    if alone >= level or alone * len(errors) < level:  # too little were it the only comparison, or enough were they unrelated
+        return alone < level
+    generator = np.random.default_rng(seed)
+    scale = np.sqrt((freedom + 1) / generator.chisquare(freedom, num_draws))
+    draws = (generator.standard_normal((num_draws, len(sums))) @ (moved / errors)).max(1) * scale
+    return (1 + int((draws >= highest).sum())) / (1 + num_draws) < level
 
 
 def change(before: Sequence[float | None], after: Sequence[float | None], groups: Sequence[str]) -> Estimate | None:
-    """The mean of the paired differences, resampled by prompt; None where nothing was scored twice."""
+    """The mean of the paired differences with its interval over prompts; None where nothing was scored twice."""
     gains = [None if a is None or b is None else b - a for a, b in zip(before, after, strict=True)]
     return mean_estimate(gains, groups) if _known(gains) else None
 
 
 def peak_interval(measured: Measured, groups: Sequence[str], *, num_resamples: int = 1000, seed: int = 0) -> tuple[int, int]:
     """Between which steps the highest mean lies in 95% of resamples of the prompts."""
-    steps, names = sorted(measured), list(dict.fromkeys(groups))
-    place = {name: i for i, name in enumerate(names)}
-    sums, counts = np.zeros((2, len(names), len(steps)))
+    steps, sums, counts = _by_prompt(measured, groups)
+    drawn = np.random.default_rng(seed).integers(len(sums), size=(num_resamples, len(sums)))
+    weights = np.stack([np.bincount(row, minlength=len(sums)) for row in drawn])
+    with np.errstate(invalid="ignore"):
+        highest = np.nan_to_num((weights @ sums) / (weights @ counts), nan=-np.inf).argmax(1)
+    low, high = np.quantile(highest, [0.025, 0.975], method="nearest")
+    return steps[int(low)], steps[int(high)]
+
+
+def _by_prompt(measured: Measured, groups: Sequence[str]) -> tuple[list[int], NDArray[np.float64], NDArray[np.float64]]:
+    """The steps at which anything was scored, and each prompt's sum and number of scores there, (prompts, steps)."""
+    steps = [step for step in sorted(measured) if _known(measured[step]["score"])]
+    place = {name: number for number, name in enumerate(dict.fromkeys(groups))}
+    sums, counts = np.zeros((2, len(place), len(steps)))
     for column, step in enumerate(steps):
         for group, value in zip(groups, measured[step]["score"], strict=True):
             if value is not None:
                 sums[place[group], column] += value
                 counts[place[group], column] += 1
-    drawn = np.random.default_rng(seed).integers(len(names), size=(num_resamples, len(names)))
-    weights = np.stack([np.bincount(row, minlength=len(names)) for row in drawn])
-    with np.errstate(invalid="ignore"):
-        highest = np.nan_to_num((weights @ sums) / (weights @ counts), nan=-np.inf).argmax(1)
-    low, high = np.quantile(highest, [0.025, 0.975], method="nearest")
-    return steps[int(low)], steps[int(high)]
+    return steps, sums, counts
 
 
 def _known(values: Sequence[float | None]) -> list[float]:

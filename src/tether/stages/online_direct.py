@@ -18,7 +18,7 @@ from tether.core.protocols import Engine, RewardSource
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Rollout, RolloutGroup, Score
 from tether.data.chat import ChatEncoder
-from tether.data.comparisons import Ranking
+from tether.data.comparisons import Ranking, pairs_of
 from tether.learner.config import RATES, Rates
 from tether.learner.local import LocalLearner
 from tether.models.trunk import Role
@@ -123,14 +123,16 @@ class OnlineDirect(PolicyStage):
 
         The KL is the mean log ratio of the pairs' responses: all samples where there are two a prompt, else the extremes alone.
         """
-        total, margins, rewards = 0.0, [], []
+        total, margins, labels, rewards = 0.0, [], [], []
         for micro in self.pairs.micro_batches(rankings):
             loss, found = self.pairs(micro, len(rankings))
             self.learner.backward(loss)
             total += float(loss.detach())
             margins += margins_of(micro, found)
+            labels += pairs_of(micro).probability
             rewards += found.tolist()
-        metrics = {"loss": total if rankings else math.nan, **(preferred(margins) if rankings else {}), **self.learner.step()}
+        shares = preferred(margins, labels) if rankings else {}
+        metrics = {"loss": total if rankings else math.nan, **shares, **self.learner.step()}
         if rewards and self.config.loss not in REFERENCE_FREE and not self.config.average:
             metrics["kl/policy_reference_k1"] = statistics.fmean(rewards) / self.config.strength
         self.average.update()

@@ -20,7 +20,7 @@ from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.comparisons import Pairs, Ranking, by_votes, cut_rankings, encode_comparisons, pairs_of, prepare_comparisons
 from tether.evaluation.calibration import expected_calibration_error, reliability_curve
-from tether.evaluation.winrate import correlation, mean_estimate, pairwise_accuracy
+from tether.evaluation.winrate import correlation, pairwise_accuracy, share_in_order
 from tether.learner.config import RATES, Rates, SupervisedConfig
 from tether.learner.local import LocalLearner
 from tether.learner.loop import SupervisedLoop, plan_updates
@@ -113,7 +113,7 @@ class RewardModeling:
         self._known.clear()
         num_pairs = sum(len(r.chosen) for r in rankings)
         apart = self._apart(rankings) if self.config.disentangle_length else {}
-        total, differences = 0.0, []
+        total, differences, labels = 0.0, [], []
         for micro in self._micro_batches(rankings):
             sequences = [s for ranking in micro for s in ranking.sequences]
             raw = self._raw(sequences)
@@ -126,10 +126,10 @@ class RewardModeling:
                 loss = loss + (raw * torch.stack([apart[s.ids] for s in sequences]).to(raw)).sum()
             self.learner.backward(loss)
             differences += (chosen - rejected).detach().tolist()
-        accuracy = sum(d > 0 for d in differences) / num_pairs
+            labels += pairs.probability
         return {
             "loss": total,
-            "accuracy": accuracy,
+            "accuracy": share_in_order(differences, labels),
             "margin": statistics.fmean(differences),
             **self._orthogonal(),
             **self.learner.step(),
@@ -188,20 +188,26 @@ class RewardModeling:
         return [[self._known[s.ids] for s in ranking.sequences] for ranking in rankings]
 
     def evaluate(self, rankings: Sequence[Ranking], num_ties: int = 0) -> dict[str, Any]:
-        """Pairwise accuracy with its interval over prompts, loss, margins, calibration, correlation with length."""
-        chosen, rejected, groups, scores, lengths = [], [], [], [], []
+        """Pairwise accuracy with its interval over prompts, loss, margins, calibration, correlation with length.
+
+        A label's own probability p counts throughout: the loss is -p log σ(d) - (1 - p) log σ(-d), σ(|d|) is compared with the
+        label's probability of the side that is ahead, and a pair of p = 1/2 is in no accuracy.
+        """
+        chosen, rejected, groups, scores, lengths, labels = [], [], [], [], [], []
         for ranking, values in zip(rankings, self.scores(rankings), strict=True):
             scores += values
             lengths += [s.num_trained for s in ranking.sequences]
             chosen += [values[i] for i in ranking.chosen]
             rejected += [values[i] for i in ranking.rejected]
             groups += [ranking.group] * len(ranking.chosen)
+            labels += ranking.probability
         differences = [c - r for c, r in zip(chosen, rejected, strict=True)]
         confidence = [1 / (1 + math.exp(-abs(d))) for d in differences]
-        right = [float(d > 0) for d in differences]
+        right = [0.5 if d == 0 else p if d > 0 else 1 - p for d, p in zip(differences, labels, strict=True)]
+        loss = [math.log1p(math.exp(-abs(d))) + max(0.0, -d) + (1 - p) * d for d, p in zip(differences, labels, strict=True)]
         return {
-            "loss": mean_estimate([math.log1p(math.exp(-abs(d))) + max(0.0, -d) for d in differences], groups).value,
-            "accuracy": pairwise_accuracy(chosen, rejected, groups).as_dict(),
+            "loss": statistics.fmean(loss),
+            "accuracy": pairwise_accuracy(chosen, rejected, groups, probabilities=labels).as_dict(),
             "ties": num_ties,
             "margin_mean": statistics.fmean(differences),
             "calibration_error": expected_calibration_error(confidence, right),

@@ -11,7 +11,7 @@ import torch
 
 from tether.algorithms.reward_ensembles import Combine, combine_members, spread_of_members
 from tether.data.comparisons import Ranking, pairs_of
-from tether.evaluation.winrate import correlation, pairwise_accuracy
+from tether.evaluation.winrate import correlation, pairwise_accuracy, share_in_order
 from tether.stages.reward import RewardModeling
 
 
@@ -33,7 +33,7 @@ class Distillation(RewardModeling):
         """One update towards the teachers' scores."""
         assert self.learner is not None
         self._known.clear()
-        count, total, right, pairs = sum(len(r.sequences) for r in rankings), 0.0, 0, 0
+        count, total, leads, labels = sum(len(r.sequences) for r in rankings), 0.0, [], []
         for micro in self._micro_batches(rankings):
             sequences = [s for ranking in micro for s in ranking.sequences]
             scores = self._scores(sequences)
@@ -41,9 +41,9 @@ class Distillation(RewardModeling):
             self.learner.backward(loss)
             total += float(loss.detach())
             places = pairs_of(micro)
-            right += int((scores[places.chosen] > scores[places.rejected]).sum())
-            pairs += len(places.chosen)
-        return {"loss": total, "accuracy": right / pairs, **self.learner.step()}
+            leads += (scores[places.chosen] - scores[places.rejected]).tolist()
+            labels += places.probability
+        return {"loss": total, "accuracy": share_in_order(leads, labels), **self.learner.step()}
 
     def center(self, rankings: Sequence[Ranking], limit: int = 32) -> None:
         """Nothing: its scores are on its teachers' scale."""
@@ -60,6 +60,7 @@ def evaluate_members(members: Sequence[RewardModeling], rankings: Sequence[Ranki
     table = torch.tensor(rows, dtype=torch.float64)
     lengths = [s.num_trained for ranking in rankings for s in ranking.sequences]
     groups = [ranking.group for ranking in rankings for _ in ranking.chosen]
+    labels = [p for ranking in rankings for p in ranking.probability]
     starts = list(itertools.accumulate((len(ranking.sequences) for ranking in rankings), initial=0))
     sides = [
         [start + i for start, ranking in zip(starts, rankings, strict=False) for i in getattr(ranking, side)]
@@ -68,7 +69,7 @@ def evaluate_members(members: Sequence[RewardModeling], rankings: Sequence[Ranki
 
     def accuracy(scores: Sequence[float]) -> dict[str, Any]:
         chosen, rejected = ([scores[i] for i in side] for side in sides)
-        return pairwise_accuracy(chosen, rejected, groups).as_dict()
+        return pairwise_accuracy(chosen, rejected, groups, probabilities=labels).as_dict()
 
     together = combine_members(table).tolist()
     pearson = [correlation(a, b)["pearson"] for a, b in itertools.combinations(rows, 2)]
