@@ -90,27 +90,28 @@ def once(name: str, seed: int, folder: Path, rate: float | None = None, epochs: 
     measured: dict[str, Any] = {"rate": used, "seconds": time.perf_counter() - start}
     if "heldout" in summary and "score" in summary["heldout"]:
         score = summary["heldout"]["score"]
-        return measured | {"measure": "reward", "before": score["before"]["value"], "after": score["after"]["value"], **score["gain"]}
+        ends = {when: score[when]["value"] for when in ("before", "after")}
+        return {**measured, "measure": "reward", **ends, **score["gain"]}
     if name == "process":
         return measured | {"measure": "macro F1 of steps", "after": summary["heldout"]["model"]["macro F1"]["value"]}
     return measured | {"measure": "loss", "after": summary["eval_loss" if name == "sft" else "heldout_loss"]}
 
 
-def one(name: str, seed: int, rate: float | None) -> dict[str, Any]:
+def one(name: str, seed: int, folder: Path, rate: float | None) -> dict[str, Any]:
     """A run at the default rate (or at one to be tried) beside its control."""
-    with tempfile.TemporaryDirectory() as folder:
-        run = once(name, seed, Path(folder), rate)
-        if "before" not in run:  # a held-out loss has no noise: at rest it is what it was before
-            rest = once(name, seed, Path(folder), AT_REST, epochs=1)
-            run |= {"before": rest["after"], "seconds": run["seconds"] + rest["seconds"]}
-        return {"stage": name, "seed": seed, **run}
+    folder.mkdir(parents=True, exist_ok=True)
+    run = once(name, seed, folder, rate)
+    if "before" not in run:  # a held-out loss has no noise: at rest it is what it was before
+        rest = once(name, seed, folder, AT_REST, epochs=1)
+        run |= {"before": rest["after"], "seconds": run["seconds"] + rest["seconds"]}
+    return {"stage": name, "seed": seed, **run}
 
 
-def started(name: str, seed: int, rate: float | None) -> dict[str, Any]:
+def started(name: str, seed: int, folder: Path, rate: float | None) -> dict[str, Any]:
     """The same in a process of its own, on one thread."""
-    command = [sys.executable, "-m", "benchmarks.defaults", name, "--seeds", str(seed), "--one"]
+    command = [sys.executable, "-m", "benchmarks.defaults", name, "--seeds", str(seed), "--keep", str(folder), "--one"]
     command += ["--rate", str(rate)] if rate else []
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    done = subprocess.run(command, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{name}, seed {seed}: {done.stderr[-2000:]}")
     found = json.loads(done.stdout.splitlines()[-1])
@@ -120,7 +121,10 @@ def started(name: str, seed: int, rate: float | None) -> dict[str, Any]:
 
 def table(found: Sequence[dict[str, Any]]) -> str:
     """Markdown: a row a stage, seeds beside each other."""
-    lines = ["| stage | rate | measured, held out | before → after, by seed | mean change | seconds |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| stage | rate | held out | before → after, by seed | mean change | seconds |",
+        "|---|---|---|---|---|---|",
+    ]
     for name in STAGES:
         if not (runs := [run for run in found if run["stage"] == name]):
             continue
@@ -138,15 +142,17 @@ def main() -> None:
     parser.add_argument("stages", nargs="*", choices=[[], *STAGES], help="which; all without any")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side, each on one thread")
+    parser.add_argument("--keep", type=Path, help="a folder for the runs; without it they go")
     parser.add_argument("--rate", type=float, help="try another learning rate instead of the default; nothing is written")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(one(options.stages[0], options.seeds[0], options.rate)))
+        print(json.dumps(one(options.stages[0], options.seeds[0], options.keep, options.rate)))
         return
-    tasks = [(name, seed, options.rate) for seed in options.seeds for name in options.stages or STAGES]
-    with ThreadPoolExecutor(options.jobs) as pool:
-        found = list(pool.map(lambda task: started(*task), tasks))
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.jobs) as pool:
+        root = options.keep or Path(temporary)
+        tasks = [(name, seed, root / f"seed-{seed}") for seed in options.seeds for name in options.stages or STAGES]
+        found = list(pool.map(lambda task: started(*task, options.rate), tasks))
     print(table(found))
     if options.rate is None:
         before = json.loads(RESULTS.read_text()) if RESULTS.is_file() else []

@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tether.monitoring.texts import OPENING, Text, phrases, pool, pooled_correlation, score_of, words
+from tether.monitoring.texts import OPENING, Drift, Text, drift, phrases, pool, pooled_correlation, score_of, words
 
 STILL_KL = 0.005
 """Nats a response below which a policy has not moved."""
 LEAST_GROWTH = 2.0
 """Nats a response and window: what grows by less is compared as if it had grown by this, for the noise of a step's KL."""
+TRENDS, LEAST_TREND = ("reward/proxy", "policy/entropy", "response/length"), 20
+"""What changes where a policy does, and how many steps it takes to see that nothing does."""
 LEAST_CORRELATION = 0.2
 """Of length or phrase with the score: a weaker one does not pull a policy, however certain."""
 
@@ -53,6 +55,8 @@ class View:
     num_window: int
     min_texts: int
     confidence: float
+    course: Mapping[str, Sequence[float]]
+    """Of `TRENDS`, the whole run after its warm-up."""
 
     def now(self, name: str, back: int = 0) -> float | None:
         """The median of a metric over the last window, or over the one that lies `back` windows before it."""
@@ -162,6 +166,28 @@ def _kl_acceleration(view: View) -> Reading | None:
 def _kl_stuck(view: View) -> Reading | None:
     still = view.recent[-1]["metrics"].get("still")
     return None if still is None else Reading(still, f"for {still:.0f} steps the KL a response has stayed below {STILL_KL} nats")
+
+
+def still(course: Mapping[str, Sequence[float]], spread: float) -> tuple[bool | None, str]:
+    """Whether no series has a trend (None: too few values, or too noisy to say), and the trends in words.
+
+    Args:
+        spread: a score's deviation; half of one is the rise that must be ruled out.
+    """
+    drifts: dict[str, Drift] = {name: drift(v) for name, v in course.items() if len(v) >= LEAST_TREND}
+    words = ", ".join(f"{name} {one}" for name, one in drifts.items())
+    if any(one.sure for one in drifts.values()):
+        return False, words
+    noisy = "reward/proxy" in drifts and drifts["reward/proxy"].highest > 0.5 * spread
+    return (None if noisy or not drifts else True), words
+
+
+def _unmoved(view: View) -> Reading | None:
+    latest, steps = view.recent[-1], len(next(iter(view.course.values()), ()))
+    if latest["metrics"].get("run/share", 0.0) < 0.5 or view.now("kl/policy_reference_k1") is not None:
+        return None
+    found, trends = still(view.course, latest["unit"] or 0.0)
+    return Reading(steps * bool(found), f"half of the training is over and nothing changes: {trends} over its {steps} steps")
 
 
 def _truncation(view: View) -> Reading | None:
@@ -290,6 +316,12 @@ DETECTORS: dict[str, Detector] = {
         f"steps with a KL below {STILL_KL} nats",
         _kl_stuck,
         "The policy does not move: look at learning rate, gradient norm, KL coefficient and whether advantages are all zero.",
+    ),
+    "unmoved": Detector(
+        LEAST_TREND,
+        "steps in which reward, entropy and length have no trend",
+        _unmoved,
+        "The policy does not move: raise optimizer.learning_rate (left out, it suits lora); see that grad_norm is not 0.",
     ),
     "truncation": Detector(
         0.25,

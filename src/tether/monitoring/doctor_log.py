@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from tether.monitoring.doctor import SAME_START, Finding, Healthy, Result, Untold, kl_scale
+from tether.monitoring.stillness import moved
 
 Rows = Sequence[Mapping[str, Any]]
 Settings = Mapping[str, Any]
@@ -202,6 +203,7 @@ CHECKS: tuple[Callable[[Rows, Settings], list[Result]], ...] = (
     engine_gap,
     answers_end,
     scores_logged,
+    moved,
 )
 
 

@@ -12,7 +12,7 @@ from pydantic import Field, field_validator
 
 from tether.core.config import Config
 from tether.core.types import Alarm, Rollout, Score
-from tether.monitoring.detectors import DETECTORS, STILL_KL, Facts, View, enough
+from tether.monitoring.detectors import DETECTORS, STILL_KL, TRENDS, Facts, View, enough
 from tether.monitoring.texts import Text, across_prompts, measure_texts, score_of, summarize, words
 
 METRICS = (
@@ -27,7 +27,11 @@ METRICS = (
     "group/zero_signal",
     "sycophancy/shift",
     "sycophancy/start",
+    "learning_rate",
+    "run/share",
 )
+LONGEST_COURSE = 400
+"""Values of a course; beyond it neighbours are averaged."""
 
 
 class WatchConfig(Config):
@@ -62,6 +66,18 @@ class Watch:
         self.config = config or WatchConfig()
         self.load_state({"baseline": [], "recent": [], "open": []})
 
+    def _follow(self, metrics: Mapping[str, float]) -> None:
+        """Add a step to the course of what would change, which begins anew while the learning rate still rises."""
+        rate = metrics.get("learning_rate", 0.0)
+        if rate > self.highest_rate:
+            self.highest_rate, self.course = rate, {}
+        for name in TRENDS:
+            if name in metrics:
+                values = self.course.setdefault(name, [])
+                values.append(metrics[name])
+                if len(values) > LONGEST_COURSE:
+                    values[:] = [statistics.fmean(pair) for pair in zip(values[::2], values[1::2], strict=False)]
+
     def observe(
         self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Rollout], scores: Sequence[Score]
     ) -> list[Alarm]:
@@ -83,9 +99,9 @@ class Watch:
             enough(self.recent[1:], config.window, config.min_texts) or len(self.recent) > 8 * config.window
         ):
             self.recent.pop(0)
-        view = View(
-            self.baseline, self.recent, texts, columns, config.baseline, config.window, config.min_texts, config.confidence
-        )
+        self._follow(facts["metrics"])
+        sizes = (config.baseline, config.window, config.min_texts, config.confidence)
+        view = View(self.baseline, self.recent, texts, columns, *sizes, self.course)
         judged = ((name, self._judge(name, step, view)) for name in DETECTORS if name not in config.silent)
         return [alarm for _, alarm in judged if alarm]
 
@@ -124,10 +140,14 @@ class Watch:
         return Alarm(name, step, reading.value, threshold, reading.message, detector.advice, evidence)
 
     def state(self) -> dict[str, Any]:
-        return {"baseline": list(self.baseline), "recent": list(self.recent), "open": sorted(self.open)}
+        course = {name: list(values) for name, values in self.course.items()}
+        judged = {"baseline": list(self.baseline), "recent": list(self.recent), "open": sorted(self.open)}
+        return {**judged, "course": course, "highest_rate": self.highest_rate}
 
     def load_state(self, values: Mapping[str, Any]) -> None:
         self.baseline, self.recent, self.open = list(values["baseline"]), list(values["recent"]), set(values["open"])
+        self.course: dict[str, list[float]] = {name: list(course) for name, course in values.get("course", {}).items()}
+        self.highest_rate: float = values.get("highest_rate", 0.0)
 
 
 def _shifts(before: list[float], metrics: Mapping[str, float]) -> list[float]:
@@ -171,9 +191,10 @@ def replay(
     watch, samples, alarms = Watch(config), {}, []
     for row in sample_rows:
         samples.setdefault(row.get("step"), []).append(row)
-    for row in metrics_rows:
+    metrics_rows = list(metrics_rows)
+    for place, row in enumerate(metrics_rows, 1):
         texts = [_replayed(sample) for sample in samples.get(row["step"], []) if isinstance(sample.get("response"), str)]
-        alarms += watch.observe_texts(row["step"], row, texts)
+        alarms += watch.observe_texts(row["step"], {**row, "run/share": place / len(metrics_rows)}, texts)
     return alarms
 
 

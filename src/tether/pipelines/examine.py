@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -26,8 +26,9 @@ from tether.models.trunk import Role
 from tether.monitoring import doctor
 from tether.monitoring.doctor import Finding, Healthy, Result, Untold
 from tether.monitoring.doctor_log import check_rows
+from tether.monitoring.stillness import moved
 from tether.pipelines.journey import stage_model
-from tether.report.reading import mapping, number, read_journey
+from tether.report.reading import mapping, number, read_journey, section_of
 from tether.rewards.control import RandomReward
 from tether.rewards.function import FailureLimit
 from tether.rewards.learned import LearnedReward
@@ -307,23 +308,31 @@ def _trained_encoder(folder: Path, encoder: ChatEncoder) -> ChatEncoder:
 
 
 def examine_run(folder: Path) -> dict[str, list[Result]]:
-    """The log checks of every stage that sampled, in a run's folder or a stage's own.
+    """The log checks of every stage in a run's folder, or of a stage's own: all of them where it sampled, else whether it moved.
 
     Raises:
-        RunError: no stage in the folder has sampled.
+        RunError: no stage in the folder has taken a step.
     """
-    results = {}
-    for arm in read_journey(folder).arms:
+    journey, results = read_journey(folder), {}
+    for stage in journey.supervised:
+        if stage.metrics:
+            settings = mapping(mapping(stage.config).get(section_of(stage)))
+            results[stage.name] = moved(_numbers(stage.metrics), settings, stage.summary)
+    for arm in journey.arms:
         if not arm.metrics:
             continue
         own = folder / arm.name if (folder / arm.name / "metrics.jsonl").is_file() else folder
         settings = next((mapping(v) for k, v in mapping(arm.config).items() if k in ONLINE), {})
         reward = mapping(arm.manifest).get("reward") if settings.get("reward_source", "learned") == "learned" else None
-        rows = [{key: number(value) for key, value in row.items()} for row in arm.metrics]
-        results[arm.name] = [*check_rows(rows, settings), _saved_encoding(own, reward)]
+        results[arm.name] = [*check_rows(_numbers(arm.metrics), settings), _saved_encoding(own, reward)]
     if not results:
-        raise RunError(f"{folder} holds no steps of a stage that samples ({', '.join(ONLINE)}). Give the folder of such a run.")
+        raise RunError(f"{folder} holds no steps of a stage. Give the folder of a run that has taken some.")
     return results
+
+
+def _numbers(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float | None]]:
+    """What is finite of a log's numbers, without the measurement before the first step."""
+    return [{key: number(value) for key, value in row.items()} for row in rows if row.get("step") != 0]
 
 
 def _saved_encoding(folder: Path, reward: Any) -> Result:

@@ -68,7 +68,7 @@ def run_sft(
     merged = role.model.merge_and_unload() if role.adapter is not None else role.model
     save_model(merged, loaded.tokenizer, encoder_of(loaded).template, folder / "model")
     run.update_manifest(result={"digest": weights_digest(merged)})
-    return finish_stage(run, summary, quarantine)
+    return finish_stage(run, section, summary, quarantine)
 
 
 def run_reward(
@@ -92,7 +92,8 @@ def run_reward(
     if done is not None:
         return done
     if section.objectives is not None:
-        return finish_stage(run, train_objectives(section, folder, partial(run_reward, model=model, seed=seed), progress), None)
+        summary = train_objectives(section, folder, partial(run_reward, model=model, seed=seed), progress)
+        return finish_stage(run, section, summary, None)
     rows, quarantine = rows_of(comparisons, section.data, Comparison, run, "reward")
     tests = {name: rows_of(None, data, Comparison, run, name)[0] for name, data in section.test.items()}
     apart: dict[str, Any] = {}
@@ -116,7 +117,7 @@ def run_reward(
         stage.save(run)
     else:
         save_trained(stage.role, loaded, folder / "model", kind="reward")
-    return finish_stage(run, summary, quarantine)
+    return finish_stage(run, section, summary, quarantine)
 
 
 def run_process(
@@ -139,7 +140,7 @@ def run_process(
     summary = ProcessRewardModeling(settled(section, ProcessRewardConfig), role, encoder_of(loaded)).train(rows, run, progress)
     save_trained(role, loaded, folder / "model", kind="process")
     write_json(folder / "model" / "steps.json", {"delimiters": section.delimiters})
-    return finish_stage(run, summary, quarantine)
+    return finish_stage(run, section, summary, quarantine)
 
 
 def run_direct(
@@ -167,7 +168,7 @@ def run_direct(
         stage = Direct(settled(section, DirectConfig), policy, reference, encoder_of(loaded))
     summary = stage.train(found, run, progress)
     save_trained(policy, loaded, folder / "policy", kind="policy")
-    return finish_stage(run, summary, quarantine)
+    return finish_stage(run, section, summary, quarantine)
 
 
 def run_stage(

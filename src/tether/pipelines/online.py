@@ -84,7 +84,6 @@ def run_online(
         guard = Guard(section.watch, stage, run)
         ended = lambda: guard.halted or (evaluation is not None and evaluation.fallen(stage.config.steps))  # noqa: E731
         summary = stage.train(rows, run, on_step=on_step, monitor=guard, ended=ended, progress=progress)
-        summary["alarms"] = run.alarms()
         if evaluation is not None:
             if summary["steps"] not in run.held_out() or stage.average.tensors:  # stopped early, or not those weights
                 stage.engine.update_weights(summary["steps"] + 1)
@@ -95,7 +94,7 @@ def run_online(
     if stage.reward.reasons:
         summary["failed_rewards_by_reason"] = dict(stage.reward.reasons.most_common(10))
     save_trained(stage.policy, loaded, folder / "policy", kind="policy")
-    return finish_stage(run, summary, quarantine)
+    return finish_stage(run, section, summary, quarantine)
 
 
 class Judged(NamedTuple):
@@ -171,7 +170,7 @@ class Guard(Watch):
     def observe(
         self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Rollout], scores: Sequence[Score]
     ) -> list[Alarm]:
-        alarms = super().observe(step, metrics, rollouts, scores)
+        alarms = super().observe(step, {**metrics, "run/share": step / self.stage.config.steps}, rollouts, scores)
         if any(self.act.get(alarm.detector) == "raise_kl" for alarm in alarms):
             assert isinstance(self.stage, PolicyGradient)
             self.stage.kl_coefficient *= 2

@@ -11,10 +11,13 @@ from tether.assemble import DataConfig, load_rows
 from tether.core.config import Config, parts
 from tether.core.errors import ConfigError, MissingFileError, RunError
 from tether.core.rundir import RunDirectory, file_digest, hold, read_json, release, write_json
+from tether.core.types import Alarm
 from tether.data.sources import Quarantine
 from tether.learner.checkpoint import complete_checkpoints
 from tether.learner.config import OptimizerConfig
 from tether.models.config import ModelConfig
+from tether.monitoring.doctor import Finding
+from tether.monitoring.stillness import moved
 from tether.pipelines.measured import peak_rss_bytes
 
 ConfigT = TypeVar("ConfigT", bound=Config)
@@ -107,8 +110,13 @@ def rows_of(
     return load_rows(data, kind, quarantine), quarantine
 
 
-def finish_stage(run: RunDirectory, summary: dict[str, Any], quarantine: Quarantine | None) -> dict[str, Any]:
-    """Write the summary."""
+def finish_stage(run: RunDirectory, section: Config, summary: dict[str, Any], quarantine: Quarantine | None) -> dict[str, Any]:
+    """Write the summary, with what the detectors noticed and whether anything moved at all."""
+    steps, alarms = run.metrics(), run.alarms()
+    if not {alarm["detector"] for alarm in alarms} & {"kl_stuck", "unmoved"}:
+        still = [r for r in moved(steps, section.model_dump(mode="json"), summary) if isinstance(r, Finding)]
+        run.alarm(Alarm("unmoved", steps[-1]["step"], 1.0, 1.0, f"{r.message} {r.evidence}", r.advice) for r in still)
+    summary["alarms"] = run.alarms()
     if quarantine is not None:
         summary["quarantine"] = quarantine.summary()
     if left_out := len(list((run.path / "skipped").glob("step-*.json"))):

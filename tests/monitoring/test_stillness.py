@@ -1,0 +1,157 @@
+"""Runs that went nowhere are told from those that moved, however slowly: on simulated logs, and on real ones of a tiny model."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from tether.assemble import Recipe
+from tether.core.config import build
+from tether.monitoring.doctor import Finding, Healthy, Untold
+from tether.monitoring.stillness import moved
+from tether.monitoring.texts import drift
+from tether.monitoring.watch import Watch, replay
+from tether.pipelines.examine import examine_run
+from tether.pipelines.journey import run_recipe
+
+pytestmark = pytest.mark.audit
+KL = "kl/policy_reference_k1"
+
+
+def sampled_log(seed: int, steps: int, samples: int, *, gain: float = 0.0, cooling: float = 0.0, kl: float | None = None):
+    """A stage that samples: `gain` deviations of the score and `cooling` of the entropy over the run, the noise of its samples.
+
+    kl: nats a response at the end; the estimate from n samples of a KL of d deviates by sqrt(2 d / n).
+    """
+    rng, rows = random.Random(seed), []
+    for n in range(steps):
+        share, error = n / (steps - 1), 1 / math.sqrt(samples)
+        row = {"step": n + 1, "learning_rate": min(1.0, (n + 1) / 2) * 1e-5, "grad_norm": 1.0, "reward/proxy_std": 2.0}
+        row["reward/proxy"] = rng.gauss(-0.5 + 2.0 * gain * share, 2.0 * error)
+        row["policy/entropy"] = rng.gauss(2.5 * (1 - cooling * share), 0.5 * error)
+        row["response/length"] = rng.gauss(30.0, 8.0 * error)
+        if kl is not None:
+            now = kl * share**2
+            row[KL] = rng.gauss(now, math.sqrt(2 * now / samples))
+        rows.append(row)
+    return rows
+
+
+def pair_log(seed: int, updates: int, margin: float, beta: float = 0.1):
+    """A stage on pairs against its reference: the mean margin grows from 0, and each of 16 pairs has one of its own."""
+    rng, rows = random.Random(seed), []
+    for n in range(updates):
+        now = margin * n / (updates - 1)
+        margins = [rng.gauss(now, 1.5 * abs(now)) for _ in range(16)]
+        loss = sum(math.log1p(math.exp(-m)) for m in margins) / 16
+        rows.append({"step": n + 1, "loss": loss, "margin": sum(margins) / 16, "learning_rate": 1e-6, "grad_norm": 1.0})
+    return rows, {"loss": "dpo", "beta": beta}
+
+
+def share_found(logs, settings=None) -> float:
+    results = [moved(rows, settings or {})[0] for rows in logs]
+    return sum(isinstance(result, Finding) for result in results) / len(results)
+
+
+def test_the_trend_of_a_series_is_that_of_least_squares():
+    rng = np.random.default_rng(0)
+    for size in (5, 30, 200):
+        values = (0.01 * np.arange(size) + rng.normal(size=size)).tolist()
+        line, found = scipy.stats.linregress(range(size), values), drift(values)
+        assert found.change == pytest.approx(line.slope * (size - 1)) and found.error == pytest.approx(line.stderr * (size - 1))
+    assert drift([1.0] * 30).change == 0 and not drift([1.0] * 30).sure
+    at_once = [3.0] * 4 + [1.0] * 396  # moves at first, rests for the hundred times that
+    assert drift([v + rng.normal(0, 0.3) for v in at_once]).sure
+
+
+@pytest.mark.parametrize("samples", [16, 64, 512])
+def test_dead_runs_are_found_and_slow_ones_left_alone_without_a_kl(samples: int):
+    """GRPO asks no reference: trends are all there is. A slow run gains half a deviation and cools by a sixth in 40 steps."""
+    dead = [sampled_log(seed, 40, samples) for seed in range(200)]
+    slow = [sampled_log(seed, 40, samples, gain=0.5, cooling=0.16) for seed in range(200)]
+    assert share_found(dead) >= 0.75
+    assert share_found(slow) <= 0.02
+
+
+def test_a_kl_near_0_is_found_and_a_small_one_left_alone():
+    dead = [sampled_log(seed, 25, 16, kl=0.001) for seed in range(200)]
+    slow = [sampled_log(seed, 25, 16, kl=0.2) for seed in range(200)]
+    assert share_found(dead) >= 0.95
+    assert share_found(slow) <= 0.02
+
+
+def test_margins_at_0_are_found_and_small_ones_left_alone():
+    """A margin of 0.013 is what three epochs over 28 pairs left at the rate of a whole model."""
+    for updates in (6, 60):
+        dead = [pair_log(seed, updates, 0.013) for seed in range(100)]
+        slow = [pair_log(seed, updates, 0.25) for seed in range(200)]
+        assert all(share_found([rows], settings) for rows, settings in dead)
+        assert sum(share_found([rows], settings) for rows, settings in slow) <= 4
+    rows, settings = pair_log(0, 6, 0.013)
+    (finding,) = moved(rows, settings)
+    assert "0.008" in finding.evidence and "6 steps" in finding.evidence and "learning_rate" in finding.advice
+    verdicts = [{"step": r["step"], "reward_desirable": r["margin"], "reward_undesirable": 0.0} for r in rows]
+    assert isinstance(moved(verdicts, {"beta": 0.1})[0], Finding)
+    assert not isinstance(moved(rows, {"loss": "simpo", "beta": 2.5})[0], Finding)  # its margins are no log ratios
+
+
+def test_a_held_out_loss_speaks_for_demonstrations():
+    rows = [{"step": n, "loss": 2.0 + (-1) ** n * 0.4, "learning_rate": 1e-6} for n in range(1, 9)]
+    assert isinstance(moved(rows, {}, {"eval_loss_before": 2.0, "eval_loss": 1.999})[0], Finding)
+    assert isinstance(moved(rows, {}, {"eval_loss_before": 2.0, "eval_loss": 1.96})[0], Healthy)
+    assert isinstance(moved(rows, {})[0], Untold)
+
+
+def test_nobody_is_judged_in_the_warm_up_or_after_a_few_steps():
+    rising = [{**row, "learning_rate": 1e-7 * row["step"]} for row in sampled_log(0, 40, 64, kl=0.0001)]
+    assert isinstance(moved(rising, {})[0], Untold) and isinstance(moved(rising[:5], {})[0], Untold)
+    assert isinstance(moved([], {})[0], Untold)
+
+
+def live(rows) -> list[int]:
+    """The steps at which the detector fires while the run goes."""
+    watch, found = Watch(), []
+    for place, row in enumerate(rows, 1):
+        watch.load_state(json.loads(json.dumps(watch.state())))  # as if every step were resumed
+        found += [
+            a.step for a in watch.observe(place, {**row, "run/share": place / len(rows)}, [], []) if a.detector == "unmoved"
+        ]
+    return found
+
+
+def test_the_detector_fires_once_when_half_of_a_dead_run_is_over():
+    dead = [live(sampled_log(seed, 60, 64)) for seed in range(12)]
+    assert sum(bool(steps) for steps in dead) >= 9 and {step for steps in dead for step in steps[:1]} <= set(range(30, 61))
+    slow = [live(sampled_log(seed, 60, 64, gain=1.0, cooling=0.3)) for seed in range(12)]
+    assert not any(slow)
+    assert not live(sampled_log(0, 60, 64, kl=0.5)) and not live(sampled_log(0, 60, 64, kl=0.0001))  # the KL has its own
+    assert [a.step for a in replay(sampled_log(1, 60, 64)) if a.detector == "unmoved"] == dead[1]
+
+
+def recipe(folder, rate: float, section: str):
+    words = ("one", "two", "three", "four", "five", "six", "seven", "eight")
+    rows = [{"prompt": w, "chosen": w + "!", "rejected": "no " + w} for w in words]
+    (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "letters.py").write_text("def share(prompts, texts):\n    return [t.count('e') / max(1, len(t)) for t in texts]\n")
+    common = {"data": {"path": str(folder / "rows.jsonl")}, "optimizer": {"learning_rate": rate}}
+    sampling = {"steps": 24, "prompts_per_step": 6, "samples_per_prompt": 4, "max_new_tokens": 12, "reward_source": "function"}
+    sampling |= {"function": {"call": f"{folder / 'letters.py'}:share"}}
+    more = {"direct": {"epochs": 6, "prompts_per_update": 4, "heldout_fraction": 0.0}, "grpo": sampling, "ppo": sampling}
+    values = {"run": str(folder / "run"), "model": {"source": "tiny", "dtype": "float32"}, section: {**common, **more[section]}}
+    return build(Recipe, values)
+
+
+@pytest.mark.parametrize("section", ["direct", "grpo", "ppo"])
+def test_a_real_run_at_a_dead_rate_is_told_of_and_one_that_learns_is_not(section: str, tmp_path):
+    for name, rate in (("dead", 1e-7), ("alive", 2e-2)):
+        folder = tmp_path / name
+        folder.mkdir()
+        summary = run_recipe(recipe(folder, rate, section), [section])[section]
+        told = {alarm["detector"] for alarm in summary["alarms"]} & {"unmoved", "kl_stuck"}
+        found = [r for r in examine_run(folder / "run")[section] if isinstance(r, Finding) and r.check == "movement"]
+        assert bool(told) == bool(found) == (name == "dead"), (name, summary["alarms"], found)
