@@ -26,16 +26,17 @@ endif
 # What `make check` runs: the tests of the house and of the two lowest floors need no model and take seconds.
 FAST_TESTS := $(wildcard tests/test_house.py tests/core tests/algorithms)
 
-check test test-slow: export HF_HUB_OFFLINE = 1
-check test test-slow: export TOKENIZERS_PARALLELISM = false
+check test test-slow test-processors: export HF_HUB_OFFLINE = 1
+check test test-slow test-processors: export TOKENIZERS_PARALLELISM = false
 
-.PHONY: help quickstart test test-slow check audit bench peers clean FORCE
+.PHONY: help quickstart test test-slow test-processors check audit bench peers clean FORCE
 
 help:
 	@echo 'make quickstart   the whole journey on this machine: preferences, reward model, PPO, a report   [ARGS=...]'
 	@echo 'make check        ruff, pyright, the floors of the house, the fast tests'
 	@echo 'make test         every test whose needs are met here, but the slow ones                  [PYTEST_ARGS=...]'
 	@echo 'make test-slow    the slow tests                                                          [PYTEST_ARGS=...]'
+	@echo 'make test-processors   `make test` as on a processor with bfloat16, as on one without, and without our kernels'
 	@echo 'make audit        known vulnerabilities of the packages in constraints.txt (asks PyPI, with pip-audit)'
 	@echo 'make bench        the benchmarks                                                                 [ARGS=...]'
 	@echo 'make peers        the environments of those that tether is compared with, in .bench/ (several GB)'
@@ -77,6 +78,16 @@ test: $(VENV)/.installed
 
 test-slow: $(VENV)/.installed
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)
+
+# One suite after another, all of them whatever the first ones say; the last line of each once more at the end.
+test-processors: $(VENV)/.installed
+	@code=0; summary=; for setting in 'TETHER_CPU_DTYPE=bfloat16' 'TETHER_CPU_DTYPE=float32' 'TETHER_KERNELS=0'; do \
+		log=$$(mktemp); echo "== $$setting"; \
+		{ env "$$setting" $(BIN)/pytest -n $(TEST_JOBS) --maxprocesses 4 --dist loadfile $(PYTEST_ARGS); echo $$? > "$$log.code"; } \
+			2>&1 | tee "$$log"; \
+		[ "$$(cat "$$log.code")" = 0 ] || code=1; \
+		summary="$$summary$$setting: $$(tail -n 1 "$$log")\n"; rm -f "$$log" "$$log.code"; \
+	done; printf "\n$$summary"; exit $$code
 
 # pip-audit keeps an environment of its own; it exits with 0 where it could look nothing up, which is no clean bill.
 audit: $(VENV)/.audit/bin/pip-audit

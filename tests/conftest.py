@@ -13,6 +13,7 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
+os.environ.setdefault("TETHER_CPU_DTYPE", "float32")  # what a test computes in is not the processor's choice
 # Read when torch loads; asking torch itself would load it for every test.
 if "PYTEST_XDIST_WORKER" in os.environ:  # processes side by side have one each, whatever the one that started them has
     os.environ["OMP_NUM_THREADS"] = "1"

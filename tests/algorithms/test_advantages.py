@@ -3,6 +3,7 @@
 import itertools
 import math
 import statistics
+from fractions import Fraction
 
 import pytest
 import torch
@@ -143,6 +144,30 @@ def test_group_relative_by_hand():
     expected = [a / (deviations[g] + 1e-4) for a, g in zip(plain.tolist(), groups.tolist(), strict=True)]
     assert scaled.tolist() == pytest.approx(expected, abs=1e-6)
     assert group_relative(torch.tensor([4.0]), torch.tensor([0])).tolist() == [0.0]
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_scores_have_no_advantage_to_the_last_bit(dtype):
+    """Thirds, tenths and large odd numbers, whose sums no float holds."""
+    for value in (1 / 3, 0.1, 100.1, 1000.1, -4567.89, 1e6 + 1 / 7):
+        for size in (2, 3, 7, 8, 12, 64):
+            scores, groups = torch.full((size,), value, dtype=dtype), torch.zeros(size, dtype=torch.long)
+            assert group_relative(scores, groups).abs().max() == 0 == group_relative(scores, groups, scale=False).abs().max()
+            assert torch.equal(leave_one_out(scores, groups), scores)
+
+
+@pytest.mark.audit
+def test_small_differences_of_large_scores_against_fractions():
+    """Scores of float32, exact as fractions: 4096 + k/2048 at the limit of their digits."""
+    steps = [0, 1, 5, 2, 0, 7, 3]
+    scores, groups = torch.tensor([4096 + k / 2048 for k in steps], dtype=torch.float32), torch.zeros(7, dtype=torch.long)
+    exact = [Fraction(4096) + Fraction(k, 2048) for k in steps]
+    centre = sum(exact) / 7
+    plain = [float(s - centre) for s in exact]
+    assert group_relative(scores, groups, scale=False).tolist() == pytest.approx(plain, rel=1e-6)
+    spread = float(sum((s - centre) ** 2 for s in exact) / 6) ** 0.5
+    assert group_relative(scores, groups).tolist() == pytest.approx([d / (spread + 1e-4) for d in plain], rel=1e-6)
 
 
 def test_the_group_of_the_textbook():

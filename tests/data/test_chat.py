@@ -56,9 +56,7 @@ def test_templates_that_end_their_replies_get_no_other_ids(name):
     """Their prompts are the ids of the rendered text and nothing else."""
     encoder = ChatEncoder(tiny_tokenizer(), (1,), TEMPLATES[name])
     rows = [{"role": m.role, "content": m.content} for m in TALK[:3]]
-    text = encoder.tokenizer.apply_chat_template(
-        rows, chat_template=encoder.template, tokenize=False, add_generation_prompt=True
-    )
+    text = encoder.tokenizer.apply_chat_template(rows, chat_template=encoder.template, tokenize=False, add_generation_prompt=True)
     assert encoder.prompt(TALK[:3]) == tuple(encoder.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

@@ -17,7 +17,7 @@ from tether.models import packaged
 from tether.models.attention import GROUPED
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
-from tether.models.loading import add_adapter, keep_on_host, load_model, pick_attention, save_model
+from tether.models.loading import add_adapter, keep_on_host, load_model, pick_attention, pick_dtype, save_model
 from tether.models.pretrained import hub_reachable, resolve
 from tether.models.saving import attach_adapter, load_head, read_role
 from tether.models.tiny import tiny_model
@@ -212,3 +212,17 @@ def test_an_adapter_of_the_embeddings_is_trained_too():
     trained = {names[id(p)] for p in Role(model, "policy").parameters()}
     assert trained == {name for name in names.values() if "lora" in name}
     assert any("embedding" in name for name in trained)
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_environment_variable_overrules_the_processor(monkeypatch, dtype):
+    """What a model computes in, with what samples from it, is the same on every machine then."""
+    monkeypatch.setenv("TETHER_CPU_DTYPE", str(dtype).removeprefix("torch."))
+    loaded = load_model(ModelConfig(source="tiny", device="cpu"))
+    assert {p.dtype for p in loaded.model.parameters()} == {dtype}
+    other = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
+    assert pick_dtype(str(other).removeprefix("torch."), "cpu") == other  # a recipe's own word counts for more
+    monkeypatch.setenv("TETHER_CPU_DTYPE", "float16")
+    with pytest.raises(ConfigError, match="set it to float32 or bfloat16"):
+        load_model(ModelConfig(source="tiny", device="cpu"))

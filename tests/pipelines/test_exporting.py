@@ -37,6 +37,14 @@ NEWLINE = TEMPLATE.replace("<|end|>{% endfor", "<|end|>\n{% endfor")
 """Like ChatML: something stands after the token that ends a turn."""
 
 
+@pytest.fixture(autouse=True, scope="module")
+def exact():
+    """Differences of 1e-4 are looked for: a folder that names no type is loaded in float32, wherever the tests run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TETHER_CPU_DTYPE", "float32")
+        yield
+
+
 def lines(path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {"path": str(path)}

@@ -107,6 +107,35 @@ def test_what_does_not_fit_together_is_one_clear_message(tmp_path, section, mess
         build(Recipe, {"run": str(tmp_path), "model": {"source": "tiny"}, **section})
 
 
+@pytest.mark.audit
+@pytest.mark.parametrize("stage", ["direct", "kto", "ppo", "grpo", "reinforce", "best_of_n", "online_direct", "rounds"])
+def test_dropout_is_refused_where_it_would_never_act(tmp_path, stage):
+    section = {} if stage in ("direct", "kto", "rounds") else {"reward_source": "random"}
+    if stage == "rounds":
+        section = {"method": "spin"}
+    values = {"run": str(tmp_path), "model": {"source": "tiny"}}
+    assert build(Recipe, {**values, stage: {**section, "lora": {"rank": 4}}})
+    with pytest.raises(ConfigError, match=r"lora\.dropout has no effect here"):
+        build(Recipe, {**values, stage: {**section, "lora": {"dropout": 0.1}}})
+    assert build(Recipe, {**values, "sft": {"lora": {"dropout": 0.1}}, "reward": {"lora": {"dropout": 0.1}}})
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"reward": {"disentangle_length": 1.0, "lora": {"dropout": 0.1}}}, "with lora.dropout they would differ"),
+        (
+            {"reward": {}, "ppo": {"value_init": "reward", "step_rewards": True, "reward_per_token": True}},
+            "only what will still change of it is to come",
+        ),
+    ],
+)
+def test_settings_that_would_mislead_are_refused(tmp_path, section, message):
+    with pytest.raises(ConfigError, match=message):
+        build(Recipe, {"run": str(tmp_path), "model": {"source": "tiny"}, **section})
+
+
 def test_every_stage_can_be_planned(recipe):
     """Memory and time of all sections, for a shape of 135 million parameters on a GPU that no test has."""
     made = plan(recipe, gpu(80), shape="smollm2-135m")

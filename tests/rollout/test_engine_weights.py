@@ -1,12 +1,15 @@
 """The engine's rearranged weights and its kernels against plain arithmetic in double precision."""
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
 import transformers
 from scipy import stats
 
+from tether.core.errors import ModelError
 from tether.core.types import Prompt, Sampling, user
 from tether.data.chat import ChatEncoder
 from tether.models import kernels
@@ -298,3 +301,88 @@ def test_what_all_prompts_begin_with_is_computed_once(monkeypatch):
     shared = next(i for i, tokens in enumerate(zip(*prompts, strict=False)) if len(set(tokens)) > 1)
     assert shared > 40 and seen[0] == shared
     assert seen[1] == len(prompts) * (max(map(len, prompts)) - shared)
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_panels_refuse_what_a_linear_layer_refuses(dtype):
+    """States of another type or width would be read from beyond the matrix."""
+    other = torch.bfloat16 if dtype == torch.float32 else torch.float32
+    weight = torch.randn(64, 64).to(dtype)
+    if not kernels.Panels.fit(weight):
+        pytest.skip("no kernel for this type here")
+    panels = kernels.Panels(weight, None)
+    for states in (torch.zeros(3, 64, dtype=other), torch.zeros(3, 32, dtype=dtype), torch.zeros(3, 128, dtype=dtype)):
+        with pytest.raises(RuntimeError):
+            torch.nn.functional.linear(states, weight)
+        with pytest.raises(RuntimeError, match="cannot be multiplied"):
+            panels(states)
+    assert panels(torch.zeros(3, 64, dtype=dtype)).abs().max() == 0
+
+
+OUT_OF_MEMORY = """
+import resource, sys, torch
+from tether.models import kernels
+kernels.library()
+many = 8_000_000  # keys, all of them the same one
+tiles = kernels.Ragged(torch.tensor([0, many]), torch.zeros(many, dtype=torch.long), torch.zeros(many))
+query, key = torch.ones(1, 1, 1, 1, 1), torch.ones(1, 1, 1)
+slots = torch.zeros(1, 1, many, 1), torch.zeros(1, 1, many, 1)
+heads = torch.ones(1, 4, 1, 1)
+calls = {
+    "attend": lambda: kernels.attend(query, key, key, tiles, 1.0),
+    "attend_back": lambda: kernels.attend_back(query, key, key, tiles, 1.0, query),
+    "decode": lambda: kernels.decode(heads, heads[:, :1], heads[:, :1], slots, torch.tensor([many - 1]), scale=1.0),
+}
+in_use = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (in_use + {"decode": 40}.get(sys.argv[1], 180) * 2**20, resource.RLIM_INFINITY))
+if sys.argv[1] == "attend":
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + 100 * 2**20, resource.RLIM_INFINITY))
+try:
+    calls[sys.argv[1]]()
+except MemoryError as error:
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    print(error)
+    calls[sys.argv[1]]()  # with memory it goes on
+"""
+
+
+@needs_kernels
+@pytest.mark.audit
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and limits the address space")
+@pytest.mark.parametrize("kernel", ["attend", "attend_back", "decode"])
+def test_a_kernel_without_memory_is_an_error_and_no_crash(kernel):
+    done = subprocess.run([sys.executable, "-c", OUT_OF_MEMORY, kernel], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.startswith(f"attention ({kernel}) found no memory to work in")
+
+
+BROKEN = {
+    "one NaN": lambda row: row.index_fill(0, torch.tensor([300]), torch.nan),
+    "a negative NaN": lambda row: row.index_fill(0, torch.tensor([1]), -torch.nan),
+    "all NaN": lambda row: torch.full_like(row, torch.nan),
+    "all minus infinity": lambda row: torch.full_like(row, -torch.inf),
+    "one infinity": lambda row: row.index_fill(0, torch.tensor([511]), torch.inf),
+}
+WAYS = {
+    "plain": Sampling(),
+    "tempered": Sampling(temperature=0.3),
+    "greedy": Sampling(temperature=0.0),
+    "truncated": Sampling(top_p=0.9),
+    "top-k": Sampling(top_k=5),
+}
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("broken", BROKEN)
+def test_logits_that_are_no_distribution_are_an_error(broken, way, dtype):
+    logits = torch.randn(5, 700, generator=torch.Generator().manual_seed(0)).to(dtype)
+    uniforms = torch.linspace(0.05, 0.95, 5, dtype=torch.float64)
+    logits[:, 7] = -torch.inf  # what a model forbids is no fault
+    tokens, logprobs = sample_tokens(logits, uniforms, WAYS[way])
+    assert logprobs.isfinite().all() and (tokens < 700).all()
+    logits[3] = BROKEN[broken](logits[3])
+    with pytest.raises(ModelError, match=r"NaN or infinite in 1 of 5 responses: .* Go back to an earlier checkpoint"):
+        sample_tokens(logits, uniforms, WAYS[way])

@@ -361,6 +361,130 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, name):
     assert whole.state() == again.state()
 
 
+class Steps:
+    """Given rewards of steps: response n is paid ROWS[n] at its first token, in its middle and at its last."""
+
+    name = "steps"
+    ROWS = ((0.5, 1.0, -0.5), (4.0, 0.25, 1.0), (-3.0, 0.0, 0.5), (1.0, 1.0, 1.0))
+
+    def score(self, rollouts):
+        lengths = [len(r.response_ids) for r in rollouts]
+        ends = [(0, length // 2, length - 1) for length in lengths]
+        return [Score(sum(row), steps=tuple(zip(e, row, strict=True))) for e, row in zip(ends, self.ROWS, strict=True)]
+
+
+def step_payments(**settings):
+    """The rewards that a first step of PPO puts on every token, and its rollouts."""
+    plain = {"epochs": 1, "kl": {"coefficient": 0.0}, "samples_per_prompt": 1, "step_rewards": True, "normalize_scores": False}
+    stage = make("ppo", Steps(), **plain | settings)
+    _, rollouts, _ = stage.step(PROMPTS, 0)
+    return stage.experience.rewards, rollouts
+
+
+@pytest.mark.audit
+def test_rewards_of_steps_are_normalised_clipped_and_penalised():
+    """By hand: the sums 1, 5.25, -2.5, 3 have deviation 2.8470; later the clip; the penalty of length on the last token."""
+    sums = [sum(row) for row in Steps.ROWS]
+    spread = (sum((s - sum(sums) / 4) ** 2 for s in sums) / 4) ** 0.5
+    assert spread == pytest.approx(2.8470, abs=1e-4)
+    settings = {"normalize_scores": True, "score_clip": 1.2, "overlong_buffer": 10, "overlong_penalty": 3.0}
+    rewards, rollouts = step_payments(**settings, missing_stop_penalty=0.5)
+    for row, rollout, paid in zip(Steps.ROWS, rollouts, rewards, strict=True):
+        length = len(rollout.response_ids)
+        expected = torch.zeros(length)
+        for end, value in zip((0, length // 2, length - 1), row, strict=True):
+            expected[end] += max(-1.2, min(1.2, value / spread))
+        expected[-1] -= 3.0 * max(0, length - 2) / 10 + 0.5 * (not rollout.finished)
+        torch.testing.assert_close(paid[:length], expected)
+    assert max(max(row) for row in Steps.ROWS) / spread > 1.2  # the clip acts
+    assert max(len(r.response_ids) for r in rollouts) > 2  # and the penalty
+
+
+@pytest.mark.audit
+def test_the_scale_of_step_rewards_is_that_of_the_first_step_and_survives_a_resume():
+    first = make("ppo", Steps(), step_rewards=True, samples_per_prompt=1)
+    first.step(PROMPTS, 0)
+    later = make("ppo", Steps(), step_rewards=True, samples_per_prompt=1)
+    later.load_state(first.state())
+    paid = later.paid([Score(9.0, steps=((1, 9.0), (2, -1.0)))])
+    assert paid == [pytest.approx((9.0 / first.normalizer[1], -1.0 / first.normalizer[1]))]
+    assert first.normalizer == pytest.approx((0.0, 2.8470), abs=1e-4)
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("algorithm", ["grpo", "rloo"])
+@pytest.mark.parametrize(("value", "size"), [(100.1, 8), (100.1, 12), (1000.1, 8)])
+def test_equal_scores_teach_nothing_however_large(algorithm, value, size):
+    """Without a difference there is no advantage; float32 sums of 8 times 1000.1 gave -0.37 of a deviation to each answer."""
+
+    class Same:
+        name = "same"
+
+        def score(self, rollouts):
+            return [Score(value) for _ in rollouts]
+
+    stage = make(algorithm, Same(), samples_per_prompt=size, prompts_per_step=1, kl={"coefficient": 0.0})
+    stage.step(PROMPTS[:1], 0)
+    assert stage.experience.advantages.abs().max() == 0
+
+
+def turning(stage, number):
+    """Adapters on a path that turns: both factors of every layer move all the time, as far as they are long."""
+    generator = torch.Generator().manual_seed(number // 5)
+    for master in stage.learner.masters:
+        away = torch.randn(master.shape, generator=generator)
+        with torch.no_grad():
+            master.mul_(0.97).add_(0.03 * master.norm() / away.norm() * away)
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize("decay", [0.9, 0.99])
+def test_the_average_of_an_adapter_is_that_of_its_products(decay):
+    """Against the products' own average, kept as whole matrices, and the nearest matrices of the adapters' rank to it."""
+    stage = make("ppo", ema_decay=decay)
+    names = [n for n, _ in stage.policy.model.named_parameters() if "policy" in n.split(".")]
+    layers = [(i, names.index(n.replace("lora_A", "lora_B"))) for i, n in enumerate(names) if "lora_A" in n]
+    masters, whole = stage.learner.masters, {}
+    plain = [m.detach().clone() for m in masters]
+    for number in range(60):
+        turning(stage, number)
+        stage.average.update()
+        for a, b in layers:
+            product = masters[b].detach().double() @ masters[a].detach().double()
+            whole[a, b] = whole[a, b].lerp(product, 1 - decay) if number else product
+        for average, master in zip(plain, masters, strict=True):
+            average.copy_(average.lerp(master.detach(), 1 - decay) if number else master.detach())
+    stage.average.apply()
+    ours, nearest, apart, size = 0.0, 0.0, 0.0, 0.0
+    for (a, b), average in whole.items():
+        size += float(average.square().sum())
+        ended = stage.learner.parameters[b].detach().double() @ stage.learner.parameters[a].detach().double()
+        ours += float((average - ended).square().sum())
+        nearest += float(torch.linalg.svdvals(average)[8:].square().sum())
+        apart += float((average - plain[b].double() @ plain[a].double()).square().sum())
+    figures = {name: (value / size) ** 0.5 for name, value in {"ours": ours, "nearest": nearest, "apart": apart}.items()}
+    assert figures["nearest"] <= figures["ours"] < 1.3 * figures["nearest"] + 1e-4
+    assert figures["ours"] < 0.5 * figures["apart"]
+    torch.testing.assert_close(stage.learner.parameters[-1], plain[-1])  # the value head's bias: as it was
+    torch.testing.assert_close(stage.learner.parameters[-2], plain[-2])
+
+
+@pytest.mark.audit
+def test_an_average_goes_on_from_a_checkpoint_as_if_nothing_had_been():
+    whole, cut, again = (make("grpo", ema_decay=0.95) for _ in range(3))
+    for number in range(12):
+        for stage in (whole, cut) if number < 6 else (whole, again):
+            turning(stage, number)
+            stage.average.update()
+        if number == 5:
+            again.average.tensors = [t.clone() for t in cut.average.tensors]
+            for mine, theirs in zip(again.learner.masters, cut.learner.masters, strict=True):
+                mine.data.copy_(theirs.detach())
+    assert all(torch.equal(a, b) for a, b in zip(whole.average.tensors, again.average.tensors, strict=True))
+    parameters = whole.policy.parameters()
+    assert [t.shape for t in whole.average.tensors[: len(parameters)]] == [p.shape for p in parameters]  # what export reads
+
+
 BASES = {
     "ppo": ("ppo", {"epochs": 2}),
     "grpo": ("grpo", {"epochs": 2, "kl": {"coefficient": 0.3}}),
@@ -385,6 +509,7 @@ SWITCHED = {
     "baseline_window": ("reinforce", 3),
     "scale_advantages": ("grpo", False),
     "critic": ("reinforce", True),
+    "value_init": ("ppo", "reward"),
     "gamma": ("ppo", 0.9),
     "lam": ("ppo", 0.5),
     "whiten_advantages": ("ppo", False),

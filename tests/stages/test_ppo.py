@@ -1,5 +1,7 @@
 """PPO against hand-made sums, invariances, and the demand that a tiny model really learns."""
 
+from functools import cache
+
 import pytest
 import torch
 
@@ -125,10 +127,100 @@ def test_a_group_baseline_is_the_mean_of_the_other_samples():
 
 def test_normalisation_uses_the_references_own_scores():
     ppo = make()
-    assert ppo.normalized([1.0, 2.0, None, 6.0]) == pytest.approx(
-        [-2 / 14**0.5 * 3**0.5, -1 / 14**0.5 * 3**0.5, 0.0, 3 / 14**0.5 * 3**0.5]
-    )
-    assert ppo.normalized([3.0]) == [0.0]  # later scores are measured on that first scale
+    (one, two, unknown, six) = (row[0] for row in ppo.paid([Score(v) for v in (1.0, 2.0, None, 6.0)]))
+    assert [one, two, unknown, six] == pytest.approx([-2 / 14**0.5 * 3**0.5, -1 / 14**0.5 * 3**0.5, 0.0, 3 / 14**0.5 * 3**0.5])
+    assert ppo.paid([Score(3.0)]) == [(0.0,)]  # later scores are measured on that first scale
+
+
+class HeadReward:
+    """What a scalar head says of the state at each response's last token."""
+
+    name = "head"
+
+    def __init__(self, role, encoder):
+        self.role, self.encoder = role, encoder
+
+    @torch.no_grad()
+    def score(self, rollouts):
+        batch = make_batch([self.encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts], 0)
+        return [Score(s) for s in self.role.scores(batch).tolist()]
+
+
+@cache
+def reward_model():
+    """Weights of a trunk and a head that read, at every token of an answer, the share of even ids so far; on samples of the
+    policy its scores have mean 3.84 and deviation 2.64."""
+    ppo, trunk, head = make(), tiny_model(0).eval(), ScalarHead(64)
+    rollouts = [r for seed in range(4) for r in rollouts_of(ppo, seed)]
+    batch = make_batch([ppo.encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts], 0)
+    even = batch.scatter((batch.targets % 2 == 0).float())
+    lengths = torch.tensor([len(r.response_ids) for r in rollouts])
+    mask = torch.arange(even.shape[1]) < lengths[:, None]
+    share = (even.cumsum(-1) / torch.arange(1, even.shape[1] + 1))[mask]
+    role = Role(trunk.requires_grad_(True), head=head)
+    optimizer = torch.optim.Adam([*trunk.parameters(), *head.parameters()], 3e-3)
+    for _ in range(80):
+        optimizer.zero_grad()
+        values = batch.scatter(role.values_at(role.hidden(batch), batch.predict + 1))[mask]
+        (values - share).square().mean().backward()
+        optimizer.step()
+    with torch.no_grad():
+        scores = role.scores(batch)
+        head.scale.fill_(2.64 / float(scores.std()))
+        head.offset.fill_(float(scores.mean()) - 3.84 / float(head.scale))
+    return trunk.state_dict(), head.state_dict()
+
+
+def from_reward_model(**settings):
+    """PPO whose value starts as a copy of its reward model."""
+    ppo, roles = make(roles="separate", value_init="reward", **settings), []
+    for _ in range(2):
+        role = Role(tiny_model(0).eval(), head=ScalarHead(64))
+        role.model.load_state_dict(reward_model()[0])
+        role.head.load_state_dict(reward_model()[1])
+        roles.append(role)
+    reward = HeadReward(roles[0], ppo.encoder)
+    return PolicyGradient(ppo.config, ppo.policy, ppo.reference, roles[1], reward, ppo.engine, ppo.encoder)
+
+
+@pytest.mark.audit
+def test_a_copied_value_starts_on_the_scale_of_normalised_scores():
+    """At the last token it misses what is to come by less than a value of zero does, and than the unscaled copy by far."""
+    ppo = from_reward_model(samples_per_prompt=4)
+    ppo.step(PROMPTS, 0)
+    experience = ppo.experience
+    scores = torch.tensor([s.value for s in experience.scores], dtype=torch.float64)
+    assert (float(scores.mean()), float(scores.std())) == (pytest.approx(3.84, abs=0.8), pytest.approx(2.64, abs=0.8))
+    last = torch.tensor([len(r.response_ids) - 1 for r in experience.rollouts])
+    values = experience.values[torch.arange(len(last)), last].double()
+    target = (scores - scores.mean()) / scores.std(correction=0)
+    rms = lambda error: float(error.square().mean().sqrt())  # noqa: E731
+    unscaled = values * scores.std(correction=0) + scores.mean()
+    assert rms(values - target) < 0.8 * rms(target) and rms(unscaled - target) > 2 * rms(target)
+    assert ppo.reward.score(experience.rollouts[:1])[0].value == pytest.approx(float(scores[0]))  # the reward keeps its units
+
+
+@pytest.mark.audit
+def test_a_copied_value_keeps_its_scale_when_resumed(tmp_path):
+    settings = {"steps": 3, "checkpoint_every": 1, "prompts_per_step": 4}
+
+    def kill(step, metrics):
+        if step == 2:
+            raise KeyboardInterrupt
+        return {}
+
+    whole, cut, again = (from_reward_model(**settings) for _ in range(3))
+    whole.train(PROMPTS, RunDirectory.open(tmp_path / "whole", {}))
+    with pytest.raises(KeyboardInterrupt):
+        cut.train(PROMPTS, RunDirectory.open(tmp_path / "cut", {}), on_step=kill)
+    again.train(PROMPTS, RunDirectory.open(tmp_path / "cut", {}))
+    for one, other in zip(whole.value.head.state_dict().values(), again.value.head.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    assert all(torch.equal(a, b) for a, b in zip(whole.learner.parameters, again.learner.parameters, strict=True))
+    mean, deviation = whole.normalizer
+    fresh = from_reward_model(**settings).value.head
+    torch.testing.assert_close(whole.value.head.scale, fresh.scale / deviation)
+    torch.testing.assert_close(whole.value.head.offset * fresh.scale, fresh.offset * fresh.scale + mean)
 
 
 @pytest.mark.parametrize(("tokens", "share"), [(24, 0), (60, 0), (10_000, 0), (120, 120), (10_000, 50), (10_000, 10_000)])

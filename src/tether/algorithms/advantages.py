@@ -68,10 +68,11 @@ def leave_one_out(
     """
     known = torch.ones_like(groups, dtype=torch.bool) if known is None else known
     check_same_shape(scores=scores, groups=groups, known=known)
-    counted, size = torch.where(known, scores, 0), int(groups.max()) + 1 if len(groups) else 0
-    totals = scores.new_zeros(size).index_add(0, groups, counted)[groups]
-    others = scores.new_zeros(size).index_add(0, groups, known.to(scores.dtype))[groups] - known.to(scores.dtype)
-    return torch.where(others > 0, (totals - counted) / others.clamp(min=1), counted)
+    start, above = _above_start(scores, groups, known)
+    counted = known.double()
+    others = _group_sums(counted, groups) - counted
+    baseline = start + (_group_sums(above, groups) - above) / others.clamp(min=1)
+    return torch.where(others > 0, baseline, torch.where(known, scores, 0)).to(scores.dtype)
 
 
 @torch.no_grad()
@@ -95,16 +96,12 @@ def group_relative(
     """
     known = torch.ones_like(groups, dtype=torch.bool) if known is None else known
     check_same_shape(scores=scores, groups=groups, known=known)
-    size = int(groups.max()) + 1 if len(groups) else 0
-
-    def total(values: Tensor) -> Tensor:
-        return scores.new_zeros(size).index_add(0, groups, torch.where(known, values, 0).to(scores.dtype))[groups]
-
-    count = total(torch.ones_like(scores))
-    deviations = torch.where(known, scores - total(scores) / count.clamp(min=1), 0)
-    if not scale:
-        return deviations
-    return deviations / ((total(deviations.square()) / (count - 1).clamp(min=1)).sqrt() + 1e-4)
+    _, above = _above_start(scores, groups, known)
+    count = _group_sums(known.double(), groups)
+    deviations = torch.where(known, above - _group_sums(above, groups) / count.clamp(min=1), 0)
+    if scale:
+        deviations = deviations / ((_group_sums(deviations.square(), groups) / (count - 1).clamp(min=1)).sqrt() + 1e-4)
+    return deviations.to(scores.dtype)
 
 
 @torch.no_grad()
@@ -161,6 +158,20 @@ def running_mean(mean: float, count: int, scores: Sequence[float], window: int) 
     if not scores:
         return mean, count
     return mean + sum(s - mean for s in scores) / (count + len(scores)), min(count + len(scores), window)
+
+
+def _above_start(scores: Tensor, groups: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """Each group's lowest known score, and what each known score has above it, in float64: equal scores differ by exactly 0."""
+    scores, size = scores.double(), int(groups.max()) + 1 if len(groups) else 0
+    lowest = scores.new_zeros(size).scatter_reduce(0, groups, torch.where(known, scores, torch.inf), "amin", include_self=False)[
+        groups
+    ]
+    return lowest, torch.where(known, scores - lowest, 0)
+
+
+def _group_sums(values: Tensor, groups: Tensor) -> Tensor:
+    """The sum of its group's values, for each of them."""
+    return values.new_zeros(int(groups.max()) + 1 if len(groups) else 0).index_add(0, groups, values)[groups]
 
 
 def _discounted_sums(terms: Tensor, discount: float) -> Tensor:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from tether.core.config import Config
 from tether.core.errors import MissingFileError
@@ -40,6 +40,18 @@ class DataConfig(Config):
 
 
 Lora = LoraConfig | Literal[False]
+
+
+def _without_dropout(lora: Lora) -> Lora:
+    if lora is not False and lora.dropout:
+        raise ValueError(
+            "lora.dropout has no effect here: what is sampled, compared and trained is one policy, without dropout. Leave it out"
+        )
+    return lora
+
+
+SteadyLora = Annotated[Lora, AfterValidator(_without_dropout)]
+"""Of the stages whose losses compare several passes over the same tokens: dropout would make those differ by itself."""
 
 OFFLOAD = "keep the layers of frozen models of their own in host memory; one at a time visits the device"
 

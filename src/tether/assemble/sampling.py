@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from tether.algorithms.reward_ensembles import Combine
 from tether.assemble.judge_config import JudgeConfig
 from tether.assemble.objectives import Name, check_asked
-from tether.assemble.rows import OFFLOAD, DataConfig, Lora
+from tether.assemble.rows import OFFLOAD, DataConfig, SteadyLora
 from tether.core.config import Config
 from tether.models.config import LoraConfig
 from tether.monitoring.detectors import DETECTORS
@@ -89,7 +89,7 @@ class OnlineSection(Config):
 
     data: DataConfig | None = None
     task: TaskConfig | None = None
-    lora: Lora = LoraConfig()
+    lora: SteadyLora = LoraConfig()
     roles: Literal["shared", "separate"] = Field(default="shared", description="adapters on one trunk, or a model a role")
     offload: bool = Field(default=False, description=OFFLOAD)
     reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = Field(
@@ -160,9 +160,6 @@ class PolicySection(OnlineSection, PolicyConfig):
     reward_per_token: bool = Field(
         default=False, description="with step_rewards: pay at each token what it changed of the reward model's score"
     )
-    value_init: Literal["zero", "reward"] = Field(
-        "zero", description="a fresh head on the policy's states, or a copy of the reward model"
-    )
 
     @model_validator(mode="after")
     def _check_value(self) -> PolicySection:
@@ -173,6 +170,11 @@ class PolicySection(OnlineSection, PolicyConfig):
                 raise ValueError("reward_per_token needs reward_source = 'learned' and step_rewards = true")
             if self.baseline != "none":
                 raise ValueError("reward_per_token has its own baseline, the score before each token: set baseline = 'none'")
+            if self.value_init == "reward":
+                raise ValueError(
+                    "value_init = 'reward' starts from a whole response's score, and with reward_per_token only what will "
+                    "still change of it is to come: use 'zero'"
+                )
         if self.value_init == "reward" and not (self.critic and self.reward_source == "learned"):
             raise ValueError("value_init = 'reward' needs a critic and a learned reward model (reward_source = 'learned')")
         return self
@@ -231,7 +233,7 @@ class RoundsSection(Config):
     )
     engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
     data: DataConfig | None = None
-    lora: Lora = LoraConfig()
+    lora: SteadyLora = LoraConfig()
     direct: DirectConfig = DirectConfig()
 
     @model_validator(mode="after")

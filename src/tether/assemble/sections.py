@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from tether.algorithms.reward_ensembles import Combine
 from tether.assemble.objectives import Name, check_names, check_trained, objective_names
-from tether.assemble.rows import OFFLOAD, DataConfig, Lora
+from tether.assemble.rows import OFFLOAD, DataConfig, Lora, SteadyLora
 from tether.assemble.sampling import BestOfNSection, GRPOSection, OnlineDirectSection, PPOSection, ReinforceSection, RoundsSection
 from tether.core.config import Config
 from tether.models.config import LoraConfig, ModelConfig
@@ -63,6 +63,10 @@ class RewardSection(RewardConfig):
             raise ValueError("average and distill both make one model of the members: choose one")
         if self.distill and self.disentangle_length:
             raise ValueError("a student has its teachers' scores and no second head: disentangle_length does not go with distill")
+        if self.disentangle_length and self.lora is not False and self.lora.dropout:
+            raise ValueError(
+                "disentangle_length scores every response twice, and with lora.dropout they would differ: leave one out"
+            )
         return self
 
 
@@ -75,7 +79,7 @@ class _OwnReference(Config):
     """A stage that learns from rows against a reference, which is a model of its own where the policy is trained whole."""
 
     data: DataConfig | None = None
-    lora: Lora = LoraConfig()
+    lora: SteadyLora = LoraConfig()
     offload: bool = Field(default=False, description=OFFLOAD)
 
     @property

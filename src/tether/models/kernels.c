@@ -76,6 +76,8 @@ static inline void four_dots(float *out, const void *query, const void *rows, in
 #endif
 #define FOUR_DOTS_float 0
 
+static inline void *room(int64_t bytes) { return malloc(bytes > 0 ? bytes : 1); }
+
 // Scores become their softmax. What is not a number stays so: -ffast-math would clip it away.
 static inline void softmax(float *scores, int64_t count) {
     float largest = -FLT_MAX, total = 0;
@@ -314,16 +316,21 @@ static inline void NAME(gather)(TYPE *out, const TYPE *from, const int64_t *keys
 
 // Attention of tiles: tile m's queries, (kv_heads, rows, dim) with rows = group * side, see the keys numbered
 // keys[starts[m]] .. keys[starts[m + 1] - 1], as the additive mask (side, their number) at mask + side * starts[m] lets them.
-// key, value (all keys, kv_heads, dim); out is like query.
-void NAME(attend)(int64_t tiles, int64_t kv_heads, int64_t group, int64_t side, int64_t dim, const int64_t *starts,
+// key, value (all keys, kv_heads, dim); out is like query. Returns 1, with some of it left out, where memory ran out.
+int64_t NAME(attend)(int64_t tiles, int64_t kv_heads, int64_t group, int64_t side, int64_t dim, const int64_t *starts,
                   const int64_t *keys, const float *mask, const TYPE *query, const TYPE *key, const TYPE *value, TYPE *out,
                   float scale) {
-#pragma omp parallel for schedule(dynamic, 1) collapse(2)
+    int64_t failed = 0;
+#pragma omp parallel for schedule(dynamic, 1) collapse(2) reduction(| : failed)
     for (int64_t m = 0; m < tiles; m++)
         for (int64_t head = 0; head < kv_heads; head++) {
             int64_t rows = group * side, count = starts[m + 1] - starts[m], first = (m * kv_heads + head) * rows * dim;
-            TYPE *some_keys = malloc(2 * count * dim * sizeof(TYPE)), *some_values = some_keys + count * dim;
-            float *weights = malloc(4 * count * sizeof(float));
+            TYPE *some_keys = room(2 * count * dim * sizeof(TYPE)), *some_values = some_keys + count * dim;
+            float *weights = room(4 * count * sizeof(float));
+            if (!some_keys || !weights) {
+                failed = 1, free(some_keys), free(weights);
+                continue;
+            }
             NAME(gather)(some_keys, key, keys + starts[m], count, kv_heads, head, dim);
             NAME(gather)(some_values, value, keys + starts[m], count, kv_heads, head, dim);
             for (int64_t row = 0; row < rows; row += 4) {
@@ -335,20 +342,26 @@ void NAME(attend)(int64_t tiles, int64_t kv_heads, int64_t group, int64_t side, 
             }
             free(some_keys), free(weights);
         }
+    return failed;
 }
 
 // Its gradients, from grad (like query): grad_query; grad_key and grad_value, float32, are added to. Every tile's share of the
-// latter waits in `shares`, 2 * kv_heads * dim floats a key of the tiles, and all are added up in one order.
-void NAME(attend_back)(int64_t tiles, int64_t kv_heads, int64_t group, int64_t side, int64_t dim, const int64_t *starts,
+// latter waits in `shares`, 2 * kv_heads * dim floats a key of the tiles, and all are added up in one order. Returns 1, with
+// nothing added to the latter, where memory ran out.
+int64_t NAME(attend_back)(int64_t tiles, int64_t kv_heads, int64_t group, int64_t side, int64_t dim, const int64_t *starts,
                        const int64_t *keys, const float *mask, const TYPE *query, const TYPE *key, const TYPE *value,
                        const TYPE *grad, TYPE *grad_query, float *grad_key, float *grad_value, float *shares, float scale) {
-    int64_t base = starts[0];
-#pragma omp parallel for schedule(dynamic, 1) collapse(2)
+    int64_t base = starts[0], failed = 0;
+#pragma omp parallel for schedule(dynamic, 1) collapse(2) reduction(| : failed)
     for (int64_t m = 0; m < tiles; m++)
         for (int64_t head = 0; head < kv_heads; head++) {
             int64_t rows = group * side, count = starts[m + 1] - starts[m], first = (m * kv_heads + head) * rows * dim;
-            TYPE *some_keys = malloc(2 * count * dim * sizeof(TYPE)), *some_values = some_keys + count * dim;
-            float *weights = malloc(8 * count * sizeof(float)), *inner = weights + 4 * count;
+            TYPE *some_keys = room(2 * count * dim * sizeof(TYPE)), *some_values = some_keys + count * dim;
+            float *weights = room(8 * count * sizeof(float)), *inner = weights + 4 * count;
+            if (!some_keys || !weights) {
+                failed = 1, free(some_keys), free(weights);
+                continue;
+            }
             float *key_share = shares + 2 * dim * (kv_heads * (starts[m] - base) + head * count), *value_share = key_share + count * dim;
             memset(key_share, 0, 2 * count * dim * sizeof(float));
             NAME(gather)(some_keys, key, keys + starts[m], count, kv_heads, head, dim);
@@ -369,6 +382,7 @@ void NAME(attend_back)(int64_t tiles, int64_t kv_heads, int64_t group, int64_t s
             }
             free(some_keys), free(weights);
         }
+    if (failed) return failed;
     int64_t slices = (dim + 15) / 16;
 #pragma omp parallel for schedule(static) collapse(2)
     for (int64_t head = 0; head < kv_heads; head++)
@@ -384,6 +398,7 @@ void NAME(attend_back)(int64_t tiles, int64_t kv_heads, int64_t group, int64_t s
                     }
                 }
             }
+    return failed;
 }
 
 // residual += delta (if there is one); out = residual / rms(residual) * weight. Rows are contiguous.
@@ -486,12 +501,13 @@ void NAME(gate_back)(int64_t total, const TYPE *a, const TYPE *b, const TYPE *gr
 // Each row's new key and value go to place lengths[row] of its slot; then the row attends to that place and those before it.
 // query (rows, kv_heads * group, dim), new_keys and new_values (rows, kv_heads, dim), each with its strides of row and head;
 // keys, values (slots, kv_heads, capacity, dim) and out (rows, kv_heads * group, dim) contiguous. window 0: all places;
-// softcap 0: none.
-void NAME(decode)(int64_t rows, int64_t kv_heads, int64_t group, int64_t dim, int64_t capacity, const int64_t *lengths,
+// softcap 0: none. Returns 1, with some of it left out, where memory ran out.
+int64_t NAME(decode)(int64_t rows, int64_t kv_heads, int64_t group, int64_t dim, int64_t capacity, const int64_t *lengths,
                   const TYPE *query, int64_t query_row, int64_t query_head, const TYPE *new_keys, int64_t key_row,
                   int64_t key_head, const TYPE *new_values, int64_t value_row, int64_t value_head, TYPE *keys, TYPE *values,
                   TYPE *out, float scale, int64_t window, float softcap) {
-#pragma omp parallel for schedule(dynamic, 4) collapse(2)
+    int64_t failed = 0;
+#pragma omp parallel for schedule(dynamic, 4) collapse(2) reduction(| : failed)
     for (int64_t row = 0; row < rows; row++)
         for (int64_t head = 0; head < kv_heads; head++) {
             int64_t end = lengths[row] + 1, from = window > 0 && end > window ? end - window : 0, count = end - from;
@@ -504,7 +520,11 @@ void NAME(decode)(int64_t rows, int64_t kv_heads, int64_t group, int64_t dim, in
                 __builtin_prefetch(slot_values + d);
                 if (row + 1 < rows || head + 1 < kv_heads) __builtin_prefetch(slot_keys + capacity * dim + d);
             }
-            float *all_weights = malloc((group < 4 ? group : 4) * count * sizeof(float));
+            float *all_weights = room((group < 4 ? group : 4) * count * sizeof(float));
+            if (!all_weights) {
+                failed = 1;
+                continue;
+            }
             for (int64_t first = head * group; first < (head + 1) * group; first += 4) {
                 int64_t n = (head + 1) * group - first < 4 ? (head + 1) * group - first : 4;
                 for (int64_t g = 0; g < n; g++) {
@@ -520,9 +540,11 @@ void NAME(decode)(int64_t rows, int64_t kv_heads, int64_t group, int64_t dim, in
             }
             free(all_weights);
         }
+    return failed;
 }
 
-// One token a row by inverse CDF from logits (rows, vocab), and its log-probability, at the inverse temperature `scale`.
+// One token a row by inverse CDF from logits (rows, vocab), and its log-probability, at the inverse temperature `scale`: NaN where
+// a logit is NaN or infinite, or all are minus that (asked of their bits: -ffast-math knows no such numbers).
 void NAME(sample)(int64_t rows, int64_t vocab, int64_t row_stride, const TYPE *logits, float scale, const double *uniforms,
                   int64_t *tokens, float *logprobs) {
     enum { BLOCK = 256 };
@@ -532,7 +554,14 @@ void NAME(sample)(int64_t rows, int64_t vocab, int64_t row_stride, const TYPE *l
         const TYPE *z = logits + row * row_stride;
         double sums[blocks], total = 0, passed = 0;
         float largest = -FLT_MAX, weight = 0;
-        for (int64_t j = 0; j < vocab; j++) largest = WIDEN(z[j]) > largest ? WIDEN(z[j]) : largest;
+        uint32_t strange = 0;
+        for (int64_t j = 0; j < vocab; j++) {
+            float value = WIDEN(z[j]);
+            uint32_t bits;
+            memcpy(&bits, &value, 4);
+            strange |= ((bits & 0x7fffffff) >= 0x7f800000) & (bits != 0xff800000);
+            largest = value > largest ? value : largest;
+        }
         for (int64_t b = 0; b < blocks; b++) {
             int64_t end = (b + 1) * BLOCK < vocab ? (b + 1) * BLOCK : vocab;
             float sum = 0;
@@ -550,6 +579,7 @@ void NAME(sample)(int64_t rows, int64_t vocab, int64_t row_stride, const TYPE *l
         }
         tokens[row] = drawn;
         logprobs[row] = (float)(log((double)weight) - log(total));
+        if (strange || largest == -FLT_MAX) memcpy(logprobs + row, &(uint32_t){0x7fc00000}, 4);
     }
 }
 

@@ -49,9 +49,19 @@ def library() -> Any:
         for kind in TYPES.values():
             function = getattr(loaded, f"{name}_{kind}")
             function.restype, function.argtypes = None, arguments
+            if name in ("decode", "attend", "attend_back"):
+                function.restype, function.errcheck = size, _memory_sufficed
     for kind in TYPES.values():
         getattr(loaded, f"panel_width_{kind}").restype = size
     return loaded
+
+
+def _memory_sufficed(failed: int, function: Any, arguments: Any) -> None:
+    if failed:
+        name = function.__name__.rpartition("_")[0]
+        raise MemoryError(
+            f"attention ({name}) found no memory to work in: sample fewer rows at once, or cut smaller micro-batches"
+        )
 
 
 def library_for(tensor: Tensor) -> Any:
@@ -68,11 +78,11 @@ class Panels:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self.columns, inputs = weight.shape
+        self.columns, self.inputs = weight.shape
         self.width, self.each = _panel_width(weight), 4 // weight.element_size()
         missing = -self.columns % self.width
         padded = torch.nn.functional.pad(weight, (0, 0, 0, missing))
-        self.panels = padded.view(-1, self.width, inputs // self.each, self.each).transpose(1, 2).contiguous()
+        self.panels = padded.view(-1, self.width, self.inputs // self.each, self.each).transpose(1, 2).contiguous()
         self.bias = None if bias is None else torch.nn.functional.pad(bias.float(), (0, missing))
 
     @staticmethod
@@ -81,12 +91,16 @@ class Panels:
         return _panel_width(weight) > 0 and weight.shape[1] * weight.element_size() % 4 == 0
 
     def __call__(self, states: Tensor) -> Tensor:
+        if states.dtype != self.panels.dtype or states.shape[-1] != self.inputs:
+            given = f"{states.dtype} of width {states.shape[-1]}"
+            raise RuntimeError(
+                f"a matrix of {self.panels.dtype} with {self.inputs} inputs cannot be multiplied with states of {given}"
+            )
         states = states.contiguous()
-        inputs = states.shape[-1]
         out = states.new_empty(*states.shape[:-1], self.columns)
         bias = None if self.bias is None else self.bias.data_ptr()
         addresses = (states.data_ptr(), self.panels.data_ptr(), bias, out.data_ptr())
-        sizes = (states.numel() // inputs, inputs // self.each, self.columns)
+        sizes = (states.numel() // self.inputs, self.inputs // self.each, self.columns)
         getattr(library(), f"product_{TYPES[states.dtype]}")(*sizes, *addresses)
         return out
 
@@ -99,7 +113,7 @@ def _panel_width(weight: Tensor) -> int:
 def sample(logits: Tensor, uniforms: Tensor, temperature: float) -> tuple[Tensor, Tensor] | None:
     """One token a row, (rows,), and its log-probability, from the whole tempered distribution: see sampling.sample_tokens.
 
-    Returns None where there is no kernel for these logits (rows, vocab).
+    Returns None where there is no kernel for these logits (rows, vocab). A log-probability of NaN: these were no distribution.
     """
     loaded = library_for(logits)
     if loaded is None or logits.stride(-1) != 1:

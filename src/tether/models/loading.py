@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tether.core.errors import ModelError
+from tether.core.errors import ConfigError, ModelError
 from tether.models.attention import GROUPED
 from tether.models.config import TINY, LoraConfig, ModelConfig
 from tether.models.fused import fuse
@@ -113,11 +114,19 @@ def pick_device(device: str) -> torch.device:
 
 
 def pick_dtype(dtype: str, device: str = "auto") -> torch.dtype:
-    """`auto` is bfloat16 where the hardware multiplies it fast, float32 elsewhere."""
+    """`auto` is bfloat16 where the hardware multiplies it fast, float32 elsewhere; TETHER_CPU_DTYPE overrules what a CPU says.
+
+    Raises:
+        ConfigError: TETHER_CPU_DTYPE names another type.
+    """
     if dtype != "auto":
         return getattr(torch, dtype)
     if pick_device(device).type == "cuda":
         return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+    if wanted := os.environ.get("TETHER_CPU_DTYPE"):
+        if wanted not in ("float32", "bfloat16"):
+            raise ConfigError(f"TETHER_CPU_DTYPE is {wanted!r}: set it to float32 or bfloat16, or unset it")
+        return getattr(torch, wanted)
     with contextlib.suppress(OSError):
         flags = Path("/proc/cpuinfo").read_text()
         if "avx512_bf16" in flags or "amx_bf16" in flags:

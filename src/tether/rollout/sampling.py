@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tether.core.errors import ModelError
 from tether.core.types import Sampling
 from tether.models.kernels import sample
 
@@ -55,10 +56,14 @@ def sample_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple
 
     Returns:
         tokens (rows,) int64 and log-probabilities (rows,) float32. Greedy log-probabilities are those of temperature 1.
+
+    Raises:
+        ModelError: a row's logits are no distribution: one is NaN or infinite, or all are minus infinity.
     """
     if sampling.temperature > 0 and not sampling.truncates:
         drawn = sample(logits, uniforms, sampling.temperature)
         if drawn is not None:
+            _check_finite(drawn[1])
             return drawn
     strip = max(1, CPU_STRIP_ELEMENTS // logits.shape[-1]) if logits.device.type == "cpu" else len(logits)
     parts = [_sample(logits[i : i + strip], uniforms[i : i + strip], sampling) for i in range(0, len(logits), max(1, strip))]
@@ -70,14 +75,29 @@ def _sample(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tenso
     scaled = logits.float()
     if sampling.temperature == 0.0:
         tokens = scaled.argmax(-1)
-        return tokens, (scaled.gather(-1, tokens[:, None])[:, 0] - scaled.logsumexp(-1))
+        logprobs = scaled.gather(-1, tokens[:, None])[:, 0] - scaled.logsumexp(-1)
+        _check_finite(logprobs)
+        return tokens, logprobs
     if sampling.temperature != 1.0:
         scaled = scaled / sampling.temperature
-    weights = (scaled - scaled.amax(-1, keepdim=True)).exp_()
+    largest = scaled.amax(-1, keepdim=True)
+    _check_finite(largest)
+    weights = (scaled - largest).exp_()
     if sampling.truncates:
         weights = _truncate(weights, sampling)
     tokens, total = _inverse_cdf(weights, uniforms)
     return tokens, (weights.gather(-1, tokens[:, None])[:, 0].log() - total.log()).float()
+
+
+def _check_finite(numbers: Tensor) -> None:
+    """Of one number a row, which is not finite where the row's logits are no distribution."""
+    finite = numbers.isfinite()
+    if not finite.all():
+        raise ModelError(
+            f"the model's logits for the next token are NaN or infinite in {int((~finite).sum())} of {len(numbers)} responses: "
+            "its weights have diverged, or its dtype overflows. Go back to an earlier checkpoint with a lower learning rate, or "
+            "set model.dtype = 'float32'."
+        )
 
 
 def _truncate(weights: Tensor, sampling: Sampling) -> Tensor:

@@ -87,7 +87,7 @@ class BestOfN(PolicyStage):
         self.config, self.policy, self.reference = config, policy, reference if config.report_kl else None
         self.reward, self.engine, self.encoder = reward, engine, encoder
         self.learner = LocalLearner(policy.parameters(), config.optimizer_for(policy.adapter is not None), config.total_updates)
-        self.average = WeightAverage(self.learner, config.ema_decay)
+        self.average = WeightAverage(self.learner, config.ema_decay, [policy])
         for role in (policy, self.reference):
             if role is not None:
                 role.train_mode(False)

@@ -65,10 +65,12 @@ class PolicyConfig(SampledConfig):
     )
 
     normalize_scores: bool = Field(
-        default=False, description="shift and scale scores to mean 0, deviation 1 on the reference's own samples"
+        default=False,
+        description="shift and scale scores to mean 0, deviation 1 on the reference's own samples; rewards of steps are only "
+        "scaled, by the deviation of a response's sum of them",
     )
     score_clip: float | None = Field(
-        default=None, gt=0, description="scores are clipped to plus or minus this, after normalisation"
+        default=None, gt=0, description="scores, or the rewards of steps, are clipped to plus or minus this, after normalisation"
     )
     overlong_buffer: int = Field(default=0, ge=0, description="last tokens before max_new_tokens over which a penalty grows")
     overlong_penalty: float = Field(default=1.0, gt=0, description="taken off the score at the end of that buffer")
@@ -83,6 +85,10 @@ class PolicyConfig(SampledConfig):
     baseline_window: int = Field(default=1024, ge=1, description="scores that the running mean remembers")
     scale_advantages: bool = Field(default=False, description="divide by the standard deviation of the group's scores")
     critic: bool = Field(default=False, description="learn a value function and estimate advantages with it (GAE)")
+    value_init: Literal["zero", "reward"] = Field(
+        "zero",
+        description="a fresh head on the policy's states, or a copy of the reward model on the scale of its normalised scores",
+    )
     gamma: float = Field(default=1.0, gt=0, le=1)
     lam: float = Field(default=0.95, ge=0, le=1)
     whiten_advantages: bool = Field(default=False, description="mean 0, deviation 1 over all tokens of the step")

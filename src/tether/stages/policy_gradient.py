@@ -75,6 +75,9 @@ class PolicyGradient:
         self.reward, self.engine, self.encoder = reward, engine, encoder
         self.kl_coefficient, self.stopped = config.kl.coefficient, False
         self.normalizer: tuple[float, float] | None = None
+        copied = value.head if value is not None and config.value_init == "reward" else None
+        self.copied_units = None if copied is None else (copied.offset.clone(), copied.scale.clone())
+        """Of the scores that a value copied from the reward model gives before `settle`."""
         self.past_scores = (0.0, 0)
         self.reserves = 0
         """Prompts that earlier steps sampled beyond their own batches."""
@@ -88,7 +91,7 @@ class PolicyGradient:
             critic = list(value.head.parameters())
         optimizer = config.optimizer_for(policy.adapter is not None)
         self.learner = LocalLearner(policy.parameters() + critic, optimizer, config.total_updates)
-        self.average = WeightAverage(self.learner, config.ema_decay)
+        self.average = WeightAverage(self.learner, config.ema_decay, self.roles)
         for role in self.roles:
             role.train_mode(False)
 
@@ -118,6 +121,7 @@ class PolicyGradient:
             document_tokens=limit,
             minibatches=minibatches,
         )
+        self.settle(scores)
         self.evaluate(experience)
         experience.rewards = self.shape(experience)
         experience.advantages, experience.returns = self.advantages(experience)
@@ -213,17 +217,25 @@ class PolicyGradient:
         return torch.where(mask, rewards, 0.0)
 
     def totals(self, experience: Experience) -> Tensor:
-        """(sequences,) normalised, clipped scores less the penalties, and less the response's whole KL where it belongs there."""
-        config, rollouts, device = self.config, experience.rollouts, experience.mask.device
-        totals = torch.tensor(self.normalized([s.value for s in experience.scores]), device=device)
-        totals -= config.missing_stop_penalty * torch.tensor([not r.finished for r in rollouts], device=device)
-        if config.overlong_buffer:
-            lengths = torch.tensor([len(r.response_ids) for r in rollouts], device=device)
-            totals += config.overlong_penalty * overlong_penalty(lengths, config.max_new_tokens, config.overlong_buffer)
-        if config.kl.place == "sequence":
+        """(sequences,) normalised, clipped scores less the penalties, and less the response's whole KL where it belongs there.
+
+        In float64: what a group's scores differ by may be small beside them.
+        """
+        scores = torch.tensor(self.paid(experience.scores), dtype=torch.float64, device=experience.mask.device)[:, 0]
+        totals = scores - self.length_penalties(experience)
+        if self.config.kl.place == "sequence":
             k1 = kl_policy_reference_k1(experience.logprobs, experience.reference_logprobs)
             totals -= self.kl_coefficient * masked_sum(k1, experience.mask, -1)
         return totals
+
+    def length_penalties(self, experience: Experience) -> Tensor:
+        """(sequences,) what is taken off a response for its length: it did not end in time, or nearly not."""
+        config, rollouts, device = self.config, experience.rollouts, experience.mask.device
+        penalties = config.missing_stop_penalty * torch.tensor([float(not r.finished) for r in rollouts], device=device)
+        if config.overlong_buffer:
+            lengths = torch.tensor([len(r.response_ids) for r in rollouts], device=device)
+            penalties -= config.overlong_penalty * overlong_penalty(lengths, config.max_new_tokens, config.overlong_buffer)
+        return penalties
 
     def relative(self, totals: Tensor, groups: Tensor, known: Tensor) -> Tensor:
         """Scores, of responses or of steps, over their baseline."""
@@ -239,32 +251,46 @@ class PolicyGradient:
 
     def _step_rewards(self, experience: Experience) -> Tensor:
         """Rewards of single steps at their last tokens, each over the baseline of all steps of its group; penalties last."""
-        mask, device = experience.mask, experience.mask.device
-        steps = [score.steps for score in experience.scores]
-        width = max(map(len, steps))
-        ends = torch.tensor(
-            [[end for end, _ in row] + [0] * (width - len(row)) for row in steps], dtype=torch.long, device=device
-        )
-        values = torch.tensor([[value for _, value in row] + [0.0] * (width - len(row)) for row in steps], device=device)
-        counts = torch.tensor([len(row) for row in steps], device=device)
+        mask, device, paid = experience.mask, experience.mask.device, self.paid(experience.scores)
+        width = max(map(len, paid))
+        ends = [[end for end, _ in s.steps] + [0] * (width - len(s.steps)) for s in experience.scores]
+        places = torch.tensor(ends, dtype=torch.long, device=device)
+        values = torch.tensor([[*row, *[0.0] * (width - len(row))] for row in paid], dtype=torch.float64, device=device)
+        counts = torch.tensor([len(row) for row in paid], device=device)
         known = (torch.arange(width, device=device) < counts[:, None]) & mask.any(-1, keepdim=True)
-        groups = self._groups(len(steps), device)[:, None].expand_as(known)
+        groups = self._groups(len(paid), device)[:, None].expand_as(known)
         relative = torch.zeros_like(values)
         relative[known] = self.relative(values[known], groups[known], torch.ones_like(groups[known], dtype=torch.bool))
-        unfinished = torch.tensor([float(not r.finished) for r in experience.rollouts], device=device)
-        penalties = experience.at_last(-self.config.missing_stop_penalty * unfinished)
-        return place_step_rewards(relative, ends, known, mask) + penalties
+        return place_step_rewards(relative, places, known, mask) - experience.at_last(self.length_penalties(experience))
 
-    def normalized(self, scores: Sequence[float | None]) -> list[float]:
-        """Scores on the reference's scale. Step 0 samples from the reference itself, so its scores set that scale."""
-        known = torch.tensor([s for s in scores if s is not None], dtype=torch.float64)
-        if self.normalizer is None and len(known):
-            spread = float(known.std(correction=0)) if len(known) > 1 else 0.0
-            fits = self.config.normalize_scores and spread > 1e-6
-            self.normalizer = (float(known.mean()), spread) if fits else (0.0, 1.0)
-        mean, deviation = self.normalizer or (0.0, 1.0)
-        limit = self.config.score_clip or float("inf")
-        return [0.0 if s is None else max(-limit, min(limit, (s - mean) / deviation)) for s in scores]
+    def settle(self, scores: Sequence[Score]) -> None:
+        """Fix the scale of the scores, once: step 0 samples from the reference itself, so its scores set it.
+
+        Rewards of single steps are divided by the deviation of a response's sum of them and not shifted: taken off each, a mean
+        would pay for their number.
+        """
+        steps, scored = self.config.step_rewards, [s for s in scores if s.value is not None]
+        if self.normalizer is not None or not scored:
+            return
+        totals = torch.tensor([sum(v for _, v in s.steps) if steps else s.value for s in scored], dtype=torch.float64)
+        spread = float(totals.std(correction=0))
+        fits = self.config.normalize_scores and spread > 1e-6
+        self.normalizer = (0.0 if steps else float(totals.mean()), spread) if fits else (0.0, 1.0)
+        self._put_value_on_scale()
+
+    def _put_value_on_scale(self) -> None:
+        """A value that was copied from the reward model predicts its scores; from now on on the scale of what is learned from."""
+        if self.copied_units is not None and self.value is not None and self.value.head is not None:
+            (offset, scale), (mean, deviation) = self.copied_units, self.normalizer or (0.0, 1.0)
+            self.value.head.offset.copy_(offset + mean / scale)
+            self.value.head.scale.copy_(scale / deviation)
+
+    def paid(self, scores: Sequence[Score]) -> list[tuple[float, ...]]:
+        """Every response's score, or the rewards of its steps, on the reference's scale and clipped; 0 for an unknown score."""
+        self.settle(scores)
+        (mean, deviation), limit = self.normalizer or (0.0, 1.0), self.config.score_clip or math.inf
+        rows = [[v for _, v in s.steps] if self.config.step_rewards else [mean if s.value is None else s.value] for s in scores]
+        return [tuple(max(-limit, min(limit, (value - mean) / deviation)) for value in row) for row in rows]
 
     def advantages(self, experience: Experience) -> tuple[Tensor, Tensor]:
         """(sequences, time) every token's advantage times its weight, and what its value should have been."""
@@ -340,9 +366,9 @@ class PolicyGradient:
         config = self.config
         known = experience.mask.any(-1)
         if config.baseline == "running_mean":
-            values = torch.tensor([v for s in experience.scores for _, v in s.steps]) if config.step_rewards else None
-            scores = self.totals(experience)[known] if values is None else values
-            finite = [score for score in scores.tolist() if math.isfinite(score)]
+            steps = [v for row in self.paid(experience.scores) for v in row] if config.step_rewards else None
+            scores = self.totals(experience)[known].tolist() if steps is None else steps
+            finite = [score for score in scores if math.isfinite(score)]
             self.past_scores = running_mean(*self.past_scores, finite, config.baseline_window)
         observed = metrics.get("kl/policy_reference_k1", 0.0)
         if not math.isfinite(observed):  # of a step whose update was left out
@@ -373,3 +399,4 @@ class PolicyGradient:
         self.past_scores = tuple(values["past_scores"])
         every_reserve = self.config.prompts_per_step * self.config.refill  # what each step used up in checkpoints without a count
         self.reserves = values["reserves"] if "reserves" in values else values["step"] * every_reserve
+        self._put_value_on_scale()

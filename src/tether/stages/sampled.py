@@ -26,7 +26,12 @@ class SampledConfig(TrainedConfig):
         default=0.0, ge=0, description="taken off the score of a response that did not end in time"
     )
     micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
-    ema_decay: float | None = Field(default=None, gt=0, lt=1, description="keep an average of the policy and end with it")
+    ema_decay: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="end with a moving average of the policy: of an adapter, of what it adds to the weights",
+    )
     checkpoint_every: int = Field(default=5, ge=1)
     sample_rows: int = Field(default=4, ge=0, description="texts kept from every step")
     seed: int = 0

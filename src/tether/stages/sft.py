@@ -111,7 +111,9 @@ class SFT:
         (train, skipped), (test, more) = map(self._encode, parts)
         skipped = {reason: skipped.get(reason, 0) + more.get(reason, 0) for reason in {**skipped, **more}}
         if not train:
-            raise DataError(f"none of {len(demonstrations)} demonstrations can be used for training: {skipped or 'there are none'}")
+            raise DataError(
+                f"none of {len(demonstrations)} demonstrations can be used for training: {skipped or 'there are none'}"
+            )
         plan = plan_updates(len(train), config.batch_size, config.epochs, config.seed)
         self.learner = LocalLearner(self.role.parameters(), config.optimizer_for(self.role.adapter is not None), len(plan))
         loop = SupervisedLoop(
