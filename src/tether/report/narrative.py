@@ -150,13 +150,17 @@ def verdict(journey: Journey) -> Verdict:
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
-    """The training's own reward on prompts that it never saw; `true`: the reward is a checked answer and no model's guess."""
+    """The training's own reward on prompts that it never saw; `true`: the reward is a checked answer and no model's guess.
+
+    `apart`: the step was chosen for its score, and each half of the prompts is told at the step that the other half chose.
+    """
 
     before: Estimate
     after: Estimate
     gain: Estimate
     num_prompts: int
     true: bool
+    apart: bool = False
 
 
 def heldout(policy: SubRun) -> HeldOut | None:
@@ -166,7 +170,8 @@ def heldout(policy: SubRun) -> HeldOut | None:
     values = mapping(stored.get("correct" if true else "score"))
     known = [found for key in ("before", "after", "gain") if (found := estimate(values.get(key)))]
     prompts = int(number(stored.get("num_prompts")) or 0)
-    return HeldOut(known[0], known[1], known[2], prompts, true) if len(known) == 3 else None
+    apart = stored.get("judged_by") == "the prompts that did not choose the step"
+    return HeldOut(known[0], known[1], known[2], prompts, true, apart) if len(known) == 3 else None
 
 
 def _checked(found: HeldOut) -> tuple[str, str, str]:
@@ -176,6 +181,10 @@ def _checked(found: HeldOut) -> tuple[str, str, str]:
         f"On {found.num_prompts:,} held-out prompts {what} went from {show(found.before.value)} to {show(found.after.value)}; "
         f"change {signed(found.gain.value)}{_bounds(found.gain, signed)}."
     )
+    if found.apart:
+        text += (
+            " The weights with the highest score were kept: each half of the prompts is judged at the step the other half chose."
+        )
     if not found.true:
         return "open", "Not judged by gold", f"{text} Nothing here says whether the answers got better; that reward cannot tell."
     if found.gain.low is None or found.gain.contains(0):
