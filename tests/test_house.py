@@ -166,7 +166,7 @@ def test_no_drawer_for_odds_and_ends() -> None:
 def test_every_marker_says_what_it_needs() -> None:
     settings = tomllib.loads((REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))
     markers = settings["tool"]["pytest"]["ini_options"]["markers"]
-    assert {marker.partition(":")[0] for marker in markers} == {"slow", "gpu", "ray", "vllm", "browser"}
+    assert {marker.partition(":")[0] for marker in markers} == {"slow", "gpu", "ray", "vllm", "browser", "audit"}
     contributing = (REPOSITORY / "CONTRIBUTING.md").read_text(encoding="utf-8")
     for marker in markers:
         name, _, description = marker.partition(":")

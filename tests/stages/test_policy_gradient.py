@@ -469,7 +469,6 @@ def test_the_average_of_an_adapter_is_that_of_its_products(decay):
     torch.testing.assert_close(stage.learner.parameters[-2], plain[-2])
 
 
-@pytest.mark.audit
 def test_an_average_goes_on_from_a_checkpoint_as_if_nothing_had_been():
     whole, cut, again = (make("grpo", ema_decay=0.95) for _ in range(3))
     for number in range(12):
