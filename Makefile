@@ -87,7 +87,7 @@ test-processors: $(VENV)/.installed
 			2>&1 | tee "$$log"; \
 		[ "$$(cat "$$log.code")" = 0 ] || code=1; \
 		summary="$$summary$$setting: $$(tail -n 1 "$$log")\n"; rm -f "$$log" "$$log.code"; \
-	done; printf "\n$$summary"; exit $$code
+	done; printf "\n%b" "$$summary"; exit $$code
 
 # pip-audit keeps an environment of its own; it exits with 0 where it could look nothing up, which is no clean bill.
 audit: $(VENV)/.audit/bin/pip-audit
