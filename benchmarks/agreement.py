@@ -77,6 +77,7 @@ def data() -> None:
         print(f"| {name} | " + " | ".join(shown(report["overall"][name]) for report in reports.values()) + " |")
     for name, report in reports.items():
         kappas = [(p["kappa"]["value"], p["kappa"]["num_items"]) for p in report["pairs"] if p["kappa"]["num_items"] >= 10]
+        kappas = [(kappa, items) for kappa, items in kappas if kappa is not None]
         told = ", ".join(f"{kappa:.2f} ({items})" for kappa, items in sorted(kappas))
         print(f"\n{name}: {report['items_by_votes']} items by votes; kappas of two with ten items in common (items): {told}")
         print(f"the same person again: {shown(report['self'])}, {report['num_repeats']} repeats")
@@ -164,9 +165,9 @@ def intervals(tries: int) -> None:
         print(f"| {items} | {held / max(1, tries - undefined):.3f} | {undefined} |", flush=True)
 
 
-def speed() -> None:
+def speed(sizes: Sequence[int]) -> None:
     draw = random.Random(0)
-    for items in (1_000, 20_000):
+    for items in sizes:
         votes = [Vote(f"i{k}", f"p{j}", draw.choice([-2, -1, 0, 1, 2])) for k in range(items) for j in draw.sample(range(10), 3)]
         print(f"\n{items:,} items, three votes each on a scale of five, seconds:")
         figures = {
@@ -189,12 +190,14 @@ def speed() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.agreement", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="PART", help="data, crowds, intervals, speed; all without any")
+    parser.add_argument("--smoke", action="store_true", help="a few tries of each: does it run?")
     options = parser.parse_args()
+    small = options.smoke
     parts = {
         "data": data,
-        "crowds": lambda: (labels(10), blame(200, 40)),
-        "intervals": lambda: intervals(400),
-        "speed": speed,
+        "crowds": lambda: (labels(2 if small else 10), blame(*((2, 1) if small else (200, 40)))),
+        "intervals": lambda: intervals(2 if small else 400),
+        "speed": lambda: speed((50,) if small else (1_000, 20_000)),
     }
     if unknown := set(options.parts) - set(parts):
         parser.error(f"there is no part {min(unknown)!r}; there are: {', '.join(parts)}")

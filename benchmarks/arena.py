@@ -16,7 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from contestant import MARK
+from benchmarks.contestant import MARK
 
 FOLDER = Path(__file__).parent
 
@@ -146,14 +146,15 @@ def matrix_rate(seconds: float = 0.5, tries: int = 5) -> float:
     import torch
 
     left, right = torch.randn(1024, 576).bfloat16(), torch.randn(1536, 576).bfloat16()
-    packed = torch.ops.mkldnn._reorder_linear_weight(right, 1024) if not torch.cuda.is_available() else None
+    packs = not torch.cuda.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    packed = torch.ops.mkldnn._reorder_linear_weight(right, 1024) if packs else None
     best = 0.0
     with torch.no_grad():
         for _ in range(tries):
             count, start = 0, time.perf_counter()
             while time.perf_counter() - start < seconds:
                 if packed is None:
-                    left @ right.T
+                    torch.matmul(left, right.T)
                 else:
                     torch.ops.mkldnn._linear_pointwise(left, packed, None, "none", [], "")
                 count += 1

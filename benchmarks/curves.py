@@ -31,8 +31,8 @@ def curve(run: Path, seed: int, arm: str, key: str, width: int) -> list[float]:
     return [sum(values[max(0, i + 1 - width) : i + 1]) / min(i + 1, width) for i in range(len(values))]
 
 
-def draw(run: Path, name: str, arms: tuple[str, ...], panels: Any, width: int, seeds: list[int]) -> None:
-    with figure(DOCS / f"{name}.svg", len(panels)) as axes:
+def draw(run: Path, picture: Path, arms: tuple[str, ...], panels: Any, width: int, seeds: list[int]) -> None:
+    with figure(picture, len(panels)) as axes:
         for axis, (key, title) in zip(axes, panels, strict=True):
             for arm, colour in zip(arms, COLOURS, strict=False):
                 curves = [curve(run, seed, arm, key, width) for seed in seeds]
@@ -46,10 +46,12 @@ def draw(run: Path, name: str, arms: tuple[str, ...], panels: Any, width: int, s
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.curves", description=__doc__)
     parser.add_argument("run", type=Path, help="the folder of a finished `tether compare`")
-    run = parser.parse_args().run
+    parser.add_argument("--output", type=Path, default=DOCS, help="the folder of the pictures")
+    options = parser.parse_args()
+    run = options.run
     seeds = [int(seed) for seed in read_json(run / "summary.json")["seeds"]]
     for name, (arms, panels, width) in PANELS.items():
-        draw(run, name, arms, panels, width, seeds)
+        draw(run, options.output / f"{name}.svg", arms, panels, width, seeds)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 Policies and reward models of a small random model, and of SmolLM2 where its package is in the cache, under adapters with random
 weights, go through `tether export`; transformers, vLLM (in .bench/vllm, or where TETHER_PEERS says) and TRL's GRPO trainer load
-the folders. Told is the largest difference from what tether computes for the same token ids. Writes results/exported.json.
+the folders. Told is the largest difference from what tether computes for the same token ids. Writes results/exported.json;
+`--smoke` writes nothing and asks transformers alone about a small random model.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def make(base: str, folder: Path) -> dict[str, Any]:
     from tether.models.trunk import Role
     from tether.pipelines.exporting import export_model
 
-    talks = [tuple(Message(role, content) for role, content in talk) for talk in TALKS]
+    talks = [tuple(Message("user" if role == "user" else "assistant", content) for role, content in talk) for talk in TALKS]
     task: dict[str, Any] = {"talks": TALKS, "folders": {}}
     for kind in ("policy", "reward"):
         loaded = load_model(ModelConfig(source=base, dtype="float32"))
@@ -131,7 +132,7 @@ def by_trl(task: dict[str, Any]) -> dict[str, float]:
     for dtype in ("float32", "bfloat16"):
         with tempfile.TemporaryDirectory() as output:
             options: dict[str, Any] = {"use_cpu": True, "bf16": False, "report_to": "none", "gradient_checkpointing": False}
-            load = {"model_init_kwargs": {"dtype": dtype}}
+            load: dict[str, Any] = {"model_init_kwargs": {"dtype": dtype}}
             config = GRPOConfig(
                 output, per_device_train_batch_size=2, num_generations=2, max_completion_length=4, **options, **load
             )
@@ -189,11 +190,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", choices=("random", "smollm2"))
     parser.add_argument("--sides", nargs="+", choices=tuple(SIDES), default=tuple(SIDES))
+    parser.add_argument("--smoke", action="store_true", help="a small random model and transformers alone: does it run?")
     parser.add_argument("--side", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.side:
         print("\n" + json.dumps(SIDES[arguments.side[0]](json.loads(Path(arguments.side[1]).read_text()))))
         return
+    if arguments.smoke:
+        arguments.only, arguments.sides = "random", ("transformers",)
     from tether.models.config import ModelConfig
     from tether.models.pretrained import resolve
     from tether.models.tiny import tiny_model, tiny_tokenizer
@@ -208,6 +212,8 @@ def main() -> None:
         if arguments.only != "random":
             results["smollm2"] = measured(resolve(ModelConfig(source=SMOLLM2))[0], folder / "smollm2", arguments.sides)
     print(json.dumps(results, indent=2))
+    if arguments.smoke:
+        return
     path = Path(__file__).parent / "results" / "exported.json"
     known = json.loads(path.read_text()) if path.is_file() else {}
     merged = {name: {**known.get(name, {}), **results.get(name, {})} for name in {**known, **results}}

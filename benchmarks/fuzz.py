@@ -14,6 +14,7 @@ import argparse
 import contextlib
 import copy
 import gzip
+import importlib
 import json
 import logging
 import re
@@ -31,11 +32,17 @@ FOLDER = Path(__file__).resolve().parent
 SUFFIXES = (".jsonl", ".json", ".csv", ".tsv", ".txt", ".parquet", ".jsonl.gz")
 
 
+def atheris() -> Any:
+    """libFuzzer for Python, which no extra installs."""
+    try:
+        return importlib.import_module("atheris")
+    except ImportError:
+        raise SystemExit("benchmarks.fuzz needs atheris: pip install atheris") from None
+
+
 def bent(data: bytes, seeds: list[dict[str, Any]]) -> tuple[dict[str, Any], Any]:
     """One of the seeds, and its row with as many edits as the bytes order."""
-    import atheris
-
-    choose = atheris.FuzzedDataProvider(data)
+    choose = atheris().FuzzedDataProvider(data)
     seed = seeds[choose.ConsumeIntInRange(0, len(seeds) - 1)]
     row: Any = copy.deepcopy(seed["row"])
     for _ in range(choose.ConsumeIntInRange(1, 4)):
@@ -181,9 +188,8 @@ def _packed() -> list[bytes]:
 
 def child(target: str, corpus: str, seconds: int) -> None:
     """Fuzz one target in this process, which libFuzzer ends."""
-    import atheris
-
-    with atheris.instrument_imports(include=["tether.data", "tether.core", "tether.preferences", "tomllib", "json", "csv"]):
+    fuzzer = atheris()
+    with fuzzer.instrument_imports(include=["tether.data", "tether.core", "tether.preferences", "tomllib", "json", "csv"]):
         from tether.core.errors import TetherError
 
         folder = Path(tempfile.mkdtemp(dir="/dev/shm" if Path("/dev/shm").is_dir() else None))
@@ -195,8 +201,8 @@ def child(target: str, corpus: str, seconds: int) -> None:
             run(data)
 
     options = [f"-max_total_time={seconds}", "-timeout=60", "-max_len=4096", "-print_final_stats=1", "-rss_limit_mb=4096"]
-    atheris.Setup([sys.argv[0], corpus, *options, f"-artifact_prefix={corpus}/../finding-{target}-"], one)
-    atheris.Fuzz()
+    fuzzer.Setup([sys.argv[0], corpus, *options, f"-artifact_prefix={corpus}/../finding-{target}-"], one)
+    fuzzer.Fuzz()
 
 
 def campaign(target: str, seconds: float, folder: Path) -> dict[str, Any]:
@@ -228,10 +234,7 @@ def main() -> None:
     parser.add_argument("--target", action="append", choices=sorted(TARGETS), help="may be given several times; default: all")
     parser.add_argument("--folder", type=Path, default=Path(".fuzz"), help="corpora and findings; a later run goes on from them")
     options = parser.parse_args()
-    try:
-        import atheris  # noqa: F401
-    except ImportError:
-        raise SystemExit("benchmarks.fuzz needs atheris: pip install atheris") from None
+    atheris()
     wanted = options.target or list(TARGETS)
     for target in wanted:
         print(json.dumps(campaign(target, 60 * options.minutes / len(wanted), options.folder)), flush=True)

@@ -12,7 +12,7 @@ TASK = settings()
 
 
 def main() -> None:
-    model = AutoModelForCausalLM.from_pretrained(TASK["model"], dtype=torch.bfloat16).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(TASK["model"], dtype=torch.bfloat16).eval()
     prompts = [row["ids"] for row in TASK["rows"]][: TASK["batch"]]
     width = max(map(len, prompts))
     ids, mask = torch.zeros(len(prompts), width, dtype=torch.long), torch.zeros(len(prompts), width, dtype=torch.long)

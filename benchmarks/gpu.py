@@ -1,13 +1,13 @@
 """`python -m benchmarks.gpu`: rollouts, updates and a PPO step on one GPU, on random weights of real shapes; prints a table.
 
-Rates are set beside what the GPU's data sheet promises: bandwidth for decoding, bfloat16 products for the update. `--tiny` runs
+Rates are set beside what the GPU's data sheet promises: bandwidth for decoding, bfloat16 products for the update. `--smoke` runs
 the same on a few thousand weights, on any machine, to see that the script works.
 """
 
 from __future__ import annotations
 
+import argparse
 import gc
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -39,8 +39,8 @@ LORA = LoraConfig(rank=16, alpha=32, targets="all-linear")
 DEVICE = pick_device("auto")
 
 
-def model_of(shape: str) -> Any:
-    sizes = TINY if "--tiny" in sys.argv else SHAPES[shape]
+def model_of(shape: str, small: bool) -> Any:
+    sizes: dict[str, Any] = TINY if small else SHAPES[shape]
     torch.set_default_dtype(torch.bfloat16)
     with torch.device(DEVICE):
         model = LlamaForCausalLM(LlamaConfig(**sizes, max_position_embeddings=8192)).eval().requires_grad_(False)
@@ -78,13 +78,13 @@ def say(what: str, figure: str, limit: str) -> None:
     print(f"| {what} | {figure} | {limit} | {peak():.1f} |", flush=True)
 
 
-def rollouts() -> None:
-    model = model_of("qwen2.5-1.5b")
+def rollouts(small: bool) -> None:
+    model = model_of("qwen2.5-1.5b", small)
     weights = sum(p.numel() for p in model.parameters()) * 2
-    for rows in (64, 256, 1024) if "--tiny" not in sys.argv else (4,):
+    for rows in (4,) if small else (64, 256, 1024):
         engine = LocalEngine(Role(model), encoder_of(), max_rows=rows)
         prompts = [Prompt((user(f"number {n}"),), str(n)) for n in range(rows)]
-        tokens = 128 if "--tiny" not in sys.argv else 4
+        tokens = 4 if small else 128
         seconds = timed(lambda: engine.generate(prompts, Sampling(max_new_tokens=tokens), seed=1), 2)  # noqa: B023
         steps = tokens * weights / limits()[1]
         say(
@@ -94,10 +94,9 @@ def rollouts() -> None:
         )
 
 
-def update(rows: int = 16, length: int = 1024) -> None:
-    model = add_adapter(model_of("qwen2.5-1.5b"), "policy", LORA)
-    if "--tiny" in sys.argv:
-        rows, length = 2, 32
+def update(small: bool) -> None:
+    model = add_adapter(model_of("qwen2.5-1.5b", small), "policy", LORA)
+    rows, length = (2, 32) if small else (16, 1024)
     role = Role(model, "policy")
     counted = (False,) * (length // 2) + (True,) * (length - length // 2)
     draw = torch.Generator().manual_seed(0)
@@ -142,25 +141,30 @@ def four_roles(model: Any, width: int, response: int) -> Callable[[], Any]:
     return lambda: stage.step(prompts, 0)
 
 
-def trunk() -> None:
+def trunk(small: bool) -> None:
     """PPO's four roles on one 7B trunk, beside one fine-tuning of the same trunk."""
-    width, response = (96, 8) if "--tiny" in sys.argv else (1024, 256)
+    width, response = (96, 8) if small else (1024, 256)
     for name, stage in (("fine-tuning", fine_tuning), ("PPO, four roles,", four_roles)):
         if DEVICE.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-        work = stage(add_adapter(model_of("llama-2-7b"), "policy", LORA), width, response)
+        work = stage(add_adapter(model_of("llama-2-7b", small), "policy", LORA), width, response)
         say(f"{name} on one 7B trunk, LoRA", f"{timed(work, 1):.1f} s a step", "")
         del work
         gc.collect()
 
 
 def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__)
+    parser.add_argument("--smoke", action="store_true", help="a few thousand weights, on a GPU or without: does it run?")
+    small = parser.parse_args().smoke
+    if not small and DEVICE.type != "cuda":
+        parser.error("there is no GPU here. --smoke runs the same on a few thousand weights")
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "no GPU"
     print(f"{name}; torch {torch.__version__}\n\n| what | rate | of the data sheet's limit | peak GB |\n|---|---|---|---|")
-    rollouts()
-    update()
-    trunk()
+    rollouts(small)
+    update(small)
+    trunk(small)
     return 0
 
 

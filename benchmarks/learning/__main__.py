@@ -1,6 +1,7 @@
 """`python -m benchmarks.learning [NAMES] [--seeds 0 1 2] [--draw]`: experiments with known outcomes, their tables and pictures.
 
 Results are kept in docs/learning/results.json; tables go to standard output and between their marks in docs/learning.md.
+`--smoke` runs them once at sizes that mean nothing, and keeps nothing.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import importlib
 import json
 import re
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,29 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 RESULTS = DOCS / "learning" / "results.json"
 
 
-def measure(name: str, seed: int) -> dict[str, Any]:
+SMALL: dict[str, dict[str, Any]] = {
+    "inverted_u": {"demonstrations": 64, "pairs": 20, "steps": 1, "betas": (0.1,)},
+    "variance": {"demonstrations": 64, "value_steps": 1, "batches": 2},
+    "arithmetic": {"demonstrations": 64, "steps": 1, "long": 1, "rare": 1},
+    "best_of_n": {"demonstrations": 64, "pairs": (20, 40), "prompts": 2, "pool": 32, "largest": 16},
+    "flipped": {"demonstrations": 64, "pairs": 40, "steps": 1, "betas": (0.1,)},
+    "rounds": {"demonstrations": 64, "labels": 30, "steps": 1},
+}
+"""Sizes for smoke runs."""
+
+
+def measure(name: str, seed: int, **sizes: Any) -> dict[str, Any]:
     experiment, start = importlib.import_module(f"benchmarks.learning.{name}"), time.process_time()
-    return _rounded({**experiment.run(seed), "cpu_seconds": time.process_time() - start})
+    return _rounded({**experiment.run(seed, **sizes), "cpu_seconds": time.process_time() - start})
+
+
+def smoke(name: str) -> None:
+    """An experiment's table and picture of two seeds, which are not kept."""
+    results = [measure(name, seed, **SMALL[name]) for seed in (0, 1)]
+    experiment = importlib.import_module(f"benchmarks.learning.{name}")
+    print(f"\n## {name}\n\n{experiment.table(results)}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        experiment.draw(results, Path(folder) / f"{name}.svg")
 
 
 def show(name: str, results: list[dict[str, Any]]) -> None:
@@ -51,6 +73,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help=f"of {', '.join(NAMES)}; none: all")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--draw", action="store_true", help="tables and pictures of what is known, nothing is run")
+    parser.add_argument("--smoke", action="store_true", help="sizes that mean nothing, nothing kept: does it run?")
     said = parser.parse_args()
     if unknown := set(said.names) - set(NAMES):
         parser.error(f"no experiment is called {', '.join(sorted(unknown))}; there are {', '.join(NAMES)}")
@@ -58,6 +81,10 @@ def main() -> None:
         import torch
 
         torch.set_num_threads(1)
+    if said.smoke:
+        for name in said.names or NAMES:
+            smoke(name)
+        return
     known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
     for name in said.names or NAMES:
         if not said.draw:

@@ -30,7 +30,8 @@ class Several:
     name = "several"
 
     def __init__(self, models: Sequence[LearnedReward], known: Sequence[Rollout], combine: Combine = "mean") -> None:
-        self.models, self.combine = models, combine
+        self.models = models
+        self.combine: Combine = combine
         table = self._table(known)
         self.centre, self.scale = table.mean(1, keepdim=True), table.std(1, keepdim=True)
 

@@ -22,8 +22,9 @@ def figure(path: Path, panels: int) -> Iterator[Any]:
     from matplotlib import pyplot as plt
 
     named = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), LETTERS)
-    plain = {"svg.fonttype": "none", "svg.hashsalt": path.stem, "font.size": 9, "axes.titlesize": 9, "legend.fontsize": 8}
-    with matplotlib.rc_context({**named, **plain, "legend.frameon": False, "savefig.transparent": True}):
+    plain: Any = {"svg.fonttype": "none", "svg.hashsalt": path.stem, "font.size": 9, "axes.titlesize": 9, "legend.fontsize": 8}
+    plain |= {**named, "legend.frameon": False, "savefig.transparent": True}
+    with matplotlib.rc_context(plain):
         drawn, axes = plt.subplots(1, panels, figsize=(4.4 * panels, 3.4), layout="constrained", squeeze=False)
         for axis in axes.flat:
             axis.grid(True, color=GREY, alpha=0.25, linewidth=0.6)

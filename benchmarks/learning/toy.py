@@ -98,7 +98,7 @@ def reward_model(model: Any, pairs: Sequence[Comparison], seed: int, head_seed: 
 
 def accuracy(reward: LearnedReward, replies: Sequence[Rollout]) -> float:
     """How often the reward model orders two of these replies, at random, as the truth does; true ties do not count."""
-    scores = [score.value for score in reward.score(replies)]
+    scores = [score.value or 0.0 for score in reward.score(replies)]
     truth = [true_reward(reply.text) for reply in replies]
     half = len(replies) // 2
     order = [(scores[i] - scores[i + half]) * (truth[i] - truth[i + half]) for i in range(half) if truth[i] != truth[i + half]]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from tether.core.protocols import RewardSource
 from tether.core.types import Prompt, Rollout, Score
+from tether.learner.local import LocalLearner
 from tether.models.config import LoraConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
@@ -42,15 +43,12 @@ Result = dict[str, Any]
 Task = tuple[Any, RewardSource, Sequence[Prompt], int]
 
 
-class Caught:
+class Caught(LocalLearner):
     """In the learner's place: keeps the gradient and moves nothing."""
 
     def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self.parameters, self.updates = list(parameters), 0
+        super().__init__(parameters, optimizer(1e-3), 1)
         self.gradients: list[Tensor] = []
-
-    def backward(self, loss: Tensor) -> None:
-        loss.backward()
 
     def step(self) -> Mapping[str, float]:
         parts = [p.grad.flatten() if p.grad is not None else torch.zeros(p.numel()) for p in self.parameters]
@@ -89,7 +87,7 @@ def letters(seed: int, demonstrations: int) -> Task:
 def sums(seed: int, demonstrations: int) -> Task:
     """Arithmetic after a little optimisation: 1 for a sum that is right, else 0."""
     train, _ = arithmetic.problems(seed)
-    start = arithmetic.half_taught(train, seed, demonstrations // 2)
+    start = arithmetic.taught(train, seed, demonstrations // 2, *arithmetic.HALF)
     return _practised(start, arithmetic.Sums(), train, arithmetic.ANSWER_TOKENS, seed, {"steps": 24, "kl": UNTETHERED}, 5e-4)
 
 

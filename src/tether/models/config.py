@@ -45,7 +45,7 @@ class ModelConfig(Config):
     chat_template: str | None = Field(default=None, description="path of a Jinja file that replaces the tokenizer's template")
     system_prompt: str | None = Field(default=None, description="default system message; unset leaves it to the template")
     stop_tokens: tuple[str, ...] = Field(
-        (), description="tokens that end a turn; empty: the tokenizer's EOS and the model's own list"
+        default=(), description="tokens that end a turn; empty: the tokenizer's EOS and the model's own list"
     )
 
     @model_validator(mode="after")
