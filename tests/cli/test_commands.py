@@ -2,8 +2,11 @@
 
 import json
 import platform
+import re
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -156,3 +159,118 @@ def test_inspect_shows_what_is_in_a_file(project):
     with (project / "pairs.jsonl").open("a") as file:
         file.write("{broken\n")
     assert tether("data", "inspect", "pairs.jsonl", "--strict", cwd=project).returncode == 2
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["dpo", "recipe.toml"], 2, "`tether dpo` runs [direct] with loss = 'dpo', and recipe.toml has no such section"),
+        (["simpo", "direct.toml"], 2, "direct.toml says direct.loss = 'ipo', and `tether simpo` is 'simpo'"),
+        (["run", "recipe.toml", "dpo.beta=0.1"], 2, "unknown key 'dpo' (DPO is [direct] with loss = 'dpo')"),
+        (["serve"], 2, "No such command 'serve'. It is `tether prefs serve`."),
+        (["inspect", "pairs.jsonl"], 2, "No such command 'inspect'. It is `tether data inspect`."),
+        (["plan", "smoke"], 0, "It fits"),
+        *(
+            (["plan", study], 2, f"{study} is a recipe of `tether {study}`, not of single")
+            for study in ("loop", "compare", "overopt")
+        ),
+        (["doctor", "loop"], 2, "loop is a recipe of `tether loop`, not of single stages"),
+        (["loop", "compare"], 2, "compare is a recipe of `tether compare`, not of `tether loop`"),
+        *(
+            ([study, "model.sauce=tiny"], 2, f"{study}.toml with 'model.sauce=tiny': unknown key 'model.sauce' (did you mean")
+            for study in ("loop", "compare", "overopt")
+        ),
+        (["run", "model.source=tiny"], 2, "'model.source=tiny' is an override, and the recipe comes before it"),
+    ],
+)
+def test_what_a_newcomer_types_first_is_understood(project, arguments, code, message):
+    (project / "direct.toml").write_text(
+        'run = "run"\n[model]\nsource = "tiny"\n[direct]\nloss = "ipo"\ndata = { path = "pairs.jsonl" }\n'
+    )
+    done = tether(*arguments, cwd=project)
+    words = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == code and message in words and words.count("unknown key") <= 1, words
+
+
+@pytest.mark.audit
+def test_a_method_is_a_command_and_sets_the_loss(project):
+    recipe = 'run = "run"\n[model]\nsource = "tiny"\ndtype = "float32"\n[direct]\ndata = { path = "pairs.jsonl" }\n'
+    (project / "direct.toml").write_text(recipe)
+    done = tether("ipo", "direct.toml", cwd=project)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((project / "run" / "direct" / "config.json").read_text())["direct"]["loss"] == "ipo"
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["reward.data.path=demos.jsonl"], "demos.jsonl looks like"),
+        (["ppo.data.path=empty.jsonl"], "empty.jsonl is empty"),
+        (["reward.test.more.path=demos.jsonl"], "not preferences"),
+        (["ppo.evaluate.data.path=empty.jsonl"], "empty.jsonl is empty"),
+        (["kto.data.path=prompts.txt"], "not"),
+        (["grpo.reward_source=random"], "the [grpo] section names no data: set grpo.data.path"),
+    ],
+)
+def test_data_of_every_stage_is_looked_at_before_the_first_is_trained(project, overrides, message):
+    (project / "empty.jsonl").touch()
+    done = tether("run", "recipe.toml", "model.source=nowhere/at-all", *overrides, cwd=project)
+    assert done.returncode == 2 and message in " ".join(done.stderr.split()), done.stderr
+    assert "nowhere" not in done.stderr and not (project / "run" / "sft").exists()
+    assert not list(project.glob("run/**/quarantine*"))
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize(
+    ("command", "number", "stage"),
+    [
+        (["quickstart", "--smoke", "ppo.steps=500"], signal.SIGINT, "ppo"),
+        (["run", "recipe.toml", "ppo.steps=500"], signal.SIGTERM, "ppo"),
+        (["compare", "compare.toml"], signal.SIGINT, "seed-0/arms/slow"),
+        (["compare", "compare.toml"], signal.SIGTERM, "seed-0/arms/slow"),
+    ],
+)
+def test_one_interrupt_one_advice(project, command, number, stage):
+    (project / "compare.toml").write_text(COMPARE)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tether", *command, "run=run"],
+        cwd=project,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (project / "run" / stage / "metrics.jsonl").is_file() and process.poll() is None:
+        time.sleep(0.02)
+    process.send_signal(number)
+    _, errors = process.communicate()
+    lines = [line for line in errors.splitlines() if line.startswith("tether: ")]
+    assert process.returncode == 128 + number and len(lines) == 1, errors
+    form = rf"tether: stopped after step \d+ of 500 of {stage}, which is saved\. Go on with: tether resume run"
+    assert re.fullmatch(form, lines[0]), lines
+    assert errors.count("tether resume") == 1 and errors.rstrip().endswith(lines[0])
+
+
+COMPARE = """
+seeds = [0]
+judge = "letters"
+max_prompts = 8
+max_new_tokens = 8
+[model]
+source = "tiny"
+dtype = "float32"
+[sft]
+epochs = 1
+batch_size = 8
+row_tokens = 256
+[pairs]
+samples_per_prompt = 2
+temperature = 1.0
+[reward]
+prompts_per_update = 4
+heldout_fraction = 0.25
+[arms.slow.ppo]
+steps = 500
+prompts_per_step = 2
+"""

@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import errno
 import sys
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from tether.cli import bench, doctor, export, journeys, judge, looking, prefs, prove, serve, talk
 from tether.cli.version import Version
+from tether.core import stopping
 from tether.core.errors import TetherError, memory_error
 from tether.core.stopping import Interrupted, stop_on_sigterm
+from tether.core.synonyms import COMMANDS, METHODS
 
+
+class Commands(TyperGroup):
+    """Knows what other libraries call a command, and the groups in which one may be."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name = args[0] if args else ""
+        inside = next((f"{group} {name}" for group, own in GROUPS.items() if name in own), None)
+        if name not in self.commands and (right := COMMANDS.get(name) or inside):
+            ctx.fail(f"No such command {name!r}. It is `tether {right}`.")
+        return super().resolve_command(ctx, args)
+
+
+GROUPS = {"data": ("inspect",), "prefs": ("serve", *prefs.COMMANDS)}
 app = typer.Typer(
     name="tether",
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -29,6 +46,9 @@ app.command()(journeys.quickstart)
 for section, text in journeys.STAGES.items():
     name = section.replace("_", "-")
     app.command(name, help=f"{text}: the \\[{section}] section of a recipe.")(journeys.stage(section))
+for method, (section, key, value) in METHODS.items():
+    text = f"{journeys.STAGES[section]}: the \\[{section}] section of a recipe with {key} = {value!r}."
+    app.command(method.replace("_", "-"), hidden=True, help=text)(journeys.stage(section, method))
 for command in (
     export.export,
     prove.prove,
@@ -79,14 +99,14 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
         if code == 130:  # what the command-line library makes of Ctrl-C
-            _leave("interrupted; start the same command again to go on from what is saved.", 130)
+            _leave(f"interrupted; {stopping.AGAIN}", 130)
         raise SystemExit(code if isinstance(code, int) else 0)
     except TetherError as error:
         _leave(str(error), 2)
     except Interrupted as stop:
         _leave(str(stop), stop.exit_code)
     except (KeyboardInterrupt, typer.Abort):
-        _leave("interrupted.", 130)
+        _leave(f"interrupted; {stopping.AGAIN}", 130)
     except OSError as error:
         place = f": {error.filename}" if error.filename else ""
         _leave(f"{error.strerror or error}{place}{ADVICE.get(error.errno or 0, '')}", 2)

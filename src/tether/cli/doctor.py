@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,11 +11,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tether.cli.journeys import stages_of
 from tether.cli.options import Overrides
 from tether.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tether.assemble import Recipe
     from tether.monitoring.doctor import Result
 
 
@@ -32,26 +31,10 @@ def doctor(
             raise ConfigError(f"{subject} is a run: its config is settled, and overrides such as {overrides[0]!r} have no effect")
         results = examine_run(Path(subject))
     else:
-        results = examine_recipe(_recipe(subject, overrides or ()))
+        results = examine_recipe(stages_of(subject, overrides or ()))
     Console().print(render(results))
     if any(getattr(r, "severity", "") == "error" for found in results.values() for r in found):
         raise SystemExit(2)
-
-
-def _recipe(name: str, overrides: Sequence[str]) -> Recipe:
-    from tether.assemble import DataConfig, Recipe
-    from tether.core.config import build, load_recipe, packaged_recipe
-
-    path = packaged_recipe(name)
-    if path not in (packaged_recipe("quickstart"), packaged_recipe("smoke")):
-        return load_recipe(path, Recipe, overrides)
-    from tether.pipelines.foundation import DATA  # a journey with phases and data of its own around the same sections
-    from tether.pipelines.quickstart import QuickstartConfig
-
-    whole = build(QuickstartConfig, tomllib.loads(path.read_text(encoding="utf-8")), overrides, where=path.name)
-    shared = {key: getattr(whole, key) for key in ("run", "seed", "model", "sft", "reward")}
-    data = DataConfig(path=str(DATA / "prompts.jsonl"))
-    return Recipe(**shared, ppo=whole.ppo.model_copy(update={"data": data}))
 
 
 def render(results: Mapping[str, Sequence[Result]]) -> Table:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,10 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tether.cli.options import Overrides, RecipeArgument
-from tether.cli.progress import bars
+from tether.cli.options import Overrides, RecipeArgument, StudyArgument
+from tether.cli.progress import bars, starting
 from tether.cli.results import interval, set_aside, show_alarms, stage_table, verdict
 from tether.core.errors import ConfigError, RunError, memory_error
+from tether.core.synonyms import METHODS
 
 if TYPE_CHECKING:
     from tether.assemble import Recipe
@@ -36,13 +37,15 @@ def quickstart(
     ] = False,
 ) -> None:
     """The whole pipeline from one command: SFT, preferences, reward model, PPO, report. Run again to go on."""
-    from tether.core.config import build, packaged_recipe
-    from tether.pipelines.quickstart import QuickstartConfig
+    with starting():
+        from tether.core.config import build, packaged_recipe
+        from tether.pipelines.quickstart import QuickstartConfig
 
-    recipe = packaged_recipe("smoke" if smoke else "quickstart")
-    chosen = [a.strip() for a in arms.split(",") if a.strip()]
-    values = {**tomllib.loads(recipe.read_text(encoding="utf-8")), "arms": chosen}
-    _quickstart(build(QuickstartConfig, values, overrides or (), where=str(recipe.name)))
+        recipe = packaged_recipe("smoke" if smoke else "quickstart")
+        chosen = [a.strip() for a in arms.split(",") if a.strip()]
+        values = {**tomllib.loads(recipe.read_text(encoding="utf-8")), "arms": chosen}
+        config = build(QuickstartConfig, values, overrides or (), where=str(recipe.name))
+    _quickstart(config)
 
 
 def _quickstart(config: QuickstartConfig) -> None:
@@ -74,11 +77,11 @@ STAGES = {
 }
 
 
-def stage(section: str) -> Callable[[str, list[str] | None], None]:
-    """The command of one of them."""
+def stage(section: str, method: str = "") -> Callable[[str, list[str] | None], None]:
+    """The command of one of them; of a method, that sets what makes the stage this method."""
 
     def command(recipe: RecipeArgument, overrides: Overrides = None) -> None:
-        _run(recipe, overrides, [section])
+        _run(recipe, overrides, [section], method)
 
     return command
 
@@ -88,28 +91,64 @@ def run(recipe: RecipeArgument, overrides: Overrides = None) -> None:
     _run(recipe, overrides, [])
 
 
-def _run(recipe: str, overrides: list[str] | None, names: list[str]) -> None:
-    from tether.assemble import Recipe, describe_sections
-    from tether.core.config import load_recipe, packaged_recipe
+def _run(recipe: str, overrides: list[str] | None, names: list[str], method: str = "") -> None:
+    with starting():
+        from tether.assemble import Recipe, describe_sections
+        from tether.core.config import load_recipe
 
-    path = packaged_recipe(recipe)
-    if path.is_file() and (command := _another(path)):
-        raise ConfigError(f"{recipe} is a recipe of `tether {command}`, not of single stages: start it with that command.")
-    config = load_recipe(path, Recipe, overrides or ())
-    if not (chosen := names or list(describe_sections(config))):
-        raise ConfigError(f"{recipe} has no section of a stage, so there is nothing to do. Add one, such as [sft].")
+        path = recipe_of(recipe, "")
+        config = load_recipe(path, Recipe, overrides or ())
+        if method:
+            config = load_recipe(path, Recipe, [*(overrides or ()), *_what_makes(method, config, recipe)])
+        if not (chosen := names or list(describe_sections(config))):
+            raise ConfigError(f"{recipe} has no section of a stage, so there is nothing to do. Add one, such as [sft].")
     _stages(config, chosen)
 
 
-def _another(path: Path) -> str:
-    """The command that a recipe of several stages' ground is for."""
+def _what_makes(method: str, config: Recipe, recipe: str) -> list[str]:
+    """The override by which a stage becomes this method; none where it is.
+
+    Raises:
+        ConfigError: the recipe has not the method's section, or says in it that it is another.
+    """
+    name, key, value = METHODS[method]
+    section = getattr(config, name)
+    if section is None:
+        how = f"`tether {method}` runs [{name}] with {key} = {value!r}"
+        raise ConfigError(f'{how}, and {recipe} has no such section. Add one, with data = {{ path = "..." }} in it.')
+    if (own := getattr(section, key)) == value:
+        return []
+    if key in section.model_fields_set:
+        right = f"start it with `tether {name.replace('_', '-')}`, or add {name}.{key}={value}"
+        raise ConfigError(f"{recipe} says {name}.{key} = {own!r}, and `tether {method}` is {value!r}: {right}.")
+    return [f"{name}.{key}={value}"]
+
+
+def recipe_of(recipe: str, command: str) -> Path:
+    """The file of a recipe for `command`, a study's, or for those of single stages where that is empty.
+
+    Raises:
+        ConfigError: the recipe is another command's.
+    """
+    from tether.core.config import packaged_recipe
+
+    path = packaged_recipe(recipe)
+    if path.is_file() and (own := _command_of(path)) not in ("", command):
+        other = f"`tether {command}`" if command else "single stages"
+        raise ConfigError(f"{recipe} is a recipe of `tether {own}`, not of {other}: start it with that command.")
+    return path
+
+
+def _command_of(path: Path) -> str:
+    """The command that a recipe of several stages' ground is for; empty for one of single stages."""
     try:
         keys = tomllib.loads(path.read_text(encoding="utf-8-sig")).keys()
     except (OSError, ValueError):
         return ""
-    kinds = {"loop": "loop", "proxies": "overopt", "arms": "compare", "pairs": "quickstart"}
-    found = next((command for key, command in kinds.items() if key in keys), "")
-    return "quickstart --smoke" if found == "quickstart" and path.stem == "smoke" else found
+    kinds = {"loop": "loop", "proxies": "overopt", "arms": "compare"}
+    if path.stem in ("quickstart", "smoke") and "pairs" in keys:
+        return "quickstart --smoke" if path.stem == "smoke" else "quickstart"
+    return next((command for key, command in kinds.items() if key in keys), "")
 
 
 def _stages(config: Recipe, chosen: list[str]) -> None:
@@ -134,12 +173,21 @@ def _stages(config: Recipe, chosen: list[str]) -> None:
         console.print(f"{name}: {Path(config.run) / name}    page: {page}", highlight=False, soft_wrap=True)
 
 
-def compare(recipe: RecipeArgument = "compare", overrides: Overrides = None) -> None:
-    """Methods side by side from the same SFT model, preferences and reward model, over several seeds. Run again to go on."""
-    from tether.core.config import load_recipe, packaged_recipe
-    from tether.pipelines.compare import CompareConfig
+def _study(command: str, recipe: str, overrides: list[str] | None) -> None:
+    """One of compare, overopt and loop: by its packaged recipe where the first word is an override already."""
+    with starting():
+        from tether.core.config import is_override, load_recipe
 
-    _compare(load_recipe(packaged_recipe(recipe), CompareConfig, overrides or ()))
+        if is_override(recipe):
+            recipe, overrides = command, [recipe, *(overrides or ())]
+        kind, start = _kinds()[command]
+        config = load_recipe(recipe_of(recipe, command), kind, overrides or ())
+    start(config)
+
+
+def compare(recipe: StudyArgument = "compare", overrides: Overrides = None) -> None:
+    """Methods side by side from the same SFT model, preferences and reward model, over several seeds. Run again to go on."""
+    _study("compare", recipe, overrides)
 
 
 def _smaller(config: Recipe, chosen: list[str]) -> str:
@@ -171,12 +219,9 @@ def _compare(config: CompareConfig) -> None:
     console.print(f"The same table: {Path(config.run) / 'compare.md'}", highlight=False, soft_wrap=True)
 
 
-def overopt(recipe: RecipeArgument = "overopt", overrides: Overrides = None) -> None:
+def overopt(recipe: StudyArgument = "overopt", overrides: Overrides = None) -> None:
     """How far a reward model bears optimisation: proxies by best-of-n and by PPO, judged by gold, over several seeds. Hours."""
-    from tether.core.config import load_recipe, packaged_recipe
-    from tether.pipelines.overopt import OveroptConfig
-
-    _overopt(load_recipe(packaged_recipe(recipe), OveroptConfig, overrides or ()))
+    _study("overopt", recipe, overrides)
 
 
 def _overopt(config: OveroptConfig) -> None:
@@ -211,12 +256,9 @@ def _wide() -> Console:
     return Console() if sys.stdout.isatty() else Console(width=170)
 
 
-def loop(recipe: RecipeArgument = "loop", overrides: Overrides = None) -> None:
+def loop(recipe: StudyArgument = "loop", overrides: Overrides = None) -> None:
     """Preferences in rounds: the policy answers, pairs are judged, reward model and policy learn. Run again to go on."""
-    from tether.core.config import load_recipe, packaged_recipe
-    from tether.pipelines.loop import LoopConfig
-
-    _loop(load_recipe(packaged_recipe(recipe), LoopConfig, overrides or ()))
+    _study("loop", recipe, overrides)
 
 
 def _loop(config: LoopConfig) -> None:
@@ -272,24 +314,48 @@ def resume(
     run: Annotated[Path, typer.Argument(help="The run directory, or a stage's folder in it.")], overrides: Overrides = None
 ) -> None:
     """Go on with what was started in a run directory, from its last checkpoint."""
+    with starting():
+        from tether.core.config import build
+        from tether.pipelines.opening import remembered
+
+        root, started = remembered(run)
+        kind, go_on = _kinds(started["stages"])[started["command"]]
+        config = build(kind, {**started["config"], "run": str(root)}, overrides or (), where=str(root / "command.json"))
+    go_on(config)
+
+
+def _kinds(stages: list[str] | None = None) -> dict[str, tuple[type[Any], Callable[[Any], None]]]:
+    """By command the config that it takes, and what it does with one."""
     from tether.assemble import Recipe
-    from tether.core.config import build
     from tether.pipelines.compare import CompareConfig
     from tether.pipelines.loop import LoopConfig
-    from tether.pipelines.opening import remembered
     from tether.pipelines.overopt import OveroptConfig
     from tether.pipelines.quickstart import QuickstartConfig
 
-    root, started = remembered(run)
-    kinds: dict[str, tuple[type[Any], Callable[[Any], None]]] = {
+    return {
         "quickstart": (QuickstartConfig, _quickstart),
         "compare": (CompareConfig, _compare),
         "overopt": (OveroptConfig, _overopt),
         "loop": (LoopConfig, _loop),
-        "stages": (Recipe, lambda config: _stages(config, started["stages"])),
+        "stages": (Recipe, lambda config: _stages(config, stages or [])),
     }
-    kind, go_on = kinds[started["command"]]
-    go_on(build(kind, {**started["config"], "run": str(root)}, overrides or (), where=str(root / "command.json")))
+
+
+def stages_of(recipe: str, overrides: Sequence[str]) -> Recipe:
+    """A recipe of single stages; of the quickstart, a journey around the same sections, those that it trains."""
+    from tether.assemble import DataConfig, Recipe
+    from tether.core.config import build, load_recipe, packaged_recipe
+
+    path = packaged_recipe(recipe)
+    if not (path.is_file() and _command_of(path).startswith("quickstart")):
+        return load_recipe(recipe_of(recipe, ""), Recipe, overrides)
+    from tether.pipelines.foundation import DATA
+    from tether.pipelines.quickstart import QuickstartConfig
+
+    whole = build(QuickstartConfig, tomllib.loads(path.read_text(encoding="utf-8")), overrides, where=path.name)
+    shared = {key: getattr(whole, key) for key in ("run", "seed", "model", "sft", "reward")}
+    data = DataConfig(path=str(DATA / "prompts.jsonl"))
+    return Recipe(**shared, ppo=whole.ppo.model_copy(update={"data": data}))
 
 
 def plan(
@@ -305,22 +371,13 @@ def plan(
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompts.")] = 128,
 ) -> None:
     """Memory by role and phase, and time, before anything is loaded; what to switch on where it does not fit (exit 1)."""
-    from tether.assemble import Recipe
-    from tether.core.config import build, load_recipe, packaged_recipe
-    from tether.pipelines.devices import gpu as gpu_of
-    from tether.pipelines.devices import this_machine
-    from tether.pipelines.plan import plan as make
+    with starting():
+        from tether.pipelines.devices import gpu as gpu_of
+        from tether.pipelines.devices import this_machine
+        from tether.pipelines.plan import plan as make
 
+        config = stages_of(recipe, overrides or ())
     console = Console()
-    path = packaged_recipe(recipe)
-    if path == packaged_recipe("quickstart"):  # a journey with phases of its own around the same sections
-        from tether.pipelines.quickstart import QuickstartConfig
-
-        whole = build(QuickstartConfig, tomllib.loads(path.read_text(encoding="utf-8")), overrides or (), where=path.name)
-        shared = {name: getattr(whole, name) for name in ("run", "seed", "model", "sft", "reward", "ppo")}
-        config = Recipe.model_validate(shared)
-    else:
-        config = load_recipe(path, Recipe, overrides or ())
     device = this_machine() if gpu_memory is None else gpu_of(gpu_memory, gpu)
     made = make(config, device, shape=shape, prompt_tokens=prompt_tokens)
     title = f"{made.parameters / 1e9:,.2f} billion parameters on {device.name}, {device.memory / 1e9:,.0f} GB"

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 RecipeArgument = Annotated[str, typer.Argument(help="A recipe: a .toml file, or the name of one that comes with tether.")]
+StudyArgument = Annotated[str, typer.Argument(help="A recipe of this command: a .toml file; without one the packaged one.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as ppo.kl.coefficient=0.1 or run=runs/mine.")]
 Talker = Annotated[str, typer.Argument(help="A model folder, a hub id, or a run directory.")]
 Format = Annotated[str, typer.Option(help="Name of a format; auto finds out.")]

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress, ProgressColumn
+    from rich.table import Column
 
 SHOWN = (
     ("loss", "loss {:.3f}"),
     ("accuracy", "accuracy {:.2f}"),
     ("reward/proxy", "proxy {:+.2f}"),
-    ("kl/policy_reference_k1", "KL {:.1f}"),
+    ("kl/policy_reference_k1", "KL {:z.1f}"),
     ("gold/score", "gold {:.2f}"),
     ("heldout/score", "held out {:.2f}"),
     ("response/stop_rate", "ended {:.0%}"),
@@ -21,36 +23,78 @@ SHOWN = (
 
 
 @contextlib.contextmanager
-def bars(console: Console) -> Iterator[Callable[[str], Callable[[int, int, Any], None]]]:
-    """Yields a function that opens a bar for a phase and returns its updater (done, total, metrics)."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def starting() -> Iterator[None]:
+    """A sign of life while a command's modules are loaded and its recipe is read."""
+    from rich.console import Console
+
+    with Console(stderr=True).status("starting"):
+        yield
+
+
+class Bar:
+    """One phase's updater (done, total, metrics): on the screen, with its clock running, from the moment that it is announced.
+
+    Until the first step has ended, `doing` says what is being done.
+    """
+
+    def __init__(self, progress: Progress, phase: str) -> None:
+        self.progress, self.task, self.notes, self.alarms = progress, progress.add_task(phase, total=None, note=""), {}, 0
+        self.doing("loading")
+
+    def doing(self, what: str) -> None:
+        self.progress.update(self.task, note=f"[dim]{what} …[/]")
+
+    def __call__(self, done: int, total: int, metrics: Any) -> None:
+        self.alarms += int(metrics.get("alarms", 0))
+        if self.alarms:
+            self.notes["alarms"] = f"[bold yellow]{self.alarms} alarm{'s' if self.alarms > 1 else ''}[/]"
+        self.notes.update({key: text.format(metrics[key]) for key, text in SHOWN if metrics.get(key) is not None})
+        self.progress.update(self.task, completed=done, total=total, note="  ".join(self.notes.values()))
+
+
+@contextlib.contextmanager
+def bars(console: Console) -> Iterator[Callable[[str], Bar]]:
+    """Yields a function that opens a bar for a phase; one in which nothing was done goes when the next is opened."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.table import Column
 
     fixed, flexible = Column(no_wrap=True, min_width=7), Column(no_wrap=True, overflow="ellipsis")
     columns = (
         TextColumn("[bold]{task.description}", table_column=Column(no_wrap=True, min_width=15)),
-        BarColumn(bar_width=12),
+        BarColumn(bar_width=8),
         MofNCompleteColumn(table_column=fixed),
-        TimeRemainingColumn(compact=True, elapsed_when_finished=True, table_column=fixed),
+        clock(Column(no_wrap=True, min_width=11)),
         TextColumn("{task.fields[note]}", table_column=flexible),
     )
     with Progress(*columns, console=console) as progress:
 
-        def announce(phase: str) -> Callable[[int, int, Any], None]:
-            tasks: list[Any] = []
-            notes: dict[str, str] = {}
-            alarms = 0
+        def clear() -> None:
+            for task in [task for task in progress.tasks if task.total is None]:
+                progress.remove_task(task.id)
 
-            def update(done: int, total: int, metrics: Any) -> None:
-                nonlocal alarms
-                alarms += int(metrics.get("alarms", 0))
-                if alarms:
-                    notes["alarms"] = f"[bold yellow]{alarms} alarm{'s' if alarms > 1 else ''}[/]"
-                if not tasks:
-                    tasks.append(progress.add_task(phase, total=total, note=""))
-                notes.update({key: text.format(metrics[key]) for key, text in SHOWN if metrics.get(key) is not None})
-                progress.update(tasks[0], completed=done, total=total, note="  ".join(notes.values()))
-
-            return update
+        def announce(phase: str) -> Bar:
+            clear()
+            return Bar(progress, phase)
 
         yield announce
+        clear()
+
+
+def clock(column: Column) -> ProgressColumn:
+    """The time since the phase began, and once two steps are done about how much is left: 1:07<2:30."""
+    from rich.progress import ProgressColumn, Task
+    from rich.text import Text
+
+    def shown(seconds: float) -> str:
+        minutes, rest = divmod(int(seconds), 60)
+        return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+    class Clock(ProgressColumn):
+        max_refresh = 0.5
+
+        def render(self, task: Task) -> Text:
+            spent = shown(task.finished_time if task.finished_time is not None else task.elapsed or 0.0)
+            left = None if task.finished or task.total is None else task.time_remaining
+            return Text(spent if left is None else f"{spent}<{shown(left)}", style="progress.remaining")
+
+    return Clock(column)

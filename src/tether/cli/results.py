@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tether.core.trend import vague
+
 
 def interval(estimate: dict[str, Any], percent: bool = False) -> str:
     form = "{:.1%} [{:.1%}, {:.1%}]" if percent else "{:+.2f} [{:+.2f}, {:+.2f}]"
@@ -25,7 +27,9 @@ def verdict(summary: dict[str, Any]) -> Table:
     for arm, result in summary["arms"].items():
         rows.append((f"{arm}: wins against SFT, by gold", interval(result["gold_win_rate"], percent=True)))
         rows.append(("  gold gain", interval(result["gold_gain"])))
-        rows.append(("  proxy gain, KL", f"{result['proxy_gain']:+.2f}, {result['kl']:.1f} nats a response"))
+        gain = result["proxy_gain"]
+        rows.append(("  proxy gain", interval(gain) if isinstance(gain, dict) else f"{gain:+.2f}"))
+        rows.append(("  KL", _kl(result)))
     rows.append(("time, memory", f"{summary['seconds'] / 60:.1f} minutes, {summary['peak_rss_bytes'] / 1e9:.1f} GB at most"))
     for row in rows:
         table.add_row(*row)
@@ -34,10 +38,13 @@ def verdict(summary: dict[str, Any]) -> Table:
 
 def stage_table(name: str, summary: dict[str, Any]) -> Table:
     table = Table(title=name, show_header=False, title_justify="left")
-    for key, value in summary.items():
+    shown = dict(summary)
+    if shown.get("kl") is not None:
+        shown["kl"] = _kl(summary)
+    for key, value in shown.items():
         if isinstance(value, dict) and {"value", "low", "high"} <= set(value):
             table.add_row(key, _estimate(value))
-        elif isinstance(value, (int, float, str)):
+        elif isinstance(value, (int, float, str)) and key != "kl_noise":
             table.add_row(*_plain(key, value))
         elif key == "heldout" and "model" in value:  # of a process reward model, beside who knows less
             others = [name for name in value if name not in ("model", "thresholds")]
@@ -62,6 +69,12 @@ def _plain(key: str, value: float | str) -> tuple[str, str]:
     if key == "seconds":
         return "time", f"{value:.0f} s" if float(value) < 600 else f"{float(value) / 60:.0f} minutes"
     return key, f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _kl(summary: dict[str, Any]) -> str:
+    kl, noise = summary["kl"], summary.get("kl_noise")
+    why = vague(kl, noise)
+    return f"{kl:.3g}{'' if noise is None else f' ± {noise:.2g}'} nats a response{f' ({why})' if why else ''}"
 
 
 def _estimate(found: dict[str, Any]) -> str:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from tether.core.errors import ConfigError, MissingFileError
+from tether.core.synonyms import KEYS, METHODS, NOTES, SECTIONS
 
 RECIPE = "recipe"
 """The context in which a text that a person wrote is validated; code may say infinity."""
@@ -132,11 +133,7 @@ def _location(values: Any, item: Any) -> tuple[Any, ...]:
 def _phrase(kind: type[BaseModel], place: tuple[Any, ...], items: Sequence[Any]) -> str:
     location, item = ".".join(map(str, place)), items[0]
     if item["type"] == "extra_forbidden":
-        known = _known_keys(kind, place[:-1])
-        deeper = [f"{outer}.{place[-1]}" for outer in known if place[-1] in _known_keys(kind, (*place[:-1], outer)) != known]
-        near = deeper[:1] or difflib.get_close_matches(str(place[-1]), known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
-        return f"unknown key {location!r} ({hint})"
+        return f"unknown key {location!r} ({_hint(kind, place)})"
     said = (
         "a table belongs here" if item["type"] == "model_type" else item["msg"].removeprefix("Value error, ") for item in items
     )
@@ -148,10 +145,31 @@ def _phrase(kind: type[BaseModel], place: tuple[Any, ...], items: Sequence[Any])
     return f"key {location!r}: {message} (got {item['input']!r:.80})"
 
 
-def _known_keys(kind: type[BaseModel], location: Sequence[Any]) -> list[str]:
+def _hint(kind: type[BaseModel], place: tuple[Any, ...]) -> str:
+    """What somebody who wrote this key may want: another library's word, a key of a table in it, a slip of the fingers."""
+    *outer, last = place
+    word, known = str(last).lower().replace("-", "_"), _known_keys(kind, outer)
+    if not outer and word in METHODS and METHODS[word][0] in known:
+        return "{} is [{}] with {} = {!r}".format(word.upper(), *METHODS[word])
+    if not outer and SECTIONS.get(word) in known:
+        return f"did you mean [{SECTIONS[word]}]?"
+    for depth in range(len(outer), -1, -1):
+        for target in KEYS.get(word, ()):
+            *parents, key = full = (*outer[:depth], *target.split("."))
+            if key in _known_keys(kind, parents, exact=True):
+                return f"did you mean {'.'.join(map(str, full))!r}?"
+    if word in NOTES and "model" in kind.model_fields:
+        return NOTES[word]
+    deeper = [f"{table}.{last}" for table in known if last in _known_keys(kind, (*outer, table)) != known]
+    near = deeper[:1] or difflib.get_close_matches(str(last), known, n=1, cutoff=0.6)
+    return f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
+
+
+def _known_keys(kind: type[BaseModel], location: Sequence[Any], *, exact: bool = False) -> list[str]:
     kinds = [kind]
     for part in location:  # what is no field is a place in a list or a name in a table, whose kind stays the same
-        kinds = [inner for k in kinds if part in k.model_fields for inner in _models(k.model_fields[part].annotation)] or kinds
+        inside = [inner for k in kinds if part in k.model_fields for inner in _models(k.model_fields[part].annotation)]
+        kinds = inside if exact else inside or kinds
     return list(dict.fromkeys(name for k in kinds for name in k.model_fields))
 
 
@@ -172,14 +190,22 @@ def digest(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def is_override(word: str) -> bool:
+    """Whether a word of a command line sets a key: `ppo.steps=3`, and not a path that has a = in it."""
+    return re.match(r"-*\w+(\.\w+)*=", word) is not None and not Path(word[:200]).exists()
+
+
 def packaged_recipe(name: str) -> Path:
     """The path of a recipe by its file name or by the name of a recipe that comes with tether."""
     path = Path(name)
     try:
-        if path.suffix == ".toml" or path.exists():
+        if (path.suffix == ".toml" and not is_override(name)) or path.exists():
             return path
     except OSError:  # no file can have such a name
         pass
+    if is_override(name):
+        names = ", ".join(sorted(_packaged()))
+        raise ConfigError(f"{name!r:.80} is an override, and the recipe comes before it: a .toml file, or one of {names}.")
     if name not in (known := _packaged()):
         names = ", ".join(sorted(known))
         raise MissingFileError(

@@ -140,3 +140,9 @@ class Tracker(Protocol):
     """Receives what a run measures."""
 
     def log(self, metrics: Mapping[str, Any], step: int) -> None: ...
+
+
+def doing(progress: object, what: str) -> None:
+    """Tell a progress bar that can show it what is being done before the first step has ended."""
+    if (show := getattr(progress, "doing", None)) is not None:
+        show(what)

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, NoReturn
 
+AGAIN = "start the same command again to go on from what is saved."
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -58,9 +59,21 @@ class Stopping:
     def leave(self, step: int, total: int, place: Path) -> NoReturn:
         """End the training of which `step` has just been saved in `place`."""
         assert self.asked is not None
-        known = any((folder / "command.json").is_file() for folder in (place, *place.parents)[:4])
-        how = f"Go on with: tether resume {place}" if known else f"{place} has the checkpoint: run the same again to go on."
-        raise Interrupted(f"stopped after step {step} of {total}, which is saved. {how}", self.asked)
+        root = run_of(place)
+        if root is None:
+            raise Interrupted(
+                f"stopped after step {step} of {total}, which is saved. {place} has the checkpoint: run the same again to go on.",
+                self.asked,
+            )
+        which = f" of {place.relative_to(root)}" if place != root else ""
+        raise Interrupted(
+            f"stopped after step {step} of {total}{which}, which is saved. Go on with: tether resume {root}", self.asked
+        )
+
+
+def run_of(place: Path) -> Path | None:
+    """The run directory that `place` is or lies in: where a command of tether has noted what it started."""
+    return next((folder for folder in (place, *place.parents)[:6] if (folder / "command.json").is_file()), None)
 
 
 def stop_on_sigterm() -> None:
@@ -75,4 +88,4 @@ def stop_on_sigterm() -> None:
 
 
 def _terminated() -> Interrupted:
-    return Interrupted("terminated; what was saved before stays.", signal.SIGTERM)
+    return Interrupted(f"terminated; {AGAIN}", signal.SIGTERM)

@@ -28,6 +28,7 @@ from tether.data.formats.registry import detect, kind_reader, named
 T = TypeVar("T")
 
 SNIFFED_ROWS = 32
+LOOKED_AT = 16
 _LOG = logging.getLogger("tether.data")
 _IDS = ("id", "task_id", "question_id", "prompt_id", "message_tree_id")
 
@@ -118,6 +119,20 @@ def read(
     seen: set[int] = set()
     records = (record for place in found for record in _File(place, quarantine, strict, seen, check).records(kind, layout))
     return itertools.islice(records, limit)
+
+
+def look(sources: Sequence[str], kind: type, *, format: str = "auto", strict: bool = False) -> None:
+    """Read the first record of each file, so that a file of another kind is an error before anything is trained.
+
+    Data of the hub is left for when it is needed; of a folder with many files the first ones count.
+
+    Raises:
+        DataError: as `read` does.
+    """
+    layout = None if format == "auto" else named(format)
+    local = [source for source in sources if not source.startswith("hub:")]
+    for place in places(local)[:LOOKED_AT] if local else ():
+        next(_File(place, Quarantine(keep=0), strict, set()).records(kind, layout), None)
 
 
 def detect_formats(source: str | Path) -> list[Format]:

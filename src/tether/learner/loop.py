@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tether.core.errors import TrainingError
+from tether.core.protocols import doing
 from tether.core.rundir import RunDirectory, read_json, write_json
 from tether.core.stopping import Stopping
 from tether.core.watchdog import Watchdog
@@ -90,6 +91,7 @@ class SupervisedLoop:
         """
         with Stopping() as stopping, Checkpoints(self.run.path / "checkpoints", self.config.keep_checkpoints) as saved:
             number, watchdog = self._resume(saved), Watchdog(self.run.path / "stacks.txt")
+            doing(self.progress, f"update {number + 1}")
             while number < len(plan) or stopping.asked:
                 if stopping.asked:
                     self._save(saved, number)

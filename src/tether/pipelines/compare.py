@@ -5,27 +5,33 @@ Every arm is trained in a process of its own, so that its peak memory is its own
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from pydantic import Field, model_validator
 
 from tether.assemble import Recipe, describe_sections
 from tether.core.config import build, parts
 from tether.core.errors import TrainingError
+from tether.core.protocols import doing
 from tether.core.rundir import RunDirectory, read_json
+from tether.core.stopping import Interrupted
 from tether.core.types import Feedback
 from tether.pipelines.foundation import SeedsConfig, gain_over
 from tether.pipelines.journey import run_stage
 from tether.pipelines.measured import Progress
 from tether.pipelines.opening import as_begun
 
+STOPPED = "stopped"
+"""Stands where a child names a phase: what follows is how it was interrupted."""
 SILENT: Progress = lambda done, total, metrics: None  # noqa: E731
 
 
@@ -113,7 +119,7 @@ class Compare:
 
     def _in_a_process(self, seed: int, name: str) -> None:
         command = [sys.executable, "-m", "tether.pipelines.compare", str(seed), name]
-        bars: dict[str, Progress] = {}
+        bars: dict[str, Progress] = {name: self.announce(f"{name} · seed {seed}")}
         # In a session of its own, Ctrl-C reaches the child through its parent alone, once.
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
         assert child.stdin is not None and child.stdout is not None
@@ -122,15 +128,33 @@ class Compare:
             child.stdin.close()
             for line in child.stdout:
                 phase, *place = json.loads(line)
+                if phase == STOPPED:
+                    raise Interrupted(place[0], signal.SIGTERM)
                 if phase not in bars:
                     bars[phase] = self.announce(f"{phase} · seed {seed}")
-                bars[phase](*place)
-        finally:
-            if child.poll() is None and sys.exc_info()[0] is not None:
-                child.terminate()
+                doing(bars[phase], *place) if len(place) == 1 else bars[phase](*place)
             code = child.wait()
+        except (KeyboardInterrupt, Interrupted) as stop:
+            _end(child, stop)
+        finally:
+            if child.poll() is None:
+                child.terminate()
         if code:
             raise TrainingError(f"the arm {name!r} of seed {seed} ended with exit code {code}; its own message stands above")
+
+
+def _end(child: subprocess.Popen[str], stop: BaseException) -> NoReturn:
+    """Let the child end its step, or stop at once where a second signal comes; what it says last is what there is to say."""
+    assert child.stdout is not None
+    lines: list[str] = []
+    for _ in range(2):
+        child.terminate()
+        with contextlib.suppress(KeyboardInterrupt, Interrupted):
+            lines += child.stdout
+            break
+    child.wait()
+    last = [text for phase, *place in map(json.loads, lines) if phase == STOPPED for text in place]
+    raise Interrupted(last[-1], getattr(stop, "exit_code", 130) - 128) if last else stop
 
 
 def table(summary: dict[str, Any]) -> str:
@@ -167,26 +191,32 @@ def table(summary: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+class Lines:
+    """A child's progress bar: lines of JSON for its parent, not many a second."""
+
+    def __init__(self, phase: str) -> None:
+        self.phase, self.last = phase, 0.0
+        self.doing("loading")
+
+    def doing(self, what: str) -> None:
+        print(json.dumps([self.phase, what]), flush=True)
+
+    def __call__(self, done: int, total: int, metrics: Any) -> None:
+        if done == total or time.monotonic() - self.last > 0.5:
+            self.last = time.monotonic()
+            numbers = {k: v for k, v in dict(metrics).items() if isinstance(v, (int, float))}
+            print(json.dumps([self.phase, done, total, numbers]), flush=True)
+
+
 def main() -> None:
     """One arm of one seed; the settings come in on standard input, progress goes out line by line."""
     config = build(CompareConfig, json.load(sys.stdin), where="compare")
-    last = [0.0]
-
-    def announce(phase: str) -> Progress:
-        def update(done: int, total: int, metrics: Any) -> None:
-            if done == total or time.monotonic() - last[0] > 0.5:
-                last[0] = time.monotonic()
-                numbers = {k: v for k, v in dict(metrics).items() if isinstance(v, (int, float))}
-                print(json.dumps([phase, done, total, numbers]), flush=True)
-
-        return update
-
-    Compare(config, announce).train(int(sys.argv[1]), sys.argv[2])
+    Compare(config, Lines).train(int(sys.argv[1]), sys.argv[2])
 
 
 if __name__ == "__main__":
     from tether.core.errors import TetherError
-    from tether.core.stopping import Interrupted, stop_on_sigterm
+    from tether.core.stopping import stop_on_sigterm
 
     stop_on_sigterm()
     try:
@@ -195,5 +225,5 @@ if __name__ == "__main__":
         print(f"tether: {error}", file=sys.stderr)
         raise SystemExit(2) from None
     except Interrupted as stop:
-        print(f"tether: {stop}", file=sys.stderr)
+        print(json.dumps([STOPPED, str(stop)]), flush=True)  # one message, by the process that was stopped
         raise SystemExit(stop.exit_code) from None

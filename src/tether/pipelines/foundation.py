@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from tether.assemble import RewardSection, SFTSection, encoder_of, load_policy, local_engine
 from tether.core.config import Config
-from tether.core.protocols import Judge
+from tether.core.protocols import Judge, doing
 from tether.core.rundir import append_jsonl, read_json, read_jsonl, write_json, write_jsonl
 from tether.core.types import Comparison, Demonstration, Prompt, Rollout, Sampling, Score, assistant, user
 from tether.data.sources import split_by_group
@@ -238,6 +238,7 @@ class Foundation:
             loaded = load_model(self.policy_model)
             engine = local_engine(Role(loaded.model), loaded, max_rows=self.engine_rows)
             sampling = Sampling(max_new_tokens=self.sampling.max_new_tokens, temperature=pairs.temperature)
+            doing(bar, "sampling")
             chunk = max(1, self.engine_rows // pairs.samples_per_prompt) * 2
             for start in range(0, len(missing), chunk):
                 part = missing[start : start + chunk]
@@ -276,6 +277,7 @@ class Foundation:
         engine = local_engine(role, encoder_model, max_rows=self.engine_rows)
         bar, count = self.announce(f"evaluate {name}"), self.config.evaluation_samples
         total = len(self.heldout) * count
+        doing(bar, "sampling")
         groups = engine.generate(
             self.heldout,
             self.sampling,

@@ -33,7 +33,7 @@ from tether.models.loading import load_model, save_model, weights_digest
 from tether.models.memory import release
 from tether.pipelines.measured import Progress
 from tether.pipelines.online import run_online
-from tether.pipelines.opening import finish_stage, open_stage, rows_of
+from tether.pipelines.opening import check_data, finish_stage, open_stage, rows_of
 from tether.pipelines.reward_members import RewardMembers
 from tether.pipelines.reward_objectives import train_objectives
 from tether.pipelines.rounds import run_rounds
@@ -202,15 +202,19 @@ def run_recipe(recipe: Recipe, stages: Sequence[str], progress: Callable[[str], 
     """Run the named stages of a recipe in order; each finds its predecessors' results in the run directory.
 
     Raises:
-        ConfigError: a stage that the recipe has no section for.
+        ConfigError: a stage that the recipe has no section for, or whose section names no data.
+        DataError: a stage's data is something else, by its first rows; of all stages before the first is trained.
     """
     root, results = Path(recipe.run), {}
+    for name in stages:
+        if getattr(recipe, name) is None:
+            raise ConfigError(f"the recipe has no [{name}] section")
+        if not (root / name / "summary.json").is_file():
+            check_data(name, getattr(recipe, name))
     root.mkdir(parents=True, exist_ok=True)
     with deterministic() if recipe.deterministic else contextlib.nullcontext():
         for name in stages:
             section = getattr(recipe, name)
-            if section is None:
-                raise ConfigError(f"the recipe has no [{name}] section")
             model = recipe.model if name == "sft" else stage_model(recipe, root)
             if name != "sft":
                 _check_base(root, name)

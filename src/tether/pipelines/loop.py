@@ -30,6 +30,7 @@ from tether.assemble import (
 )
 from tether.core.config import parts
 from tether.core.errors import ConfigError, DataError, RunError
+from tether.core.protocols import doing
 from tether.core.rundir import RunDirectory, read_json, read_jsonl, write_json, write_jsonl
 from tether.core.types import Comparison, Prompt, Sampling, Score
 from tether.data.sources import Quarantine, read, split_by_group
@@ -172,9 +173,10 @@ class Round:
             return list(read_jsonl(path))
         asked = self._asked()
         source = self.ground.policy_model.source if self.previous is None else str(self.previous / self.config.policy[0])
+        bar = self.loop.announce(f"answers {self.number + 1}")
         role, loaded = load_policy(source, self.ground.policy_model)
         engine = local_engine(role, loaded, max_rows=self.config.engine_rows)
-        bar = self.loop.announce(f"answers {self.number + 1}")
+        doing(bar, "sampling")
         total = len(asked) * ask.samples_per_prompt
         groups = engine.generate(
             list(asked.values()),

@@ -21,6 +21,7 @@ from tether.assemble import (
 from tether.assemble.judge_config import JudgeConfig
 from tether.assemble.judges import score_judge
 from tether.core.errors import ConfigError, DataError, MissingFileError
+from tether.core.protocols import doing
 from tether.core.rundir import RunDirectory
 from tether.core.types import Alarm, Problem, Prompt, Rollout, Score
 from tether.data.chat import ChatEncoder
@@ -80,6 +81,7 @@ def run_online(
             return {"memory/rss_bytes": float(current_rss_bytes()), **measured}
 
         if evaluation is not None and not run.held_out():
+            doing(progress, "measuring held-out answers")
             evaluation.measure(0)
         guard = Guard(section.watch, stage, run)
         ended = lambda: guard.halted or (evaluation is not None and evaluation.fallen(stage.config.steps))  # noqa: E731

@@ -11,8 +11,9 @@ from tether.assemble import DataConfig, load_rows
 from tether.core.config import Config, parts
 from tether.core.errors import ConfigError, MissingFileError, RunError
 from tether.core.rundir import RunDirectory, file_digest, hold, read_json, release, write_json
-from tether.core.types import Alarm
-from tether.data.sources import Quarantine
+from tether.core.stopping import run_of
+from tether.core.types import Alarm, Comparison, Demonstration, Feedback, Problem, Prompt, StepLabels
+from tether.data.sources import Quarantine, look
 from tether.learner.checkpoint import complete_checkpoints
 from tether.learner.config import OptimizerConfig
 from tether.models.config import ModelConfig
@@ -89,9 +90,8 @@ def remembered(place: Path) -> tuple[Path, dict[str, Any]]:
     """
     if not place.exists():
         raise MissingFileError(f"{place} does not exist. Give the folder of a run")
-    for root in (place, *place.parents)[:4]:
-        if (root / "command.json").is_file():
-            return root, read_json(root / "command.json")
+    if (root := run_of(place)) is not None:
+        return root, read_json(root / "command.json")
     raise RunError(
         f"{place} is not in a run directory that a command of tether made. Give such a folder; a run that your own code opened "
         "goes on when that code runs again."
@@ -104,10 +104,36 @@ def rows_of(
     """What was given, or the rows of its data and what had to be set aside."""
     if given is not None:
         return given, None
-    if data is None:
-        raise ConfigError(f"the [{name}] section names no data: set {name}.data.path")
+    data = named(data, name)
     quarantine = Quarantine(run.path / f"quarantine-{name}.jsonl")
     return load_rows(data, kind, quarantine), quarantine
+
+
+def named(data: DataConfig | None, name: str) -> DataConfig:
+    """A section's data; ConfigError where it names none."""
+    if data is None:
+        raise ConfigError(f"the [{name}] section names no data: set {name}.data.path")
+    return data
+
+
+def check_data(name: str, section: Any) -> None:
+    """A few rows of all that a stage will read, as what it will read them; nothing is kept.
+
+    Raises:
+        ConfigError: it needs data and names none.
+        DataError: a file holds something else.
+    """
+    online = Problem if getattr(section, "verifiable", None) is not None else Prompt
+    kinds = {"sft": Demonstration, "reward": Comparison, "process": StepLabels, "direct": Comparison, "kto": Feedback}
+    kind = Demonstration if getattr(section, "method", "") == "spin" else kinds.get(name, online)
+    more = getattr(getattr(section, "evaluate", None), "data", None)
+    others = [*getattr(section, "test", {}).values(), *([more] if isinstance(more, DataConfig) else ())]
+    if objectives := getattr(section, "objectives", None) if name == "reward" else None:
+        own = list(objectives.values())
+    else:
+        own = [] if getattr(section, "task", None) is not None else [named(section.data, name)]
+    for data in (*own, *others):
+        look(data.paths, kind, format=data.format, strict=data.strict)
 
 
 def finish_stage(run: RunDirectory, section: Config, summary: dict[str, Any], quarantine: Quarantine | None) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class Quickstart:
         summary: dict[str, Any] = {"arms": {}}
         for arm, path in arms.items():
             result = read_json(path / "summary.json")
-            result["proxy_gain"] = result["proxy_last"] - result["proxy_first"]
+            result.setdefault("proxy_gain", result["proxy_last"] - result["proxy_first"])
             result.update(gain_over(scores[arm], scores["before"], foundation.groups))
             summary["arms"][arm] = result
         summary["ppo"] = summary["arms"]["ppo"]

@@ -19,7 +19,7 @@ from typing import Any
 
 from tether.assemble import RoundsSection, encoder_of, load_rows, local_engine, save_trained
 from tether.core.errors import ConfigError, DataError
-from tether.core.protocols import Engine, RewardSource
+from tether.core.protocols import Engine, RewardSource, doing
 from tether.core.rundir import RunDirectory, file_digest, read_json, read_jsonl, write_jsonl
 from tether.core.types import Demonstration, Prompt, Sampling
 from tether.data.chat import ChatEncoder
@@ -31,7 +31,7 @@ from tether.models.loading import LoadedModel, add_adapter, load_model
 from tether.models.saving import attach_adapter, check_same_trunk, read_role
 from tether.models.trunk import Role
 from tether.pipelines.measured import Progress, peak_rss_bytes
-from tether.pipelines.opening import as_begun, drop_checkpoint
+from tether.pipelines.opening import as_begun, drop_checkpoint, named
 from tether.stages.direct import REFERENCE_FREE, Direct
 from tether.stages.online_direct import best_and_worst
 
@@ -68,10 +68,8 @@ def run_rounds(
     if run.complete:
         return run.summary()
     if rows is None:
-        if section.data is None:
-            raise ConfigError("the [rounds] section names no data: set rounds.data.path")
         kind = Demonstration if section.method == "spin" else Prompt
-        rows = load_rows(section.data, kind, Quarantine(run.path / "quarantine-rounds.jsonl"))
+        rows = load_rows(named(section.data, "rounds"), kind, Quarantine(run.path / "quarantine-rounds.jsonl"))
     if not rows:
         raise DataError("rounds need at least one prompt")
     summaries, previous = [], None
@@ -102,6 +100,7 @@ class _Round:
         loaded, policy = self._policy()
         encoder = encoder_of(loaded)
         if not path.is_file():
+            doing(progress, f"sampling for round {self.number + 1}")
             engine = local_engine(policy, loaded, max_rows=self.section.engine_rows)
             made, counts = self._against_samples(rows, engine, encoder) if reward is None else self._ordered(rows, engine, reward)
             run.update_manifest(model={"source": loaded.source, "digest": loaded.digest}, sampling=counts)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
-from tether.report.reading import Estimate, Journey, SubRun, ends, estimate, kl_key, mapping, number, present, printable
+from tether.core.trend import vague
+from tether.report.reading import Estimate, Journey, SubRun, ends, estimate, kl_key, mapping, moved, number, present, printable
 
 ENOUGH_ANSWERS = 10
 Show = Callable[[float], str]
@@ -90,16 +91,39 @@ def gold_gain(policy: SubRun) -> Estimate | None:
     return estimate(policy.summary.get("gold_gain")) or (Estimate(values[-1] - values[0]) if len(values) > 1 else None)
 
 
-def proxy_gain(policy: SubRun) -> float | None:
-    """The gain of the summary, else the last tenth of the steps less the first."""
-    found, span = estimate(policy.summary.get("proxy_gain")), ends(policy.metrics, "reward/proxy")
-    return found.value if found else (span[1] - span[0] if span else None)
+def proxy_gain(policy: SubRun) -> Estimate | None:
+    """The gain of the summary, else of the metrics, from which an interval comes where the summary has none."""
+    found, of_steps = estimate(policy.summary.get("proxy_gain")), moved(policy.metrics, "reward/proxy")
+    own = estimate(of_steps.gain) if of_steps else None
+    if found is None or own is None or own.low is None or own.high is None or found.low is not None:
+        return found or own
+    return Estimate(found.value, found.value + own.low - own.value, found.value + own.high - own.value)
 
 
-def spent_kl(policy: SubRun) -> float | None:
-    """The KL of the summary, else over the last tenth of the steps."""
-    found, span = estimate(policy.summary.get("kl")), ends(policy.metrics, kl_key(policy.metrics))
-    return found.value if found else (span[1] if span else None)
+def spent_kl(policy: SubRun) -> Estimate | None:
+    """The KL of the summary, else over the last steps, with its interval where there is one."""
+    found, of_steps = estimate(policy.summary.get("kl")), moved(policy.metrics, kl_key(policy.metrics))
+    found = found or (Estimate(of_steps.last) if of_steps else None)
+    noise = number(policy.summary.get("kl_noise")) or (of_steps.noise if of_steps else None)
+    if found is None or noise is None or found.low is not None:
+        return found
+    return Estimate(found.value, found.value - noise, found.value + noise)
+
+
+def _kl_sentence(kl: Estimate) -> str:
+    why = vague(kl.value, None if kl.low is None else kl.value - kl.low)
+    moved_by = f"The policy moved {decimal(kl.value)} nats of KL per response{_bounds(kl, decimal)} away from its reference"
+    return f"{moved_by}{f', {why}' if why else ''}."
+
+
+def _proxy_sentence(proxy: Estimate) -> str:
+    what = "The proxy, the reward that training maximised,"
+    if proxy.low is None:
+        return f"{what} changed by {signed(proxy.value)} between the first and the last steps, too few to tell it from noise."
+    if proxy.contains(0):
+        doubt = "which does not show that it rose or fell"
+        return f"{what} changed by {signed(proxy.value)}{_bounds(proxy, signed)}, {doubt}."
+    return f"{what} {'rose' if proxy.value > 0 else 'fell'} by {decimal(abs(proxy.value))}{_bounds(proxy, signed)}."
 
 
 def gold_parts(journey: Journey) -> list[Part]:
@@ -140,10 +164,9 @@ def verdict(journey: Journey) -> Verdict:
     sentences += _part_sentences(gold_parts(journey))
     kl, proxy = spent_kl(policy), proxy_gain(policy)
     if kl is not None:
-        sentences.append(f"For this the policy moved {decimal(kl)} nats of KL per response away from its reference.")
+        sentences.append(_kl_sentence(kl))
     if proxy is not None:
-        verb = "rose" if proxy > 0 else "fell" if proxy < 0 else "stayed, with a change"
-        sentences.append(f"The proxy, the reward that training maximised, {verb} by {decimal(abs(proxy))}.")
+        sentences.append(_proxy_sentence(proxy))
     warnings = _policy_warnings(policy, gain, proxy) + _reward_warnings(journey.reward)
     return Verdict(tone, headline, sentences, [*warnings, *_left_out(journey)])
 
@@ -223,13 +246,14 @@ def _part_sentences(parts: Sequence[Part]) -> list[str]:
     return sentences
 
 
-def _policy_warnings(policy: SubRun, gain: Estimate | None, proxy: float | None) -> list[str]:
+def _policy_warnings(policy: SubRun, gain: Estimate | None, proxy: Estimate | None) -> list[str]:
     rows = policy.metrics
-    if proxy is not None and gain is not None and proxy > 0 > (gain.value if gain.high is None else gain.high):
+    rose = proxy is not None and (proxy.value if proxy.low is None else proxy.low) > 0
+    if proxy is not None and rose and gain is not None and (gain.value if gain.high is None else gain.high) < 0:
         warnings = [
-            f"Distrust the proxy: it rose by {decimal(proxy)} while the gold score fell by {decimal(-gain.value)}. The policy "
-            "learnt what the reward model likes, not what the gold score measures; stop earlier, raise the KL coefficient or "
-            "mend the reward."
+            f"Distrust the proxy: it rose by {decimal(proxy.value)} while the gold score fell by {decimal(-gain.value)}. The "
+            "policy learnt what the reward model likes, not what the gold score measures; stop earlier, raise the KL coefficient "
+            "or mend the reward."
         ]
     else:
         warnings = _past_the_peak(policy)
@@ -261,7 +285,7 @@ def _past_the_peak(policy: SubRun) -> list[str]:
         return []
     return [
         f"Distrust the last steps: gold was highest at step {peak_step:.0f} ({decimal(peak)}) and ended at {decimal(last)} while "
-        "the proxy kept rising. One evaluation is noisy, but a checkpoint nearer to that step may be the better model."
+        f"the proxy went from {decimal(span[0])} to {decimal(span[1])}. One evaluation is noisy, but a checkpoint nearer to that step may be the better model."
     ]
 
 

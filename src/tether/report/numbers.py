@@ -44,13 +44,14 @@ def tiles(journey: Journey) -> list[Tile]:
     losses = [value for _, value in present(journey.sft.metrics, "eval_loss")] if journey.sft else []
     own = journey.summary or mapping(journey.stages[0].summary if len(journey.stages) == 1 else None)
     memory = estimate(own.get("peak_rss_bytes") or policy.summary.get("peak_rss_bytes"))
+    kl = spent_kl(policy)
     before, after = (f"before {show(checked.before.value)}", checked.after) if checked else ("", None)
     return _tiles((
         ("gold win rate", estimate(policy.summary.get("gold_win_rate")), percent, ""),
         ("gold gain", gold_gain(policy), signed, ""),
         ("held-out, right" if checked and checked.true else "held-out reward", after, show, before),
-        ("proxy gain", estimate(proxy_gain(policy)), signed, "reward model's units"),
-        ("KL spent", estimate(spent_kl(policy)), decimal, "nats per response"),
+        ("proxy gain", proxy_gain(policy), signed, "reward model's units"),
+        ("KL spent", kl, decimal, "nats per response" if kl and (kl.low or kl.value) > 0 else "nats: indistinguishable from 0"),
         ("reward model, held-out", estimate(reward.get("heldout_accuracy")), percent, ""),
         ("reward model, gold", estimate(reward.get("gold_accuracy")), percent, ""),
         ("preference pairs", estimate(journey.pairs.get("num_pairs")), whole, ""),
@@ -92,8 +93,8 @@ def arm_table(arms: Sequence[SubRun]) -> list[Sequence[str]]:
         return []
     return [
         (arm.name, *(_with_interval(found, show) for found, show in (
-            (estimate(proxy_gain(arm)), signed), (gold_gain(arm), signed), (estimate(arm.summary.get("gold_win_rate")), percent),
-            (estimate(spent_kl(arm)), decimal))))
+            (proxy_gain(arm), signed), (gold_gain(arm), signed), (estimate(arm.summary.get("gold_win_rate")), percent),
+            (spent_kl(arm), decimal))))
         for arm in arms
     ]  # fmt: skip
 

@@ -12,6 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from tether.core.errors import MissingFileError, RunError
+from tether.core.trend import Trend, trend
 
 Row = dict[str, Any]
 KL_KEYS = ("kl/policy_reference_k1", "reward/kl")
@@ -266,13 +267,16 @@ def kl_key(rows: Sequence[Row]) -> str:
     return next((key for key in KL_KEYS if series(rows, key)[0]), KL_KEYS[0])
 
 
-def ends(rows: Sequence[Row], key: str) -> tuple[float, float] | None:
-    """The mean of a metric over its first and over its last tenth; None below four values."""
+def moved(rows: Sequence[Row], key: str) -> Trend | None:
+    """How a metric moved over the run, by the definition that the stages' summaries have; None below four values."""
     values = [value for _, value in present(rows, key)]
-    if len(values) < 4:
-        return None
-    span = max(1, len(values) // 10)
-    return sum(values[:span]) / span, sum(values[-span:]) / span
+    return trend(values) if len(values) >= 4 else None
+
+
+def ends(rows: Sequence[Row], key: str) -> tuple[float, float] | None:
+    """The mean of a metric over its first and over its last steps; None below four values."""
+    found = moved(rows, key)
+    return found and (found.first, found.last)
 
 
 def printable(value: Any, longest: int = LONGEST_TEXT) -> str:

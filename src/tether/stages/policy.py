@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from tether.core.errors import DataError, RewardError, TrainingError
-from tether.core.protocols import Engine, Monitor, RewardSource
+from tether.core.protocols import Engine, Monitor, RewardSource, doing
 from tether.core.rundir import RunDirectory
 from tether.core.stopping import Stopping
+from tether.core.trend import Trend, trend
 from tether.core.types import Prompt, Rollout, Score
 from tether.core.watchdog import Watchdog
 from tether.learner.checkpoint import Checkpoints, prefixed, unprefixed
@@ -212,6 +213,7 @@ def train(stage: PolicyStage, prompts: Sequence[Prompt], run: RunDirectory, **ho
     ends = lambda: stage.state().get("stopped") or (ended is not None and ended())  # noqa: E731
     with Stopping() as stopping, Checkpoints(run.path / "checkpoints", config.keep_checkpoints) as saved:
         done, watchdog = _resume(stage, run, saved, monitor), Watchdog(run.path / "stacks.txt")
+        doing(progress, f"sampling for step {done + 1}")
         while stopping.asked or (done < config.steps and not ends()):
             if stopping.asked:
                 _save(stage, run, saved, done, monitor)
@@ -297,18 +299,19 @@ def _spread(rows: list[T], count: int) -> list[T]:
 
 
 def _summary(history: list[dict[str, Any]]) -> dict[str, Any]:
-    """First and last proxy score and KL (the last ones averaged over up to five steps), and what must stay zero."""
-    recent = history[-max(1, min(5, len(history) // 2)) :]
+    """Proxy score of the first and the last steps, KL of the last ones (see core.trend), and what must stay zero."""
 
-    def mean(rows: list[dict[str, Any]], key: str) -> float | None:
-        known = [row[key] for row in rows if row.get(key) is not None]
-        return sum(known) / len(known) if known else None
+    def moved(key: str) -> Trend | None:
+        return trend([row[key] for row in history if row.get(key) is not None])
 
+    proxy, kl = moved("reward/proxy"), moved("kl/policy_reference_k1")
     return {
         "steps": len(history),
-        "proxy_first": mean(history[:1], "reward/proxy"),
-        "proxy_last": mean(recent, "reward/proxy"),
-        "kl": mean(recent, "kl/policy_reference_k1"),
+        "proxy_first": proxy and proxy.first,
+        "proxy_last": proxy and proxy.last,
+        "proxy_gain": proxy and proxy.gain,
+        "kl": kl and kl.last,
+        "kl_noise": kl and kl.noise,
         "first_ratio_deviation": max(row.get("policy/first_ratio_deviation", 0.0) for row in history),
         "failed_rewards": sum(row.get("reward/failed", 0.0) for row in history),
     }

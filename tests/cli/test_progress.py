@@ -1,0 +1,58 @@
+"""What stands on the screen while a command works."""
+
+import io
+import re
+import time
+
+import pytest
+from rich.console import Console
+
+from tether.cli.progress import bars
+from tether.core.protocols import doing
+
+pytestmark = pytest.mark.audit
+
+
+class Screen(Console):
+    """A console with a clock that is set by hand."""
+
+    def __init__(self, terminal):
+        self.now = 0.0
+        super().__init__(file=io.StringIO(), width=100, force_terminal=terminal, get_time=lambda: self.now)
+
+    @property
+    def lines(self):
+        text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", self.file.getvalue())
+        return [" ".join(line.split()) for line in re.split(r"[\r\n]+", text) if line.strip()]
+
+
+def test_a_phase_is_seen_before_its_first_step_has_ended():
+    screen = Screen(terminal=True)
+
+    def appears(words):
+        end = time.monotonic() + 10  # a thread draws, ten times a second
+        while not (seen := [line for line in screen.lines if re.fullmatch(words, line)]) and time.monotonic() < end:
+            time.sleep(0.02)
+        return bool(seen)
+
+    with bars(screen) as announce:
+        bar = announce("grpo")
+        assert appears(r"grpo \S+ 0/\? 0:00 loading …")
+        screen.now = 7.0
+        doing(bar, "sampling for step 1")
+        assert appears(r"grpo \S+ 0/\? 0:07 sampling for step 1 …")
+        bar(1, 4, {"loss": 0.25})
+        assert appears(r"grpo .* 1/4 0:07 loss 0.250")
+
+
+def test_the_clock_starts_with_the_phase_and_not_with_its_first_step():
+    screen = Screen(terminal=False)
+    with bars(screen) as announce:
+        announce("sft")  # finished earlier: nothing is done
+        screen.now = 3.0
+        bar = announce("grpo")
+        for step in range(1, 5):
+            screen.now = 3.0 + 45.0 * step
+            bar(step, 4, {"loss": 0.5, "kl/policy_reference_k1": -0.04})
+    (line,) = screen.lines
+    assert line.startswith("grpo") and "4/4 3:00 " in line and "KL 0.0" in line

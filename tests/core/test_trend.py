@@ -1,0 +1,37 @@
+"""Whether a noisy series moved: against scipy, and against series whose movement is known."""
+
+import random
+
+import pytest
+from scipy import stats
+
+from tether.core.trend import _student, trend, vague
+
+pytestmark = pytest.mark.audit
+
+
+def test_the_ends_by_hand():
+    found = trend([float(n) for n in range(100)])
+    assert (found.first, found.last, found.span) == (4.5, 94.5, 10)
+    assert [trend([0.0] * n).span for n in (1, 4, 7, 8, 14, 20, 50, 60)] == [1, 1, 1, 2, 3, 5, 5, 6]
+    assert trend([]) is None and trend([1.0, 3.0]).gain == 2.0 and trend([1.0] * 5).noise is None
+
+
+@pytest.mark.parametrize("freedom", [3.6, 5, 8, 20, 200])
+def test_the_quantile_is_student_s(freedom):
+    assert _student(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=4e-3)
+
+
+@pytest.mark.parametrize(("count", "drift"), [(8, 0.0), (20, 0.0), (100, 0.0), (100, 0.02)])
+def test_the_interval_of_the_gain_holds_what_it_should(count, drift):
+    draw, held = random.Random(count), 0
+    for _ in range(2000):
+        gain = trend([drift * step + draw.gauss(0, 1) for step in range(count)]).gain
+        span = trend([0.0] * count).span
+        held += gain["low"] <= drift * (count - span) <= gain["high"]
+    assert 0.93 < held / 2000 < 0.97
+
+
+def test_a_kl_that_is_clearly_there_needs_no_excuse():
+    assert vague(3.0, 0.5) == vague(3.0, None) == ""
+    assert vague(0.2, 0.5) == "indistinguishable from 0" and "may be negative" in vague(-0.07, 0.1)
