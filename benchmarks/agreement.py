@@ -179,7 +179,7 @@ def speed(sizes: Sequence[int]) -> None:
             "whole report": agreement_report,
             "suspicious": suspicious,
             "majority": majority,
-            "Dawid–Skene (crowd-kit)": dawid_skene,
+            "Dawid–Skene": dawid_skene,
         }
         for name, figure in figures.items():
             start = time.perf_counter()

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from tether.core.errors import ConfigError, DataError
 from tether.preferences.votes import VERDICTS, Verdict, Vote, latest_votes, more_than_half
@@ -126,30 +127,29 @@ def _expectation_maximisation(
         known: rows of item, truth.
         shape: how many items, annotators and verdicts there are.
     """
-    (item, person, verdict), (num_items, num_people, num_classes) = cast.T, shape
-    posterior = np.zeros((num_items, num_classes))
-    np.add.at(posterior, (item, verdict), 1.0)
+    num_items, num_people, num_classes = shape
+    spoken = csr_array(
+        (np.ones(len(cast)), (cast[:, 0], cast[:, 1] * num_classes + cast[:, 2])), (num_items, num_people * num_classes)
+    )
+    posterior = spoken @ np.tile(np.eye(num_classes), (num_people, 1))
     posterior /= posterior.sum(1, keepdims=True)
     posterior[known[:, 0]] = np.eye(num_classes)[known[:, 1]]
     imagined = smoothing * (1.0 + np.eye(num_classes))
 
-    def spoken() -> Array:
-        counts = np.tile(imagined, (num_people, 1, 1))
-        np.add.at(counts, (person, verdict), posterior[item])
-        counts = np.maximum(counts, LEAST)
+    def errors() -> Array:
+        counts = np.maximum((spoken.T @ posterior).reshape(num_people, num_classes, num_classes) + imagined, LEAST)
         return counts / counts.sum(1, keepdims=True)
 
     for _ in range(max_iterations):
         prior = posterior.sum(0) + imagined.sum(0)
-        odds = np.tile(np.log(np.maximum(prior / prior.sum(), LEAST)), (num_items, 1))
-        np.add.at(odds, item, np.log(spoken())[person, verdict])
+        odds = np.log(np.maximum(prior / prior.sum(), LEAST)) + spoken @ np.log(errors()).reshape(-1, num_classes)
         now = np.exp(odds - odds.max(1, keepdims=True))
         now /= now.sum(1, keepdims=True)
         now[known[:, 0]] = posterior[known[:, 0]]
         moved, posterior = float(np.abs(now - posterior).max()), now
         if moved < STILL:
             break
-    return posterior, spoken()
+    return posterior, errors()
 
 
 def bradley_terry(

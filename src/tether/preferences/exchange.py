@@ -165,7 +165,7 @@ def comparisons(
         least: pairs whose label has less than this behind it are left out (`sureness`).
 
     Raises:
-        ConfigError: there is no such way; crowd-kit is missing for `dawid-skene`.
+        ConfigError: there is no such way.
         DataError: `dawid-skene` finds no votes at all.
     """
     found = labelled(store, how, round=round, names=names, unfinished=unfinished, least=least)
