@@ -131,7 +131,7 @@ def _expectation_maximisation(
     spoken = csr_array(
         (np.ones(len(cast)), (cast[:, 0], cast[:, 1] * num_classes + cast[:, 2])), (num_items, num_people * num_classes)
     )
-    posterior = spoken @ np.tile(np.eye(num_classes), (num_people, 1))
+    posterior = np.asarray(spoken @ np.tile(np.eye(num_classes), (num_people, 1)))
     posterior /= posterior.sum(1, keepdims=True)
     posterior[known[:, 0]] = np.eye(num_classes)[known[:, 1]]
     imagined = smoothing * (1.0 + np.eye(num_classes))
