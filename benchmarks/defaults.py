@@ -39,7 +39,7 @@ STAGES: dict[str, tuple[str, dict[str, Any]]] = {
     "process": ("process", EPOCHS),
     "direct": ("direct", EPOCHS),
     "kto": ("kto", EPOCHS),
-    "ppo": ("ppo", {**SAMPLED, "prompts_per_step": 12}),
+    "ppo": ("ppo", {**SAMPLED, "prompts_per_step": 8}),
     "grpo": ("grpo", {**SAMPLED, "prompts_per_step": 4}),
     "rloo": ("reinforce", {**SAMPLED, "algorithm": "rloo", "prompts_per_step": 4}),
     "reinforce": ("reinforce", {**SAMPLED, "prompts_per_step": 24}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -121,3 +122,11 @@ def test_a_run_that_began_at_an_older_default_goes_on_at_it(tmp_path, monkeypatc
     assert len(rows) == 9 and [row["learning_rate"] for row in rows] == [7e-6] * 9
     finished = run_recipe(recipe_of("direct", folder, **settings, optimizer={"schedule": "constant"}), ["direct"])
     assert finished["direct"]["updates"] == 9
+
+
+def test_the_page_has_the_rates_that_are_used():
+    page = (Path(__file__).parents[2] / "docs" / "algorithms" / "README.md").read_text(encoding="utf-8")
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.splitlines() if line.startswith("| `[")]
+    written = {name: (float(adapters), float(whole)) for names, adapters, whole, *_ in lines for name in names.split(", ")}
+    used = {f"`[{name}]`": tuple(rate_of(recipe_of(name, lora=lora), name) for lora in ({}, False)) for name in STAGES}
+    assert written == used

@@ -426,10 +426,10 @@ def test_the_command_reads_recipes_and_runs_and_exits_with_2_on_an_error(recipe,
         command(str(planted), [])
     told = capsys.readouterr().out
     assert stop.value.code == 2 and told.index("The reference is not") < told.index("healthy")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "empty" / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n')
+    (tmp_path / "sft").mkdir()
+    (tmp_path / "sft" / "summary.json").write_text('{"train_loss": 2.0}')
     with pytest.raises(RunError, match="no steps of a stage"):
-        command(str(tmp_path / "empty"), [])
+        command(str(tmp_path / "sft"), [])
 
 
 def test_a_warning_is_no_error():

@@ -18,6 +18,7 @@ from tether.monitoring.texts import drift
 from tether.monitoring.watch import Watch, replay
 from tether.pipelines.examine import examine_run
 from tether.pipelines.journey import run_recipe
+from tether.report.page import write_report
 
 pytestmark = pytest.mark.audit
 KL = "kl/policy_reference_k1"
@@ -155,3 +156,5 @@ def test_a_real_run_at_a_dead_rate_is_told_of_and_one_that_learns_is_not(section
         told = {alarm["detector"] for alarm in summary["alarms"]} & {"unmoved", "kl_stuck"}
         found = [r for r in examine_run(folder / "run")[section] if isinstance(r, Finding) and r.check == "movement"]
         assert bool(told) == bool(found) == (name == "dead"), (name, summary["alarms"], found)
+        shown = write_report(folder / "run" / section).read_text(encoding="utf-8")
+        assert any(detector.replace("_", " ") in shown for detector in told) == (name == "dead")

@@ -16,7 +16,7 @@ class Rates(NamedTuple):
     whole: float
 
 
-RATES = {
+RATES: dict[str, Rates] = {
     "sft": Rates(5e-4, 2e-5),
     "reward": Rates(5e-4, 1e-5),
     "process": Rates(5e-4, 1e-5),
@@ -26,7 +26,7 @@ RATES = {
     "best_of_n": Rates(5e-4, 1e-5),
     "online_direct": Rates(2e-4, 1e-6),
 }
-"""By stage; `policy` is every method with a policy gradient. Measured in docs/learning_rates.md."""
+"""By stage; `policy` is every method with a policy gradient. Measured by benchmarks.defaults; docs/algorithms/README.md."""
 
 
 class OptimizerConfig(Config):

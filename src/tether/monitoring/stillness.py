@@ -43,7 +43,7 @@ def moved(rows: Rows, settings: Mapping[str, Any], summary: Mapping[str, Any] | 
     sampled = any("reward/proxy" in row for row in rows)
     least = LEAST_STEPS if sampled else LEAST_UPDATES
     if len(steady) < least:
-        return [Untold(name, f"{len(steady)} steps after the warm-up, and it takes {least} to tell")]
+        return [Untold(name, f"it takes {least} steps after the warm-up to tell, and there are {len(steady)}")]
     measures: tuple[Callable[[], tuple[bool, str] | None], ...] = (
         lambda: _by_kl(rows),
         lambda: _by_margin(rows, settings),

@@ -61,7 +61,7 @@ def _journey_page(journey: Journey) -> str:
         tiles=tiles(journey),
         parts=[(printable(p.name, 60), decimal(p.before), decimal(p.after), signed(p.change), p.direction) for p in parts],
         arms=arm_table(journey.arms),
-        alarms=alarm_rows(journey.arms),
+        alarms=alarm_rows([*(stage for stage in journey.supervised if stage.alarms), *journey.arms]),
         facts=reward_facts(reward, journey.pairs),
         groups_text=groups_text,
         groups=groups,
