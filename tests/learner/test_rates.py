@@ -74,7 +74,7 @@ def test_a_stage_of_ones_own_takes_the_rate_by_what_its_role_trains():
     def rate(adapter: str | None, **settings) -> float:
         model = tiny_model(0)
         model = model if adapter is None else add_adapter(model, adapter, LoraConfig())
-        return DirectConfig(**settings).optimizer_for(Role(model, adapter).adapter is not None).learning_rate or 0.0
+        return DirectConfig(**settings).optimizer_for(Role(model, adapter).adapter).learning_rate or 0.0
 
     assert rate("policy") == rate_of(recipe_of("direct"), "direct") and rate(None) == rate_of(
         recipe_of("direct", lora=False), "direct"

@@ -14,7 +14,7 @@ from tether.assemble import Recipe
 from tether.core.config import build
 from tether.monitoring.doctor import Finding, Healthy, Untold
 from tether.monitoring.stillness import moved
-from tether.monitoring.texts import drift
+from tether.monitoring.trends import drift
 from tether.monitoring.watch import Watch, replay
 from tether.pipelines.examine import examine_run
 from tether.pipelines.journey import run_recipe
@@ -24,10 +24,20 @@ pytestmark = pytest.mark.audit
 KL = "kl/policy_reference_k1"
 
 
-def sampled_log(seed: int, steps: int, samples: int, *, gain: float = 0.0, cooling: float = 0.0, kl: float | None = None):
+def sampled_log(
+    seed: int,
+    steps: int,
+    samples: int,
+    *,
+    gain: float = 0.0,
+    cooling: float = 0.0,
+    kl: float | None = None,
+    rounding: float = 0.0,
+):
     """A stage that samples: `gain` deviations of the score and `cooling` of the entropy over the run, the noise of its samples.
 
     kl: nats a response at the end; the estimate from n samples of a KL of d deviates by sqrt(2 d / n).
+    rounding: what bfloat16 adds to a response's log ratio, once a weight has changed: 0.3 for the twenty tokens of a real run.
     """
     rng, rows = random.Random(seed), []
     for n in range(steps):
@@ -38,7 +48,7 @@ def sampled_log(seed: int, steps: int, samples: int, *, gain: float = 0.0, cooli
         row["response/length"] = rng.gauss(30.0, 8.0 * error)
         if kl is not None:
             now = kl * share**2
-            row[KL] = rng.gauss(now, math.sqrt(2 * now / samples))
+            row[KL] = rng.gauss(now, math.sqrt((2 * now + rounding**2 * (n > 0)) / samples))
         rows.append(row)
     return rows
 
@@ -79,11 +89,13 @@ def test_dead_runs_are_found_and_slow_ones_left_alone_without_a_kl(samples: int)
     assert share_found(slow) <= 0.02
 
 
-def test_a_kl_near_0_is_found_and_a_small_one_left_alone():
-    dead = [sampled_log(seed, 25, 16, kl=0.001) for seed in range(200)]
-    slow = [sampled_log(seed, 25, 16, kl=0.2) for seed in range(200)]
-    assert share_found(dead) >= 0.95
-    assert share_found(slow) <= 0.02
+@pytest.mark.parametrize(("rounding", "least"), [(0.0, 0.98), (0.3, 0.85)])
+def test_a_kl_near_0_is_found_and_a_small_one_left_alone(rounding: float, least: float):
+    """In bfloat16 the KL of a policy at rest is far from 0 in every step: ±0.08 nats with 12 samples."""
+    dead = [sampled_log(seed, 25, 12, kl=0.001, rounding=rounding) for seed in range(200)]
+    slow = [sampled_log(seed, 25, 12, kl=0.5, gain=0.3, cooling=0.05, rounding=rounding) for seed in range(200)]
+    assert share_found(dead) >= least
+    assert share_found(slow) <= 0.01
 
 
 def test_margins_at_0_are_found_and_small_ones_left_alone():
@@ -130,7 +142,9 @@ def test_the_detector_fires_once_when_half_of_a_dead_run_is_over():
     assert sum(bool(steps) for steps in dead) >= 9 and {step for steps in dead for step in steps[:1]} <= set(range(30, 61))
     slow = [live(sampled_log(seed, 60, 64, gain=1.0, cooling=0.3)) for seed in range(12)]
     assert not any(slow)
-    assert not live(sampled_log(0, 60, 64, kl=0.5)) and not live(sampled_log(0, 60, 64, kl=0.0001))  # the KL has its own
+    rounded = [live(sampled_log(seed, 60, 12, kl=0.0001, rounding=0.3)) for seed in range(12)]
+    assert sum(bool(steps) for steps in rounded) >= 9
+    assert not live(sampled_log(0, 60, 64, kl=0.5)) and not live(sampled_log(0, 60, 64, kl=0.00001))  # of that kl_stuck has told
     assert [a.step for a in replay(sampled_log(1, 60, 64)) if a.detector == "unmoved"] == dead[1]
 
 

@@ -238,7 +238,7 @@ class RoundsSection(Config):
 
     @model_validator(mode="after")
     def _check(self) -> RoundsSection:
-        vars(self)["direct"] = self.direct.resolved(self.lora is not False)
+        vars(self)["direct"] = self.direct.resolved(self.lora or None)
         if self.method == "spin":
             useless = {"samples_per_prompt", "missing_stop_penalty"} & self.model_fields_set
             if useless:

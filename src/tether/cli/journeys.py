@@ -385,8 +385,7 @@ def plan(
     for stage in made.stages:
         for phase in stage.phases:
             shares = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in phase.bytes.items() if size >= 5e6)
-            peak = phase.total == stage.peak
-            size = f"{phase.total / 1e9:.2f}{' peak' if peak else ''}"
+            size = f"{phase.total / 1e9:.2f}{' peak' if phase.total == stage.peak else ''}"
             table.add_row(stage.name, f"{stage.learning_rate:g}", phase.name, size, shares, f"{phase.seconds:,.1f}")
     console.print(table)
     if made.fits:

@@ -24,7 +24,7 @@ RATES: dict[str, Rates] = {
     "kto": Rates(2e-4, 1e-6),
     "policy": Rates(5e-4, 3e-6),
     "best_of_n": Rates(5e-4, 1e-5),
-    "online_direct": Rates(2e-4, 1e-6),
+    "online_direct": Rates(5e-4, 1e-6),
 }
 """By stage; `policy` is every method with a policy gradient. Measured by benchmarks.defaults; docs/algorithms/README.md."""
 
@@ -75,26 +75,26 @@ class TrainedConfig(Config):
         default=1, ge=1, description="newest ones that are kept; where more than one is, they outlive the end of the stage"
     )
 
-    def optimizer_for(self, adapters: bool) -> OptimizerConfig:
-        """The optimizer with the rate that is used: what was set, or the stage's own for adapters or for whole models."""
+    def optimizer_for(self, adapter: object) -> OptimizerConfig:
+        """The optimizer with the rate that is used: what was set, or the stage's own for an adapter, or (None) a whole model."""
         if self.optimizer.learning_rate is not None and "learning_rate" in self.optimizer.model_fields_set:
             return self.optimizer
-        rate = self.rates.adapters if adapters else self.rates.whole
+        rate = self.rates.whole if adapter is None else self.rates.adapters
         chosen = self.optimizer.model_copy(update={"learning_rate": rate})
         chosen.model_fields_set.discard("learning_rate")  # nobody set it
         return chosen
 
-    def resolved(self, adapters: bool) -> Self:
+    def resolved(self, adapter: object) -> Self:
         """The same settings with that optimizer."""
         copy = self.model_copy()
-        vars(copy)["optimizer"] = self.optimizer_for(adapters)
+        vars(copy)["optimizer"] = self.optimizer_for(adapter)
         return copy
 
     @model_validator(mode="after")
     def _resolve(self) -> Self:
         """A section of a recipe says what is trained, and so shows the rate from the start."""
         if "lora" in type(self).model_fields:
-            vars(self)["optimizer"] = self.optimizer_for(getattr(self, "lora") is not False)  # noqa: B009
+            vars(self)["optimizer"] = self.optimizer_for(getattr(self, "lora", None) or None)
         return self
 
 

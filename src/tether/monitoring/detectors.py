@@ -13,14 +13,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tether.monitoring.texts import OPENING, Drift, Text, drift, phrases, pool, pooled_correlation, score_of, words
+from tether.monitoring.texts import OPENING, Text, phrases, pool, pooled_correlation, score_of, words
+from tether.monitoring.trends import KL, LEAST_TREND, near_reference, still
 
 STILL_KL = 0.005
 """Nats a response below which a policy has not moved."""
 LEAST_GROWTH = 2.0
 """Nats a response and window: what grows by less is compared as if it had grown by this, for the noise of a step's KL."""
-TRENDS, LEAST_TREND = ("reward/proxy", "policy/entropy", "response/length"), 20
-"""What changes where a policy does, and how many steps it takes to see that nothing does."""
 LEAST_CORRELATION = 0.2
 """Of length or phrase with the score: a weaker one does not pull a policy, however certain."""
 
@@ -56,7 +55,7 @@ class View:
     min_texts: int
     confidence: float
     course: Mapping[str, Sequence[float]]
-    """Of `TRENDS`, the whole run after its warm-up."""
+    """Of `TRENDS` and the KL, the whole run after its warm-up."""
 
     def now(self, name: str, back: int = 0) -> float | None:
         """The median of a metric over the last window, or over the one that lies `back` windows before it."""
@@ -150,12 +149,12 @@ def _entropy_collapse(view: View) -> Reading | None:
 
 
 def _kl_explosion(view: View) -> Reading | None:
-    now = view.now("kl/policy_reference_k1")
+    now = view.now(KL)
     return None if now is None else Reading(now, f"the policy is {now:.1f} nats a response away from its reference")
 
 
 def _kl_acceleration(view: View) -> Reading | None:
-    third, second, first = (view.now("kl/policy_reference_k1", back) for back in range(3))
+    third, second, first = (view.now(KL, back) for back in range(3))
     if first is None or second is None or third is None:
         return None
     value = (third - second) / max(second - first, LEAST_GROWTH, 0.1 * second)
@@ -168,26 +167,15 @@ def _kl_stuck(view: View) -> Reading | None:
     return None if still is None else Reading(still, f"for {still:.0f} steps the KL a response has stayed below {STILL_KL} nats")
 
 
-def still(course: Mapping[str, Sequence[float]], spread: float) -> tuple[bool | None, str]:
-    """Whether no series has a trend (None: too few values, or too noisy to say), and the trends in words.
-
-    Args:
-        spread: a score's deviation; half of one is the rise that must be ruled out.
-    """
-    drifts: dict[str, Drift] = {name: drift(v) for name, v in course.items() if len(v) >= LEAST_TREND}
-    words = ", ".join(f"{name} {one}" for name, one in drifts.items())
-    if any(one.sure for one in drifts.values()):
-        return False, words
-    noisy = "reward/proxy" in drifts and drifts["reward/proxy"].highest > 0.5 * spread
-    return (None if noisy or not drifts else True), words
-
-
 def _unmoved(view: View) -> Reading | None:
-    latest, steps = view.recent[-1], len(next(iter(view.course.values()), ()))
-    if latest["metrics"].get("run/share", 0.0) < 0.5 or view.now("kl/policy_reference_k1") is not None:
+    latest, kls = view.recent[-1]["metrics"], view.course.get(KL, ())
+    if latest.get("run/share", 0.0) < 0.5 or latest.get("still", 0.0) >= DETECTORS["kl_stuck"].threshold:
         return None
-    found, trends = still(view.course, latest["unit"] or 0.0)
-    return Reading(steps * bool(found), f"half of the training is over and nothing changes: {trends} over its {steps} steps")
+    series = {name: values for name, values in view.course.items() if name != KL}
+    steps = max(map(len, view.course.values()), default=0)
+    known = any(kls) and len(kls) >= LEAST_TREND
+    found, words = near_reference(kls) if known else still(series, view.recent[-1]["unit"] or 0.0)
+    return Reading(steps * bool(found), f"half of the training is over and nothing changes: {words} after {steps} steps")
 
 
 def _truncation(view: View) -> Reading | None:
@@ -319,7 +307,7 @@ DETECTORS: dict[str, Detector] = {
     ),
     "unmoved": Detector(
         LEAST_TREND,
-        "steps in which reward, entropy and length have no trend",
+        "steps without a KL, or a trend of reward, entropy and length",
         _unmoved,
         "The policy does not move: raise optimizer.learning_rate (left out, it suits lora); see that grad_norm is not 0.",
     ),

@@ -13,12 +13,10 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from tether.monitoring.detectors import TRENDS, still
 from tether.monitoring.doctor import Finding, Healthy, Result, Untold
+from tether.monitoring.trends import KL, TRENDS, near_reference, still
 
 Rows = Sequence[Mapping[str, Any]]
-STILL_KL = 0.01
-"""Nats a response, at which a score can have risen by no more than √(2 KL) of its deviation: a seventh."""
 STILL_MARGIN = 0.05
 """Between the rewards of a pair: below it the better response is preferred by one percent."""
 STILL_LOSS = 0.005
@@ -71,15 +69,10 @@ def _late(values: Sequence[float]) -> float:
 
 
 def _by_kl(rows: Rows) -> tuple[bool, str] | None:
-    """How far the policy is from its reference; the first step's samples are the reference's own, whatever their numerics.
-
-    Where it is exactly 0 throughout, the reference may move along.
-    """
-    kls = _known(rows, "kl/policy_reference_k1")
-    if len(kls) < LEAST_STEPS or not any(kls):
-        return None
-    distance = _late(kls) - kls[0]
-    return abs(distance) < STILL_KL, f"KL to the start {distance:.2g} nats a response"
+    """How far the policy is from its reference; where it is exactly 0 throughout, the reference may move along."""
+    kls = _known(rows, KL)
+    verdict, words = near_reference(kls) if len(kls) >= LEAST_STEPS and any(kls) else (None, "")
+    return None if verdict is None else (verdict, words)
 
 
 def _by_margin(rows: Rows, settings: Mapping[str, Any]) -> tuple[bool, str] | None:

@@ -128,34 +128,6 @@ def pooled_correlation(parts: Sequence[Sequence[float]]) -> tuple[float, float]:
     return r, r * ((freedom - 1) / max(1e-9, 1 - r * r)) ** 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
-    """By how much a line through a series rises from its first value to its last, and the standard error of that."""
-
-    change: float
-    error: float
-    sure: bool
-    """Three standard errors from 0, against time or its logarithm, in which what moves at first and then rests shows."""
-
-    @property
-    def highest(self) -> float:
-        return self.change + 2 * self.error
-
-    def __str__(self) -> str:
-        return f"{self.change:+.2g} ± {self.error:.2g}"
-
-
-def drift(values: Sequence[float]) -> Drift:
-    """The trend of a series of three values or more, whose noise is that about the line."""
-    times = np.arange(1.0, len(values) + 1)
-    lines = []
-    for time in (times, np.log(times)):
-        freedom, sxx, syy, sxy = co_moments(time.tolist(), values)
-        span = float(time[-1] - time[0])
-        lines.append((span * sxy / sxx, span * math.sqrt(max(0.0, syy - sxy**2 / sxx) / (freedom - 1) / sxx)))
-    return Drift(*lines[0], sure=any(abs(change) > 3 * error for change, error in lines))
-
-
 def moments(values: Sequence[float]) -> list[float]:
     """[count, mean, sum of squares about it]."""
     array = np.asarray(values, dtype=np.float64)

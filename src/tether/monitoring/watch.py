@@ -12,8 +12,9 @@ from pydantic import Field, field_validator
 
 from tether.core.config import Config
 from tether.core.types import Alarm, Rollout, Score
-from tether.monitoring.detectors import DETECTORS, STILL_KL, TRENDS, Facts, View, enough
+from tether.monitoring.detectors import DETECTORS, STILL_KL, Facts, View, enough
 from tether.monitoring.texts import Text, across_prompts, measure_texts, score_of, summarize, words
+from tether.monitoring.trends import KL, TRENDS
 
 METRICS = (
     "reward/proxy",
@@ -71,7 +72,7 @@ class Watch:
         rate = metrics.get("learning_rate", 0.0)
         if rate > self.highest_rate:
             self.highest_rate, self.course = rate, {}
-        for name in TRENDS:
+        for name in (*TRENDS, KL):
             if name in metrics:
                 values = self.course.setdefault(name, [])
                 values.append(metrics[name])

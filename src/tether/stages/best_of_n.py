@@ -86,7 +86,7 @@ class BestOfN(PolicyStage):
             raise ValueError("report_kl needs a reference role")
         self.config, self.policy, self.reference = config, policy, reference if config.report_kl else None
         self.reward, self.engine, self.encoder = reward, engine, encoder
-        self.learner = LocalLearner(policy.parameters(), config.optimizer_for(policy.adapter is not None), config.total_updates)
+        self.learner = LocalLearner(policy.parameters(), config.optimizer_for(policy.adapter), config.total_updates)
         self.average = WeightAverage(self.learner, config.ema_decay, [policy])
         for role in (policy, self.reference):
             if role is not None:

@@ -231,7 +231,7 @@ class Direct:
             responses = [s for ranking in (*train, *test) for s in ranking.sequences]
             self.likelihoods.precompute(responses, run.path / "reference.safetensors")
         plan = plan_updates(len(train), config.prompts_per_update, config.epochs, config.seed)
-        self.learner = LocalLearner(self.policy.parameters(), config.optimizer_for(self.policy.adapter is not None), len(plan))
+        self.learner = LocalLearner(self.policy.parameters(), config.optimizer_for(self.policy.adapter), len(plan))
 
         def evaluated() -> dict[str, float]:
             result = self.evaluate(test)

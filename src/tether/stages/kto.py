@@ -171,7 +171,7 @@ class KTO:
             responses = [s for judged in (*train, *test) for s in judged.sequences]
             self.likelihoods.precompute(responses + pairs, run.path / "reference.safetensors")
         balance = self._settle_weights(train)
-        self.learner = LocalLearner(self.policy.parameters(), config.optimizer_for(self.policy.adapter is not None), len(plan))
+        self.learner = LocalLearner(self.policy.parameters(), config.optimizer_for(self.policy.adapter), len(plan))
 
         def evaluated() -> dict[str, float]:
             return {f"eval_{key}": value for key, value in self.evaluate(test).items()}

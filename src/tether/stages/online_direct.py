@@ -99,7 +99,7 @@ class OnlineDirect(PolicyStage):
         likelihoods = Likelihoods(policy, reference, encoder, config.micro_batch_tokens, config.temperature)
         likelihoods.without_dropout()
         self.pairs = PairLoss(config, likelihoods)
-        self.learner = LocalLearner(policy.parameters(), config.optimizer_for(policy.adapter is not None), config.steps)
+        self.learner = LocalLearner(policy.parameters(), config.optimizer_for(policy.adapter), config.steps)
         self.average = WeightAverage(self.learner, config.ema_decay, [policy])
 
     def step(self, prompts: Sequence[Prompt], number: int) -> Step:

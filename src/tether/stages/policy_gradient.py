@@ -78,8 +78,7 @@ class PolicyGradient:
         copied = value.head if value is not None and config.value_init == "reward" else None
         self.copied_units = None if copied is None else (copied.offset.clone(), copied.scale.clone())
         """Of the scores that a value copied from the reward model gives before `settle`."""
-        self.past_scores = (0.0, 0)
-        self.reserves = 0
+        self.past_scores, self.reserves = (0.0, 0), 0
         """Prompts that earlier steps sampled beyond their own batches."""
         in_reward = config.kl.coefficient > 0 and config.kl.place != "loss"
         self.late = config.one_update and value is None and not in_reward
@@ -89,8 +88,7 @@ class PolicyGradient:
         critic = [] if value is None else value.parameters()
         if self.shares_pass and value is not None and value.head is not None:
             critic = list(value.head.parameters())
-        optimizer = config.optimizer_for(policy.adapter is not None)
-        self.learner = LocalLearner(policy.parameters() + critic, optimizer, config.total_updates)
+        self.learner = LocalLearner(policy.parameters() + critic, config.optimizer_for(policy.adapter), config.total_updates)
         self.average = WeightAverage(self.learner, config.ema_decay, self.roles)
         for role in self.roles:
             role.train_mode(False)

@@ -169,7 +169,7 @@ class ProcessRewardModeling:
         start, config = time.perf_counter(), self.config
         train, calibration, test, skipped = self.prepare(rows)
         plan = plan_updates(len(train), config.solutions_per_update, config.epochs, config.seed)
-        self.learner = LocalLearner(self.role.parameters(), config.optimizer_for(self.role.adapter is not None), len(plan))
+        self.learner = LocalLearner(self.role.parameters(), config.optimizer_for(self.role.adapter), len(plan))
 
         def evaluated() -> dict[str, float]:
             self.role.train_mode(False)

@@ -246,7 +246,7 @@ class RewardModeling:
         start, config = time.perf_counter(), self.config
         train, test, skipped, heldout_ties = split
         plan = plan_updates(len(train), config.prompts_per_update, config.epochs, self.order_seed)
-        self.learner = LocalLearner(self.role.parameters(), config.optimizer_for(self.role.adapter is not None), len(plan))
+        self.learner = LocalLearner(self.role.parameters(), config.optimizer_for(self.role.adapter), len(plan))
 
         def evaluated() -> dict[str, float]:
             self.role.train_mode(False)

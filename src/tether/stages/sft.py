@@ -115,7 +115,7 @@ class SFT:
                 f"none of {len(demonstrations)} demonstrations can be used for training: {skipped or 'there are none'}"
             )
         plan = plan_updates(len(train), config.batch_size, config.epochs, config.seed)
-        self.learner = LocalLearner(self.role.parameters(), config.optimizer_for(self.role.adapter is not None), len(plan))
+        self.learner = LocalLearner(self.role.parameters(), config.optimizer_for(self.role.adapter), len(plan))
         loop = SupervisedLoop(
             run,
             self.learner,
