@@ -139,11 +139,12 @@ BENCHMARKS = {
 SMALL = {"batch": 4, "tokens": 3, "updates": 1, "micro_batch": 2, "group": 2}
 
 
-def smoke_rows(loaded: Any) -> list[dict[str, Any]]:
-    """Rows that suit every task, of random tokens."""
+def smoke_rows(kind: Any) -> list[dict[str, Any]]:
+    """Rows of random tokens, like those that `kind` gives."""
     draw = random.Random(0)
     sides = {name: draw.sample(range(5, 200), 6) for name in ("prompt", "chosen", "rejected")}
-    row = {**sides, "ids": sides["prompt"] + sides["chosen"], "text": "Hello"}
+    ids = sides["prompt"] + sides["chosen"]
+    row = {pairs: sides, demonstrations: {"ids": ids, "prompt": 6}, prompts: {"ids": ids, "text": "Hello"}}[kind]
     return [{**row, "id": str(number)} for number in range(SMALL["batch"])]
 
 
@@ -153,7 +154,8 @@ def smoke(name: str) -> dict[str, Any]:
     from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
 
     small = {key: value for key, value in SMALL.items() if key in BENCHMARKS[name].settings}
-    bench = dataclasses.replace(BENCHMARKS[name], rows=smoke_rows, settings={**BENCHMARKS[name].settings, **small})
+    bench, rows = BENCHMARKS[name], smoke_rows(BENCHMARKS[name].rows)
+    bench = dataclasses.replace(bench, rows=lambda _: rows, settings={**bench.settings, **small})
     with tempfile.TemporaryDirectory() as folder:
         save_model(tiny_model(), tiny_tokenizer(), TEMPLATE, Path(folder))
         return run(name, bench, folder, 1, facts(0.01))

@@ -147,7 +147,7 @@ def _trained(
     start: Any, reward: RewardSource, train: Sequence[Prompt], test: Sequence[Prompt], how: dict[str, Any], rate: float
 ) -> Result:
     common = {"prompts_per_step": 4, "max_new_tokens": ANSWER_TOKENS, "kl": {"coefficient": 0.0, "report": False}}
-    every = how["steps"] // 6
+    every = max(1, how["steps"] // 6)
     settings = {**common, **how, "optimizer": optimizer(rate)}
     policy, curve = optimise(start, reward, train, measure, settings, lambda model: held_out(model, test, 0.0), every)
     return {**held_out(policy, test, 1.0), "curve": [point["greedy"] for point in curve if "greedy" in point], **_last(curve)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -201,9 +202,9 @@ def _deviations(products: Tensor) -> float:
 
 
 def factors(results: Sequence[Result], task: str, name: str) -> list[float]:
-    """How many times less variance than without a baseline, seed by seed."""
-    arms = [result["tasks"][task]["arms"] for result in results]
-    return [arm["no baseline"]["trace"] / arm[name]["trace"] for arm in arms]
+    """How many times less variance than without a baseline, seed by seed; not a number where every answer scored the same."""
+    traces = [[result["tasks"][task]["arms"][arm]["trace"] for arm in ("no baseline", name)] for result in results]
+    return [without / with_it if without and with_it else math.nan for without, with_it in traces]
 
 
 def table(results: Sequence[Result]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -139,7 +140,9 @@ def mean(values: Sequence[float]) -> float:
 
 
 def spread(values: Sequence[float]) -> float:
-    """The deviation among seeds."""
+    """The deviation among seeds; of values that are not all finite there is none."""
+    if not all(map(math.isfinite, values)):
+        return math.nan
     return statistics.stdev(values) if len(values) > 1 else 0.0
 
 

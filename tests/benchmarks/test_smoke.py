@@ -27,14 +27,16 @@ NAMES = [".".join(path.relative_to(FOLDER.parent).with_suffix("").parts).removes
 BENCHMARKS = [name for name in NAMES if name.split(".")[-1] not in SIDES]
 TASKS = ("rollout-64", "rollout-256", "logprobs", "sft", "reward", "dpo", "grpo", "ppo")
 EXPERIMENTS = ("inverted_u", "variance", "arithmetic", "best_of_n", "flipped", "rounds")
+STAGES = ("sft", "reward", "process", "direct", "kto", "ppo", "grpo", "rloo", "reinforce", "best_of_n", "online_direct")
 SIZES = {
     "benchmarks.annotation_load": [["--judgments", "12", "--people", "3", "--needed", "2"]],
     "benchmarks.preferences_load": [["--judgments", "24", "--annotators", "4", "--needed", "2", "--processes", "2"]],
     "benchmarks.flat": [["--steps", "12"]],
-    "benchmarks.prm": [["--tiny", "--rows", "12"]],
+    "benchmarks.prm": [["--tiny", "--rows", "60"]],
     "benchmarks.fuzz": [["--minutes", "0.5", "--target", "rows", "--target", "config", "--folder", "corpora"]],
     "benchmarks.curves": [["run", "--output", "."]],
     "benchmarks.planned": [["sft", "grpo", "--smoke"]],
+    "benchmarks.defaults": [[stage, "--smoke"] for stage in STAGES],
     "benchmarks": [[task, "--smoke"] for task in TASKS],
     "benchmarks.learning": [[name, "--smoke"] for name in EXPERIMENTS],
 }
@@ -77,7 +79,7 @@ def data(tmp_path, monkeypatch):
             **{"original_process": solution, "modified_process": [*solution[:1], "Step 2. So five."], "error_steps": [2]},
             **{"modified_question": f"{n} + 2?", "modified_steps": [2], "ground_truth": "4"},
         }
-        for n in range(12)
+        for n in range(30)
     ]
     annotators = {f"annotator{k}": 1 for k in (1, 2, 3)}
     judged = [
@@ -140,11 +142,21 @@ class FuzzedDataProvider:
 '''
 
 
+@pytest.fixture
+def fuzzer(data, monkeypatch):
+    """atheris where it is installed, else what stands in its place."""
+    if installed("atheris"):
+        yield
+        return
+    (data / "stubs").mkdir()
+    (data / "stubs" / "atheris.py").write_text(ATHERIS)
+    monkeypatch.syspath_prepend(str(data / "stubs"))
+    yield
+    sys.modules.pop("atheris", None)
+
+
 @pytest.mark.parametrize("target", ["files", "rows", "importers", "config", "overrides"])
-def test_what_is_fuzzed_takes_its_first_inputs(target, tmp_path, monkeypatch):
-    (tmp_path / "atheris.py").write_text(ATHERIS)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "atheris", raising=False)
+def test_what_is_fuzzed_takes_its_first_inputs(target, fuzzer, tmp_path):
     from benchmarks.fuzz import TARGETS, seeds_of
 
     run, taken = TARGETS[target](tmp_path), 0
@@ -155,14 +167,10 @@ def test_what_is_fuzzed_takes_its_first_inputs(target, tmp_path, monkeypatch):
     assert taken > 0
 
 
-@pytest.mark.parametrize(("name", "arguments"), CASES, ids=lambda value: value if isinstance(value, str) else "")
-def test_a_benchmark_runs_to_its_end(name, arguments, data, monkeypatch, capfd):
+@pytest.mark.parametrize(("name", "arguments"), CASES, ids=[" ".join([name, *arguments[:1]]) for name, arguments in CASES])
+def test_a_benchmark_runs_to_its_end(name, arguments, data, fuzzer, capfd):
     if not installed(NEEDS.get(name, "json")):
         pytest.skip(f"{name} needs {NEEDS[name]}")
-    if name == "benchmarks.fuzz" and not installed("atheris"):
-        (data / "stubs").mkdir()
-        (data / "stubs" / "atheris.py").write_text(ATHERIS)
-        monkeypatch.syspath_prepend(str(data / "stubs"))
     before = kept()
     started(name, *arguments)
     assert kept() == before, "a smoke run keeps nothing"
@@ -175,9 +183,10 @@ def test_a_benchmark_runs_to_its_end(name, arguments, data, monkeypatch, capfd):
 
 def test_everything_that_a_benchmark_takes_by_name_is_tried():
     from benchmarks.__main__ import BENCHMARKS as TAKEN
+    from benchmarks.defaults import STAGES as TRAINED
     from benchmarks.learning.__main__ import NAMES as LEARNT
 
-    assert (tuple(TAKEN), LEARNT) == (TASKS, EXPERIMENTS) and set(SIZES) <= set(BENCHMARKS)
+    assert (tuple(TAKEN), LEARNT, tuple(TRAINED)) == (TASKS, EXPERIMENTS, STAGES) and set(SIZES) <= set(BENCHMARKS)
     named = {script for one in TAKEN.values() for _, script, _, _ in one.peers} | {"tether_side.py"}
     assert named == {f"{side}.py" for side in SIDES}
 
