@@ -218,7 +218,7 @@ def invite(
 
 def escalate(
     store: StoreArgument,
-    below: Annotated[float, typer.Option(min=0, max=1, help="Less than this share of votes, or posterior, behind the label.")],
+    below: Annotated[float, typer.Argument(min=0, max=1, help="Less than this share of votes, or posterior, behind the label.")],
     how: Annotated[str, typer.Option(help="Labels by soft (the share of votes) or dawid-skene.")] = "soft",
     round: Round = None,
 ) -> None:

@@ -38,13 +38,14 @@ def verdict(summary: dict[str, Any]) -> Table:
 
 def stage_table(name: str, summary: dict[str, Any]) -> Table:
     table = Table(title=name, show_header=False, title_justify="left")
-    shown = dict(summary)
+    shown: dict[str, Any] = dict(summary)
     if shown.get("kl") is not None:
         shown["kl"] = _kl(summary)
+    shown.pop("kl_noise", None)
     for key, value in shown.items():
         if isinstance(value, dict) and {"value", "low", "high"} <= set(value):
             table.add_row(key, _estimate(value))
-        elif isinstance(value, (int, float, str)) and key != "kl_noise":
+        elif isinstance(value, (int, float, str)):
             table.add_row(*_plain(key, value))
         elif key == "heldout" and "model" in value:  # of a process reward model, beside who knows less
             others = [name for name in value if name not in ("model", "thresholds")]

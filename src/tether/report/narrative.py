@@ -285,7 +285,8 @@ def _past_the_peak(policy: SubRun) -> list[str]:
         return []
     return [
         f"Distrust the last steps: gold was highest at step {peak_step:.0f} ({decimal(peak)}) and ended at {decimal(last)} while "
-        f"the proxy went from {decimal(span[0])} to {decimal(span[1])}. One evaluation is noisy, but a checkpoint nearer to that step may be the better model."
+        f"the proxy went from {decimal(span[0])} to {decimal(span[1])}. One evaluation is noisy, but a checkpoint nearer to that "
+        "step may be the better model."
     ]
 
 
