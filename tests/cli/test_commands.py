@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tether import __version__
+from tether.cli import main
 
 
 def tether(*arguments, cwd=None, stdin=""):
@@ -161,6 +162,23 @@ def test_inspect_shows_what_is_in_a_file(project):
     assert tether("data", "inspect", "pairs.jsonl", "--strict", cwd=project).returncode == 2
 
 
+@pytest.fixture
+def here(project, monkeypatch, capsys):
+    """The command line, in this process and in the project's folder: (exit code, all that it wrote)."""
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.chdir(project)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["tether", *arguments])
+        with pytest.raises(SystemExit) as left:
+            main()
+        written = capsys.readouterr()
+        return left.value.code or 0, written.out + written.err
+
+    yield call
+    signal.signal(signal.SIGTERM, before)
+
+
 @pytest.mark.audit
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
@@ -184,13 +202,13 @@ def test_inspect_shows_what_is_in_a_file(project):
         (["run", "model.source=tiny"], 2, "'model.source=tiny' is an override, and the recipe comes before it"),
     ],
 )
-def test_what_a_newcomer_types_first_is_understood(project, arguments, code, message):
+def test_what_a_newcomer_types_first_is_understood(project, here, arguments, code, message):
     (project / "direct.toml").write_text(
         'run = "run"\n[model]\nsource = "tiny"\n[direct]\nloss = "ipo"\ndata = { path = "pairs.jsonl" }\n'
     )
-    done = tether(*arguments, cwd=project)
-    words = " ".join((done.stdout + done.stderr).split())
-    assert done.returncode == code and message in words and words.count("unknown key") <= 1, words
+    found, text = here(*arguments)
+    words = " ".join(text.split())
+    assert found == code and message in words and words.count("unknown key") <= 1, words
 
 
 @pytest.mark.audit
@@ -214,11 +232,11 @@ def test_a_method_is_a_command_and_sets_the_loss(project):
         (["grpo.reward_source=random"], "the [grpo] section names no data: set grpo.data.path"),
     ],
 )
-def test_data_of_every_stage_is_looked_at_before_the_first_is_trained(project, overrides, message):
+def test_data_of_every_stage_is_looked_at_before_the_first_is_trained(project, here, overrides, message):
     (project / "empty.jsonl").touch()
-    done = tether("run", "recipe.toml", "model.source=nowhere/at-all", *overrides, cwd=project)
-    assert done.returncode == 2 and message in " ".join(done.stderr.split()), done.stderr
-    assert "nowhere" not in done.stderr and not (project / "run" / "sft").exists()
+    code, text = here("run", "recipe.toml", "model.source=nowhere/at-all", *overrides)
+    assert code == 2 and message in " ".join(text.split()), text
+    assert "nowhere" not in text and not (project / "run" / "sft").exists()
     assert not list(project.glob("run/**/quarantine*"))
 
 

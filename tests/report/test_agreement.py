@@ -1,0 +1,67 @@
+"""The table in the terminal and the page tell one story of a run, and no more than its steps can tell."""
+
+import io
+import json
+import re
+
+import pytest
+from rich.console import Console
+
+from tether.cli.results import stage_table
+from tether.report.narrative import verdict
+from tether.report.numbers import tiles
+from tether.report.reading import read_journey
+from tether.stages.policy import _summary
+
+pytestmark = pytest.mark.audit
+# By hand: eight steps, so that the ends are two steps each.
+FLAT = [-0.756, -0.90, -0.70, -0.95, -0.66, -0.88, -0.68, -0.95]  # from -0.828 to -0.815
+RISING = [0.1, 0.2, 0.5, 0.9, 1.1, 1.4, 1.9, 2.0]  # from 0.15 to 1.95
+NEGATIVE = [0.0, 0.05, -0.11, 0.08, -0.02, 0.03, -0.05, -0.096]  # ends at -0.073
+
+
+def told(folder, proxy, kl):
+    """(the terminal's table, the page's verdict, its tiles) of a run with these metrics."""
+    rows = [
+        {"step": step, "reward/proxy": value, "kl/policy_reference_k1": moved}
+        for step, (value, moved) in enumerate(zip(proxy, kl, strict=True), 1)
+    ]
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "summary.json").write_text(json.dumps(summary := _summary(rows)))
+    (folder / "config.json").write_text('{"grpo": {}}')
+    screen = Console(file=io.StringIO(), width=200)
+    screen.print(stage_table("grpo", summary))
+    journey = read_journey(folder)
+    page = " ".join(verdict(journey).sentences).replace("−", "-")
+    return screen.file.getvalue(), page, {tile.name: f"{tile.value} {tile.detail}".replace("−", "-") for tile in tiles(journey)}
+
+
+def test_what_cannot_be_told_neither_rose_nor_fell(tmp_path):
+    terminal, page, shown = told(tmp_path / "flat", FLAT, NEGATIVE)
+    assert "rose by" not in page and "fell by" not in page
+    assert re.search(r"changed by \+0\.013 \(interval -0\.\d+ to \+0\.\d+\), which does not show that it rose or fell", page)
+    assert re.search(r"proxy_gain +│ 0\.013 \[-0\.\d+, 0\.\d+\] \(n = 8\)", terminal)
+    assert re.search(r"proxy_first +│ -0\.828 ", terminal) and re.search(r"proxy_last +│ -0\.815 ", terminal)
+    assert shown["proxy gain"].startswith("+0.013 interval -0.")
+
+
+def test_what_has_risen_has_risen_on_both(tmp_path):
+    terminal, page, _ = told(tmp_path / "rising", RISING, [0.5 * value for value in RISING])
+    low, high = map(float, re.search(r"proxy_gain +│ 1\.800 \[(\S+), (\S+)\]", terminal).groups())
+    assert 0 < low < 1.8 < high
+    assert f"rose by 1.80 (interval +{low:.2f} to +{high:.2f})" in page
+    assert "The policy moved 0.975 nats of KL per response (interval" in page and "indistinguishable" not in page + terminal
+
+
+def test_a_negative_kl_is_explained(tmp_path):
+    terminal, page, shown = told(tmp_path / "flat", FLAT, NEGATIVE)
+    assert "For this" not in page
+    for text in (terminal, page):
+        assert "-0.073" in text and "indistinguishable from 0" in text and "unbiased and may be negative" in text
+    assert "indistinguishable from 0" in shown["KL spent"]
+
+
+def test_too_few_steps_are_told_as_such(tmp_path):
+    _, page, _ = told(tmp_path / "short", [0.0, 1.0, 2.0, 3.0], [0.0] * 4)
+    assert "rose by" not in page and "too few to tell it from noise" in page
