@@ -86,7 +86,7 @@ class PolicyConfig(SampledConfig):
     scale_advantages: bool = Field(default=False, description="divide by the standard deviation of the group's scores")
     critic: bool = Field(default=False, description="learn a value function and estimate advantages with it (GAE)")
     value_init: Literal["zero", "reward"] = Field(
-        "zero",
+        default="zero",
         description="a fresh head on the policy's states, or a copy of the reward model on the scale of its normalised scores",
     )
     gamma: float = Field(default=1.0, gt=0, le=1)
