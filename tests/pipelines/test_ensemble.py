@@ -164,7 +164,7 @@ def test_one_member_is_what_it_always_was_and_the_first_of_several(ensemble, tmp
     made = recipe(tmp_path, {}, grpo={})
     found = run_recipe(made, ("reward", "grpo"))
     folder = tmp_path / "run" / "reward"
-    assert {p.name for p in folder.iterdir() if not p.name.startswith("quarantine")} == {
+    assert {p.name for p in folder.iterdir() if not p.name.startswith("quarantine")} - {"alarms.jsonl"} == {
         *("config.json", "manifest.json", "metrics.jsonl", "model", "summary.json")
     }
     assert {p.name for p in (folder / "model").iterdir()} == {"adapter", "head.safetensors", "role.json"}

@@ -15,6 +15,8 @@ from tether.core.trend import vague
 
 def interval(estimate: dict[str, Any], percent: bool = False) -> str:
     form = "{:.1%} [{:.1%}, {:.1%}]" if percent else "{:+.2f} [{:+.2f}, {:+.2f}]"
+    if estimate["low"] is None:
+        form = form.split(" ", maxsplit=1)[0]
     return form.format(estimate["value"], estimate["low"], estimate["high"])
 
 
@@ -79,7 +81,8 @@ def _kl(summary: dict[str, Any]) -> str:
 
 
 def _estimate(found: dict[str, Any]) -> str:
-    return f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}] (n = {found.get('count', '?')})"
+    bounds = "no interval" if found["low"] is None else f"[{found['low']:.3f}, {found['high']:.3f}]"
+    return f"{found['value']:.3f} {bounds} (n = {found.get('count', '?')})"
 
 
 def set_aside(console: Console, folder: Path, summary: dict[str, Any]) -> None:

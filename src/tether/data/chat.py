@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from tether.core.errors import DataError, ModelError
-from tether.core.types import Conversation, Message
+from tether.core.types import Conversation, Message, assistant, user
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}"
@@ -159,6 +159,12 @@ class ChatEncoder:
 
     def _tokenize(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+
+    @property
+    def adds_stops(self) -> bool:
+        """Whether the template writes no stop token after a reply, so that one is added."""
+        _, reply = next(iter(self._segments(self._with_system((user("a"), assistant("b"))))))
+        return not any(i in self.stop_ids for i in self._tokenize(reply))
 
     def _ended(self, reply: str) -> tuple[list[int], int]:
         """A reply's ids, with a stop token where the template writes none, and the place after its last stop token."""

@@ -122,7 +122,9 @@ def settle_padding(model: Any, tokenizer: Any, stop_ids: tuple[int, ...], *, may
     model.config.pad_token_id = model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
 
 
-def whole_template(template: str, system_prompt: str | None, stops: tuple[str, ...], *, to_the_end: bool) -> str:
+def whole_template(
+    template: str, system_prompt: str | None, stops: tuple[str, ...], *, to_the_end: bool, adds_stops: bool = True
+) -> str:
     """A chat template that renders what tether encodes, for those who tokenize its text.
 
     Args:
@@ -130,6 +132,7 @@ def whole_template(template: str, system_prompt: str | None, stops: tuple[str, .
         stops: the tokens that end a turn.
         to_the_end: a whole conversation ends with the last reply's stop token, where a reward model reads its score: what the
             template writes after it goes. Where it writes none after a reply, the first of `stops` comes, as in data.chat.
+        adds_stops: the template may write none after a reply; False leaves it as it is where nothing else is asked.
     """
     start = ""
     if system_prompt is not None:
@@ -137,14 +140,13 @@ def whole_template(template: str, system_prompt: str | None, stops: tuple[str, .
         start = (
             f"{{%- if messages[0]['role'] != 'system' -%}}{{%- set messages = {system} + messages -%}}{{%- endif -%}}{{{{ '' }}}}"
         )
-    if not to_the_end:
+    if not to_the_end and not adds_stops:
         return start + template
     # The quiet expressions keep white space that tags beside it would swallow.
     kept = "{{ '' }}" + template.removesuffix("\n") + "{{ '' }}"
     return f"""{{%- macro rendered(messages, add_generation_prompt) -%}}{kept}{{%- endmacro -%}}
-{start}{{%- if add_generation_prompt or messages[-1]['role'] != 'assistant' -%}}
-{{{{ rendered(messages, add_generation_prompt) }}}}
-{{%- else -%}}
+{start}{{%- set waiting = add_generation_prompt or messages[-1]['role'] != 'assistant' -%}}
+{{%- set rest = waiting or {str(not to_the_end).lower()} -%}}
 {{%- set done = namespace(text="", place=0) -%}}
 {{%- for message in messages -%}}{{%- if message['role'] == 'assistant' -%}}
 {{%- set before, after = rendered(messages[:loop.index0], true), rendered(messages[:loop.index], false) -%}}
@@ -152,8 +154,8 @@ def whole_template(template: str, system_prompt: str | None, stops: tuple[str, .
 {{%- for stop in {list(stops)!a} if stop in reply and reply.rindex(stop) + stop | length > end.place -%}}
 {{%- set end.place = reply.rindex(stop) + stop | length -%}}
 {{%- endfor -%}}
-{{%- set reply = reply + {stops[0]!a} if not end.place else reply[:end.place] if loop.last else reply -%}}
+{{%- set reply = reply + {stops[0]!a} if not end.place else reply[:end.place] if loop.last and not rest else reply -%}}
 {{%- set done.text, done.place = done.text + before[done.place:] + reply, after | length -%}}
 {{%- endif -%}}{{%- endfor -%}}
 {{{{ done.text }}}}
-{{%- endif -%}}"""
+{{%- if rest -%}}{{{{ rendered(messages, add_generation_prompt)[done.place:] }}}}{{%- endif -%}}"""

@@ -259,8 +259,10 @@ class Writer:
         else:
             settle_padding(model, self.tokenizer, stop_ids, may_grow=not self.adapter)
         stops = tuple(self.tokenizer.decode([i]) for i in stop_ids)
-        template = whole_template(self.encoder.template, self.encoder.system_prompt, stops, to_the_end=head is not None)
-        self.tokenizer.chat_template = template
+        encoder, whole = self.encoder, head is not None
+        self.tokenizer.chat_template = whole_template(
+            encoder.template, encoder.system_prompt, stops, to_the_end=whole, adds_stops=encoder.adds_stops
+        )
         with quiet():
             if self.adapter:
                 assert self.role.adapter is not None
