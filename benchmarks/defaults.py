@@ -158,7 +158,9 @@ def main() -> None:
         root = options.keep or Path(temporary)
         tasks = [(name, seed, root / f"seed-{seed}") for seed in options.seeds for name in options.stages or STAGES]
         if options.smoke:
-            found = [one(name, seed, folder, options.rate, smoke=True) for name, seed, folder in tasks[: len(options.stages or STAGES)]]
+            found = [
+                one(name, seed, folder, options.rate, smoke=True) for name, seed, folder in tasks[: len(options.stages or STAGES)]
+            ]
         else:
             found = list(pool.map(lambda task: started(task[0], task[1], task[2], options.rate), tasks))
     print(table(found))
