@@ -1,5 +1,6 @@
 """The command line as a stranger meets it: exit codes, one clear message, never a traceback."""
 
+import io
 import json
 import platform
 import re
@@ -7,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
+from unittest import mock
 
 import pytest
 import torch
@@ -15,10 +18,19 @@ from tether import __version__
 from tether.cli import main
 
 
-def tether(*arguments, cwd=None, stdin=""):
-    return subprocess.run(
-        [sys.executable, "-m", "tether", *arguments], capture_output=True, text=True, cwd=cwd, input=stdin, check=False
-    )
+def tether(*arguments, cwd, stdin=""):
+    """The command line in this process, as in one of its own: exit code, output, errors."""
+    out, errors, before = io.StringIO(), io.StringIO(), signal.getsignal(signal.SIGTERM)
+    with ExitStack() as changed:
+        changed.enter_context(chdir(cwd))
+        changed.enter_context(mock.patch.object(sys, "stdin", io.StringIO(stdin)))
+        changed.enter_context(mock.patch.object(sys, "argv", ["tether", *arguments]))
+        changed.enter_context(redirect_stdout(out))
+        changed.enter_context(redirect_stderr(errors))
+        changed.callback(signal.signal, signal.SIGTERM, before)
+        with pytest.raises(SystemExit) as left:
+            main()
+    return subprocess.CompletedProcess(arguments, left.value.code or 0, out.getvalue(), errors.getvalue())
 
 
 RECIPE = """
@@ -68,7 +80,8 @@ def test_plan_says_what_is_needed_and_what_to_switch_on(project):
     fits = tether("plan", "recipe.toml", cwd=project)
     assert fits.returncode == 0, fits.stderr
     assert "It fits" in fits.stdout and "rollout" in fits.stdout
-    arguments = ["recipe.toml", "--shape", "llama-2-7b", "model.dtype=bfloat16", "ppo.lora={}", "sft.lora={}", "reward.lora={}"]
+    (project / "sft.toml").write_text(RECIPE[: RECIPE.index("[reward]")])
+    arguments = ["sft.toml", "--shape", "llama-2-7b", "model.dtype=bfloat16", "sft.lora={}"]
     large = tether("plan", *arguments, "--gpu-memory", "80", cwd=project)
     assert large.returncode == 0 and "6.74 billion parameters" in large.stdout, large.stdout
     small = tether("plan", *arguments, "--gpu-memory", "16", cwd=project)
@@ -76,8 +89,8 @@ def test_plan_says_what_is_needed_and_what_to_switch_on(project):
     assert not (project / "run").exists()
     unknown = tether("plan", "recipe.toml", "--shape", "llama-9", cwd=project)
     assert unknown.returncode == 2 and "llama-2-7b" in unknown.stderr
-    quickstart = tether("plan", "quickstart", "--gpu-memory", "80", "--shape", "smollm2-135m", cwd=project)
-    assert quickstart.returncode == 0, quickstart.stderr
+    smoke = tether("plan", "smoke", "--gpu-memory", "80", cwd=project)
+    assert smoke.returncode == 0, smoke.stderr
 
 
 def test_a_recipe_runs_through_and_its_result_can_be_talked_to(project):

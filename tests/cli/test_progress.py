@@ -54,5 +54,19 @@ def test_the_clock_starts_with_the_phase_and_not_with_its_first_step():
         for step in range(1, 5):
             screen.now = 3.0 + 45.0 * step
             bar(step, 4, {"loss": 0.5, "kl/policy_reference_k1": -0.04})
-    (line,) = screen.lines
+    *_, line = screen.lines
     assert line.startswith("grpo") and "4/4 3:00 " in line and "KL 0.0" in line
+
+
+def test_a_log_gets_a_line_every_half_minute():
+    screen = Screen(terminal=False)
+    with bars(screen) as announce:
+        announce("sft")
+        bar = announce("grpo")
+        for step in range(1, 9):
+            screen.now = 10.0 * step
+            doing(bar, f"sampling for step {step}")
+            bar(step, 8, {"loss": 0.5})
+    shown = [re.fullmatch(r"grpo \S+ (\d)/(\d|\?) (\d:\d\d)\S* (.*)", line).groups() for line in screen.lines]
+    assert [(done, clock) for done, _, clock, _ in shown] == [("2", "0:30"), ("5", "1:00"), ("8", "1:20")]
+    assert shown[0][3] == "sampling for step 3 …" and shown[-1][3] == "loss 0.500"

@@ -406,7 +406,7 @@ def write_rows(path: Path, count: int) -> None:
         stream.write(closing)
 
 
-@pytest.mark.parametrize(("suffix", "small"), [(".jsonl", 20_000), (".json", 4_000)])
+@pytest.mark.parametrize(("suffix", "small"), [(".jsonl", 3_000), (".json", 2_000)])
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, suffix: str, small: int) -> None:
     peaks = []
     for count in (small, 10 * small):

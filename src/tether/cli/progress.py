@@ -31,18 +31,32 @@ def starting() -> Iterator[None]:
         yield
 
 
+EVERY = 30.0
+"""Seconds between two lines of a bar where the output is no terminal."""
+
+
 class Bar:
     """One phase's updater (done, total, metrics): on the screen, with its clock running, from the moment that it is announced.
 
-    Until the first step has ended, `doing` says what is being done.
+    Until the first step has ended, `doing` says what is being done. In a log, where nothing can move, the bar is written as it
+    stands, every half minute.
     """
 
     def __init__(self, progress: Progress, phase: str) -> None:
         self.progress, self.task, self.notes, self.alarms = progress, progress.add_task(phase, total=None, note=""), {}, 0
+        self.written = progress.get_time()
         self.doing("loading")
 
     def doing(self, what: str) -> None:
         self.progress.update(self.task, note=f"[dim]{what} …[/]")
+        self.write()
+
+    def write(self) -> None:
+        progress, now = self.progress, self.progress.get_time()
+        task = next(task for task in progress.tasks if task.id == self.task)
+        if not progress.console.is_terminal and not task.finished and now - self.written >= EVERY:
+            progress.console.print(progress.make_tasks_table([task]))
+            self.written = now
 
     def __call__(self, done: int, total: int, metrics: Any) -> None:
         self.alarms += int(metrics.get("alarms", 0))
@@ -50,6 +64,7 @@ class Bar:
             self.notes["alarms"] = f"[bold yellow]{self.alarms} alarm{'s' if self.alarms > 1 else ''}[/]"
         self.notes.update({key: text.format(metrics[key]) for key, text in SHOWN if metrics.get(key) is not None})
         self.progress.update(self.task, completed=done, total=total, note="  ".join(self.notes.values()))
+        self.write()
 
 
 @contextlib.contextmanager
