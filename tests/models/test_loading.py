@@ -17,7 +17,15 @@ from tether.models import packaged
 from tether.models.attention import GROUPED
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
-from tether.models.loading import add_adapter, keep_on_host, load_model, pick_attention, pick_dtype, save_model
+from tether.models.loading import (
+    add_adapter,
+    keep_on_host,
+    load_model,
+    multiplies_bfloat16_fast,
+    pick_attention,
+    pick_dtype,
+    save_model,
+)
 from tether.models.pretrained import hub_reachable, resolve
 from tether.models.saving import attach_adapter, load_head, read_role
 from tether.models.tiny import tiny_model
@@ -212,6 +220,21 @@ def test_an_adapter_of_the_embeddings_is_trained_too():
     trained = {names[id(p)] for p in Role(model, "policy").parameters()}
     assert trained == {name for name in names.values() if "lora" in name}
     assert any("embedding" in name for name in trained)
+
+
+@pytest.mark.audit
+@pytest.mark.parametrize(
+    ("vendor", "flags", "fast"),
+    [
+        ("GenuineIntel", "avx512f avx512_vnni avx512_bf16", False),  # 84 GFLOP/s a core, float32 163
+        ("GenuineIntel", "avx512f avx512_bf16 amx_tile amx_bf16", True),
+        ("AuthenticAMD", "avx512f avx512_vnni avx512_bf16", True),
+        ("AuthenticAMD", "avx512f", False),
+        ("GenuineIntel", "avx2 fma", False),
+    ],
+)
+def test_a_processor_takes_bfloat16_only_where_it_is_the_faster(vendor, flags, fast):
+    assert multiplies_bfloat16_fast(f"processor\t: 0\nvendor_id\t: {vendor}\nflags\t\t: fpu sse2 {flags} movdiri\n") is fast
 
 
 @pytest.mark.audit
