@@ -68,7 +68,8 @@ def test_every_proxy_chooses_from_one_pool_and_some_train_policies(finished):
     }
     course = proxies["small"]["policies"]["0"]["1"]
     assert course["steps"] == [0, 2, 4] and course["kl"][0] == pytest.approx(0.0, abs=1e-5) and course["kl"][-1] > 0
-    rows = [json.loads(line) for line in (root / course["folder"] / "heldout.jsonl").read_text().splitlines()]
+    lines = (root / course["folder"] / "heldout.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if "temperature" not in row]
     assert [np.mean(row["scores"]["score"]) for row in rows] == pytest.approx(course["gold"])
     assert [np.mean(row["scores"]["proxy"]) for row in rows] == pytest.approx(course["proxy"])
 

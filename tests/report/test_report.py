@@ -346,8 +346,8 @@ def test_empty_foreign_and_missing_folders_are_errors(tmp_path: Path) -> None:
     ("rate", "gain", "headline", "sentence"),
     [
         ((0.56, 0.49, 0.63), (0.02, -0.01, 0.05), "Not shown to be better", "The interval contains 50%"),
-        ((0.71, 0.65, 0.77), (0.3, 0.2, 0.4), "Better", "got better"),
-        ((0.38, 0.32, 0.45), (-0.1, -0.2, -0.05), "Worse", "got worse"),
+        ((0.71, 0.65, 0.77), (0.3, 0.2, 0.4), "Better, at one temperature", "beat those from before in 71.0%"),
+        ((0.38, 0.32, 0.45), (-0.1, -0.2, -0.05), "Worse", "beat those from before in 38.0%"),
         ((0.48, 0.41, 0.55), (-0.01, -0.05, 0.02), "Not shown to be better", "The interval contains 50%"),
     ],
 )
@@ -359,6 +359,54 @@ def test_verdict_follows_the_interval(tmp_path: Path, synthetic: Any, rate: Any,
     assert found.headline == headline
     assert sentence in " ".join(found.sentences)
     assert any("Distrust the proxy" in warning for warning in found.warnings) == (gain[2] < 0)
+
+
+@pytest.mark.parametrize(
+    ("verdict_of", "over", "tone", "headline", "sentence"),
+    [
+        ("better", (0.3, 0.1, 0.5), "good", "Better than any decoding of the model before", "No temperature gives that"),
+        ("sharper", (0.02, -0.1, 0.14), "open", "Sharper, not better", "what a lower temperature of the model before gives"),
+        ("undecided", (0.02, -0.1, 0.14), "open", "Not shown to be better", "does not show a difference"),
+        ("worse", (-0.3, -0.5, -0.1), "bad", "Worse", "if it is decoded well"),
+    ],
+)
+def test_the_verdict_follows_the_best_decoding_of_the_start(
+    tmp_path: Path, synthetic: Any, verdict_of: str, over: Any, tone: str, headline: str, sentence: str
+) -> None:
+    rate, row = (
+        synthetic.estimate(0.87, 0.81, 0.91),
+        {"before": synthetic.estimate(5.6, 5.4, 5.8), "after": synthetic.estimate(6.7, 6.5, 6.9)},
+    )
+    row |= {"gain": synthetic.estimate(1.1, 0.9, 1.3), "win_rate": rate}
+    best = {
+        **synthetic.estimate(*over),
+        "win_rate": synthetic.estimate(0.51, 0.42, 0.6),
+        "temperature": 0.0,
+        "policy_temperature": 0.5,
+    }
+    control = {"gold_by_temperature": {"1": row, "0": row}, "over_best_decoding": best, "verdict": verdict_of}
+    synthetic.write_lines(tmp_path / "ppo" / "metrics.jsonl", synthetic.ppo_rows(40))
+    synthetic.write(
+        tmp_path / "ppo" / "summary.json", synthetic.ppo_summary(gold_win_rate=rate, gold_gain=row["gain"], **control)
+    )
+    found = verdict(read_journey(tmp_path / "ppo"))
+    assert (found.tone, found.headline) == (tone, headline)
+    assert sentence in " ".join(found.sentences) and "at temperature 0.5 against the model before greedy" in " ".join(
+        found.sentences
+    )
+    assert not any("at one temperature" in warning for warning in found.warnings)
+    page = write_report(tmp_path / "ppo").read_text()
+    assert "What decoding alone gives" in page and "best against best" in page and "<td>greedy</td>" in page
+
+
+def test_a_gain_without_the_control_says_so(tmp_path: Path, synthetic: Any) -> None:
+    synthetic.write_lines(tmp_path / "ppo" / "metrics.jsonl", synthetic.ppo_rows(40))
+    summary = synthetic.ppo_summary(gold_win_rate=synthetic.estimate(0.8, 0.7, 0.9), gold_gain=synthetic.estimate(1.0, 0.8, 1.2))
+    synthetic.write(tmp_path / "ppo" / "summary.json", summary)
+    found = verdict(read_journey(tmp_path / "ppo"))
+    assert (found.tone, found.headline) == ("open", "Better, at one temperature")
+    assert "A lower one often makes the model before better for nothing" in " ".join(found.warnings)
+    assert "What decoding alone gives" not in write_report(tmp_path / "ppo").read_text()
 
 
 def test_verdict_tells_of_a_gold_that_has_turned_down(tmp_path: Path, synthetic: Any) -> None:

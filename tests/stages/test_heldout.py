@@ -51,7 +51,13 @@ def test_the_summary_is_of_the_same_prompts_before_and_after(tmp_path):
     values = {0: [1.0, None, 0.0, 0.0], 3: [1.0, 1.0, 1.0, 0.0]}
     groups = ["a", "a", "b", "b"]
     run = RunDirectory.open(tmp_path / "run", {})
-    how = {"config": EvaluateConfig(every=3, samples_per_prompt=2), "judge": None, "engine": None, "sampling": None, "run": run}
+    how = {
+        "config": EvaluateConfig(every=3, samples_per_prompt=2),
+        "judge": None,
+        "engine": None,
+        "sampling": Sampling(),
+        "run": run,
+    }
     held = HeldOut(prompts=prompts("ab"), seed=0, **how)
     for step, scores in values.items():
         run.hold_out({"step": step, "scores": {"score": scores}})
@@ -96,7 +102,8 @@ def recipe(folder, **section):
 
 
 def formats(run):
-    return {row["step"]: row["scores"]["format"] for row in read_jsonl(f"{run}/grpo/heldout.jsonl")}
+    rows = read_jsonl(f"{run}/grpo/heldout.jsonl")
+    return {row["step"]: row["scores"]["format"] for row in rows if "temperature" not in row}
 
 
 @pytest.mark.parametrize(
@@ -260,11 +267,12 @@ def test_runs_without_a_tether_are_ended_within_two_measurements_of_the_fall(gol
 @pytest.mark.audit
 def test_the_best_of_equals_is_not_said_to_have_gained():
     """Ten measurements of a policy that never changes: the highest lies above the first, and its prompts know no gain."""
-    how = {"judge": None, "engine": None, "sampling": None, "seed": 0, "learner": object()}
+    how = {"judge": None, "engine": None, "sampling": Sampling(), "seed": 0, "learner": object()}
     gains = []
     for seed in range(150):
         columns = noise(np.random.default_rng(seed), 64, 10, 0.0).T.tolist()
-        run = SimpleNamespace(held_out=lambda columns=columns: {step: {"score": c} for step, c in enumerate(columns)})
+        measured = {step: {"score": column} for step, column in enumerate(columns)}
+        run = SimpleNamespace(held_out=lambda found=measured: found, decoded=dict)
         held = HeldOut(EvaluateConfig(keep="best"), [None] * 64, run=run, **how)
         summary = held.summary()
         gains.append(summary["score"]["gain"])
@@ -279,7 +287,7 @@ def test_a_gain_of_the_best_is_told_at_the_step_that_the_other_half_chose(tmp_pa
     run = RunDirectory.open(tmp_path / "run", {})
     for step, values in scores.items():
         run.hold_out({"step": step, "scores": {"score": values}})
-    how = {"judge": None, "engine": None, "sampling": None, "seed": 0, "learner": object()}
+    how = {"judge": None, "engine": None, "sampling": Sampling(), "seed": 0, "learner": object()}
     summary = HeldOut(EvaluateConfig(keep="best"), prompts("abcd"), run=run, **how).summary()
     assert summary["kept_step"] == 2 and summary["measured"]["2"]["value"] == 5.75
     assert summary["score"]["after"]["value"] == summary["score"]["gain"]["value"] == (3.0 + 1.0 + 4.0 + 2.0) / 4

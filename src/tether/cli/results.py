@@ -12,6 +12,13 @@ from rich.table import Table
 
 from tether.core.trend import vague
 
+VERDICTS = {
+    "better": "better than any decoding of the model before",
+    "sharper": "sharper, not better",
+    "undecided": "no difference shown",
+    "worse": "worse than the model before",
+}
+
 
 def interval(estimate: dict[str, Any], percent: bool = False) -> str:
     form = "{:.1%} [{:.1%}, {:.1%}]" if percent else "{:+.2f} [{:+.2f}, {:+.2f}]"
@@ -29,6 +36,8 @@ def verdict(summary: dict[str, Any]) -> Table:
     for arm, result in summary["arms"].items():
         rows.append((f"{arm}: wins against SFT, by gold", interval(result["gold_win_rate"], percent=True)))
         rows.append(("  gold gain", interval(result["gold_gain"])))
+        if "over_best_decoding" in result:
+            rows += [(f"  {name}", value) for name, value in _decoded(result)]
         gain = result["proxy_gain"]
         rows.append(("  proxy gain", interval(gain) if isinstance(gain, dict) else f"{gain:+.2f}"))
         rows.append(("  KL", _kl(result)))
@@ -36,6 +45,14 @@ def verdict(summary: dict[str, Any]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _decoded(control: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the policy gains over the best decoding of the model before, and the verdict that follows from it."""
+    over = control["over_best_decoding"]
+    start = "greedy" if over["temperature"] == 0 else f"temperature {over['temperature']:g}"
+    won = f"{interval(over['win_rate'], percent=True)} won, {interval(over)}"
+    return [(f"over its best decoding ({start})", won), ("verdict", VERDICTS[control["verdict"]])]
 
 
 def stage_table(name: str, summary: dict[str, Any]) -> Table:
@@ -55,15 +72,21 @@ def stage_table(name: str, summary: dict[str, Any]) -> Table:
                 beside = ", ".join(f"{name} {value[name][measure]['value']:.3f}" for name in others if measure in value[name])
                 table.add_row(f"{key}: {measure}", f"{_estimate(found)}; {beside}" if beside else _estimate(found))
         elif key in ("heldout", "gold"):
-            for part in [p for p in value if isinstance(value[p], dict) and "gain" in value[p]]:
-                table.add_row(f"{key}: {part}", _gain(value[part]))
-            table.add_row(f"{key}: weights kept", f"of step {value['kept_step']}; the highest score was at {value['best_step']}")
+            for line, told in _measured(value):
+                table.add_row(f"{key}: {line}", told)
         elif key == "tests":
             for test, result in value.items():
                 table.add_row(f"{test}: accuracy", _estimate(result["accuracy"]))
         elif isinstance(value, dict) and value and all(isinstance(v, (int, float)) for v in value.values()):
             table.add_row(key, ", ".join(f"{k}: {v:.4g}" for k, v in value.items()))
     return table
+
+
+def _measured(found: dict[str, Any]) -> list[tuple[str, str]]:
+    """What the held-out prompts say: every score, what decoding alone gives, and which weights were kept."""
+    rows = [(part, _gain(value)) for part, value in found.items() if isinstance(value, dict) and "gain" in value]
+    rows += _decoded(found) if "over_best_decoding" in found else []
+    return [*rows, ("weights kept", f"of step {found['kept_step']}; the highest score was at {found['best_step']}")]
 
 
 def _plain(key: str, value: float | str) -> tuple[str, str]:

@@ -219,7 +219,12 @@ class RunDirectory:
 
     def held_out(self) -> dict[int, dict[str, list[float | None]]]:
         """The scores of every measurement by its step; of one that was made twice, the later."""
-        return {row["step"]: row["scores"] for row in read_jsonl(self.path / "heldout.jsonl")}
+        return {row["step"]: row["scores"] for row in read_jsonl(self.path / "heldout.jsonl") if "temperature" not in row}
+
+    def decoded(self) -> dict[tuple[int, float], dict[str, list[float | None]]]:
+        """The scores at other temperatures than that of the measurements, by step and temperature."""
+        rows = (row for row in read_jsonl(self.path / "heldout.jsonl") if "temperature" in row)
+        return {(row["step"], row["temperature"]): row["scores"] for row in rows}
 
     def alarm(self, alarms: Iterable[Alarm]) -> None:
         """Append to alarms.jsonl."""

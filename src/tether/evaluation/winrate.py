@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Hashable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,6 +83,20 @@ def mean_estimate(values: MaybeScores, groups: Groups | None = None, *, confiden
     if len(sums) == 1:
         return Estimate(value, -math.inf, math.inf, len(kept))
     return Estimate(value, *mean_interval(value, _spread(sums, counts), confidence), len(kept))
+
+
+def gain(before: MaybeScores, after: MaybeScores, groups: Groups, *, confidence: float = 0.95) -> Estimate | None:
+    """The mean of the paired differences with its interval over prompts; None where nothing was scored twice."""
+    gains = [None if a is None or b is None else b - a for a, b in zip(before, after, strict=True)]
+    return mean_estimate(gains, groups, confidence=confidence) if any(value is not None for value in gains) else None
+
+
+def before_and_after(before: MaybeScores, after: MaybeScores, groups: Groups) -> dict[str, dict[str, Any]] | None:
+    """The means of both sides, the gain and the win rate of the second, as a summary holds them; None as for `gain`."""
+    if (gained := gain(before, after, groups)) is None:
+        return None
+    found = {"before": mean_estimate(before, groups), "after": mean_estimate(after, groups), "gain": gained}
+    return {name: value.as_dict() for name, value in {**found, "win_rate": win_rate(after, before, groups=groups)}.items()}
 
 
 def correlation(x: MaybeScores, y: MaybeScores) -> dict[str, float]:

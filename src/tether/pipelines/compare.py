@@ -25,7 +25,7 @@ from tether.core.protocols import doing
 from tether.core.rundir import RunDirectory, read_json
 from tether.core.stopping import Interrupted
 from tether.core.types import Feedback
-from tether.pipelines.foundation import SeedsConfig, gain_over
+from tether.pipelines.foundation import SeedsConfig
 from tether.pipelines.journey import run_stage
 from tether.pipelines.measured import Progress
 from tether.pipelines.opening import as_begun
@@ -88,9 +88,8 @@ class Compare:
                     self._in_a_process(seed, name)
                     assert folder.is_file()
             before, *after = [read_json(foundation.root / "arms" / n / "answers.json") for n in ("sft", *self.config.arms)]
-            start = foundation.judged(before["texts"])
             for name, answers in zip(self.config.arms, after, strict=True):
-                result = gain_over(foundation.judged(answers["texts"]), start, foundation.groups)
+                result = foundation.gained(before, answers)
                 trained = read_json(foundation.root / "arms" / name / "summary.json")
                 cost = {key: trained[key] for key in ("seconds", "peak_rss_bytes")}
                 measured = {key: answers[key] for key in ("kl", "finished", "length")}

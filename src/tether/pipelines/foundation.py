@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -16,12 +16,13 @@ from tether.core.protocols import Judge, doing
 from tether.core.rundir import append_jsonl, read_json, read_jsonl, write_json, write_jsonl
 from tether.core.types import Comparison, Demonstration, Prompt, Rollout, Sampling, Score, assistant, user
 from tether.data.sources import split_by_group
+from tether.evaluation.decoding import answers_at, control, other_temperatures
 from tether.evaluation.distance import kl_to_reference
 from tether.evaluation.fluency import Fluency
 from tether.evaluation.gold import GoldJudge
-from tether.evaluation.winrate import mean_estimate, win_rate
+from tether.evaluation.winrate import before_and_after, mean_estimate
 from tether.models.config import ModelConfig
-from tether.models.loading import LoadedModel, load_model
+from tether.models.loading import load_model
 from tether.models.memory import release
 from tether.models.trunk import Role
 from tether.pipelines.journey import after_sft, run_reward, run_sft
@@ -51,6 +52,9 @@ class FoundationConfig(Config):
     )
     max_prompts: int | None = Field(default=None, ge=4, description="use only the first so many prompts of each split")
     evaluation_samples: int = Field(default=1, ge=1, description="answers a held-out prompt in the final comparison")
+    evaluation_temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(
+        default=(0.7, 0.5, 0.0), description="others at which both sides of it answer: what decoding alone gives"
+    )
     model: ModelConfig
     sft: SFTSection
     pairs: PairsSection = PairsSection()
@@ -272,39 +276,52 @@ class Foundation:
             )
         return rows
 
-    def answers(self, role: Role, encoder_model: LoadedModel, name: str) -> list[Rollout]:
-        """Its answers to the held-out prompts, always with the same randomness."""
-        engine = local_engine(role, encoder_model, max_rows=self.engine_rows)
-        bar, count = self.announce(f"evaluate {name}"), self.config.evaluation_samples
-        total = len(self.heldout) * count
-        doing(bar, "sampling")
-        groups = engine.generate(
-            self.heldout,
-            self.sampling,
-            num_samples=count,
-            seed=self.config.seed + 104729,
-            progress=lambda done: bar(done, total, {}),
-        )
-        return [r for g in groups for r in g.rollouts]
-
     def measured(self, source: str, folder: Path, name: str) -> dict[str, Any]:
-        """A policy's answers to the held-out prompts, in `folder/answers.json`: texts, KL from the SFT model, lengths."""
+        """A policy's answers to the held-out prompts, in `folder/answers.json`: texts, KL from the SFT model, lengths.
+
+        Always with the same randomness, and under `decoded` at every other temperature.
+        """
         if not (folder / "answers.json").is_file():
             role, loaded = load_policy(source, self.policy_model)
-            rollouts = self.answers(role, loaded, name)
-            shared = role.adapter is not None or name == "sft"  # the trunk without its adapter is the SFT model
+            engine, bar = local_engine(role, loaded, max_rows=self.engine_rows), self.announce(f"evaluate {name}")
+            how: dict[str, Any] = {"num_samples": self.config.evaluation_samples, "seed": self.config.seed + 104729}
+            temperatures = other_temperatures(self.sampling, self.config.evaluation_temperatures)
+            found = {}
+            for place, temperature in enumerate([self.sampling.temperature, *temperatures]):
+                doing(bar, f"sampling at temperature {temperature:g}")
+                found[temperature] = answers_at(temperature, engine, self.heldout, self.sampling, **how)
+                bar(place + 1, 1 + len(temperatures), {})
+            rollouts = found.pop(self.sampling.temperature)
+            shared = role.adapter is not None or name in ("sft", "before")  # the trunk without its adapter is the SFT model
             reference = Role(role.model if shared else load_model(self.policy_model).model)
             moved = kl_to_reference(role, reference, rollouts, encoder_of(loaded), self.sampling.temperature)
-            write_json(
-                folder / "answers.json",
-                {
-                    "texts": [r.text for r in rollouts],
-                    "kl": mean_estimate(moved, self.groups).as_dict(),
-                    "finished": statistics.fmean(r.finished for r in rollouts),
-                    "length": statistics.fmean(len(r.response_ids) for r in rollouts),
-                },
-            )
+            kl = {"kl": mean_estimate(moved, self.groups).as_dict()}
+            decoded = {f"{temperature:g}": _texts(rows) for temperature, rows in found.items()}
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / "answers.json", {**_texts(rollouts), **kl, "decoded": decoded})
         return read_json(folder / "answers.json")
+
+    def gained(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+        """Gold before and after, gain and win rate with their intervals, parts, and what decoding alone gives.
+
+        Args:
+            before, after: of `measured`.
+        """
+        scores = self.judged(before["texts"]), self.judged(after["texts"])
+        start, trained = ([s.value or 0.0 for s in side] for side in scores)
+        found, parts = before_and_after(start, trained, self.groups), [mean_parts(side) for side in scores]
+        assert found is not None
+        gold = {f"gold_{name}": found[name]["value"] for name in ("before", "after")}
+        gold |= {f"gold_{name}": found[name] for name in ("gain", "win_rate")}
+        gold["gold_parts"] = {k: {"before": parts[0][k], "after": parts[1][k]} for k in parts[0]}
+        if not (before.get("decoded") and after.get("decoded")):  # of an earlier revision
+            return gold
+        own = self.sampling.temperature
+        told = control({own: start, **self._decoded(before)}, {own: trained, **self._decoded(after)}, self.groups, own)
+        return {**gold, "gold_by_temperature": told.pop("by_temperature"), **told}
+
+    def _decoded(self, found: Mapping[str, Any]) -> dict[float, list[float]]:
+        return {float(t): [s.value or 0.0 for s in self.judged(side["texts"])] for t, side in found["decoded"].items()}
 
     def optimise(
         self, section: Any, folder: Path, reward_folder: Path, *, name: str = "ppo", phase: str = "", by_gold: bool = True
@@ -341,17 +358,12 @@ class Foundation:
         return [p.id for p in self.heldout for _ in range(self.config.evaluation_samples)]
 
 
-def gain_over(after: Sequence[Score], before: Sequence[Score], groups: Sequence[str]) -> dict[str, Any]:
-    """Gold before and after, the gain with its interval, the win rate, and the parts of the gold score."""
-    values = [[s.value or 0.0 for s in scores] for scores in (before, after)]
-    gains = [a - b for b, a in zip(*values, strict=True)]
-    parts = [mean_parts(scores) for scores in (before, after)]
+def _texts(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """Texts, how many came to their end, and how long they are on average, in tokens."""
     return {
-        "gold_before": sum(values[0]) / len(values[0]),
-        "gold_after": sum(values[1]) / len(values[1]),
-        "gold_gain": mean_estimate(gains, groups).as_dict(),
-        "gold_win_rate": win_rate([s.value for s in after], [s.value for s in before], groups=groups).as_dict(),
-        "gold_parts": {k: {"before": parts[0][k], "after": parts[1][k]} for k in parts[0]},
+        "texts": [r.text for r in rollouts],
+        "finished": statistics.fmean(r.finished for r in rollouts),
+        "length": statistics.fmean(len(r.response_ids) for r in rollouts),
     }
 
 

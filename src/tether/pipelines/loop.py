@@ -36,7 +36,7 @@ from tether.core.types import Comparison, Prompt, Sampling, Score
 from tether.data.sources import Quarantine, read, split_by_group
 from tether.learner.loop import endless
 from tether.models.memory import release
-from tether.pipelines.foundation import Foundation, FoundationConfig, gain_over
+from tether.pipelines.foundation import Foundation, FoundationConfig
 from tether.pipelines.journey import run_direct, run_reward
 from tether.pipelines.labelling import SCORED, Labeller, LoopSection, Pair
 from tether.pipelines.measured import Progress
@@ -286,8 +286,7 @@ class Round:
         start = self.ground.measured(str(root / "sft" / "model"), root / "sft", "sft")
         after = self.ground.measured(str(self.folder / self.config.policy[0]), self.folder, f"round {self.number + 1}")
         before = start if self.previous is None else read_json(self.previous / "answers.json")
-        scores = [self.ground.judged(found["texts"]) for found in (start, before, after)]
-        total, gain = (gain_over(scores[2], base, self.ground.groups) for base in scores[:2])
+        total, gain = (self.ground.gained(base, after) for base in (start, before))
         bought = {key: gain["gold_gain"][key] * 100 / asked for key in ("value", "low", "high")}
         return {**total, "gold_gain_of_round": gain["gold_gain"], "gold_per_100_labels": bought, "kl": after["kl"]}
 

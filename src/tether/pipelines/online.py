@@ -83,6 +83,8 @@ def run_online(
         if evaluation is not None and not run.held_out():
             doing(progress, "measuring held-out answers")
             evaluation.measure(0)
+        if evaluation is not None and max(run.held_out()) == 0:
+            evaluation.decode(0)
         guard = Guard(section.watch, stage, run)
         ended = lambda: guard.halted or (evaluation is not None and evaluation.fallen(stage.config.steps))  # noqa: E731
         summary = stage.train(rows, run, on_step=on_step, monitor=guard, ended=ended, progress=progress)
@@ -92,6 +94,8 @@ def run_online(
                 evaluation.measure(summary["steps"])
             if evaluation.learner is not None:
                 evaluation.restore()
+                stage.engine.update_weights(summary["steps"] + 2)
+            evaluation.decode(evaluation.kept)
             summary[evaluation.name] = evaluation.summary()
     if stage.reward.reasons:
         summary["failed_rewards_by_reason"] = dict(stage.reward.reasons.most_common(10))
@@ -142,20 +146,18 @@ def _evaluation(
     how = stage.config.sampling if temperature is None else replace(stage.config.sampling, temperature=temperature)
     reference: Role | None = getattr(stage, "reference", None)
 
-    def scored(rollouts: Sequence[Rollout]) -> list[Score]:
-        more: dict[str, Sequence[float | None]] = {}
+    def beside(rollouts: Sequence[Rollout]) -> dict[str, list[float | None]]:
+        more: dict[str, list[float | None]] = {}
         if judged.name != "heldout":
             more["proxy"] = [score.value for score in stage.reward.score(rollouts)]
         if reference is not None and how.temperature:
-            more["kl"] = kl_to_reference(stage.policy, reference, rollouts, encoder, how.temperature)
-        parts = [{name: value for name, values in more.items() if (value := values[i]) is not None} for i in range(len(rollouts))]
-        scores = judged.judge(rollouts)
-        return [replace(score, parts={**score.parts, **found}) for score, found in zip(scores, parts, strict=True)]
+            more["kl"] = list(kl_to_reference(stage.policy, reference, rollouts, encoder, how.temperature))
+        return more
 
     asked = section.evaluate.sycophancy
     sycophancy = None if asked is None else Sycophancy(stage.policy, encoder, read_pairs(asked.files, asked.pairs))
-    more: dict[str, Any] = {"learner": stage.learner, "name": judged.name, "sycophancy": sycophancy}
-    return HeldOut(section.evaluate, judged.prompts, scored, stage.engine, how, run, seed=seed, **more)
+    more: dict[str, Any] = {"learner": stage.learner, "name": judged.name, "sycophancy": sycophancy, "beside": beside}
+    return HeldOut(section.evaluate, judged.prompts, judged.judge, stage.engine, how, run, seed=seed, **more)
 
 
 class Guard(Watch):

@@ -24,7 +24,7 @@ from tether.core.errors import ConfigError
 from tether.core.rundir import RunDirectory, append_jsonl, read_json, read_jsonl, write_json
 from tether.core.types import Comparison, Prompt, Rollout, StopReason
 from tether.data.sources import split_by_group
-from tether.evaluation.winrate import mean_estimate
+from tether.evaluation.winrate import gain, mean_estimate
 from tether.models.loading import load_model
 from tether.models.memory import release
 from tether.models.trunk import Role
@@ -33,7 +33,7 @@ from tether.pipelines.journey import run_reward
 from tether.pipelines.measured import Progress
 from tether.pipelines.opening import as_begun
 from tether.preferences.annotators import in_true_order
-from tether.stages.heldout import Measured, best_step, change, halves, has_fallen, peak_interval, scores_of
+from tether.stages.heldout import Measured, best_step, halves, has_fallen, peak_interval, scores_of
 
 POOL_SEED = 15485863
 NEAR = 0.5
@@ -272,7 +272,7 @@ def course_of(measured: Measured, groups: Sequence[str]) -> dict[str, Any]:
         for i in others:
             a, b = measured[peak]["score"][i], measured[steps[-1]]["score"][i]
             falls[i] = None if a is None or b is None else b - a
-    gain = change(measured[steps[0]]["score"], measured[steps[-1]]["score"], groups)
+    gained = gain(measured[steps[0]]["score"], measured[steps[-1]]["score"], groups)
     zero = gold["value"]
     points = [
         (k, g - zero) for k, g in zip(means["kl"], means["score"], strict=True) if k is not None and g is not None and k > NEAR
@@ -285,7 +285,7 @@ def course_of(measured: Measured, groups: Sequence[str]) -> dict[str, Any]:
         "start": gold,
         "best_step": best_step(measured),
         "best_step_interval": peak_interval(measured, groups),
-        "gain": gain.as_dict() if gain else None,
+        "gain": gained.as_dict() if gained else None,
         "fall": mean_estimate(falls, groups).as_dict(),
         "fallen_at": _fallen_at(measured, groups, looks),
         "kept_share": statistics.fmean(kept),

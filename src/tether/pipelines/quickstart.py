@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from pydantic import ValidationError, model_validator
 
-from tether.assemble import PPOSection, load_policy
+from tether.assemble import PPOSection
 from tether.core.config import parts
-from tether.core.rundir import RunDirectory, file_digest, read_json, write_json, write_jsonl
+from tether.core.rundir import RunDirectory, file_digest, read_json, write_jsonl
 from tether.core.types import Prompt
 from tether.models.memory import release
-from tether.pipelines.foundation import DATA, Foundation, FoundationConfig, gain_over
+from tether.pipelines.foundation import DATA, Foundation, FoundationConfig
 from tether.pipelines.measured import Progress, peak_rss_bytes
 from tether.pipelines.opening import as_begun
 
@@ -100,35 +100,25 @@ class Quickstart:
         """Before and after on the same held-out prompts with the same randomness: gold scores, parts, win rates."""
         start, folder, foundation = time.perf_counter(), self.root / "evaluation", self.foundation
         arms = {arm: self._folder(arm) for arm in self.arms}
-        answers = {"before": self._answers(str(self.root / "sft" / "model"), folder / "before.json")}
-        answers.update({arm: self._answers(str(path), folder / f"{arm}.json") for arm, path in arms.items()})
-        scores = {name: foundation.judged(texts) for name, texts in answers.items()}
+        sources = {"before": self.root / "sft" / "model", **arms}
+        answers = {name: foundation.measured(str(path), folder / name, name) for name, path in sources.items()}
         summary: dict[str, Any] = {"arms": {}}
         for arm, path in arms.items():
             result = read_json(path / "summary.json")
             result.setdefault("proxy_gain", result["proxy_last"] - result["proxy_first"])
-            result.update(gain_over(scores[arm], scores["before"], foundation.groups))
+            result.update(foundation.gained(answers["before"], answers[arm]))
+            result["kl"], result["length"] = answers[arm]["kl"], {name: answers[name]["length"] for name in ("before", arm)}
             summary["arms"][arm] = result
         summary["ppo"] = summary["arms"]["ppo"]
         prompts = [p for p in foundation.heldout for _ in range(self.config.evaluation_samples)]
-        self._write_answers(folder / "answers.jsonl", prompts, answers, scores)
+        self._write_answers(folder / "answers.jsonl", prompts, {name: found["texts"] for name, found in answers.items()})
         before = self.run_directory.summary().get("evaluation", {}) if self.run_directory.complete else {}
         seconds = time.perf_counter() - start + before.get("seconds", 0.0)
         summary["evaluation"] = {"seconds": seconds, "num_prompts": len(foundation.heldout)}
         return summary
 
-    def _answers(self, policy: str, path: Path) -> list[str]:
-        if path.is_file():
-            return read_json(path)
-        role, loaded = load_policy(policy, self.foundation.policy_model)
-        texts = [r.text for r in self.foundation.answers(role, loaded, path.stem)]
-        write_json(path, texts)
-        return texts
-
-    def _write_answers(
-        self, path: Path, prompts: Sequence[Prompt], answers: dict[str, list[str]], scores: dict[str, list[Any]]
-    ) -> None:
-        rows = []
+    def _write_answers(self, path: Path, prompts: Sequence[Prompt], answers: dict[str, list[str]]) -> None:
+        rows, scores = [], {name: self.foundation.judged(texts) for name, texts in answers.items()}
         for i, prompt in enumerate(prompts):
             others = {
                 arm: {"response": answers[arm][i], "gold": scores[arm][i].value} for arm in self.config.arms if arm != "ppo"

@@ -8,9 +8,14 @@ from statistics import fmean, stdev
 from typing import Any
 
 from tether.core.trend import vague
+from tether.report import decoding
 from tether.report.reading import Estimate, Journey, SubRun, ends, estimate, kl_key, mapping, moved, number, present, printable
 
 ENOUGH_ANSWERS = 10
+NO_CONTROL = (
+    "Both sides answered at one temperature. A lower one often makes the model before better for nothing, and how much was not "
+    "measured: part of this gain, or all of it, may be that."
+)
 Show = Callable[[float], str]
 
 
@@ -158,7 +163,12 @@ def verdict(journey: Journey) -> Verdict:
     rate, gain = estimate(policy.summary.get("gold_win_rate")), gold_gain(policy)
     checked = None if rate or gain else heldout(policy)
     tone, headline, opening = _checked(checked) if checked else _judgement(rate, gain)
-    sentences = [opening]
+    control, sentences, alone = decoding.control_of(policy.summary), [opening], []
+    if control and (checked is None or checked.true):
+        tone, headline = decoding.WORDS[control["verdict"]]
+        sentences += decoding.sentences(control)
+    elif tone == "good":
+        tone, headline, alone = "open", f"{headline}, at one temperature", [NO_CONTROL]
     if gain:
         sentences.append(f"The gold score changed by {signed(gain.value)}{_bounds(gain, signed)}.")
     sentences += _part_sentences(gold_parts(journey))
@@ -168,7 +178,7 @@ def verdict(journey: Journey) -> Verdict:
     if proxy is not None:
         sentences.append(_proxy_sentence(proxy))
     warnings = _policy_warnings(policy, gain, proxy) + _reward_warnings(journey.reward)
-    return Verdict(tone, headline, sentences, [*warnings, *_left_out(journey)])
+    return Verdict(tone, headline, sentences, [*alone, *warnings, *_left_out(journey)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +244,7 @@ def _judgement(rate: Estimate | None, gain: Estimate | None) -> tuple[str, str, 
         why = "The interval contains 50%, so" if interval(rate) else "Without an interval,"
         return "open", "Not shown to be better", f"{wins[0].upper()}{wins[1:]}. {why} this run does not show a difference."
     tone, headline = ("good", "Better") if rate.value > 0.5 else ("bad", "Worse")
-    return tone, headline, f"The model got {headline.lower()}: {wins}."
+    return tone, headline, f"{wins[0].upper()}{wins[1:]}."
 
 
 def _part_sentences(parts: Sequence[Part]) -> list[str]:

@@ -14,7 +14,7 @@ from plotly.offline import get_plotlyjs
 
 from tether.core.errors import RunError
 from tether.core.files import whole_file
-from tether.report import figures, overopt, rounds
+from tether.report import decoding, figures, overopt, rounds
 from tether.report.answers import answer_groups, training_samples
 from tether.report.narrative import Part, decimal, gold_parts, signed, verdict
 from tether.report.numbers import alarm_rows, arm_table, reward_facts, tiles
@@ -59,6 +59,7 @@ def _journey_page(journey: Journey) -> str:
         "page.html", journey.name, _figures(journey, parts, reward), journey.notes,
         verdict=verdict(journey),
         tiles=tiles(journey),
+        decoded=(decoding.COLUMNS, decoding.rows(decoding.control_of(journey.policy.summary)) if journey.policy else []),
         parts=[(printable(p.name, 60), decimal(p.before), decimal(p.after), signed(p.change), p.direction) for p in parts],
         arms=arm_table(journey.arms),
         alarms=alarm_rows([*(stage for stage in journey.supervised if stage.alarms), *journey.arms]),

@@ -184,7 +184,7 @@ def read_sub_run(path: Path, notes: list[str]) -> SubRun:
 
 def _before_the_first_step(path: Path, notes: list[str]) -> list[Row]:
     """What was measured on held-out prompts before training, which no step's metrics hold."""
-    rows = [row for row in _jsonl(path / "heldout.jsonl", notes) if row.get("step") == 0]
+    rows = [row for row in _jsonl(path / "heldout.jsonl", notes) if row.get("step") == 0 and "temperature" not in row]
     means = {}
     for row in rows:
         for key, values in mapping(row.get("scores")).items():

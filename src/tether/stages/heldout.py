@@ -6,12 +6,12 @@ import hashlib
 import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 from scipy.special import stdtr
 from torch import Tensor
 
@@ -20,10 +20,10 @@ from tether.core.errors import DataError
 from tether.core.protocols import Engine
 from tether.core.rundir import RunDirectory, read_jsonl
 from tether.core.types import Prompt, Rollout, Sampling, Score
+from tether.evaluation.decoding import answers_at, control, other_temperatures
 from tether.evaluation.sycophancy import Sycophancy
-from tether.evaluation.winrate import mean_estimate, win_rate
+from tether.evaluation.winrate import before_and_after, mean_estimate
 from tether.learner.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint
-from tether.stats import Estimate
 
 SEED = 7919
 """Added to the stage's: the held-out samples share no randomness with those of training."""
@@ -42,6 +42,10 @@ class EvaluateConfig(Config):
     temperature: float | None = Field(
         default=None, ge=0, description="unset: that of the training; 0: always the likeliest token"
     )
+    temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(
+        default=(0.7, 0.5, 0.0),
+        description="others at which start and policy answer, before and after the training: what decoding alone gives",
+    )
     keep: Literal["last", "best"] = Field(
         default="last", description="best: end with the weights of the highest measurement, those of the start among them"
     )
@@ -49,6 +53,14 @@ class EvaluateConfig(Config):
         default=False,
         description="end the training when the score lies below an earlier one; of runs that never fall at most 5% are ended",
     )
+
+    @model_validator(mode="after")
+    def _check_greedy(self) -> Self:
+        if self.temperature == 0 and self.samples_per_prompt > 1:
+            raise ValueError(
+                "evaluate.temperature = 0 gives a prompt the same answer each time: set samples_per_prompt = 1 or sample above 0"
+            )
+        return self
 
 
 def set_aside(prompts: Sequence[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]]:
@@ -82,6 +94,7 @@ class HeldOut:
 
     Args:
         judge: scores the answers; a judge whose scores nobody trains on is called `gold`, the training's own reward `heldout`.
+        beside: further columns of numbers on the same answers, by name.
         sycophancy: asked beside them, of the same policy.
     """
 
@@ -97,20 +110,29 @@ class HeldOut:
         seed: int,
         learner: Keeper | None = None,
         name: str = "heldout",
+        beside: Callable[[Sequence[Rollout]], Mapping[str, list[float | None]]] | None = None,
         sycophancy: Sycophancy | None = None,
     ) -> None:
         self.config, self.prompts, self.judge, self.engine = config, prompts, judge, engine
         self.sampling, self.run, self.seed, self.name = sampling, run, seed + SEED, name
-        self.learner, self.sycophancy = learner if config.keep == "best" else None, sycophancy
+        self.learner, self.beside, self.sycophancy = learner if config.keep == "best" else None, beside, sycophancy
         self.groups = [str(i) for i in range(len(prompts)) for _ in range(config.samples_per_prompt)]
+
+    def decode(self, step: int) -> None:
+        """Answer, score and note down at the other temperatures, where that is not done yet: the control of `summary`."""
+        done = self.run.decoded()
+        how: dict[str, Any] = {"num_samples": self.config.samples_per_prompt, "seed": self.seed}
+        for temperature in other_temperatures(self.sampling, self.config.temperatures):
+            if (step, temperature) not in done:
+                rollouts = answers_at(temperature, self.engine, self.prompts, self.sampling, **how)
+                columns = _columns(self.judge(rollouts)) | {"length": [float(len(r.response_ids)) for r in rollouts]}
+                self.run.hold_out({"step": step, "name": self.name, "temperature": temperature, "scores": columns})
 
     def measure(self, step: int) -> dict[str, float]:
         """Answer, score and note down; the metrics of that."""
         groups = self.engine.generate(self.prompts, self.sampling, num_samples=self.config.samples_per_prompt, seed=self.seed)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        scores = self.judge(rollouts)
-        columns = {"score": [s.value for s in scores]}
-        columns |= {part: [s.parts.get(part) for s in scores] for part in dict.fromkeys(p for s in scores for p in s.parts)}
+        columns = {**_columns(self.judge(rollouts)), **(self.beside(rollouts) if self.beside else {})}
         asked = {} if self.sycophancy is None else {"sycophancy": {k: e.as_dict() for k, e in self.sycophancy().items()}}
         if self.learner is not None and best_step({**self.run.held_out(), step: columns}) == step:
             self._keep(step, self.learner)
@@ -141,6 +163,12 @@ class HeldOut:
         """The step of the highest mean score; the first of equals."""
         return best_step(self.run.held_out())
 
+    @property
+    def kept(self) -> int:
+        """The step of the weights that the run ends with."""
+        best = None if self.learner is None else self.best
+        return max(self.run.held_out()) if best is None else best
+
     def _premises(self) -> dict[int, dict[str, Any]]:
         """What was found of sycophancy, by step."""
         rows = read_jsonl(self.run.path / "heldout.jsonl")
@@ -168,8 +196,7 @@ class HeldOut:
         step that the other half would have kept (`judged_by`); `measured` has the means of all prompts at every step.
         """
         measured = self.run.held_out()
-        kept = self.best if self.learner is not None else max(measured)
-        assert kept is not None
+        kept = self.kept
         first, chosen = measured[min(measured)], {} if self.learner is None else chosen_by_others(measured, self.groups)
         steps = [kept if (step := chosen.get(i)) is None else step for i in range(len(self.groups))]
         means = {step: mean_estimate(rows["score"], self.groups).as_dict() for step, rows in sorted(measured.items())}
@@ -182,15 +209,20 @@ class HeldOut:
             result["sycophancy"] = {"before": premises[min(measured)], "after": premises[kept]}
         for key in first.keys() & measured[kept].keys():
             after = [measured[step][key][place] if key in measured[step] else None for place, step in enumerate(steps)]
-            gain = change(first[key], after, self.groups)
-            if gain is not None:
-                result[key] = {
-                    "before": mean_estimate(first[key], self.groups).as_dict(),
-                    "after": mean_estimate(after, self.groups).as_dict(),
-                    "gain": gain.as_dict(),
-                    "win_rate": win_rate(after, first[key], groups=self.groups).as_dict(),
-                }
+            if (found := before_and_after(first[key], after, self.groups)) is not None:
+                result[key] = found
+            if key == ("correct" if "correct" in first else "score"):
+                result |= self._control(key, first[key], after, kept)
         return result
+
+    def _control(self, key: str, before: Sequence[float | None], after: Sequence[float | None], kept: int) -> dict[str, Any]:
+        """What decoding alone gives: this column of start and policy beside those at the other temperatures."""
+        others: dict[int, dict[float, Sequence[float | None]]] = {0: {}, kept: {}}
+        for (step, temperature), rows in self.run.decoded().items():
+            others.get(step, {})[temperature] = rows[key]
+        own = self.sampling.temperature
+        known = others[0] and others[kept]  # a run of an earlier revision has none of the start
+        return control({own: before, **others[0]}, {own: after, **others[kept]}, self.groups, own) if known else {}
 
 
 Measured = Mapping[int, Mapping[str, Sequence[float | None]]]
@@ -251,12 +283,6 @@ def has_fallen(measured: Measured, groups: Sequence[str], looks: int, *, num_dra
     return (1 + int((draws >= highest).sum())) / (1 + num_draws) < level
 
 
-def change(before: Sequence[float | None], after: Sequence[float | None], groups: Sequence[str]) -> Estimate | None:
-    """The mean of the paired differences with its interval over prompts; None where nothing was scored twice."""
-    gains = [None if a is None or b is None else b - a for a, b in zip(before, after, strict=True)]
-    return mean_estimate(gains, groups) if _known(gains) else None
-
-
 def peak_interval(measured: Measured, groups: Sequence[str], *, num_resamples: int = 1000, seed: int = 0) -> tuple[int, int]:
     """Between which steps the highest mean lies in 95% of resamples of the prompts."""
     steps, sums, counts = _by_prompt(measured, groups)
@@ -279,6 +305,12 @@ def _by_prompt(measured: Measured, groups: Sequence[str]) -> tuple[list[int], ND
                 sums[place[group], column] += value
                 counts[place[group], column] += 1
     return steps, sums, counts
+
+
+def _columns(scores: Sequence[Score]) -> dict[str, list[float | None]]:
+    """The scores and their parts, a column each."""
+    parts = dict.fromkeys(part for score in scores for part in score.parts)
+    return {"score": [s.value for s in scores], **{part: [s.parts.get(part) for s in scores] for part in parts}}
 
 
 def _known(values: Sequence[float | None]) -> list[float]:

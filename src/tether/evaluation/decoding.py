@@ -1,0 +1,95 @@
+"""What decoding alone gives: a policy beside the model that it started from, both at several temperatures.
+
+A lower temperature makes the answers of most models better, and costs nothing. Training moves probability to what was rewarded,
+so a trained policy is also sharper than its start, and a comparison at one temperature counts that as a gain. What cannot be had
+for nothing is told by the best decoding of the one against the best decoding of the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+from tether.core.protocols import Engine
+from tether.core.types import Prompt, Rollout, Sampling
+from tether.evaluation.winrate import MaybeScores, before_and_after, gain, win_rate
+from tether.stats import Estimate
+
+Columns = Mapping[float, MaybeScores]
+"""By temperature, 0 being greedy: the scores of all answers. The first is the temperature of training."""
+Verdict = Literal["better", "sharper", "undecided", "worse"]
+
+
+def other_temperatures(sampling: Sampling, asked: Sequence[float]) -> list[float]:
+    """Those asked for, once each, without the one at which `sampling` draws."""
+    return [temperature for temperature in dict.fromkeys(asked) if temperature != sampling.temperature]
+
+
+def answers_at(
+    temperature: float, engine: Engine, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int
+) -> list[Rollout]:
+    """Answers to the prompts at another temperature, `num_samples` each; a greedy one, always the same, is drawn once."""
+    drawn = 1 if temperature == 0 else num_samples
+    groups = engine.generate(prompts, replace(sampling, temperature=temperature), num_samples=drawn, seed=seed)
+    return [rollout for group in groups for rollout in group.rollouts for _ in range(num_samples // drawn)]
+
+
+def by_temperature(before: Columns, after: Columns, groups: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Means before and after, the gain and the win rate at each temperature that both have, with intervals over prompts."""
+    shared = sorted(before.keys() & after.keys(), reverse=True)
+    found = {f"{temperature:g}": before_and_after(before[temperature], after[temperature], groups) for temperature in shared}
+    return {temperature: row for temperature, row in found.items() if row is not None}
+
+
+def over_best_decoding(before: Columns, after: Columns, groups: Sequence[str]) -> dict[str, Any] | None:
+    """The gain over the best decoding of the start, by the policy at its own best; None where nothing was scored on both sides.
+
+    Equation: with g_pb the gain at temperature p of the policy over temperature b of the start, ``max_p min_b g_pb``, which lies
+    in ``[max_p min_b low_pb, min_b max_p high_pb]``, each bound at the level (1 − 0.95) / 2 over the number of temperatures from
+    which its outer choice is made (Bonferroni). The inner choice needs no correction: to beat the best is to beat each (the
+    intersection-union test). The win rate likewise: at one temperature the policy wins against the start at every one.
+    Paper: Berger 1982, https://doi.org/10.1080/00401706.1982.10487790.
+    Trap: to choose the best and then compare with it, by the usual interval, calls an unchanged policy better or worse too often.
+    """
+    outer = [1 - 0.05 / len(side) for side in (after, before)]
+    rates, gains = {}, {}
+    for pair in ((p, b) for p in after for b in before):
+        start, trained = before[pair[1]], after[pair[0]]
+        wide = [gain(start, trained, groups, confidence=confidence) for confidence in outer]
+        if wide[0] is None or wide[1] is None:
+            continue
+        gains[pair] = Estimate(wide[0].value, wide[0].low, wide[1].high, wide[0].count)
+        won = [win_rate(trained, start, groups=groups, confidence=confidence) for confidence in outer]
+        rates[pair] = Estimate(won[0].value, won[0].low, won[1].high, won[0].count)
+    if not gains:
+        return None
+    (own, start), value = _saddle(gains)
+    return {**value.as_dict(), "win_rate": _saddle(rates)[1].as_dict(), "temperature": start, "policy_temperature": own}
+
+
+def _saddle(found: Mapping[tuple[float, float], Estimate]) -> tuple[tuple[float, float], Estimate]:
+    """The best temperature of the policy with its worst opponent, and ``max min`` of values and bounds."""
+    ours, theirs = ({pair[side]: None for pair in found} for side in (0, 1))
+    worst = {p: min((pair for pair in found if pair[0] == p), key=lambda pair: found[pair].value) for p in ours}
+    place = max(worst.values(), key=lambda pair: found[pair].value)
+    low = max(min(e.low for (p, _), e in found.items() if p == own) for own in ours)
+    high = min(max(e.high for (_, b), e in found.items() if b == other) for other in theirs)
+    return place, Estimate(found[place].value, low, high, found[place].count)
+
+
+def verdict(gain: Mapping[str, Any], over_best: Mapping[str, Any]) -> Verdict:
+    """In a word: `sharper` says that the gain at the temperature of training is nothing that decoding could not give."""
+    if (over_best["low"] or 0) > 0:
+        return "better"
+    if (over_best["high"] or 0) < 0 or (gain["high"] or 0) < 0:
+        return "worse"
+    return "sharper" if (gain["low"] or 0) > 0 else "undecided"
+
+
+def control(before: Columns, after: Columns, groups: Sequence[str], at: float) -> dict[str, Any]:
+    """All of it, for a summary: `by_temperature`, `over_best_decoding` and `verdict`; `at` is the temperature of training."""
+    rows, over_best = by_temperature(before, after, groups), over_best_decoding(before, after, groups)
+    if over_best is None or f"{at:g}" not in rows:
+        return {"by_temperature": rows}
+    return {"by_temperature": rows, "over_best_decoding": over_best, "verdict": verdict(rows[f"{at:g}"]["gain"], over_best)}

@@ -1,0 +1,103 @@
+"""What decoding alone gives: gains at one temperature against gains over every decoding of the start."""
+
+import numpy as np
+import pytest
+
+from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, StopReason, user
+from tether.evaluation.decoding import answers_at, control, other_temperatures, verdict
+
+TEMPERATURES = (1.0, 0.7, 0.5, 0.0)
+
+
+def sides(seed, start, trained, *, prompts=150, noise=1.2, shared=0.8):
+    """Scores of both sides by temperature: a prompt's own level, and noise of each answer."""
+    generator = np.random.default_rng(seed)
+    level = shared * generator.normal(size=prompts)
+    made = [
+        {t: (level + mean + noise * generator.normal(size=prompts)).tolist() for t, mean in side.items()}
+        for side in (start, trained)
+    ]
+    return *made, [str(n) for n in range(prompts)]
+
+
+def test_the_numbers_by_hand():
+    before = {1.0: [0.0, 0.0, 2.0, 2.0], 0.5: [1.0, 1.0, 3.0, 3.0]}
+    after = {1.0: [2.0, 2.0, 4.0, 4.0], 0.5: [1.0, 2.0, 3.0, 4.0]}
+    told = control(before, after, ["a", "b", "c", "d"], 1.0)
+    assert list(told["by_temperature"]) == ["1", "0.5"]
+    assert told["by_temperature"]["1"]["gain"]["value"] == 2.0 and told["by_temperature"]["0.5"]["gain"]["value"] == 0.5
+    best = told["over_best_decoding"]
+    assert (best["temperature"], best["policy_temperature"]) == (0.5, 1.0)
+    assert best["value"] == best["low"] == 1.0 <= best["high"]  # every answer at 1.0 is one better than the start's at 0.5
+    assert best["win_rate"]["value"] == 1.0 and told["verdict"] == "better"
+
+
+def test_a_policy_that_is_only_sharper_is_called_so():
+    """At the temperature of training far above the start; at its best as good as the start at its best."""
+    start = {1.0: 5.6, 0.7: 7.1, 0.5: 7.35, 0.0: 7.4}
+    words = [control(*sides(seed, start, {1.0: 6.7, 0.7: 7.4, 0.5: 7.4, 0.0: 7.4}), 1.0)["verdict"] for seed in range(100)]
+    assert words.count("sharper") >= 90 and words.count("worse") <= 6 and words.count("better") <= 6
+
+
+@pytest.mark.parametrize(("gained", "word"), [(0.8, "better"), (-0.8, "worse")])
+def test_a_difference_at_every_temperature_is_told(gained, word):
+    start = {1.0: 5.6, 0.7: 7.1, 0.5: 7.35, 0.0: 7.4}
+    words = [control(*sides(seed, start, {t: m + gained for t, m in start.items()}), 1.0)["verdict"] for seed in range(50)]
+    assert words.count(word) >= 48
+
+
+STEEP, FLAT = {1.0: 5.6, 0.7: 7.1, 0.5: 7.35, 0.0: 7.4}, dict.fromkeys(TEMPERATURES, 7.4)
+PEAKED = {**dict.fromkeys(TEMPERATURES, 5.0), 0.0: 7.4}
+
+
+@pytest.mark.parametrize(("start", "trained"), [(STEEP, STEEP), (FLAT, FLAT), (PEAKED, FLAT), (FLAT, PEAKED)])
+def test_the_interval_holds_the_true_gain(start, trained):
+    """Whatever is chosen from: the best of four equal ones flatters itself most where the other side has one."""
+    true = max(trained.values()) - max(start.values())
+    told = [control(*sides(seed, start, trained, prompts=64), 1.0)["over_best_decoding"] for seed in range(300)]
+    wrong = [[gain["low"] > true for gain in told], [gain["high"] < true for gain in told]]
+    wrong += [[gain["win_rate"]["low"] > 0.5 for gain in told]]
+    assert all(np.mean(found) <= 0.025 + 2 * 0.009 for found in wrong)  # the level, and twice the error of 300
+    assert all(gain["low"] <= gain["value"] <= gain["high"] for found in told for gain in (found, found["win_rate"]))
+
+
+def test_the_verdict_follows_the_best_decoding_first():
+    up, down, none = {"low": 0.1, "high": 0.5}, {"low": -0.5, "high": -0.1}, {"low": -0.2, "high": 0.2}
+    words = {(verdict(gain, best)) for gain in (up, down, none) for best in (up,)}
+    assert words == {"better"}
+    assert [verdict(gain, none) for gain in (up, none, down)] == ["sharper", "undecided", "worse"]
+    assert [verdict(gain, down) for gain in (up, none, down)] == ["worse"] * 3
+
+
+def test_a_judge_that_gives_every_answer_the_same_decides_nothing():
+    same = {t: [3.0] * 8 for t in TEMPERATURES}
+    told = control(same, same, [str(n) for n in range(8)], 1.0)
+    assert told["verdict"] == "undecided" and told["over_best_decoding"]["win_rate"]["value"] == 0.5
+
+
+def test_what_failed_to_be_scored_is_left_out_and_nothing_is_no_control():
+    known, none = [1.0, None, 2.0, 2.5], [None] * 4
+    groups = ["a", "b", "c", "d"]
+    assert control({1.0: known, 0.5: none}, {1.0: known, 0.5: none}, groups, 1.0)["by_temperature"].keys() == {"1"}
+    assert control({1.0: none}, {1.0: none}, groups, 1.0) == {"by_temperature": {}}
+
+
+class Counting:
+    """An engine that says at which temperature it was asked, and how often."""
+
+    def __init__(self):
+        self.asked = []
+
+    def generate(self, prompts, sampling, *, num_samples=1, seed=0, **_):
+        self.asked.append((sampling.temperature, num_samples, seed))
+        text = str(sampling.temperature)
+        rollout = [Rollout((1,), (2,), (0.0,), StopReason.STOP_TOKEN, text, 0, 0, sampling, p) for p in prompts]
+        return [RolloutGroup(p, tuple([r] * num_samples)) for p, r in zip(prompts, rollout, strict=True)]
+
+
+def test_the_greedy_answer_is_drawn_once_and_counts_for_all():
+    engine, prompts = Counting(), [Prompt((user(word),)) for word in "ab"]
+    for temperature in other_temperatures(Sampling(8, 0.7), (0.7, 0.5, 0.0, 0.5)):
+        texts = [r.text for r in answers_at(temperature, engine, prompts, Sampling(8, 0.7), num_samples=3, seed=5)]
+        assert texts == [str(temperature)] * 6
+    assert engine.asked == [(0.5, 3, 5), (0.0, 1, 5)]
