@@ -71,7 +71,7 @@ def test_it_starts_again_for_free_and_takes_up_a_new_arm(finished, monkeypatch):
 def test_the_table_has_a_line_an_arm_and_seed_and_a_mean(finished):
     summary = finished[2]
     lines = table(summary).splitlines()
-    assert len(lines) == 2 + 7 and all(line.count("|") == 9 for line in lines)
+    assert len(lines) == 2 + 7 and all(line.count("|") == 11 for line in lines)
     row = summary["arms"]["dpo"]["1"]
     other = {**row, "gold_gain": {**row["gold_gain"], "value": row["gold_gain"]["value"] + 2.0}, "peak_rss_bytes": 9e9}
     *_, mean = table({"arms": {"dpo": {"0": row, "1": other}}}).splitlines()

@@ -42,6 +42,42 @@ def test_the_choice_depends_on_words_alone():
     assert len(more - chosen) <= 2
 
 
+def test_start_and_policy_answer_at_other_temperatures_too(tmp_path):
+    """What stands in the file is what the saved policy and the untrained model answer there, scored by hand."""
+    made = recipe(tmp_path, evaluate={"every": 3, "prompts": 6, "samples_per_prompt": 4, "temperatures": [0.5, 1.0, 0.0]})
+    found = run_recipe(made, ["grpo"])["grpo"]["heldout"]
+    rows = [row for row in read_jsonl(f"{made.run}/grpo/heldout.jsonl") if "temperature" in row]
+    assert [(row["step"], row["temperature"]) for row in rows] == [(0, 0.5), (0, 0.0), (4, 0.5), (4, 0.0)]
+    asked = [Prompt((user(p.text),)) for p in set_aside([Prompt((user(w),)) for w in WORDS], 6)[1]]
+    for row in rows:
+        role, loaded = load_policy(f"{made.run}/grpo" if row["step"] else made.model.source, made.model)
+        greedy = row["temperature"] == 0
+        how = {"num_samples": 1 if greedy else 4, "seed": SEED}
+        groups = local_engine(role, loaded).generate(asked, Sampling(8, row["temperature"]), **how)
+        texts = [r.text for g in groups for r in g.rollouts for _ in range(4 if greedy else 1)]
+        assert row["scores"]["format"] == [float(any("a" <= c <= "m" for c in text)) for text in texts]
+        assert len(row["scores"]["length"]) == 24
+    assert list(found["by_temperature"]) == ["1", "0.5", "0"] and found["by_temperature"]["1"] == found["correct"]
+    assert found["over_best_decoding"]["temperature"] in (1.0, 0.5, 0.0) and found["verdict"] in (
+        "better",
+        "sharper",
+        "undecided",
+        "worse",
+    )
+    assert found["over_best_decoding"]["low"] <= found["over_best_decoding"]["high"]
+
+
+def test_without_other_temperatures_there_is_no_control(tmp_path):
+    made = recipe(tmp_path, steps=1, evaluate={"every": 3, "prompts": 6, "temperatures": []})
+    found = run_recipe(made, ["grpo"])["grpo"]["heldout"]
+    assert "over_best_decoding" not in found and len(list(read_jsonl(f"{made.run}/grpo/heldout.jsonl"))) == 2
+
+
+def test_greedy_answers_are_not_asked_for_twice():
+    with pytest.raises(ValueError, match=r"evaluate.temperature = 0 gives a prompt the same answer each time"):
+        EvaluateConfig(temperature=0.0, samples_per_prompt=2)
+
+
 def test_all_prompts_cannot_be_held_out():
     with pytest.raises(DataError, match=r"of 24 different prompts 24 cannot be held out .* Set evaluate.prompts lower"):
         set_aside(prompts([*WORDS, *WORDS]), 24)

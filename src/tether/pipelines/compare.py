@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import signal
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -159,35 +161,37 @@ def _end(child: subprocess.Popen[str], stop: BaseException) -> NoReturn:
 def table(summary: dict[str, Any]) -> str:
     """The summary as Markdown: a line an arm and seed, then the means."""
     lines = [
-        "| method | seed | gold gain | win rate | KL, nats | finished | seconds | peak GB |",
-        "|---|---|---|---|---|---|---|---|",
+        "| method | seed | gold gain | win rate | over the best decoding of SFT | wins | KL, nats | finished | seconds | peak GB |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, seeds in summary["arms"].items():
         for seed, row in seeds.items():
-            gain, rate = row["gold_gain"], row["gold_win_rate"]
+            over = row.get("over_best_decoding", {})
             lines.append(
-                f"| {name} | {seed} | {gain['value']:+.2f} [{gain['low']:+.2f}, {gain['high']:+.2f}] "
-                f"| {rate['value']:.3f} [{rate['low']:.3f}, {rate['high']:.3f}] | {row['kl']['value']:.1f} "
+                f"| {name} | {seed} | {_told(row['gold_gain'], '+.2f')} | {_told(row['gold_win_rate'], '.3f')} "
+                f"| {_told(over, '+.2f')} | {_told(over.get('win_rate'), '.3f')} | {row['kl']['value']:.1f} "
                 f"| {row['finished']:.0%} | {row['seconds']:.0f} | {row['peak_rss_bytes'] / 1e9:.2f} |"
             )
         if len(seeds) > 1:
-            gains, rates, kls, ended, seconds, peaks = (
-                [get(row) for row in seeds.values()]
-                for get in (
-                    lambda r: r["gold_gain"]["value"],
-                    lambda r: r["gold_win_rate"]["value"],
-                    lambda r: r["kl"]["value"],
-                    lambda r: r["finished"],
-                    lambda r: r["seconds"],
-                    lambda r: r["peak_rss_bytes"] / 1e9,
-                )
-            )
-            mean = statistics.fmean
+            mean = partial(_mean, list(seeds.values()))
+            peak = max(row["peak_rss_bytes"] for row in seeds.values()) / 1e9
             lines.append(
-                f"| **{name}** | mean | **{mean(gains):+.2f}** | {mean(rates):.3f} | {mean(kls):.1f} | {mean(ended):.0%} "
-                f"| {mean(seconds):.0f} | {max(peaks):.2f} |"
+                f"| **{name}** | mean | **{mean('gold_gain', 'value'):+.2f}** | {mean('gold_win_rate', 'value'):.3f} "
+                f"| {mean('over_best_decoding', 'value'):+.2f} | {mean('over_best_decoding', 'win_rate', 'value'):.3f} "
+                f"| {mean('kl', 'value'):.1f} | {mean('finished'):.0%} | {mean('seconds'):.0f} | {peak:.2f} |"
             )
     return "\n".join(lines) + "\n"
+
+
+def _told(found: dict[str, Any] | None, form: str) -> str:
+    """A number with its interval; empty where an earlier revision did not measure it."""
+    return f"{found['value']:{form}} [{found['low']:{form}}, {found['high']:{form}}]" if found else ""
+
+
+def _mean(rows: Sequence[Any], *path: str) -> float:
+    """The mean over the seeds of what lies at the end of the path; not a number where a seed has none."""
+    found = [reduce(lambda inner, key: inner.get(key, {}), path, row) for row in rows]
+    return statistics.fmean(value if isinstance(value, int | float) else math.nan for value in found)
 
 
 class Lines:

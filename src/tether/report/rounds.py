@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tether.report import decoding
 from tether.report.narrative import Verdict, bracketed, decimal, percent, signed
 from tether.report.plotting import BLUE, GREEN, VERMILLION, Figure, Trace, axis, layout, line, plot
 from tether.report.reading import SubRun, json_of, mapping, read_sub_run
@@ -82,10 +83,15 @@ def rounds_verdict(found: Rounds) -> Verdict:
     many = f"{len(found.rounds)} round{'s' if len(found.rounds) > 1 else ''}, {found.rounds[-1]['labels_so_far']} labels"
     if not found.golden:
         return Verdict("open", many, ["No gold judge measured these rounds: compare the answers yourself, or ask people."], [])
-    gain = found.rounds[-1]["gold_gain"]
-    tone, words = ("good", "better by gold") if gain["low"] > 0 else ("open", "no clear change in gold")
-    if gain["high"] < 0:
-        tone, words = "bad", "worse by gold"
+    last = found.rounds[-1]
+    gain, control = last["gold_gain"], decoding.control_of(last)
+    if control:
+        tone, words = decoding.WORDS[control["verdict"]]
+    elif gain["high"] < 0:
+        tone, words = "bad", "Worse by gold"
+    else:
+        tone, words = "open", "Better, at one temperature" if gain["low"] > 0 else "No clear change in gold"
+    told = [f"Gold gain over the SFT model {bracketed(gain, signed)}.", *decoding.sentences(control)]
     lost = [number for number, one in enumerate(found.rounds, 1) if one["gold_gain_of_round"]["high"] < 0]
     warnings = [f"Round {number} ended below the one before, clear of the interval." for number in lost]
-    return Verdict(tone, f"{many}: {words}", [f"Gold gain over the SFT model {bracketed(gain, signed)}."], warnings)
+    return Verdict(tone, f"{many}: {words[0].lower()}{words[1:]}", told, warnings)
