@@ -31,10 +31,10 @@ UNTETHERED = {"coefficient": 0.0, "report": False}
 COMMON: dict[str, Any] = {"algorithm": "reinforce", "prompts_per_step": 16, "samples_per_prompt": 4}
 COMMON |= {"micro_batch_tokens": TOKENS, "normalize": "constant", "kl": UNTETHERED}
 ARMS: dict[str, dict[str, Any]] = {
-    "no baseline": {},
+    "no baseline": {"baseline": "none"},
     "running mean": {"baseline": "running_mean"},
     "leave-one-out": {"baseline": "leave_one_out"},
-    "learned value": {"critic": True, "lam": 1.0, "value_coefficient": 0.0},
+    "learned value": {"baseline": "none", "critic": True, "lam": 1.0, "value_coefficient": 0.0},
     "group mean": {"baseline": "group"},
 }
 """The group's own mean is no baseline in the strict sense: it holds the very score that it is taken off."""

@@ -161,7 +161,7 @@ def _end(child: subprocess.Popen[str], stop: BaseException) -> NoReturn:
 def table(summary: dict[str, Any]) -> str:
     """The summary as Markdown: a line an arm and seed, then the means."""
     lines = [
-        "| method | seed | gold gain | win rate | over the best decoding of SFT | wins | KL, nats | finished | seconds | peak GB |",
+        "| method | seed | gold gain | win rate | over SFT at its best decoding | wins | KL, nats | finished | seconds | GB |",
         "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, seeds in summary["arms"].items():

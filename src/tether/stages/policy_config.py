@@ -24,7 +24,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "gspo": {**_GROUP, "minibatches": 4, "surrogate": "sequence", "normalize": "sequence"}
     | {"clip_range": 3e-4, "clip_range_high": 4e-4},
     "cispo": {**_GROUP, "minibatches": 4, "surrogate": "cispo", "clip_range_high": 4.0},
-    "reinforce": _PLAIN,
+    "reinforce": {**_PLAIN, "baseline": "running_mean"},
     "rloo": {**_PLAIN, "baseline": "leave_one_out", "samples_per_prompt": 4, "kl": {"place": "sequence"}},
     "reinforce++": {"whiten_advantages": True, "epochs": 1, "minibatches": 4},
     "reinforce++_baseline": {**_GROUP, "scale_advantages": False, "whiten_advantages": True, "minibatches": 4}
