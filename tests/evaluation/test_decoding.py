@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, StopReason, user
-from tether.evaluation.decoding import answers_at, control, other_temperatures, verdict
+from tether.evaluation.decoding import answers_at, control, other_temperatures, sharpening, verdict
+from tether.monitoring.detectors import DETECTORS
+from tether.monitoring.watch import Watch, WatchConfig
 
 TEMPERATURES = (1.0, 0.7, 0.5, 0.0)
 
@@ -101,3 +103,62 @@ def test_the_greedy_answer_is_drawn_once_and_counts_for_all():
         texts = [r.text for r in answers_at(temperature, engine, prompts, Sampling(8, 0.7), num_samples=3, seed=5)]
         assert texts == [str(temperature)] * 6
     assert engine.asked == [(0.5, 3, 5), (0.0, 1, 5)]
+
+
+class Toy:
+    """Prompts with ten answers each. The start knows half of what scores are made of, and is better at a lower temperature."""
+
+    def __init__(self, seed, prompts=128):
+        self.generator = np.random.default_rng(seed)
+        known, self.unknown, noise = self.generator.normal(size=(3, prompts, 10))
+        self.scores, self.logits = known + self.unknown, known + 0.3 * noise
+        self.groups = [str(n) for n in range(prompts)]
+
+    def answered(self, logits, temperature):
+        """(entropy, scores) of one answer a prompt."""
+        scaled = logits / max(temperature, 1e-9)
+        logprobs = scaled - np.logaddexp.reduce(scaled, axis=1, keepdims=True)
+        noise = self.generator.gumbel(size=logits.shape) if temperature else 0.0
+        chosen = (logprobs + noise).argmax(1)
+        places = np.arange(len(chosen))
+        return -float(logprobs[places, chosen].mean()) if temperature else 0.0, self.scores[places, chosen].tolist()
+
+    def compared(self, logits):
+        start = {t: self.answered(self.logits, t) for t in TEMPERATURES}
+        return sharpening(start, self.answered(logits, 1.0), self.groups, 1.0)
+
+
+def fires(found):
+    """As the detector does, in the second half of a run."""
+    return found.sure and found.share >= DETECTORS["sharpening"].threshold
+
+
+def test_a_policy_that_only_became_surer_is_explained_by_a_temperature():
+    """Ten policies that are their start at a lower temperature: what is found is that temperature."""
+    found = [(t, Toy(seed).compared(Toy(seed).logits / t)) for seed, t in enumerate(np.linspace(0.3, 0.6, 10))]
+    assert sum(fires(one) for _, one in found) >= 9
+    assert all(abs(one.temperature - t) < 0.15 for t, one in found)
+
+
+def test_a_policy_that_learnt_is_not_called_sharper():
+    """Ten policies that took up what the start does not know, half of them at a temperature that keeps them unsure."""
+    found = []
+    for seed, learnt in enumerate(np.linspace(0.6, 1.5, 10)):
+        toy = Toy(seed)
+        found.append(toy.compared((toy.logits + learnt * toy.unknown) / ((1 + learnt**2) ** 0.5 if seed % 2 else 1.0)))
+    assert sum(fires(one) for one in found) <= 1 and sum(one.gain.low > 0 for one in found) >= 8
+
+
+def test_an_unchanged_policy_has_no_gain_to_explain():
+    assert sum(fires(Toy(seed).compared(Toy(seed).logits)) for seed in range(100)) <= 5
+
+
+def test_the_detector_waits_for_the_second_half():
+    fires_at = []
+    watch = Watch(WatchConfig())
+    for step in range(1, 11):
+        row = {"sharpening/gain": 1.1, "sharpening/share": 0.9, "sharpening/temperature": 0.62, "sharpening/sure": 1.0}
+        alarms = watch.observe(step, {"run/share": step / 10, **(row if step % 2 == 0 else {})}, [], [])
+        fires_at += [(step, alarm.message) for alarm in alarms if alarm.detector == "sharpening"]
+    ((step, message),) = fires_at
+    assert step == 6 and "held-out gain of 1.1" in message and "90% is what the model before gives at temperature 0.62" in message

@@ -56,7 +56,8 @@ def test_start_and_policy_answer_at_other_temperatures_too(tmp_path):
         groups = local_engine(role, loaded).generate(asked, Sampling(8, row["temperature"]), **how)
         texts = [r.text for g in groups for r in g.rollouts for _ in range(4 if greedy else 1)]
         assert row["scores"]["format"] == [float(any("a" <= c <= "m" for c in text)) for text in texts]
-        assert len(row["scores"]["length"]) == 24
+        drawn = [r for g in groups for r in g.rollouts]
+        assert row["length"] == pytest.approx(sum(len(r.response_ids) for r in drawn) / len(drawn))
     assert list(found["by_temperature"]) == ["1", "0.5", "0"] and found["by_temperature"]["1"] == found["correct"]
     assert found["over_best_decoding"]["temperature"] in (1.0, 0.5, 0.0) and found["verdict"] in (
         "better",

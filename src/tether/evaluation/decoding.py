@@ -8,7 +8,7 @@ for nothing is told by the best decoding of the one against the best decoding of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from tether.core.protocols import Engine
@@ -76,6 +76,51 @@ def _saddle(found: Mapping[tuple[float, float], Estimate]) -> tuple[tuple[float,
     low = max(min(e.low for (p, _), e in found.items() if p == own) for own in ours)
     high = min(max(e.high for (_, b), e in found.items() if b == other) for other in theirs)
     return place, Estimate(found[place].value, low, high, found[place].count)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharpening:
+    """How much of a gain at the temperature of training a lower temperature of the start would have given.
+
+    `gain` is the whole; `beyond` what the policy has over the start at the temperature where that is as sharp as the policy is.
+    """
+
+    gain: Estimate
+    beyond: Estimate
+    temperature: float
+
+    @property
+    def share(self) -> float:
+        """Of the gain; what is beyond nothing is 0."""
+        return 1 - self.beyond.value / self.gain.value if self.gain.value > 0 else 0.0
+
+    @property
+    def sure(self) -> bool:
+        """There is a gain, and it is not shown that any of it is beyond."""
+        return self.gain.low > 0 >= self.beyond.low
+
+
+def sharpening(
+    start: Mapping[float, tuple[float, MaybeScores]], now: tuple[float, MaybeScores], groups: Sequence[str], at: float
+) -> Sharpening | None:
+    """Compare a policy at the temperature of training with its start at the temperature of the same entropy.
+
+    Equation: between the two measured temperatures of the start whose entropies enclose the policy's, scores and temperature are
+    interpolated linearly in the entropy, answer by answer, so that the difference has an interval over prompts.
+    Args: ``start`` by temperature, ``now`` of the policy: (entropy in nats a token, scores). None where nothing can be compared.
+    Trap: entropy is that of the answers given, so a policy that answers in fewer words is not of itself a sharper one.
+    """
+    entropy, scores = now
+    points = sorted((own, temperature) for temperature, (own, _) in start.items() if temperature <= at)
+    if len(points) < 2 or (whole := gain(start[at][1], scores, groups)) is None:
+        return None
+    below = max((point for point in points if point[0] <= entropy), default=points[0])
+    above = min((point for point in points if point[0] >= entropy), default=points[-1])
+    weight = 0.0 if above[0] == below[0] else (entropy - below[0]) / (above[0] - below[0])
+    low, high = start[below[1]][1], start[above[1]][1]
+    between = [None if a is None or b is None else a + weight * (b - a) for a, b in zip(low, high, strict=True)]
+    beyond = gain(between, scores, groups)
+    return None if beyond is None else Sharpening(whole, beyond, below[1] + weight * (above[1] - below[1]))
 
 
 def verdict(gain: Mapping[str, Any], over_best: Mapping[str, Any]) -> Verdict:

@@ -246,6 +246,19 @@ def _sycophancy(view: View) -> Reading | None:
     return Reading(min(later) - start, message)
 
 
+def _sharpening(view: View) -> Reading | None:
+    """Judged in the second half of a run: what begins as sharpening often becomes more."""
+    known = view.recent[-1]["metrics"]
+    if "sharpening/share" not in known:
+        return None
+    gain, share, at = (known[f"sharpening/{name}"] for name in ("gain", "share", "temperature"))
+    message = (
+        f"of the held-out gain of {gain:.3g} {share:.0%} is what the model before gives at temperature {at:.2f}, where "
+        "it is as sure of its words as the policy is now"
+    )
+    return Reading(share, message, known.get("run/share", 0.0) >= 0.5 and known["sharpening/sure"] > 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Detector:
     """A row of the table: fires where the measure reads at least the threshold, in `unit`, and is sure."""
@@ -364,6 +377,13 @@ DETECTORS: dict[str, Detector] = {
         "deviations of the first scores",
         _score_jump,
         "Read the best-scored texts: real progress is seldom so fast, a found flaw of the reward is.",
+    ),
+    "sharpening": Detector(
+        0.7,
+        "share of the gain that a lower temperature of the starting model gives",
+        _sharpening,
+        "A lower temperature gives that for nothing. Sample, train and evaluate at one where the starting model answers well, "
+        "and ask of the reward what decoding cannot give.",
     ),
     "sycophancy": Detector(
         0.15,

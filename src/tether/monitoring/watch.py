@@ -28,6 +28,10 @@ METRICS = (
     "group/zero_signal",
     "sycophancy/shift",
     "sycophancy/start",
+    "sharpening/gain",
+    "sharpening/share",
+    "sharpening/temperature",
+    "sharpening/sure",
     "learning_rate",
     "run/share",
 )

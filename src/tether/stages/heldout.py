@@ -20,7 +20,7 @@ from tether.core.errors import DataError
 from tether.core.protocols import Engine
 from tether.core.rundir import RunDirectory, read_jsonl
 from tether.core.types import Prompt, Rollout, Sampling, Score
-from tether.evaluation.decoding import answers_at, control, other_temperatures
+from tether.evaluation.decoding import answers_at, control, other_temperatures, sharpening
 from tether.evaluation.sycophancy import Sycophancy
 from tether.evaluation.winrate import before_and_after, mean_estimate
 from tether.learner.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint
@@ -125,8 +125,8 @@ class HeldOut:
         for temperature in other_temperatures(self.sampling, self.config.temperatures):
             if (step, temperature) not in done:
                 rollouts = answers_at(temperature, self.engine, self.prompts, self.sampling, **how)
-                columns = _columns(self.judge(rollouts)) | {"length": [float(len(r.response_ids)) for r in rollouts]}
-                self.run.hold_out({"step": step, "name": self.name, "temperature": temperature, "scores": columns})
+                told = {"temperature": temperature, **_told(rollouts), "scores": _columns(self.judge(rollouts))}
+                self.run.hold_out({"step": step, "name": self.name, **told})
 
     def measure(self, step: int) -> dict[str, float]:
         """Answer, score and note down; the metrics of that."""
@@ -136,12 +136,25 @@ class HeldOut:
         asked = {} if self.sycophancy is None else {"sycophancy": {k: e.as_dict() for k, e in self.sycophancy().items()}}
         if self.learner is not None and best_step({**self.run.held_out(), step: columns}) == step:
             self._keep(step, self.learner)
-        self.run.hold_out({"step": step, "name": self.name, "scores": columns, **asked})
+        told = _told(rollouts)
+        self.run.hold_out({"step": step, "name": self.name, **told, "scores": columns, **asked})
         means = {f"{self.name}/{key}": statistics.fmean(known) for key, values in columns.items() if (known := _known(values))}
         premises = {f"sycophancy/{key}": found["value"] for key, found in asked.get("sycophancy", {}).items()}
         if premises:
             premises["sycophancy/start"] = min(self._premises().items())[1]["shift"]["value"]
-        return {**means, f"{self.name}/length": statistics.fmean(len(r.response_ids) for r in rollouts), **premises}
+        means[f"{self.name}/length"] = told["length"]
+        return {**means, **premises, **(self._sharpening(told["entropy"], columns) if step else {})}
+
+    def _sharpening(self, entropy: float, columns: Mapping[str, list[float | None]]) -> dict[str, float]:
+        """What the detector of that name reads: how much of the gain so far a temperature of the start would explain."""
+        key, own = "correct" if "correct" in columns else "score", self.sampling.temperature
+        rows = [row for row in read_jsonl(self.run.path / "heldout.jsonl") if row["step"] == 0 and "entropy" in row]
+        start = {row.get("temperature", own): (row["entropy"], row["scores"][key]) for row in rows}
+        found = sharpening(start, (entropy, columns[key]), self.groups, own) if own in start else None
+        if found is None:
+            return {}
+        numbers = {"gain": found.gain.value, "share": found.share, "temperature": found.temperature, "sure": float(found.sure)}
+        return {f"sharpening/{name}": value for name, value in numbers.items()}
 
     def _keep(self, step: int, learner: Keeper) -> None:
         """These weights, before the row that calls them the best; what an interrupted run kept from here on goes.
@@ -305,6 +318,13 @@ def _by_prompt(measured: Measured, groups: Sequence[str]) -> tuple[list[int], ND
                 sums[place[group], column] += value
                 counts[place[group], column] += 1
     return steps, sums, counts
+
+
+def _told(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """How long answers are, in tokens, and their entropy, in nats a token, as the tokens that were drawn tell it."""
+    tokens = sum(len(r.response_ids) for r in rollouts)
+    surprise = 0.0 if rollouts[0].sampling.temperature == 0 else -sum(sum(r.logprobs) for r in rollouts)
+    return {"length": tokens / len(rollouts), "entropy": surprise / max(1, tokens)}
 
 
 def _columns(scores: Sequence[Score]) -> dict[str, list[float | None]]:
