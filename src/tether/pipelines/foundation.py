@@ -390,14 +390,6 @@ def _pair_row(c: Comparison) -> dict[str, Any]:
 
 
 def _pairs_summary(labelled: LabelledPairs, num_prompts: int, seconds: float) -> dict[str, Any]:
-    return {
-        "num_pairs": len(labelled.comparisons),
-        "num_prompts": num_prompts,
-        "annotator_agreement": labelled.annotator_agreement,
-        "annotator_gold_agreement": labelled.annotator_gold_agreement,
-        "majority_gold_agreement": labelled.majority_gold_agreement,
-        "dropped_no_majority": labelled.dropped_no_majority,
-        "dropped_equal": labelled.dropped_equal,
-        "noise": labelled.noise,
-        "seconds": seconds,
-    }
+    agreements = ("annotator_agreement", "annotator_gold_agreement", "majority_gold_agreement")
+    told = {name: getattr(labelled, name) for name in (*agreements, "dropped_no_majority", "dropped_equal", "noise")}
+    return {"num_pairs": len(labelled.comparisons), "num_prompts": num_prompts, **told, "seconds": seconds}
