@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tether.report.decoding import control_of
 from tether.report.narrative import (
     Show,
     decimal,
@@ -46,9 +47,13 @@ def tiles(journey: Journey) -> list[Tile]:
     memory = estimate(own.get("peak_rss_bytes") or policy.summary.get("peak_rss_bytes"))
     kl = spent_kl(policy)
     before, after = (f"before {show(checked.before.value)}", checked.after) if checked else ("", None)
+    over = mapping(control_of(policy.summary).get("over_best_decoding"))
+    alike = "both at the temperature of training"
     return _tiles((
-        ("gold win rate", estimate(policy.summary.get("gold_win_rate")), percent, ""),
-        ("gold gain", gold_gain(policy), signed, ""),
+        ("best against best decoding", estimate(over.get("win_rate")), percent, "won against the model before"),
+        ("gain, best against best", estimate(over), signed, ""),
+        ("gold win rate", estimate(policy.summary.get("gold_win_rate")), percent, alike),
+        ("gold gain", gold_gain(policy), signed, alike),
         ("held-out, right" if checked and checked.true else "held-out reward", after, show, before),
         ("proxy gain", proxy_gain(policy), signed, "reward model's units"),
         ("KL spent", kl, decimal, "nats per response" if kl and (kl.low or kl.value) > 0 else "nats: indistinguishable from 0"),
