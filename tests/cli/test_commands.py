@@ -109,6 +109,18 @@ def test_a_recipe_runs_through_and_its_result_can_be_talked_to(project):
     assert talk.returncode == 0 and "model>" in talk.stdout
 
 
+def test_the_quickstart_ends_with_its_verdict(project):
+    done = tether("quickstart", "--smoke", "run=run", cwd=project)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((project / "run" / "summary.json").read_text())["ppo"]
+    assert set(found["gold_by_temperature"]) == {"1", "0.7", "0.5", "0"} and found["over_best_decoding"]["win_rate"]["count"] > 0
+    words = " ".join(done.stdout.split())
+    assert "over its best decoding" in words and "nats a response" in words
+    assert {"better": "better than any", "sharper": "sharper, not", "undecided": "no difference", "worse": "worse"}[
+        found["verdict"]
+    ] in words
+
+
 def test_stages_one_by_one_need_their_predecessors(project):
     early = tether("reward", "recipe.toml", cwd=project)
     assert early.returncode == 2 and "run it first" in early.stderr and "Traceback" not in early.stderr

@@ -107,7 +107,9 @@ class Quickstart:
             result = read_json(path / "summary.json")
             result.setdefault("proxy_gain", result["proxy_last"] - result["proxy_first"])
             result.update(foundation.gained(answers["before"], answers[arm]))
-            result["kl"], result["length"] = answers[arm]["kl"], {name: answers[name]["length"] for name in ("before", arm)}
+            result["answers"] = {key: answers[arm][key] for key in ("kl", "length")} | {
+                "length_before": answers["before"]["length"]
+            }
             summary["arms"][arm] = result
         summary["ppo"] = summary["arms"]["ppo"]
         prompts = [p for p in foundation.heldout for _ in range(self.config.evaluation_samples)]
