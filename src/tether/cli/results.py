@@ -12,13 +12,6 @@ from rich.table import Table
 
 from tether.core.trend import vague
 
-VERDICTS = {
-    "better": "better than any decoding of the model before",
-    "sharper": "sharper, not better",
-    "undecided": "no difference shown",
-    "worse": "worse than the model before",
-}
-
 
 def interval(estimate: dict[str, Any], percent: bool = False) -> str:
     form = "{:.1%} [{:.1%}, {:.1%}]" if percent else "{:+.2f} [{:+.2f}, {:+.2f}]"
@@ -49,10 +42,11 @@ def verdict(summary: dict[str, Any]) -> Table:
 
 def _decoded(control: dict[str, Any]) -> list[tuple[str, str]]:
     """What the policy gains over the best decoding of the model before, and the verdict that follows from it."""
+    from tether.report.decoding import WORDS, named
+
     over = control["over_best_decoding"]
-    start = "greedy" if over["temperature"] == 0 else f"temperature {over['temperature']:g}"
     won = f"{interval(over['win_rate'], percent=True)} won, {interval(over)}"
-    return [(f"over its best decoding ({start})", won), ("verdict", VERDICTS[control["verdict"]])]
+    return [(f"over its best, {named(over['temperature'])}", won), ("verdict", WORDS[control["verdict"]][1])]
 
 
 def stage_table(name: str, summary: dict[str, Any]) -> Table:
