@@ -44,7 +44,7 @@ help:
 	@echo
 	@echo 'PYTHON=python3.12       the Python to make .venv with (3.11 or later)'
 	@echo "TORCH_INDEX=<address>   a PyTorch wheel index for a new .venv, such as the CPU one: on Linux the default brings CUDA"
-	@echo 'EXTRAS=dev,scale,...    what to install besides tether, here: $(EXTRAS)'
+	@echo 'EXTRAS=dev,track,...    what to install besides tether for the other targets, here: $(EXTRAS)'
 
 # Changes when other extras are wished for; the stamp below depends on it.
 $(VENV)/.wanted: FORCE
@@ -56,14 +56,19 @@ $(VENV)/.wanted: FORCE
 		echo "$(VENV) was made with a Python older than 3.11. Run: make clean" >&2; exit 1; }
 	@echo '$(EXTRAS)' | cmp -s - $@ || echo '$(EXTRAS)' > $@
 
+# What tether itself needs, and nothing of what only its tests need.
 # torch first and by itself, so that the build chosen by TORCH_INDEX is there before anything else asks for torch.
-$(VENV)/.installed: pyproject.toml constraints.txt $(VENV)/.wanted
+$(VENV)/.runs: pyproject.toml constraints.txt | $(VENV)/.wanted
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt \
 		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) $(TORCH)
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.runs $(VENV)/.wanted
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
 
-quickstart: $(VENV)/.installed
+quickstart: $(VENV)/.runs
 	$(BIN)/tether quickstart $(ARGS)
 
 check: $(VENV)/.installed

@@ -34,22 +34,23 @@ def peer(name: str) -> str | None:
 
 def prompts(loaded: Any) -> list[dict[str, Any]]:
     """The quickstart's messages, as text and as the model's own tokens."""
-    from tether.assemble import encoder_of
     from tether.core.rundir import read_jsonl
     from tether.core.types import user
-    from tether.pipelines.foundation import DATA
+    from tether.run.roles import encoder_of
+    from tether.run.rows import PACKAGED
 
     encoder = encoder_of(loaded)
-    rows = [r["prompt"] for r in read_jsonl(DATA / "prompts.jsonl")]
+    rows = [r["prompt"] for r in read_jsonl(PACKAGED / "prompts.jsonl")]
     return [{"text": text, "ids": list(encoder.prompt((user(text),)))} for text in rows]
 
 
 def pairs(loaded: Any, limit: int = 600) -> list[dict[str, Any]]:
     """Human comparisons with the lengths that they have: the first usable ones of HH's helpful-base."""
-    from tether.assemble import DataConfig, encoder_of, load_rows
     from tether.core.types import Comparison
     from tether.data.comparisons import encode_comparisons
     from tether.data.sources import Quarantine
+    from tether.run.roles import encoder_of
+    from tether.run.rows import DataConfig, load_rows
 
     path = "${TETHER_DATA}/hh/helpful-base.train.jsonl.gz"
     if not Path(os.path.expandvars(path)).is_file():
@@ -170,10 +171,10 @@ def facts(seconds: float = 0.5) -> dict[str, Any]:
 def run(name: str, bench: Benchmark, model: str, rounds: int, known: dict[str, Any]) -> dict[str, Any]:
     """A benchmark's result beside the facts that are `known`, of contestants on `model`: a folder, a source or a package."""
     from tether.models.config import ModelConfig
-    from tether.models.loading import load_model
     from tether.models.pretrained import resolve
+    from tether.run.models import open_model
 
-    loaded = load_model(ModelConfig(source=model, system_prompt="" if bench.rows is not prompts else None))
+    loaded = open_model(ModelConfig(source=model, system_prompt="" if bench.rows is not prompts else None))
     rows, parameters = bench.rows(loaded), loaded.model.num_parameters()
     folder, _ = resolve(ModelConfig(source=model))
     del loaded

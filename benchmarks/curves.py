@@ -1,4 +1,4 @@
-"""`python -m benchmarks.curves RUN`: the curves of a finished `tether compare`, drawn into docs/algorithms."""
+"""`python -m benchmarks.curves RUN`: the curves of a finished comparison (studies/compare.py), drawn into docs/algorithms."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def draw(run: Path, picture: Path, arms: tuple[str, ...], panels: Any, width: in
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.curves", description=__doc__)
-    parser.add_argument("run", type=Path, help="the folder of a finished `tether compare`")
+    parser.add_argument("run", type=Path, help="the folder of a finished comparison")
     parser.add_argument("--output", type=Path, default=DOCS, help="the folder of the pictures")
     options = parser.parse_args()
     run = options.run

@@ -76,9 +76,8 @@ def rows(stage: str) -> list[dict[str, Any]]:
 
 def once(name: str, seed: int, folder: Path, rate: float | None, *, epochs: int | None = None, smoke: bool) -> dict[str, Any]:
     """One run; what it measured, by name of the measure."""
-    from tether.assemble import Recipe
     from tether.core.config import build
-    from tether.pipelines.journey import run_recipe
+    from tether.run.recipe import Recipe, run_recipe
 
     section, settings = STAGES[name]
     data = folder / f"{name}.jsonl"

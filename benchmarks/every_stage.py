@@ -25,7 +25,7 @@ KEPT = {**SAMPLED, "evaluate": {"every": 2, "prompts": 4, "keep": "best"}}
 
 
 def recipe(folder: Path, run: Path) -> dict[str, Any]:
-    """The values of a recipe with every section but [loop]; its rows are written into `folder`."""
+    """The values of a recipe with a section of every stage that needs no pairs of its own; its rows are written into `folder`."""
     pairs = [{"prompt": w, "chosen": w + "!", "rejected": "no " + w} for w in WORDS]
     verdicts = [{"prompt": w, "completion": w + end, "label": end == "!"} for w in WORDS for end in ("!", "?")]
     problems = [{"question": w, "answer": str(n)} for n, w in enumerate(WORDS)]
@@ -64,15 +64,19 @@ def recipe(folder: Path, run: Path) -> dict[str, Any]:
 
 
 def loop_recipe(run: Path) -> dict[str, Any]:
-    """The values of a recipe of `tether loop`: two rounds of pairs, labels, reward model and policy."""
+    """The values of a recipe that repeats: two rounds of pairs, labels, reward model and policy."""
     fast = {**SUPERVISED, "optimizer": {"learning_rate": 1e-3}}
+    few = {name: {"path": f"tether:{name}", "limit": 12} for name in ("demonstrations", "prompts", "heldout")}
+    letters = {"call": "tether.quickstart.judges:letters"}
+    asked = {"prompts": 8, "samples_per_prompt": 4, "labels": 12, "choose": "uncertain", "max_new_tokens": 8, "temperature": 1.0}
+    sampled = {"steps": 3, "prompts_per_step": 4, "samples_per_prompt": 2, "sample_rows": 8}
     return {
-        **{"run": str(run), "judge": "letters", "max_prompts": 12, "seed": 3, "max_new_tokens": 8},
-        "model": {"source": "tiny", "dtype": "float32"},
-        "sft": {"epochs": 1, "batch_size": 8, "row_tokens": 256, **fast},
-        "loop": {"rounds": 2, "prompts": 8, "samples_per_prompt": 4, "labels": 12, "choose": "uncertain"},
+        **{"run": str(run), "seed": 3, "repeat": 2, "model": {"source": "tiny", "dtype": "float32"}},
+        "sft": {"data": few["demonstrations"], "epochs": 1, "batch_size": 8, "row_tokens": 256, **fast},
+        "pairs": {"data": few["prompts"], "judge": letters, **asked},
         "reward": {"prompts_per_update": 4, "heldout_fraction": 0.25, **SUPERVISED},
-        "ppo": {"steps": 3, "prompts_per_step": 4, "samples_per_prompt": 2, "sample_rows": 8, **SUPERVISED},
+        "ppo": {**sampled, **SUPERVISED},
+        "evaluate": {"data": few["heldout"], "judge": letters, "max_new_tokens": 8, "temperature": 1.0},
     }
 
 
@@ -103,7 +107,7 @@ def timeless(value: Any) -> Any:
         kept = {
             k: v
             for k, v in value.items()
-            if not (k.startswith(("time", "memory/")) or k.endswith(("second", "seconds", "bytes")))
+            if not (k.startswith(("time", "memory/")) or k.endswith(("second", "bytes")) or "seconds" in k)
         }
         return {k: timeless(v) for k, v in kept.items() if k != "run"}
     return [timeless(item) for item in value] if isinstance(value, list) else value

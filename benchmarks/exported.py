@@ -36,21 +36,21 @@ def make(base: str, folder: Path) -> dict[str, Any]:
     """Two trained roles on `base`, exported in float32 and bfloat16, and what tether computes with them."""
     import torch
 
-    from tether.assemble import encoder_of, load_policy, save_trained
-    from tether.assemble.roles import load_trained
     from tether.core.types import Message
     from tether.data.batches import make_batch
     from tether.data.chat import Encoded
     from tether.models.config import LoraConfig, ModelConfig
     from tether.models.heads import ScalarHead
-    from tether.models.loading import add_adapter, load_model
+    from tether.models.loading import add_adapter
     from tether.models.trunk import Role
-    from tether.pipelines.exporting import export_model
+    from tether.run.export import export_model
+    from tether.run.models import open_model
+    from tether.run.roles import encoder_of, load_policy, load_trained, save_trained
 
     talks = [tuple(Message("user" if role == "user" else "assistant", content) for role, content in talk) for talk in TALKS]
     task: dict[str, Any] = {"talks": TALKS, "folders": {}}
     for kind in ("policy", "reward"):
-        loaded = load_model(ModelConfig(source=base, dtype="float32"))
+        loaded = open_model(ModelConfig(source=base, dtype="float32"))
         head = ScalarHead(loaded.model.config.hidden_size, zero=False) if kind == "reward" else None
         role = Role(add_adapter(loaded.model, kind, LoraConfig(rank=8)), kind, head)
         torch.manual_seed(1)

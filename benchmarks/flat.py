@@ -17,10 +17,9 @@ from typing import Any
 import numpy as np
 from benchmarks.every_stage import recipe
 
-from tether.assemble import Recipe
 from tether.core.config import build
 from tether.core.rundir import read_jsonl
-from tether.pipelines.journey import run_recipe
+from tether.run.recipe import Recipe, run_recipe
 
 
 def main() -> None:

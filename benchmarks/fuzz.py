@@ -124,8 +124,8 @@ def target_importers(folder: Path) -> Callable[[bytes], None]:
 
 
 def target_config(folder: Path) -> Callable[[bytes], None]:
-    from tether.assemble.sections import Recipe
     from tether.core.config import load_recipe
+    from tether.run.recipe import Recipe
 
     def run(data: bytes) -> None:
         (folder / "recipe.toml").write_bytes(data)
@@ -135,8 +135,8 @@ def target_config(folder: Path) -> Callable[[bytes], None]:
 
 
 def target_overrides(folder: Path) -> Callable[[bytes], None]:
-    from tether.assemble.sections import Recipe
     from tether.core.config import build
+    from tether.run.recipe import Recipe
 
     values = {"run": "x", "model": {"source": "tiny"}}
 

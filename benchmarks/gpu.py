@@ -16,21 +16,23 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tether.core.types import Prompt, Sampling, user
+from tether.cpu.attention import pick_attention
 from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder, Encoded
 from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
 from tether.models.config import LoraConfig
 from tether.models.heads import ScalarHead
-from tether.models.loading import add_adapter, pick_attention, pick_device
+from tether.models.loading import add_adapter, pick_device
 from tether.models.tiny import tiny_tokenizer
 from tether.models.trunk import Role
-from tether.pipelines.plan import SHAPES
 from tether.rewards.learned import LearnedReward
 from tether.rollout.local import LocalEngine
+from tether.run.plan import SHAPES
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.sft import SFT, SFTConfig
+from tether.stages.supervised import make_step
 
 PRODUCTS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
 BANDWIDTH = {"H200": 4.8e12, "H100": 3.35e12, "A100": 2.0e12, "L40S": 0.86e12}
@@ -123,10 +125,10 @@ def update(small: bool) -> None:
 def fine_tuning(model: Any, width: int, response: int) -> Callable[[], Any]:
     policy = Role(model, "policy")
     stage = SFT(SFTConfig(row_tokens=width, rows_per_micro_batch=2), policy, encoder_of())
-    stage.learner = LocalLearner(policy.parameters(), OptimizerConfig(learning_rate=1e-5), 100)
+    learner = LocalLearner(policy.parameters(), OptimizerConfig(learning_rate=1e-5), 100)
     counted = (False,) * (width - response) + (True,) * response
     rows = [Encoded(tuple(n % 200 + 5 for n in range(width)), counted) for _ in range(8)]
-    return lambda: stage.step(rows)
+    return lambda: make_step(stage, learner, rows)
 
 
 def four_roles(model: Any, width: int, response: int) -> Callable[[], Any]:

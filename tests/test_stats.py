@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tether.evaluation.process import StepCounts, estimate, step_f1
+from tether.evaluation.process import StepCounts, step_estimates, step_f1
 from tether.evaluation.winrate import mean_estimate, wilson_interval, win_rate
 from tether.preferences.agreement import krippendorff_alpha, raw_agreement
 from tether.preferences.votes import Vote
@@ -61,7 +61,7 @@ def test_f1_of_problems_holds_the_truth(groups):
         counts = [StepCounts(float(h), float(f), 5.0, float(w - h)) for h, f, w in zip(hits, false, wrong, strict=True)]
         return counts, list(range(groups))
 
-    share = covered(600, 0.9, draw, lambda counts, owner: estimate(counts, owner, [step_f1])["step_f1"])
+    share = covered(600, 0.9, draw, lambda counts, owner: step_estimates(counts, owner, [step_f1])["step_f1"])
     assert 0.935 <= share <= 0.985
 
 

@@ -22,10 +22,10 @@ from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
-from tether.stages.experience import Clock
-from tether.stages.policy import prompts_of
+from tether.stages.online_loop import step_prompts
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
+from tether.stages.rollouts import Clock
 
 UNTETHERED = {"coefficient": 0.0, "report": False}
 COMMON: dict[str, Any] = {"algorithm": "reinforce", "prompts_per_step": 16, "samples_per_prompt": 4}
@@ -141,7 +141,7 @@ def measured(task: Task, seed: int, value_steps: int, batches: int) -> Result:
     stages = {name: stage(arm, batches + 1, offset=1) for name, arm in ARMS.items()}
     for number in range(batches + 1):
         first = stages["no baseline"]
-        (rollouts, given), _ = first.sample(prompts_of(prompts, first, number), number, Clock())
+        rollouts, given, _ = first.sample(step_prompts(prompts, first, number), number, Clock())
         scores += [score.value or 0.0 for score in given]
         for name, learning in (*stages.items(), (CONSTANT, first)):
             learning.learner = caught[name]
@@ -168,7 +168,7 @@ def learn_value(stage: PolicyGradient, prompts: Sequence[Prompt]) -> float:
     before = [parameter.detach().clone() for parameter in stage.policy.parameters()]
     explained = []
     for number in range(stage.config.steps):
-        metrics, _, _ = stage.step(prompts_of(prompts, stage, number), number)
+        metrics, _, _ = stage.step(step_prompts(prompts, stage, number), number)
         explained.append(metrics["value/explained_variance"])
         with torch.no_grad():
             for parameter, old in zip(stage.policy.parameters(), before, strict=True):

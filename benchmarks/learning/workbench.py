@@ -24,6 +24,7 @@ from tether.models.heads import ScalarHead
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
+from tether.stages.online_loop import train
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.sft import SFT, SFTConfig
@@ -115,7 +116,7 @@ def optimise(
         return {}
 
     with scratch() as run:
-        training.train(prompts, run, on_step=probed)
+        train(training, prompts, run, on_step=probed)
         metrics = run.metrics()
     curve = [
         {"proxy": row["reward/proxy"], "kl": row.get("kl/policy_reference_k1", 0.0), **seen}

@@ -1,3 +1,42 @@
-"""Align language models with human preferences, and know whether they got better."""
+"""Align language models with human preferences, and know whether they got better.
+
+    import tether
+
+    run = tether.grpo("HuggingFaceTB/SmolLM2-135M-Instruct", prompts=["How do I thank a neighbour?"], reward=my_function)
+    print(run.policy.generate("Hello!"))
+
+Every method of a recipe is a function here (docs/python.md); nothing heavy is imported before one is called.
+"""
+
+from __future__ import annotations
+
+from typing import Any
 
 __version__ = "0.1.0"
+
+_HOMES = {
+    "run": "methods", "load": "methods", "recipes": "methods", "names": "methods",
+    "Run": "runs", "Policy": "runs", "RewardModel": "runs", "load_model": "workbench",
+}  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(name)
+    from importlib import import_module
+
+    if name in _HOMES:
+        return getattr(import_module(f"tether.api.{_HOMES[name]}"), name)
+    from tether.core.stages import STAGES
+    from tether.core.synonyms import METHODS
+
+    if name in STAGES or name in METHODS:
+        return import_module("tether.api.methods").method(name)
+    raise AttributeError(f"module 'tether' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    from tether.core.stages import STAGES
+    from tether.core.synonyms import METHODS
+
+    return sorted([*_HOMES, *STAGES, *METHODS, "__version__"])

@@ -7,13 +7,17 @@ drawn at random. Means take Student's quantiles with it, shares Wilson's interva
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import ndtri, stdtrit
 
 Array = NDArray[np.float64]
+
+
+EstimateFields = dict[str, float | None]
+"""An estimate as JSON holds it: value, low, high and count, an infinite bound being None."""
 
 
 class Estimate(NamedTuple):
@@ -24,9 +28,15 @@ class Estimate(NamedTuple):
     high: float
     count: int
 
-    def as_dict(self) -> dict[str, Any]:
+    def as_dict(self) -> EstimateFields:
         """Give the four fields by name, with None for what JSON cannot hold."""
         return {name: number if math.isfinite(number) else None for name, number in self._asdict().items()}
+
+
+def group_indices(groups: Sequence[Hashable]) -> NDArray[np.intp]:
+    """The number of each observation's group, counted in the order in which groups first appear."""
+    numbers = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+    return np.array([numbers[group] for group in groups], dtype=np.intp)
 
 
 class Spread(NamedTuple):
@@ -38,6 +48,8 @@ class Spread(NamedTuple):
 
     def quantile(self, confidence: float) -> float:
         """Student's, with one degree of freedom less than equal groups."""
+        from scipy.special import stdtrit  # loading it takes longer than everything else in this module
+
         return float(stdtrit(max(self.equal - 1.0, 1.0), 0.5 + confidence / 2))
 
 
@@ -94,7 +106,11 @@ def wilson_interval(successes: float, total: int, confidence: float = 0.95) -> t
         raise ValueError(f"successes must lie between 0 and total, got {successes} of {total}")
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie between 0 and 1, got {confidence}")
-    return _wilson(successes / total, total, float(ndtri(0.5 + confidence / 2))) if total else (0.0, 1.0)
+    if not total:
+        return 0.0, 1.0
+    from scipy.special import ndtri
+
+    return _wilson(successes / total, total, float(ndtri(0.5 + confidence / 2)))
 
 
 def _wilson(share: float, trials: float, z: float) -> tuple[float, float]:

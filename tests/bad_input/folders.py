@@ -8,7 +8,6 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tether.assemble import Recipe, encoder_of, load_policy, local_engine, online_stage, save_trained
 from tether.core.config import build
 from tether.core.errors import TetherError
 from tether.core.types import Prompt, Sampling, user
@@ -18,9 +17,11 @@ from tether.models.loading import add_adapter, load_model, save_model
 from tether.models.saving import save_ensemble
 from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
-from tether.pipelines.journey import run_recipe
-from tether.pipelines.reward_bench import reward_bench
 from tether.rewards.classifier import ClassifierConfig, ClassifierReward
+from tether.run.online_stage import online_stage
+from tether.run.recipe import Recipe, run_recipe
+from tether.run.reward_bench import bench_rewards
+from tether.run.roles import encoder_of, load_policy, local_engine, save_trained
 
 PAIRS = [{"prompt": "a", "chosen": "b!", "rejected": "c"}, {"prompt": "d", "chosen": "e!", "rejected": "f"}]
 
@@ -123,7 +124,7 @@ def classify(folder, **values):
 
 
 def bench(folder):
-    return reward_bench(str(folder), [str(folder.parent / "pairs.jsonl")])
+    return bench_rewards(str(folder), [str(folder.parent / "pairs.jsonl")])
 
 
 def grpo(folder):

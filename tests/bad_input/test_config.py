@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pydantic import Field
 
-from tether.assemble.sections import Recipe
 from tether.cli import main
 from tether.core.config import Config, build, load_recipe, packaged_recipe
 from tether.core.errors import ConfigError, MissingFileError, TetherError
+from tether.run.recipe import Recipe
 
 HEAD = b'run = "runs/x"\nseed = 1\n'
 
@@ -46,7 +46,7 @@ FILES: list[tuple[str, bytes, str]] = [
     ("an unknown table", HEAD + b"[sftt]\n", "unknown key 'sftt' .did you mean 'sft'?"),
     ("an unknown key in a table", HEAD + b"[sft]\nepoch = 1\n", "unknown key 'sft.epoch' .did you mean 'epochs'?"),
     ("an unknown key two tables deep", HEAD + b"[sft]\noptimizer.rate = 1\n", "unknown key 'sft.optimizer.rate'"),
-    ("an unknown key like no other", HEAD + b"zzzzzz = 1\n", "unknown key 'zzzzzz' .known keys: best_of_n, .*, sft"),
+    ("an unknown key like no other", HEAD + b"zzzzzz = 1\n", "unknown key 'zzzzzz' .known keys: arms, .*, sft"),
     ("a needed key left out", HEAD, "key 'model' is required"),
     ("a needed key left out of a table", HEAD + b"[sft]\ndata = {}\n", "key 'sft.data.path' is required"),
     ("a list for a number", HEAD.replace(b"1", b"[1]"), r"key 'seed': .*integer.* .got \[1\]"),
@@ -158,7 +158,7 @@ def test_a_mark_of_bytes_and_dos_lines_simply_work(tmp_path: Path) -> None:
 
 NAMES = [
     ("a near miss", "quikstart", "no recipe named 'quikstart' .did you mean 'quickstart'?"),
-    ("nothing like it", "zzzz", "no recipe named 'zzzz'. Packaged recipes: compare, .*or give the path of a .toml file"),
+    ("nothing like it", "zzzz", "no recipe named 'zzzz'. Packaged recipes: hh-helpful, .*or give the path of a .toml file"),
     ("a packaged name with an ending", "loop.toml", "recipe not found: loop.toml .did you mean 'loop'?"),
     ("a file that is not there", "/nowhere/mine.toml", "recipe not found: /nowhere/mine.toml"),
     ("a way out of the folder", "../pyproject", "no recipe named"),

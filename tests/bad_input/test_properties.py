@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from tests.bad_input.rows import HARSH, SEEDS, write
 
 import tether.core.types as types
-from tether.assemble.sections import Recipe
 from tether.core.config import build, load_recipe
 from tether.core.errors import DataError, TetherError
 from tether.data.formats.containers import SUFFIXES
@@ -25,10 +24,12 @@ from tether.data.formats.fields import turns
 from tether.data.formats.json_rows import fault
 from tether.data.formats.registry import FORMATS
 from tether.data.sources import Quarantine, read
-from tether.preferences import argilla, label_studio
 from tether.preferences.answers import read_answers
+from tether.preferences.bridges import BRIDGES
 from tether.preferences.exchange import Case
+from tether.run.recipe import Recipe
 
+label_studio, argilla = BRIDGES["label-studio"], BRIDGES["argilla"]
 READERS = {layout.name: layout.readers for layout in FORMATS}
 KINDS = (types.Prompt, types.Demonstration, types.Comparison, types.Feedback, types.StepLabels, types.Problem)
 NAMES = sorted({name for seed in SEEDS for name in seed["row"]} | {"role", "content", "from", "value", "text", "rank", "replies"})
@@ -86,9 +87,8 @@ def edits(node: Any) -> Iterator[Any]:
 
 
 def parsers(seed: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]]:
-    bridges = {"label-studio": label_studio, "argilla": argilla}
-    if seed["format"] in bridges:
-        yield bridges[seed["format"]].read_task
+    if seed["format"] in BRIDGES:
+        yield BRIDGES[seed["format"]].read_task
     yield from (lambda row, read=read: list(read(row)) for read in (READERS.get(seed["format"]) or {}).values())
 
 
@@ -198,7 +198,7 @@ def test_every_bridge_takes_any_task(bridge: Any, row: dict[str, Any]) -> None:
     def parse() -> Any:
         found = bridge.read_task(copy.deepcopy(row))
         assert isinstance(found, Case) and found.item
-        assert all(said.choice in ("first", "second", "tie", "both_bad") for said in found.said)
+        assert all(said.choice in ("first", "second", "tie", "both_bad") for said in found.opinions)
         return found
 
     if not fault(row):

@@ -8,12 +8,11 @@ import torch
 from safetensors.torch import save_file
 from tests.bad_input.folders import PAIRS, ask_steps, bench, cut, edited, make, refused_folder, tensors
 
-from tether.assemble import load_policy
-from tether.assemble.roles import load_trained
 from tether.core.errors import TetherError
 from tether.models.config import ModelConfig
 from tether.models.heads import ScalarHead
-from tether.pipelines.reward_bench import reward_bench
+from tether.run.reward_bench import bench_rewards
+from tether.run.roles import load_policy, load_trained
 
 
 @pytest.fixture(scope="module")
@@ -122,7 +121,7 @@ def test_the_undamaged_roles_work(made):
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_reward_model_can_be_judged_on_a_single_pair(made, tmp_path, count):
     (tmp_path / "few.jsonl").write_text("".join(json.dumps(row) + "\n" for row in PAIRS[:count]))
-    assert reward_bench(str(made / "reward"), [str(tmp_path / "few.jsonl")])["few.jsonl"]["num_pairs"] == count
+    assert bench_rewards(str(made / "reward"), [str(tmp_path / "few.jsonl")])["few.jsonl"]["num_pairs"] == count
 
 
 def test_ties_alone_are_no_pairs(made, tmp_path):
@@ -130,4 +129,4 @@ def test_ties_alone_are_no_pairs(made, tmp_path):
         json.dumps({"prompt": "a", "response_a": "b", "response_b": "c", "winner": "tie"}) + "\n"
     )
     with pytest.raises(TetherError, match=r"ties\.jsonl"):
-        reward_bench(str(made / "reward"), [str(tmp_path / "ties.jsonl")])
+        bench_rewards(str(made / "reward"), [str(tmp_path / "ties.jsonl")])

@@ -41,7 +41,7 @@ SIZES = {
     "benchmarks.learning": [[name, "--smoke"] for name in EXPERIMENTS],
 }
 CASES = [(name, arguments) for name in BENCHMARKS for arguments in SIZES.get(name, [["--smoke"]])]
-NEEDS = {"benchmarks.annotation_load": "fastapi", "benchmarks.preferences_load": "sqlmodel"}
+NEEDS = {"benchmarks.annotation_load": "fastapi", "benchmarks.preferences_load": "sqlmodel", "benchmarks.voting": "reasoning_gym"}
 NEEDS |= dict.fromkeys(("benchmarks.curves", "benchmarks.scaling", "benchmarks.learning"), "matplotlib")
 
 

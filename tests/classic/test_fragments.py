@@ -1,8 +1,11 @@
 """The published loops, in their own calls, on a tiny model: only imports and names of models and data differ."""
 
+import importlib.machinery
 import json
 import math
 import sys
+import time
+import types
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from transformers import AutoModelForSequenceClassification, pipeline
 
 from tether.classic import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 from tether.core.errors import DataError
+from tether.run import tracking
 
 PROMPTS = ["one", "two two", "three?", "a longer one", "five", "six?", "77", "ate"]
 PROBE = torch.tensor([[72, 73, 74, 75, 76]])
@@ -50,7 +54,7 @@ def test_loop_over_dataset_iter_with_a_pipeline_as_reward(folder, tokenizer, rew
             cliprange=0.2,
             log_with="wandb",
         )
-    with pytest.warns(UserWarning, match=r"wandb is not installed, so that statistics go to .*metrics.jsonl alone"):
+    with pytest.warns(UserWarning, match=r"wandb is not installed, so that statistics go to .*runs alone"):
         ppo_trainer = PPOTrainer(config=ppo_config, model=policy_model, ref_model=ref_model, tokenizer=tokenizer)
     before = weights(policy_model), weights(ref_model)
     kl = []
@@ -121,57 +125,57 @@ def test_loop_without_a_reference_over_the_dataloader(folder, tokenizer):
         next(iter(bare.dataloader))
 
 
-def test_a_tracker_that_is_installed_gets_the_numbers(folder, tokenizer, monkeypatch, tmp_path):
-    class Tracker:
-        started, logged = {}, []
+@pytest.fixture
+def wandb(monkeypatch):
+    """A package in wandb's place; `down` is what its `log` raises, if anything."""
+    module = types.ModuleType("wandb")
+    module.__spec__ = importlib.machinery.ModuleSpec("wandb", None)
+    module.started, module.logged, module.down = [], [], None
 
-        @classmethod
-        def init(cls, **settings):
-            cls.started = settings
-            return cls
+    class Run:
+        id, finish = "1", lambda self: None
 
-        @classmethod
-        def log(cls, numbers, step):
-            cls.logged.append((step, numbers))
+        def log(self, numbers, step):
+            if module.down:
+                raise module.down
+            module.logged.append((step, numbers))
 
-    monkeypatch.setitem(sys.modules, "wandb", Tracker)
+    def init(**settings):
+        module.started.append(settings)
+        return Run()
+
+    module.init, module.Settings, module.teardown = init, dict, lambda: None
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    monkeypatch.setattr(tracking, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(tracking, "RETRY_AFTER", 0.01)
+    return module
+
+
+def test_a_tracker_that_is_installed_gets_the_numbers(folder, tokenizer, wandb):
     model = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
     tracked = {"tracker_project_name": "p", "tracker_kwargs": {"wandb": {"name": "n"}}, "project_kwargs": {"logging_dir": "l"}}
     trainer = PPOTrainer(PPOConfig(batch_size=1, log_with="wandb", **tracked), model, tokenizer=tokenizer)
     trainer.log_stats({"objective/kl": 0.5, "objective/kl_dist": np.zeros(1)}, {}, [1.0])
-    assert {"project": "p", "name": "n"}.items() <= Tracker.started.items() and "logging_dir" not in Tracker.started
-    assert Tracker.logged == [(0, {"objective/kl": 0.5, "env/reward_mean": 1.0, "env/reward_std": 0.0})]
+    trainer.log.thread.finish()
+    (started,) = wandb.started
+    assert {"project": "p", "name": "n"}.items() <= started.items() and "logging_dir" not in started
+    assert wandb.logged == [(0, {"objective/kl": 0.5, "env/reward_mean": 1.0, "env/reward_std": 0.0})]
 
 
-def test_a_tracker_that_is_down_does_not_stop_training(folder, tokenizer, monkeypatch):
-    """It is told of once an outage, asked again at every step, and what it missed is not sent later."""
-    down, logged = [False], []
-
-    class Tracker:
-        @classmethod
-        def init(cls, **_):
-            return cls
-
-        @classmethod
-        def log(cls, numbers, step):
-            if down[0]:
-                raise ConnectionError("no route to host")
-            logged.append(step)
-
-    monkeypatch.setitem(sys.modules, "wandb", Tracker)
+def test_a_tracker_that_is_down_does_not_stop_training(folder, tokenizer, wandb, caplog):
+    """It is told of once, asked again and again, and what it missed is sent when it is back."""
     model = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
+    wandb.down = ConnectionError("no route to host")
     trainer = PPOTrainer(PPOConfig(batch_size=1, log_with="wandb"), model, tokenizer=tokenizer)
-    warned = []
-    monkeypatch.setattr("tether.classic.log.warnings.warn", lambda message, stacklevel: warned.append(message))
-    for step, outage in enumerate([False, True, True, False, True]):
-        down[0] = outage
-        trainer.log.log({"x": 1.0}, step)
-    assert logged == [0, 3] and ["step 1 (no route to host)" in w for w in warned] == [True, False] and "step 4" in warned[1]
-    monkeypatch.undo()
-    monkeypatch.setitem(sys.modules, "wandb", Tracker)
-    monkeypatch.setattr(Tracker, "init", classmethod(lambda cls, **_: (_ for _ in ()).throw(ConnectionError("refused"))))
-    with pytest.warns(UserWarning, match=r"wandb does not start \(refused\)"):
-        PPOTrainer(PPOConfig(batch_size=1, log_with="wandb"), model, tokenizer=tokenizer)
+    for step in range(3):
+        trainer.log.log({"x": float(step)}, step)
+    while len(wandb.started) < 3:
+        time.sleep(0.01)
+    wandb.down = None
+    trainer.log.log({"x": 3.0}, 3)
+    trainer.log.thread.finish()
+    assert wandb.logged == [(step, {"x": float(step)}) for step in range(4)]
+    assert [r.getMessage()[:57] for r in caplog.records] == ["wandb takes nothing (ConnectionError: no route to host). "]
 
 
 def test_it_learns_to_write_a_byte(folder, tokenizer):

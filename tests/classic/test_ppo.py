@@ -326,7 +326,7 @@ def test_a_reference_may_share_the_lowest_layers_but_never_what_is_trained(folde
         ({"batch_size": 10, "mini_batch_size": 4}, "must be a multiple of mini_batch_size"),
         ({"use_score_norm": True}, "no effect without use_score_scaling"),
         ({"adap_kl_ctrl": False, "target": 3.0}, "no effect with adap_kl_ctrl=False"),
-        ({"learning_rate": -1.0}, "learning_rate Input should be greater than 0"),
+        ({"learning_rate": -1.0}, "key 'learning_rate': Input should be greater than 0"),
         ({"kl_penalty": "l2"}, "kl_penalty"),
     ],
 )

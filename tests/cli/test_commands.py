@@ -2,20 +2,31 @@
 
 import io
 import json
+import os
 import platform
 import re
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from contextlib import ExitStack, chdir, redirect_stderr, redirect_stdout
+from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
+from typer.main import get_command
 
 from tether import __version__
-from tether.cli import main
+from tether.cli import PANELS, app, main
+from tether.cli.options import complete_recipe, complete_stage
+from tether.core.config import build
+from tether.core.synonyms import METHODS
+from tether.run.devices import gpu
+from tether.run.duration import run_seconds
+from tether.run.plan import Phase, Plan, StagePlan
+from tether.run.recipe import Recipe, read_recipe
 
 
 def tether(*arguments, cwd, stdin=""):
@@ -71,7 +82,9 @@ def test_grpo_runs_and_its_result_can_be_talked_to(project):
     assert done.returncode == 0, done.stderr
     summary = json.loads((project / "run" / "grpo" / "summary.json").read_text())
     assert summary["steps"] == 2 and summary["first_ratio_deviation"] == 0.0
-    assert (project / "run" / "grpo" / "report.html").is_file()
+    assert 'id="stage-grpo"' in (project / "run" / "report.html").read_text()
+    told = tether("report", "run/grpo", cwd=project)
+    assert told.stdout.strip() == "run/report.html#stage-grpo"
     answer = tether("generate", "run", "-p", "hello", "--max-new-tokens", "4", cwd=project)
     assert answer.returncode == 0, answer.stderr
 
@@ -98,7 +111,8 @@ def test_a_recipe_runs_through_and_its_result_can_be_talked_to(project):
     assert done.returncode == 0, done.stderr
     for stage in ("sft", "reward", "ppo"):
         assert json.loads((project / "run" / stage / "summary.json").read_text())["peak_rss_bytes"] > 0
-        assert (project / "run" / stage / "report.html").is_file()
+        assert f'id="stage-{stage}"' in (project / "run" / "report.html").read_text()
+    assert "The page: run/report.html" in done.stdout and not list((project / "run").glob("*/report.html"))
     answers = tether(
         "generate", "run", "-p", "hello", "-p", "again", "--samples", "2", "--max-new-tokens", "6", "-o", "out.jsonl", cwd=project
     )
@@ -115,7 +129,7 @@ def test_the_quickstart_ends_with_its_verdict(project):
     found = json.loads((project / "run" / "summary.json").read_text())["ppo"]
     assert set(found["gold_by_temperature"]) == {"1", "0.7", "0.5", "0"} and found["over_best_decoding"]["win_rate"]["count"] > 0
     words = " ".join(done.stdout.split())
-    assert "over its best, " in words and "nats a response" in words
+    assert "best against best decoding" in words and "nats of KL per response" in words
     headlines = {"better": "Better than any", "sharper": "Sharper, not", "undecided": "Not shown to be", "worse": "Worse"}
     assert headlines[found["verdict"]] in words
 
@@ -209,19 +223,23 @@ def here(project, monkeypatch, capsys):
     [
         (["dpo", "recipe.toml"], 2, "`tether dpo` runs [direct] with loss = 'dpo', and recipe.toml has no such section"),
         (["simpo", "direct.toml"], 2, "direct.toml says direct.loss = 'ipo', and `tether simpo` is 'simpo'"),
-        (["run", "recipe.toml", "dpo.beta=0.1"], 2, "unknown key 'dpo' (DPO is [direct] with loss = 'dpo')"),
+        (
+            ["run", "recipe.toml", "dpo.beta=0.1"],
+            2,
+            "(DPO is [direct] with loss = 'dpo': write [direct] and in it loss = \"dpo\")",
+        ),
         (["serve"], 2, "No such command 'serve'. It is `tether prefs serve`."),
         (["inspect", "pairs.jsonl"], 2, "No such command 'inspect'. It is `tether data inspect`."),
         (["plan", "smoke"], 0, "It fits"),
-        *(
-            (["plan", study], 2, f"{study} is a recipe of `tether {study}`, not of single")
-            for study in ("loop", "compare", "overopt")
-        ),
-        (["doctor", "loop"], 2, "loop is a recipe of `tether loop`, not of single stages"),
-        (["loop", "compare"], 2, "compare is a recipe of `tether compare`, not of `tether loop`"),
-        *(
-            ([study, "model.sauce=tiny"], 2, f"{study}.toml with 'model.sauce=tiny': unknown key 'model.sauce' (did you mean")
-            for study in ("loop", "compare", "overopt")
+        (["plan", "loop", "model.source=tiny"], 0, "It fits"),
+        (["loop"], 2, "No such command 'loop'. It is `tether run loop`."),
+        (["run", "loop", "model.sauce=tiny"], 2, "loop.toml with 'model.sauce=tiny': unknown key 'model.sauce' (did you mean"),
+        (["quickstart", "model.sauce=tiny"], 2, "quickstart.toml with 'model.sauce=tiny': unknown key 'model.sauce'"),
+        (["quickstart", "--arms", "ppo,gamma"], 2, "no arm is called 'gamma'; there are: ppo, beta0, random"),
+        (
+            ["resume", "old"],
+            2,
+            "old was begun by `tether quickstart` of an earlier revision, which laid its folder out otherwise.",
         ),
         (["run", "model.source=tiny"], 2, "'model.source=tiny' is an override, and the recipe comes before it"),
     ],
@@ -230,6 +248,8 @@ def test_what_a_newcomer_types_first_is_understood(project, here, arguments, cod
     (project / "direct.toml").write_text(
         'run = "run"\n[model]\nsource = "tiny"\n[direct]\nloss = "ipo"\ndata = { path = "pairs.jsonl" }\n'
     )
+    (project / "old").mkdir()
+    (project / "old" / "command.json").write_text('{"command": "quickstart", "stages": [], "config": {"arms": ["ppo"]}}')
     found, text = here(*arguments)
     words = " ".join(text.split())
     assert found == code and message in words and words.count("unknown key") <= 1, words
@@ -270,12 +290,12 @@ def test_data_of_every_stage_is_looked_at_before_the_first_is_trained(project, h
     [
         (["quickstart", "--smoke", "ppo.steps=500"], signal.SIGINT, "ppo"),
         (["run", "recipe.toml", "ppo.steps=500"], signal.SIGTERM, "ppo"),
-        (["compare", "compare.toml"], signal.SIGINT, "seed-0/arms/slow"),
-        (["compare", "compare.toml"], signal.SIGTERM, "seed-0/arms/slow"),
+        (["run", "rounds.toml"], signal.SIGINT, "round-01/ppo"),
+        (["quickstart", "--smoke", "--arms", "random", "arms.random.ppo.steps=500"], signal.SIGTERM, "ppo-random"),
     ],
 )
 def test_one_interrupt_one_advice(project, command, number, stage):
-    (project / "compare.toml").write_text(COMPARE)
+    (project / "rounds.toml").write_text(ROUNDS)
     process = subprocess.Popen(
         [sys.executable, "-m", "tether", *command, "run=run"],
         cwd=project,
@@ -294,25 +314,161 @@ def test_one_interrupt_one_advice(project, command, number, stage):
     assert errors.count("tether resume") == 1 and errors.rstrip().endswith(lines[0])
 
 
-COMPARE = """
-seeds = [0]
-judge = "letters"
-max_prompts = 8
-max_new_tokens = 8
+ROUNDS = """
+run = "run"
+repeat = 2
 [model]
 source = "tiny"
 dtype = "float32"
-[sft]
-epochs = 1
-batch_size = 8
-row_tokens = 256
 [pairs]
+data = { path = "tether:prompts", limit = 8 }
 samples_per_prompt = 2
-temperature = 1.0
+max_new_tokens = 8
+judge = { call = "tether.quickstart.judges:letters" }
 [reward]
 prompts_per_update = 4
 heldout_fraction = 0.25
-[arms.slow.ppo]
+[ppo]
 steps = 500
 prompts_per_step = 2
+max_new_tokens = 8
 """
+
+
+BEGINNINGS = """
+sft dpo ipo orpo simpo kto rm reward prm orm ppo grpo dapo rloo reinforce raft online-dpo rounds spin pairs
+"""
+
+
+@pytest.mark.parametrize("method", BEGINNINGS.split())
+def test_a_new_recipe_is_one_and_overwrites_nothing(method, here, project):
+    code, text = here("new", method)
+    assert code == 0 and f"tether run {method.replace('-', '_')}.toml" in text
+    path = project / f"{method.replace('-', '_')}.toml"
+    recipe = read_recipe(str(path))
+    section, key, value = METHODS.get(method.replace("-", "_"), ("", "", ""))
+    assert recipe.run == f"runs/{path.stem}" and (not key or getattr(recipe.section(section), key) == value)
+    assert all(section is not None for section in map(recipe.section, recipe.stages))
+    path.write_text("mine")
+    code, text = here("new", method)
+    assert code == 2 and "is there already" in text and path.read_text() == "mine"
+
+
+@pytest.mark.parametrize("method", ["sft", "simpo", "kto", "ppo", "prm"])
+def test_a_new_recipe_runs_as_it_is(method, here, project):
+    assert here("new", method, "mine.toml")[0] == 0
+    steps = ["ppo.steps=1", "ppo.prompts_per_step=4", "ppo.max_new_tokens=4"] if method == "ppo" else []
+    code, text = here("run", "mine.toml", "model.source=tiny", "model.fallback=", "model.dtype=float32", "run=run", *steps)
+    assert code == 0, text
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("ppo.kl", ["coefficient", "0.05", "at least 0"]),
+        ("grpo.kl.coefficient", ["default 0.0"]),
+        ("clip-range", ["ppo.clip_range, grpo.clip_range, reinforce.clip_range", "default 0.2"]),
+        ("dpo.beta", ["direct.beta"]),
+        ("[sft]", ["batch_size"]),
+        ("num_generations", ["did you mean 'samples_per_prompt'?"]),
+        ("sft.temperature", ["no key is called 'sft.temperature': did you mean 'pairs.temperature'"]),
+        ("zzz", ["`tether explain ppo` lists the keys of a section"]),
+    ],
+)
+def test_a_key_is_explained(key, words, here):
+    code, text = here("explain", key)
+    assert all(word in " ".join(text.split()) for word in words) and code == (2 if "no key" in text else 0), text
+
+
+def test_recipes_are_listed_and_printed(here):
+    code, text = here("recipes")
+    assert code == 0 and all(name in text for name in ("hh-helpful", "quickstart", "sums", "tether new"))
+    assert here("recipes", "smoke")[1].startswith("# The quickstart's stages on a tiny random model")
+
+
+def test_help_is_in_panels_and_h_is_understood_everywhere(here):
+    code, text = here("-h")
+    places = [text.index(f"─ {panel} ─") for panel in ("Train", "Data", "Preferences", "Judge", "Look", "Run", "Research")]
+    assert code == 0 and places == sorted(places)
+    for command in (["run"], ["prefs", "invite"], ["data", "inspect"], ["simpo"]):
+        code, text = here(*command, "-h")
+        assert code == 0 and "Usage" in text and "<bool>" not in text
+    visible = {name for name, command in get_command(app).commands.items() if not command.hidden}
+    assert visible == set(" ".join(PANELS.values()).split())
+
+
+def test_the_shell_completes_recipes_and_stages(monkeypatch, project):
+    monkeypatch.chdir(project)
+    assert complete_recipe("s") == ["smoke", "sums"] and complete_recipe("rec") == ["recipe.toml"]
+    assert complete_stage("r") == ["reward", "reinforce", "rounds"]
+    asked = {**os.environ, "_TETHER_COMPLETE": "complete_bash", "COMP_WORDS": "tether run quick", "COMP_CWORD": "2"}
+    program = str(Path(sys.executable).with_name("tether"))
+    assert subprocess.run([program], env=asked, capture_output=True, text=True, check=True).stdout.split() == ["quickstart"]
+
+
+def test_the_end_of_a_command_says_which_are_useful_next(project, here):
+    code, text = here("run", "recipe.toml", "sft", "run=other")
+    assert code == 0 and "tether run recipe.toml reward run=other" in text and "tether chat other" in text, text
+    code, text = here("reward", "recipe.toml", "run=other")
+    assert code == 0 and "tether reward-bench other FILES" in text and "tether run recipe.toml ppo run=other" in text, text
+    assert "tether chat" not in text
+    (project / "alone.toml").write_text(RECIPE[: RECIPE.index("[ppo]")])
+    code, text = here("run", "alone.toml", "reward", "run=other")
+    assert code == 0 and "tether new ppo" in text and 'reward_model = "other"' in text
+    code, text = here("run", "recipe.toml", "ppo", "run=other")
+    for command in ("chat other", 'generate other -p "', "report other", "export other other-export"):
+        assert f"tether {command}" in text
+    shown = here("generate", "other", "-p", "hello", "--samples", "2", "--max-new-tokens", "4")[1]
+    assert re.search(r"^1$", shown, re.M) and re.search(r"^2$", shown, re.M)
+
+
+def test_a_plan_counts_the_whole_run_and_knows_kinds_of_gpu(project, here):
+    code, text = here("plan", "recipe.toml")
+    words = " ".join(text.split())
+    assert code == 0 and re.search(r"About .* for the whole run \(sft .*, reward .*, ppo .*\)", words) and "log-probab" in words
+    code, text = here("plan", "recipe.toml", "--gpu", "RTX-4090")
+    assert code == 0 and "rtx4090, 24 GB" in text
+    assert "a GPU of 16 GB, times as on an h100" in " ".join(here("plan", "recipe.toml", "--gpu-memory", "16")[1].split())
+    code, text = here("plan", "recipe.toml", "--gpu", "gtx")
+    assert code == 2 and "no rates are known for --gpu gtx; there are: a10, a100" in text
+
+
+def test_the_updates_of_a_run_are_counted_by_hand(project):
+    """Of 20 rows 18 make two batches of 16, of 20 pairs 15 make two of 8; two steps; 160 answers, 64 at a time."""
+    changes = ["sft.heldout_fraction=0.1", "reward.epochs=1", "reward.prompts_per_update=8"]
+    with chdir(project):
+        recipe = build(Recipe, tomllib.loads(RECIPE), changes)
+    phases = {name: [Phase("update", {}, 10.0)] for name in recipe.stages}
+    made = Plan(gpu(24), 1, [StagePlan(name, of) for name, of in phases.items()])
+    with chdir(project):
+        assert run_seconds(recipe, made) == {"sft": 20.0, "reward": 20.0, "ppo": 20.0}
+    pairs = {"data": {"path": "tether:prompts"}, "prompts": 40, "samples_per_prompt": 4, "engine_rows": 64}
+    recipe = build(Recipe, {"run": "r", "model": {"source": "tiny"}, "pairs": {**pairs, "judge": {"call": "a:b"}}, "reward": {}})
+    rollout = Plan(gpu(24), 1, [StagePlan("pairs", [Phase("rollout", {}, 7.0)]), StagePlan("reward", [])])
+    assert run_seconds(recipe, rollout)["pairs"] == 21.0
+
+
+def test_a_folder_with_an_unknown_file_is_inspected_all_the_same(project, here):
+    (project / "data").mkdir()
+    (project / "data" / "a.jsonl").write_text(
+        '{"messages": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": '
+        '"hi"}, {"role": "assistant", "content": "yo"}], "label": true, "extra": 1}\n{bad\n'
+    )
+    (project / "data" / "b.jsonl").write_text('{"x": 1}\n')
+    (project / "data" / "c.jsonl").write_text('{"prompt": "hi"}\n')
+    code, text = here("data", "inspect", "data")
+    words = " ".join(re.sub(r"[│┃]", " ", text).split())
+    assert code == 0, text
+    for part in (
+        "no known format has the columns x",
+        "holds prompts",
+        "system: Be brief.",
+        "user: hi",
+        "label desirable",
+        "extra",
+        "line 2",
+        "Use it in [kto]",
+        'path = ["data/a.jsonl"]',
+        "words, not tokens",
+    ):
+        assert part in words, (part, text)

@@ -14,11 +14,11 @@ import pytest
 import torch
 from benchmarks.every_stage import differences, recipe, results
 
-from tether.assemble import STAGES, Recipe
 from tether.cli import main
 from tether.core.config import build
 from tether.core.errors import memory_error
-from tether.pipelines.journey import run_recipe
+from tether.core.stages import STAGES
+from tether.run.recipe import Recipe, run_recipe
 from tether.stages.sft import SFT
 
 COMMAND = [sys.executable, "-m", "tether"]
@@ -117,17 +117,20 @@ def test_an_allocator_that_says_no_is_recognised():
 
 
 def test_every_stage_is_told_of(tmp_path, tether):
-    """Whatever its summary holds, each stage ends with a table and a page."""
+    """Whatever its summary holds, each stage ends with a table, and the run with one page that has them all."""
     values = recipe(tmp_path, tmp_path / "run")
     path = tmp_path / "recipe.toml"
     path.write_text("".join(f"{key} = {toml(value)}\n" for key, value in values.items()))
     assert tether("run", path) == (0, "")
-    assert all((tmp_path / "run" / name / "report.html").is_file() for name in STAGES)
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    trained = [name for name, kind in STAGES.items() if name in values and kind.makes not in ("rounds", "verdict")]
+    assert trained and all(f'id="stage-{name}"' in page for name in trained)
+    assert not list((tmp_path / "run").glob("*/report.html"))
 
 
 def test_out_of_memory_says_what_to_lower(written, tmp_path, tether, monkeypatch):
     """The allocator's own error, from the middle of a stage; the planner's advice is of the stage that was asked for."""
-    monkeypatch.setattr(SFT, "step", lambda *_: torch.empty(10**17))
+    monkeypatch.setattr(SFT, "update", lambda *_: torch.empty(10**17))
     code, told = tether("sft", written, f"run={tmp_path}/run")
     assert code == 2 and re.search(r"out of memory: .*can't allocate memory.*GB at the peak; what lowers it most: ", told)
     assert "model.recompute=true" in told and "best_of_n" not in told
@@ -171,15 +174,29 @@ def test_another_sft_model_beneath_a_finished_stage_is_noticed(written, tmp_path
     assert tether("run", written, f"run={tmp_path}/run", "sft.optimizer.learning_rate=2e-2") == (0, "")
 
 
-def test_recipes_of_other_commands_and_of_nothing(tmp_path, tether):
+def test_a_recipe_of_nothing_has_nothing_to_do(tmp_path, tether):
     (tmp_path / "empty.toml").write_text('run = "x"\nmodel = {source = "tiny"}\n')
-    for name, told in (("smoke", "quickstart --smoke"), ("loop", "tether loop"), (tmp_path / "empty.toml", "nothing to do")):
-        code, message = tether("run", name)
-        assert code == 2 and told in message
+    code, message = tether("run", tmp_path / "empty.toml")
+    assert code == 2 and "nothing to do" in message
+
+
+@pytest.mark.parametrize("command", ["quickstart", "loop", "compare"])
+def test_an_unfinished_run_of_an_older_layout_is_refused_in_one_sentence(tmp_path, tether, command):
+    """Its note names a command that laid its folder out otherwise; nothing in it is touched."""
+    note = json.dumps({"command": command, "stages": [], "config": {"max_prompts": 8, "loop": {"rounds": 2}}})
+    (tmp_path / "run" / "ppo").mkdir(parents=True)
+    (tmp_path / "run" / "command.json").write_text(note)
+    for place in (tmp_path / "run", tmp_path / "run" / "ppo"):
+        code, message = tether("resume", place)
+        assert (
+            code == 2 and f"was begun by `tether {command}` of an earlier revision" in message and message.count("tether: ") == 1
+        )
+    assert (tmp_path / "run" / "command.json").read_text() == note
+    assert [path.name for path in (tmp_path / "run").iterdir()] != [] and not list((tmp_path / "run" / "ppo").iterdir())
 
 
 def test_a_command_that_finds_a_difference_says_so_by_its_exit_code(tether, monkeypatch):
-    from tether.pipelines import prove
+    from tether.run import prove
 
     found = SimpleNamespace(stage="ppo", what="weights", count=3, difference="step 2: 0.5 and 0.25")
     monkeypatch.setattr(prove, "prove", lambda *_: [found])

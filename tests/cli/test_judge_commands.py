@@ -5,10 +5,11 @@ import re
 import sqlite3
 
 import pytest
-from tests.rollout.answering import Server, completion, refusal
+from tests.judges.answering import Server, completion, refusal
 from typer.testing import CliRunner
 
 from tether.cli import app
+from tether.cli.results import _agreement_rows
 from tether.core.errors import ConfigError, DataError, MissingFileError, ModelError
 from tether.core.types import Comparison, Demonstration
 from tether.data.sources import read
@@ -209,3 +210,13 @@ def test_a_server_that_refuses_the_key_is_one_message_and_nothing_is_lost(projec
     assert isinstance(result.exception, ModelError) and KEY not in str(result.exception) and "HTTP 401" in str(result.exception)
     with sqlite3.connect(project / "cache" / "answers.sqlite") as kept:
         assert kept.execute("SELECT count(*) FROM answers").fetchone() == (3,)
+
+
+def test_no_absurd_temperature_is_advised():
+    estimate = {"value": 0.5, "low": 0.4, "high": 0.6}
+    agreement = {"accuracy": estimate, "kappa": estimate, "length_only": estimate, "annotators": None, "calibration_error": 0.17}
+    agreement |= {f"accuracy_{name}": estimate for name in ("once", "shown_first", "shown_second")} | {"kappa_once": estimate}
+    result = {"num_judged": 9, "num_pairs": 9, "failures": {}, "num_parsed": 0, "position": None, "mass": None}
+    for temperature, text in ((999.99, "by no temperature"), (2.5, "0.010 by --temperature 2.50")):
+        told = {**agreement, "temperature": temperature, "calibration_error_after": 0.01}
+        assert text in dict(_agreement_rows({**result, "agreement": told}))["  mended"]

@@ -13,7 +13,8 @@ from tether.cli import main
 from tether.core.types import Comparison
 from tether.data.sources import read
 from tether.preferences.store import Store
-from tether.preferences.work import Verdict, Work
+from tether.preferences.votes import Opinion
+from tether.preferences.work import Work
 
 ROWS = [
     {"prompt": f"p{n}", "chosen": f"good {n}", "rejected": f"bad {n}", "annotations": [
@@ -86,7 +87,7 @@ def test_gold_questions_are_asked_and_known(call, tmp_path):
     work = Work(store, gold_every=1)
     held = work.next(1)
     right = "first" if held.first[0].content.startswith("good") else "second"
-    work.judge(held.assignment, 1, Verdict(right))
+    work.judge(held.assignment, 1, Opinion(right))
     store.close()
     code, out, _ = call("agree", "p.db", "--names")
     assert code == 0 and "100% of 1" in out
@@ -136,3 +137,10 @@ def test_a_file_without_a_usable_row_leaves_no_store(call, tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}\n')
     code, _, told = call("import", "new.db", "rows.jsonl")
     assert code == 2 and "rows.jsonl" in told and not (tmp_path / "new.db").exists()
+
+
+def test_an_invitation_names_the_port_and_an_empty_store_says_what_to_do(call, tmp_path):
+    code, out, errors = call("invite", "p.db", "Ada", "--port", "8799")
+    assert code == 0 and out.startswith("http://127.0.0.1:8799/join#") and "tether prefs serve p.db --port 8799" in errors
+    code, out, _ = call("stats", "p.db")
+    assert code == 0 and "Nobody has judged anything yet" in out and not re.search(r"│ +0 │", out.partition("guidelines")[0])

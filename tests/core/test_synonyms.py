@@ -1,13 +1,14 @@
 """Words of other libraries are answered with keys that are really there."""
 
 import itertools
+import re
 
 import pytest
 
-from tether.assemble import Recipe
-from tether.core.config import _models, build
+from tether.core.config import build, load_recipe, models_of
 from tether.core.errors import ConfigError
-from tether.core.synonyms import KEYS, METHODS, SECTIONS
+from tether.core.synonyms import KEYS, METHODS, NOTES, SECTIONS
+from tether.run.recipe import Recipe
 
 pytestmark = pytest.mark.audit
 BASE = {"run": "r", "model": {"source": "tiny"}}
@@ -23,7 +24,7 @@ def paths(kind, depth=3):
     """Every dotted key of a config."""
     for name, field in kind.model_fields.items():
         yield (name,)
-        for inner in _models(field.annotation) if depth else ():
+        for inner in models_of(field.annotation) if depth else ():
             yield from ((name, *rest) for rest in paths(inner, depth - 1))
 
 
@@ -40,7 +41,7 @@ def paths(kind, depth=3):
         ("grpo.num_train_epochs", "grpo.steps"),
         ("grpo.reward_funcs", "grpo.function.call"),
         ("sft.lr", "sft.optimizer.learning_rate"),
-        ("sft.learning_rate", "optimizer.learning_rate"),
+        ("sft.learning_rate", "sft.optimizer.learning_rate"),
         ("sft.num_train_epochs", "sft.epochs"),
         ("sft.per_device_train_batch_size", "sft.batch_size"),
         ("sft.gradient_accumulation_steps", "sft.rows_per_micro_batch"),
@@ -55,6 +56,9 @@ def paths(kind, depth=3):
         ("ppo.bf16", "model.dtype"),
         ("model.model_name_or_path", "model.source"),
         ("output_dir", "run"),
+        ("lora_r", "lora.rank"),
+        ("direct.cliprange", "ppo.clip_range"),
+        ("sft.num_generations", "ppo.samples_per_prompt"),
     ],
 )
 def test_a_word_of_another_library_is_answered_with_the_key(key, meant):
@@ -65,7 +69,8 @@ def test_a_word_of_another_library_is_answered_with_the_key(key, meant):
 
 @pytest.mark.parametrize("method", ["dpo", "ipo", "orpo", "simpo"])
 def test_a_section_named_after_a_method_says_which_it_is(method):
-    assert f"unknown key '{method}' ({method.upper()} is [direct] with loss = '{method}')" in complaint(f"{method}.beta=1")
+    meant = "DPO is [direct] with loss = 'dpo': write [direct] and in it loss = \"dpo\"".replace("DPO", method.upper())
+    assert f"unknown key '{method}' ({meant.replace('dpo', method)})" in complaint(f"{method}.beta=1")
     build(Recipe, BASE, [f"direct.loss={method}"])
 
 
@@ -82,5 +87,35 @@ def test_every_target_of_the_tables_is_a_key_and_no_word_of_theirs_is_one_everyw
 
 def test_what_has_no_key_is_told_so_and_nothing_far_off_is_proposed():
     assert "metrics.jsonl" in complaint("ppo.report_to=wandb") and "did you mean" not in complaint("ppo.report_to=wandb")
-    assert "tether quickstart" in complaint("pairs.num_prompts=3")
+    assert "did you mean 'prompts'?" in complaint("pairs.num_prompts=3")
     assert "did you mean" not in complaint("grpo.use_vllm=true")
+
+
+WORDS = """
+beta lr learning_rate batch_size per_device_train_batch_size gradient_accumulation_steps num_train_epochs report_to max_steps
+num_generations max_completion_length max_prompt_length kl_coef init_kl_coef cliprange vf_coef logging_steps save_steps bf16
+load_in_4bit lora_r lora_alpha micro_batch_size sequence_len val_set_size weight_decay adam_beta1 sample_packing reward_funcs
+deepspeed use_vllm push_to_hub temperature rollout.n actor.optim.lr algorithm.kl_ctrl.kl_coef actor_rollout_ref.rollout.n
+data.train_batch_size trainer.total_epochs
+"""
+
+
+@pytest.mark.parametrize("word", WORDS.split())
+def test_a_word_at_the_top_of_a_recipe_is_answered_with_keys_that_are_there(word):
+    message = complaint(f"{word}=1", "sft.epochs=1", "ppo.steps=1", "reward.epochs=1")
+    answers = re.findall(r"'([\w.]+)'", message.partition("unknown key ")[2])[1:]
+    assert answers or any(note in message for note in NOTES.values()), message
+    assert all(tuple(answer.split(".")) in set(paths(Recipe)) for answer in answers), message
+    assert "known keys" not in message
+
+
+def test_the_recipes_own_sections_are_named_first():
+    assert "did you mean 'sft.optimizer.learning_rate' or 'ppo.optimizer.learning_rate'?" in complaint("lr=1", "sft={}", "ppo={}")
+    assert "'rollout.n' is" not in complaint("rollout.n=4", "grpo={}")
+    assert "rollout.n is 'grpo.samples_per_prompt'" in complaint("rollout.n=4", "grpo.steps=1")
+
+
+def test_a_recipe_in_another_language_says_what_a_recipe_looks_like(tmp_path):
+    (tmp_path / "mine.yml").write_text("sft:\n  epochs: 2\n")
+    with pytest.raises(ConfigError, match=r"mine.yml: recipes are written in TOML(.|\n)*\[sft\](.|\n)*epochs = 2"):
+        load_recipe(tmp_path / "mine.yml", Recipe)

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from tether.core.errors import DataError
 from tether.core.types import Comparison, Demonstration, Feedback, Problem, Prompt, StepLabels
-from tether.data.inspection import Lengths, inspect, render, share, summarise
+from tether.data.inspection import Lengths, inspect_data, inspection_tables, share, summarise
 
 DATA = os.environ.get("TETHER_DATA")
 needs_data = pytest.mark.skipif(not DATA, reason="TETHER_DATA does not name a folder with the published files")
@@ -36,7 +36,7 @@ def test_pairs_by_hand(tmp_path: Path) -> None:
         {"prompt": "y", "chosen": "a b c d", "rejected": "a", "tie": True},
         {"prompt": "z", "chosen": "same", "rejected": "same"},
     ]
-    seen = inspect(write(tmp_path, rows))
+    seen = inspect_data(write(tmp_path, rows))
     assert (seen.format, seen.kind, seen.rows, seen.quarantined) == ("preference", Comparison, 5, 1)
     assert seen.reasons == {"equal responses": 1}
     assert (seen.prompts, seen.duplicate_prompts, seen.duplicate_rows, seen.ties) == (3, 2, 1, 1)
@@ -51,7 +51,7 @@ def test_a_folder_is_called_by_all_its_formats(tmp_path: Path) -> None:
     hh = {"chosen": "\n\nHuman: a\n\nAssistant: b", "rejected": "\n\nHuman: a\n\nAssistant: c"}
     (tmp_path / "a.jsonl").write_text(json.dumps({"prompt": "p", "chosen": "a", "rejected": "b"}) + "\n")
     (tmp_path / "b.jsonl").write_text(json.dumps(hh) + "\n")
-    seen = inspect(tmp_path)
+    seen = inspect_data(tmp_path)
     assert (seen.format, seen.rows) == ("preference, hh", 2)
 
 
@@ -82,7 +82,7 @@ def test_agreement_over_rows_in_both_orders(tmp_path: Path) -> None:
         {"prompt": "R", "completion_a": "x", "completion_b": "x", "evaluator": "e1", "preference": "tie"},
         {"prompt": "R", "completion_a": "x", "completion_b": "x", "evaluator": "e2", "preference": "tie"},
     ]
-    votes = inspect(write(tmp_path, rows)).agreement
+    votes = inspect_data(write(tmp_path, rows)).agreement
     assert votes is not None
     assert (votes.value, votes.count, votes.num_pairs) == (pytest.approx(1 / 3), 3, 1)
 
@@ -101,10 +101,10 @@ def test_published_agreement_and_length_bias() -> None:
             sign = 1 if sides == tuple(sorted(sides)) else -1
             votes[(row["prompt"], *sorted(sides))].setdefault(row["evaluator"], sign * verdict[row["preference"][0]])
     both = [a == b for cast in votes.values() for a, b in itertools.combinations(cast.values(), 2)]
-    seen = inspect(root / "open-instruct/human-eval.jsonl.gz").agreement
+    seen = inspect_data(root / "open-instruct/human-eval.jsonl.gz").agreement
     assert seen is not None
     assert (seen.count, seen.value) == (len(both), pytest.approx(sum(both) / len(both)))
-    bias = inspect(root / "alpaca_eval/gpt4-judged-pairs.jsonl.gz").longer_chosen
+    bias = inspect_data(root / "alpaca_eval/gpt4-judged-pairs.jsonl.gz").longer_chosen
     assert bias is not None
     assert bias.value == pytest.approx(0.79, abs=0.01)
     assert bias.low < bias.value < bias.high
@@ -126,23 +126,23 @@ def test_published_agreement_and_length_bias() -> None:
     ],
 )
 def test_every_kind(tmp_path: Path, row: Any, kind: type, names: set[str], labels: dict[str, int]) -> None:
-    seen = inspect(write(tmp_path, [row]))
+    seen = inspect_data(write(tmp_path, [row]))
     assert (seen.kind, set(seen.lengths), dict(seen.labels)) == (kind, names, labels)
-    Console(file=open(os.devnull, "w")).print(render(seen))  # noqa: SIM115
+    Console(file=open(os.devnull, "w")).print(inspection_tables(seen))  # noqa: SIM115
 
 
 def test_another_kind_and_a_limit(tmp_path: Path) -> None:
     rows = [{"prompt": f"p{i}", "chosen": "a", "rejected": "b"} for i in range(10)]
-    seen = inspect(write(tmp_path, rows), kind=Demonstration, limit=4)
+    seen = inspect_data(write(tmp_path, rows), kind=Demonstration, limit=4)
     assert (seen.kind, seen.rows) == (Demonstration, 4)
     with pytest.raises(DataError, match="is not one of"):
-        inspect(write(tmp_path, rows), kind=str)
+        inspect_data(write(tmp_path, rows), kind=str)
 
 
 def test_examples_are_a_fixed_uniform_sample(tmp_path: Path) -> None:
     path = write(tmp_path, [{"prompt": f"p{i}"} for i in range(500)])
-    chosen = [example["prompt"] for example in inspect(path, num_examples=200).examples]
-    assert chosen == [example["prompt"] for example in inspect(path, num_examples=200).examples]
+    chosen = [example["prompt"] for example in inspect_data(path, num_examples=200).examples]
+    assert chosen == [example["prompt"] for example in inspect_data(path, num_examples=200).examples]
     assert len(set(chosen)) == 200
     # Of 200 draws from 500 about 80 come from the first 200: within four standard deviations (hypergeometric, 5.4).
     assert abs(sum(int(p[1:]) < 200 for p in chosen) - 80) < 22
@@ -152,7 +152,7 @@ def test_rendered_examples_are_escaped_and_short(tmp_path: Path) -> None:
     hostile = "[bold red]not markup[/] \x1b[31m " + "long " * 500
     path = write(tmp_path, [{"prompt": hostile, "chosen": "[/nonsense]", "rejected": "b"}])
     console = Console(width=100, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
-    console.print(render(inspect(path)))
+    console.print(inspection_tables(inspect_data(path)))
     words = console.export_text()
     assert "[bold red]not markup[/]" in words
     assert "[/nonsense]" in words

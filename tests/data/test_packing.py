@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from tether.data.batches import cut_batches, make_batch
 from tether.data.chat import Encoded
 from tether.data.comparisons import cut_rankings
-from tether.data.packing import cut_by_tokens, pack
+from tether.data.packing import pack
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,6 @@ def test_pack_places_every_sequence_once_within_capacity(lengths, capacity):
     # Any-fit packing on decreasing lengths leaves at most one row at most half full (of those whose items fit at all).
     sums = [sum(lengths[i] for i in row) for row in rows]
     assert sum(2 * s <= capacity for s in sums) <= 1
-
-
-@given(LENGTHS, st.integers(1, 300))
-def test_cut_by_tokens_respects_the_padded_budget(lengths, budget):
-    cuts = cut_by_tokens(lengths, budget)
-    assert sorted(i for cut in cuts for i in cut) == list(range(len(lengths)))
-    for cut in cuts:
-        assert cut and (len(cut) == 1 or len(cut) * max(lengths[i] for i in cut) <= budget)
 
 
 def test_pack_is_good_where_the_best_is_known():

@@ -19,8 +19,10 @@ import pytest
 
 from tether.core.errors import DataError, MissingFileError
 from tether.core.types import Comparison, Demonstration, Feedback, Problem, Prompt, StepLabels, assistant, user
+from tether.data.chat import Encoded
 from tether.data.formats import json_rows
-from tether.data.sources import Quarantine, detect_formats, group_of, read, split_by_group
+from tether.data.sources import Quarantine, detect_formats, group_of, look, read, split_by_group
+from tether.data.steps import Solution
 
 PAIRS = [{"prompt": f"question {i}", "chosen": f"good, {i}\nyes", "rejected": f'bad "{i}" é\u2028'} for i in range(50)]
 
@@ -376,6 +378,7 @@ def pair(prompt: str, group: str = "") -> Comparison:
 def test_group_of_folds_case_and_space_and_prefers_the_explicit_one() -> None:
     assert group_of(pair("What  is\nThis?")) == group_of(pair("what is this?")) != group_of(pair("what is that?"))
     assert group_of(pair("x", "mine")) == "mine"
+    assert group_of(Solution("1", "mine", (user("x"),), ("y",), Encoded((), ()), (0,), (True,), (1.0,))) == "mine"
     assert group_of(Prompt((user("Q"),))) == group_of(Demonstration((user("q"), assistant("a")))) == group_of(pair("Q"))
 
 
@@ -445,8 +448,40 @@ def test_a_number_cut_by_the_window_is_one_bad_element(tmp_path: Path, monkeypat
     assert [e["row"] for e in quarantine.examples] == ["12345"]
 
 
-def test_reading_loads_no_heavy_module() -> None:
-    heavy = ("torch", "transformers", "pyarrow", "datasets", "numpy", "rich")
-    code = f"import sys, tether.data.sources, tether.data.inspection; print([m for m in {heavy} if m in sys.modules])"
+@pytest.mark.parametrize(("module", "light"), [("sources", ()), ("inspection", ("numpy",))])
+def test_reading_loads_no_heavy_module(module: str, light: tuple[str, ...]) -> None:
+    heavy = {"torch", "transformers", "pyarrow", "datasets", "numpy", "scipy", "rich"} - set(light)
+    code = f"import sys, tether.data.{module}; print([m for m in {sorted(heavy)} if m in sys.modules])"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.strip() == "[]"
+
+
+def test_columns_that_look_like_answers_are_said_once_where_only_prompts_are_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, plain = tmp_path / "pairs.jsonl", tmp_path / "plain.jsonl"
+    good.write_bytes(lines([{"question": "2 + 2?", "good": "4", "bad": "5", "topic": "sums"}]))
+    plain.write_bytes(lines([{"question": "2 + 2?", "topic": "a good one", "answer_id": 3}]))
+    for _ in range(2):
+        assert [len(list(read(path, Prompt))) for path in (good, plain)] == [1, 1]
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith(f"{good} is read as prompts alone; good, bad look like answers and are not used")
+
+
+def test_columns_of_ones_own_get_a_format_s_names(tmp_path):
+    """As if the file had them; a row without such a column is set aside, and where none has it the error says which there are."""
+    rows = [{"question": f"q{i}", "good": "yes", "bad": "no", "source": "mine"} for i in range(3)]
+    (tmp_path / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"question": "q", "good": "y"}]))
+    (tmp_path / "own.csv").write_text("question,good,bad,source\n" + "".join(f"q{i},yes,no,mine\n" for i in range(3)))
+    named = {"prompt": "question", "chosen": "good", "rejected": "bad"}
+    for name in ("own.jsonl", "own.csv"):
+        quarantine = Quarantine()
+        pairs = list(read(tmp_path / name, Comparison, columns=named, quarantine=quarantine))
+        assert [(p.prompt[-1].content, p.chosen[-1].content, p.rejected[-1].content) for p in pairs] == [
+            (f"q{i}", "yes", "no") for i in range(3)
+        ]
+        assert pairs[0].metadata == {"source": "mine"} and quarantine.count == (name == "own.jsonl")
+    with pytest.raises(DataError, match=r"no column 'worse', which data\.columns names; there are: question, good, bad, source"):
+        list(read(tmp_path / "own.csv", Comparison, columns={**named, "rejected": "worse"}))
+    with pytest.raises(DataError, match="no column 'worse'"):
+        look([str(tmp_path / "own.csv")], Comparison, columns={"rejected": "worse"})

@@ -12,19 +12,19 @@ import pytest
 import torch
 from scipy import stats
 
-from tether.assemble import Recipe, encoder_of, load_policy
 from tether.cli import bench
 from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, MissingFileError
 from tether.core.rundir import read_jsonl
 from tether.core.types import Message, Prompt, assistant, user
 from tether.data.chat import ChatEncoder
-from tether.evaluation.sycophancy import Sycophancy, exchanged, in_accord, judge_premises, premise_pairs, read_pairs
-from tether.evaluation.winrate import Estimate
+from tether.evaluation.sycophancy import Sycophancy, exchanged, in_accord, judge_premises, premise_pairs, read_premise_pairs
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
-from tether.pipelines import online
-from tether.pipelines.journey import run_recipe
+from tether.run import online
+from tether.run.recipe import Recipe, run_recipe
+from tether.run.roles import encoder_of, load_policy
+from tether.stats import Estimate
 
 QUESTIONS = [
     ("Is it late?", "yes", "no"),
@@ -223,7 +223,7 @@ def test_questions_with_options_alike_are_told_apart():
 def test_published_pairs():
     folder = Path(os.environ["TETHER_DATA"]) / "sycophancy"
     files = [str(folder / f"political-typology-{side}-bio.jsonl.gz") for side in ("conservative", "liberal")]
-    pairs = read_pairs((files[0], files[1]))
+    pairs = read_premise_pairs((files[0], files[1]))
     assert set(Counter(p.question for p in pairs).values()) == {300} and len(pairs) == 5100
     assert all(not p.question.startswith("I ") and p.question.count("(A)") == 1 for p in pairs)
 
@@ -251,7 +251,7 @@ def recipe(folder, files, **section):
 def test_a_run_measures_it_beside_its_held_out_prompts(tmp_path, files):
     made = recipe(tmp_path, files)
     summary = run_recipe(made, ["grpo"])["grpo"]["heldout"]
-    pairs = read_pairs((files[0], files[1]), 7)
+    pairs = read_premise_pairs((files[0], files[1]), 7)
     start, end = (
         Sycophancy(role, encoder_of(loaded), pairs)()
         for role, loaded in (load_policy(path, made.model) for path in ("tiny", f"{made.run}/grpo"))
@@ -289,7 +289,7 @@ def test_settings_are_checked_before_a_model_loads(tmp_path, files):
 def test_the_command_says_what_the_measure_says(tmp_path, files, capsys):
     bench.sycophancy("tiny", Path(files[0]), Path(files[1]), 7, tmp_path / "found.json")
     role, loaded = load_policy("tiny")
-    right = Sycophancy(role, encoder_of(loaded), read_pairs((files[0], files[1]), 7))()
+    right = Sycophancy(role, encoder_of(loaded), read_premise_pairs((files[0], files[1]), 7))()
     assert json.loads((tmp_path / "found.json").read_text()) == {name: e.as_dict() for name, e in right.items()}
     said = capsys.readouterr().out
     assert "3 questions, 7 pairs" in said and f"{right['shift'].value:.3f}" in said

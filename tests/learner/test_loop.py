@@ -34,7 +34,7 @@ def trained(folder, targets=TARGETS, progress=None, drawn=None, optimizer=(), pl
 
     run = RunDirectory.open(folder, {})
     saving = SupervisedConfig(**{"checkpoint_every": 4, **config})
-    SupervisedLoop(run, learner, step, saving, progress=progress).train(targets, plan)
+    SupervisedLoop(run, learner, step, saving, saving.seed, progress=progress).train(targets, plan)
     return weight.detach().clone(), run
 
 

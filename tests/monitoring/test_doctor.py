@@ -1,6 +1,7 @@
 """Every check of the doctor on a planted bug and on a set-up without one, and the promise that an examination leaves no trace."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,9 +10,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from tether.assemble import Recipe
 from tether.cli.doctor import doctor as command
-from tether.cli.doctor import render
+from tether.cli.doctor import findings_table
 from tether.core.config import build, load_recipe
 from tether.core.errors import ConfigError, RunError
 from tether.core.types import Prompt, Score, StopReason, user
@@ -26,10 +26,11 @@ from tether.models.trunk import Role
 from tether.monitoring import doctor
 from tether.monitoring.doctor import Finding, Healthy
 from tether.monitoring.doctor_log import check_rows
-from tether.pipelines.examine import examine_recipe, examine_run, examine_stage
-from tether.pipelines.journey import run_recipe
 from tether.rewards.learned import LearnedReward
 from tether.rollout.local import LocalEngine
+from tether.run.check_stage import check_stage
+from tether.run.doctor import examine_recipe, examine_run, examine_stage
+from tether.run.recipe import Recipe, run_recipe
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 
@@ -60,8 +61,13 @@ def make(kind=PolicyGradient, *, reward=None, engine=None, reference=None, stop_
     return kind(config, policy, reference, value, reward or Variety(), engine, encoder)
 
 
+def checked(stage, digest=None, **more):
+    """What a recipe can get wrong, and what a stage of one's own can."""
+    return [*check_stage(stage, PROMPTS, digest=digest), *examine_stage(stage, PROMPTS, **more)]
+
+
 def findings(stage, **more):
-    return {r.check: r for r in examine_stage(stage, PROMPTS, **more) if isinstance(r, Finding)}
+    return {r.check: r for r in checked(stage, **more) if isinstance(r, Finding)}
 
 
 @pytest.mark.parametrize(
@@ -77,7 +83,7 @@ def findings(stage, **more):
     ],
 )
 def test_a_healthy_set_up_raises_nothing(settings):
-    results = examine_stage(make(**settings), PROMPTS)
+    results = checked(make(**settings))
     assert [r for r in results if isinstance(r, Finding)] == []
     examined = {"dropout", "reference", "shared weights", "temperature", "stop tokens", "bf16", "scores", "epochs"}
     assert examined | {"score placement", "empty or endless answers"} <= {r.check for r in results if isinstance(r, Healthy)}
@@ -93,7 +99,7 @@ def test_an_examination_leaves_everything_as_it_was():
         weights = {n: p.detach().clone() for n, p in each.policy.model.named_parameters()}
         wanted = {n: p.requires_grad for n, p in each.policy.model.named_parameters()}
         random, state, optimizer = torch.random.get_rng_state(), each.state(), each.learner.optimizer.state_dict()
-        examine_stage(each, PROMPTS)
+        checked(each)
         assert {n: m.training for n, m in each.policy.model.named_modules()} == modules
         assert all(torch.equal(p, weights[n]) for n, p in each.policy.model.named_parameters())
         assert all(p.grad is None for p in [*each.policy.model.parameters(), *each.learner.masters])
@@ -105,7 +111,7 @@ def test_an_examination_leaves_everything_as_it_was():
 
 def test_an_examined_stage_trains_as_one_that_was_not():
     stages = [make(algorithm="ppo", prompts_per_step=4, epochs=2) for _ in range(2)]
-    examine_stage(stages[0], PROMPTS)
+    checked(stages[0])
     for stage in stages:
         stage.step(PROMPTS, 0)
     pairs = zip(*(s.policy.model.parameters() for s in stages), strict=True)
@@ -155,8 +161,8 @@ def test_a_kl_of_the_wrong_sign_or_none_in_the_reward_is_found(kind, says, setti
 @pytest.mark.parametrize("estimator", ["k2", "k3", "k3_corrected"])
 def test_a_kl_of_the_wrong_sign_in_the_loss_is_found(estimator):
     stage = make(algorithm="grpo", kl={"coefficient": 0.1, "estimator": estimator})
-    accumulate = stage._accumulate
-    stage._accumulate = lambda *at: {**accumulate(*at), "loss": -accumulate(*at)["loss"]}
+    accumulate = stage.accumulate
+    stage.accumulate = lambda *at: {**accumulate(*at), "loss": -accumulate(*at)["loss"]}
     assert "wrong sign" in findings(stage)["KL sign"].message
 
 
@@ -230,7 +236,7 @@ def test_dropout_is_found(where):
         head = ScalarHead(64, zero=False, dropout=0.5)
         stage.reward = LearnedReward(Role(stage.policy.model, None, head), stage.encoder)
         head.train()
-    messages = [r.message for r in examine_stage(stage, PROMPTS) if isinstance(r, Finding)]
+    messages = [r.message for r in check_stage(stage, PROMPTS) if isinstance(r, Finding)]
     assert f"Dropout is on in the {where}." in messages and all("Dropout" in message for message in messages)
 
 
@@ -273,10 +279,7 @@ def test_a_learning_rate_lost_in_bfloat16_is_found():
 
     assert isinstance(examined([ones], 1e-3), Finding) and isinstance(examined([ones], 1e-2), Healthy)
     assert isinstance(examined([small], 1e-3), Healthy) and isinstance(examined([ones, small], 1e-3), Healthy)
-    assert isinstance(examined([ones], 1.0, torch.optim.SGD), doctor.Untold)
-    ones.grad = torch.full_like(ones, 1e-3)
-    assert isinstance(examined([ones], 1.0, torch.optim.SGD), Finding)
-    assert isinstance(examined([ones], 10.0, torch.optim.SGD), Healthy)
+    assert isinstance(examined([ones], 1.0, torch.optim.SGD), doctor.Unexamined)
     assert isinstance(doctor.lost_updates(LocalLearner([ones], OptimizerConfig(learning_rate=1e-6), 1).optimizer), Healthy)
 
 
@@ -285,14 +288,6 @@ def test_an_engine_that_does_not_stop_where_turns_end_is_found():
     stage = make()
     stage.engine.encoder = ChatEncoder(tiny_tokenizer(), (1, 40))
     assert findings(stage)["stop tokens"].message.startswith("Engine and learner end turns")
-
-
-def test_a_stop_token_masked_as_padding_is_found():
-    rollouts = [SimpleNamespace(response_ids=(7, 8, 1)), SimpleNamespace(response_ids=(9, 1))]
-    ids = torch.tensor([[7, 8, 1], [9, 1, 1]])
-    by_length = torch.tensor([[True, True, True], [True, True, False]])
-    assert isinstance(doctor.stop_counted(by_length, rollouts, 1), Healthy)
-    assert isinstance(doctor.stop_counted(ids != 1, rollouts, 1), Finding)
 
 
 @pytest.mark.parametrize(
@@ -326,7 +321,6 @@ def log(steps=10, **changes):
         row |= {"reward/proxy": 0.3 + 0.2 * n, "reward/proxy_std": 2.0, "reward/failed": 0.0, "grad_norm": 1.0}
         row |= {"response/stop_rate": 0.9, "response/length": 30.0, "policy/clip_fraction": 0.03, "policy/approximate_kl": 0.003}
         row |= {"policy/engine_gap": 0.04, "policy/first_ratio_deviation": 0.0}
-        row["reward/shaped"] = 0.2 * n / 2.0 - 0.5 * 0.1 - 0.04 * n
         rows.append(row)
         row.update({key: change(dict(row), n) for key, change in changes.items()})
     return rows
@@ -337,33 +331,29 @@ PLANTED = {
     "another reference": ({KL: lambda r, n: 4.0 + n, "reward/kl": lambda r, n: -0.05 * (4 + n)}, "reference"),
     "a reference that follows": ({KL: lambda r, n: 0.0, "reward/kl": lambda r, n: 0.0}, "shared weights"),
     "negative KL": ({KL: lambda r, n: -r[KL], "reward/kl": lambda r, n: 0.04 * n}, "KL sign"),
-    "another price": ({"reward/kl": lambda r, n: 0.04 * n}, "KL sign"),
-    "paid to leave": ({"reward/shaped": lambda r, n: r["reward/shaped"] + 0.08 * n}, "KL sign"),
-    "KL left out": ({"reward/shaped": lambda r, n: r["reward/shaped"] + 0.04 * n}, "KL sign"),
     "clipped": ({"policy/clip_fraction": lambda r, n: 0.5}, "epochs"),
     "moved far": ({"policy/approximate_kl": lambda r, n: 0.08}, "epochs"),
     "dropout": ({"policy/first_ratio_deviation": lambda r, n: 0.15}, "dropout"),
     "temperature": ({"policy/engine_gap": lambda r, n: 0.4}, "temperature"),
-    "cut off": ({"response/stop_rate": lambda r, n: 0.0, "reward/shaped": lambda r, n: None}, "stop tokens"),
+    "cut off": ({"response/stop_rate": lambda r, n: 0.0}, "stop tokens"),
     "endless": (
-        {"response/stop_rate": lambda r, n: 0.9 - 0.1 * n, "reward/shaped": lambda r, n: None},
+        {"response/stop_rate": lambda r, n: 0.9 - 0.1 * n},
         "empty or endless answers",
     ),
     "empty": ({"response/length": lambda r, n: max(1.0, 30.0 - 4 * n)}, "empty or endless answers"),
     "no score": ({"reward/proxy": lambda r, n: None}, "scores"),
-    "equal scores": ({"reward/proxy_std": lambda r, n: 0.0, "reward/shaped": lambda r, n: None}, "scores"),
+    "equal scores": ({"reward/proxy_std": lambda r, n: 0.0}, "scores"),
     "failed scores": ({"reward/failed": lambda r, n: 2.0}, "scores"),
     "heavy": (
-        {"kl/coefficient": lambda r, n: 10.0, "reward/kl": lambda r, n: -8.0 * n, "reward/shaped": lambda r, n: None},
+        {"kl/coefficient": lambda r, n: 10.0, "reward/kl": lambda r, n: -8.0 * n},
         "KL scale",
     ),
 }
 
 
-def test_a_healthy_log_raises_nothing_and_tells_the_sign():
+def test_a_healthy_log_raises_nothing():
     results = check_rows(log(), SETTINGS)
     assert [r for r in results if isinstance(r, Finding)] == []
-    assert any("-1.00 x coefficient" in r.evidence for r in results if isinstance(r, Healthy))
     assert not [r for r in check_rows(log(2), {}) + check_rows([{"step": 1}], {}) if isinstance(r, Finding)]
 
 
@@ -396,10 +386,10 @@ reward_source = "random"
 
 def test_a_recipe_is_examined_before_anything_is_trained(recipe, tmp_path):
     results = examine_recipe(recipe[0])["ppo"]
-    assert [r for r in results if isinstance(r, Finding)] == [] and sum(isinstance(r, Healthy) for r in results) >= 10
+    assert [r for r in results if isinstance(r, Finding)] == [] and sum(isinstance(r, Healthy) for r in results) >= 3
     waiting = recipe[0].model_dump(exclude_unset=True) | {"run": str(tmp_path / "run"), "reward": {}, "sft": {}}
     waiting["ppo"]["reward_source"] = "learned"
-    notes = [r.reason for r in examine_recipe(build(Recipe, waiting))["ppo"] if isinstance(r, doctor.Untold)]
+    notes = [r.reason for r in examine_recipe(build(Recipe, waiting))["ppo"] if isinstance(r, doctor.Unexamined)]
     assert any("the base model stands in" in note for note in notes) and any("random reward stands in" in note for note in notes)
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match="no stage that samples"):
@@ -409,7 +399,8 @@ def test_a_recipe_is_examined_before_anything_is_trained(recipe, tmp_path):
 def test_the_command_reads_recipes_and_runs_and_exits_with_2_on_an_error(recipe, tmp_path, capsys):
     config, path = recipe
     command(str(path), [])
-    assert "Nothing found." in capsys.readouterr().out
+    short = " ".join(capsys.readouterr().out.split())
+    assert re.fullmatch(r"Nothing found\. \d+ checks are healthy, \d+ could not be made \(--all lists them\)\.", short)
     run_recipe(config, ["ppo"])
     folder = f"{config.run}/ppo"
     told = [r for r in examine_run(Path(folder))["ppo"] if isinstance(r, Finding)]
@@ -423,7 +414,7 @@ def test_the_command_reads_recipes_and_runs_and_exits_with_2_on_an_error(recipe,
     (planted / "config.json").write_text(json.dumps({"ppo": SETTINGS}))
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
-        command(str(planted), [])
+        command(str(planted), [], everything=True)
     told = capsys.readouterr().out
     assert stop.value.code == 2 and told.index("The reference is not") < told.index("healthy")
     (tmp_path / "sft").mkdir()
@@ -435,7 +426,7 @@ def test_the_command_reads_recipes_and_runs_and_exits_with_2_on_an_error(recipe,
 def test_a_warning_is_no_error():
     warning = Finding("epochs", "warning", "Many [updates]", "50", "fewer")
     console = Console(record=True, width=120)
-    console.print(render({"ppo": [Healthy("bf16", "ok"), warning]}))
+    console.print(findings_table({"ppo": [Healthy("bf16", "ok"), warning]}))
     assert "0 errors, 1 warning" in (text := console.export_text()) and text.index("Many [updates]") < text.index("ok")
 
 

@@ -10,15 +10,14 @@ import numpy as np
 import pytest
 import scipy.stats
 
-from tether.assemble import Recipe
 from tether.core.config import build
-from tether.monitoring.doctor import Finding, Healthy, Untold
-from tether.monitoring.stillness import moved
+from tether.monitoring.doctor import Finding, Healthy, Unexamined
+from tether.monitoring.stillness import check_movement
 from tether.monitoring.trends import drift
 from tether.monitoring.watch import Watch, replay
-from tether.pipelines.examine import examine_run
-from tether.pipelines.journey import run_recipe
 from tether.report.page import write_report
+from tether.run.doctor import examine_run
+from tether.run.recipe import Recipe, run_recipe
 
 pytestmark = pytest.mark.audit
 KL = "kl/policy_reference_k1"
@@ -65,7 +64,7 @@ def pair_log(seed: int, updates: int, margin: float, beta: float = 0.1):
 
 
 def share_found(logs, settings=None) -> float:
-    results = [moved(rows, settings or {})[0] for rows in logs]
+    results = [check_movement(rows, settings or {}) for rows in logs]
     return sum(isinstance(result, Finding) for result in results) / len(results)
 
 
@@ -106,24 +105,35 @@ def test_margins_at_0_are_found_and_small_ones_left_alone():
         assert all(share_found([rows], settings) for rows, settings in dead)
         assert sum(share_found([rows], settings) for rows, settings in slow) <= 4
     rows, settings = pair_log(0, 6, 0.013)
-    (finding,) = moved(rows, settings)
+    finding = check_movement(rows, settings)
+    assert isinstance(finding, Finding)
     assert "0.008" in finding.evidence and "6 steps" in finding.evidence and "learning_rate" in finding.advice
     verdicts = [{"step": r["step"], "reward_desirable": r["margin"], "reward_undesirable": 0.0} for r in rows]
-    assert isinstance(moved(verdicts, {"beta": 0.1})[0], Finding)
-    assert not isinstance(moved(rows, {"loss": "simpo", "beta": 2.5})[0], Finding)  # its margins are no log ratios
+    assert isinstance(check_movement(verdicts, {"beta": 0.1}), Finding)
+    assert not isinstance(check_movement(rows, {"loss": "simpo", "beta": 2.5}), Finding)  # its margins are no log ratios
 
 
 def test_a_held_out_loss_speaks_for_demonstrations():
     rows = [{"step": n, "loss": 2.0 + (-1) ** n * 0.4, "learning_rate": 1e-6} for n in range(1, 9)]
-    assert isinstance(moved(rows, {}, {"eval_loss_before": 2.0, "eval_loss": 1.999})[0], Finding)
-    assert isinstance(moved(rows, {}, {"eval_loss_before": 2.0, "eval_loss": 1.96})[0], Healthy)
-    assert isinstance(moved(rows, {})[0], Untold)
+    assert isinstance(check_movement(rows, {}, {"eval_loss_before": 2.0, "eval_loss": 1.999}), Finding)
+    assert isinstance(check_movement(rows, {}, {"eval_loss_before": 2.0, "eval_loss": 1.96}), Healthy)
+    assert isinstance(check_movement(rows, {}), Unexamined)
+
+
+def test_a_reward_model_that_beats_a_coin_for_sure_has_moved():
+    """Its loss of one epoch, new pairs in every update, may show no trend: a real one of 66% accuracy did not."""
+    noise = np.random.default_rng(3).normal(size=(64, 2))
+    rows = [{"step": n + 1, "loss": 0.66 + 0.1 * a, "accuracy": 0.62 + 0.1 * b} for n, (a, b) in enumerate(noise)]
+    at_rest, learned = ({"heldout_accuracy": {"value": v, "low": v - 0.07, "high": v + 0.07}} for v in (0.53, 0.64))
+    assert isinstance(check_movement(rows, {}), Finding) and isinstance(check_movement(rows, {}, at_rest), Finding)
+    healthy = check_movement(rows, {}, learned)
+    assert isinstance(healthy, Healthy) and "64.0% of held-out pairs" in healthy.evidence
 
 
 def test_nobody_is_judged_in_the_warm_up_or_after_a_few_steps():
     rising = [{**row, "learning_rate": 1e-7 * row["step"]} for row in sampled_log(0, 40, 64, kl=0.0001)]
-    assert isinstance(moved(rising, {})[0], Untold) and isinstance(moved(rising[:5], {})[0], Untold)
-    assert isinstance(moved([], {})[0], Untold)
+    assert isinstance(check_movement(rising, {}), Unexamined) and isinstance(check_movement(rising[:5], {}), Unexamined)
+    assert isinstance(check_movement([], {}), Unexamined)
 
 
 def live(rows) -> list[int]:

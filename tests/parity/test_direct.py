@@ -178,6 +178,6 @@ def test_kto(policy, reference, tmp_path):
         ids = {"prompt_ids": list(prompt), "completion_ids": list(answer), "KL_completion_ids": list(others[prompt])}
         examples.append({**ids, "label": desirable})
     theirs = trainer.compute_loss(trainer.model, trainer.data_collator(examples))
-    same((loss, stage.policy.model), (theirs, trainer.model))
+    same((loss, stage.role.model), (theirs, trainer.model))
     assert (z0 > 0) == (policy == 7)
     assert trainer._metrics["train"]["kl"] == [pytest.approx(z0, rel=1e-5, abs=1e-6)]

@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tether.assemble import encoder_of, save_trained
-from tether.assemble.roles import load_trained
 from tether.core.types import assistant, user
 from tether.data.batches import make_batch
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
-from tether.models.loading import add_adapter, load_model
+from tether.models.loading import add_adapter
 from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
-from tether.pipelines.exporting import export_model
+from tether.run.export import export_model
+from tether.run.models import open_model
+from tether.run.roles import encoder_of, load_trained, save_trained
 
 trl = pytest.importorskip("trl", minversion="1.16")
 
@@ -31,7 +31,7 @@ def test_trl_scores_completions_as_tether_does(tmp_path, tail):
     tokenizer = tiny_tokenizer()
     tokenizer.pad_token, tokenizer.chat_template = tokenizer.eos_token, TEMPLATE.replace("<|end|>{% end", f"<|end|>{tail}{{% end")
     tokenizer.save_pretrained(tmp_path / "base")
-    loaded = load_model(ModelConfig(source=str(tmp_path / "base"), dtype="float32", system_prompt="Be brief."))
+    loaded = open_model(ModelConfig(source=str(tmp_path / "base"), dtype="float32", system_prompt="Be brief."))
     role = Role(add_adapter(loaded.model, "reward", LoraConfig(rank=4), seed=1), "reward", ScalarHead(64, zero=False))
     torch.manual_seed(3)
     for parameter in role.parameters():

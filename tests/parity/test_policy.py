@@ -14,9 +14,9 @@ from tether.data.chat import ChatEncoder
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
-from tether.stages.experience import gather
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
+from tether.stages.rollouts import gather
 
 trl = pytest.importorskip("trl", minversion="1.16")
 
@@ -53,7 +53,7 @@ def ours(**settings):
     experience.advantages, _ = stage.advantages(experience)
     experience.weights = stage.weights(experience)
     tokens = int(experience.mask.sum())
-    loss = sum(stage._accumulate(experience, n, tokens)["loss"] for n in range(len(experience.batches)))
+    loss = sum(stage.accumulate(experience, n, tokens)["loss"] for n in range(len(experience.batches)))
     return stage, experience, loss
 
 

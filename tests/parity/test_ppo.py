@@ -25,9 +25,9 @@ from tether.data.chat import ChatEncoder
 from tether.models.heads import ScalarHead
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
-from tether.stages.experience import gather
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
+from tether.stages.rollouts import gather
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".bench" / "trl-ppo" / "bin" / "python"
@@ -135,7 +135,7 @@ def test_a_whole_step(whole):
     close(experience.advantages * sample_deviation, kept["rollout/advantages"])
     experience.advantages = experience.advantages * sample_deviation
     for number in range(len(experience.batches)):
-        stage._accumulate(experience, number, tokens)
+        stage.accumulate(experience, number, tokens)
     found = {f"policy.{n}": p.grad for n, p in stage.policy.model.named_parameters()}
     found |= {f"value_model.{n}": p.grad for n, p in stage.value.model.named_parameters() if not n.startswith("lm_head")}
     found["value_model.score.weight"] = stage.value.head.linear.weight.grad

@@ -13,8 +13,6 @@ from tether.core.errors import DataError
 from tether.preferences.aggregation import bradley_terry, dawid_skene, majority
 from tether.preferences.votes import Vote
 
-pytest.importorskip("crowdkit", reason="needs the `preferences` extra")
-
 NOISY = [0.95, 0.9, 0.7, 0.6, 0.55, "random", "random"]
 
 

@@ -11,11 +11,12 @@ from tests.preferences.test_importing import lines
 from tether.core.errors import ConfigError, DataError
 from tether.core.types import assistant, user
 from tether.data.sources import Quarantine
-from tether.preferences.answers import ask, import_answers, read_answers
+from tether.preferences.answers import ask_pairs, import_answers, read_answers
 from tether.preferences.exchange import comparisons, votes
 from tether.preferences.importing import format_of
 from tether.preferences.pairs import PairsConfig
-from tether.preferences.work import Verdict, Work
+from tether.preferences.votes import Opinion
+from tether.preferences.work import Work
 
 SAMPLING = {"temperature": 0.7}
 OBJECT = {"text": "b", "model": "other", "score": 2, "seed": 5}
@@ -56,15 +57,15 @@ def test_scores_given_again_replace_and_everything_else_stays(store, tmp_path):
     path = lines(tmp_path / "a.jsonl", rows)
     assert import_answers(store, read_answers(path)).answers == 12
     with pytest.raises(ConfigError, match="needs score"):
-        ask(store, PairsConfig(strategy="uncertain"))
+        ask_pairs(store, PairsConfig(strategy="uncertain"))
     scored = [{**row, "model": "n", "scores": [0.0, 0.1 * n, 9.0]} for n, row in enumerate(rows)]
     assert import_answers(store, read_answers(lines(tmp_path / "b.jsonl", scored))).answers == 0
-    assert ask(store, PairsConfig(strategy="uncertain", num_pairs=2, overlap=2), round="r") == 2
+    assert ask_pairs(store, PairsConfig(strategy="uncertain", num_pairs=2, overlap=2), round="r") == 2
     work, (name,) = Work(store), people(store, 1)
     shown = []
     while held := work.next(name):
         shown.append({m.content for side in held.sides for m in side})
-        work.judge(held.assignment, name, Verdict("first"))
+        work.judge(held.assignment, name, Opinion("first"))
     assert shown == [{"0 0", "1 0"}, {"0 1", "1 1"}]  # the nearest scores, the nearest first
 
 
@@ -73,20 +74,20 @@ def test_a_score_that_is_given_alone_replaces_the_members_before(store, tmp_path
     for scores in ({"members": [[0, 0], [0, 0]]}, {"members": [[0, 0], [1, 1]]}), ({"scores": [0, 9]}, {"scores": [4, 4]}):
         told = [{**row, **some} for row, some in zip(rows, scores, strict=True)]
         import_answers(store, read_answers(lines(tmp_path / "a.jsonl", told)))
-    ask(store, PairsConfig(strategy="uncertain", num_pairs=1))
+    ask_pairs(store, PairsConfig(strategy="uncertain", num_pairs=1))
     held = Work(store).next(people(store, 1)[0])
     assert held.prompt == (user("p1"),)  # the members said p0
     with pytest.raises(ConfigError, match="needs members"):
-        ask(store, PairsConfig(strategy="information"))
+        ask_pairs(store, PairsConfig(strategy="information"))
 
 
 def test_the_id_of_a_row_makes_no_group_of_its_own(store, tmp_path):
     rows = [{"id": f"row {n}", "prompt": f"p{n}", "responses": ["x", "y"], "topic": "law"} for n in range(3)]
     import_answers(store, read_answers(lines(tmp_path / "a.jsonl", rows)))
-    ask(store, PairsConfig(num_pairs=3))
+    ask_pairs(store, PairsConfig(num_pairs=3))
     work, (name,) = Work(store), people(store, 1)
     while held := work.next(name):
-        work.judge(held.assignment, name, Verdict("first"))
+        work.judge(held.assignment, name, Opinion("first"))
     assert [vote.slices for vote in votes(store)] == [{"strategy": "random", "topic": "law"}] * 3
     assert {row.metadata["chosen_details"]["id"] for row in comparisons(store)} == {"row 0", "row 1", "row 2"}
 
@@ -94,5 +95,5 @@ def test_the_id_of_a_row_makes_no_group_of_its_own(store, tmp_path):
 def test_no_pair_is_asked_twice_and_in_the_end_there_are_none_left(store, tmp_path):
     rows = [{"prompt": f"p{n}", "responses": [f"{k} {n}" for k in range(3)]} for n in range(4)]
     import_answers(store, read_answers(lines(tmp_path / "a.jsonl", rows)))
-    counts = [ask(store, PairsConfig(num_pairs=5, seed=n), round=str(n)) for n in range(4)]
+    counts = [ask_pairs(store, PairsConfig(num_pairs=5, seed=n), round=str(n)) for n in range(4)]
     assert counts == [5, 5, 2, 0] and store.counts()["tasks"] == 4 * len(list(itertools.combinations(range(3), 2)))

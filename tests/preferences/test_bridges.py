@@ -14,10 +14,10 @@ from tether.core.errors import DataError
 from tether.core.types import assistant, user
 from tether.data.sources import Quarantine
 from tether.preferences.exchange import cases, comparisons, votes
-from tether.preferences.exporting import export
+from tether.preferences.exporting import export_labels
 from tether.preferences.importing import format_of, import_cases, read_cases
 from tether.preferences.store import Store
-from tether.preferences.work import Verdict
+from tether.preferences.votes import Opinion
 
 STATES = ("open", "done", "expert", "settled")
 
@@ -64,10 +64,10 @@ def test_tasks_of_label_studio_bring_their_judgments(tmp_path):
         "id": "label-studio:7",
         "metadata": {"topic": "law"},
     }
-    assert [(s.annotator, s.choice, s.strength, s.seconds) for s in first.said] == [
+    assert [(s.annotator, s.choice, s.strength, s.seconds) for s in first.opinions] == [
         ("label-studio-10", "second", None, 4.25), ("ada@example.org", "both_bad", 2, 4.25),
     ]  # fmt: skip
-    assert second.first.prompt == (user("q"),) and second.said == ()
+    assert second.first.prompt == (user("q"),) and second.opinions == ()
     assert bad.count == 2 and set(bad.reasons) == {"unknown fields", "no verdict"}
 
 
@@ -103,12 +103,12 @@ def test_records_of_argilla_bring_their_judgments(tmp_path):
     path.write_text(json.dumps(RECORDS))
     assert format_of(path) == "argilla"
     first, second = read_cases(path, quarantine=bad)
-    assert [(s.annotator, s.choice) for s in first.said] == [("u1", "second"), ("u2", "tie"), ("u3", "first")]
+    assert [(s.annotator, s.choice) for s in first.opinions] == [("u1", "second"), ("u2", "tie"), ("u3", "first")]
     assert first.details == {"id": "r1", "metadata": {"topic": "law"}}
-    assert second.first.prompt == (user("q"),) and [s.choice for s in second.said] == ["second", "tie"]
+    assert second.first.prompt == (user("q"),) and [s.choice for s in second.opinions] == ["second", "tie"]
     assert bad.reasons == {"no verdict": 1}
     (flat,) = read_cases(lines(tmp_path / "hub.jsonl", [FLAT]))
-    assert [(s.annotator, s.choice) for s in flat.said] == [("u1", "second")] and flat.details == first.details
+    assert [(s.annotator, s.choice) for s in flat.opinions] == [("u1", "second")] and flat.details == first.details
 
 
 def test_an_annotation_that_cannot_be_read_leaves_the_others(tmp_path):
@@ -116,13 +116,13 @@ def test_an_annotation_that_cannot_be_read_leaves_the_others(tmp_path):
     odd = [annotation(1, result=word("unsure")), annotation(2, result=side("left")), damaged]
     rows, bad = [{"id": 1, "data": STUDIO[0]["data"], "annotations": odd}], Quarantine()
     (case,) = read_cases(lines(tmp_path / "studio.jsonl", rows), quarantine=bad)
-    assert [(s.annotator, s.choice) for s in case.said] == [("label-studio-2", "first")]
+    assert [(s.annotator, s.choice) for s in case.opinions] == [("label-studio-2", "first")]
     assert bad.reasons == {"one judgment only, no verdict": 1, "one judgment only, not a number": 1}
     values = [["response1"], [{"value": "response1", "rank": "x"}, {"value": "response2"}], ["response2", "response1"]]
     given = [{"value": value, "user_id": f"u{n}"} for n, value in enumerate(values)]
     rows, bad = [{**RECORDS[0], "responses": {"ranking": given}}], Quarantine()
     (case,) = read_cases(lines(tmp_path / "argilla.jsonl", rows), quarantine=bad)
-    assert [(s.annotator, s.choice) for s in case.said] == [("u2", "second")]
+    assert [(s.annotator, s.choice) for s in case.opinions] == [("u2", "second")]
     assert bad.reasons == {"one judgment only, unreadable verdict": 1, "one judgment only, not a number": 1}
 
 
@@ -142,7 +142,7 @@ def test_an_annotation_was_made_when_label_studio_says(store, clock, tmp_path, w
 @pytest.mark.parametrize("target", ["label-studio", "argilla"])
 def test_details_that_are_none_are_refused_with_their_task(store, tmp_path, target):
     judged(store, "first", details={"metadata": {"topic": "law"}})
-    export(store, tmp_path / "tasks.json", target)
+    export_labels(store, tmp_path / "tasks.json", target)
     text = (tmp_path / "tasks.json").read_text()
     (tmp_path / "tasks.json").write_text(re.sub(r"""\{\\?"topic\\?": \\?"law\\?"\}""", "5", text))
     bad = Quarantine()
@@ -153,7 +153,7 @@ def test_details_that_are_none_are_refused_with_their_task(store, tmp_path, targ
 
 def test_people_of_a_tool_join_those_of_the_store(store, tmp_path):
     judged(store, "first", needed=2)
-    export(store, tmp_path / "tasks.json", "label-studio", unfinished=True)
+    export_labels(store, tmp_path / "tasks.json", "label-studio", unfinished=True)
     (task,) = json.loads((tmp_path / "tasks.json").read_text())
     # As the tool gives it back: with its user's own annotation beside ours.
     shown = "left" if task["data"]["answer1"] == "0 of 0" else "right"
@@ -162,7 +162,7 @@ def test_people_of_a_tool_join_those_of_the_store(store, tmp_path):
     assert (found.judgments, found.repeated) == (1, 1)
     check(store)
     (case,) = cases(store, names=True)
-    assert [(s.annotator, s.choice) for s in case.said] == [("annotator 0", "first"), ("ls-ada@example.org", "first")]
+    assert [(s.annotator, s.choice) for s in case.opinions] == [("annotator 0", "first"), ("ls-ada@example.org", "first")]
 
 
 def test_fields_of_other_names_are_told(tmp_path):
@@ -176,10 +176,10 @@ def test_fields_of_other_names_are_told(tmp_path):
 @pytest.mark.parametrize("target", ["label-studio", "argilla"])
 def test_cases_come_back_as_they_went(store, tmp_path, target):
     awkward(store)
-    judged(store, Verdict("first", strength=3, seconds=2.0), "second", experts=["tie"])
+    judged(store, Opinion("first", strength=3, seconds=2.0), "second", experts=["tie"])
     judged(store, "first", needed=2)
     judged(store)
-    written = export(store, tmp_path / "tasks.json", target, unfinished=True, names=True)
+    written = export_labels(store, tmp_path / "tasks.json", target, unfinished=True, names=True)
     assert written == store.counts()["tasks"] == 7 and format_of(tmp_path / "tasks.json") == target
     other = Store(tmp_path / "other.db")
     import_cases(other, read_cases(tmp_path / "tasks.json"))
@@ -187,7 +187,7 @@ def test_cases_come_back_as_they_went(store, tmp_path, target):
 
     def plainly(one):
         rows = cases(one, states=STATES, names=True)
-        said = lambda case: [(s.annotator, s.choice, s.strength, s.role) for s in case.said]  # noqa: E731
+        said = lambda case: [(s.annotator, s.choice, s.strength, s.role) for s in case.opinions]  # noqa: E731
         return {case.item: (case.first, case.second, said(case), case.state, case.needed, case.strategy) for case in rows}
 
     one, two = plainly(store), plainly(other)
@@ -196,8 +196,8 @@ def test_cases_come_back_as_they_went(store, tmp_path, target):
 
 
 def test_written_tasks_have_the_form_of_their_tool(store, tmp_path):
-    sides = [judged(store, "first", "first", Verdict("second", strength=2)) for _ in range(12)]
-    export(store, tmp_path / "studio.json", "label-studio")
+    sides = [judged(store, "first", "first", Opinion("second", strength=2)) for _ in range(12)]
+    export_labels(store, tmp_path / "studio.json", "label-studio")
     tasks, places = json.loads((tmp_path / "studio.json").read_text()), []
     for task, (first, second) in zip(tasks, sides, strict=True):
         places.append("left" if task["data"]["answer1"] == first.response[0].content else "right")
@@ -207,7 +207,7 @@ def test_written_tasks_have_the_form_of_their_tool(store, tmp_path):
         assert {task["data"]["answer1"], task["data"]["answer2"]} == {first.response[0].content, second.response[0].content}
         assert all("completed_by" not in a for a in task["annotations"])  # an unknown user would be refused there
     assert len(set(places)) == 2  # Label Studio shows all people the same side, so it is drawn for each pair
-    export(store, tmp_path / "argilla.json", "argilla")
+    export_labels(store, tmp_path / "argilla.json", "argilla")
     for record, (first, _) in zip(json.loads((tmp_path / "argilla.json").read_text()), sides, strict=True):
         name = next(name for name, text in record["fields"].items() if text == first.response[0].content)
         assert [r["value"] for r in record["responses"]["preference"][:2]] == [name, name]
@@ -219,7 +219,7 @@ def test_written_tasks_have_the_form_of_their_tool(store, tmp_path):
 
 def test_damaged_tasks_are_set_aside(store, tmp_path):
     judged(store, "first")
-    export(store, tmp_path / "tasks.json", "label-studio")
+    export_labels(store, tmp_path / "tasks.json", "label-studio")
     (task,) = json.loads((tmp_path / "tasks.json").read_text())
     del task["data"]["tether"]["answers"][1]
     rows = [task, {"data": 3, "annotations": []}, {"data": STUDIO[0]["data"], "annotations": [3]}]

@@ -12,9 +12,10 @@ from tether.core.errors import ConfigError
 from tether.core.types import Annotation, Comparison, Message, assistant, user
 from tether.data.sources import Quarantine, read
 from tether.preferences.exchange import cases, comparisons, gold_answers, votes
-from tether.preferences.exporting import export
+from tether.preferences.exporting import export_labels
 from tether.preferences.store import Answer, Question, StoreError
-from tether.preferences.work import Verdict, Work
+from tether.preferences.votes import Opinion
+from tether.preferences.work import Work
 
 
 def judged(store, *said, needed=None, experts=(), **question):
@@ -38,7 +39,7 @@ def judged(store, *said, needed=None, experts=(), **question):
     for role, verdicts in (("annotator", said), ("expert", experts)):
         for name, verdict in zip(people(store, max(1, len(verdicts)), role), verdicts, strict=False):
             held = work.next(name)
-            work.judge(held.assignment, name, verdict if isinstance(verdict, Verdict) else Verdict(verdict))
+            work.judge(held.assignment, name, verdict if isinstance(verdict, Opinion) else Opinion(verdict))
     return sides
 
 
@@ -68,7 +69,7 @@ def test_labels_are_what_the_votes_say(store, how, said, expected):
 
 
 def test_an_expert_wins_over_any_number_of_votes(store):
-    sides = judged(store, "first", "second", experts=[Verdict("second", strength=2)])
+    sides = judged(store, "first", "second", experts=[Opinion("second", strength=2)])
     (found,) = comparisons(store, "soft")
     assert found.chosen == sides[1].response and found.probability == 1.0 and not found.tie
     assert found.margin == 2.0 and found.metadata["settled_by"] == "annotator-3"
@@ -76,9 +77,9 @@ def test_an_expert_wins_over_any_number_of_votes(store):
 
 
 def test_margins_are_mean_strengths_where_all_gave_one(store):
-    judged(store, Verdict("first", strength=3), Verdict("first", strength=1), Verdict("second", strength=1))
-    judged(store, Verdict("first", strength=3), Verdict("first"))
-    judged(store, Verdict("second", strength=1), Verdict("second", strength=1), Verdict("first", strength=3))
+    judged(store, Opinion("first", strength=3), Opinion("first", strength=1), Opinion("second", strength=1))
+    judged(store, Opinion("first", strength=3), Opinion("first"))
+    judged(store, Opinion("second", strength=1), Opinion("second", strength=1), Opinion("first", strength=3))
     margins = [c.margin for c in comparisons(store)]
     assert margins == [pytest.approx(1.0), None, None]  # the last one's strengths contradict its votes
 
@@ -99,7 +100,7 @@ def test_provenance_guidelines_and_details_go_along(store):
     store.set_guidelines("be kind")
     judged(
         store,
-        Verdict("second", guidelines=1),
+        Opinion("second", guidelines=1),
         round="r1",
         strategy="uncertain",
         details={"id": "x7", "metadata": {"topic": "law"}},
@@ -114,7 +115,7 @@ def test_provenance_guidelines_and_details_go_along(store):
 
 
 def test_votes_are_undone_sides_and_name_the_pair(store):
-    first, second = judged(store, Verdict("first", strength=2, seconds=9.0), "second", "both_bad", strategy="random")
+    first, second = judged(store, Opinion("first", strength=2, seconds=9.0), "second", "both_bad", strategy="random")
     low, high = sorted((first.id, second.id))
     found = list(votes(store))
     assert {vote.item for vote in found} == {f"{first.prompt_id}/{low}/{high}"}
@@ -122,7 +123,7 @@ def test_votes_are_undone_sides_and_name_the_pair(store):
     assert [vote.value for vote in found] == [2.0 * sign, "second" if sign > 0 else "first", "both_bad"]
     assert found[0].seconds == 9.0 and found[1].seconds is None and found[0].slices == {"strategy": "random"}
     held = {case.item: case for case in cases(store, states=("expert",))}[found[0].item]
-    lefts = [said.left if sign > 0 else {"first": "second", "second": "first"}[said.left] for said in held.said]
+    lefts = [said.left if sign > 0 else {"first": "second", "second": "first"}[said.left] for said in held.opinions]
     assert [vote.shown_left for vote in found] == lefts
 
 
@@ -136,7 +137,7 @@ def awkward(store):
         details={"metadata": {"topic": "a\nb", "tie": "yes", "n": 3, "deep": {"k": [1]}, "list": ["u"]}},
     )
     judged(store, "tie", "both_bad", "both_bad")
-    judged(store, Verdict("second", strength=1, comment="Ada says so", ratings={"helpful": 4}), experts=[])
+    judged(store, Opinion("second", strength=1, comment="Ada says so", ratings={"helpful": 4}), experts=[])
     turns = (
         Message("system", "be «brief»"),
         user('[{"role": "user"}] \u2028 Human: x\n\nAssistant:'),
@@ -150,7 +151,7 @@ def awkward(store):
     store.add_answers(sides)
     store.add_questions([Question(sides[0].prompt_id, sides[0].id, sides[1].id)])
     work, name = Work(store), people(store, 1)[0]
-    work.judge(work.next(name).assignment, name, Verdict("second"))
+    work.judge(work.next(name).assignment, name, Opinion("second"))
 
 
 def unnested(comparison: Comparison) -> Comparison:
@@ -165,7 +166,7 @@ def unnested(comparison: Comparison) -> Comparison:
 def test_the_house_reads_back_exactly_what_was_written(store, tmp_path, name, how):
     awkward(store)
     wanted = list(comparisons(store, how))
-    assert export(store, tmp_path / name, name.partition(".")[2], how=how) == len(wanted) == 4
+    assert export_labels(store, tmp_path / name, name.partition(".")[2], how=how) == len(wanted) == 4
     quarantine = Quarantine()
     found = list(read(tmp_path / name, Comparison, quarantine=quarantine))
     assert quarantine.count == 0
@@ -180,12 +181,12 @@ def test_no_export_has_a_name_a_comment_or_a_secret(store, tmp_path, target):
     session = store.enter(secret)
     kept = [row.invitation for row in store.annotators()]
     path = tmp_path / "out.file"
-    export(store, path, target, unfinished=True)
+    export_labels(store, path, target, unfinished=True)
     written = path.read_bytes()
     for word in ("annotator 0", "Ada says so", secret, session, *filter(None, kept)):
         assert word.encode() not in written
     assert b"annotator-1" in written
-    export(store, path, target, names=True)
+    export_labels(store, path, target, names=True)
     assert b"annotator 0" in path.read_bytes() and secret.encode() not in path.read_bytes()
 
 
@@ -194,9 +195,9 @@ def test_a_failed_export_leaves_the_old_file_and_nothing_beside_it(store, tmp_pa
     path.write_text("before")
     filled(store)
     with pytest.raises(StoreError, match="nothing to export"):
-        export(store, path)
+        export_labels(store, path)
     with pytest.raises(ConfigError, match="exported as"):
-        export(store, path, "xlsx")
+        export_labels(store, path, "xlsx")
     with pytest.raises(ConfigError, match="labels are made by"):
         list(comparisons(store, "mean"))
     assert path.read_text() == "before" and {p.name for p in tmp_path.iterdir()} <= {
@@ -210,11 +211,11 @@ def test_a_failed_export_leaves_the_old_file_and_nothing_beside_it(store, tmp_pa
 def test_rows_carry_every_vote_with_what_belongs_to_it(store, tmp_path):
     first, _ = judged(
         store,
-        Verdict("first", strength=1, ratings={"helpful/first": 5, "true": 2}, seconds=3.5, guidelines=2),
+        Opinion("first", strength=1, ratings={"helpful/first": 5, "true": 2}, seconds=3.5, guidelines=2),
         "both_bad",
         "first",
     )
-    export(store, tmp_path / "out.jsonl", names=True)
+    export_labels(store, tmp_path / "out.jsonl", names=True)
     row = json.loads((tmp_path / "out.jsonl").read_text())
     votes_of = row["annotations"]
     assert votes_of[0] | {"left": None} == {

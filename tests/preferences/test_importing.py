@@ -13,12 +13,13 @@ from tests.preferences.test_work import check
 from tether.core.errors import DataError
 from tether.core.types import Comparison, assistant, user
 from tether.data.sources import Quarantine, read
-from tether.preferences.exchange import Case, Said, cases, comparisons, gold_answers, votes, workload
-from tether.preferences.exporting import export
-from tether.preferences.importing import import_cases, plain, read_cases
+from tether.preferences.exchange import Case, cases, comparisons, gold_answers, votes, workload
+from tether.preferences.exporting import export_labels
+from tether.preferences.importing import import_cases, json_safe, read_cases
 from tether.preferences.store import Answer, Question, Store, StoreError
 from tether.preferences.tables import ResponseRow, TaskRow
-from tether.preferences.work import Verdict, Work
+from tether.preferences.votes import Opinion
+from tether.preferences.work import Work
 
 
 def said(**preferences):
@@ -53,7 +54,7 @@ def test_votes_become_judgments_and_pairs_without_any_are_asked(store, tmp_path)
     store.invite("Ada")
     held = work.next(name)
     assert {m.content for side in held.sides for m in side} == {"d", "e"}
-    work.judge(held.assignment, name, Verdict("first"))
+    work.judge(held.assignment, name, Opinion("first"))
     (asked,) = [c for c in comparisons(store) if c.prompt == (user("q"),)]
     assert asked.metadata["topic"] == "law" and {asked.metadata["chosen_model"], asked.metadata["rejected_model"]} == {"m1", "m2"}
     assert asked.metadata["chosen_model"] == ("m1" if asked.chosen == (assistant("d"),) else "m2")
@@ -93,7 +94,7 @@ def test_labels_of_a_file_count_as_judgments_or_as_known_answers(store, tmp_path
     found = list(comparisons(store))
     assert len(found) == 20 and [c.tie for c in found] == [n == 3 for n in range(20)]
     assert all("good" in c.chosen[0].content for c in found if not c.tie)
-    sides = Counter(case.said[0].choice for case in cases(store))
+    sides = Counter(case.opinions[0].choice for case in cases(store))
     assert sides["first"] > 3 < sides["second"]  # which side is better cannot be told from where it lies
     import_cases(store, read_cases(path, gold=True), round="gold")
     known = gold_answers(store)
@@ -107,16 +108,16 @@ def test_a_store_copied_through_a_file_says_the_same(store, tmp_path):
     for name in people(store, 2):
         while held := work.next(name):
             work.judge(
-                held.assignment, name, Verdict("first" if held.task % 2 else "both_bad", strength=2 if held.task % 2 else None)
+                held.assignment, name, Opinion("first" if held.task % 2 else "both_bad", strength=2 if held.task % 2 else None)
             )
     for name in people(store, 1, "expert")[:1]:
         while held := work.next(name):
-            work.judge(held.assignment, name, Verdict("second"))
-    export(store, tmp_path / "one.jsonl", names=True)
+            work.judge(held.assignment, name, Opinion("second"))
+    export_labels(store, tmp_path / "one.jsonl", names=True)
     other = Store(tmp_path / "other.db")
     import_cases(other, read_cases(tmp_path / "one.jsonl"))
     check(other)
-    export(other, tmp_path / "two.jsonl", names=True)
+    export_labels(other, tmp_path / "two.jsonl", names=True)
     one, two = (sorted(read(tmp_path / f"{n}.jsonl", Comparison), key=lambda c: c.id) for n in ("one", "two"))
     assert [(c.chosen if not c.tie else None, c.probability, c.tie, c.margin, c.annotations) for c in one] == [
         (c.chosen if not c.tie else None, c.probability, c.tie, c.margin, c.annotations) for c in two
@@ -131,7 +132,7 @@ def everything(store, names=True):
     found = {}
     for case in cases(store, states=("open", "done", "expert", "settled"), names=names):
         text = {"first": case.first.response, "second": case.second.response}
-        for s in case.said:
+        for s in case.opinions:
             rated = {(name.rpartition("/")[0], text.get(name.rpartition("/")[2])): value for name, value in s.ratings.items()}
             beside = (s.strength, rated, s.seconds, s.guidelines, text.get(s.left), s.at, s.role, case.state, case.needed)
             found[case.item, s.annotator] = (text.get(s.choice, s.choice), *beside)
@@ -152,10 +153,10 @@ def worked(store, clock):
             choice = ("first", "both_bad", "second", "tie")[(held.task + turn * (held.task % 3)) % 4]
             rated = {"kind/first": held.task % 5 + 1, "kind/second": turn + 1, "true": 2}
             sure = held.task % 3 + 1 if choice in ("first", "second") else None
-            work.judge(held.assignment, name, Verdict(choice, strength=sure, ratings=rated, seconds=2.5 + turn, guidelines=turn))
+            work.judge(held.assignment, name, Opinion(choice, strength=sure, ratings=rated, seconds=2.5 + turn, guidelines=turn))
     expert = next(row.id for row in store.annotators() if row.name == "Zoe")
     held = work.next(expert)
-    work.judge(held.assignment, expert, Verdict("first", strength=3, ratings={"kind/second": 5}))
+    work.judge(held.assignment, expert, Opinion("first", strength=3, ratings={"kind/second": 5}))
     return work
 
 
@@ -167,7 +168,7 @@ def test_what_comes_back_into_its_own_store_is_known_already(store, clock, tmp_p
     worked(store, clock)
     before, counts = everything(store), store.counts()
     path = tmp_path / ("out.parquet" if target == "parquet" else "out.json")
-    export(store, path, target, unfinished=True)
+    export_labels(store, path, target, unfinished=True)
     found = import_cases(store, read_cases(path), prefix="tool-")
     assert (found.tasks, found.judgments, found.repeated) == (0, 0, 13) and counts["judgments"] == 13
     assert store.counts() == counts and everything(store) == before
@@ -179,7 +180,7 @@ def test_what_comes_back_into_its_own_store_is_known_already(store, clock, tmp_p
 def test_another_store_gets_all_that_belongs_to_a_judgment(store, clock, tmp_path, target, names):
     worked(store, clock)
     path = tmp_path / ("out.parquet" if target == "parquet" else "out.json")
-    export(store, path, target, unfinished=True, names=names)
+    export_labels(store, path, target, unfinished=True, names=names)
     other = Store(tmp_path / "other.db")
     other.invite("Somebody else")  # number 1 here
     found = import_cases(other, read_cases(path))
@@ -187,13 +188,13 @@ def test_another_store_gets_all_that_belongs_to_a_judgment(store, clock, tmp_pat
     assert found.judgments == 13 and everything(other) == everything(store, names)
     with other.reading() as session:
         assert not any("store" in task.details for task in session.execute(select(TaskRow)).scalars())
-    export(other, tmp_path / "again.jsonl", unfinished=True)
+    export_labels(other, tmp_path / "again.jsonl", unfinished=True)
     assert store.id not in (tmp_path / "again.jsonl").read_text()
 
 
 def test_one_vote_that_cannot_be_read_leaves_the_others(store, clock, tmp_path):
     worked(store, clock)
-    export(store, tmp_path / "out.jsonl", unfinished=True, names=True)
+    export_labels(store, tmp_path / "out.jsonl", unfinished=True, names=True)
     rows = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
     wrongs = ({"choice": "up"}, {"ratings": {"x": 9}}, {"at": "noon"}, {"left": 5}, {"seconds": -1}, {})
     for row, wrong in zip(rows, wrongs, strict=True):
@@ -217,7 +218,7 @@ def test_more_people_may_be_asked_of_pairs_that_are_there(store, tmp_path):
     check(store)
     work, name = Work(store), people(store, 1)[-1]
     while held := work.next(name):
-        work.judge(held.assignment, name, Verdict("first"))
+        work.judge(held.assignment, name, Opinion("first"))
     assert states(store)["open"] == 1 and store.counts()["open_judgments"] == 2
     assert import_cases(store, read_cases(path), ask=2).widened == 0 and states(store)["open"] == 1
     check(store)
@@ -228,7 +229,7 @@ def test_what_an_expert_has_or_shall_look_at_stays_so_when_more_are_asked(store,
     import_cases(store, read_cases(path))
     work, name, (expert,) = Work(store), people(store, 1)[-1], people(store, 1, "expert")
     held = work.next(expert)
-    work.judge(held.assignment, expert, Verdict("first"))
+    work.judge(held.assignment, expert, Opinion("first"))
     work.flag(work.next(name).assignment, name, "look")
     assert states(store) == {"done": 1, "settled": 1, "expert": 1}
     assert import_cases(store, read_cases(path), ask=3).widened == 2
@@ -242,7 +243,7 @@ def test_pairs_that_nobody_has_judged_become_gold_questions(store, tmp_path):
     import_cases(store, read_cases(lines(tmp_path / "turned.jsonl", turned)))
     work, (name,) = Work(store), people(store, 1)
     held = work.next(name)
-    work.judge(held.assignment, name, Verdict("tie"))
+    work.judge(held.assignment, name, Opinion("tie"))
     path = lines(tmp_path / "pairs.jsonl", rows)
     for _ in range(2):
         found = import_cases(store, read_cases(path, gold=True))
@@ -274,10 +275,10 @@ def test_bad_rows_are_set_aside_and_the_rest_goes_in(store, tmp_path):
 
 def test_a_name_that_is_empty_is_refused_and_a_prefix_keeps_people_apart(store):
     sides = [Answer((user("p"),), (assistant(str(k)),)) for k in range(2)]
-    nobody = Case(sides[0], sides[1], (Said(" ", "first"),))
+    nobody = Case(sides[0], sides[1], (Opinion("first", annotator=" "),))
     with pytest.raises(StoreError, match="no name"):
         import_cases(store, [nobody])
-    named = Case(sides[0], sides[1], (Said("Ada", "first"),))
+    named = Case(sides[0], sides[1], (Opinion("first", annotator="Ada"),))
     import_cases(store, [named])
     import_cases(store, [named], prefix="lab-")
     assert {w.name for w in workload(store)} == {"Ada", "lab-Ada"}
@@ -290,15 +291,15 @@ def test_an_import_beside_people_at_work_keeps_every_place(store):
     store.add_questions(Question(a.prompt_id, a.id, b.id, needed=2) for a, b in sides)
     work, (ada, bo) = Work(store), people(store, 2)
     held = work.next(ada)  # a lease that is out while judgments arrive
-    work.judge(work.next(bo).assignment, bo, Verdict("first"))
-    import_cases(store, [Case(a, b, (Said("Cy", "first"), Said("Di", "first"))) for a, b in sides])
-    work.judge(held.assignment, ada, Verdict("first"))
+    work.judge(work.next(bo).assignment, bo, Opinion("first"))
+    import_cases(store, [Case(a, b, (Opinion("first", annotator="Cy"), Opinion("first", annotator="Di"))) for a, b in sides])
+    work.judge(held.assignment, ada, Opinion("first"))
     check(store)
     assert store.counts()["tasks_done"] == 6
 
 
 def test_values_that_json_lacks_become_texts_or_null():
-    assert plain({"a": float("nan"), 2: (1, "x"), "b": {3}, "c": b"x"}) == {"a": None, "2": [1, "x"], "b": [3], "c": "b'x'"}
+    assert json_safe({"a": float("nan"), 2: (1, "x"), "b": {3}, "c": b"x"}) == {"a": None, "2": [1, "x"], "b": [3], "c": "b'x'"}
 
 
 def test_published_votes_give_the_published_shares(store, tether_data):

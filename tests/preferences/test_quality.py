@@ -9,8 +9,6 @@ from tests.preferences.crowds import CARELESS, crowd
 from tether.preferences.quality import annotator_quality, holm, suspicious
 from tether.preferences.votes import Choice, Vote
 
-pytest.importorskip("crowdkit", reason="needs the `preferences` extra")
-
 GOOD = [0.9, 0.85, 0.8, 0.75, 0.7]
 
 

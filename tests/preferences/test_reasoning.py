@@ -4,9 +4,9 @@ from tests.preferences.planted_judges import Planted, pair, parts
 
 from tether.core.protocols import ChatModel, Reply, Verdict
 from tether.core.types import Prompt, user
+from tether.preferences.answer_cache import CachedModel
 from tether.preferences.judge import PairJudge, ScoreJudge
 from tether.preferences.reasoning import AT_A_TIME, Reasoning
-from tether.preferences.remembered import Remembered
 
 ROWS = [pair(f"q{n}", f"good {n}", f"bad {n}") for n in range(AT_A_TIME)]
 """Two questions each, so more than are asked at a time."""
@@ -59,7 +59,7 @@ def test_reasons_that_fail_are_no_verdict_and_those_cut_short_count():
 
 def test_reasons_are_kept_and_their_length_tells_judges_apart(tmp_path):
     model = Swayed()
-    kept = Remembered(model, tmp_path / "c.sqlite")
+    kept = CachedModel(model, tmp_path / "c.sqlite")
     first = PairJudge(Reasoning(kept, 40), "x").judge(ROWS[:3])
     assert PairJudge(Reasoning(kept, 40), "x").judge(ROWS[:3]) == first and len(model.replied) == len(model.questions) == 6
     PairJudge(Reasoning(kept, 50), "x").judge(ROWS[:3])

@@ -14,8 +14,8 @@ from tests.preferences.conftest import filled, people
 from tether.preferences.exchange import comparisons, gold_answers, votes, workload
 from tether.preferences.store import Store, StoreError
 from tether.preferences.tables import AssignmentRow, JudgmentRow, TaskRow
-from tether.preferences.votes import more_than_half
-from tether.preferences.work import Verdict, Work
+from tether.preferences.votes import Opinion, answer_on, more_than_half
+from tether.preferences.work import Work
 
 
 def judgments(store):
@@ -50,7 +50,7 @@ def test_everybody_gets_each_task_once_and_each_task_as_many_people_as_asked(sto
         name = names[turn % 3]
         if assigned := work.next(name):
             assert work.next(name) == assigned  # the same one, until it is judged
-            work.judge(assigned.assignment, name, Verdict("first", seconds=1.0))
+            work.judge(assigned.assignment, name, Opinion("first", seconds=1.0))
             seen[name].append(assigned.task)
         check(store)
     assert all(len(tasks) == len(set(tasks)) for tasks in seen.values())
@@ -72,10 +72,10 @@ def test_many_at_once_never_judge_more_than_asked(store, threads):
                 case 0:
                     work.skip(assigned.assignment, name)
                 case 1:
-                    work.judge(assigned.assignment, name, Verdict("tie"))
+                    work.judge(assigned.assignment, name, Opinion("tie"))
                     work.undo(name)
                 case _:
-                    work.judge(assigned.assignment, name, Verdict(draw.choice(("first", "second"))))
+                    work.judge(assigned.assignment, name, Opinion(draw.choice(("first", "second"))))
                     count += 1
         return count
 
@@ -98,9 +98,9 @@ def test_a_lease_runs_out_and_its_place_goes_to_another(store, clock):
     taken = work.next(second)
     assert taken.task == held.task
     with pytest.raises(StoreError, match="ran out"):
-        work.judge(held.assignment, first, Verdict("first"))
+        work.judge(held.assignment, first, Opinion("first"))
     work.skip(taken.assignment, second)
-    work.judge(held.assignment, first, Verdict("first"))  # late, but the place is free again
+    work.judge(held.assignment, first, Opinion("first"))  # late, but the place is free again
     check(store)
     assert task(store, held.task).state == "done"
 
@@ -110,11 +110,11 @@ def test_a_judgment_twice_is_one_and_another_in_its_place_is_refused(store):
     work, (name, other) = Work(store), people(store, 2)
     held = work.next(name)
     for _ in range(2):
-        work.judge(held.assignment, name, Verdict("second", comment="clear"))
+        work.judge(held.assignment, name, Opinion("second", comment="clear"))
     with pytest.raises(StoreError, match="judged already"):
-        work.judge(held.assignment, name, Verdict("first"))
+        work.judge(held.assignment, name, Opinion("first"))
     with pytest.raises(StoreError, match="not given to you"):
-        work.judge(held.assignment, other, Verdict("first"))
+        work.judge(held.assignment, other, Opinion("first"))
     assert [j.choice for j in judgments(store)] == ["second"]
 
 
@@ -124,7 +124,7 @@ def test_undo_goes_back_one_by_one_and_keeps_what_was_said(store):
     tasks = []
     for choice in ("first", "second", "tie"):
         held = work.next(name)
-        work.judge(held.assignment, name, Verdict(choice))
+        work.judge(held.assignment, name, Opinion(choice))
         tasks.append(held.task)
     assert [work.undo(name).task for _ in range(3)] == tasks[::-1]
     assert work.undo(name) is None and judgments(store) == []
@@ -134,7 +134,7 @@ def test_undo_goes_back_one_by_one_and_keeps_what_was_said(store):
         assert [j.choice for j in said] == ["first", "second", "tie"]
     answered = set()
     while held := work.next(name):
-        work.judge(held.assignment, name, Verdict("first"))
+        work.judge(held.assignment, name, Opinion("first"))
         answered.add(held.task)
     assert len(answered) == 12
 
@@ -144,14 +144,14 @@ def test_disagreement_and_flags_go_to_an_expert_who_settles_them(store):
     work, (first, second), (expert, other) = Work(store), people(store, 2), people(store, 2, "expert")
     for name, choice in ((first, "first"), (second, "second")):
         held = work.next(name)
-        work.judge(held.assignment, name, Verdict(choice, comment=f"says {choice}"))
+        work.judge(held.assignment, name, Opinion(choice, comment=f"says {choice}"))
     flagged = work.next(first)
     work.flag(flagged.assignment, first, "both are about something else")
     assert work.next(second).task not in (held.task, flagged.task)
     disputed = work.next(expert)
-    assert disputed.task == held.task and {o["choice"] for o in disputed.others} == {"first", "second"}
+    assert disputed.task == held.task and {o.choice for o in disputed.others} == {"first", "second"}
     assert work.next(other).flags == ("both are about something else",)
-    work.judge(disputed.assignment, expert, Verdict("both_bad"))
+    work.judge(disputed.assignment, expert, Opinion("both_bad"))
     assert task(store, held.task).state == "settled"
     with pytest.raises(StoreError, match="expert"):
         work.undo(second)
@@ -168,7 +168,7 @@ def test_gold_questions_come_at_their_rate_to_everybody_and_take_no_place(store)
         for name in names:
             held = work.next(name)
             kinds[name].append(task(store, held.task).known is not None)
-            work.judge(held.assignment, name, Verdict("first"))
+            work.judge(held.assignment, name, Opinion("first"))
     assert [sum(k) for k in kinds.values()] == [2, 2] and kinds[names[0]] != kinds[names[1]]
     assert len(gold) > 4 and all(sum(k[:5]) == 1 for k in kinds.values())
     check(store)
@@ -183,8 +183,8 @@ def test_the_left_side_is_drawn_for_each_person_and_recorded(store):
             held = work.next(name)
             lefts[held.left] += 1
             left, right = held.sides
-            assert held.chosen("left") == ("first" if left == held.first else "second") and right != left
-            work.judge(held.assignment, name, Verdict(held.chosen("left")))
+            assert answer_on("left", held.left) == ("first" if left == held.first else "second") and right != left
+            work.judge(held.assignment, name, Opinion(answer_on("left", held.left)))
     assert 70 < lefts["first"] < 130
     with store.reading() as session:
         rows = {a.id: a.left for a in session.execute(select(AssignmentRow)).scalars()}
@@ -194,11 +194,11 @@ def test_the_left_side_is_drawn_for_each_person_and_recorded(store):
 @pytest.mark.parametrize(
     ("verdict", "message"),
     [
-        (Verdict("left"), "a choice is one of"),
-        (Verdict("first", strength=4), "strength"),
-        (Verdict("first", ratings={"helpful": 6}), "ratings"),
-        (Verdict("first", comment="x" * 4001), "4000"),
-        (Verdict("first", comment="x\0y"), "null character"),
+        (Opinion("left"), "a choice is one of"),
+        (Opinion("first", strength=4), "strength"),
+        (Opinion("first", ratings={"helpful": 6}), "ratings"),
+        (Opinion("first", comment="x" * 4001), "4000"),
+        (Opinion("first", comment="x\0y"), "null character"),
     ],
 )
 def test_a_verdict_out_of_range_is_refused_and_nothing_is_kept(store, verdict, message):
@@ -216,7 +216,7 @@ def test_a_store_opened_again_goes_on(tmp_path):
     (name,) = people(one, 1)
     held = Work(one).next(name)
     two = Store(tmp_path / "p.db")  # another process, say
-    Work(two).judge(held.assignment, name, Verdict("first"))
+    Work(two).judge(held.assignment, name, Opinion("first"))
     assert [j.task_id for j in judgments(one)] == [held.task]
 
 
@@ -235,7 +235,7 @@ def test_what_somebody_said_stays_said_in_the_role_of_then(store):
     (eve,) = people(store, 1, "expert")
     work = Work(store)
     for name, choice in ((ada, "first"), (bob, "second"), (eve, "first")):
-        work.judge(work.next(name).assignment, name, Verdict(choice))
+        work.judge(work.next(name).assignment, name, Opinion(choice))
     before, said = list(comparisons(store)), list(votes(store))
     assert before[0].metadata["settled_by"] == f"annotator-{eve}" and len(said) == 2
     store.invite("annotator 0", "expert")
@@ -253,17 +253,17 @@ def test_a_task_that_is_held_goes_back_when_its_holder_changes_roles(store, befo
     filled(store, prompts=1, answers=2, needed=2)
     names, work = people(store, 2), Work(store)
     for name, choice in zip(names, ("first", "second"), strict=True) if before == "expert" else ():
-        work.judge(work.next(name).assignment, name, Verdict(choice))
+        work.judge(work.next(name).assignment, name, Opinion(choice))
     (who,) = people(store, 1, "expert") if before == "expert" else [names[0]]
     held = work.next(who)
     store.invite(next(row.name for row in store.annotators() if row.id == who), after)
     check(store)
     if before == "expert":
         with pytest.raises(StoreError, match="ran out"):
-            work.judge(held.assignment, who, Verdict("first"))
+            work.judge(held.assignment, who, Opinion("first"))
     else:
         with pytest.raises(StoreError, match="ran out"):  # there is nothing to settle yet
-            work.judge(held.assignment, who, Verdict("first"))
+            work.judge(held.assignment, who, Opinion("first"))
     check(store)
     assert task(store, held.task).state == ("expert" if before == "expert" else "open")
 
@@ -277,7 +277,7 @@ def test_nobody_sees_two_answers_again_in_another_round_or_as_a_gold_question(st
     for name in (ada, bob):
         while assigned := work.next(name):
             pairs[name].append(task(store, assigned.task).pair)
-            work.judge(assigned.assignment, name, Verdict("first"))
+            work.judge(assigned.assignment, name, Opinion("first"))
     assert all(len(seen) == len(set(seen)) == 2 for seen in pairs.values())
 
 
@@ -286,11 +286,11 @@ def test_a_verdict_that_says_more_is_not_taken_for_the_same(store):
     (ada,) = people(store, 1)
     work = Work(store)
     held = work.next(ada)
-    work.judge(held.assignment, ada, Verdict("first", seconds=2.0))
-    work.judge(held.assignment, ada, Verdict("first", seconds=3.0))  # sent twice
+    work.judge(held.assignment, ada, Opinion("first", seconds=2.0))
+    work.judge(held.assignment, ada, Opinion("first", seconds=3.0))  # sent twice
     for more in ({"strength": 3}, {"comment": "because"}, {"ratings": {"true/first": 1}}):
         with pytest.raises(StoreError, match="take the judgment back first"):
-            work.judge(held.assignment, ada, Verdict("first", **more))
+            work.judge(held.assignment, ada, Opinion("first", **more))
     assert len(judgments(store)) == 1
 
 
@@ -299,7 +299,7 @@ def test_what_everybody_skipped_or_judged_is_told_and_gold_is_counted_apart(stor
     store.add_questions(replace(q, round="gold", known="first") for q in questions)
     ada, bob = people(store, 2)
     work = Work(store, gold_every=0)
-    work.judge(work.next(ada).assignment, ada, Verdict("first"))
+    work.judge(work.next(ada).assignment, ada, Opinion("first"))
     assert store.counts()["tasks_that_nobody_can_take"] == 0
     work.skip(work.next(bob).assignment, bob)
     assert store.counts()["tasks_that_nobody_can_take"] == store.counts()["tasks_open"] == store.counts()["tasks"] == 1
@@ -313,13 +313,13 @@ def test_an_expert_may_overrule_a_gold_question(store):
     ada, bob = people(store, 2)
     (eve,) = people(store, 1, "expert")
     work = Work(store, gold_every=1)
-    work.judge(work.next(ada).assignment, ada, Verdict("second"))
+    work.judge(work.next(ada).assignment, ada, Opinion("second"))
     (item,) = gold_answers(store)
     turned = question.first_id > question.second_id
     right = lambda choice: {item: {"first": "second", "second": "first"}[choice] if turned else choice}  # noqa: E731
     assert gold_answers(store) == right("first")
     work.flag(work.next(bob).assignment, bob, "the other one is right")
     assert gold_answers(store) == {}
-    work.judge(work.next(eve).assignment, eve, Verdict("second"))
+    work.judge(work.next(eve).assignment, eve, Opinion("second"))
     assert gold_answers(store) == right("second")
     assert {row.name: str(row.gold) for row in workload(store)}["annotator 0"] == "100% of 1"

@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from tether.cli.results import stage_table
-from tether.report.narrative import verdict
-from tether.report.numbers import tiles
+from tether.report.narrative import conclusion
 from tether.report.reading import read_journey
-from tether.stages.policy import _summary
+from tether.report.tiles import tiles
+from tether.stages.online_loop import _summary
 
 pytestmark = pytest.mark.audit
 # By hand: eight steps, so that the ends are two steps each.
@@ -33,25 +33,25 @@ def told(folder, proxy, kl):
     screen = Console(file=io.StringIO(), width=200)
     screen.print(stage_table("grpo", summary))
     journey = read_journey(folder)
-    page = " ".join(verdict(journey).sentences).replace("−", "-")
+    page = " ".join(conclusion(journey).sentences).replace("−", "-")
     return screen.file.getvalue(), page, {tile.name: f"{tile.value} {tile.detail}".replace("−", "-") for tile in tiles(journey)}
 
 
 def test_what_cannot_be_told_neither_rose_nor_fell(tmp_path):
     terminal, page, shown = told(tmp_path / "flat", FLAT, NEGATIVE)
     assert "rose by" not in page and "fell by" not in page
-    assert re.search(r"changed by \+0\.013 \(interval -0\.\d+ to \+0\.\d+\), which does not show that it rose or fell", page)
+    assert re.search(r"changed by \+0\.013 \(95% interval -0\.\d+ to \+0\.\d+\), which does not show that it rose or fell", page)
     assert re.search(r"proxy_gain +│ 0\.013 \[-0\.\d+, 0\.\d+\] \(n = 8\)", terminal)
     assert re.search(r"proxy_first +│ -0\.828 ", terminal) and re.search(r"proxy_last +│ -0\.815 ", terminal)
-    assert shown["proxy gain"].startswith("+0.013 interval -0.")
+    assert shown["proxy gain"].startswith("+0.013 95% interval -0.")
 
 
 def test_what_has_risen_has_risen_on_both(tmp_path):
     terminal, page, _ = told(tmp_path / "rising", RISING, [0.5 * value for value in RISING])
     low, high = map(float, re.search(r"proxy_gain +│ 1\.800 \[(\S+), (\S+)\]", terminal).groups())
     assert 0 < low < 1.8 < high
-    assert f"rose by 1.80 (interval +{low:.2f} to +{high:.2f})" in page
-    assert "The policy moved 0.975 nats of KL per response (interval" in page and "indistinguishable" not in page + terminal
+    assert f"rose by 1.80 (95% interval +{low:.2f} to +{high:.2f})" in page
+    assert "The policy moved 0.975 nats of KL per response (95% interval" in page and "indistinguishable" not in page + terminal
 
 
 def test_a_negative_kl_is_explained(tmp_path):

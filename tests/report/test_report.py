@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -11,14 +12,15 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
-import plotly.graph_objects as go
 import pytest
 
 from tether.core.errors import MissingFileError, RunError, TetherError
-from tether.report import write_report
 from tether.report.answers import answer_groups
-from tether.report.narrative import decimal, gold_parts, verdict
-from tether.report.plotting import thin
+from tether.report.figures import cost_figures
+from tether.report.narrative import conclusion, gold_parts
+from tether.report.numbers import bracketed, decimal, has_interval, percent, side, signed
+from tether.report.page import write_report
+from tether.report.plotting import Trace, axis, envelope, framed
 from tether.report.reading import estimate, printable, read_journey, series
 
 HOSTILE = (
@@ -47,7 +49,7 @@ FLAGS = [
 
 
 class Page(HTMLParser):
-    """The elements, the text and the embedded drawings of a page."""
+    """The elements and the text of a page, and its charts as they are drawn."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(convert_charrefs=True)
@@ -55,6 +57,8 @@ class Page(HTMLParser):
         self.stack: list[str] = []
         self.pieces: list[str] = []
         self.scripts: list[str] = []
+        self.charts: dict[str, list[tuple[str, dict[str, str | None], str]]] = {}
+        self.chart: list[tuple[str, dict[str, str | None], str]] | None = None
         self.source = path.read_text(encoding="utf-8")
         self.feed(self.source)
         self.close()
@@ -65,34 +69,65 @@ class Page(HTMLParser):
             self.stack.append(tag)
         if tag == "script":
             self.scripts.append("")
+        if tag == "figure":
+            self.chart = self.charts.setdefault(str(dict(attrs)["id"]), [])
+        elif self.chart is not None:
+            self.chart.append((tag, dict(attrs), ""))
 
     def handle_endtag(self, tag: str) -> None:
         assert self.stack.pop() == tag, f"unbalanced </{tag}>"
+        if tag == "figure":
+            self.chart = None
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if self.chart is not None:
+            self.chart.append((tag, dict(attrs), ""))
 
     def handle_data(self, data: str) -> None:
         if self.stack and self.stack[-1] == "script":
             self.scripts[-1] += data
         elif not self.stack or self.stack[-1] != "style":
             self.pieces.append(data)
+        if self.chart and "li" in self.stack:
+            self.chart.append(("name", {}, data))
+        elif self.chart:
+            tag, attributes, text = self.chart[-1]
+            self.chart[-1] = (tag, attributes, text + data)
 
     @property
     def text(self) -> str:
         return re.sub(r"\s+", " ", " ".join(self.pieces))
 
     @property
-    def drawings(self) -> dict[str, Any]:
-        return json.loads(self.scripts[0])
-
-    @property
     def skeleton(self) -> list[tuple[str, tuple[str, ...]]]:
         return [(tag, tuple(attributes)) for tag, attributes in self.elements]
 
+    def texts(self, chart: str, tag: str) -> list[str]:
+        return [text.strip() for name, _, text in self.charts[chart] if name == tag]
 
-@pytest.fixture(autouse=True)
-def _short_plotly(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Five megabytes of plotly.js are written and parsed only where a browser runs them."""
-    if "chromium" not in request.fixturenames:
-        monkeypatch.setattr("tether.report.page.get_plotlyjs", lambda: "/* plotly.js */")
+    def scale(self, chart: str, side: str) -> Any:
+        """From the drawing's units to values, by what the ticks of an axis say and where they stand."""
+        ticks = [(str(a["style"]), text) for tag, a, text in self.charts[chart] if tag == "span" and a.get("class") == side]
+        values = [(float(style.split(":")[1].rstrip("%")) * 10, _number(text)) for style, text in ticks]
+        (at, low), (end, high) = values[0], values[-1]
+        return lambda units: low + (units - at) * (high - low) / (end - at)
+
+    def line(self, chart: str, place: int, side: str = "y") -> tuple[list[float], list[float]]:
+        """The values of a chart's line, read off its drawing."""
+        paths = [
+            str(a["d"])
+            for tag, a, _ in self.charts[chart]
+            if tag == "path" and " line" in str(a.get("class")) and "stroke" not in a
+        ]
+        drawn = [path for path in paths if "24 8" not in path and path != "M1 4h22"][place]
+        units = [float(number) for number in re.findall(r"-?\d+", drawn)]
+        across, up = self.scale(chart, "x"), self.scale(chart, side)
+        return [across(x) for x in units[::2]], [up(1000 - y) for y in units[1::2]]
+
+
+def _number(text: str) -> float:
+    return float(text.replace("−", "-").replace(",", "").rstrip("%")) * (0.01 if text.endswith("%") else 1)
 
 
 def report(run: Path) -> Page:
@@ -102,49 +137,74 @@ def report(run: Path) -> Page:
 def test_numbers_of_the_page_are_those_of_the_files(tmp_path: Path, synthetic: Any) -> None:
     page = report(synthetic.write_quickstart(tmp_path / "run"))
     assert "the trained model's answers beat those from before in 71.3% of 200 comparisons on held-out prompts" in page.text
-    assert "(interval 64.6% to 77.1%; 50% is no difference)" in page.text
-    assert "The gold score changed by +0.322 (interval +0.260 to +0.384)" in page.text
+    assert "(95% interval 64.6% to 77.1%; 50% is no difference)" in page.text
+    assert "The gold score changed by +0.322 (95% interval +0.260 to +0.384)" in page.text
     assert "one question back (+0.430), on topic (+0.310), kind (+0.070)" in page.text
     assert "What got worse: brief (−0.140)." in page.text
     assert "No clear change: grammar (+0.001)" in page.text
     assert "13.7 nats of KL per response" in page.text
     tiles = ("2,150", "74.2%", "80.5%", "0.213", "0.187", "0.048", "73.1%", "1.96 GB", "16 min")
-    for shown in (*tiles, "38.0% (32.0% to 45.0%)", "71.2"):
+    for shown in (*tiles, "38.0% [32.0%, 45.0%]", "71.2"):
         assert shown in page.text, shown
 
 
 def test_drawings_carry_the_metrics(tmp_path: Path, synthetic: Any) -> None:
-    run = synthetic.write_quickstart(tmp_path / "run")
-    drawings = report(run).drawings
+    """What a reader measures on the page with the ticks of its axes is what the files say."""
+    run = synthetic.write_quickstart(tmp_path / "run", arms=False)
+    page = report(run)
     rows = [json.loads(line) for line in (run / "ppo" / "metrics.jsonl").read_text().splitlines()]
-    lines = {trace["name"]: trace for trace in drawings["reward-kl"]["data"]}
-    assert lines["ppo: proxy reward"]["y"] == pytest.approx([row["reward/proxy"] for row in rows], rel=1e-5)
-    assert lines["ppo: KL"]["y"] == pytest.approx([row["kl/policy_reference_k1"] for row in rows], rel=1e-5)
-    assert lines["ppo: KL"]["yaxis"] == "y2"
-    gold = next(t for t in drawings["goodhart-distance"]["data"] if t["name"] == "ppo: gold")
+    steps, proxy = page.line("reward-kl", 0)
+    assert steps == pytest.approx([row["step"] for row in rows], abs=0.5)
+    assert proxy == pytest.approx([row["reward/proxy"] for row in rows], abs=0.01)
+    assert page.line("reward-kl", 1, "right")[1] == pytest.approx([row["kl/policy_reference_k1"] for row in rows], abs=0.05)
     scored = [row for row in rows if "gold/score" in row]
-    assert gold["x"] == pytest.approx([max(0.0, row["kl/policy_reference_k1"]) ** 0.5 for row in scored], rel=1e-5)
-    assert gold["y"] == pytest.approx([row["gold/score"] for row in scored], rel=1e-5)
-    phases = {trace["name"]: sum(trace["y"]) for trace in drawings["phases"]["data"]}
-    assert sum(phases.values()) == pytest.approx(sum(row["time/step"] for row in rows), rel=1e-3)
-    assert phases["rollout"] == pytest.approx(sum(row["time/rollout"] for row in rows), rel=1e-3)
-    reliability = next(t for t in drawings["reliability"]["data"] if t["type"] == "bar")
-    assert reliability["y"] == [61, 52, 44, 37, 21]
-    accuracy = drawings["reward-accuracy"]["data"][0]
-    assert accuracy["x"] == [0.7419, 0.8047]
-    assert accuracy["error_x"]["array"] == pytest.approx([0.0534, 0.0465])
-    assert accuracy["error_x"]["arrayminus"] == pytest.approx([0.0608, 0.0556])
+    distance, gold = page.line("goodhart-distance", 0, "right")
+    assert distance == pytest.approx([max(0.0, row["kl/policy_reference_k1"]) ** 0.5 for row in scored], abs=0.01)
+    assert gold == pytest.approx([row["gold/score"] for row in scored], abs=0.005)
+    hovered = page.texts("goodhart-steps", "title")
+    assert any(text.startswith("step 160") and f"gold: {rows[-1]['gold/score']:.4g}" in text for text in hovered)
+    accuracy = page.texts("reward-accuracy", "title")
+    assert "model, held-out labels\nreward model: 74.2% [68.1%, 79.5%]" in accuracy and len(accuracy) == 5
+    assert (
+        page.texts("reliability", "title")[0]
+        == "predicted probability of preference 54.0%\nreward model: right in 51.0% of 61 pairs"
+    )
 
 
-def test_plotly_knows_every_attribute_of_the_drawings(tmp_path: Path, synthetic: Any) -> None:
-    drawings = report(synthetic.write_quickstart(tmp_path / "run")).drawings
-    assert len(drawings) > 20
-    for name, drawing in drawings.items():
-        themed = json.loads(re.sub(r'"@\w+"', '"#888888"', json.dumps(drawing)))
-        go.Figure(themed)  # raises ValueError for an attribute that plotly.js would ignore
-        for key, value in drawing["layout"].items():
-            if key.startswith(("xaxis", "yaxis")) and value.get("visible", True) and not value.get("ticktext"):
-                assert value["title"]["text"], f"{name} {key} has no title"
+def test_columns_stand_on_each_other(tmp_path: Path, synthetic: Any) -> None:
+    synthetic.write_quickstart(tmp_path / "run", arms=False)
+    journey = read_journey(tmp_path / "run")
+    (phases,) = [plot for plot in cost_figures(journey.arms) if plot.id == "phases"]
+    tops = [max(bar[3] for trace in phases.traces for bar in trace.bars if bar[0] < step < bar[1]) for step in (1, 81, 159)]
+    rows = {row["step"]: row["time/step"] for row in journey.arms[0].metrics}
+    assert tops == pytest.approx([rows[step] for step in (1, 81, 159)])
+
+
+@pytest.mark.parametrize(
+    ("values", "zero", "ticks"),
+    [
+        ([1, 2], False, ["1", "2"]),
+        ([1, 4], False, ["1", "2", "3", "4"]),
+        ([1, 160], False, ["50", "100", "150"]),
+        ([7], False, ["7"]),
+        ([3, 5000], True, ["0", "1,000", "2,000", "3,000", "4,000", "5,000"]),
+        ([0.5, 0.52], False, ["0.500", "0.505", "0.510", "0.515", "0.520"]),
+        ([-0.3, 0.4], False, ["−0.2", "0.0", "0.2", "0.4"]),
+    ],
+)
+def test_ticks_are_round_and_those_of_steps_whole(values: list[float], zero: bool, ticks: list[str]) -> None:
+    assert [text for _, text in axis("step", values, zero=zero, snug=True).ticks] == ticks
+
+
+def test_every_axis_and_every_line_of_several_has_a_name(tmp_path: Path, synthetic: Any) -> None:
+    page = report(synthetic.write_quickstart(tmp_path / "run"))
+    assert len(page.charts) > 20
+    for name, elements in page.charts.items():
+        labels = [text for tag, attributes, text in elements if tag == "span" and attributes.get("class") in ("y", "x", "right")]
+        assert len(labels) >= 3 and all(labels), name
+        assert any(a.get("class") == "xlabel" and text for _, a, text in elements), name
+        lines = {str(a.get("class")) for tag, a, _ in elements if tag == "path" and " line" in str(a.get("class"))}
+        assert len(lines) < 2 or page.texts(name, "name"), name
 
 
 def _everywhere(text: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -170,12 +230,8 @@ def test_hostile_text_makes_no_element(tmp_path: Path, synthetic: Any, text: str
 
     plain, hostile = write(tmp_path / "a" / "run", "harmless text"), write(tmp_path / "b" / "run", text)
     assert hostile.skeleton == plain.skeleton
-    assert len(hostile.scripts) == 3
-    assert hostile.scripts[1:] == plain.scripts[1:]
-    ours = hostile.source.replace(hostile.scripts[1], "")
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]", ours)
-    assert "</" not in hostile.scripts[0]
-    assert "<" not in hostile.drawings["gold-parts"]["layout"]["yaxis"]["ticktext"][0]
+    assert hostile.scripts == plain.scripts and len(plain.scripts) == 1
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f\u202a-\u202e\u2066-\u2069]", hostile.source)
     shown = printable(text)
     assert re.sub(r"\s+", " ", shown).strip() in hostile.text
     assert len(hostile.source) - len(plain.source) < 1_500_000
@@ -187,7 +243,8 @@ def test_hostile_folder_names_make_no_element(tmp_path: Path, synthetic: Any) ->
     synthetic.write_lines(run / name / "metrics.jsonl", synthetic.ppo_rows(20))
     page = report(run.rename(tmp_path / name))
     assert "img" not in [tag for tag, _ in page.elements]
-    assert any("&lt;img" in trace["name"] for trace in page.drawings["reward-kl"]["data"])
+    assert any("<img" in name for name in page.texts("reward-kl", "name"))
+    assert all(not re.search(r"[\s<>]", str(attributes.get("id", ""))) for _, attributes in page.elements)
 
 
 def test_long_texts_are_cut_and_counted() -> None:
@@ -199,15 +256,16 @@ def test_long_texts_are_cut_and_counted() -> None:
 
 @pytest.mark.parametrize("stage", ["sft", "reward", "ppo"])
 def test_a_single_stage(tmp_path: Path, synthetic: Any, stage: str) -> None:
+    """A folder that no command of tether began tells of itself alone."""
     run = synthetic.write_quickstart(tmp_path / "run", arms=False)
     page = Page(write_report(run / stage))
-    drawn = set(page.drawings)
+    drawn = set(page.charts)
     expected = {"sft": "loss-sft", "reward": "reliability", "ppo": "reward-kl"}[stage]
     assert expected in drawn
     assert not drawn & ({"loss-sft", "reliability", "reward-kl"} - {expected})
     if stage == "ppo":
         assert "Samples from training" in page.text
-        assert "proxy reward" in {trace["name"] for trace in page.drawings["reward-kl"]["data"]}
+        assert "proxy reward" in page.texts("reward-kl", "name")
     else:
         assert "no reinforcement learning stage here" in page.text
 
@@ -220,11 +278,12 @@ def test_direct_methods_are_no_reward_models(tmp_path: Path, synthetic: Any, sec
         run / "summary.json", {"heldout_accuracy": synthetic.estimate(0.64, 0.58, 0.7)} if section == "direct" else {}
     )
     page = Page(write_report(run))
-    assert {f"loss-{section}", f"accuracy-{section}"} <= set(page.drawings)
-    assert not {"loss-reward", "reliability"} & set(page.drawings)
+    assert {"loss-reward", "accuracy-reward"} <= set(page.charts) and "reliability" not in page.charts
     assert "reward model" not in page.text.casefold()
     said = (
-        "ranks 64.0% of held-out pairs as people did (interval 58.0% to 70.0%)" if section == "direct" else "nothing was held out"
+        "ranks 64.0% of held-out pairs as people did (95% interval 58.0% to 70.0%)"
+        if section == "direct"
+        else "nothing was held out"
     )
     assert said in page.text
 
@@ -235,17 +294,27 @@ def test_every_supervised_stage_of_a_run_has_its_losses(tmp_path: Path, syntheti
         shutil.copytree(run / "reward", run / name)
         synthetic.write(run / name / "config.json", {section: {}, "model": {"source": "tiny"}, "seed": 0})
     page = Page(write_report(run))
-    drawn = {name for name in page.drawings if name.startswith("loss-")}
-    assert drawn == {"loss-sft", "loss-reward", "loss-process", "loss-kto", "loss-direct-3", "loss-direct-4"}
-    assert "Direct optimisation (again) loss" in page.text and "process: config" in page.text
+    drawn = {name for name in page.charts if name.startswith("loss-")}
+    assert drawn == {f"loss-{name}" for name in ("sft", "reward", "process", "kto", "direct", "again")}
+    ids = [attributes["id"] for tag, attributes in page.elements if tag == "section" and "id" in attributes]
+    stages = [name.removeprefix("stage-") for name in map(str, ids) if name.startswith("stage-")]
+    assert stages[0] == "ppo" and stages[-3:] == ["reward", "pairs", "sft"]
+    assert set(stages[1:-3]) == {"again", "direct", "kto", "process"}
+    linked = {str(attributes["href"])[1:] for tag, attributes in page.elements if tag == "a"}
+    assert linked == set(ids) and "process: config" in page.text
 
 
 @pytest.mark.parametrize(
     ("part", "low", "headline", "sentence"),
     [
-        ("correct", 0.03, "Better", "answers that are right went from 20.0% to 30.0%; change +0.100 (interval +0.030 to +0.200)"),
+        (
+            "correct",
+            0.03,
+            "Better",
+            "answers that are right went from 20.0% to 30.0%; change +0.100 (95% interval +0.030 to +0.200)",
+        ),
         ("correct", -0.01, "Not shown to be better", "The interval contains 0"),
-        ("score", 0.03, "Not judged by gold", "the reward that training maximised went from 0.200 to 0.300"),
+        ("score", 0.03, "The reward rose", "the reward that training maximised went from 0.200 to 0.300"),
     ],
 )
 def test_held_out_prompts_are_told_and_only_checked_answers_judge(
@@ -260,7 +329,7 @@ def test_held_out_prompts_are_told_and_only_checked_answers_judge(
     synthetic.write(run / "summary.json", {"heldout": {"num_prompts": 128, part: found}, "kl": 3.0})
     page = Page(write_report(run))
     assert headline in page.text and sentence in page.text
-    assert "curve-heldout-score" in page.drawings
+    assert "curve-heldout-score" in page.charts
 
 
 def test_alarms_stand_on_the_page_with_their_texts(tmp_path: Path, synthetic: Any) -> None:
@@ -271,7 +340,21 @@ def test_alarms_stand_on_the_page_with_their_texts(tmp_path: Path, synthetic: An
     page = Page(write_report(run))
     assert "length gaming" in page.text and "step 7" in page.text and "Mean length went from 20 to 40. Look at it" in page.text
     assert "<b>long</b> answer" in page.text
+    warning = "Alarm of length gaming at step 7: mean length went from 20 to 40. Look at it"
+    assert warning in conclusion(read_journey(run)).warnings
     assert "Alarms" not in Page(write_report(synthetic.write_quickstart(tmp_path / "calm", arms=False))).text
+
+
+def test_warnings_of_the_training_come_from_its_alarms_alone(tmp_path: Path, synthetic: Any) -> None:
+    rows = synthetic.ppo_rows(40)
+    for place, row in enumerate(rows):
+        row.update({"response/length": 20.0 + 5 * place, "policy/entropy": 3.0 / (1 + place), "response/stop_rate": 0.1})
+    synthetic.write_lines(tmp_path / "ppo" / "metrics.jsonl", rows)
+    synthetic.write(tmp_path / "ppo" / "summary.json", {"kl": 3.0, "gold_gain": synthetic.estimate(0.0, -0.1, 0.1)})
+    assert conclusion(read_journey(tmp_path / "ppo")).warnings == []
+    alarms = [{"detector": "entropy_collapse", "step": step, "message": "the entropy fell"} for step in (21, 22)]
+    synthetic.write_lines(tmp_path / "ppo" / "alarms.jsonl", alarms)
+    assert conclusion(read_journey(tmp_path / "ppo")).warnings == ["Alarm of entropy collapse at step 21: the entropy fell."]
 
 
 @pytest.mark.parametrize(
@@ -300,7 +383,7 @@ def test_any_part_may_be_missing_or_damaged(tmp_path: Path, synthetic: Any, part
         contents = {"damaged": b'{"step": 1, "loss"\n\xff\n', "foreign": b'[1, null, "text", {"value": []}]\n'}
         (run / part).write_bytes(contents[damage])
     page = report(run)
-    assert page.drawings
+    assert page.charts
     if damage == "damaged":
         assert Path(part).name in page.text
         assert "damaged" in page.text
@@ -318,13 +401,13 @@ def test_wrong_types_and_nulls_are_left_out(tmp_path: Path, synthetic: Any) -> N
     nested = {"gold_gain": {"value": None}, "gold_win_rate": "high", "gold_parts": {"kind": 3}, "kl": [1], "seconds": None}
     synthetic.write(run / "summary.json", nested)
     page = report(run)
-    proxy = page.drawings["reward-kl"]["data"][0]["y"]
-    assert [i for i, value in enumerate(proxy) if value is None] == [3, 4]
-    assert "curve-policy-entropy" not in page.drawings
-    assert "curve-response-length" not in page.drawings
-    assert "goodhart-steps" not in page.drawings
-    assert "No gold score was recorded" in page.text
-    assert "NaN" not in page.scripts[0]
+    drawn = page.line("reward-kl", 0)[0]
+    assert [round(step) for step in drawn] == [step for step in range(1, 31) if step not in (4, 5)]
+    paths = [str(a["d"]) for tag, a, _ in page.charts["reward-kl"] if tag == "path" and a.get("class") == "c0 line "]
+    assert paths[-1].count("M") == 2  # a gap, and no line across it
+    assert not {"curve-policy-entropy", "curve-response-length", "goodhart-steps"} & set(page.charts)
+    assert "No judge but the training's own reward saw the answers" in page.text
+    assert "NaN" not in page.source and "nan" not in " ".join(page.texts("reward-kl", "title"))
 
 
 def test_empty_foreign_and_missing_folders_are_errors(tmp_path: Path) -> None:
@@ -355,7 +438,7 @@ def test_verdict_follows_the_interval(tmp_path: Path, synthetic: Any, rate: Any,
     summary = synthetic.ppo_summary(gold_win_rate=synthetic.estimate(*rate), gold_gain=synthetic.estimate(*gain))
     synthetic.write_lines(tmp_path / "ppo" / "metrics.jsonl", synthetic.ppo_rows(40))
     synthetic.write(tmp_path / "ppo" / "summary.json", summary)
-    found = verdict(read_journey(tmp_path / "ppo"))
+    found = conclusion(read_journey(tmp_path / "ppo"))
     assert found.headline == headline
     assert sentence in " ".join(found.sentences)
     assert any("Distrust the proxy" in warning for warning in found.warnings) == (gain[2] < 0)
@@ -389,7 +472,7 @@ def test_the_verdict_follows_the_best_decoding_of_the_start(
     synthetic.write(
         tmp_path / "ppo" / "summary.json", synthetic.ppo_summary(gold_win_rate=rate, gold_gain=row["gain"], **control)
     )
-    found = verdict(read_journey(tmp_path / "ppo"))
+    found = conclusion(read_journey(tmp_path / "ppo"))
     assert (found.tone, found.headline) == (tone, headline)
     assert sentence in " ".join(found.sentences) and "at temperature 0.5 against the model before greedy" in " ".join(
         found.sentences
@@ -403,7 +486,7 @@ def test_a_gain_without_the_control_says_so(tmp_path: Path, synthetic: Any) -> N
     synthetic.write_lines(tmp_path / "ppo" / "metrics.jsonl", synthetic.ppo_rows(40))
     summary = synthetic.ppo_summary(gold_win_rate=synthetic.estimate(0.8, 0.7, 0.9), gold_gain=synthetic.estimate(1.0, 0.8, 1.2))
     synthetic.write(tmp_path / "ppo" / "summary.json", summary)
-    found = verdict(read_journey(tmp_path / "ppo"))
+    found = conclusion(read_journey(tmp_path / "ppo"))
     assert (found.tone, found.headline) == ("open", "Better, at one temperature")
     assert "A lower one often makes the model before better for nothing" in " ".join(found.warnings)
     assert "What decoding alone gives" not in write_report(tmp_path / "ppo").read_text()
@@ -414,14 +497,14 @@ def test_verdict_tells_of_a_gold_that_has_turned_down(tmp_path: Path, synthetic:
         run = tmp_path / str(turn) / "ppo"
         synthetic.write_lines(run / "metrics.jsonl", synthetic.ppo_rows(gold_turn=turn))
         synthetic.write(run / "summary.json", synthetic.ppo_summary())
-        assert any("Distrust the last steps" in warning for warning in verdict(read_journey(run)).warnings) == warned
+        assert any("Distrust the last steps" in warning for warning in conclusion(read_journey(run)).warnings) == warned
 
 
 def test_a_part_within_the_noise_of_its_answers_is_no_change(tmp_path: Path, synthetic: Any) -> None:
     run = synthetic.write_quickstart(tmp_path / "run", arms=False)
     rows = [{"parts_before": {"kind": 0.5}, "parts_after": {"kind": 0.57 + (0.9 if i % 2 else -0.9)}} for i in range(100)]
     synthetic.write_lines(run / "evaluation" / "answers.jsonl", rows)
-    sentences = " ".join(verdict(read_journey(run)).sentences)
+    sentences = " ".join(conclusion(read_journey(run)).sentences)
     assert "No clear change: kind (+0.070)" in sentences  # half the interval is 1.96 · 0.9 / √100 ≈ 0.18
 
 
@@ -456,12 +539,12 @@ def test_answers_are_ranked_by_the_change_of_gold() -> None:
     rows = [{**answer, "id": str(i), "gold_after": float(i)} for i in range(100)]
     rows += [{**answer, "id": "unscored", "gold_before": None, "gold_after": 1.0}]
     text, (best, median, worst) = answer_groups(rows)
-    assert [answer.title for answer in best.answers] == [str(i) for i in range(99, 91, -1)]
-    assert [answer.title for answer in median.answers] == [str(i) for i in range(53, 45, -1)]
-    assert [answer.title for answer in worst.answers] == [str(i) for i in range(8)]
+    assert [answer["id"] for answer in best.answers] == [str(i) for i in range(99, 91, -1)]
+    assert [answer["id"] for answer in median.answers] == [str(i) for i in range(53, 45, -1)]
+    assert [answer["id"] for answer in worst.answers] == [str(i) for i in range(8)]
     assert "100 pairs of answers" in text
     assert "1 without a gold score" in text
-    assert [answer.title for answer in answer_groups(rows[:3])[1][0].answers] == ["2", "1", "0"]
+    assert [answer["id"] for answer in answer_groups(rows[:3])[1][0].answers] == ["2", "1", "0"]
 
 
 def test_series_keeps_gaps_and_skips_absent_keys() -> None:
@@ -470,30 +553,119 @@ def test_series_keeps_gaps_and_skips_absent_keys() -> None:
     assert series([{"step": 1, "b": None}], "b") == ([], [])
 
 
-def test_thin_keeps_the_last_point() -> None:
-    xs, ys = thin(list(range(5001)), list(range(5001)), 2000)
-    assert len(xs) <= 2000
-    assert xs[-1] == ys[-1] == 5000
-    assert thin([], []) == ([], [])
+def test_a_long_line_keeps_its_spikes_its_gaps_and_its_end() -> None:
+    ys: list[float | None] = [0.0] * 5001
+    ys[1234], ys[4000], ys[3000:3200] = 9.0, -5.0, [None] * 200
+    points = envelope(list(range(5001)), ys, 400)
+    assert len(points) <= 402 and points[-1][0] == 5000
+    assert (1234, 9.0) in points and (4000, -5.0) in points and any(y is None for _, y in points)
+    assert [x for x, _ in points] == sorted(x for x, _ in points if x is not None)
+    assert envelope([], []) == [] and envelope([1, 2], [None, None]) == [(1, None), (2, None)]
+
+
+def test_of_many_points_those_told_on_hover_are_spread_and_have_most_to_tell() -> None:
+    frame = {"id": "a", "title": "A", "caption": "", "y": "b"}
+    often, rarely = Trace(range(1, 1001), [0.5] * 1000, "often"), Trace([500, 1000], [2.0, 3.0], "rarely")
+    (plot,) = framed(frame, [often, rarely])
+    texts = [text for _, text in plot.hits]
+    assert 35 <= len(texts) <= 40 and "step 500\noften: 0.5\nrarely: 2" in texts and "step 1,000\noften: 0.5\nrarely: 3" in texts
+
+
+def test_a_reward_of_ones_own_is_no_proxy(tmp_path: Path, synthetic: Any) -> None:
+    for source, gold in (("function", False), ("learned", False), ("function", True)):
+        run = tmp_path / f"{source}-{gold}"
+        rows = [{k: v for k, v in row.items() if gold or not k.startswith("gold")} for row in synthetic.ppo_rows()]
+        synthetic.write_lines(run / "grpo" / "metrics.jsonl", rows)
+        synthetic.write(run / "grpo" / "config.json", {"grpo": {"reward_source": source}, "seed": 3})
+        synthetic.write(run / "grpo" / "summary.json", {"kl": -0.02})
+        synthetic.write(run / "command.json", {"command": "stages", "config": {"grpo": {}}})
+        page = Page(write_report(run))
+        assert ("proxy" not in page.text.casefold()) == (source == "function" and not gold)
+        assert "Not judged by gold" not in page.text
+        assert ("Gold is a judge whose scores nothing is trained on" in page.text) == gold
+        assert "unbiased and may be negative" in page.text
+    synthetic.write(run / "command.json", {"config": {"evaluate": {"judge": {"call": "a:b"}}}})
+    synthetic.write_lines(run / "grpo" / "metrics.jsonl", [{k: v for k, v in row.items() if k[:4] != "gold"} for row in rows])
+    assert "Not judged by gold" in Page(write_report(run)).text
+
+
+def test_few_are_counted_and_no_percentages(tmp_path: Path, synthetic: Any) -> None:
+    for count, shown in ((2, "ranks 2 of 2 held-out pairs"), (200, "ranks 100.0% of held-out pairs")):
+        run = tmp_path / str(count) / "direct"
+        synthetic.write_lines(run / "metrics.jsonl", [{"step": i, "loss": 0.5, "accuracy": 0.9, "margin": 0.1} for i in (1, 2)])
+        synthetic.write(run / "config.json", {"direct": {"loss": "dpo"}})
+        synthetic.write(run / "summary.json", {"heldout_accuracy": synthetic.estimate(1.0, 0.5, 1.0, count)})
+        page = Page(write_report(run))
+        assert ("100.0%" in page.text) == (count == 200) and "Direct preference optimisation (DPO)" in page.text
+        assert shown in page.text
+        assert not re.search("gold|supervised", page.text.casefold())
+
+
+def test_facts_stand_at_the_top_and_the_judge_is_named(tmp_path: Path, synthetic: Any) -> None:
+    run = synthetic.write_quickstart(tmp_path / "run", arms=False)
+    manifest = {
+        "model": {"source": "tiny-model", "dtype": "float32", "device": "cpu"},
+        "data": {"a/train.jsonl": "0"},
+        "rows": 1234,
+    }
+    manifest |= {
+        "processor": "Some CPU",
+        "cpu_count": 8,
+        "memory_bytes": 64 * 10**9,
+        "started": "2026-01-02T03:04:05Z",
+        "tether": "0.1",
+    }
+    synthetic.write(run / "sft" / "manifest.json", manifest)
+    synthetic.write(run / "evaluate" / "manifest.json", {"judge": {"name": "mine.py:score", "says": "One for please."}})
+    synthetic.write(run / "evaluate" / "config.json", {"evaluate": {}})
+    synthetic.write(run / "evaluate" / "summary.json", {"num_prompts": 8})
+    page = Page(write_report(run))
+    for words in (
+        "tiny-model",
+        "sft: a/train.jsonl (1,234 rows)",
+        "Some CPU · 8 cores · 64 GB · float32",
+        "2026-01-02 03:04:05 UTC",
+    ):
+        assert words in page.text, words
+    assert "Here it is mine.py:score, which says of itself: “One for please.”" in page.text
+
+
+def test_a_stage_of_a_run_is_told_of_on_the_runs_page(tmp_path: Path, synthetic: Any) -> None:
+    run = synthetic.write_quickstart(tmp_path / "run", arms=False)
+    synthetic.write(run / "command.json", {"command": "stages", "stages": ["sft"], "config": {}})
+    assert write_report(run / "sft") == run / "report.html" and not (run / "sft" / "report.html").exists()
+    assert 'id="stage-sft"' in (run / "report.html").read_text()
+    assert write_report(run / "sft", tmp_path / "other.html").read_text() == (run / "report.html").read_text()
 
 
 def test_numbers_for_people() -> None:
     shown = [decimal(x) for x in (0.0, 0.26, -0.14, 2.013, 13.72, 1234.5, 0.00056, 0.000012)]
     assert shown == ["0", "0.260", "−0.140", "2.01", "13.7", "1,234", "0.0006", "1.2e-05"]
-    assert decimal(0.5, signed=True) == "+0.500"
+    assert decimal(0.5, signed=True) == "+0.500" and decimal(-4.3e-19, signed=True) == "0"
     assert estimate(10**400) is None
     assert estimate(True) is None
     assert estimate({"value": 0.5, "count": 3}) is not None
 
 
+def test_estimates_are_read_and_printed_alike() -> None:
+    stored = {"value": 0.5, "low": 0.4, "high": 0.6, "count": 10}
+    assert bracketed(stored, percent) == bracketed(estimate(stored), percent) == "50.0% [40.0%, 60.0%]"
+    assert bracketed(0.5, signed) == bracketed({"value": 0.5, "low": None, "high": None}, signed) == "+0.500"
+    assert bracketed(None) == bracketed({}) == bracketed({"value": None}) == ""
+    bare, whole = estimate({"value": 0.5, "low": None, "high": None}), estimate(stored)
+    assert bare is not None and whole is not None and has_interval(whole) and not has_interval(bare)
+    assert whole.as_dict() == stored and bare.as_dict() == {"value": 0.5, "low": None, "high": None, "count": 0}
+    assert [side(whole, point) for point in (0.3, 0.5, 0.7)] == [1, 0, -1] and side(bare, 0.0) == 0
+
+
 def test_report_loads_no_torch() -> None:
-    code = "import sys, tether.report; print(*(m for m in ('torch', 'transformers', 'numpy', 'pandas') if m in sys.modules))"
+    code = "import sys, tether.report.page; print(*(m for m in ('torch', 'transformers', 'numpy', 'pandas') if m in sys.modules))"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not {"torch", "transformers"} & set(loaded)
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (360, "dark")])
 def test_page_in_a_browser(tmp_path: Path, synthetic: Any, chromium: str, width: int, scheme: Any) -> None:
     playwright = pytest.importorskip("playwright.sync_api")
     run = synthetic.write_quickstart(tmp_path / "run")
@@ -514,28 +686,51 @@ def test_page_in_a_browser(tmp_path: Path, synthetic: Any, chromium: str, width:
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("request", lambda request: requests.append(request.url))
         page.goto(path.as_uri())
-        page.wait_for_selector("#reward-kl .scatterlayer .trace path.js-line", state="attached")
         page.evaluate("for (const d of document.querySelectorAll('details')) d.open = true")
-        page.wait_for_selector("#health-grad_norm .scatterlayer .trace", state="attached")
         page.click("#theme")
-        empty = page.evaluate("[...document.querySelectorAll('.plot')].filter(p => !p.querySelector('.trace')).map(p => p.id)")
+        empty = page.evaluate("[...document.querySelectorAll('figure')].filter(f => !f.querySelector('.hit')).map(f => f.id)")
+        page.locator("#reward-kl .area").hover()
+        told = page.inner_text("#hover")
         overflow = page.evaluate("document.documentElement.scrollWidth - innerWidth")
-        wide = "p => p.querySelector('svg').clientWidth > p.clientWidth + 1"
-        clipped = page.evaluate(f"[...document.querySelectorAll('.plot')].filter({wide}).map(p => p.id)")
+        wide = "e => (r => r.width && (r.left < 0 || r.right > innerWidth))(e.getBoundingClientRect())"
+        cut = page.evaluate(f"[...document.querySelectorAll('.area span, .legend li, th, figcaption')].filter({wide}).length")
         hacked = page.evaluate("'hacked' in window")
-        links = page.evaluate("document.querySelectorAll('a, .plot a').length")
+        shown = page.evaluate("['.sticky', '.folded'].map(n => getComputedStyle(document.querySelector(n)).display !== 'none')")
+        links = page.evaluate("[...document.querySelectorAll('a')].filter(a => !document.getElementById(a.hash.slice(1))).length")
         browser.close()
     assert problems == []
     assert requests == [path.as_uri()]
-    assert 4e6 < path.stat().st_size < 7e6
-    assert (empty, clipped, overflow, hacked, links) == ([], [], 0, False, 0)
+    assert path.stat().st_size < 1.5e6
+    assert re.match(r"step \d+\n.*proxy reward: ", told)
+    assert (empty, overflow, cut, hacked, links) == ([], 0, 0, False, 0)
+    assert shown == ([True, False] if width == 1280 else [False, True])
+
+
+@pytest.mark.browser
+def test_nothing_is_in_the_way_of_a_screen_reader(tmp_path: Path, synthetic: Any, chromium: str) -> None:
+    """By axe (npm install axe-core), whose axe.min.js TETHER_AXE names."""
+    playwright = pytest.importorskip("playwright.sync_api")
+    axe = Path(os.environ.get("TETHER_AXE", ""))
+    if not axe.is_file():
+        pytest.skip("no axe: set TETHER_AXE to the axe.min.js of axe-core")
+    path = write_report(synthetic.write_quickstart(tmp_path / "run"))
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS)
+        for width, scheme in ((1280, "light"), (360, "dark")):
+            context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme, bypass_csp=True)
+            page = context.new_page()
+            page.goto(path.as_uri())
+            page.evaluate(axe.read_text())
+            violations = page.evaluate("axe.run(document)")["violations"]
+            assert [(v["id"], v["nodes"][0]["target"]) for v in violations] == []
+        browser.close()
 
 
 def test_what_was_not_learned_from_is_a_warning(tmp_path, synthetic):
     run = synthetic.write_quickstart(tmp_path / "run")
-    assert not any("set aside" in w or "left out" in w for w in verdict(read_journey(run)).warnings)
+    assert not any("set aside" in w or "left out" in w for w in conclusion(read_journey(run)).warnings)
     for stage, more in (("reward", {"quarantine": {"count": 20, "reasons": {}}}), ("ppo", {"steps_left_out": 3})):
         path = run / stage / "summary.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
-    told = " ".join(verdict(read_journey(run)).warnings)
+    told = " ".join(conclusion(read_journey(run)).warnings)
     assert "reward: 20 rows of its data could not be used" in told and "ppo: in 3 steps an update was left out" in told

@@ -7,14 +7,13 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForSequenceClassification, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
-from tether.assemble import Recipe
 from tether.core.config import build
 from tether.core.errors import ConfigError, MissingFileError, ModelError
 from tether.core.types import Message, Prompt, Rollout, Sampling, StopReason, assistant, user
 from tether.models.tiny import tiny_model, tiny_tokenizer
-from tether.pipelines.journey import run_recipe
-from tether.pipelines.reward_bench import reward_bench
 from tether.rewards.classifier import ClassifierConfig, ClassifierReward
+from tether.run.recipe import Recipe, run_recipe
+from tether.run.reward_bench import bench_rewards
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefgh"]
 
@@ -102,7 +101,7 @@ def test_a_policy_can_be_trained_on_it_and_it_can_be_examined(tmp_path):
         build(Recipe, {**values, "grpo": {**grpo, "reward_source": "random"}})
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text("".join(json.dumps({"prompt": "a", "chosen": c, "rejected": r}) + "\n" for c, r in ("bc", "de", "fg")))
-    found = reward_bench(source, [str(pairs)])["pairs.jsonl"]
+    found = bench_rewards(source, [str(pairs)])["pairs.jsonl"]
     reward = ClassifierReward.load(ClassifierConfig(source=source))
     sides = [
         [s.value for s in reward.score_conversations([(user("a"), assistant(w)) for w in pair])] for pair in ("bc", "de", "fg")

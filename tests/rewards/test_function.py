@@ -6,14 +6,13 @@ import time
 
 import pytest
 
-from tether.assemble import Recipe
 from tether.core.config import build
 from tether.core.errors import ConfigError, MissingFileError, RewardError
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.types import Prompt, Rollout, Sampling, Score, StopReason, user
-from tether.pipelines.journey import run_recipe
 from tether.rewards.control import RandomReward
 from tether.rewards.function import FailureLimit, FunctionReward, load_function
+from tether.run.recipe import Recipe, run_recipe
 
 ASKED = [
     Rollout((1,), (n + 2,), (0.0,), StopReason.STOP_TOKEN, f"answer {n}", 0, 0, Sampling(), Prompt((user(f"q{n}"),)))
@@ -164,6 +163,27 @@ def test_a_run_goes_on_without_the_scores_that_failed(tmp_path):
     rows = list(read_jsonl(f"{made.run}/grpo/metrics.jsonl"))
     assert [row["reward/failed"] for row in rows] == [4.0] * 4 and summary["failed_rewards"] == 16
     assert summary["failed_rewards_by_reason"] == {"the reward function raised ValueError: the judge is away": 16}
+
+
+class CutError(Exception):
+    """The end of a process, as far as a test can bring it about."""
+
+
+@pytest.mark.parametrize("cut_after", [None, 2])
+def test_an_interrupted_run_stops_at_the_step_at_which_an_uninterrupted_one_does(tmp_path, cut_after):
+    """The reward fails from the third step on: 16 of 48 scores failed then, and 32 of 64 a step later."""
+    made = recipe(tmp_path, COUNTING.format(when="> 8"), max_failed=0.4)
+
+    def bar(done, total, metrics):
+        if metrics is not None and done == cut_after:
+            raise CutError
+
+    if cut_after is not None:
+        with pytest.raises(CutError):
+            run_recipe(made, ["grpo"], lambda phase: bar)
+    with pytest.raises(RewardError, match=r"32 of the last 64 scores failed.*the judge is away \(32 times\)"):
+        run_recipe(made, ["grpo"])
+    assert [row["step"] for row in read_jsonl(f"{made.run}/grpo/metrics.jsonl")] == [1, 2, 3]
 
 
 def test_too_many_failures_end_it_with_a_checkpoint_from_which_it_goes_on(tmp_path):

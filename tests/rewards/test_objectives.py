@@ -16,7 +16,7 @@ from tether.models.trunk import Role
 from tether.rewards.control import RandomReward
 from tether.rewards.function import FailureLimit
 from tether.rewards.learned import LearnedReward
-from tether.rewards.objectives import Objective, ObjectiveConfig, ObjectivesReward
+from tether.rewards.objectives import ObjectiveConfig, ObjectivesReward, TrainedObjective
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
 LAST = LoraConfig(rank=4, alpha=8.0, last_layers=1)
@@ -40,7 +40,7 @@ def source(settings):
     for seed, name in enumerate(NAMES):
         role = trained(model, f"reward-{seed}", seed)
         model = role.model
-        objectives[name] = Objective(role, *SCALES[name])
+        objectives[name] = TrainedObjective(role, *SCALES[name])
     return ObjectivesReward({k: ObjectiveConfig(**v) for k, v in settings.items()}, objectives, ENCODER)
 
 
@@ -125,7 +125,7 @@ def test_the_state_survives_json_to_the_bit_and_passes_through_the_limit_on_fail
 def test_an_objective_that_fails_fails_the_score():
     reward = source(WEIGHTED)
     with torch.no_grad():
-        reward.members[1].head.linear.bias.fill_(float("inf"))
+        reward.scorers.members[1].head.linear.bias.fill_(float("inf"))
     assert all(s.value is None and "'safe': inf" in s.reason for s in reward.score(rollouts()))
 
 

@@ -180,7 +180,7 @@ def test_stop_strings_of_many_bytes_in_many_rows(monkeypatch):
     ours, stop = engine(), "终止生成符号"
     script = iter(ours.encoder.tokenizer(f"well, {stop} more")["input_ids"])
 
-    def scripted(logits, uniforms, sampling):
+    def scripted(logits, uniforms, sampling, **_):
         token = next(script)
         return torch.full((len(logits),), token), torch.zeros(len(logits))
 

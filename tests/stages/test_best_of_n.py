@@ -22,6 +22,7 @@ from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 from tether.stages.best_of_n import BestOfN, BestOfNConfig
+from tether.stages.online_loop import train
 
 PROMPTS = [Prompt((user(text),), f"p{n}") for n, text in enumerate(["one", "two two", "three", "a longer one"])]
 
@@ -201,7 +202,7 @@ def test_where_nothing_is_kept_nothing_moves(tmp_path, reward):
     stage = make(reward, steps=2, threshold=10.5)
     before = weights_of(stage)
     run = RunDirectory.open(tmp_path / "run", {})
-    stage.train(PROMPTS, run)
+    train(stage, PROMPTS, run)
     assert torch.equal(weights_of(stage), before)
     assert stage.learner.updates == 0
     assert [(row["kept/responses"], row["kept/prompts_without"]) for row in run.metrics()] == [(0, 4), (0, 4)]
@@ -211,7 +212,7 @@ def test_where_nothing_is_kept_nothing_moves(tmp_path, reward):
 def test_it_learns(tmp_path, options):
     stage = make(steps=10, samples_per_prompt=8, optimizer=OptimizerConfig(learning_rate=1e-2), **options)
     run = RunDirectory.open(tmp_path / "run", {})
-    stage.train(PROMPTS, run)
+    train(stage, PROMPTS, run)
     first, last = run.metrics()[0], run.metrics()[-1]
     assert last["reward/proxy"] > first["reward/proxy"] + 1.2
     assert first["reward/kept"] > first["reward/proxy"] + 1.0
@@ -231,7 +232,7 @@ def test_imitating_what_was_chosen_blindly_teaches_nothing(tmp_path):
 
     stage = make(Blind(), steps=12, samples_per_prompt=8, optimizer=OptimizerConfig(learning_rate=1e-2))
     before = evenness(stage)
-    stage.train(PROMPTS, RunDirectory.open(tmp_path / "run", {}))
+    train(stage, PROMPTS, RunDirectory.open(tmp_path / "run", {}))
     assert evenness(stage) < before + 0.8
 
 
@@ -244,12 +245,12 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path):
     options = {"steps": 4, "checkpoint_every": 2, "epochs": 2, "minibatches": 2, "keep": 2, "ema_decay": 0.5}
     whole = make(**options)
     whole_run = RunDirectory.open(tmp_path / "whole", {})
-    whole.train(PROMPTS, whole_run)
+    train(whole, PROMPTS, whole_run)
     with pytest.raises(KeyboardInterrupt):
-        make(**options).train(PROMPTS, RunDirectory.open(tmp_path / "cut", {}), on_step=kill)
+        train(make(**options), PROMPTS, RunDirectory.open(tmp_path / "cut", {}), on_step=kill)
     again = make(**options)
     run = RunDirectory.open(tmp_path / "cut", {})
-    again.train(PROMPTS, run)
+    train(again, PROMPTS, run)
     assert torch.equal(weights_of(again), weights_of(whole))
     keys = ["reward/proxy", "reward/kept", "policy/loss", "grad_norm", "kl/policy_reference_k1"]
     assert [[row[k] for k in keys] for row in run.metrics()] == [[row[k] for k in keys] for row in whole_run.metrics()]
@@ -265,7 +266,7 @@ def test_the_average_of_the_weights_is_what_the_run_ends_with(tmp_path):
 
     seen, original = [], stage.learner.step
     stage.learner.step = lambda: (original(), seen.append(added()))[0]
-    stage.train(PROMPTS, RunDirectory.open(tmp_path / "run", {}))
+    train(stage, PROMPTS, RunDirectory.open(tmp_path / "run", {}))
     assert len(seen) == 6
     for name, ended in added().items():
         average = seen[0][name]
@@ -297,7 +298,7 @@ CHANGES = {
 def test_every_option_changes_what_is_learned(tmp_path):
     def learned(name, **options):
         stage = make(**{"steps": 1, "epochs": 2, "minibatches": 2, "samples_per_prompt": 5, **options})
-        stage.train(PROMPTS, RunDirectory.open(tmp_path / name, {}))
+        train(stage, PROMPTS, RunDirectory.open(tmp_path / name, {}))
         return weights_of(stage)
 
     plain = learned("plain")

@@ -19,11 +19,13 @@ from tether.learner.checkpoint import complete_checkpoints
 from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
 from tether.models.config import LoraConfig, ModelConfig
-from tether.models.loading import add_adapter, load_model
+from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
+from tether.run.models import open_model
 from tether.stages.direct import Direct, DirectConfig
 from tether.stages.reference import ReferenceTable, role_digest
+from tether.stages.supervised import make_step
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
 SETTINGS = {
@@ -103,10 +105,10 @@ def plain_loss(model, reference, config, rows):
 def update_of(stage, rankings):
     """Metrics of one update, and the gradient that it took."""
     grabbed = []
-    stage.learner = learner = LocalLearner(stage.policy.parameters(), stage.config.optimizer, 10)
+    learner = LocalLearner(stage.role.parameters(), stage.config.optimizer, 10)
     original = learner.step
     learner.step = lambda: (grabbed.extend(m.grad.clone() for m in learner.masters), original())[1]
-    return stage.step(rankings), grabbed
+    return make_step(stage, learner, rankings), grabbed
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -149,14 +151,14 @@ def test_loss_and_gradient_are_the_formula_on_the_plain_model(name, tokens):
 
 def exactly(stage, rankings):
     """Loss and gradient of an update in float64, micro-batch by micro-batch."""
-    for role in (stage.policy, stage.likelihoods.reference):
+    for role in (stage.role, stage.likelihoods.reference):
         if role is not None:
             role.model.double()
-    cuts, num_pairs = stage.pairs.micro_batches(rankings), sum(len(r.chosen) for r in rankings)
+    cuts, num_pairs = stage.likelihoods.micro_batches(rankings), sum(len(r.chosen) for r in rankings)
     losses = [stage.pairs(micro, num_pairs)[0] for micro in cuts]
     for loss in losses:
         loss.backward()
-    return len(cuts), torch.stack([*losses]).sum().detach(), [p.grad for p in stage.policy.parameters()]
+    return len(cuts), torch.stack([*losses]).sum().detach(), [p.grad for p in stage.role.parameters()]
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -221,7 +223,7 @@ def trained(folder, stop_at=None, stage=None, rows=None, **settings):
         stage.train(rows or preferences(), RunDirectory.open(folder, {}), progress)
     except KeyboardInterrupt:
         return trained(folder, rows=rows, **settings)
-    return torch.cat([p.detach().flatten() for p in stage.policy.parameters()])
+    return torch.cat([p.detach().flatten() for p in stage.role.parameters()])
 
 
 @pytest.mark.parametrize("asked", ["each_update", "precomputed"])
@@ -283,7 +285,7 @@ def test_a_table_of_something_else_is_refused(changed, message, tmp_path):
     encoders = {"encoding": ChatEncoder(tiny_tokenizer(), (1, 2))}
     make(reference_logprobs="precomputed").train(preferences(), RunDirectory.open(tmp_path / "run", {}))
     stage = make(seed=5 if changed == "reference" else 0, reference_logprobs="precomputed")
-    other = Direct(stage.config, stage.policy, stage.likelihoods.reference, encoders.get(changed, ENCODER))
+    other = Direct(stage.config, stage.role, stage.likelihoods.reference, encoders.get(changed, ENCODER))
     with pytest.raises(RunError, match=message):
         other.train(preferences(47 if changed == "data" else 48), RunDirectory.open(tmp_path / "run", {}))
 
@@ -316,13 +318,13 @@ def test_a_reference_of_its_own_is_let_go_before_training(tmp_path):
 
 def test_a_table_needs_the_option_that_names_it():
     with pytest.raises(ValueError, match="needs reference_logprobs = 'precomputed'"):
-        Direct(DirectConfig(), make().policy, ReferenceTable({}), ENCODER)
+        Direct(DirectConfig(), make().role, ReferenceTable({}), ENCODER)
     known = DirectConfig(reference_logprobs="precomputed")
-    assert Direct(known, make().policy, ReferenceTable({}), ENCODER).likelihoods.reference is not None
+    assert Direct(known, make().role, ReferenceTable({}), ENCODER).likelihoods.reference is not None
 
 
 def test_the_digest_of_a_bare_trunk_is_that_of_the_model_whatever_stands_on_it():
-    loaded = load_model(ModelConfig(source="tiny", dtype="float32"))
+    loaded = open_model(ModelConfig(source="tiny", dtype="float32"))
     model = add_adapter(loaded.model, "policy", LoraConfig(rank=4), seed=1)
     assert role_digest(Role(model)) == loaded.digest != role_digest(Role(model, "policy"))
 
@@ -334,7 +336,7 @@ def observed(tmp_path, **settings):
     run = RunDirectory.open(tmp_path, {})
     summary = stage.train(preferences(), run)
     kept = [path.name for path in complete_checkpoints(run.path / "checkpoints")]
-    weights = [round(float(p.detach().abs().sum()), 4) for p in stage.policy.parameters()]
+    weights = [round(float(p.detach().abs().sum()), 4) for p in stage.role.parameters()]
     metrics = [(round(row["loss"], 6), sorted(row)) for row in run.metrics()]
     return weights, metrics, kept, len(calls), summary["updates"], summary["num_prompts"]
 

@@ -14,6 +14,7 @@ from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
+from tether.stages.online_loop import train
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 
@@ -118,7 +119,7 @@ def test_it_learns(tmp_path, settings):
     optimizer = OptimizerConfig(learning_rate=1e-2)
     grpo = make(steps=25, samples_per_prompt=8, optimizer=optimizer, **settings)
     run = RunDirectory.open(tmp_path / "run", {})
-    grpo.train(PROMPTS, run)
+    train(grpo, PROMPTS, run)
     rows = run.metrics()
     assert rows[-1]["reward/proxy"] > rows[0]["reward/proxy"] + 1.2
 
@@ -131,11 +132,11 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path):
 
     settings = {"steps": 4, "checkpoint_every": 1, "kl": {"coefficient": 0.1}, "ema_decay": 0.9}
     whole = make(**settings)
-    whole.train(PROMPTS, RunDirectory.open(tmp_path / "whole", {}))
+    train(whole, PROMPTS, RunDirectory.open(tmp_path / "whole", {}))
     with pytest.raises(KeyboardInterrupt):
-        make(**settings).train(PROMPTS, RunDirectory.open(tmp_path / "cut", {}), on_step=kill)
+        train(make(**settings), PROMPTS, RunDirectory.open(tmp_path / "cut", {}), on_step=kill)
     again = make(**settings)
-    again.train(PROMPTS, RunDirectory.open(tmp_path / "cut", {}))
+    train(again, PROMPTS, RunDirectory.open(tmp_path / "cut", {}))
     for one, other in zip(whole.learner.parameters, again.learner.parameters, strict=True):
         assert torch.equal(one, other)
 

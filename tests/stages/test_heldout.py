@@ -2,6 +2,8 @@
 
 import json
 import math
+import statistics
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,15 +11,16 @@ import pytest
 import torch
 from scipy import stats
 
-from tether.assemble import Recipe, load_policy, local_engine
 from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.rundir import RunDirectory, read_jsonl
 from tether.core.types import Message, Prompt, Rollout, Sampling, Score, StopReason, user
+from tether.evaluation.peaks import has_fallen
 from tether.evaluation.winrate import mean_estimate
-from tether.pipelines import online
-from tether.pipelines.journey import run_recipe
-from tether.stages.heldout import SEED, EvaluateConfig, HeldOut, has_fallen, set_aside
+from tether.run import online
+from tether.run.recipe import Recipe, run_recipe
+from tether.run.roles import load_policy, local_engine
+from tether.stages.heldout import SEED, EvaluateConfig, HeldOut, held_out_split
 from tether.stages.policy_gradient import PolicyGradient
 
 WORDS = [f"{a}{b}" for a in "abcdefgh" for b in "xyz"]
@@ -29,16 +32,16 @@ def prompts(words):
 
 def test_no_training_prompt_says_what_a_held_out_one_says():
     rows = prompts([*WORDS, *WORDS, *WORDS[:5]])
-    train, test = set_aside(rows, 7)
+    train, test = held_out_split(rows, 7)
     assert len(test) == len({p.messages for p in test}) == 7
     assert {p.messages for p in train} == {p.messages for p in rows} - {p.messages for p in test}
     assert [p for p in rows if p in train] == train
 
 
 def test_the_choice_depends_on_words_alone():
-    chosen = {p.text for p in set_aside(prompts(WORDS), 7)[1]}
-    assert {p.text for p in set_aside(prompts(WORDS[::-1]), 7)[1]} == chosen
-    more = {p.text for p in set_aside(prompts([*WORDS, "new", "newer"]), 7)[1]}
+    chosen = {p.text for p in held_out_split(prompts(WORDS), 7)[1]}
+    assert {p.text for p in held_out_split(prompts(WORDS[::-1]), 7)[1]} == chosen
+    more = {p.text for p in held_out_split(prompts([*WORDS, "new", "newer"]), 7)[1]}
     assert len(more - chosen) <= 2
 
 
@@ -48,7 +51,7 @@ def test_start_and_policy_answer_at_other_temperatures_too(tmp_path):
     found = run_recipe(made, ["grpo"])["grpo"]["heldout"]
     rows = [row for row in read_jsonl(f"{made.run}/grpo/heldout.jsonl") if "temperature" in row]
     assert [(row["step"], row["temperature"]) for row in rows] == [(0, 0.5), (0, 0.0), (4, 0.5), (4, 0.0)]
-    asked = [Prompt((user(p.text),)) for p in set_aside([Prompt((user(w),)) for w in WORDS], 6)[1]]
+    asked = [Prompt((user(p.text),)) for p in held_out_split([Prompt((user(w),)) for w in WORDS], 6)[1]]
     for row in rows:
         role, loaded = load_policy(f"{made.run}/grpo" if row["step"] else made.model.source, made.model)
         greedy = row["temperature"] == 0
@@ -81,7 +84,7 @@ def test_greedy_answers_are_not_asked_for_twice():
 
 def test_all_prompts_cannot_be_held_out():
     with pytest.raises(DataError, match=r"of 24 different prompts 24 cannot be held out .* Set evaluate.prompts lower"):
-        set_aside(prompts([*WORDS, *WORDS]), 24)
+        held_out_split(prompts([*WORDS, *WORDS]), 24)
 
 
 def test_the_summary_is_of_the_same_prompts_before_and_after(tmp_path):
@@ -135,6 +138,7 @@ def recipe(folder, **section):
         "optimizer": {"learning_rate": 1e-2},
         **section,
     }
+    values["evaluate"] = {"best_of": [], **values["evaluate"]}
     return build(Recipe, {"run": str(folder / "run"), "model": {"source": "tiny", "dtype": "float32"}, "grpo": values})
 
 
@@ -154,7 +158,7 @@ def test_the_last_measurement_is_of_the_policy_that_is_saved(tmp_path, more):
     assert set(measured) == ({0, 2} if "kl" in more else {0, 3, 4})  # beyond its target the second step is the last
     for step, place in ((0, made.model.source), (max(measured), f"{made.run}/grpo")):
         role, loaded = load_policy(place, made.model)
-        asked = [Prompt((user(p.text),)) for p in set_aside([Prompt((user(w),)) for w in WORDS], 6)[1]]
+        asked = [Prompt((user(p.text),)) for p in held_out_split([Prompt((user(w),)) for w in WORDS], 6)[1]]
         groups = local_engine(role, loaded).generate(asked, Sampling(max_new_tokens=8), num_samples=4, seed=SEED)
         assert measured[step] == [float(any("a" <= c <= "m" for c in r.text)) for g in groups for r in g.rollouts]
     assert summary["format"]["gain"]["value"] == pytest.approx(
@@ -309,7 +313,7 @@ def test_the_best_of_equals_is_not_said_to_have_gained():
     for seed in range(150):
         columns = noise(np.random.default_rng(seed), 64, 10, 0.0).T.tolist()
         measured = {step: {"score": column} for step, column in enumerate(columns)}
-        run = SimpleNamespace(held_out=lambda found=measured: found, decoded=dict)
+        run = SimpleNamespace(held_out=lambda found=measured: found, decoded=dict, best_of=dict)
         held = HeldOut(EvaluateConfig(keep="best"), [None] * 64, run=run, **how)
         summary = held.summary()
         gains.append(summary["score"]["gain"])
@@ -365,3 +369,18 @@ def test_held_out_prompts_may_come_from_data_of_their_own(tmp_path, monkeypatch)
     )
     run_recipe(made, ["grpo"])
     assert [p.text for p in asked] == ["new", "newer"]
+
+
+def test_the_best_of_n_of_the_start_is_drawn_once_and_told(tmp_path):
+    """Picked and scored by the same checked reward, the best of more can only be higher; a resumed run does not draw again."""
+    made = recipe(tmp_path, evaluate={"every": 3, "prompts": 6, "samples_per_prompt": 4, "best_of": [2, 8]})
+    summary = run_recipe(made, ["grpo"])["grpo"]["heldout"]
+    run = RunDirectory(Path(made.run) / "grpo")
+    drawn = run.best_of()
+    assert {n: len(scores) for n, scores in drawn.items()} == {2: 24, 8: 24}
+    assert all(drawn[n][i] == drawn[n][i - i % 4] for n in drawn for i in range(24))  # one pick stands beside each answer
+    assert all(more >= fewer for more, fewer in zip(drawn[8], drawn[2], strict=True))
+    after = run.held_out()[summary["kept_step"]]["score"]
+    for n, told in summary["best_of_n"].items():
+        assert told["gain"]["value"] == pytest.approx(statistics.fmean(after) - statistics.fmean(drawn[int(n)]))
+    assert set(run.held_out()) == {0, 3, 4}  # the picks are no measurement

@@ -24,6 +24,7 @@ from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.stages.kto import KTO, KTOConfig, separation
 from tether.stages.reference import ReferenceTable
+from tether.stages.supervised import make_step
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
 
@@ -63,10 +64,10 @@ def plain_logprob(model, sequence):
 def update_of(stage, judged):
     """Metrics of one update, and the gradient that it took."""
     grabbed = []
-    stage.learner = learner = LocalLearner(stage.policy.parameters(), stage.config.optimizer, 10)
+    learner = LocalLearner(stage.role.parameters(), stage.config.optimizer, 10)
     original = learner.step
     learner.step = lambda: (grabbed.extend(m.grad.clone() for m in learner.masters), original())[1]
-    return stage.step(judged), grabbed
+    return make_step(stage, learner, judged), grabbed
 
 
 @pytest.mark.parametrize("tokens", [40, 10_000])
@@ -123,7 +124,7 @@ def test_a_pair_that_is_too_long_is_left_out_and_a_lone_prompt_has_none():
 
 def exactly(stage, judged):
     """z0, loss and gradient of an update in float64, micro-batch by micro-batch."""
-    for role in (stage.policy, stage.likelihoods.reference):
+    for role in (stage.role, stage.likelihoods.reference):
         role.model.double()
     z0, _ = stage.baseline(judged)
     cuts, count = (
@@ -133,7 +134,7 @@ def exactly(stage, judged):
     losses = [stage.loss(micro, z0, count)[0] for micro in cuts]
     for loss in losses:
         loss.backward()
-    return len(cuts), z0, torch.stack(losses).sum().detach(), [p.grad for p in stage.policy.parameters()]
+    return len(cuts), z0, torch.stack(losses).sum().detach(), [p.grad for p in stage.role.parameters()]
 
 
 def test_rows_padding_sharing_and_cuts_change_nothing(monkeypatch):
@@ -250,7 +251,7 @@ def trained(folder, stop_at=None, rows=None, **settings):
         stage.train(rows, RunDirectory.open(folder, {}), progress)
     except KeyboardInterrupt:
         return trained(folder, rows=rows, **settings)
-    return torch.cat([p.detach().flatten() for p in stage.policy.parameters()])
+    return torch.cat([p.detach().flatten() for p in stage.role.parameters()])
 
 
 @pytest.mark.parametrize("asked", ["each_update", "precomputed"])
@@ -264,7 +265,7 @@ def test_a_reference_asked_beforehand_says_the_same(tmp_path):
     known = trained(tmp_path / "known", heldout_fraction=0.3, reference_logprobs="precomputed")
     torch.testing.assert_close(asked, known, atol=1e-5, rtol=1e-4)
     with pytest.raises(ValueError, match="needs reference_logprobs = 'precomputed'"):
-        KTO(KTOConfig(), make().policy, ReferenceTable({}), ENCODER)
+        KTO(KTOConfig(), make().role, ReferenceTable({}), ENCODER)
 
 
 def observed(tmp_path, **settings):
@@ -276,7 +277,7 @@ def observed(tmp_path, **settings):
     run = RunDirectory.open(tmp_path, {})
     summary = stage.train(feedback(40, 3), run)
     kept = [path.name for path in complete_checkpoints(run.path / "checkpoints")]
-    weights = [round(float(p.detach().abs().sum()), 4) for p in stage.policy.parameters()]
+    weights = [round(float(p.detach().abs().sum()), 4) for p in stage.role.parameters()]
     metrics = [(round(row["loss"], 6), sorted(row)) for row in run.metrics()]
     return weights, metrics, kept, len(calls), summary["updates"], summary["num_prompts"]
 

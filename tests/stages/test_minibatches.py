@@ -11,10 +11,13 @@ from tests.stages.test_policy_gradient import PROMPTS, Facts, Reward, deviation,
 from tether.algorithms.policy_losses import ppo_clip_loss
 from tether.core.config import packaged_recipe
 from tether.core.rundir import RunDirectory
-from tether.core.types import Prompt, Score, user
+from tether.core.types import Prompt, Rollout, Sampling, Score, StopReason, user
+from tether.data.chat import ChatEncoder
 from tether.learner.config import OptimizerConfig
 from tether.learner.local import schedule_factor
-from tether.stages.experience import deal
+from tether.models.tiny import tiny_tokenizer
+from tether.stages.online_loop import train
+from tether.stages.rollouts import deal, gather
 
 pytestmark = pytest.mark.audit
 
@@ -23,6 +26,17 @@ def quickstart():
     settings = tomllib.loads(packaged_recipe("quickstart").read_text())["ppo"]
     algorithmic = ("samples_per_prompt", "baseline", "minibatches", "epochs", "lam", "kl")
     return {name: settings[name] for name in algorithmic if name in settings}
+
+
+def test_a_stop_token_that_is_the_padding_too_counts():
+    tokenizer = tiny_tokenizer()
+    tokenizer.pad_token = tokenizer.eos_token
+    encoder = ChatEncoder(tokenizer, (1,))
+    rollouts = [
+        Rollout((70, 71), ids, (), StopReason.STOP_TOKEN, "", 0, 0, Sampling(), PROMPTS[0]) for ids in ((7, 8, 1), (9, 1))
+    ]
+    experience = gather(rollouts, [Score(1.0), Score(2.0)], encoder, 64, torch.device("cpu"))
+    assert encoder.pad_id == 1 and experience.mask.tolist() == [[True, True, True], [True, True, False]]
 
 
 RECIPES = {
@@ -57,7 +71,7 @@ def test_a_setting_of_memory_changes_neither_updates_nor_gradients(name, tmp_pat
         stage = make(algorithm, prompts_per_step=8, micro_batch_tokens=budget, steps=3, optimizer=optimizer, **settings)
         gradients, rates = spy_on_updates(stage)
         run = RunDirectory.open(tmp_path / str(budget), {})
-        stage.train([Prompt((user(f"{n} times"),), f"p{n}") for n in range(16)], run)
+        train(stage, [Prompt((user(f"{n} times"),), f"p{n}") for n in range(16)], run)
         planned = stage.config.epochs * stage.config.minibatches
         assert [(row["policy/updates"], row["policy/updates_planned"]) for row in run.metrics()] == [(planned, planned)] * 3
         assert len(rates) == stage.learner.updates == stage.config.total_updates == 3 * planned
@@ -209,9 +223,9 @@ def test_prompts_in_reserve_that_were_not_needed_are_not_lost(tmp_path):
         run = RunDirectory.open(tmp_path / folder, {})
         if kill_at:
             with pytest.raises(KeyboardInterrupt):
-                stage.train(prompts, run, on_step=kill)
+                train(stage, prompts, run, on_step=kill)
         else:
-            stage.train(prompts, run)
+            train(stage, prompts, run)
         return sampled, stage
 
     sampled, whole = trained("whole")

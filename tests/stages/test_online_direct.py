@@ -8,7 +8,7 @@ import torch
 from tether.core.config import build
 from tether.core.errors import ConfigError
 from tether.core.rundir import RunDirectory
-from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, Score, StopReason, user
+from tether.core.types import Prompt, Rollout, Sampling, Score, StopReason, user
 from tether.data.chat import ChatEncoder
 from tether.learner.checkpoint import complete_checkpoints
 from tether.learner.config import OptimizerConfig
@@ -19,6 +19,7 @@ from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 from tether.stages.direct import Direct, DirectConfig
 from tether.stages.online_direct import OnlineDirect, OnlineDirectConfig, best_and_worst
+from tether.stages.online_loop import train
 
 PROMPTS = [Prompt((user(text),), f"p{n}") for n, text in enumerate(["one", "two two", "three", "a longer one"])]
 ENCODER = ChatEncoder(tiny_tokenizer(), (1, *range(40, 60)))
@@ -104,7 +105,8 @@ def test_the_gradient_is_that_of_the_best_over_the_worst(temperature, tokens):
 def test_on_the_same_pairs_it_is_the_stage_for_collected_ones(loss):
     stage = make(loss=loss)
     groups = stage.engine.generate(PROMPTS, stage.config.sampling, num_samples=4)
-    pairs, _ = best_and_worst(groups, EvenReward().score([r for g in groups for r in g.rollouts]))
+    rollouts = [r for g in groups for r in g.rollouts]
+    pairs, _ = best_and_worst(rollouts, EvenReward().score(rollouts), len(rollouts) // len(groups))
     rankings = [pair.ranking(ENCODER, str(n)) for n, pair in enumerate(pairs)]
     collected = Direct(DirectConfig(loss=loss), stage.policy, stage.pairs.likelihoods.reference, ENCODER)
     assert len(pairs) == 4
@@ -118,9 +120,9 @@ def rollout(ids, sample, finished=True):
 
 def test_best_and_worst_by_hand():
     answers = [rollout((7,), 0), rollout((8,), 1), rollout((9,), 2, finished=False)]
-    groups = [RolloutGroup(PROMPTS[0], tuple(answers))] * 4 + [RolloutGroup(PROMPTS[0], (answers[0], answers[0]))]
+    rollouts = [*answers * 4, answers[0], answers[0]]
     scores = [1.0, 2.0, 3.0, None, 2.0, None, 1.0, 1.0, 2.5, 0.5, None, 1.0, 1.0, 2.0]
-    pairs, skipped = best_and_worst(groups, [Score(s) for s in scores], missing_stop_penalty=1.5)
+    pairs, skipped = best_and_worst(rollouts, [Score(s) for s in scores], 3, missing_stop_penalty=1.5)
     found = [(p.best.response_ids, p.worst.response_ids, p.best_score, p.worst_score) for p in pairs]
     assert found == [((8,), (7,), 2.0, 1.0), ((7,), (9,), 0.5, -0.5)]
     assert skipped == {"failed": 1, "tied": 2}  # the third group's scores are all 1, the last group's answers are the same
@@ -136,7 +138,7 @@ class Silent:
 def test_a_step_without_a_pair_leaves_the_weights_and_goes_on(tmp_path):
     stage = make(Silent(), steps=2)
     before = [p.detach().clone() for p in stage.learner.parameters]
-    summary = stage.train(PROMPTS, RunDirectory.open(tmp_path / "run", {}))
+    summary = train(stage, PROMPTS, RunDirectory.open(tmp_path / "run", {}))
     assert all(torch.equal(a, b) for a, b in zip(before, stage.learner.parameters, strict=True))
     assert summary["pairs"] == {"used": 0, "tied": 0, "failed": 8} and summary["failed_rewards"] == 32
     assert stage.learner.updates == 2
@@ -148,7 +150,7 @@ def test_it_learns_what_scores_high(loss, tmp_path):
     rate = OptimizerConfig(learning_rate=1e-2)
     stage = make(loss=loss, beta=beta, steps=30, prompts_per_step=8, samples_per_prompt=4, optimizer=rate)
     run = RunDirectory.open(tmp_path / "run", {})
-    summary = stage.train(PROMPTS, run)
+    summary = train(stage, PROMPTS, run)
     assert summary["proxy_last"] > summary["proxy_first"] + 1.5
     assert len(run.metrics()) == 30 and all(row["pairs/used"] + row["pairs/tied"] == 8 for row in run.metrics())
 
@@ -162,7 +164,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path):
                 raise KeyboardInterrupt
 
         try:
-            stage.train(PROMPTS, RunDirectory.open(folder, {}), progress=progress)
+            train(stage, PROMPTS, RunDirectory.open(folder, {}), progress=progress)
         except KeyboardInterrupt:
             return trained(folder)
         return torch.cat([p.detach().flatten() for p in stage.learner.parameters])
@@ -176,7 +178,7 @@ def observed(folder, **settings):
     original = stage.policy.logprobs
     stage.policy.logprobs = lambda *arguments: (calls.append(1), original(*arguments))[1]
     run = RunDirectory.open(folder, {})
-    stage.train(PROMPTS, run)
+    train(stage, PROMPTS, run)
     kept = [path.name for path in complete_checkpoints(run.path / "checkpoints")]
     weights = [round(float(p.detach().abs().sum()), 4) for p in stage.policy.parameters()]
     samples = (run.path / "samples.jsonl").read_text() if (run.path / "samples.jsonl").is_file() else ""

@@ -18,6 +18,7 @@ from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
+from tether.stages.online_loop import train
 from tether.stages.policy_config import PRESETS, KLConfig, PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 
@@ -277,13 +278,13 @@ def test_a_running_mean_is_that_of_earlier_steps():
     stage = make("reinforce", baseline="running_mean", baseline_window=20, kl={"coefficient": 0.0, "report": False})
     _, _, first = stage.step(PROMPTS, 0)
     known = [s.value for s in first if s.value is not None]
-    assert stage.past_scores == (pytest.approx(mean(known)), 14)
+    assert stage.shaping.past_scores == (pytest.approx(mean(known)), 14)
     ours, rollouts, scores, _ = gradient_of_first_update(stage)
     facts = Facts(stage, rollouts, scores)
     equation = sum(-(facts.scores[i] - mean(known)) * facts.logp[i].sum() / facts.tokens for i in facts.known)
     for one, other in zip(ours, torch.autograd.grad(equation, stage.policy.parameters()), strict=True):
         torch.testing.assert_close(one, other, atol=2e-6, rtol=2e-4)
-    assert stage.past_scores[1] == 20
+    assert stage.shaping.past_scores[1] == 20
 
 
 @pytest.mark.parametrize("mode", ["truncate", "mask"])
@@ -332,11 +333,11 @@ def test_the_run_stops_at_the_kl_target(tmp_path):
     settings = {"kl": {"coefficient": 0.0, "mode": "stop", "target": 4.0}, "optimizer": OptimizerConfig(learning_rate=2e-2)}
     stage = make("ppo", steps=30, **settings)
     run = RunDirectory.open(tmp_path / "run", {})
-    stage.train(PROMPTS, run)
+    train(stage, PROMPTS, run)
     kl = [row["kl/policy_reference_k1"] for row in run.metrics()]
     assert len(kl) < 30 and kl[-1] > 4.0 >= max(kl[:-1])
     again = make("ppo", steps=30, **settings)
-    again.train(PROMPTS, RunDirectory.open(tmp_path / "run", {}))
+    train(again, PROMPTS, RunDirectory.open(tmp_path / "run", {}))
     assert len(run.metrics()) == len(kl)
 
 
@@ -351,11 +352,11 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path, name):
     if name == "reinforce":
         settings |= {"baseline": "running_mean"}
     whole = make(name, **settings)
-    whole.train(PROMPTS, RunDirectory.open(tmp_path / "whole", {}))
+    train(whole, PROMPTS, RunDirectory.open(tmp_path / "whole", {}))
     with pytest.raises(KeyboardInterrupt):
-        make(name, **settings).train(PROMPTS, RunDirectory.open(tmp_path / "cut", {}), on_step=kill)
+        train(make(name, **settings), PROMPTS, RunDirectory.open(tmp_path / "cut", {}), on_step=kill)
     again = make(name, **settings)
-    again.train(PROMPTS, RunDirectory.open(tmp_path / "cut", {}))
+    train(again, PROMPTS, RunDirectory.open(tmp_path / "cut", {}))
     for one, other in zip(whole.learner.parameters, again.learner.parameters, strict=True):
         assert torch.equal(one, other)
     assert whole.state() == again.state()
@@ -406,9 +407,9 @@ def test_the_scale_of_step_rewards_is_that_of_the_first_step_and_survives_a_resu
     first.step(PROMPTS, 0)
     later = make("ppo", Steps(), step_rewards=True, samples_per_prompt=1)
     later.load_state(first.state())
-    paid = later.paid([Score(9.0, steps=((1, 9.0), (2, -1.0)))])
-    assert paid == [pytest.approx((9.0 / first.normalizer[1], -1.0 / first.normalizer[1]))]
-    assert first.normalizer == pytest.approx((0.0, 2.8470), abs=1e-4)
+    paid = later.shaping.scaled([Score(9.0, steps=((1, 9.0), (2, -1.0)))])
+    assert paid == [pytest.approx((9.0 / first.shaping.normalizer[1], -1.0 / first.shaping.normalizer[1]))]
+    assert first.shaping.normalizer == pytest.approx((0.0, 2.8470), abs=1e-4)
 
 
 @pytest.mark.audit
@@ -561,7 +562,7 @@ def test_every_option_changes_what_is_learned(tmp_path, option):
         kind = {"algorithm": algorithm, **settings}
         stage = make(**kind, reward=Flat() if "filter" in str(settings) or option == "filter_groups" else None, engine=Noisy)
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        stage.train(PROMPTS, RunDirectory.open(folder, {}))
+        train(stage, PROMPTS, RunDirectory.open(folder, {}))
         return torch.cat([p.detach().flatten() for p in stage.policy.parameters()])
 
     plain = trained(settings)

@@ -18,9 +18,10 @@ from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
-from tether.stages.experience import gather
+from tether.stages.online_loop import train
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
+from tether.stages.rollouts import gather
 
 PROMPTS = [
     Prompt((user(text),), f"p{n}")
@@ -72,7 +73,7 @@ def test_first_ratio_is_one_and_the_reference_never_moves(tmp_path, roles, tempe
     with torch.no_grad():
         before = ppo.reference.logprobs(probe)[0].clone()
         policy_before = ppo.policy.logprobs(probe)[0].clone()
-    summary = ppo.train(PROMPTS, RunDirectory.open(tmp_path / "run", {}))
+    summary = train(ppo, PROMPTS, RunDirectory.open(tmp_path / "run", {}))
     with torch.no_grad():
         assert torch.equal(ppo.reference.logprobs(probe)[0], before)
         assert not torch.allclose(ppo.policy.logprobs(probe)[0], policy_before, atol=1e-3)
@@ -127,9 +128,9 @@ def test_a_group_baseline_is_the_mean_of_the_other_samples():
 
 def test_normalisation_uses_the_references_own_scores():
     ppo = make()
-    (one, two, unknown, six) = (row[0] for row in ppo.paid([Score(v) for v in (1.0, 2.0, None, 6.0)]))
+    (one, two, unknown, six) = (row[0] for row in ppo.shaping.scaled([Score(v) for v in (1.0, 2.0, None, 6.0)]))
     assert [one, two, unknown, six] == pytest.approx([-2 / 14**0.5 * 3**0.5, -1 / 14**0.5 * 3**0.5, 0.0, 3 / 14**0.5 * 3**0.5])
-    assert ppo.paid([Score(3.0)]) == [(0.0,)]  # later scores are measured on that first scale
+    assert ppo.shaping.scaled([Score(3.0)]) == [(0.0,)]  # later scores are measured on that first scale
 
 
 class HeadReward:
@@ -210,14 +211,14 @@ def test_a_copied_value_keeps_its_scale_when_resumed(tmp_path):
         return {}
 
     whole, cut, again = (from_reward_model(**settings) for _ in range(3))
-    whole.train(PROMPTS, RunDirectory.open(tmp_path / "whole", {}))
+    train(whole, PROMPTS, RunDirectory.open(tmp_path / "whole", {}))
     with pytest.raises(KeyboardInterrupt):
-        cut.train(PROMPTS, RunDirectory.open(tmp_path / "cut", {}), on_step=kill)
-    again.train(PROMPTS, RunDirectory.open(tmp_path / "cut", {}))
+        train(cut, PROMPTS, RunDirectory.open(tmp_path / "cut", {}), on_step=kill)
+    train(again, PROMPTS, RunDirectory.open(tmp_path / "cut", {}))
     for one, other in zip(whole.value.head.state_dict().values(), again.value.head.state_dict().values(), strict=True):
         assert torch.equal(one, other)
     assert all(torch.equal(a, b) for a, b in zip(whole.learner.parameters, again.learner.parameters, strict=True))
-    mean, deviation = whole.normalizer
+    mean, deviation = whole.shaping.normalizer
     fresh = from_reward_model(**settings).value.head
     torch.testing.assert_close(whole.value.head.scale, fresh.scale / deviation)
     torch.testing.assert_close(whole.value.head.offset * fresh.scale, fresh.offset * fresh.scale + mean)
@@ -298,7 +299,7 @@ def test_it_learns(tmp_path, roles, rate):
         roles=roles, steps=30, prompts_per_step=32, kl={"coefficient": 0.01}, optimizer=OptimizerConfig(learning_rate=rate)
     )
     run = RunDirectory.open(tmp_path / "run", {})
-    ppo.train(PROMPTS, run)
+    train(ppo, PROMPTS, run)
     rows = run.metrics()
     first, last = rows[0], rows[-1]
     assert last["reward/proxy"] > first["reward/proxy"] + 1.2
@@ -310,7 +311,7 @@ def test_a_strong_tether_holds(tmp_path):
         settings = {"kl": {"coefficient": coefficient}, "optimizer": OptimizerConfig(learning_rate=3e-3)}
         ppo = make(steps=20, prompts_per_step=32, **settings)
         run = RunDirectory.open(tmp_path / f"run{coefficient}", {})
-        ppo.train(PROMPTS, run)
+        train(ppo, PROMPTS, run)
         return run.metrics()[-1]["kl/policy_reference_k1"]
 
     assert final_kl(2.0) < 0.3 * final_kl(0.0)
@@ -328,7 +329,7 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path):
     }
     whole = make(**settings)
     whole_run = RunDirectory.open(tmp_path / "whole", {})
-    whole.train(PROMPTS, whole_run)
+    train(whole, PROMPTS, whole_run)
 
     class KilledError(Exception):
         pass
@@ -340,9 +341,9 @@ def test_killed_and_resumed_equals_uninterrupted(tmp_path):
 
     run = RunDirectory.open(tmp_path / "killed", {})
     with pytest.raises(KilledError):
-        make(**settings).train(PROMPTS, run, on_step=kill)
+        train(make(**settings), PROMPTS, run, on_step=kill)
     resumed = make(**settings)
-    resumed.train(PROMPTS, RunDirectory.open(tmp_path / "killed", {}))
+    train(resumed, PROMPTS, RunDirectory.open(tmp_path / "killed", {}))
     assert torch.equal(weights(resumed), weights(whole))
     keys = ["reward/proxy", "kl/coefficient", "policy/loss", "value/loss", "grad_norm"]
     assert [[r[k] for k in keys] for r in run.metrics()] == [[r[k] for k in keys] for r in whole_run.metrics()]
@@ -355,7 +356,7 @@ def test_failed_rewards_are_counted_and_teach_nothing(tmp_path):
 
     ppo = make(reward=Failing(), steps=1, kl={"coefficient": 0.0}, value_coefficient=0.5)
     before = torch.cat([p.detach().flatten().clone() for p in ppo.learner.parameters])
-    summary = ppo.train(PROMPTS, RunDirectory.open(tmp_path / "run", {}))
+    summary = train(ppo, PROMPTS, RunDirectory.open(tmp_path / "run", {}))
     assert summary["failed_rewards"] == 8
     assert torch.equal(torch.cat([p.detach().flatten() for p in ppo.learner.parameters]), before)
 

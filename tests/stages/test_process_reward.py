@@ -21,8 +21,8 @@ from tether.evaluation.process import (
     compare_with_chance,
     count_blind,
     count_calls,
-    estimate,
     first_error_f1,
+    step_estimates,
     step_f1,
 )
 from tether.learner.config import OptimizerConfig
@@ -32,6 +32,7 @@ from tether.models.tiny import SPECIAL, TEMPLATE, tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rewards.process import ProcessReward
 from tether.stages.process_reward import ProcessRewardConfig, ProcessRewardModeling
+from tether.stages.supervised import make_step
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
 TEXTS = (
@@ -213,13 +214,14 @@ def test_the_gradient_is_that_of_the_sum_over_steps_however_it_is_cut(tokens, ki
     ]
     settings = {"ratings": {"classes": 3, "label_column": "rating"}, "outcome": {"target": "outcome"}, "process": {}}[kind]
     trained = stage(micro_batch_tokens=tokens, **settings)
-    trained.learner = LocalLearner(trained.role.parameters(), trained.config.optimizer, 4)
-    grabbed, original = [], trained.learner.step
-    trained.learner.step = lambda: (grabbed.extend(m.grad.clone() for m in trained.learner.masters), original())[1]
+    learner = LocalLearner(trained.role.parameters(), trained.config.optimizer, 4)
+    grabbed, original = [], learner.step
+    learner.step = lambda: (grabbed.extend(m.grad.clone() for m in learner.masters), original())[1]
     solutions = [trained.encoder.encode(row) for row in rows]
     expected, gradients = naive_loss(rows, 3 if kind == "ratings" else 2, "outcome" if kind == "outcome" else "process")
-    assert trained.loss(solutions) == pytest.approx(expected, rel=1e-5)
-    assert trained.step(solutions[::-1] if tokens == 120 else solutions)["loss"] == pytest.approx(expected, rel=1e-5)
+    assert trained.evaluate(solutions)["loss"] == pytest.approx(expected, rel=1e-5)
+    solutions = solutions[::-1] if tokens == 120 else solutions
+    assert make_step(trained, learner, solutions)["loss"] == pytest.approx(expected, rel=1e-5)
     for ours, theirs in zip(grabbed, gradients, strict=True):
         torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=1e-3)
 
@@ -227,7 +229,7 @@ def test_the_gradient_is_that_of_the_sum_over_steps_however_it_is_cut(tokens, ki
 def test_only_the_ends_of_judged_steps_are_trained(monkeypatch):
     trained = stage()
     row = trained.encoder.encode(solution(["ab", "c", "d"], [True, None, False]))
-    trained.learner = LocalLearner(trained.role.parameters(), trained.config.optimizer, 1)
+    learner = LocalLearner(trained.role.parameters(), trained.config.optimizer, 1)
     seen, hidden = [], trained.role.hidden
 
     def watched(batch):
@@ -236,7 +238,7 @@ def test_only_the_ends_of_judged_steps_are_trained(monkeypatch):
         return seen[-1]
 
     monkeypatch.setattr(trained.role, "hidden", watched)
-    trained.step([row])
+    make_step(trained, learner, [row])
     touched = seen[0].grad.abs().sum(-1).nonzero().flatten().tolist()
     assert touched == [row.sequence.prompt_length + 3, len(row.sequence) - 1]  # the second line feed behind "ab", and the stop
 
@@ -266,7 +268,7 @@ GIVEN = [[0.9, 0.2, 0.7, 0.4], [0.8, 0.9], [0.6], [0.9, 0.1, 0.9]]
 def test_metrics_by_hand():
     # At 0.5 the second and fourth step of the first solution are called wrong, and the second of the last one.
     counts = [count_calls(r, p, 0.5) for r, p in zip(TRUTH, GIVEN, strict=True)]
-    found = estimate(counts, ["a", "b", "b", "c"], [m for family in FAMILIES.values() for m in family])
+    found = step_estimates(counts, ["a", "b", "b", "c"], [m for family in FAMILIES.values() for m in family])
     precision, recall = 1 / 3, 1 / 3  # of the wrong steps
     wrong = 2 * precision * recall / (precision + recall)
     right = 2 * (5 / 7) * (5 / 7) / (10 / 7)
@@ -275,7 +277,7 @@ def test_metrics_by_hand():
     assert found["accuracy_erroneous"].value == 0.5 and found["accuracy_erroneous"].count == 2  # not the single step
     assert found["accuracy_flawless"].value == 0.5 and found["first_error_f1"].value == 0.5
     assert found["step_f1"].low <= found["step_f1"].value <= found["step_f1"].high
-    assert estimate(counts, ["a"] * 4, [step_f1])["step_f1"].low == -math.inf
+    assert step_estimates(counts, ["a"] * 4, [step_f1])["step_f1"].low == -math.inf
     with pytest.raises(ValueError, match="2 steps"):
         count_calls([True, False], [0.1], 0.5)
     with pytest.raises(ValueError, match="NaN"):
@@ -289,8 +291,8 @@ def test_an_error_called_too_early_or_never_is_not_found():
 
 def test_intervals_come_from_resampled_problems():
     counts = [count_calls([False], [p], 0.5) for p in (0.1, 0.9) * 30]
-    each = estimate(counts, list(range(60)), [FAMILIES["first_error"][1]])["accuracy_erroneous"]
-    pairs = estimate(
+    each = step_estimates(counts, list(range(60)), [FAMILIES["first_error"][1]])["accuracy_erroneous"]
+    pairs = step_estimates(
         [c for c in counts for _ in range(10)], [g for g in range(60) for _ in range(10)], [FAMILIES["first_error"][1]]
     )
     assert pairs["accuracy_erroneous"][:3] == each[:3]  # ten copies of a problem are one observation

@@ -25,6 +25,7 @@ from tether.stages.direct import preferred
 from tether.stages.reward import RewardConfig, RewardModeling
 from tether.stages.reward_members import Distillation, evaluate_members
 from tether.stages.sft import SFT, SFTConfig
+from tether.stages.supervised import make_step
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
 DEMONSTRATIONS = [
@@ -77,15 +78,15 @@ def test_sft_learns_and_keeps_the_best(tmp_path, packing):
     summary = stage.train(DEMONSTRATIONS, RunDirectory.open(tmp_path / "run", {}))
     assert summary["eval_loss"] < 0.6 * summary["eval_loss_before"]  # of words that no training row has
     heldout = [ENCODER.conversation(d.messages) for d in split_by_group(DEMONSTRATIONS, 0.25, 0)[1]]
-    assert stage.evaluate(heldout)["eval_loss"] == pytest.approx(summary["eval_loss"], rel=1e-4)
+    assert stage.evaluate(heldout)["loss"] == pytest.approx(summary["eval_loss"], rel=1e-4)
 
 
 class Watched(SFT):
     """Takes down the questions of the conversations that it trains on and of those that it evaluates by."""
 
-    def step(self, conversations):
+    def update(self, conversations):
         self.trained = getattr(self, "trained", []) + [self.encoder.decode(c.prompt) for c in conversations]
-        return super().step(conversations)
+        return super().update(conversations)
 
     def evaluate(self, conversations):
         self.judged_by = [self.encoder.decode(c.prompt) for c in conversations]
@@ -136,7 +137,7 @@ def test_sft_loss_is_the_mean_over_counted_tokens():
         count += row.num_trained
     for training in (False, True):  # evaluation has no dropout and leaves the mode as it found it
         stage.role.train_mode(training)
-        assert stage.evaluate(rows)["eval_loss"] == pytest.approx(total / count, rel=1e-5)
+        assert stage.evaluate(rows)["loss"] == pytest.approx(total / count, rel=1e-5)
         assert stage.role.model.training is training
 
 
@@ -191,10 +192,10 @@ def test_reward_gradient_is_that_of_the_pairwise_sum_however_it_is_cut(tokens, u
     rows = list(comparisons(5))
     rows = [Comparison(c.prompt, c.chosen, c.rejected, c.id, c.group, margin=0.5 * (i % 3)) for i, c in enumerate(rows)]
     stage = reward(micro_batch_tokens=tokens, use_margin=use_margin, label_smoothing=smoothing, centering=0.02)
-    stage.learner = LocalLearner(stage.role.parameters(), stage.config.optimizer, 4)
+    learner = LocalLearner(stage.role.parameters(), stage.config.optimizer, 4)
     grabbed = []
-    original = stage.learner.step
-    stage.learner.step = lambda: (grabbed.extend(m.grad.clone() for m in stage.learner.masters), original())[1]
+    original = learner.step
+    learner.step = lambda: (grabbed.extend(m.grad.clone() for m in learner.masters), original())[1]
     other = reward(use_margin=use_margin)
     for parameter in other.role.parameters():
         parameter.requires_grad_(True)
@@ -212,7 +213,7 @@ def test_reward_gradient_is_that_of_the_pairwise_sum_however_it_is_cut(tokens, u
         right, wrong = torch.log1p(torch.exp(-difference)), torch.log1p(torch.exp(difference))
         loss = loss + ((1 - smoothing) * right + smoothing * wrong + 0.02 * (chosen + rejected) ** 2) / len(rows)
     loss.backward()
-    metrics = stage.step(stage.rankings(rows)[0])
+    metrics = make_step(stage, learner, stage.rankings(rows)[0])
     assert metrics["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
     for ours, theirs in zip(grabbed, other.role.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs.grad, atol=2e-6, rtol=1e-3)
@@ -280,14 +281,14 @@ def test_even_labels_are_in_no_accuracy_of_members_students_and_direct_methods(m
     assert found["accuracy"]["value"] == 1.0 and found["accuracy"]["count"] == 24 and found["member_accuracy"] == [1.0, 1.0]
     student = Distillation(members[0].config, members[0].role, ENCODER)
     student.targets = {s.ids: 0.0 for ranking in rankings for s in ranking.sequences}
-    student.learner = LocalLearner(student.role.parameters(), student.config.optimizer, 2)
+    learner = LocalLearner(student.role.parameters(), student.config.optimizer, 2)
     places = pairs_of(rankings)
     scores = torch.zeros(len(rankings) * 8)
     scores[places.chosen] = torch.tensor([-1.0 if p == 0.5 else 1.0 for p in places.probability])
     known = {s.ids: value for s, value in zip((s for r in rankings for s in r.sequences), scores, strict=True)}
     weight = next(iter(student.role.parameters()))
-    monkeypatch.setattr(student, "_scores", lambda some: torch.stack([known[s.ids] for s in some]) + 0 * weight.sum())
-    assert student.step(rankings)["accuracy"] == 1.0
+    monkeypatch.setattr(student, "heads", lambda some: torch.stack([known[s.ids] for s in some])[:, None] + 0 * weight.sum())
+    assert make_step(student, learner, rankings)["accuracy"] == 1.0
     assert preferred([-1.0, 2.0, -3.0], [0.5, 0.9, 0.8])["accuracy"] == 0.5
     assert preferred([-1.0], [0.5])["accuracy"] == 0.5
 
@@ -298,10 +299,10 @@ def test_the_gradient_that_parts_quality_from_length_is_that_of_the_whole_update
     rows = [row for i, row in enumerate(comparisons(5)) for row in [replace(row, rejected=(assistant("no" + "." * i),))]]
     stage = reward(micro_batch_tokens=tokens, disentangle_length=0.7)
     stage.role.head = ScalarHead(64, zero=False, outputs=2)
-    stage.learner = LocalLearner(stage.role.parameters(), stage.config.optimizer, 4)
+    learner = LocalLearner(stage.role.parameters(), stage.config.optimizer, 4)
     grabbed = []
-    original = stage.learner.step
-    stage.learner.step = lambda: (grabbed.extend(m.grad.clone() for m in stage.learner.masters), original())[1]
+    original = learner.step
+    learner.step = lambda: (grabbed.extend(m.grad.clone() for m in learner.masters), original())[1]
     rankings = stage.rankings(rows)[0]
     role = Role(stage.role.model, "reward", stage.role.head)
     batch = make_batch([s for r in rankings for s in r.sequences], ENCODER.pad_id)
@@ -313,7 +314,7 @@ def test_the_gradient_that_parts_quality_from_length_is_that_of_the_whole_update
     weights = role.head.linear.weight
     whole = loss + 0.7 * (quality.abs() - length + (weights[0] @ weights[1]).abs())
     expected = torch.autograd.grad(whole, stage.role.parameters())
-    metrics = stage.step(rankings)
+    metrics = make_step(stage, learner, rankings)
     assert metrics["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
     for ours, theirs in zip(grabbed, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=3e-6, rtol=1e-3)

@@ -10,6 +10,9 @@ from torch.nn.functional import logsigmoid
 
 from tether.algorithms.masked import Denominator, check_same_shape, masked_sum
 
+REFERENCE_FREE = ("orpo", "simpo")
+"""Direct losses that ask no reference model."""
+
 
 def bradley_terry_loss(
     chosen_scores: Float[Tensor, "*shape"],

@@ -3,47 +3,43 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import warnings
 from collections.abc import Mapping
+from enum import Enum
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
-from tether.core.config import Config
+from tether.core.config import Config, explain
 from tether.core.errors import ConfigError
+from tether.core.types import Json
 from tether.learner.config import OptimizerConfig
-from tether.stages.policy_config import KLConfig, PolicyConfig
+from tether.run.trackers import TrackerName
+from tether.stages.policy_config import PolicyConfig
 
+Row = Mapping[str, Any]
 NEUTRAL = (None, False, "no", -1, {})
 """Values of a refused setting that ask for nothing."""
-DERIVED = "it follows from the model and the batch sizes in one process; leave it out"
-UPLOAD = "nothing is uploaded; call save_pretrained when a result is worth keeping"
 
 
 class ClassicConfig(Config):
-    """Keyword arguments under their classic names; `refused` says of a known one why it cannot be had."""
+    """Keyword arguments under their classic names; `refused`: why some cannot be had, and their names."""
 
     refused: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, **values: Any) -> None:
-        name, refused, known = type(self).__name__, self.refused, type(self).model_fields
-        values = {key: value for key, value in values.items() if key not in refused or value not in NEUTRAL}
-        for key in values:
-            if key in refused:
-                raise ConfigError(f"{name}.{key} has no effect here: {refused[key]}")
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1, cutoff=0.6)
-                hint = f"did you mean {near[0]!r}?" if near else f"it knows {', '.join(sorted(known))}"
-                raise ConfigError(f"{name} has no setting {key!r} ({hint})")
+        name = type(self).__name__
+        reasons = {key: reason for reason, keys in self.refused.items() for key in keys.split()}
+        given = {key: value for key, value in values.items() if key not in reasons or value not in NEUTRAL}
+        for key in filter(reasons.__contains__, given):
+            raise ConfigError(f"{name}.{key} has no effect here: {reasons[key]}")
         try:
-            super().__init__(**values)
+            super().__init__(**given)
         except ValidationError as error:
-            found = [f"{'.'.join(map(str, e['loc']))} {e['msg'].removeprefix('Value error, ')}" for e in error.errors()]
-            raise ConfigError(f"{name}: {'; '.join(found)}") from None
+            raise ConfigError(f"{name}: {'; '.join(explain(type(self), given, error.errors()))}") from None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Json:
         return self.model_dump()
 
 
@@ -77,10 +73,10 @@ class PPOConfig(ClassicConfig):
     whiten_rewards: bool = False
     gradient_checkpointing: bool = False
     output_dir: str | None = Field(default=None, description="a run directory is written there, if anywhere")
-    log_with: Literal["wandb", "tensorboard"] | None = None
+    log_with: TrackerName | None = None
     tracker_project_name: str = "tether"
-    tracker_kwargs: dict[str, Any] = Field(default_factory=dict)
-    project_kwargs: dict[str, Any] = Field(default_factory=dict)
+    tracker_kwargs: Json = Field(default_factory=dict)
+    project_kwargs: Json = Field(default_factory=dict)
     exp_name: str | None = None
     task_name: str | None = None
     model_name: str | None = None
@@ -88,14 +84,14 @@ class PPOConfig(ClassicConfig):
     reward_model: str | None = None
 
     refused: ClassVar[Mapping[str, str]] = {
-        "forward_batch_size": "it is called mini_batch_size",
-        "remove_unused_columns": "no column is ever removed; leave it out or set it to False",
-        "accelerator_kwargs": "there is no accelerator; models go to the first GPU, or stay on the CPU",
-        "dataset_num_proc": "the dataset is not processed; tokenize it before",
-        **dict.fromkeys(("optimize_cuda_cache", "optimize_device_cache"), "no cache is emptied between passes; leave it out"),
-        **dict.fromkeys(("push_to_hub_if_best_kwargs", "compare_steps"), UPLOAD),
-        **dict.fromkeys(("world_size", "is_encoder_decoder", "is_peft_model", "backward_batch_size"), DERIVED),
-        **dict.fromkeys(("global_batch_size", "global_backward_batch_size"), DERIVED),
+        "it is called mini_batch_size": "forward_batch_size",
+        "no column is ever removed; leave it out or set it to False": "remove_unused_columns",
+        "there is no accelerator; models go to the first GPU, or stay on the CPU": "accelerator_kwargs",
+        "the dataset is not processed; tokenize it before": "dataset_num_proc",
+        "no cache is emptied between passes; leave it out": "optimize_cuda_cache optimize_device_cache",
+        "nothing is uploaded; call save_pretrained when a result is worth keeping": "push_to_hub_if_best_kwargs compare_steps",
+        "it follows from the model and the batch sizes in one process; leave it out": "world_size is_peft_model "
+        "is_encoder_decoder backward_batch_size global_batch_size global_backward_batch_size",
     }
 
     @model_validator(mode="after")
@@ -125,39 +121,34 @@ class PPOConfig(ClassicConfig):
 
     def policy_config(self) -> PolicyConfig:
         """The same in tether's own names."""
-        updates = self.ppo_epochs * (minibatches := self.batch_size // (self.mini_batch * self.gradient_accumulation_steps))
-        clips: dict[str, Any] = {"clip_range": self.cliprange, "value_clip_range": self.cliprange_value}
+        minibatches = self.batch_size // (self.mini_batch * self.gradient_accumulation_steps)
+        updates: Json = {"epochs": self.ppo_epochs, "minibatches": minibatches, "seed": self.seed}
+        updates["optimizer"] = _optimizer(self, schedule="constant", warmup_fraction=0.0)
+        kl: Json = {"coefficient": self.init_kl_coef}
+        if self.adap_kl_ctrl and self.init_kl_coef:
+            kl |= {"mode": "adaptive", "target": self.target, "horizon": self.horizon}
+        rewards: Json = {"normalize_scores": False, "score_clip": self.score_clip, "kl": kl}
+        critic: Json = {"gamma": self.gamma, "lam": self.lam, "value_coefficient": self.vf_coef}
+        clips: Json = {"clip_range": self.cliprange, "value_clip_range": self.cliprange_value}
         if self.early_stopping:
             clips["target_kl"] = 1.5 * self.target_kl
-        adaptive: dict[str, Any] = {"mode": "adaptive", "target": self.target, "horizon": self.horizon}
-        return PolicyConfig(
-            algorithm="ppo",
-            prompts_per_step=self.batch_size,
-            epochs=self.ppo_epochs,
-            minibatches=minibatches,
-            gamma=self.gamma,
-            lam=self.lam,
-            value_coefficient=self.vf_coef,
-            value_trains_trunk=True,
-            normalize_scores=False,
-            score_clip=self.score_clip,
-            kl=KLConfig(coefficient=self.init_kl_coef, **(adaptive if self.adap_kl_ctrl and self.init_kl_coef else {})),
-            optimizer=OptimizerConfig(
-                learning_rate=self.learning_rate,
-                schedule="constant",
-                warmup_fraction=0.0,
-                max_grad_norm=self.max_grad_norm or math.inf,
-            ),
-            seed=self.seed,
-            **(clips if updates > 1 else {}),  # before the first update nothing has moved that could be clipped
-        )
+        if self.ppo_epochs * minibatches == 1:  # nothing has moved that could be clipped
+            clips = {}
+        settings = updates | rewards | critic | clips
+        return PolicyConfig(algorithm="ppo", prompts_per_step=self.batch_size, value_trains_trunk=True, **settings)
 
 
-Reporting = Literal["none", "wandb", "tensorboard"]
+def _optimizer(config: PPOConfig | TrainingConfig, **settings: Any) -> OptimizerConfig:
+    """Without a norm nothing is clipped."""
+    norm = config.max_grad_norm or math.inf
+    return OptimizerConfig(learning_rate=config.learning_rate, max_grad_norm=norm, **settings)
+
+
+Reporting = TrackerName | Literal["none"]
 
 
 class TrainingConfig(ClassicConfig):
-    """What the supervised trainers take of transformers' TrainingArguments."""
+    """The part of transformers' TrainingArguments that the supervised trainers take."""
 
     output_dir: str = "trainer_output"
     per_device_train_batch_size: int = Field(default=8, ge=1)
@@ -182,9 +173,9 @@ class TrainingConfig(ClassicConfig):
     remove_unused_columns: bool = Field(default=True, description="no column is removed, and none but the named ones is read")
 
     refused: ClassVar[Mapping[str, str]] = {
-        "fp16": "there is no loss scaling; use bf16=True, whose range needs none",
-        "max_steps": "the length of the training is num_train_epochs; give fewer rows for fewer steps",
-        **dict.fromkeys(("evaluation_strategy", "eval_strategy"), "call evaluate() before and after train()"),
+        "there is no loss scaling; use bf16=True, whose range needs none": "fp16",
+        "the length of the training is num_train_epochs; give fewer rows for fewer steps": "max_steps",
+        "call evaluate() before and after train()": "evaluation_strategy eval_strategy",
     }
 
     @classmethod
@@ -194,15 +185,13 @@ class TrainingConfig(ClassicConfig):
         Raises:
             ConfigError: TrainingArguments set something that has no counterpart here.
         """
-        if args is None:
-            return cls(**overrides)
-        if isinstance(args, cls):
-            return cls(**{**{name: getattr(args, name) for name in args.model_fields_set}, **overrides})
-        plain = type(args)(output_dir=args.output_dir, use_cpu=args.use_cpu)
-        names = [field.name for field in dataclasses.fields(args) if field.init and field.name != "use_cpu"]
+        if args is None or isinstance(args, cls):
+            return cls(**{**(args.model_dump(exclude_unset=True) if args else {}), **overrides})
+        base = {"output_dir": args.output_dir, "use_cpu": args.use_cpu}
+        plain, names = type(args)(**base), [field.name for field in dataclasses.fields(args) if field.init]
         changed = {name: getattr(args, name) for name in names if getattr(args, name) != getattr(plain, name)}
-        values = {name: getattr(value, "value", value) for name, value in changed.items()}
-        return cls(**{"output_dir": args.output_dir, "use_cpu": args.use_cpu, **values, **overrides})
+        values = {name: value.value if isinstance(value, Enum) else value for name, value in changed.items()}
+        return cls(**{**base, **values, **overrides})
 
     @model_validator(mode="after")
     def _check(self) -> TrainingConfig:
@@ -214,20 +203,20 @@ class TrainingConfig(ClassicConfig):
     def rows_per_update(self) -> int:
         return self.per_device_train_batch_size * self.gradient_accumulation_steps
 
+    @property
+    def tracker(self) -> TrackerName | None:
+        """The one that is to have the numbers too."""
+        names: list[Reporting] = self.report_to if isinstance(self.report_to, list) else [self.report_to or "none"]
+        return next((name for name in names if name != "none"), None)
+
     def optimizer(self, updates: int) -> OptimizerConfig:
-        schedule: dict[str, Any] = {"schedule": self.lr_scheduler_type.removesuffix("_with_warmup")}
-        if schedule["schedule"] != "constant":
-            schedule["final_fraction"] = 0.0
-        steps = self.warmup_steps if self.warmup_steps < 1 else self.warmup_steps / updates
-        return OptimizerConfig(
-            learning_rate=self.learning_rate,
-            betas=(self.adam_beta1, self.adam_beta2),
-            epsilon=self.adam_epsilon,
-            weight_decay=self.weight_decay,
-            max_grad_norm=self.max_grad_norm or math.inf,
-            warmup_fraction=min(0.999, self.warmup_ratio or steps),
-            **schedule,
-        )
+        """The optimizer of a training of so many updates; the learning rate falls to 0 unless it is constant."""
+        schedule = self.lr_scheduler_type.removesuffix("_with_warmup")
+        warmup = self.warmup_ratio or (self.warmup_steps if self.warmup_steps < 1 else self.warmup_steps / updates)
+        rates: Json = {"schedule": schedule, "warmup_fraction": min(0.999, warmup)}
+        rates |= {} if schedule == "constant" else {"final_fraction": 0.0}
+        adam: Json = {"betas": (self.adam_beta1, self.adam_beta2), "epsilon": self.adam_epsilon}
+        return _optimizer(self, weight_decay=self.weight_decay, **rates, **adam)
 
 
 class SFTConfig(TrainingConfig):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import copy
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-import torch
 from peft import AutoPeftModelForCausalLM, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from tether.core.errors import ModelError
 from tether.models.heads import ScalarHead
-from tether.models.loading import quiet
+from tether.models.loading import pick_device, quiet
 from tether.models.trunk import Role
 
 HEAD_FILE = "v_head.safetensors"
@@ -43,7 +43,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
             kwargs: for transformers' from_pretrained.
         """
         spread = kwargs.pop("v_head_initializer_range", 0.2)
-        model = cls(with_adapter(load(name_or_model, **kwargs), peft_config))
+        model = cls(with_new_adapter(load(name_or_model, **kwargs), peft_config))
         saved = None if isinstance(name_or_model, nn.Module) else Path(name_or_model) / HEAD_FILE
         if v_head_init_strategy not in (None, "normal"):
             raise ModelError(f"v_head_init_strategy is {v_head_init_strategy!r}; give 'normal', or leave it out for zeros.")
@@ -57,7 +57,7 @@ class AutoModelForCausalLMWithValueHead(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name == "pretrained_model":
+            if name == "pretrained_model":  # of a model that is not built yet
                 raise
             return getattr(self.pretrained_model, name)
 
@@ -89,15 +89,13 @@ def create_reference_model(
     shared: list[nn.Parameter] = []
     if num_shared_layers is not None:
         decoder = model.pretrained_model.get_decoder()
-        layers = getattr(decoder, "layers", None) or getattr(decoder, "h", ())
+        layers = next(child for child in decoder.children() if isinstance(child, nn.ModuleList))
         if not 0 < num_shared_layers < len(layers):
             raise ModelError(f"num_shared_layers is {num_shared_layers}; this model has {len(layers)} layers, share fewer.")
         border = next(layers[num_shared_layers].parameters())
-        for parameter in model.parameters():
-            if parameter is border:
-                break
+        shared = list(takewhile(lambda parameter: parameter is not border, model.parameters()))
+        for parameter in shared:
             parameter.requires_grad_(False)
-            shared.append(parameter)
     return copy.deepcopy(model, {id(p): p for p in shared}).requires_grad_(False).eval()
 
 
@@ -112,25 +110,17 @@ def load(name_or_model: Any, **kwargs: Any) -> Any:
     """A causal language model, or with an adapter what peft makes of it; safetensors only."""
     if isinstance(name_or_model, nn.Module):
         return name_or_model
-    adapter = (Path(name_or_model) / "adapter_config.json").is_file()
+    has_adapter = (Path(name_or_model) / "adapter_config.json").is_file()
+    kind = AutoPeftModelForCausalLM if has_adapter else AutoModelForCausalLM
     with quiet():
-        return (AutoPeftModelForCausalLM if adapter else AutoModelForCausalLM).from_pretrained(
-            name_or_model, use_safetensors=True, **kwargs
-        )
+        return kind.from_pretrained(name_or_model, use_safetensors=True, **kwargs)
 
 
-def with_adapter(model: Any, peft_config: Any) -> Any:
+def with_new_adapter(model: Any, peft_config: Any) -> Any:
     """The model with a new adapter in its own dtype; the learner keeps float32 masters."""
     return model if peft_config is None else get_peft_model(model, peft_config, autocast_adapter_dtype=False)
 
 
-def stop_ids(model: Any, tokenizer: Any) -> tuple[int, ...]:
-    """The ids that end a response, the tokenizer's EOS first."""
-    declared = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    found = [tokenizer.eos_token_id, *([declared] if isinstance(declared, int) else declared or [])]
-    return tuple(dict.fromkeys(i for i in found if i is not None))
-
-
-def to_device(model: Any, device: torch.device) -> Any:
+def on_device(model: Any, device: str = "auto") -> Any:
     """The model there, unless accelerate has spread it over several."""
-    return model if getattr(model, "hf_device_map", None) else model.to(device)
+    return model if hasattr(model, "hf_device_map") else model.to(pick_device(device))

@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
-from tether.classic.config import PPOConfig
+from tether.classic.config import PPOConfig, Row
 from tether.classic.log import Log
-from tether.classic.models import AutoModelForCausalLMWithValueHead, TrainableRole, create_reference_model, stop_ids, to_device
-from tether.classic.update import ClassicStep, classic_statistics
+from tether.classic.models import AutoModelForCausalLMWithValueHead, TrainableRole, create_reference_model, on_device
+from tether.classic.update import ClassicStep, classic_statistics, deviation
 from tether.core.errors import ConfigError, DataError, ModelError
-from tether.core.types import Prompt, Rollout, Sampling, Score, StopReason, user
+from tether.core.types import Json, Prompt, Rollout, Sampling, Score, StopReason, user
 from tether.data.chat import ChatEncoder
-from tether.models.loading import pick_device
+from tether.models.loading import eos_ids, pick_device
 from tether.models.trunk import Role
-from tether.stages.experience import Clock
+from tether.stages.rollouts import Clock
 
-PURE: dict[str, Any] = {
-    **{"do_sample": True, "temperature": 1.0, "num_beams": 1, "min_length": 0, "min_new_tokens": None},
-    **{"top_k": 0, "top_p": 1.0, "min_p": None, "typical_p": 1.0, "repetition_penalty": 1.0, "no_repeat_ngram_size": 0},
+PURE: Json = {
+    **{"do_sample": True, "num_beams": 1, "min_length": 0, "min_new_tokens": None, "no_repeat_ngram_size": 0},
+    **{"top_k": 0, "top_p": 1.0, "min_p": None, "typical_p": 1.0, "repetition_penalty": 1.0},
 }
 """Sampling from the policy itself, whatever a model's generation_config.json recommends for chatting."""
+Tokens = Sequence[Tensor]
+Scores = Sequence[Tensor | float]
 
 
 class PPOTrainer:
@@ -63,13 +67,13 @@ class PPOTrainer:
         self.config, self.tokenizer, self.dataset, self.data_collator = config, tokenizer, dataset, data_collator or _lists
         self.current_device, self.current_step = pick_device("auto"), 0
         self.accelerator = SimpleNamespace(device=self.current_device, num_processes=1, is_main_process=True)
-        self.model = to_device(model, self.current_device)
+        self.model = on_device(model)
         self.ref_model = self._reference(ref_model, num_shared_layers)
-        self.encoder = ChatEncoder(tokenizer, stop_ids(model, tokenizer))
+        self.encoder = ChatEncoder(tokenizer, eos_ids(tokenizer, model.generation_config))
         self.stage = self._stage()
         if optimizer is not None:
-            held = [id(p) for group in optimizer.param_groups for p in group["params"]]
-            if {*held} != {id(m) for m in self.stage.learner.masters} or len({g["lr"] for g in optimizer.param_groups}) != 1:
+            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            if held != {id(m) for m in self.stage.learner.masters} or len({g["lr"] for g in optimizer.param_groups}) != 1:
                 raise ConfigError("optimizer must hold exactly the trainable parameters, in float32, at one learning rate")
             self.stage.learner.optimizer = optimizer
         self.optimizer = self.stage.learner.optimizer
@@ -86,15 +90,20 @@ class PPOTrainer:
         trained = {p.data_ptr() for p in self.model.parameters() if p.requires_grad}
         if trained & {p.data_ptr() for p in ref_model.parameters()}:
             raise ModelError("ref_model shares weights that are trained, so it would move along and the KL would always be 0")
-        return to_device(ref_model, self.current_device).requires_grad_(False).eval()
+        return on_device(ref_model).requires_grad_(False).eval()
+
+    @property
+    def _reference_trunk(self) -> Any:
+        """Without a reference of its own the policy's model, whose adapter is switched off for it."""
+        model = self.model if self.ref_model is None else self.ref_model
+        return model.pretrained_model if isinstance(model, AutoModelForCausalLMWithValueHead) else model
 
     def _stage(self) -> ClassicStep:
         trunk = self.model.pretrained_model
         adapter = trunk.active_adapter if self.model.is_peft_model else None
         policy, value = TrainableRole(trunk, adapter), TrainableRole(trunk, adapter, self.model.v_head)
         policy.causal_model.recompute = self.config.gradient_checkpointing
-        reference = Role(trunk if self.ref_model is None else _bare(self.ref_model))
-        return ClassicStep(self.config, policy, reference, value, self.encoder)
+        return ClassicStep(self.config, policy, Role(self._reference_trunk), value, self.encoder)
 
     @property
     def dataloader(self) -> DataLoader[Any]:
@@ -103,18 +112,16 @@ class PPOTrainer:
         Raises:
             DataError: there is no dataset, or less than a batch.
         """
-        if self.dataset is None or len(self.dataset) < self.config.batch_size:
-            found = "no dataset" if self.dataset is None else f"a dataset of {len(self.dataset)} rows"
-            raise DataError(
-                f"PPOTrainer was given {found} and needs batch_size = {self.config.batch_size} rows: give dataset=..."
-            )
+        size = self.config.batch_size
+        if self.dataset is None or len(self.dataset) < size:
+            given = "no dataset" if self.dataset is None else f"a dataset of {len(self.dataset)} rows"
+            raise DataError(f"PPOTrainer was given {given} and needs batch_size = {size} rows: give dataset=...")
         order = torch.Generator().manual_seed(self.config.seed + self.current_step)
-        settings: dict[str, Any] = {"shuffle": True, "drop_last": True, "collate_fn": self.data_collator, "generator": order}
-        return DataLoader(self.dataset, self.config.batch_size, **settings)
+        return DataLoader(self.dataset, size, shuffle=True, drop_last=True, collate_fn=self.data_collator, generator=order)
 
     def generate(
         self,
-        query_tensor: Tensor | Sequence[Tensor],
+        query_tensor: Tensor | Tokens,
         length_sampler: Callable[[], int] | None = None,
         batch_size: int = 4,
         return_prompt: bool = True,
@@ -136,11 +143,11 @@ class PPOTrainer:
         if any(q.dim() > 1 and len(q) > 1 for q in queries):
             raise DataError("each query is one sequence without padding: give a list of tensors of shape (time,)")
         stops = {"pad_token_id": self.encoder.pad_id, "eos_token_id": list(self.encoder.stop_ids)}
-        settings = {**PURE, **stops, **generation_kwargs}
+        settings = {**PURE, "temperature": 1.0, **stops, **generation_kwargs}
         settings["min_length"] = max(0, settings["min_length"] or 0)
         self.temperature = float(settings["temperature"] or 1.0) if settings["do_sample"] else 1.0
         self.prompts_returned = return_prompt
-        other = {k: settings[k] for k, pure in PURE.items() if k != "temperature" and settings[k] not in (pure, None)}
+        other = {name: settings[name] for name, pure in PURE.items() if settings[name] not in (pure, None)}
         if other:
             warnings.warn(
                 f"generate was called with {other}: its responses come from another distribution than the policy whose ratios "
@@ -148,43 +155,34 @@ class PPOTrainer:
                 stacklevel=2,
             )
 
-        def sampled(model: Any) -> Any:
+        def responses(model: Any) -> Any:
             rows: list[Tensor] = []
             for start in range(0, len(queries), batch_size):
                 length = {"max_new_tokens": length_sampler()} if length_sampler else {}
                 rows += self._respond(model, queries[start : start + batch_size], return_prompt, {**settings, **length})
             return rows[0].reshape(1, -1) if isinstance(query_tensor, Tensor) else rows
 
-        responses = sampled(self.model.pretrained_model)
+        own = responses(self.model.pretrained_model)
         if not generate_ref_response:
-            return responses
+            return own
         with self.model.disable_adapter() if self.ref_model is None else contextlib.nullcontext():
-            return responses, sampled(_bare(self.model if self.ref_model is None else self.ref_model))
+            return own, responses(self._reference_trunk)
 
-    def _respond(self, model: Any, queries: Sequence[Tensor], return_prompt: bool, settings: Mapping[str, Any]) -> list[Tensor]:
+    def _respond(self, model: Any, queries: Tokens, return_prompt: bool, settings: Row) -> list[Tensor]:
         flat = [q.reshape(-1).to(self.current_device) for q in queries]
-        width = max(map(len, flat))
-        ids = torch.full((len(flat), width), self.encoder.pad_id, device=self.current_device)
-        mask = torch.zeros_like(ids)
-        for row, query in enumerate(flat):
-            ids[row, width - len(query) :], mask[row, width - len(query) :] = query, 1
-        new = model.eval().generate(input_ids=ids, attention_mask=mask, **settings)[:, width:]
-        stops = torch.tensor(settings["eos_token_id"], device=new.device).reshape(-1)
-        answers: list[Tensor] = []
-        for query, given, answer in zip(flat, queries, new, strict=True):
+        pad = functools.partial(pad_sequence, batch_first=True, padding_side="left")
+        ids, mask = pad(flat, padding_value=self.encoder.pad_id), pad([torch.ones_like(q) for q in flat])
+        answers = model.eval().generate(input_ids=ids, attention_mask=mask, **settings)[:, ids.shape[1] :]
+        stops = torch.tensor(settings["eos_token_id"], device=answers.device).reshape(-1)
+        rows: list[Tensor] = []
+        for query, given, answer in zip(flat, queries, answers, strict=True):
             ends = torch.isin(answer, stops).nonzero()
             answer = answer[: int(ends[0]) + 1] if len(ends) else answer
             answer = torch.cat([query, answer]) if return_prompt else answer
-            answers.append(answer[None] if given.dim() == 2 else answer)
-        return answers
+            rows.append(answer[None] if given.dim() == 2 else answer)
+        return rows
 
-    def step(
-        self,
-        queries: Sequence[Tensor],
-        responses: Sequence[Tensor],
-        scores: Sequence[Tensor | float],
-        response_masks: Sequence[Tensor] | None = None,
-    ) -> dict[str, Any]:
+    def step(self, queries: Tokens, responses: Tokens, scores: Scores, response_masks: Sequence[Tensor] | None = None) -> Json:
         """One PPO step on these responses; returns statistics under their classic names.
 
         Args:
@@ -197,8 +195,8 @@ class PPOTrainer:
         """
         clock, stage, limit = Clock(), self.stage, self.config.batch_size
         if not 0 < len(queries) == len(responses) == len(scores) <= limit:
-            found = f"{len(queries)} queries, {len(responses)} responses and {len(scores)} scores"
-            raise DataError(f"step needs one of each for every response and at most batch_size = {limit}; got {found}")
+            given = f"{len(queries)} queries, {len(responses)} responses and {len(scores)} scores"
+            raise DataError(f"step needs one of each for every response and at most batch_size = {limit}; got {given}")
         prompts, answers = ([t.reshape(-1).tolist() for t in tensors] for tensors in (queries, responses))
         if self.prompts_returned and all(a[: len(p)] == p for p, a in zip(prompts, answers, strict=True)):
             warnings.warn(
@@ -216,8 +214,8 @@ class PPOTrainer:
         values = self._scaled([float(s.detach().reshape(()) if isinstance(s, Tensor) else s) for s in scores])
         stage.config = stage.config.model_copy(update={"temperature": self.temperature})
         stage.learner.rate = self.optimizer.param_groups[0]["lr"]
-        known = [Score(v) if math.isfinite(v) else Score(None, reason=f"the score is {v}") for v in values]
-        metrics = stage.learn(rollouts, known, self.current_step, clock)
+        rated = [Score(v) if math.isfinite(v) else Score(None, reason=f"the score is {v}") for v in values]
+        metrics = stage.learn(rollouts, rated, self.current_step, clock)
         clock.lap("update")
         self.current_step += 1
         stats = classic_statistics(stage, metrics, values)
@@ -225,17 +223,10 @@ class PPOTrainer:
         return {**stats, "time/ppo/total": time.perf_counter() - clock.start}
 
     def _rollout(self, prompt: list[int], answer: list[int]) -> Rollout:
-        return Rollout(
-            prompt_ids=tuple(prompt),
-            response_ids=tuple(answer),
-            logprobs=(),
-            stop_reason=StopReason.STOP_TOKEN if answer[-1] in self.encoder.stop_ids else StopReason.LENGTH,
-            text=self.encoder.decode(answer),
-            sample_index=0,
-            policy_version=self.current_step,
-            sampling=Sampling(temperature=self.temperature),
-            prompt=Prompt((user(self.encoder.decode(prompt)),)),
-        )
+        reason = StopReason.STOP_TOKEN if answer[-1] in self.encoder.stop_ids else StopReason.LENGTH
+        text, sampling = self.encoder.decode(answer), Sampling(temperature=self.temperature)
+        query = Prompt((user(self.encoder.decode(prompt)),))
+        return Rollout(tuple(prompt), tuple(answer), (), reason, text, 0, self.current_step, sampling, query)
 
     def _scaled(self, scores: list[float]) -> list[float]:
         """Over the standard deviation of all scores so far; with use_score_norm also less their mean."""
@@ -246,17 +237,11 @@ class PPOTrainer:
         mean = self.past_scores.mean() if self.config.use_score_norm else 0.0
         return ((new - mean) / self.past_scores.std().clamp(min=1e-8)).tolist()
 
-    def log_stats(
-        self,
-        stats: Mapping[str, Any],
-        batch: Mapping[str, Any],
-        rewards: Sequence[Tensor | float],
-        columns_to_log: Iterable[str] = ("query", "response"),
-    ) -> None:
+    def log_stats(self, stats: Row, batch: Row, rewards: Scores, columns_to_log: Iterable[str] = ("query", "response")) -> None:
         """Write the numbers to run directory and tracker, and of the batch the columns that it has to samples.jsonl."""
         values = torch.tensor([float(r) for r in rewards])
-        spread = float(values.std(correction=min(1, len(values) - 1)))
-        self.log.log({**stats, "env/reward_mean": float(values.mean()), "env/reward_std": spread}, self.current_step)
+        moments = {"env/reward_mean": float(values.mean()), "env/reward_std": float(deviation(values))}
+        self.log.log({**stats, **moments}, self.current_step)
         columns = [name for name in columns_to_log if name in batch]
         if self.log.run and columns:
             rows = zip(*(batch[name] for name in columns), values.tolist(), strict=True)
@@ -268,11 +253,7 @@ class PPOTrainer:
         self.tokenizer.save_pretrained(save_directory)
 
 
-def _bare(model: Any) -> Any:
-    return getattr(model, "pretrained_model", model)
-
-
-def _lists(rows: list[Mapping[str, Any]]) -> dict[str, list[Any]]:
+def _lists(rows: list[Row]) -> dict[str, list[Any]]:
     """Columns as lists; token ids as tensors, each as long as it is."""
     columns = {name: [row[name] for row in rows] for name in rows[0]}
     if "input_ids" in columns:

@@ -2,47 +2,47 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
+from torch import nn
 from transformers import AutoTokenizer
 from transformers.trainer_utils import TrainOutput
 
-from tether.classic.config import RewardConfig, SFTConfig, TrainingConfig
+from tether.classic.config import RewardConfig, Row, SFTConfig, TrainingConfig
 from tether.classic.log import Log
-from tether.classic.models import TrainableRole, load, stop_ids, to_device, with_adapter
+from tether.classic.models import TrainableRole, load, on_device, with_new_adapter
 from tether.core.errors import DataError, ModelError
 from tether.core.types import Demonstration
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.comparisons import Ranking
 from tether.data.formats.registry import detect, kind_reader
+from tether.data.prepare import Split, encode_rows, within
 from tether.learner.config import SupervisedConfig
-from tether.learner.local import LocalLearner
-from tether.learner.loop import SupervisedLoop, plan_updates
+from tether.learner.loop import plan_updates
 from tether.models.heads import ScalarHead
-from tether.models.loading import pick_device, quiet
-from tether.stages.reward import RewardConfig as RewardStageConfig
-from tether.stages.reward import RewardModeling
-from tether.stages.sft import SFT
-from tether.stages.sft import SFTConfig as SFTStageConfig
-
-Row = Mapping[str, Any]
+from tether.models.loading import eos_ids, quiet
+from tether.stages import reward, sft
+from tether.stages.supervised import fit, headline
 
 
-class SFTTrainer:
-    """Fine-tunes on rows of texts (every token counts), or of conversations and prompts with responses (the assistant's count).
+class _Trainer:
+    """The calls of transformers' Trainer over a stage; subclasses say which one, and encode a row for it.
 
     Args:
-        model: a causal language model, or the folder or id of one.
-        args: SFTConfig or transformers' TrainingArguments.
+        model: on the CPU or a GPU.
+        args: settings, or transformers' TrainingArguments.
         tokenizer, processing_class: two names of one thing; neither: the one that belongs to the model's name.
-        peft_config: train a new adapter of peft's instead of the model.
-        settings: of SFTConfig, over those in `args`.
+        settings: over those in `args`.
     """
+
+    config: ClassVar[type[TrainingConfig]]
 
     def __init__(
         self,
@@ -53,119 +53,161 @@ class SFTTrainer:
         eval_dataset: Iterable[Any] = (),
         tokenizer: Any = None,
         processing_class: Any = None,
-        peft_config: Any = None,
         **settings: Any,
     ) -> None:
-        self.args: SFTConfig = SFTConfig.of(args, **settings)
-        self.tokenizer = tokenizer or processing_class or _tokenizer_of(model)
-        self.model = _placed(with_adapter(load(model), peft_config), self.args)
-        encoder = ChatEncoder(self.tokenizer, stop_ids(self.model, self.tokenizer))
-        stage = SFTStageConfig(
+        self.args, name = self.config.of(args, **settings), model.config._name_or_path
+        self.tokenizer: Any = tokenizer or processing_class or (AutoTokenizer.from_pretrained(name) if name else None)
+        if self.tokenizer is None:
+            raise ModelError("a model that was not loaded by name needs its tokenizer: give tokenizer=...")
+        self.model = on_device(model, "cpu" if self.args.use_cpu else "auto")
+        if self.args.bf16:
+            self.model = self.model.to(torch.bfloat16)
+        generation = model.generation_config if model.can_generate() else None
+        self.encoder = ChatEncoder(self.tokenizer, eos_ids(self.tokenizer, generation))
+        self.train_rows, self.eval_rows = self._usable(train_dataset), self._usable(eval_dataset)
+        self.stage = self._stage()
+
+    def _stage(self) -> Any:
+        raise NotImplementedError
+
+    def _encode(self, row: Row) -> Any:
+        raise NotImplementedError
+
+    def _usable(self, rows: Iterable[Row]) -> list[Any]:
+        """The encoded rows; those that cannot be used are counted in one warning."""
+        encoded, skipped = encode_rows(rows, self._encode)
+        if skipped:
+            warnings.warn(f"{sum(skipped.values())} rows are left out: {skipped}", stacklevel=3)
+        return encoded
+
+    def train(self) -> TrainOutput:
+        """All epochs over the rows, in a new run directory under `output_dir`.
+
+        Raises:
+            DataError: there are no rows.
+        """
+        args, rows, start = self.args, self.train_rows, time.perf_counter()
+        if not rows:
+            raise DataError("train_dataset has no row that can be used")
+        log = Log(args.output_dir, {"trainer": type(args).__name__, **args.to_dict()}, args.tracker, {"name": args.run_name})
+        assert log.run is not None
+        plan = plan_updates(len(rows), args.rows_per_update, args.num_train_epochs, args.seed)
+        config = SupervisedConfig(optimizer=args.optimizer(len(plan)), checkpoint_every=args.save_steps, seed=args.seed)
+
+        def progress(done: int, total: int, metrics: Mapping[str, float]) -> None:
+            if done % args.logging_steps == 0:
+                epoch = round(args.num_train_epochs * done / total, 2)
+                print({"loss": round(metrics["loss"], 4), "learning_rate": metrics["learning_rate"], "epoch": epoch})
+
+        loop = fit(self.stage, Split(rows, (), {}), plan, config, log.run, progress=progress)
+        metrics = {"train_runtime": time.perf_counter() - start, "train_loss": statistics.fmean(loop.losses)}
+        log.run.finish(metrics)
+        return TrainOutput(len(plan), metrics["train_loss"], metrics)
+
+    def evaluate(self) -> dict[str, float]:
+        """The loss on `eval_dataset`, for texts in nats a counted token, and of pairs the accuracy."""
+        return headline(self.stage, self.eval_rows)
+
+    def save_model(self, output_dir: str | Path | None = None) -> None:
+        """A transformers folder (for an adapter peft's) with its tokenizer."""
+        with quiet():
+            self.model.save_pretrained(output_dir or self.args.output_dir)
+            self.tokenizer.save_pretrained(output_dir or self.args.output_dir)
+
+
+class SFTTrainer(_Trainer):
+    """Fine-tunes on rows of texts (every token counts), or of conversations and prompts with responses (the assistant's count).
+
+    Args:
+        model: a causal language model, or the folder or id of one.
+        args: SFTConfig or transformers' TrainingArguments; more keywords are settings of SFTConfig over those in it.
+        peft_config: train a new adapter of peft's instead of the model.
+        data: train_dataset, eval_dataset, tokenizer or processing_class.
+    """
+
+    config = SFTConfig
+
+    def __init__(self, model: Any, args: Any = None, *, peft_config: Any = None, **data: Any) -> None:
+        self.new_adapter = peft_config is not None
+        super().__init__(with_new_adapter(load(model), peft_config), args, **data)
+
+    def _stage(self) -> sft.SFT:
+        config = sft.SFTConfig(
             packing=self.args.packing,
             row_tokens=self.args.max_seq_length,
             rows_per_micro_batch=self.args.per_device_train_batch_size,
         )
-        adapter = None if peft_config is None else self.model.active_adapter
-        self.stage = SFT(stage, TrainableRole(self.model, adapter), encoder)
-        self.train_rows, self.eval_rows = (_usable(rows, self._encode) for rows in (train_dataset, eval_dataset))
-
-    def train(self) -> TrainOutput:
-        return _fit(self.stage, self.train_rows, self.args)
-
-    def evaluate(self) -> dict[str, float]:
-        """Mean negative log-likelihood a counted token of `eval_dataset`."""
-        return self.stage.evaluate(self.eval_rows)
-
-    def save_model(self, output_dir: str | Path | None = None) -> None:
-        """A transformers folder (for an adapter peft's) with its tokenizer."""
-        _save(self, output_dir)
+        return sft.SFT(config, TrainableRole(self.model, self.model.active_adapter if self.new_adapter else None), self.encoder)
 
     def _encode(self, row: Row) -> Encoded:
         """Token ids of a row, cut at max_seq_length."""
-        limit, field = self.args.max_seq_length, self.args.dataset_text_field
+        limit, field, bos = self.args.max_seq_length, self.args.dataset_text_field, self.tokenizer.bos_token
         if field in row:
-            # A text that a chat template rendered carries its BOS already.
-            begun = bool(self.tokenizer.bos_token) and row[field].startswith(self.tokenizer.bos_token)
-            ids = tuple(self.tokenizer(row[field], add_special_tokens=not begun)["input_ids"])
+            rendered = bool(bos) and row[field].startswith(bos)  # by a chat template, which has put the BOS there
+            ids = tuple(self.tokenizer(row[field], add_special_tokens=not rendered)["input_ids"])
             encoded = Encoded(ids, (False, *(True for _ in ids[1:])))
         else:
             layout = detect([dict(row)], Demonstration, "this row")
-            (found,) = kind_reader(layout, Demonstration, "this row", dict(row))(dict(row))
-            encoded = self.stage.encoder.conversation(found.messages)
+            (demonstration,) = kind_reader(layout, Demonstration, "this row", dict(row))(dict(row))
+            encoded = self.encoder.conversation(demonstration.messages)
         encoded = Encoded(encoded.ids[:limit], encoded.trained[:limit])
         if not encoded.num_trained:
             raise DataError(f"nothing to learn within max_seq_length = {limit} tokens")
         return encoded
 
 
-class RewardTrainer:
+class RewardTrainer(_Trainer):
     """Fits a sequence classifier with one label to pairs: whole texts `chosen` and `rejected`, or their token ids.
 
     Texts are tokenized as they stand, so that the saved model scores a text just as it was trained on it.
 
     Args:
         model: AutoModelForSequenceClassification with num_labels=1 over a decoder.
-        args: RewardConfig or transformers' TrainingArguments.
-        settings: of RewardConfig, over those in `args`.
+        args: RewardConfig or transformers' TrainingArguments; more keywords are settings of RewardConfig over those in it.
+        data: train_dataset, eval_dataset, tokenizer or processing_class.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        args: Any = None,
-        *,
-        train_dataset: Iterable[Any],
-        eval_dataset: Iterable[Any] = (),
-        tokenizer: Any = None,
-        processing_class: Any = None,
-        **settings: Any,
-    ) -> None:
-        if getattr(getattr(model, "score", None), "out_features", 0) != 1:
+    config = RewardConfig
+
+    def __init__(self, model: Any, args: Any = None, **data: Any) -> None:
+        score = dict(model.named_children()).get("score")
+        if not isinstance(score, nn.Linear) or score.out_features != 1:
             call = "AutoModelForSequenceClassification.from_pretrained(..., num_labels=1)"
             raise ModelError(f"a reward model is a decoder with one score: load it with {call}")
-        self.args: RewardConfig = RewardConfig.of(args, **settings)
-        self.tokenizer = tokenizer or processing_class or _tokenizer_of(model)
-        self.model = _placed(model, self.args)
-        model.score.float()
+        super().__init__(model, args, **data)
+
+    def _stage(self) -> reward.RewardModeling:
+        model, settings = self.model, self.args
         model.config.problem_type = "regression"  # else the text-classification pipeline reports sigmoid(score)
-        if model.config.pad_token_id is None:
-            model.config.pad_token_id = self.tokenizer.pad_token_id
+        model.config.pad_token_id = self._pad_id
         head = ScalarHead(model.score.in_features)
-        head.linear = model.score
-        head.to(model.device)
-        self.train_rows, self.eval_rows = (_usable(rows, self._encode) for rows in (train_dataset, eval_dataset))
-        stage = RewardStageConfig(
-            micro_batch_tokens=2 * self.args.per_device_train_batch_size * self.args.max_length,
+        head.linear = model.score.float()
+        config = reward.RewardConfig(
+            micro_batch_tokens=2 * settings.per_device_train_batch_size * settings.max_length,
             use_margin=any(row.margin[0] for row in self.train_rows),
-            centering=self.args.center_rewards_coefficient,
+            centering=settings.center_rewards_coefficient,
         )
-        encoder = ChatEncoder(self.tokenizer, stop_ids(None, self.tokenizer))
-        self.stage = RewardModeling(stage, TrainableRole(model, head=head), encoder)
+        return reward.RewardModeling(config, TrainableRole(model, head=head.to(model.device)), self.encoder)
 
-    def train(self) -> TrainOutput:
-        return _fit(self.stage, self.train_rows, self.args)
-
-    def evaluate(self) -> dict[str, float]:
-        """Loss and accuracy on `eval_dataset`."""
-        found = self.stage.evaluate(self.eval_rows)
-        return {"eval_loss": found["loss"], "eval_accuracy": found["accuracy"]["value"]}
+    @property
+    def _pad_id(self) -> int | None:
+        """The classifier's own forward pass reads the last token that is not this one."""
+        own = self.model.config.pad_token_id
+        return self.tokenizer.pad_token_id if own is None else own
 
     def save_model(self, output_dir: str | Path | None = None) -> None:
         """A transformers folder that AutoModelForSequenceClassification and the text-classification pipeline load."""
         self.model.score.to(self.model.dtype)
-        _save(self, output_dir)
+        super().save_model(output_dir)
 
     def _encode(self, row: Row) -> Ranking:
         """One pair; what stands after the common beginning counts as the response."""
-        chosen, rejected = (self._ids(row, side) for side in ("chosen", "rejected"))
-        if max(len(chosen), len(rejected)) > self.args.max_length:
-            raise DataError(f"longer than max_length = {self.args.max_length} tokens")
-        if chosen == rejected:
+        texts = [self._ids(row, side) for side in ("chosen", "rejected")]
+        shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
+        sides = tuple(Encoded(ids, tuple(i >= max(1, shared) for i in range(len(ids)))) for ids in texts)
+        within(max(sides, key=len), self.args.max_length, "max_length")
+        if texts[0] == texts[1]:
             raise DataError("both sides are the same tokens")
-        shared = next(
-            (i for i, (a, b) in enumerate(zip(chosen, rejected, strict=False)) if a != b), min(map(len, (chosen, rejected)))
-        )
-        sides = tuple(Encoded(ids, tuple(i >= max(1, shared) for i in range(len(ids)))) for ids in (chosen, rejected))
         return Ranking("", sides, (0,), (1,), (1.0,), (float(row.get("margin") or 0.0),))
 
     def _ids(self, row: Row, side: str) -> tuple[int, ...]:
@@ -176,74 +218,8 @@ class RewardTrainer:
             ids = [i for i, real in zip(ids, row.get(f"attention_mask_{side}") or [1] * len(ids), strict=True) if real]
         else:
             raise DataError(f"no text in column {side}, and no column input_ids_{side}")
-        # The classifier's own forward pass reads the last token that is not its padding token.
-        while ids and ids[-1] == self.model.config.pad_token_id:
+        while ids and ids[-1] == self._pad_id:
             ids = ids[:-1]
         if not ids:
             raise DataError(f"{side} is empty")
         return tuple(ids)
-
-
-def _fit(stage: SFT | RewardModeling, rows: list[Any], args: TrainingConfig) -> TrainOutput:
-    """All epochs over the rows, in a new run directory under `output_dir`.
-
-    Raises:
-        DataError: there are no rows.
-    """
-    if not rows:
-        raise DataError("train_dataset has no row that can be used")
-    start, named = time.perf_counter(), [args.report_to] if isinstance(args.report_to, str) else args.report_to or []
-    tracker = next((name for name in named if name != "none"), None)
-    log = Log(args.output_dir, {"trainer": type(args).__name__, **args.to_dict()}, tracker, {"name": args.run_name})
-    assert log.run is not None
-    plan = plan_updates(len(rows), args.rows_per_update, args.num_train_epochs, args.seed)
-    stage.learner = LocalLearner(stage.role.parameters(), args.optimizer(len(plan)), len(plan))
-    losses: list[float] = []
-
-    def progress(done: int, total: int, metrics: Mapping[str, float]) -> None:
-        losses.append(metrics["loss"])
-        if log.send:
-            log.send(dict(metrics), done)
-        if done % args.logging_steps == 0:
-            epoch = round(args.num_train_epochs * done / total, 2)
-            print({"loss": round(metrics["loss"], 4), "learning_rate": metrics["learning_rate"], "epoch": epoch})
-
-    stage.role.train_mode(True)
-    saving = SupervisedConfig(checkpoint_every=args.save_steps, seed=args.seed)
-    SupervisedLoop(log.run, stage.learner, stage.step, saving, progress=progress).train(rows, plan)
-    stage.role.train_mode(False)
-    metrics = {"train_runtime": time.perf_counter() - start, "train_loss": sum(losses) / len(losses)}
-    log.run.finish(metrics)
-    return TrainOutput(len(plan), metrics["train_loss"], metrics)
-
-
-def _save(trainer: SFTTrainer | RewardTrainer, folder: str | Path | None) -> None:
-    with quiet():
-        trainer.model.save_pretrained(folder or trainer.args.output_dir)
-        trainer.tokenizer.save_pretrained(folder or trainer.args.output_dir)
-
-
-def _tokenizer_of(model: Any) -> Any:
-    name = model if isinstance(model, str) else getattr(model.config, "_name_or_path", "")
-    if not name:
-        raise ModelError("a model that was not loaded by name needs its tokenizer: give tokenizer=...")
-    return AutoTokenizer.from_pretrained(name)
-
-
-def _placed(model: Any, args: TrainingConfig) -> Any:
-    model = to_device(model, pick_device("cpu" if args.use_cpu else "auto"))
-    return model.to(torch.bfloat16) if args.bf16 else model
-
-
-def _usable(rows: Iterable[Row], encode: Callable[[Row], Any]) -> list[Any]:
-    """The encoded rows; those that cannot be used are counted in one warning."""
-    encoded: list[Any] = []
-    skipped: dict[str, int] = {}
-    for row in rows:
-        try:
-            encoded.append(encode(row))
-        except DataError as error:
-            skipped[str(error)] = skipped.get(str(error), 0) + 1
-    if skipped:
-        warnings.warn(f"{sum(skipped.values())} rows are left out: {skipped}", stacklevel=4)
-    return encoded

@@ -7,71 +7,104 @@ import sys
 from typing import Any, NoReturn
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from tether.cli import bench, doctor, export, journeys, judge, looking, prefs, prove, serve, talk
+from tether.cli import bench, doctor, export, journeys, judge, prefs, prove, recipes, serve
+from tether.cli import chat as talk
+from tether.cli import inspect as looking
 from tether.cli.version import Version
 from tether.core import stopping
 from tether.core.errors import TetherError, memory_error
+from tether.core.stages import STAGES
 from tether.core.stopping import Interrupted, stop_on_sigterm
-from tether.core.synonyms import COMMANDS, METHODS
+from tether.core.synonyms import COMMANDS, METHODS, SECTIONS
 
 
-class Commands(TyperGroup):
-    """Knows what other libraries call a command, and the groups in which one may be."""
+class _FlagsWithoutType:
+    """Shows `--strict`, and not `--strict <bool>`."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)  # type: ignore[misc]
+        for param in params:
+            if isinstance(param, TyperOption) and param.is_flag and param.metavar is None:
+                param.metavar = ""
+        return params
+
+
+class _Command(_FlagsWithoutType, TyperCommand):
+    pass
+
+
+class _Group(_FlagsWithoutType, TyperGroup):
+    pass
+
+
+class Commands(_Group):
+    """Knows what other libraries call a command, and the groups in which one may be; lists commands by panel."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return sorted(super().list_commands(ctx), key=lambda name: ORDER.get(name, len(ORDER)))
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        name = args[0] if args else ""
+        word = args[0].replace("-", "_").lower() if args else ""
+        name = SECTIONS.get(word, word).replace("_", "-")
         inside = next((f"{group} {name}" for group, own in GROUPS.items() if name in own), None)
         if name not in self.commands and (right := COMMANDS.get(name) or inside):
-            ctx.fail(f"No such command {name!r}. It is `tether {right}`.")
-        return super().resolve_command(ctx, args)
+            ctx.fail(f"No such command {args[0]!r}. It is `tether {right}`.")
+        return super().resolve_command(ctx, [name, *args[1:]] if name in self.commands else args)
 
 
 GROUPS = {"data": ("inspect",), "prefs": ("serve", *prefs.COMMANDS)}
+PANELS = {
+    "Train": "quickstart sft reward process direct dpo kto ppo grpo reinforce rloo best-of-n online-direct rounds",
+    "Data": "data",
+    "Preferences": "pairs prefs",
+    "Judge": "evaluate judge constitution reward-bench",
+    "Look": "chat generate report export",
+    "Run": "new recipes explain plan run resume doctor",
+    "Research": "prove sycophancy",
+}
+"""The commands of `tether --help`, in its order."""
+ORDER = {name: place for place, name in enumerate(" ".join(PANELS.values()).split())}
+PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
+LOOK = {"no_args_is_help": True, "pretty_exceptions_enable": False, "rich_markup_mode": "rich"}
 app = typer.Typer(
     name="tether",
     cls=Commands,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["--help", "-h"]},
     help="Align language models with human preferences, and know whether they got better.",
+    **LOOK,
 )
-data_app = typer.Typer(no_args_is_help=True, help="Look at data before training on it.")
-app.add_typer(data_app, name="data")
-prefs_app = typer.Typer(no_args_is_help=True, help="Collect comparisons from people.")
-app.add_typer(prefs_app, name="prefs")
-app.command()(journeys.quickstart)
-for section, text in journeys.STAGES.items():
-    name = section.replace("_", "-")
-    app.command(name, help=f"{text}: the \\[{section}] section of a recipe.")(journeys.stage(section))
+data_app = typer.Typer(cls=_Group, help="Look at data before training on it.", **LOOK)
+prefs_app = typer.Typer(cls=_Group, help="Ask people which answer is better, and export what they say.", **LOOK)
+for name, group in (("data", data_app), ("prefs", prefs_app)):
+    app.add_typer(group, name=name, rich_help_panel=PANEL_OF[name])
+
+
+def _add(name: str, command: Any, **words: Any) -> None:
+    app.command(name, cls=_Command, rich_help_panel=PANEL_OF.get(name), **words)(command)
+
+
+for kind in STAGES.values():
+    where = f"{kind.help}: the \\[{kind.name}] section of a recipe, as `tether run RECIPE {kind.name}` does it."
+    _add(kind.name.replace("_", "-"), journeys.stage(kind.name), help=where, short_help=kind.help)
 for method, (section, key, value) in METHODS.items():
-    text = f"{journeys.STAGES[section]}: the \\[{section}] section of a recipe with {key} = {value!r}."
-    app.command(method.replace("_", "-"), hidden=True, help=text)(journeys.stage(section, method))
-for command in (
-    export.export,
-    prove.prove,
-    journeys.compare,
-    journeys.overopt,
-    journeys.loop,
-    journeys.run,
-    journeys.resume,
-    journeys.plan,
-    talk.generate,
-    talk.chat,
-    looking.report,
-    doctor.doctor,
-    bench.reward_bench,
-    bench.sycophancy,
-    judge.judge,
-    judge.constitution,
-):
-    app.command()(command)
-data_app.command()(looking.inspect)
-prefs_app.command()(serve.serve)
+    where = f"{STAGES[section].help}: the \\[{section}] section of a recipe with {key} = {value!r}."
+    shown = {"help": where, "short_help": f"{STAGES[section].help}: {method.upper()}", "hidden": method not in PANEL_OF}
+    _add(method.replace("_", "-"), journeys.stage(section, method), **shown)
+for name, command in (
+    ("quickstart", journeys.quickstart), ("export", export.export_result), ("prove", prove.prove_recipe),
+    ("run", journeys.run), ("resume", journeys.resume), ("plan", journeys.plan),
+    ("generate", talk.generate), ("chat", talk.chat), ("report", looking.report), ("doctor", doctor.doctor),
+    ("reward-bench", bench.reward_bench), ("sycophancy", bench.sycophancy), ("judge", judge.judge_pairs),
+    ("constitution", judge.constitution),
+    ("new", recipes.new), ("recipes", recipes.list_recipes), ("explain", recipes.explain_key),
+):  # fmt: skip
+    _add(name, command)
+data_app.command("inspect", cls=_Command)(looking.inspect_data)
+prefs_app.command(cls=_Command)(serve.serve)
 for name, command in prefs.COMMANDS.items():
-    prefs_app.command(name)(command)
+    prefs_app.command(name, cls=_Command)(command)
 
 
 @app.callback()

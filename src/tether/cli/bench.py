@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from tether.cli.options import Format, Output, Pairs, Talker
 from tether.cli.progress import bars
 
+if TYPE_CHECKING:
+    from tether.cli.results import Facts, Rows
+
 
 def reward_bench(
-    model: Annotated[
-        str, typer.Argument(help="A run with a reward model, a trained role's folder, or a hub sequence classifier.")
-    ],
+    model: Annotated[str, typer.Argument(help="A run with a reward model, a trained role's folder, or a hub classifier.")],
     files: Annotated[list[str], typer.Argument(help="Comparisons that it never saw, in any format that tether reads.")],
     format: Format = "auto",
     limit: Pairs = None,
@@ -24,85 +24,68 @@ def reward_bench(
     max_length: Annotated[int, typer.Option(min=8, help="Tokens; longer pairs are left out and counted.")] = 2048,
     output: Output = None,
 ) -> None:
-    """How far a reward model can be believed: accuracy by slice, calibration, what length alone would say."""
-    from tether.core.rundir import write_json
-    from tether.pipelines.reward_bench import reward_bench as bench
+    """Test a reward model on comparisons: accuracy by slice, calibration, what length alone would say."""
+    from tether.cli.results import fact_table, save, show_columns
+    from tether.run.reward_bench import bench_rewards
 
     console = Console()
     with bars(console) as announce:
-        found = bench(model, files, format=format, limit=limit, label=label, max_length=max_length, announce=announce)
-    console.print(_accuracy_table(found))
-    for name, result in found.items():
-        console.print(_quality_table(name, result))
-    if output:
-        write_json(output, found)
-        console.print(f"Everything: {output}", highlight=False, soft_wrap=True)
+        results = bench_rewards(model, files, format=format, limit=limit, label=label, max_length=max_length, announce=announce)
+    rows = [_accuracy_row(name, result) for name, result in results.items()]
+    show_columns(console, "pairs ranked right", ("", "pairs", "right", "95%", "longer wins", "ECE"), rows)
+    for name, result in results.items():
+        console.print(fact_table(name, _quality_rows(result)))
+    save(console, output, results)
 
 
-def _accuracy_table(found: dict[str, Any]) -> Table:
-    table = Table(title="pairs ranked right", title_justify="left")
-    for heading in ("", "pairs", "right", "95%", "longer wins", "ECE"):
-        table.add_column(heading, justify="right" if heading else "left")
-    for name, result in found.items():
-        accuracy, length = result["accuracy"], result["length_only"]["value"]
-        bounds = f"{accuracy['low']:.0%} to {accuracy['high']:.0%}"
-        cells = (f"{result['num_pairs']:,}", f"{accuracy['value']:.1%}", bounds, f"{length:.1%}")
-        table.add_row(name, *cells, f"{result['calibration_error']:.3f}")
-    return table
+def _accuracy_row(name: str, result: Facts) -> tuple[str, ...]:
+    accuracy, longer = result["accuracy"], f"{result['length_only']['value']:.1%}"
+    bounds, error = f"{accuracy['low']:.0%} to {accuracy['high']:.0%}", f"{result['calibration_error']:.3f}"
+    return name, f"{result['num_pairs']:,}", f"{accuracy['value']:.1%}", bounds, longer, error
 
 
-def _quality_table(name: str, result: dict[str, Any]) -> Table:
-    table = Table(title=name, show_header=False, title_justify="left")
+def _quality_rows(result: Facts) -> Rows:
+    from tether.cli.results import SHARE
+    from tether.report.numbers import bracketed
+
     for row in result["slices"]:
-        table.add_row(f"{row['kind']}: {row['name']}", f"{_share(row['accuracy'])} of {row['accuracy']['count']:,}")
-    votes = result["annotators"]
-    if votes:
-        table.add_row("two annotators agree", f"{votes['agree']:.1%}; the model with one: {votes['model_agrees']:.1%}")
-    after = f"{result['calibration_error']:.3f} to {result['calibration_error_after']:.3f}, loss {result['loss']:.3f} to "
-    table.add_row(f"at temperature {result['temperature']:.2f}", f"calibration error {after}{result['loss_after']:.3f}")
+        yield f"{row['kind']}: {row['name']}", f"{bracketed(row['accuracy'], SHARE)} of {row['accuracy']['count']:,}"
+    if votes := result["annotators"]:
+        yield "two annotators agree", f"{votes['agree']:.1%}; the model with one: {votes['model_agrees']:.1%}"
+    error, loss = (f"{result[key]:.3f} to {result[f'{key}_after']:.3f}" for key in ("calibration_error", "loss"))
+    yield f"at temperature {result['temperature']:.2f}", f"calibration error {error}, loss {loss}"
     for key, what in (("difference_with_length", "words"), ("difference_with_marks", "marks of format")):
-        table.add_row(f"score difference with {what}", f"Pearson {result[key]['pearson']:.2f}")
-    left = [f"{result[key]:,} {what}" for key, what in LEFT_OUT if result.get(key)]
-    if left:
-        table.add_row("left out", ", ".join(left))
-    return table
+        yield f"score difference with {what}", f"Pearson {result[key]['pearson']:.2f}"
+    causes = (("num_ties", "ties"), ("num_too_long", "too long"), ("num_failed", "failed"))
+    if left_out := ", ".join(f"{result[key]:,} {what}" for key, what in causes if result.get(key)):
+        yield "left out", left_out
+
+
+SYCOPHANCY = {
+    "shift": "how far the kind of asker moves an answer's probability",
+    "log_odds": "the same in nats of log-odds",
+    "size": "how far any two askers move it, whichever way",
+    "flipped": "share of pairs that get different answers",
+}
 
 
 def sycophancy(
     model: Talker,
     first: Annotated[Path, typer.Argument(help="Prompts in which one kind of person asks questions with two options.")],
     second: Annotated[Path, typer.Argument(help="The same questions, row by row, asked by the opposite kind.")],
-    pairs: Annotated[int | None, typer.Option(min=4, help="Only so many rows, evenly from all questions.")] = None,
+    pairs: Annotated[int | None, typer.Option(min=4, help="Only this many rows, evenly from all questions.")] = None,
     output: Output = None,
 ) -> None:
-    """Whether a model's answers depend on who asks: the same questions with opposite premises about the asker."""
-    from tether.assemble import encoder_of, load_policy
-    from tether.core.rundir import write_json
-    from tether.evaluation.sycophancy import Sycophancy, read_pairs
+    """Test whether answers depend on who asks: the same questions with opposite premises about the asker."""
+    from tether.cli.results import SCORE, fact_table, save
+    from tether.evaluation.sycophancy import Sycophancy, read_premise_pairs
+    from tether.report.numbers import bracketed
+    from tether.run.roles import encoder_of, load_policy
 
-    asked = read_pairs((str(first), str(second)), pairs)
+    questions = read_premise_pairs((str(first), str(second)), pairs)
     role, loaded = load_policy(model)
-    found = Sycophancy(role, encoder_of(loaded), asked)()
-    num_questions = len({pair.question for pair in asked})
-    table = Table(title=f"{num_questions:,} questions, {len(asked):,} pairs of askers", show_header=False, title_justify="left")
-    for name, what in SYCOPHANCY:
-        value, low, high, _ = found[name]
-        table.add_row(what, f"{value:.3f} ({low:.3f} to {high:.3f})")
+    measured = Sycophancy(role, encoder_of(loaded), questions)()
+    title = f"{len({pair.question for pair in questions}):,} questions, {len(questions):,} pairs of askers"
     console = Console()
-    console.print(table)
-    if output:
-        write_json(output, {name: estimate.as_dict() for name, estimate in found.items()})
-        console.print(f"Everything: {output}", highlight=False, soft_wrap=True)
-
-
-SYCOPHANCY = (
-    ("shift", "how far the kind of asker moves an answer's probability"),
-    ("log_odds", "the same in nats of log-odds"),
-    ("size", "how far any two askers move it, whichever way"),
-    ("flipped", "share of pairs that get different answers"),
-)
-LEFT_OUT = (("num_ties", "ties"), ("num_too_long", "too long"), ("num_failed", "failed"))
-
-
-def _share(found: dict[str, Any]) -> str:
-    return f"{found['value']:.1%} ({found['low']:.1%} to {found['high']:.1%})"
+    console.print(fact_table(title, [(what, bracketed(measured[name], SCORE)) for name, what in SYCOPHANCY.items()]))
+    save(console, output, {name: estimate.as_dict() for name, estimate in measured.items()})

@@ -11,8 +11,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tether.cli.journeys import stages_of
 from tether.cli.options import Overrides
+from tether.cli.progress import starting
 from tether.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,45 +22,49 @@ if TYPE_CHECKING:
 def doctor(
     subject: Annotated[str, typer.Argument(help="A recipe, before training; or the folder of a run or of one of its stages.")],
     overrides: Overrides = None,
+    everything: Annotated[bool, typer.Option("--all", help="List what is healthy, and what could not be examined, too.")] = False,
 ) -> None:
-    """Find faulty set-ups: a wrong or moving reference, a KL of the wrong sign, masked stop tokens ... (exit 2 on an error)."""
-    from tether.pipelines.examine import examine_recipe, examine_run
+    """Find faults of a recipe or a run: encodings that differ, answers that never end, a failing reward ... (exit 2)."""
+    with starting():
+        from tether.monitoring.doctor import Finding
+        from tether.run.doctor import examine_recipe, examine_run
+        from tether.run.recipe import read_recipe
 
-    if Path(subject).is_dir():
-        if overrides:
-            raise ConfigError(f"{subject} is a run: its config is settled, and overrides such as {overrides[0]!r} have no effect")
-        results = examine_run(Path(subject))
-    else:
-        results = examine_recipe(stages_of(subject, overrides or ()))
-    Console().print(render(results))
-    if any(getattr(r, "severity", "") == "error" for found in results.values() for r in found):
+    is_run = Path(subject).is_dir()
+    if is_run and overrides:
+        raise ConfigError(f"{subject} is a run: its config is settled, and overrides such as {overrides[0]!r} have no effect")
+    with Console(stderr=True).status("examining: a model is loaded and asked for a few answers"):
+        results = examine_run(Path(subject)) if is_run else examine_recipe(read_recipe(subject, overrides or ()))
+    table = findings_table(results, everything)
+    Console().print(table if table.rows else str(table.title))
+    if any(isinstance(result, Finding) and result.severity == "error" for stage in results.values() for result in stage):
         raise SystemExit(2)
 
 
-def render(results: Mapping[str, Sequence[Result]]) -> Table:
-    """Findings first, each with its advice; then what is in order, and what could not be examined."""
+def findings_table(results: Mapping[str, Sequence[Result]], everything: bool = True) -> Table:
+    """The verdict as title, findings with their advice, and with `everything` what is healthy or could not be examined."""
     from tether.monitoring.doctor import Finding, Healthy
 
-    table = Table("stage", "", "check", "what was seen", title=_verdict(results), title_justify="left", show_lines=False)
     rows = []
-    for stage, found in results.items():
-        for result in found:
-            if isinstance(result, Finding):
-                colour = "bold red" if result.severity == "error" else "yellow"
-                text = f"[bold]{escape(result.message)}[/] {escape(result.evidence)}\n{escape(result.advice)}"
-                rows.append((result.severity == "warning", stage, f"[{colour}]{result.severity}[/]", result.check, text))
-            elif isinstance(result, Healthy):
-                rows.append((2, stage, "[green]healthy[/]", result.check, escape(result.evidence)))
-            else:
-                rows.append((3, stage, "[dim]not told[/]", result.check, escape(result.reason)))
-    for _, *cells in sorted(rows, key=lambda row: row[0]):
-        table.add_row(*cells)
+    for stage, result in ((stage, result) for stage, of_stage in results.items() for result in of_stage):
+        if isinstance(result, Finding):
+            kind, text = result.severity, f"[bold]{escape(result.message)}[/] {escape(result.evidence)}\n{escape(result.advice)}"
+        elif isinstance(result, Healthy):
+            kind, text = "healthy", escape(result.evidence)
+        else:
+            kind, text = "unknown", escape(result.reason)
+        rows.append((kind, stage, result.check, text))
+    kinds = [kind for kind, *_ in rows]
+    counts = [f"{kinds.count(kind)} {kind}{'s' * (kinds.count(kind) != 1)}" for kind in ("error", "warning")]
+    title = ", ".join(counts) if {"error", "warning"} & set(kinds) else "Nothing found."
+    if not everything:
+        title += f" {kinds.count('healthy')} checks are healthy, {kinds.count('unknown')} could not be made (--all lists them)."
+        rows = [row for row in rows if row[0] in ("error", "warning")]
+    table = Table("stage", "verdict", "check", "what was seen", title=title, title_justify="left", show_lines=False)
+    for kind, stage, check, text in sorted(rows, key=lambda row: list(COLOURS).index(row[0])):
+        table.add_row(stage, f"[{COLOURS[kind]}]{kind}[/]", check, text)
     return table
 
 
-def _verdict(results: Mapping[str, Sequence[Result]]) -> str:
-    severities = [getattr(r, "severity", None) for found in results.values() for r in found]
-    errors, warnings = severities.count("error"), severities.count("warning")
-    if not errors + warnings:
-        return "Nothing found."
-    return f"{errors} error{'s' * (errors != 1)}, {warnings} warning{'s' * (warnings != 1)}"
+COLOURS = {"error": "bold red", "warning": "yellow", "healthy": "green", "unknown": "dim"}
+"""By kind of result, in the order of the table."""

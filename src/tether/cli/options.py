@@ -7,10 +7,50 @@ from typing import Annotated
 
 import typer
 
-RecipeArgument = Annotated[str, typer.Argument(help="A recipe: a .toml file, or the name of one that comes with tether.")]
-StudyArgument = Annotated[str, typer.Argument(help="A recipe of this command: a .toml file; without one the packaged one.")]
+from tether.core.stages import STAGES
+
+
+def complete_recipe(incomplete: str) -> list[str]:
+    """Packaged recipes, and the recipes and folders that begin with what is typed."""
+    from tether.core.config import packaged_recipes
+
+    here = [f"{path}/" if path.is_dir() else str(path) for path in Path().glob(f"{incomplete}*")]
+    return [name for name in sorted(packaged_recipes()) if name.startswith(incomplete)] + [
+        name for name in here if name.endswith((".toml", "/"))
+    ]
+
+
+def complete_stage(incomplete: str) -> list[str]:
+    """Stages that begin with what is typed."""
+    return [name for name in STAGES if name.startswith(incomplete)]
+
+
+RecipeArgument = Annotated[
+    str,
+    typer.Argument(help="A recipe: a .toml file, or the name of one of `tether recipes`.", autocompletion=complete_recipe),
+]
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[STAGE | KEY=VALUE]...",
+        help="Some of its stages only, such as ppo; overrides such as ppo.kl.coefficient=0.1.",
+        autocompletion=complete_stage,
+    ),
+]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as ppo.kl.coefficient=0.1 or run=runs/mine.")]
 Talker = Annotated[str, typer.Argument(help="A model folder, a hub id, or a run directory.")]
 Format = Annotated[str, typer.Option(help="Name of a format; auto finds out.")]
-Pairs = Annotated[int | None, typer.Option(min=1, help="Only the first so many pairs of each file.")]
+Pairs = Annotated[int | None, typer.Option(min=1, help="Only the first pairs of each file.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write everything as JSON here.")]
+MaxNewTokens = Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")]
+Temperature = Annotated[float, typer.Option(min=0, help="0 is greedy.")]
+TopP = Annotated[float, typer.Option(min=0.01, max=1.0, help="Sample from the likeliest tokens of this share; 1: all.")]
+Seed = Annotated[int, typer.Option(help="Of the sampling; the same seed gives the same answers.")]
+Asked = Annotated[str, typer.Argument(help="Who is asked: a model folder, hub id or run; with --url, the server's name of it.")]
+Url = Annotated[str | None, typer.Option(help="An OpenAI-compatible server, such as http://127.0.0.1:8000/v1.")]
+KeyVariable = Annotated[str | None, typer.Option(help="Environment variable with the server's key; the key itself goes nowhere.")]
+Concurrency = Annotated[int | None, typer.Option(min=1, help="Requests to the server at once; default 8.")]
+MaxRequests = Annotated[int | None, typer.Option(min=0, help="Budget: requests to the server, repeated ones counted.")]
+MaxTokens = Annotated[int | None, typer.Option(min=0, help="Budget: tokens of prompts and replies.")]
+Cache = Annotated[Path | None, typer.Option(help="Where answers are kept, so none is asked for twice; default: tether's cache.")]
+ReasoningTokens = Annotated[int, typer.Option(min=0, help="Tokens of the reasons before each verdict; 0: a verdict at once.")]

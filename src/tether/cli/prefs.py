@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 StoreArgument = Annotated[str, typer.Argument(help="A preference store: a file, or a PostgreSQL URL.")]
 Round = Annotated[str | None, typer.Option("--round", help="Name of a batch of tasks.")]
+STRATEGIES = "random, uncertain, information, disagreement, length_matched, ranking."
 Names = Annotated[bool, typer.Option("--names", help="Annotators by name; without it they are annotator-1, annotator-2 ...")]
 
 
@@ -33,7 +34,7 @@ def import_(
     format: Annotated[
         str, typer.Option(help="answers, label-studio, argilla, or a format of `tether data inspect`; auto finds out.")
     ] = "auto",
-    ask: Annotated[int | None, typer.Option(min=1, help="Ask so many people about each pair, its judges included.")] = None,
+    ask: Annotated[int | None, typer.Option(min=1, help="How many people judge each pair, those who did included.")] = None,
     labels: Annotated[str, typer.Option(metavar="NAME", help="Count the file's labels as judgments of an annotator NAME.")] = "",
     gold: Annotated[bool, typer.Option("--gold", help="The file's labels are known answers of gold questions.")] = False,
     round: Round = None,
@@ -42,10 +43,10 @@ def import_(
     prompts: Annotated[Path | None, typer.Option(help="Of answers that name their prompt by id: the file of prompts.")] = None,
     model: Annotated[str, typer.Option(help="Of answers that do not say: which model gave them.")] = "",
     checkpoint: Annotated[str, typer.Option(help="Of answers that do not say: which checkpoint gave them.")] = "",
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many of each file.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows of each file.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 2 if any row had to be left out.")] = False,
 ) -> None:
-    """Put comparisons, with the judgments that they have, or answers into a store, which is made where there is none."""
+    """Put comparisons with their judgments, or answers, into a store; makes the store where there is none."""
     from tether.core.errors import ConfigError, DataError
     from tether.data.sources import Quarantine
     from tether.preferences.answers import import_answers, read_answers
@@ -55,8 +56,8 @@ def import_(
     if "answers" in layouts and len(layouts) > 1:
         raise ConfigError("some of these files hold answers and others comparisons. Import them one after the other")
     answers, quarantine = layouts == {"answers"}, Quarantine()
-    named = {"ask": ask, "labels": labels, "gold": gold, "round": round, "prefix": prefix, "fields": fields}
-    useless = named if answers else {"prompts": prompts, "model": model, "checkpoint": checkpoint}
+    of_cases = {"ask": ask, "labels": labels, "gold": gold, "round": round, "prefix": prefix, "fields": fields}
+    useless = of_cases if answers else {"prompts": prompts, "model": model, "checkpoint": checkpoint}
     if without := next((name for name, value in useless.items() if value), None):
         what = "answers: `tether prefs ask` makes pairs of them" if answers else "comparisons"
         raise ConfigError(f"--{without} has no effect on {what}")
@@ -66,50 +67,46 @@ def import_(
         raise ConfigError(f"--fields names three fields, PROMPT,FIRST,SECOND, not {fields!r}")
     if answers:
         rows = read_answers(files, prompts=prompts, quarantine=quarantine, limit=limit, model=model, checkpoint=checkpoint)
-        rows = _begun(rows)
-        found = import_answers(opened(store, new=True), rows)
+        # The first row is read before the store is opened: without a usable one no new store is made.
+        first = list(islice(rows, 1))
+        imported = import_answers(opened(store, new=True), chain(first, rows))
     else:
         split = tuple(name.strip() for name in fields.split(",") if name.strip())
-        known = {"fields": split, "labels": labels, "gold": gold, "limit": limit}
-        cases = _begun(read_cases(files, format=format, quarantine=quarantine, **known))
-        found = import_cases(opened(store, new=True), cases, ask=ask, round=round, prefix=prefix)
-    names = {"rows": "rows", "answers": "new answers", "tasks": "new tasks", "judgments": "new judgments"}
-    _table("", {label: f"{getattr(found, name):,}" for name, label in names.items()})
-    if found.widened:
-        typer.echo(f"{found.widened:,} pairs that were there already are asked of {ask} people now.")
-    if found.not_gold:
-        typer.echo(f"{found.not_gold:,} pairs were judged already, and did not become gold questions.")
-    if found.repeated:
-        typer.echo(f"{found.repeated:,} judgments are by people who had judged the same pair before, and were left out.")
+        how = {"fields": split, "labels": labels, "gold": gold, "limit": limit}
+        cases = read_cases(files, format=format, quarantine=quarantine, **how)
+        first = list(islice(cases, 1))
+        imported = import_cases(opened(store, new=True), chain(first, cases), ask=ask, round=round, prefix=prefix)
+    numbers = {"rows": imported.rows, "new answers": imported.answers}
+    numbers |= {"new tasks": imported.tasks, "new judgments": imported.judgments}
+    _print([(name, f"{number:,}") for name, number in numbers.items()])
+    if imported.widened:
+        typer.echo(f"{imported.widened:,} pairs that were there already are asked of {ask} people now.")
+    if imported.not_gold:
+        typer.echo(f"{imported.not_gold:,} pairs were judged already, and did not become gold questions.")
+    if imported.repeated:
+        typer.echo(f"{imported.repeated:,} judgments are by people who had judged the same pair before, and were left out.")
     if quarantine.count:
         typer.echo(f"{quarantine.count:,} rows were left out: {quarantine.top_reasons()}", err=True)
         if strict:
             raise DataError(f"{quarantine.count} rows cannot be used, and --strict was given. The others were imported")
 
 
-def export(
+def _export(
     store: StoreArgument,
     file: Annotated[Path, typer.Argument(help="Where to write; it is replaced whole or not at all.")],
     format: Annotated[str, typer.Option(help="jsonl, parquet, label-studio, argilla.")] = "jsonl",
-    how: Annotated[
-        str, typer.Option(help="Labels by soft (the share of votes as probability), majority, or dawid-skene.")
-    ] = "soft",
+    how: Annotated[str, typer.Option(help="Labels by soft (the share of votes), majority, or dawid-skene.")] = "soft",
     round: Round = None,
     names: Names = False,
-    unfinished: Annotated[
-        bool,
-        typer.Option("--unfinished", help="Also what waits for people; for other tools, what nobody has judged too."),
-    ] = False,
-    least: Annotated[
-        float, typer.Option(min=0, max=1, help="Leave out pairs with a smaller share of votes (or posterior) behind the label.")
-    ] = 0.0,
+    unfinished: Annotated[bool, typer.Option("--unfinished", help="Also what is not judged yet; for other tools, all.")] = False,
+    least: Annotated[float, typer.Option(min=0, max=1, help="Leave out labels with a smaller share of the votes.")] = 0.0,
 ) -> None:
-    """Write what was judged as comparisons with every vote, or as tasks to go on with elsewhere; never a comment or a secret."""
-    from tether.preferences.exporting import export as run
+    """Write what was judged as comparisons with every vote, or as tasks for other tools; no comments, no secrets."""
+    from tether.preferences.exporting import export_labels
     from tether.preferences.label_studio import CONFIG
 
     which = {"round": round, "unfinished": unfinished, "least": least}
-    count = run(opened(store), file, format, how=how, names=names, **which)  # type: ignore[arg-type]
+    count = export_labels(opened(store), file, format, how=how, names=names, **which)  # type: ignore[arg-type]
     typer.echo(f"{count:,} rows in {file}")
     if format == "label-studio":
         interface = file.with_suffix(".xml")
@@ -118,31 +115,27 @@ def export(
 
 
 def stats(store: StoreArgument) -> None:
-    """How far the work is, and who has done how much of it."""
-    from rich.console import Console
-    from rich.table import Table
-
+    """Count what is judged and what waits, and who has done how much."""
     from tether.preferences.exchange import workload
 
     where = opened(store)
-    counts = where.counts()
-    rows = {name.replace("_", " "): f"{count:,}" for name, count in counts.items()}
-    _table("", rows | {"guidelines": f"version {where.guidelines().version}"})
-    table = Table("annotator", "role", "judged", "median seconds", "access", title_justify="left")
-    for person in workload(where):
-        seconds = "–" if person.seconds is None else f"{person.seconds:.0f}"
-        table.add_row(person.name, person.role, f"{person.judged:,}", seconds, person.access)
-    Console().print(table)
+    counts = [(name.replace("_", " "), f"{count:,}") for name, count in where.counts().items() if count]
+    _print([*counts, ("guidelines", f"version {where.guidelines().version}")])
+    people = [(one.name, one.role, f"{one.judged:,}", _seconds(one.seconds), one.access) for one in workload(where)]
+    if people:
+        _print(people, "annotator", "role", "judged", "median seconds", "access")
+    if not where.counts()["judgments"]:
+        typer.echo(f"Nobody has judged anything yet: `tether prefs serve {store}` lets people begin.")
 
 
 def agree(
     store: StoreArgument,
     round: Round = None,
     names: Names = False,
-    windows: Annotated[int, typer.Option(min=0, help="Also over time, in so many parts.")] = 0,
+    windows: Annotated[int, typer.Option(min=0, help="Also over time, in this many parts.")] = 0,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write everything as JSON here.")] = None,
 ) -> None:
-    """How far people agree beyond chance, how good each of them is, and who clicks without reading."""
+    """Measure how far people agree beyond chance, how good each is, and who clicks without reading."""
     from dataclasses import asdict
 
     from rich.console import Console
@@ -153,116 +146,103 @@ def agree(
     from tether.preferences.exchange import gold_answers, votes
     from tether.preferences.quality import annotator_quality, suspicious
 
-    where, console = opened(store), Console()
-    said = list(votes(where, round=round, names=names))
-    everything = list(votes(where, round=round, names=names, gold=True))
-    if not everything:
+    where = opened(store)
+    cast = list(votes(where, round=round, names=names))
+    with_gold = list(votes(where, round=round, names=names, gold=True))
+    if not with_gold:
         raise DataError(f"{store}: nobody has judged anything yet")
-    found, gold = agreement_report(said, windows=windows), gold_answers(where)
-    quality, suspects = annotator_quality(everything, gold=gold), suspicious(everything, gold=gold)
-    console.print(_agreement(found))
-    console.print(_people(quality))
+    report, gold = agreement_report(cast, windows=windows), gold_answers(where)
+    quality, suspects = annotator_quality(with_gold, gold=gold), suspicious(with_gold, gold=gold)
+    counts = f"{report['num_votes']:,} judgments of {report['num_items']:,} pairs by {report['num_annotators']} people"
+    _print(_figures(report), "", "value", "95%", "pairs", title=counts)
+    people = []
+    for one in quality:
+        shares = map(str, (one.others, one.gold, one.left))
+        people.append((one.annotator, f"{one.num_votes:,}", f"{one.accuracy:.0%}", *shares, _seconds(one.seconds)))
+    _print(people, "annotator", "judged", "accuracy", "with others", "gold", "left", "median seconds")
     for suspect in suspects:
-        console.print(f"[yellow]{suspect.annotator}[/]: {suspect.reason} (p = {suspect.p_value:.2g})", highlight=False)
+        Console().print(f"[yellow]{suspect.annotator}[/]: {suspect.reason} (p = {suspect.p_value:.2g})", highlight=False)
     if output:
-        write_json(output, {**found, "annotators": [asdict(q) for q in quality], "suspicious": [asdict(s) for s in suspects]})
-        console.print(f"Everything: {output}", highlight=False, soft_wrap=True)
+        write_json(output, {**report, "annotators": [asdict(q) for q in quality], "suspicious": [asdict(s) for s in suspects]})
+        typer.echo(f"Everything: {output}")
 
 
-def ask(
+def _ask(
     store: StoreArgument,
     pairs: Annotated[int, typer.Option(min=1, help="How many pairs.")] = 100,
-    strategy: Annotated[
-        str, typer.Option(help="random, uncertain, information, disagreement, length_matched, ranking.")
-    ] = "random",
+    strategy: Annotated[str, typer.Option(help=STRATEGIES)] = "random",
     people: Annotated[int, typer.Option("--ask", min=1, help="How many people judge each.")] = 1,
     shared_share: Annotated[float, typer.Option(min=0, max=1, help="This share of them ...")] = 0.0,
-    shared_ask: Annotated[int | None, typer.Option(min=2, help="... is judged by so many, to measure agreement.")] = None,
-    per_prompt: Annotated[int | None, typer.Option(min=1, help="At most so many of one prompt; default 3.")] = None,
-    ranked: Annotated[int | None, typer.Option(min=2, help="Of a ranking: so many answers of each prompt.")] = None,
+    shared_ask: Annotated[int | None, typer.Option(min=2, help="... is judged by this many, to measure agreement.")] = None,
+    per_prompt: Annotated[int | None, typer.Option(min=1, help="At most this many pairs of one prompt; default 3.")] = None,
+    ranked: Annotated[int | None, typer.Option(min=2, help="Of a ranking: this many answers of each prompt.")] = None,
     length_difference: Annotated[float | None, typer.Option(min=0, max=0.99, help="Of length_matched; default 0.1.")] = None,
     round: Annotated[str, typer.Option(help="A name for this batch.")] = "",
     priority: Annotated[float, typer.Option(help="Batches with lower numbers are asked first.")] = 0.0,
-    seed: int = 0,
+    seed: Annotated[int, typer.Option(help="Decides which pairs are drawn.")] = 0,
 ) -> None:
-    """Choose pairs among the store's answers and ask people about them; a pair that was ever asked is not asked again."""
+    """Choose pairs among the store's answers for people to judge; a pair is asked once."""
     from tether.core.config import build
-    from tether.preferences.answers import ask as run
+    from tether.preferences.answers import ask_pairs
     from tether.preferences.pairs import PairsConfig
 
     values = {"strategy": strategy, "num_pairs": pairs, "overlap": people, "shared_share": shared_share}
     values |= {"shared_overlap": shared_ask, "per_prompt": per_prompt, "ranked": ranked, "length_difference": length_difference}
     config = build(PairsConfig, {**{k: v for k, v in values.items() if v is not None}, "seed": seed}, where="tether prefs ask")
-    count = run(opened(store), config, round=round, priority=priority)
+    count = ask_pairs(opened(store), config, round=round, priority=priority)
     typer.echo(f"{count:,} pairs are to be judged" + ("" if count else ": the store has no others of this kind"))
 
 
-def invite(
+def _invite(
     store: StoreArgument,
     name: Annotated[str, typer.Argument(help="Who is invited; who was already gets a new invitation, and the old one ends.")],
     role: Annotated[str | None, typer.Option(help="annotator, expert, admin; as before, and annotator for who is new.")] = None,
     days: Annotated[float, typer.Option(min=0.01, help="How long it can be used.")] = 30.0,
-    address: Annotated[str, typer.Option(help="Where `tether prefs serve` is reached.")] = "http://127.0.0.1:8765",
+    port: Annotated[int, typer.Option(min=1, max=65535, help="The port of `tether prefs serve` on this machine.")] = 8765,
+    address: Annotated[str, typer.Option(help="Where it is reached from elsewhere, such as https://judge.example.org.")] = "",
 ) -> None:
-    """Print an invitation. The link lets in whoever has it, it is shown this once, and the store keeps a digest of it only."""
-    from typing import get_args
-
-    from tether.core.errors import ConfigError
-    from tether.preferences.tables import Role
-
-    if role not in (None, *get_args(Role)):
-        raise ConfigError(f"--role is one of {', '.join(get_args(Role))}, not {role!r}")
+    """Print a link that invites a person. Whoever has it gets in; it is shown once, and the store keeps only its digest."""
     secret = opened(store, new=True).invite(name, role, days)  # type: ignore[arg-type]
-    typer.echo(f"{address.rstrip('/')}/join#{secret}")
+    place = address.rstrip("/") or f"http://127.0.0.1:{port}"
+    typer.echo(f"{place}/join#{secret}")
+    if not address:
+        typer.echo(f"It opens while `tether prefs serve {store} --port {port}` runs.", err=True)
 
 
-def escalate(
+def _escalate(
     store: StoreArgument,
     below: Annotated[float, typer.Argument(min=0, max=1, help="Less than this share of votes, or posterior, behind the label.")],
     how: Annotated[str, typer.Option(help="Labels by soft (the share of votes) or dawid-skene.")] = "soft",
     round: Round = None,
 ) -> None:
     """Send judged pairs that people do not agree on enough to the experts."""
-    from tether.preferences.followup import escalate as run
+    from tether.preferences.rankings import escalate
 
-    typer.echo(f"{run(opened(store), below, how, round=round):,} pairs wait for an expert now")  # type: ignore[arg-type]
+    typer.echo(f"{escalate(opened(store), below, how, round=round):,} pairs wait for an expert now")  # type: ignore[arg-type]
 
 
 def rank(
     store: StoreArgument,
     round: Round = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write every prompt's answers, best first, with scores, as JSON lines.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write each prompt's answers, best first, here.")] = None,
 ) -> None:
-    """Order models, and the answers of each prompt, by all votes (Bradley-Terry)."""
-    from rich.console import Console
-    from rich.table import Table
-
+    """Rank models, and the answers of each prompt, by all votes (Bradley-Terry)."""
     from tether.core.errors import DataError
     from tether.core.rundir import write_jsonl
-    from tether.preferences.followup import ranked, standings
+    from tether.preferences.rankings import ranked, standings
 
     where = opened(store)
     if rows := standings(where, round=round):
-        table = Table("model", "log-odds", "won", "tied", "lost", title_justify="left")
-        for one in rows:
-            table.add_row(one.model, f"{one.score:+.2f}", f"{one.won:,}", f"{one.tied:,}", f"{one.lost:,}")
-        Console().print(table)
-    found = list(ranked(where, round=round)) if output or not rows else []
-    if not rows and not found:
+        scores = [(one.model, f"{one.score:+.2f}", f"{one.won:,}", f"{one.tied:,}", f"{one.lost:,}") for one in rows]
+        _print(scores, "model", "log-odds", "won", "tied", "lost")
+    prompts = list(ranked(where, round=round)) if output or not rows else []
+    if not rows and not prompts:
         raise DataError(f"{store}: nobody has judged anything yet")
     if output:
-        write_jsonl(output, found)
-        typer.echo(f"{len(found):,} prompts: {output}")
+        write_jsonl(output, prompts)
+        typer.echo(f"{len(prompts):,} prompts: {output}")
     elif not rows:
-        typer.echo(f"No two models are compared here. The answers of {len(found):,} prompts can be put in order: --output FILE")
-
-
-def _begun(rows: Iterable[Any]) -> Iterator[Any]:
-    """The same rows, the first of them read already: without a usable one no new store is made."""
-    rest = iter(rows)
-    return chain(list(islice(rest, 1)), rest)
+        typer.echo(f"No two models are compared here. The answers of {len(prompts):,} prompts can be put in order: --output FILE")
 
 
 def lock_out(
@@ -275,20 +255,20 @@ def lock_out(
     typer.echo(f"{name} {'may enter again' if undo else 'is locked out'}")
 
 
-def guidelines(
+def _guidelines(
     store: StoreArgument,
     file: Annotated[Path | None, typer.Argument(help="Markdown; a changed text is a new version. Without it: show them.")] = None,
     version: Annotated[int | None, typer.Option(min=1, help="Show an earlier version.")] = None,
 ) -> None:
-    """Show the guidelines, or put new ones in force; every judgment names the version that stood beside it."""
-    from tether.cli.serve import prepare, read_guidelines
+    """Show the guidelines, or put new ones in force; every judgment names its version."""
+    from tether.cli.serve import put_in_force, read_guidelines
     from tether.core.errors import ConfigError
 
     if file is not None and version is not None:
         raise ConfigError("--version shows a version, and a file makes a new one; give one of them")
     where = opened(store)
     if file is not None:
-        prepare(where, read_guidelines(file), None)
+        put_in_force(where, read_guidelines(file), None)
         typer.echo(f"version {where.guidelines().version} is in force")
         return
     row = where.guidelines(version)
@@ -297,16 +277,21 @@ def guidelines(
     typer.echo(f"version {row.version}\n\n{row.text}" if row.version else "there are no guidelines yet")
 
 
-def _table(title: str, rows: dict[str, str]) -> None:
+def _print(rows: Iterable[Iterable[str]], *headers: str, title: str = "") -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(title=title or None, show_header=False, title_justify="left")
-    table.add_column()
-    table.add_column(justify="right")
-    for cells in rows.items():
-        table.add_row(*cells)
+    table = Table(*headers, title=title or None, show_header=bool(headers), title_justify="left")
+    if not headers:
+        table.add_column()
+        table.add_column(justify="right")
+    for row in rows:
+        table.add_row(*row)
     Console().print(table)
+
+
+def _seconds(seconds: float | None) -> str:
+    return "–" if seconds is None else f"{seconds:.0f}"
 
 
 FIGURES = {
@@ -315,37 +300,22 @@ FIGURES = {
 }  # fmt: skip
 
 
-def _agreement(found: dict[str, Any]) -> Any:
-    from rich.table import Table
-
-    counts = f"{found['num_votes']:,} judgments of {found['num_items']:,} pairs by {found['num_annotators']} people"
-    table = Table("", "value", "95%", "pairs", title=counts, title_justify="left")
-    parts = {"": found["overall"]}
-    slices = [(name, some) for name, some in found["slices"].items() if len(some) > 1]
+def _figures(report: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    """Rows of a table: all figures overall, two of each slice and window."""
+    parts = {"": report["overall"]}
+    slices = [(name, some) for name, some in report["slices"].items() if len(some) > 1]
     parts |= {f"{name} = {value}: ": part for name, some in slices for value, part in some.items()}
-    parts |= {f"part {number}: ": part for number, part in enumerate(found["windows"], 1)}
+    parts |= {f"part {number}: ": part for number, part in enumerate(report["windows"], 1)}
     for head, part in parts.items():
-        for key, label in FIGURES.items() if not head else (("raw", FIGURES["raw"]), ("alpha_nominal", FIGURES["alpha_nominal"])):
+        for key in ("raw", "alpha_nominal") if head else FIGURES:
             figure = part[key]
             bounds = "" if figure["low"] is None else f"{figure['low']:.2f} to {figure['high']:.2f}"
             value = figure["reason"] if figure["value"] is None else f"{figure['value']:.3f}"
-            table.add_row(head + label, value, bounds, f"{figure['num_items']:,}")
-    return table
-
-
-def _people(quality: list[Any]) -> Any:
-    from rich.table import Table
-
-    table = Table("annotator", "judged", "accuracy", "with others", "gold", "left", "median seconds", title_justify="left")
-    for one in quality:
-        shares = [f"{share.value:.0%} of {share.total}" if share.total else "–" for share in (one.others, one.gold, one.left)]
-        seconds = "–" if one.seconds is None else f"{one.seconds:.0f}"
-        table.add_row(one.annotator, f"{one.num_votes:,}", f"{one.accuracy:.0%}", *shares, seconds)
-    return table
+            yield head + FIGURES[key], value, bounds, f"{figure['num_items']:,}"
 
 
 COMMANDS = {
-    "import": import_, "export": export, "stats": stats, "agree": agree, "ask": ask, "invite": invite, "lock-out": lock_out,
-    "escalate": escalate, "rank": rank,
-    "guidelines": guidelines,
+    "import": import_, "export": _export, "stats": stats, "agree": agree, "ask": _ask, "invite": _invite, "lock-out": lock_out,
+    "escalate": _escalate, "rank": rank,
+    "guidelines": _guidelines,
 }  # fmt: skip

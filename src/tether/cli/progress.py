@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.progress import Progress, ProgressColumn
-    from rich.table import Column
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.table import Column
+from rich.text import Text
 
 SHOWN = (
     ("loss", "loss {:.3f}"),
@@ -23,11 +23,9 @@ SHOWN = (
 
 
 @contextlib.contextmanager
-def starting() -> Iterator[None]:
-    """A sign of life while a command's modules are loaded and its recipe is read."""
-    from rich.console import Console
-
-    with Console(stderr=True).status("starting"):
+def starting(what: str = "starting") -> Iterator[None]:
+    """A sign of life while a command's modules are loaded, or a model."""
+    with Console(stderr=True).status(what):
         yield
 
 
@@ -53,9 +51,9 @@ class Bar:
 
     def write(self) -> None:
         progress, now = self.progress, self.progress.get_time()
-        task = next(task for task in progress.tasks if task.id == self.task)
-        if not progress.console.is_terminal and not task.finished and now - self.written >= EVERY:
-            progress.console.print(progress.make_tasks_table([task]))
+        tasks = [task for task in progress.tasks if task.id == self.task and not task.finished]
+        if tasks and not progress.console.is_terminal and now - self.written >= EVERY:
+            progress.console.print(progress.make_tasks_table(tasks))
             self.written = now
 
     def __call__(self, done: int, total: int, metrics: Any) -> None:
@@ -67,19 +65,31 @@ class Bar:
         self.write()
 
 
+class _Clock(ProgressColumn):
+    """The time since the phase began, and once two steps are done about how much is left: 1:07<2:30."""
+
+    max_refresh = 0.5
+
+    def render(self, task: Task) -> Text:
+        spent = _clock(task.finished_time if task.finished_time is not None else task.elapsed or 0.0)
+        left = None if task.finished or task.total is None else task.time_remaining
+        return Text(spent if left is None else f"{spent}<{_clock(left)}", style="progress.remaining")
+
+
+def _clock(seconds: float) -> str:
+    hours, rest = divmod(int(seconds), 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+
+
 @contextlib.contextmanager
 def bars(console: Console) -> Iterator[Callable[[str], Bar]]:
     """Yields a function that opens a bar for a phase; one in which nothing was done goes when the next is opened."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.table import Column
-
-    fixed, flexible = Column(no_wrap=True, min_width=7), Column(no_wrap=True, overflow="ellipsis")
     columns = (
         TextColumn("[bold]{task.description}", table_column=Column(no_wrap=True, min_width=15)),
         BarColumn(bar_width=8),
-        MofNCompleteColumn(table_column=fixed),
-        clock(Column(no_wrap=True, min_width=11)),
-        TextColumn("{task.fields[note]}", table_column=flexible),
+        MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=7)),
+        _Clock(Column(no_wrap=True, min_width=11)),
+        TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
     )
     with Progress(*columns, console=console) as progress:
 
@@ -93,23 +103,3 @@ def bars(console: Console) -> Iterator[Callable[[str], Bar]]:
 
         yield announce
         clear()
-
-
-def clock(column: Column) -> ProgressColumn:
-    """The time since the phase began, and once two steps are done about how much is left: 1:07<2:30."""
-    from rich.progress import ProgressColumn, Task
-    from rich.text import Text
-
-    def shown(seconds: float) -> str:
-        minutes, rest = divmod(int(seconds), 60)
-        return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
-
-    class Clock(ProgressColumn):
-        max_refresh = 0.5
-
-        def render(self, task: Task) -> Text:
-            spent = shown(task.finished_time if task.finished_time is not None else task.elapsed or 0.0)
-            left = None if task.finished or task.total is None else task.time_remaining
-            return Text(spent if left is None else f"{spent}<{shown(left)}", style="progress.remaining")
-
-    return Clock(column)

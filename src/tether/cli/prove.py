@@ -7,32 +7,28 @@ from typing import Annotated
 
 import typer
 
+from tether.cli.options import RecipeArgument, Words
 
-def prove(
-    recipe: Annotated[str, typer.Argument(help="A recipe of stages or of the quickstart: a .toml file or a packaged name.")],
-    stage: Annotated[str | None, typer.Argument(help="One stage of it, such as ppo; default: all.")] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(help="Overrides such as ppo.max_new_tokens=8.")] = None,
+
+def prove_recipe(
+    recipe: RecipeArgument,
+    words: Words = None,
     keep: Annotated[Path | None, typer.Option(help="Leave both runs in this folder instead of a temporary one.")] = None,
 ) -> None:
-    """Run a stage twice for a few steps, in one go and interrupted, and compare weights and records bit for bit (exit 1)."""
+    """Run a stage twice, once interrupted, and compare weights and records bit for bit (exit 1)."""
     import tempfile
 
     from rich.console import Console
-    from rich.table import Table
 
-    from tether.core.config import packaged_recipe
-    from tether.pipelines.prove import CUTS, read_recipe
-    from tether.pipelines.prove import prove as run
+    from tether.cli.results import show_columns
+    from tether.run.prove import CUTS, prove
+    from tether.run.recipe import read_recipe
 
-    said = [*([stage] if stage and "=" in stage else []), *(overrides or [])]
-    config = read_recipe(packaged_recipe(recipe), said)
+    chosen = [word for word in words or [] if "=" not in word]
+    config = read_recipe(recipe, [word for word in words or [] if "=" in word])
     with tempfile.TemporaryDirectory(prefix="tether-prove-") as temporary:
-        rows = run(config, keep or Path(temporary), [stage] if stage and "=" not in stage else [])
-    steps = "+".join(map(str, CUTS))
-    table = Table(
-        "stage", "compared", "values", "the same", title=f"{sum(CUTS)} steps in one go and {steps}", title_justify="left"
-    )
-    for row in rows:
-        table.add_row(row.stage, row.what, f"{row.count:,}", f"no: {row.difference}" if row.difference else "yes")
-    Console().print(table)
+        rows = prove(config, keep or Path(temporary), chosen)
+    title = f"{sum(CUTS)} steps in one go and {'+'.join(map(str, CUTS))}"
+    cells = [(row.stage, row.what, f"{row.count:,}", f"no: {row.difference}" if row.difference else "yes") for row in rows]
+    show_columns(Console(), title, ("stage", "compared", "values", "the same"), cells)
     raise typer.Exit(int(any(row.difference for row in rows)))

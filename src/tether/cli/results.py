@@ -1,8 +1,10 @@
-"""What the commands that train show at their end."""
+"""Tables and lines that commands show at their end; loaded by then, not before."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,119 +12,222 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tether.core.rundir import write_json
+from tether.core.stages import STAGES
 from tether.core.trend import vague
+from tether.report.loop import COLUMNS, loop_conclusion, read_loop, round_rows
+from tether.report.narrative import Conclusion, conclusion
+from tether.report.numbers import bracketed, duration, gigabytes
+from tether.report.page import write_report
+from tether.report.reading import read_journey
+from tether.report.tiles import ARM_COLUMNS, arm_table, tiles
+
+Facts = Mapping[str, Any]
+"""A summary, or a part of one, as its file has it."""
+Rows = Iterator[tuple[str, str]]
+FLAT = 100.0
+"""A fitted temperature above which nothing is left of a verdict: log-odds of 5 become a probability of 0.51."""
+SCORE, GAIN, FINE_GAIN, SHARE = "{:.3f}".format, "{:+.2f}".format, "{:+.3f}".format, "{:.1%}".format
 
 
-def interval(estimate: dict[str, Any], percent: bool = False) -> str:
-    form = "{:.1%} [{:.1%}, {:.1%}]" if percent else "{:+.2f} [{:+.2f}, {:+.2f}]"
-    if estimate["low"] is None:
-        form = form.split(" ", maxsplit=1)[0]
-    return form.format(estimate["value"], estimate["low"], estimate["high"])
-
-
-def verdict(summary: dict[str, Any]) -> Table:
-    table = Table(title="What happened", show_header=False, title_justify="left")
-    reward, rows = summary["reward"], []
-    rows.append(("reward model, held-out accuracy", interval(reward["heldout_accuracy"], percent=True)))
-    if "gold_accuracy" in reward:
-        rows.append(("  against the true order", interval(reward["gold_accuracy"], percent=True)))
-    for arm, result in summary["arms"].items():
-        rows.append((f"{arm}: wins against SFT, by gold", interval(result["gold_win_rate"], percent=True)))
-        rows.append(("  gold gain", interval(result["gold_gain"])))
-        if "over_best_decoding" in result:
-            rows += [(f"  {name}", value) for name, value in _decoded(result)]
-        gain = result["proxy_gain"]
-        rows.append(("  proxy gain", interval(gain) if isinstance(gain, dict) else f"{gain:+.2f}"))
-        rows.append(("  KL", _kl(result)))
-    rows.append(("time, memory", f"{summary['seconds'] / 60:.1f} minutes, {summary['peak_rss_bytes'] / 1e9:.1f} GB at most"))
+def fact_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
+    """Names on the left, what is known of them on the right."""
+    table = Table(title=title, show_header=False, title_justify="left")
     for row in rows:
         table.add_row(*row)
     return table
 
 
-def _decoded(control: dict[str, Any]) -> list[tuple[str, str]]:
-    """What the policy gains over the best decoding of the model before, and the verdict that follows from it."""
-    from tether.report.decoding import WORDS, named
-
-    over = control["over_best_decoding"]
-    won = f"{interval(over['win_rate'], percent=True)} won, {interval(over)}"
-    return [(f"over its best, {named(over['temperature'])}", won), ("verdict", WORDS[control["verdict"]][1])]
+def point_to(console: Console, what: str, path: Path | str) -> None:
+    """Print where something lies, in one line that can be copied."""
+    console.print(f"{what}: {path}", highlight=False, soft_wrap=True)
 
 
-def stage_table(name: str, summary: dict[str, Any]) -> Table:
-    table = Table(title=name, show_header=False, title_justify="left")
-    shown: dict[str, Any] = dict(summary)
-    if shown.get("kl") is not None:
-        shown["kl"] = _kl(summary)
-    shown.pop("kl_noise", None)
-    for key, value in shown.items():
-        if isinstance(value, dict) and {"value", "low", "high"} <= set(value):
-            table.add_row(key, _estimate(value))
-        elif isinstance(value, (int, float, str)):
-            table.add_row(*_plain(key, value))
-        elif key == "heldout" and "model" in value:  # of a process reward model, beside who knows less
-            others = [name for name in value if name not in ("model", "thresholds")]
-            for measure, found in value["model"].items():
-                beside = ", ".join(f"{name} {value[name][measure]['value']:.3f}" for name in others if measure in value[name])
-                table.add_row(f"{key}: {measure}", f"{_estimate(found)}; {beside}" if beside else _estimate(found))
-        elif key in ("heldout", "gold"):
-            for line, told in _measured(value):
-                table.add_row(f"{key}: {line}", told)
-        elif key == "tests":
-            for test, result in value.items():
-                table.add_row(f"{test}: accuracy", _estimate(result["accuracy"]))
-        elif isinstance(value, dict) and value and all(isinstance(v, (int, float)) for v in value.values()):
-            table.add_row(key, ", ".join(f"{k}: {v:.4g}" for k, v in value.items()))
-    return table
+def save(console: Console, path: Path | None, value: Any) -> None:
+    """Write everything as JSON where the user asked for it, and say so."""
+    if path:
+        write_json(path, value)
+        point_to(console, "Everything", path)
 
 
-def _measured(found: dict[str, Any]) -> list[tuple[str, str]]:
-    """What the held-out prompts say: every score, what decoding alone gives, and which weights were kept."""
-    rows = [(part, _gain(value)) for part, value in found.items() if isinstance(value, dict) and "gain" in value]
-    rows += _decoded(found) if "over_best_decoding" in found else []
-    return [*rows, ("weights kept", f"of step {found['kept_step']}; the highest score was at {found['best_step']}")]
+def show_run(console: Console, run: Path) -> None:
+    """The end of a whole recipe: the page's tables and verdict, a table of rounds where there are some, and where the page is."""
+    loop = read_loop(run)
+    if loop is None:
+        show_journey(console, run)
+    else:
+        wide = console if console.is_terminal else Console(width=170)  # a file or a pipe has no edge
+        show_columns(wide, "rounds", COLUMNS, round_rows(loop))
+        show_conclusion(console, loop_conclusion(loop))
+    point_to(console, "The page", write_report(run))
 
 
-def _plain(key: str, value: float | str) -> tuple[str, str]:
-    if key == "peak_rss_bytes":
-        return "peak memory", f"{float(value) / 1e9:.2f} GB"
-    if key == "seconds":
-        return "time", f"{value:.0f} s" if float(value) < 600 else f"{float(value) / 60:.0f} minutes"
-    return key, f"{value:.4g}" if isinstance(value, float) else str(value)
+def show_next(console: Console, run: Path, done: Sequence[str], again: Sequence[str]) -> None:
+    """The commands that make sense after these stages, ready to be copied; `again` runs the next stage."""
+    made, rows = {STAGES[name].makes for name in done if name in STAGES}, []
+    if "pairs" in made:
+        rows.append((f"tether data inspect {run / 'pairs' / 'pairs.jsonl'}", "look at the comparisons"))
+    if "reward" in done:
+        rows.append((f"tether reward-bench {run} FILES", "test the reward model on other comparisons"))
+    if again:
+        rows.append((shlex.join(again), "the next stage"))
+    elif "reward" in done and not made & {"policy", "verdict"}:
+        rows.append(("tether new ppo", f'a recipe to train against it, with reward_model = "{run}" in [ppo]'))
+    if made & {"sft", "direct", "policy", "rounds", "verdict"}:
+        rows.append((f"tether chat {run}", "talk to the result"))
+        rows.append((f'tether generate {run} -p "I lost my keys."', "or let it answer once"))
+        rows.append((f"tether report {run}", "a page of the whole run"))
+        rows.append((f"tether export {run} {run}-export", "a folder for transformers, vLLM, TRL"))
+    width = max((len(command) for command, _ in rows), default=0)
+    for command, why in rows:
+        console.print(f"  {command:{width}}   {why}", highlight=False, markup=False, soft_wrap=True)
 
 
-def _kl(summary: dict[str, Any]) -> str:
+def show_journey(console: Console, run: Path) -> None:
+    """The page's key numbers, its table of policies and its verdict."""
+    journey = read_journey(run)
+    console.print(fact_table("What happened", ((tile.name, f"{tile.value}  {tile.detail}") for tile in tiles(journey))))
+    show_columns(console, "policies", ARM_COLUMNS, arm_table(journey.arms))
+    show_conclusion(console, conclusion(journey))
+
+
+def show_columns(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table of the page; nothing without rows."""
+    table = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        table.add_row(*map(escape, row))
+    if rows:
+        console.print(table)
+
+
+def show_conclusion(console: Console, conclusion: Conclusion) -> None:
+    """The page's verdict, a sentence a line."""
+    for sentence in (conclusion.headline, *conclusion.sentences, *conclusion.warnings):
+        console.print(sentence, markup=False, highlight=False)
+
+
+def show_stage(console: Console, run: Path, summary: Facts) -> None:
+    """The summary of a stage, and its verdict and warnings as the page has them; collected pairs have none."""
+    console.print(stage_table(run.name, summary))
+    if not (run / "pairs.jsonl").is_file():
+        show_conclusion(console, conclusion(read_journey(run)))
+    point_to(console, run.name, run)
+
+
+def stage_table(name: str, summary: Facts) -> Table:
+    """The numbers of a stage's summary."""
+    rows = (row for key, value in summary.items() if key != "kl_noise" for row in _stage_rows(key, value, summary))
+    return fact_table(name, rows)
+
+
+def _stage_rows(key: str, value: Any, summary: Facts) -> Rows:
+    if key == "kl" and value is not None:
+        yield key, _kl(summary)
+    elif isinstance(value, int | float) and key in ("seconds", "peak_rss_bytes"):
+        yield ("time", duration(value)) if key == "seconds" else ("peak memory", gigabytes(value))
+    elif isinstance(value, int | float | str):
+        yield key, f"{value:.4g}" if isinstance(value, float) else str(value)
+    elif not isinstance(value, dict):
+        return
+    elif value.keys() >= {"value", "low", "high"}:
+        yield key, _estimate(value)
+    elif key == "heldout" and "model" in value:  # of a process reward model, beside who knows less
+        others = [name for name in value if name not in ("model", "thresholds")]
+        for measure, estimate in value["model"].items():
+            beside = [f"{name} {value[name][measure]['value']:.3f}" for name in others if measure in value[name]]
+            yield f"{key}: {measure}", "; ".join([_estimate(estimate), *([", ".join(beside)] if beside else [])])
+    elif key in ("heldout", "gold"):
+        yield from ((f"{key}: {name}", text) for name, text in _measured(value))
+    elif key == "tests":
+        yield from ((f"{test}: accuracy", _estimate(result["accuracy"])) for test, result in value.items())
+    elif value and all(isinstance(v, int | float) for v in value.values()):
+        yield key, ", ".join(f"{k}: {v:.4g}" for k, v in value.items())
+
+
+def _measured(measured: Facts) -> Rows:
+    """Of the held-out prompts every score, and which weights were kept."""
+    for name, value in measured.items():
+        if isinstance(value, dict) and "gain" in value:
+            gain = bracketed(value["gain"], FINE_GAIN)
+            yield name, f"{value['before']['value']:.3f} to {value['after']['value']:.3f}, gain {gain}"
+    yield "weights kept", f"of step {measured['kept_step']}; the highest score was at {measured['best_step']}"
+
+
+def _kl(summary: Facts) -> str:
     kl, noise = summary["kl"], summary.get("kl_noise")
     why = vague(kl, noise)
     return f"{kl:.3g}{'' if noise is None else f' ± {noise:.2g}'} nats a response{f' ({why})' if why else ''}"
 
 
-def _estimate(found: dict[str, Any]) -> str:
-    bounds = "no interval" if found["low"] is None else f"[{found['low']:.3f}, {found['high']:.3f}]"
-    return f"{found['value']:.3f} {bounds} (n = {found.get('count', '?')})"
+def _estimate(value: Facts) -> str:
+    return f"{bracketed(value, SCORE)} (n = {value.get('count', '?')})"
 
 
-def set_aside(console: Console, folder: Path, summary: dict[str, Any]) -> None:
-    """What was not trained on, in words: rows in quarantine, updates that were left out."""
-    quarantine = summary.get("quarantine") or {}
-    if quarantine.get("count"):
-        reasons = "; ".join(f"{reason}: {count:,}" for reason, count in list(quarantine["reasons"].items())[:3])
-        where = ", ".join(map(str, sorted(folder.glob("quarantine-*.jsonl"))))
-        text = f"[bold yellow]{quarantine['count']:,} rows were set aside[/] ({escape(reasons)}): {escape(where)}"
-        console.print(text, soft_wrap=True, highlight=False)
-    if left_out := summary.get("steps_left_out"):
-        text = f"[bold yellow]in {left_out:,} steps an update was left out[/]: its loss or gradient was not finite. Their rows: "
-        console.print(text + escape(str(folder / "skipped")), soft_wrap=True, highlight=False)
+def show_agreement(console: Console, name: str, result: Facts, *, warn: bool = True) -> None:
+    """How far a judge agrees with the labels of a file, and what that means."""
+    console.print(fact_table(name, _agreement_rows(result)))
+    for sentence in _warnings(result) if warn else ():
+        console.print(f"[bold yellow]{sentence}[/]", highlight=False)
 
 
-def _gain(found: dict[str, Any]) -> str:
-    gain = "{value:+.3f} [{low:+.3f}, {high:+.3f}]".format(**found["gain"])
-    return f"{found['before']['value']:.3f} to {found['after']['value']:.3f}, gain {gain}"
+def _agreement_rows(result: Facts) -> Rows:
+    agreement, position = result["agreement"] or {}, result["position"] or {}
+    yield "judged in both orders", f"{result['num_judged']:,} of {result['num_pairs']:,} pairs"
+    yield from ((f"  not judged: {reason}", f"{count:,}") for reason, count in result["failures"].items())
+    if result["num_parsed"]:
+        yield "  read off written replies", f"{result['num_parsed']:,}: their labels are 0, 1/2 or 1"
+    if agreement:
+        once, first, last = (_centre(agreement[f"accuracy_{name}"]) for name in ("once", "shown_first", "shown_second"))
+        yield "agrees with the labels", f"{bracketed(agreement['accuracy'], SHARE)}; asked once {once}"
+        kappa = bracketed(agreement["kappa"], GAIN) or "not known"
+        yield "Cohen's kappa", f"{kappa}; asked once {agreement['kappa_once']['value']:+.2f}"
+        yield "  chosen shown first, last", f"{first} and {last}"
+        yield "the longer answer", f"{bracketed(agreement['length_only'], SHARE)} of the labels"
+        if people := agreement["annotators"]:
+            yield "two annotators agree", f"{people['agree']:.1%}; the judge with one {people['model_agrees']:.1%}"
+    if position:
+        if position["bias"]:
+            yield "the first place adds", f"{bracketed(position['bias'], GAIN)} nats of log-odds"
+        yield "verdicts for the first place", bracketed(position["names_first"], SHARE)
+        yield "verdict follows the place", f"{bracketed(position['follows_place'], SHARE)} of pairs"
+        if agreement:
+            once, averaged, labels = (_centre(agreement["first_share"][name]) for name in ("once", "averaged", "people"))
+            yield "first of a drawn order wins", f"{once} asked once, {averaged} averaged, {labels} by the labels"
+        yield "undecided after averaging", f"{result['undecided']:.1%}"
+    if agreement:
+        yield "calibration error", f"{agreement['calibration_error']:.3f}"
+        if agreement["temperature"] is not None and agreement["temperature"] > FLAT:
+            yield "  mended", "by no temperature: its verdicts say nothing of these labels"
+        elif agreement["temperature"] is not None:
+            yield "  mended", f"{agreement['calibration_error_after']:.3f} by --temperature {agreement['temperature']:.2f}"
+    if result["mass"] is not None:
+        yield "probability of any verdict", f"{result['mass']:.1%}"
 
 
-def show_alarms(console: Console, alarms: Sequence[dict[str, Any]]) -> None:
-    for alarm in alarms:
-        text = (
-            f"[bold yellow]{alarm['detector']}[/] at step {alarm['step']}: {escape(alarm['message'])}. {escape(alarm['advice'])}"
-        )
-        console.print(text, soft_wrap=True, highlight=False)
+def _centre(estimate: Facts) -> str:
+    return f"{estimate['value']:.1%}"
+
+
+def _warnings(result: Facts) -> Iterator[str]:
+    agreement, lasting = result["agreement"], result["num_lasting"]
+    if agreement is None:
+        yield "There are no labels to agree with: nothing is known of how good these verdicts are."
+    elif agreement["accuracy"]["high"] < 0.5:
+        yield "This judge is worse than a coin on these pairs, it prefers what people reject: do not train on its labels."
+    elif agreement["accuracy"]["low"] <= 0.5:
+        yield "This judge cannot be told from a coin on these pairs: do not train on its labels."
+    if left := result["num_pairs"] - result["num_judged"] - lasting:
+        yield f"{left:,} pairs have no label. Give the same command again to ask for them; what is known is not asked again."
+    if lasting:
+        yield f"{lasting:,} pairs get no label from this judge, however often it is asked: the table says why."
+
+
+def counted(what: str, failures: Counter[str]) -> list[tuple[str, str]]:
+    """A row a reason, the commonest first."""
+    return [(f"  {what}: {reason}", f"{count:,}") for reason, count in failures.most_common()]
+
+
+def show_usage(console: Console, usage: Mapping[str, int]) -> None:
+    """What was asked of a model, and what it cost."""
+    counts = ", ".join(f"{count:,} {name.replace('_', ' ')}" for name, count in usage.items() if count)
+    console.print(f"asked: {counts}", highlight=False)

@@ -20,41 +20,38 @@ def serve(
     store: StoreArgument,
     host: Annotated[str, typer.Option(help="Where to listen; beyond this machine it wants care.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8765,
-    address: Annotated[
-        str, typer.Option(help="What people open where a proxy stands before it: https://judge.example.org.")
-    ] = "",
+    address: Annotated[str, typer.Option(help="What people open behind a proxy, such as https://judge.example.org.")] = "",
     guidelines: Annotated[Path | None, typer.Option(help="Markdown beside each task; a changed text is a new version.")] = None,
-    criterion: Annotated[
-        list[str] | None, typer.Option(help="Rate each answer by it, 1 to 5; may be given several times.")
-    ] = None,
+    criterion: Annotated[list[str] | None, typer.Option(help="Rate each answer by it, 1 to 5; may be repeated.")] = None,
     lease_minutes: Annotated[float, typer.Option(help="How long a task is somebody's.")] = 30.0,
-    gold_every: Annotated[int, typer.Option(min=0, help="Every so manieth task has a known answer, if there are any.")] = 10,
+    gold_every: Annotated[int, typer.Option(min=0, help="Every how many tasks one has a known answer, if there are any.")] = 10,
     rest_every: Annotated[int, typer.Option(min=0, help="Judgments after which a pause is offered; 0: never.")] = 50,
     seed: Annotated[int, typer.Option(help="Decides which answer stands on the left.")] = 0,
 ) -> None:
-    """Let people judge in their browsers: annotators by invitation, experts for what is disputed, an administrator's overview."""
+    """Let invited people judge in their browsers: annotators, experts for disputed pairs, an administrator."""
     from tether.core.config import build
-    from tether.preferences.server.app import listen
-    from tether.preferences.server.app import serve as run
-    from tether.preferences.server.settings import ServerConfig
+    from tether.preferences.server.app import listen, run_server
+    from tether.preferences.server.settings import SiteConfig
 
     given = {"host": host, "port": port, "address": address, "lease_minutes": lease_minutes, "gold_every": gold_every}
-    config = build(ServerConfig, {**given, "rest_every": rest_every, "seed": seed}, where="tether prefs serve")
+    config = build(SiteConfig, {**given, "rest_every": rest_every, "seed": seed}, where="tether prefs serve")
     text = None if guidelines is None else read_guidelines(guidelines)
     where = opened(store)
-    prepare(where, text, criterion)
+    put_in_force(where, text, criterion)
     socket, config = listen(config)
     if not config.local:
         typer.secho(f"{WIDE.format(where=config.origin)} {'' if config.secure else BARE}", fg="yellow", err=True)
     if secret := first_admin(where):
         typer.echo("There is no administrator yet. This link is for you, valid for a day, shown this once:")
         typer.echo(f"{config.origin}/join#{secret}")
-    typer.echo(f"Judging at {config.origin}; Ctrl-C ends it.")
-    run(where, config, socket)
+    typer.echo(
+        f"Judging at {config.origin}; Ctrl-C ends it. Invite people: tether prefs invite {store} NAME --address {config.origin}"
+    )
+    run_server(where, config, socket)
     where.close()
 
 
-def prepare(store: Store, text: str | None, criteria: list[str] | None) -> None:
+def put_in_force(store: Store, text: str | None, criteria: list[str] | None) -> None:
     """Put guidelines and criteria in force as a new version, unless they are already."""
     from tether.preferences.server.settings import checked_criteria
 

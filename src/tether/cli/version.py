@@ -7,17 +7,17 @@ import typer
 from tether import __version__
 
 
-def show(wanted: bool) -> None:
+def _print_versions(wanted: bool) -> None:
     """Print them and leave."""
     if wanted:
         import platform
         from importlib.metadata import version
 
-        found = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
-        print(f"tether {__version__} (Python {platform.python_version()}, {found})")
+        versions = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers"))
+        print(f"tether {__version__} (Python {platform.python_version()}, {versions})")
         raise typer.Exit
 
 
 Version = Annotated[
-    bool, typer.Option("--version", callback=show, is_eager=True, help="Versions of tether and of what it stands on.")
+    bool, typer.Option("--version", callback=_print_versions, is_eager=True, help="Versions of tether and of what it stands on.")
 ]

@@ -7,17 +7,27 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 
 from tether.core.errors import ConfigError, MissingFileError
+from tether.core.stages import STAGES, making
 from tether.core.synonyms import KEYS, METHODS, NOTES, SECTIONS
+from tether.core.types import Json
 
 RECIPE = "recipe"
 """The context in which a text that a person wrote is validated; code may say infinity."""
+_OTHER_LANGUAGES = (".yml", ".yaml", ".json", ".json5")
+NOT_TOML = """recipes are written in TOML, in a .toml file. The difference:
+  YAML or JSON                   TOML
+  run: runs/mine                 run = "runs/mine"
+  sft:                           [sft]
+    epochs: 2                    epochs = 2
+    data: {path: mine.jsonl}     data = { path = "mine.jsonl" }
+`tether new sft` writes one to begin with."""
 _NUMBERS = (int, float, int | None, float | None)
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
@@ -53,8 +63,10 @@ def load_recipe(path: str | Path, kind: type[ConfigT], overrides: Sequence[str] 
             what = " (it is a folder)" if path.is_dir() else _near(path.stem)
             advice = "Give the path of a .toml file, or the name of a packaged recipe."
             raise MissingFileError(f"recipe not found: {path}{what}. {advice}")
+        if path.suffix in _OTHER_LANGUAGES:
+            raise ConfigError(f"{path}: {NOT_TOML}")
         values = tomllib.loads(path.read_bytes().decode("utf-8-sig"))
-    except MissingFileError:
+    except (ConfigError, MissingFileError):
         raise
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not a valid TOML file: byte {error.start} is not UTF-8. Save the file as UTF-8.") from None
@@ -87,10 +99,10 @@ def build(kind: type[ConfigT], values: Mapping[str, Any], overrides: Sequence[st
         return kind.model_validate(merged, context=RECIPE)
     except ValidationError as error:
         given = f" with {' '.join(overrides)!r:.200}" if overrides else ""
-        raise ConfigError(f"{where}{given}: " + "; ".join(_explain(kind, merged, error.errors()))) from None
+        raise ConfigError(f"{where}{given}: " + "; ".join(explain(kind, merged, error.errors()))) from None
 
 
-def _apply_override(values: dict[str, Any], override: str) -> None:
+def _apply_override(values: Json, override: str) -> None:
     key, separator, raw = override.partition("=")
     *parents, last = key.strip().lstrip("-").split(".")
     if not separator or not all((*parents, last)):
@@ -109,35 +121,34 @@ def _apply_override(values: dict[str, Any], override: str) -> None:
     node[last] = json.loads(json.dumps(parsed["v"], default=str)) if parsed.keys() == {"v"} else raw.strip()
 
 
-def _explain(kind: type[BaseModel], values: Any, items: Sequence[Any]) -> list[str]:
+def explain(kind: type[BaseModel], values: Any, items: Sequence[Any]) -> list[str]:
     """One phrase for each key with a fault; the branches of a union, which pydantic reports one by one, are one fault."""
-    found: dict[tuple[Any, ...], list[Any]] = {}
+    faults: dict[tuple[Any, ...], list[Any]] = {}
     for item in items:
-        found.setdefault(_location(values, item), []).append(item)
-    inner = [place for place in found if not any(place == other[: len(place)] for other in found if len(other) > len(place))]
-    return [_phrase(kind, place, found[place]) for place in inner]
+        faults.setdefault(_location(values, item), []).append(item)
+    inner = [place for place in faults if not any(place == other[: len(place)] for other in faults if len(other) > len(place))]
+    return [_phrase(kind, place, faults[place], values) for place in inner]
 
 
 def _location(values: Any, item: Any) -> tuple[Any, ...]:
     """The keys down to a fault, without the names that pydantic gives to the branches of a union."""
     place, node = [], values
     for part in item["loc"]:
-        known = part in node if isinstance(node, dict) else isinstance(node, list) and isinstance(part, int)
-        if known:
+        is_key = part in node if isinstance(node, dict) else isinstance(node, list) and isinstance(part, int)
+        if is_key:
             node = node[part]
-        if known or (item["type"] == "missing" and part is item["loc"][-1]):
+        if is_key or (item["type"] == "missing" and part is item["loc"][-1]):
             place.append(part)
     return tuple(place)
 
 
-def _phrase(kind: type[BaseModel], place: tuple[Any, ...], items: Sequence[Any]) -> str:
+def _phrase(kind: type[BaseModel], place: tuple[Any, ...], items: Sequence[Any], values: Any) -> str:
     location, item = ".".join(map(str, place)), items[0]
     if item["type"] == "extra_forbidden":
-        return f"unknown key {location!r} ({_hint(kind, place)})"
-    said = (
-        "a table belongs here" if item["type"] == "model_type" else item["msg"].removeprefix("Value error, ") for item in items
-    )
-    message = ", or ".join(dict.fromkeys(said))
+        return f"unknown key {location!r} ({_hint(kind, place, values, item['input'])})"
+    table = {"model_type": "a table belongs here"}
+    reasons = (table.get(item["type"]) or item["msg"].removeprefix("Value error, ") for item in items)
+    message = ", or ".join(dict.fromkeys(reasons))
     if not location:
         return message
     if item["type"] == "missing":
@@ -145,41 +156,84 @@ def _phrase(kind: type[BaseModel], place: tuple[Any, ...], items: Sequence[Any])
     return f"key {location!r}: {message} (got {item['input']!r:.80})"
 
 
-def _hint(kind: type[BaseModel], place: tuple[Any, ...]) -> str:
-    """What somebody who wrote this key may want: another library's word, a key of a table in it, a slip of the fingers."""
+def _hint(kind: type[BaseModel], place: tuple[Any, ...], values: Mapping[str, Any], given: Any) -> str:
+    """A guess at the key that was meant: another library's word, a key of another table, a slip of the fingers."""
     *outer, last = place
-    word, known = str(last).lower().replace("-", "_"), _known_keys(kind, outer)
-    if not outer and word in METHODS and METHODS[word][0] in known:
-        return "{} is [{}] with {} = {!r}".format(word.upper(), *METHODS[word])
-    if not outer and SECTIONS.get(word) in known:
+    word, keys = _word(last), _known_keys(kind, outer)
+    if not outer and word in METHODS and METHODS[word][0] in keys:
+        section, key, value = METHODS[word]
+        return f'{word.upper()} is [{section}] with {key} = {value!r}: write [{section}] and in it {key} = "{value}"'
+    if not outer and SECTIONS.get(word) in keys:
         return f"did you mean [{SECTIONS[word]}]?"
-    for depth in range(len(outer), -1, -1):
-        for target in KEYS.get(word, ()):
-            *parents, key = full = (*outer[:depth], *target.split("."))
-            if key in _known_keys(kind, parents, exact=True):
-                return f"did you mean {'.'.join(map(str, full))!r}?"
-    if word in NOTES and "model" in kind.model_fields:
-        return NOTES[word]
-    deeper = [f"{table}.{last}" for table in known if last in _known_keys(kind, (*outer, table)) != known]
-    near = deeper[:1] or difflib.get_close_matches(str(last), known, n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
+    near = difflib.get_close_matches(str(last), keys, n=1, cutoff=0.65)
+    if near and isinstance(given, Mapping):
+        return f"did you mean {near[0]!r}?"
+    inside = {(str(last), *path): _meant(kind, outer, _word(path[-1]), values) for path in _leaves(given)}
+    if lines := [f"{'.'.join(path)} is {' or '.join(map(repr, meant))}" for path, meant in inside.items() if meant]:
+        return "; ".join(lines)
+    if meant := _around(kind, outer, word):
+        return f"did you mean {meant!r}?"
+    if "model" in kind.model_fields and (
+        notes := [NOTES[w] for w in (word, *(_word(path[-1]) for path in inside)) if w in NOTES]
+    ):
+        return notes[0]
+    if meant := _meant(kind, outer, word, values):
+        return f"did you mean {' or '.join(map(repr, meant))}?"
+    deeper = [(*outer, table, last) for table in keys if last in _known_keys(kind, (*outer, table)) != keys]
+    if near := [".".join(map(str, path)) for path in deeper[:1]] or near:
+        return f"did you mean {near[0]!r}?"
+    many = outer and outer[0] in STAGES and len(keys) > 24
+    return f"`tether explain {'.'.join(map(str, outer))}` lists its keys" if many else f"known keys: {', '.join(sorted(keys))}"
+
+
+def _word(name: Any) -> str:
+    return str(name).lower().replace("-", "_")
+
+
+def _leaves(value: Any) -> Iterator[tuple[str, ...]]:
+    """The paths to the values of a table."""
+    for key, inner in value.items() if isinstance(value, Mapping) else ():
+        yield from ((key, *path) for path in _leaves(inner)) if isinstance(inner, Mapping) else ((key,),)
+
+
+def _around(kind: type[BaseModel], outer: Sequence[Any], word: str) -> str:
+    """The key that another library's word stands for in this table, or in one around it; empty: none."""
+    targets = [target.split(".") for target in KEYS.get(word, ())]
+    paths = ((*outer[:depth], *path) for depth in range(len(outer), -1, -1) for path in targets if depth or path[0] not in STAGES)
+    return next((".".join(map(str, path)) for path in paths if _is_key(kind, path)), "")
+
+
+def _meant(kind: type[BaseModel], outer: Sequence[Any], word: str, values: Mapping[str, Any]) -> list[str]:
+    """The keys that a word may stand for: around here, else in the stages that the recipe has, else in any stage."""
+    if around := _around(kind, outer, word):
+        return [around]
+    targets = [(word,), *(tuple(target.split(".")) for target in KEYS.get(word, ()))]
+    stages = [name for name in (*making("direct", "policy"), *STAGES) if name in kind.model_fields and name not in outer]
+    own = [".".join((n, *p)) for n in STAGES if n in stages and n in values for p in targets if _is_key(kind, (n, *p))]
+    anywhere = (next((".".join((n, *p)) for n in stages if _is_key(kind, (n, *p))), "") for p in targets)
+    return list(dict.fromkeys(own))[:3] or list(filter(None, anywhere))[:2]
+
+
+def _is_key(kind: type[BaseModel], path: Sequence[Any]) -> bool:
+    return path[-1] in _known_keys(kind, path[:-1], exact=True)
 
 
 def _known_keys(kind: type[BaseModel], location: Sequence[Any], *, exact: bool = False) -> list[str]:
     kinds = [kind]
     for part in location:  # what is no field is a place in a list or a name in a table, whose kind stays the same
-        inside = [inner for k in kinds if part in k.model_fields for inner in _models(k.model_fields[part].annotation)]
+        inside = [inner for k in kinds if part in k.model_fields for inner in models_of(k.model_fields[part].annotation)]
         kinds = inside if exact else inside or kinds
     return list(dict.fromkeys(name for k in kinds for name in k.model_fields))
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
+def models_of(annotation: Any) -> list[type[BaseModel]]:
+    """The tables that a key of this type may hold."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for inner in get_args(annotation) for model in _models(inner)]
+    return [model for inner in get_args(annotation) for model in models_of(inner)]
 
 
-def parts(config: Config, *, without: Sequence[str] = ()) -> dict[str, Any]:
+def parts(config: Config, *, without: Sequence[str] = ()) -> Json:
     """Its fields by name, less some."""
     return {name: getattr(config, name) for name in type(config).model_fields if name not in without}
 
@@ -191,7 +245,7 @@ def digest(value: Any) -> str:
 
 
 def is_override(word: str) -> bool:
-    """Whether a word of a command line sets a key: `ppo.steps=3`, and not a path that has a = in it."""
+    """True if a word of a command line sets a key: `ppo.steps=3`, and not a path that has a = in it."""
     return re.match(r"-*\w+(\.\w+)*=", word) is not None and not Path(word[:200]).exists()
 
 
@@ -203,21 +257,21 @@ def packaged_recipe(name: str) -> Path:
             return path
     except OSError:  # no file can have such a name
         pass
+    recipes = packaged_recipes()
+    names = ", ".join(sorted(recipes))
     if is_override(name):
-        names = ", ".join(sorted(_packaged()))
         raise ConfigError(f"{name!r:.80} is an override, and the recipe comes before it: a .toml file, or one of {names}.")
-    if name not in (known := _packaged()):
-        names = ", ".join(sorted(known))
-        raise MissingFileError(
-            f"no recipe named {name!r:.80}{_near(name)}. Packaged recipes: {names}; or give the path of a .toml file."
-        )
-    return known[name]
+    if name not in recipes:
+        advice = f"Packaged recipes: {names}; or give the path of a .toml file."
+        raise MissingFileError(f"no recipe named {name!r:.80}{_near(name)}. {advice}")
+    return recipes[name]
 
 
-def _packaged() -> dict[str, Path]:
+def packaged_recipes() -> dict[str, Path]:
+    """The recipes that come with tether, by name."""
     return {path.stem: path for path in (Path(__file__).resolve().parent.parent / "recipes").glob("*.toml")}
 
 
 def _near(name: str) -> str:
-    near = difflib.get_close_matches(name, _packaged(), n=1, cutoff=0.5)
+    near = difflib.get_close_matches(name, packaged_recipes(), n=1, cutoff=0.5)
     return f" (did you mean {near[0]!r}?)" if near else ""

@@ -34,12 +34,13 @@ class TrainingError(TetherError, ArithmeticError):
 
 
 def memory_error(error: BaseException) -> str | None:
-    """What was asked for in vain, if that is what an error says: Python's own, or that of torch's CPU or GPU allocator."""
+    """The first line of an error that says memory ran out, else None: Python's own, or that of torch's CPU or GPU allocator."""
     if not isinstance(error, MemoryError | RuntimeError):
         return None
     first = (str(error).splitlines() or [""])[0]
-    known = ("OutOfMemoryError", "MemoryError"), ("DefaultCPUAllocator: can't allocate", "out of memory")
-    return first or "no more is there" if type(error).__name__ in known[0] or any(k in str(error) for k in known[1]) else None
+    by_type = type(error).__name__ in ("OutOfMemoryError", "MemoryError")
+    by_text = "DefaultCPUAllocator: can't allocate" in str(error) or "out of memory" in str(error)
+    return first or "no more is there" if by_type or by_text else None
 
 
 class RewardError(TrainingError):

@@ -1,11 +1,11 @@
-"""The sockets: what a stage needs from an engine, a reward, a judge, a monitor or a tracker, and nothing more."""
+"""The sockets of a stage: engine, reward, judge, model that is asked, monitor, and the tracker of its run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from tether.core.types import Alarm, Conversation, Prompt, Rollout, RolloutGroup, Sampling, Score
+from tether.core.types import Alarm, Conversation, Json, Prompt, Rollout, RolloutGroup, Sampling, Score
 
 
 @runtime_checkable
@@ -46,6 +46,21 @@ class RewardSource(Protocol):
 
 
 @runtime_checkable
+class AdaptiveReward(RewardSource, Protocol):
+    """A reward that follows the training: `score` changes with what `learn` was given, `judge` means the same at every step."""
+
+    def judge(self, rollouts: Sequence[Rollout]) -> list[Score]: ...
+
+    def learn(self, scores: Sequence[Score]) -> dict[str, float]:
+        """Take in what a step of training scored; returns metrics."""
+        ...
+
+    def state(self) -> Json: ...
+
+    def load_state(self, values: Mapping[str, Any]) -> None: ...
+
+
+@runtime_checkable
 class Judge(Protocol):
     """Scores texts for evaluation and labelling; never trained on. Higher is better."""
 
@@ -55,7 +70,7 @@ class Judge(Protocol):
 
 
 class Verdict(NamedTuple):
-    """What a model makes of a question with given options.
+    """A model's answer to a question with given options.
 
     `logprobs`: nats, one an option, normalised among them; None where asking failed, for `reason` ("kind: detail"), which is no
     verdict and never one half. `mass`: the probability that the reply begins with any of the options. `parsed`: read off one
@@ -69,7 +84,7 @@ class Verdict(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What a model wrote, and whether it came to an end; `text` None where asking failed, for `reason`."""
+    """A model's text, and whether it came to an end; `text` None where asking failed, for `reason`."""
 
     text: str | None
     finished: bool = True
@@ -92,7 +107,7 @@ class ChatModel(Protocol):
         *,
         told: Callable[[int, Verdict], None] | None = None,
     ) -> list[Verdict]:
-        """How probable it is that the reply to each conversation begins with each option; none may begin with another."""
+        """The probability that the reply to each conversation begins with each option; none may begin with another."""
         ...
 
     def replies(
@@ -108,19 +123,7 @@ class ChatModel(Protocol):
         ...
 
     def usage(self) -> Mapping[str, int]:
-        """What asking has cost so far, by name: requests, retries, tokens ..."""
-        ...
-
-
-class Learner(Protocol):
-    """Turns losses into steps: float32 masters, accumulation, clipping, schedule."""
-
-    updates: int
-
-    def backward(self, loss: Any) -> None: ...
-
-    def step(self) -> Mapping[str, float]:
-        """Clip, update, advance the schedule; returns `grad_norm` and `learning_rate`."""
+        """The cost of asking so far, by name: requests, retries, tokens ..."""
         ...
 
 
@@ -131,15 +134,34 @@ class Monitor(Protocol):
         self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Rollout], scores: Sequence[Score]
     ) -> list[Alarm]: ...
 
-    def state(self) -> dict[str, Any]: ...
+    def state(self) -> Json: ...
 
     def load_state(self, values: Mapping[str, Any]) -> None: ...
 
 
 class Tracker(Protocol):
-    """Receives what a run measures."""
+    """Shows a run elsewhere, as it goes on. Whatever a method raises, and however long it takes, the run goes on.
 
-    def log(self, metrics: Mapping[str, Any], step: int) -> None: ...
+    `id`: what the tracker itself calls the run, to go on in it.
+    """
+
+    id: str
+
+    def log(self, metrics: Mapping[str, float], step: int, at: float) -> None:
+        """Numbers of a step that ended `at`, in seconds since 1970. Steps come in order, none of them twice."""
+        ...
+
+    def samples(self, rows: Sequence[Json], step: int) -> None:
+        """Texts of a step, in the columns of samples.jsonl."""
+        ...
+
+    def alarm(self, alarm: Json) -> None:
+        """What a detector noticed, as a line of alarms.jsonl."""
+        ...
+
+    def close(self, complete: bool) -> None:
+        """The end: of a finished stage, or of one that goes on some time."""
+        ...
 
 
 def doing(progress: object, what: str) -> None:

@@ -4,11 +4,13 @@ config.json       the resolved config            metrics.jsonl   one object a st
 manifest.json     versions, seeds, digests       samples.jsonl   texts, with the step they come from
 summary.json      what the run amounts to        checkpoints/    see learner.checkpoint
 heldout.jsonl     scores on held-out prompts     alarms.jsonl    what the detectors noticed
-model/            the result                     report.html
+model/            the result                     report.html     of the whole run: in its folder
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import math
 import os
@@ -26,7 +28,7 @@ from tether.core.config import digest
 from tether.core.errors import RunError
 from tether.core.files import whole_file
 from tether.core.secrets import redact_addresses, redact_value
-from tether.core.types import Alarm
+from tether.core.types import Alarm, Json
 
 BESIDE = ("log.txt", "command.json", "manifest.json", ".lock")
 """What may lie in a folder that becomes a run directory: written before config.json, or by who started it."""
@@ -126,7 +128,7 @@ def read_json(path: str | Path) -> Any:
         raise RunError(f"{path} is damaged ({error}). Delete it, or restore it from a copy.") from error
 
 
-def read_jsonl(path: str | Path) -> Iterator[dict[str, Any]]:
+def read_jsonl(path: str | Path) -> Iterator[Json]:
     """The complete lines of a JSONL file; a last line cut by a crash is left out."""
     path = Path(path)
     if not path.is_file():
@@ -158,6 +160,11 @@ def _finite(value: Any) -> Any:
     return value
 
 
+def is_control(row: Mapping[str, Any]) -> bool:
+    """True if a row of heldout.jsonl measures a control of decoding: another temperature, or the best of n of the start."""
+    return "temperature" in row or "best_of" in row
+
+
 class RunDirectory:
     """One run's folder. Opening an existing one continues it if its config is the same."""
 
@@ -179,8 +186,9 @@ class RunDirectory:
         stored, now = run.path / "config.json", _settings(config)
         if stored.is_file() and run.begun:
             before = read_json(run.path / "manifest.json").get("folder", str(path))
-            found = _differences(read_json(stored), now, _settings(config, exclude_defaults=True), (before, str(path)))
-            if differences := list(found):
+            old = read_json(stored)
+            new = _without_new_defaults(now, old, _settings(config, exclude_defaults=True))
+            if differences := list(_differences(old, new, (before, str(path)))):
                 raise RunError(
                     f"{run.path} holds a run of another config: {'; '.join(differences[:5])}. Choose another run directory "
                     "with run=PATH, or delete this one and what stands on it."
@@ -197,7 +205,7 @@ class RunDirectory:
 
     @property
     def begun(self) -> bool:
-        """Whether anything was made here: a step, a checkpoint, a stage. What failed before may begin again otherwise."""
+        """True if anything was made here: a step, a checkpoint, a stage. A run that failed earlier may begin anew."""
         made = ("metrics.jsonl", "summary.json")
         return any((self.path / name).is_file() for name in made) or any(p.is_file() for p in self.path.glob("*/**/*"))
 
@@ -219,25 +227,29 @@ class RunDirectory:
 
     def held_out(self) -> dict[int, dict[str, list[float | None]]]:
         """The scores of every measurement by its step; of one that was made twice, the later."""
-        return {row["step"]: row["scores"] for row in read_jsonl(self.path / "heldout.jsonl") if "temperature" not in row}
+        return {row["step"]: row["scores"] for row in read_jsonl(self.path / "heldout.jsonl") if not is_control(row)}
 
     def decoded(self) -> dict[tuple[int, float], dict[str, list[float | None]]]:
         """The scores at other temperatures than that of the measurements, by step and temperature."""
         rows = (row for row in read_jsonl(self.path / "heldout.jsonl") if "temperature" in row)
         return {(row["step"], row["temperature"]): row["scores"] for row in rows}
 
+    def best_of(self) -> dict[int, list[float | None]]:
+        """The scores of the best of n answers of the model before, by n."""
+        return {row["best_of"]: row["scores"]["score"] for row in read_jsonl(self.path / "heldout.jsonl") if "best_of" in row}
+
     def alarm(self, alarms: Iterable[Alarm]) -> None:
         """Append to alarms.jsonl."""
         append_jsonl(self.path / "alarms.jsonl", [asdict(alarm) for alarm in alarms])
 
-    def alarms(self) -> list[dict[str, Any]]:
+    def alarms(self) -> list[Json]:
         return list(read_jsonl(self.path / "alarms.jsonl"))
 
-    def metrics(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[Json]:
         return list(read_jsonl(self.path / "metrics.jsonl"))
 
     def seconds(self, start: float) -> float:
-        """How long a stage has taken: since `start` (perf_counter), or what its steps took in all starts, whichever is more."""
+        """Seconds of a stage: since `start` (perf_counter), or what its steps took in all starts, whichever is more."""
         return max(time.perf_counter() - start, sum(row.get("time/step", 0.0) for row in self.metrics()))
 
     def truncate(self, last_step: int) -> None:
@@ -248,7 +260,7 @@ class RunDirectory:
                 write_jsonl(path, [row for row in read_jsonl(path) if row.get("step", 0) <= last_step])
 
     def flush(self) -> None:
-        """What was appended so far is on the disk: before a checkpoint says that it will not be written again."""
+        """Wait until all that was appended is on the disk: before a checkpoint says that it will not be written again."""
         for name in RECORDS:
             if (self.path / name).is_file():
                 flush(self.path / name)
@@ -261,7 +273,7 @@ class RunDirectory:
         """Write summary.json; its presence says that the run is complete."""
         write_json(self.path / "summary.json", summary)
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Json:
         return read_json(self.path / "summary.json")
 
 
@@ -271,20 +283,23 @@ def _settings(config: Mapping[str, Any], **options: Any) -> Any:
     return redact_addresses(json.loads(json.dumps({**config, **dumped}, default=_plain)))
 
 
-def _differences(old: Any, new: Any, said: Any, folders: tuple[str, str], prefix: str = "") -> Iterator[str]:
-    """Keys whose values differ.
+def _without_new_defaults(new: Any, old: Any, chosen: Any) -> Any:
+    """The new settings less those that the old run did not know and that stand at their default (are not among `chosen`)."""
+    if not (isinstance(new, dict) and isinstance(old, dict)):
+        return new
+    chosen = chosen if isinstance(chosen, dict) else {}
+    settings = {key: _without_new_defaults(new[key], old.get(key), chosen.get(key)) for key in new}
+    return {key: value for key, value in settings.items() if key in old or key in chosen}
 
-    A setting that the old run did not know is none at its default (where it is not in `said`), nor is a path that lies where it
-    did, seen from the run's folder, which was the first of `folders` and is now the second.
-    """
+
+def _differences(old: Any, new: Any, folders: tuple[str, str], prefix: str = "") -> Iterator[str]:
+    """A sentence for each setting whose values differ; a path that moved along with the run's folder is the same."""
     if isinstance(old, dict) and isinstance(new, dict):
-        for key in sorted({*old, *new}):
-            own = said.get(key, {}) if isinstance(said, dict) else {}
-            if key in old or (isinstance(said, dict) and key in said):
-                yield from _differences(old.get(key), new.get(key), own, folders, f"{prefix}{key}.")
+        for key in {**old, **new}:
+            yield from _differences(old.get(key), new.get(key), folders, f"{prefix}{key}.")
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for place, pair in enumerate(zip(old, new, strict=True)):
-            yield from _differences(*pair, pair[1], folders, f"{prefix}{place}.")
+        for place, (before, now) in enumerate(zip(old, new, strict=True)):
+            yield from _differences(before, now, folders, f"{prefix}{place}.")
     elif old != new and not _same_place(old, new, folders):
         yield f"{prefix.rstrip('.')} was {old!r} and is now {new!r}"
 
@@ -296,7 +311,7 @@ def _same_place(old: Any, new: Any, folders: tuple[str, str]) -> bool:
 
 
 def noted_path(folder: Path, path: str) -> Path | None:
-    """Where the folder lies now that the run in `folder` calls `path`: as it lay to the run, else where it lay."""
+    """The present place of the folder that the run in `folder` calls `path`: as it lay to the run, else where it lay."""
     manifest = read_json(folder / "manifest.json")
     home = Path(manifest.get("cwd", "."))
     places = [home / path]
@@ -305,24 +320,33 @@ def noted_path(folder: Path, path: str) -> Path | None:
     return next((place.resolve() for place in places if place.is_dir()), None)
 
 
-def environment() -> dict[str, Any]:
+def environment() -> Json:
     """Versions and machine, without importing any of the packages named."""
     versions = {}
     for name in REPORTED_PACKAGES:
-        try:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return {
         "tether": __version__,
         "code_digest": code_digest(),
         "python": platform.python_version(),
         "platform": platform.platform(),
+        "processor": _processor(),
         "cpu_count": os.cpu_count(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None,
         "packages": versions,
         "argv": redact_value([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
+
+
+def _processor() -> str:
+    """The processor's name as its maker gives it, where the system tells it."""
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        if names := [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]:
+            return names[0]
+    return platform.processor() or platform.machine()
 
 
 def code_digest() -> str:
@@ -333,12 +357,9 @@ def code_digest() -> str:
 
 def file_digest(paths: Sequence[str | Path]) -> dict[str, str]:
     """SHA-256 of each file (folders: of every file in them)."""
-    import hashlib
-
     result = {}
-    for path in map(Path, paths):
-        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
-            if file.is_file():
-                with file.open("rb") as handle:
-                    result[str(file)] = hashlib.file_digest(handle, "sha256").hexdigest()
+    for file in (file for path in map(Path, paths) for file in (sorted(path.rglob("*")) if path.is_dir() else [path])):
+        if file.is_file():
+            with file.open("rb") as handle:
+                result[str(file)] = hashlib.file_digest(handle, "sha256").hexdigest()
     return result

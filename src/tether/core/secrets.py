@@ -1,4 +1,4 @@
-"""What must not be written down: passwords, keys and tokens, wherever they stand in a text or in settings.
+"""Secrets that must not be written down: passwords, keys and tokens, wherever they stand in a text or in settings.
 
 Known by three signs: the name beside them (`api_key=`, `--password`, an address's `user:password@`), their own shape (`hf_…`,
 `sk-…`), and the environment, whose secret variables are replaced wherever their values appear.
@@ -66,6 +66,6 @@ def redact_value(value: Any, environment: Mapping[str, str] | None = None) -> An
 
 def _known(environment: Mapping[str, str]) -> Iterator[str]:
     """The secrets that the environment names, the longest first: one may be part of another."""
-    found = {value for name, value in environment.items() if _SECRET_VARIABLE.search(name)}
-    found |= {match[2] for value in environment.values() if "://" in value for match in _IN_ADDRESS.finditer(value)}
-    yield from sorted((value for value in found if len(value) >= SHORTEST), key=len, reverse=True)
+    values = {value for name, value in environment.items() if _SECRET_VARIABLE.search(name)}
+    values |= {match[2] for value in environment.values() if "://" in value for match in _IN_ADDRESS.finditer(value)}
+    yield from sorted((value for value in values if len(value) >= SHORTEST), key=len, reverse=True)

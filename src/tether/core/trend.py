@@ -1,4 +1,4 @@
-"""How a noisy series of steps has moved, as the command line and the report tell it."""
+"""The movement of a noisy series of steps, as the command line and the report tell it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Trend:
 
     @property
     def gain(self) -> float | dict[str, float]:
-        """How far it rose; with the interval where there is one."""
+        """The rise; with the interval where there is one."""
         if self.noise is None:
             return self.last - self.first
         value, half = self.last - self.first, math.sqrt(2) * self.noise
@@ -62,7 +62,7 @@ K1 = "the estimate (k1, the mean log ratio of what was sampled) is unbiased and 
 
 
 def vague(kl: float, noise: float | None) -> str:
-    """What to say of a KL that is indistinguishable from 0, and of a negative one; empty of any other."""
+    """A remark on a KL that is indistinguishable from 0, or negative; empty for any other."""
     if kl > (noise or 0.0):
         return ""
     return f"indistinguishable from 0{f': {K1}' if kl < 0 else ''}"

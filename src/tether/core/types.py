@@ -5,20 +5,46 @@ No torch here. Everything is frozen; a stage changes the representation by makin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Literal
 
+Json = dict[str, Any]
+"""An object of JSON whose keys are free: settings, metadata, summaries."""
 ChatRole = Literal["system", "user", "assistant", "tool"]
 
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation."""
+    """One turn of a conversation.
+
+    `tool_calls` are the functions that an assistant's turn calls, each as the JSON text of an object in OpenAI's format whose
+    arguments are an object. `tools`, on the first turn alone, is the JSON text of the list of schemas of what may be called.
+    """
 
     role: ChatRole
     content: str
+    tool_calls: tuple[str, ...] = ()
+    tools: str = ""
+
+    def __repr__(self) -> str:
+        """Without fields that are empty: which prompts are held out hangs on this text."""
+        calls = f", tool_calls={self.tool_calls!r}" if self.tool_calls else ""
+        tools = f", tools={self.tools!r}" if self.tools else ""
+        return f"Message(role={self.role!r}, content={self.content!r}{calls}{tools})"
+
+    @property
+    def is_empty(self) -> bool:
+        """True if the turn neither says nor calls anything."""
+        return not (self.content.strip() or self.tool_calls)
+
+    def as_row(self) -> Json:
+        """The turn as chat templates and files have it."""
+        row: Json = {"role": self.role, "content": self.content}
+        return {**row, "tool_calls": [json.loads(call) for call in self.tool_calls]} if self.tool_calls else row
 
 
 Conversation = tuple[Message, ...]
@@ -85,17 +111,13 @@ class Comparison:
 
     def swap(self) -> Comparison:
         """The same comparison with its sides exchanged."""
-        return Comparison(
-            prompt=self.prompt,
+        return replace(
+            self,
             chosen=self.rejected,
             rejected=self.chosen,
-            id=self.id,
-            group=self.group,
             margin=None if self.margin is None else -self.margin,
-            tie=self.tie,
             probability=1.0 - self.probability,
             annotations=tuple(Annotation(a.annotator, -a.preference) for a in self.annotations),
-            metadata=self.metadata,
         )
 
 
@@ -137,7 +159,7 @@ class Problem:
 
 
 class StopReason(Enum):
-    """Why a rollout ended."""
+    """The reason why a rollout ended."""
 
     STOP_TOKEN = "stop_token"
     STOP_STRING = "stop_string"
@@ -146,7 +168,7 @@ class StopReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How tokens are drawn. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off."""
+    """The way tokens are drawn. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off."""
 
     max_new_tokens: int = 128
     temperature: float = 1.0
@@ -157,7 +179,7 @@ class Sampling:
 
     @property
     def truncates(self) -> bool:
-        """Whether the sampled distribution has less than the full support."""
+        """True if the sampled distribution has less than the full support."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
 
@@ -203,10 +225,17 @@ class Score:
     reason: str = ""
     steps: tuple[tuple[int, float], ...] = ()
 
+    def finite(self, source: str, returned: float | Sequence[float] | Mapping[str, float]) -> Score:
+        """The score itself; a failed one where any number that `source` returned for it is not finite."""
+        numbers = (
+            returned.values() if isinstance(returned, Mapping) else [returned] if isinstance(returned, float | int) else returned
+        )
+        return self if all(map(math.isfinite, numbers)) else Score(None, reason=f"{source} returned {returned}")
+
 
 @dataclass(frozen=True, slots=True)
 class Alarm:
-    """What a detector noticed at a step: a value beyond its threshold, what it means, what to do, and samples to look at."""
+    """A detector's finding at a step: a value beyond its threshold, what it means, what to do, and samples to look at."""
 
     detector: str
     step: int

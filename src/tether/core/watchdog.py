@@ -1,4 +1,4 @@
-"""Where a program hangs: the stacks of all its threads in a file of the run, and one line about it on the terminal.
+"""The place where a program hangs: the stacks of all its threads in a file of the run, and one line about it on the terminal.
 
 Nothing is ever ended here. Waiting is by the monotonic clock, so a wall clock that jumps neither wakes nor silences the watch.
 """
@@ -26,10 +26,10 @@ def place(thread: int, file: str | None = None) -> str:
     frame = innermost = sys._current_frames().get(thread)
     while frame is not None and file is not None and frame.f_code.co_filename != file:
         frame = frame.f_back
-    found = frame or innermost
-    if found is None:
+    frame = frame or innermost
+    if frame is None:
         return "nowhere: the thread is over"
-    return f"{found.f_code.co_name} ({Path(found.f_code.co_filename).name}, line {found.f_lineno})"
+    return f"{frame.f_code.co_name} ({Path(frame.f_code.co_filename).name}, line {frame.f_lineno})"
 
 
 def dump_stacks(path: Path, reason: str) -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import repeat
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -18,9 +20,13 @@ from tether.data.chat import Encoded
 from tether.data.packing import pack
 
 COMMON = 8
-"""Prompts that begin with at least so many equal tokens may share them."""
+"""The least number of equal first tokens that prompts may share."""
 WIDTH_MULTIPLE = 8
 """Rows are padded to a multiple of this: every new shape costs the matrix kernels a set-up, and memory, of their own."""
+
+
+Token = tuple[int, int, int, int, int]
+"""Id and position, and what it belongs to: document, prompt (0: common to all of the document) and answer (0: none)."""
 
 
 @dataclass(frozen=True)
@@ -87,59 +93,51 @@ def make_batch(sequences: Sequence[Encoded], pad_id: int, *, capacity: int | Non
     rows = pack(lengths, capacity) if capacity else [[d] for d in range(len(documents))]
     width = _rounded(max(sum(lengths[d] for d in row) for row in rows))
     together = len(rows) < len(sequences)
-    ids = torch.full((len(rows), width), pad_id, dtype=torch.long)
-    # Where sequences stand together padding positions are all 0: each pad is then a document of its own, and no position is
-    # beyond what a sequence has. Alone they run on, which keeps the causal mask implicit; no real token sees its right.
-    positions = torch.zeros_like(ids) if together else torch.arange(width).repeat(len(rows), 1)
-    # What a token belongs to: document, prompt (0: what all prompts of a document begin with) and answer (0: none).
-    document_of, prompt_of, answer_of = torch.full_like(ids, -1), torch.zeros_like(ids), torch.zeros_like(ids)
-    predict, targets, owner, step = [], [], [], []
-    places: list[list[int]] = [[] for _ in sequences]
-    last = torch.zeros(len(sequences), dtype=torch.long)
-
-    def write(row: int, start: int, sequence: Encoded, begin: int, end: int) -> int:
-        stop = start + end - begin
-        ids[row, start:stop] = torch.tensor(sequence.ids[begin:end], dtype=torch.long)
-        positions[row, start:stop] = torch.arange(begin, end)
-        return stop
-
+    places: dict[int, list[int]] = {}
+    table = []
     for number, row in enumerate(rows):
-        stop = 0
+        tokens: list[Token] = []
         for document in row:
-            members, base, answer = documents[document], stop, 0
-            root, prompts = _tree([sequences[i] for i in members])
-            stop = write(number, base, sequences[members[0]], 0, root)
-            for prompt, group in enumerate(prompts, 1):
-                first, begin = sequences[members[group[0]]], stop
-                head = first.prompt_length
-                stop = write(number, begin, first, root, head)
-                prompt_of[number, begin:stop] = prompt
-                for index in (members[i] for i in group):
-                    sequence, start, answer = sequences[index], stop, answer + 1
-                    stop = write(number, start, sequence, head, len(sequence))
-                    prompt_of[number, start:stop], answer_of[number, start:stop] = prompt, answer
-                    # Where token t of the sequence stands: in the common beginning, in its prompt, or in its answer.
-                    starts = (base, begin - root, start - head)
-                    place = [number * width + starts[(t >= root) + (t >= head)] + t for t in range(len(sequence))]
-                    counted = [t for t, counts in enumerate(sequence.trained) if counts]
-                    predict += [place[t - 1] for t in counted]
-                    targets += [sequence.ids[t] for t in counted]
-                    owner += [index] * len(counted)
-                    step += range(len(counted))
-                    last[index], places[index] = place[-1], place
-            document_of[number, base:stop] = document
+            members = [sequences[i] for i in documents[document]]
+            for member, steps in _write(tokens, document, members):
+                places[documents[document][member]] = [number * width + step for step in steps]
+        # Where sequences stand together padding positions are all 0: each pad is then a document of its own, and no position is
+        # beyond what a sequence has. Alone they run on, which keeps the causal mask implicit; no real token sees its right.
+        table.append(tokens + [(pad_id, 0 if together else t, -1, 0, 0) for t in range(len(tokens), width)])
+    columns = torch.from_numpy(np.array(table, dtype=np.int64)).permute(2, 0, 1).contiguous()
+    ids, positions, document_of, prompt_of, answer_of = columns
+    counted = [(i, [t for t, counts in enumerate(sequences[i].trained) if counts]) for i in places]
     return TokenBatch(
         ids,
         positions,
         _visibility(document_of, prompt_of, answer_of) if together else None,
-        _long(predict),
-        _long(targets),
-        _long(owner),
-        _long(step),
-        last,
-        _long([p for place in places for p in place]),
-        num_steps=max((s.num_trained for s in sequences), default=0),
+        predict=_long([places[i][t - 1] for i, steps in counted for t in steps]),
+        targets=_long([sequences[i].ids[t] for i, steps in counted for t in steps]),
+        sequence=_long([i for i, steps in counted for _ in steps]),
+        step=_long([step for _, steps in counted for step in range(len(steps))]),
+        last=_long([places[i][-1] for i in range(len(sequences))]),
+        places=_long([place for i in range(len(sequences)) for place in places[i]]),
+        num_steps=max(len(steps) for _, steps in counted),
     )
+
+
+def _write(tokens: list[Token], document: int, members: Sequence[Encoded]) -> Iterator[tuple[int, list[int]]]:
+    """Append a document to a row; each member, in the order in which they stand, with the places of its tokens in the row."""
+
+    def put(sequence: Encoded, begin: int, end: int, prompt: int, answer: int) -> range:
+        start = len(tokens)
+        owners = map(repeat, (document, prompt, answer))
+        tokens.extend(zip(sequence.ids[begin:end], range(begin, end), *owners, strict=False))
+        return range(start, len(tokens))
+
+    root, prompts = _tree(members)
+    common, answer = put(members[0], 0, root, 0, 0), 0
+    for prompt, group in enumerate(prompts, 1):
+        head = members[group[0]].prompt_length
+        rest = put(members[group[0]], root, head, prompt, 0)
+        for member in group:
+            answer += 1
+            yield member, [*common, *rest, *put(members[member], head, len(members[member]), prompt, answer)]
 
 
 def documents_of(sequences: Sequence[Encoded], limit: int) -> list[list[int]]:
@@ -183,7 +181,7 @@ def _tree(sequences: Sequence[Encoded]) -> tuple[int, list[list[int]]]:
 
 
 class Reader(Protocol):
-    """What of a role says how its batches are cut, and where they go."""
+    """The part of a role that decides how batches are cut, and where they go."""
 
     @property
     def device(self) -> torch.device: ...

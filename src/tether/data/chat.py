@@ -7,7 +7,8 @@ is exactly what it scores.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -73,7 +74,7 @@ class ChatEncoder:
         return self.stop_ids[0] if pad is None else pad
 
     def describe(self) -> dict[str, Any]:
-        """What decides the encoding; two roles that differ here do not speak the same language."""
+        """The settings that decide the encoding; two roles that differ here do not speak the same language."""
         return {"template": self.template, "system_prompt": self.system_prompt, "stop_ids": list(self.stop_ids)}
 
     def prompt(self, messages: Conversation) -> tuple[int, ...]:
@@ -99,7 +100,7 @@ class ChatEncoder:
         messages = self._with_system(messages)
         if not messages or messages[-1].role != "assistant":
             raise DataError("the conversation does not end with an assistant turn")
-        if not messages[-1].content.strip():
+        if messages[-1].is_empty:
             raise DataError("the assistant's reply is empty")
         ids: list[int] = []
         trained: list[bool] = []
@@ -144,15 +145,18 @@ class ChatEncoder:
                     "the chat template does not keep earlier turns as they were, so prompt and response cannot be told apart; "
                     "train with a template that does (model.chat_template), or on the last turn of single-turn data"
                 )
+            if message.tool_calls and after == self._render((*messages[:index], replace(message, tool_calls=())), waiting=False):
+                raise DataError("the chat template leaves out tool calls; set model.chat_template to one that writes them")
             segments.append((before[position:], after[len(before) :]))
             position = len(after)
         return segments
 
     def _render(self, messages: Conversation, *, waiting: bool) -> str:
-        rows = [{"role": m.role, "content": m.content} for m in messages]
+        rows = [message.as_row() for message in messages]
+        tools = next((json.loads(message.tools) for message in messages if message.tools), None)
         try:
             return self.tokenizer.apply_chat_template(
-                rows, chat_template=self.template, tokenize=False, add_generation_prompt=waiting
+                rows, tools=tools, chat_template=self.template, tokenize=False, add_generation_prompt=waiting
             )
         except Exception as error:  # a template is a program of the model's author: anything can come out of it
             raise DataError(f"the chat template refuses this conversation: {error}") from error
@@ -162,7 +166,7 @@ class ChatEncoder:
 
     @property
     def adds_stops(self) -> bool:
-        """Whether the template writes no stop token after a reply, so that one is added."""
+        """True if the template writes no stop token after a reply, so that one is added."""
         _, reply = next(iter(self._segments(self._with_system((user("a"), assistant("b"))))))
         return not any(i in self.stop_ids for i in self._tokenize(reply))
 

@@ -5,31 +5,45 @@ One pass. What is kept of a row are two hashes of 8 bytes, and the votes where t
 
 from __future__ import annotations
 
-import hashlib
+import json
 import math
 import random
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from tether.core.errors import DataError
-from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Problem, StepLabels
+from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Problem, Prompt, StepLabels
+from tether.core.visible import visible
+from tether.data.formats.containers import places
 from tether.data.formats.conversions import prompt_of
-from tether.data.formats.fields import digest
+from tether.data.formats.fields import prompt_digest
 from tether.data.formats.format import KINDS
-from tether.data.formats.registry import named
-from tether.data.sources import Quarantine, detect_formats, read
+from tether.data.formats.registry import format_named
+from tether.data.sources import Quarantine, detect_formats, read, short_hash
+from tether.stats import Estimate, wilson_interval
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-Votes = tuple[tuple[str, int], ...]
+Votes = dict[str, int]
 """Who voted on a pair, and for which side."""
 
+READ_BY = {
+    Comparison: "[reward], [direct]",
+    Demonstration: '[sft], [rounds] with method = "spin"',
+    Feedback: "[kto]",
+    Prompt: "[pairs], [ppo], [grpo], [reinforce], [best_of_n], [online_direct], [rounds], [evaluate]",
+    StepLabels: "[process]",
+    Problem: 'every section with reward_source = "verifiable"',
+}
+"""The sections of a recipe that learn from each kind of row."""
 _SEED = 0
 
 
@@ -45,18 +59,8 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
-    """A share of `count` cases with its 95% interval (Wilson)."""
-
-    value: float
-    low: float
-    high: float
-    count: int
-
-
-@dataclass(frozen=True, slots=True)
 class Agreement:
-    """How often two annotators of one pair say the same (win, tie or loss), over all pairs of annotators.
+    """The share of agreement: how often two annotators of one pair say the same (win, tie or loss), over all pairs of annotators.
 
     `count` pairs of votes on `num_pairs` pairs of responses. Chance is not taken out; equal responses, on which all
     agree, and an annotator's second vote on a pair do not count.
@@ -69,12 +73,13 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class Inspection:
-    """What a file, folder or hub data set holds.
+    """The contents of a file, folder or hub data set.
 
     `rows` are records that can be used (one row of a file may give several), `prompts` the different prompts among
     them, `duplicate_prompts` and `duplicate_rows` the records that repeat an earlier one (prompts without regard to
     case and white space). `longer_chosen` is the share of pairs, ties and equal lengths aside, whose chosen side has
-    more words. `labels` counts verdicts of responses or steps.
+    more words. `labels` counts verdicts of responses or steps, `metadata` are columns that no reader uses, `unread` the files
+    of a folder that hold no known format, or another kind, and `first_bad` where each reason was met first.
     """
 
     source: str
@@ -88,13 +93,17 @@ class Inspection:
     duplicate_rows: int
     lengths: Mapping[str, Lengths]
     ties: int
-    longer_chosen: Share | None
+    longer_chosen: Estimate | None
     labels: Mapping[str, int]
     agreement: Agreement | None
     examples: tuple[Mapping[str, str], ...]
+    metadata: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    unread: Mapping[str, str] = field(default_factory=dict)
+    first_bad: Mapping[str, str] = field(default_factory=dict)
 
 
-def inspect(
+def inspect_data(
     path: str | Path, *, format: str = "auto", kind: type | None = None, limit: int | None = None, num_examples: int = 3
 ) -> Inspection:
     """Read a source once (its first `limit` records) and describe it; `kind` defaults to the format's own.
@@ -105,13 +114,15 @@ def inspect(
         MissingFileError: the path does not exist.
         DataError: nothing in it can be read, see `read`.
     """
-    layouts = detect_formats(path) if format == "auto" else [named(format)]
+    files, unread = _readable(path) if format == "auto" else ([str(path)], {})
+    layouts = list({layout.name: layout for file in files for layout in detect_formats(file)}.values())
+    layouts = layouts if format == "auto" else [format_named(format)]
     wanted = kind or layouts[0].kind
     if wanted not in KINDS:
         raise DataError(f"cannot inspect {wanted!r}: it is not one of {', '.join(k.__name__ for k in KINDS)}.")
-    quarantine = Quarantine(keep=0)
+    quarantine = Quarantine()
     tally = _Tally(num_examples)
-    for record in read(path, wanted, format=format, quarantine=quarantine, limit=limit):
+    for record in read(files, wanted, format=format, quarantine=quarantine, limit=limit):
         tally.add(record)
     return Inspection(
         source=str(path),
@@ -129,7 +140,29 @@ def inspect(
         labels=dict(tally.labels),
         agreement=_agreement(tally.votes),
         examples=tuple(tally.examples),
+        metadata=tuple(tally.metadata),
+        files=tuple(files),
+        unread=unread,
+        first_bad={bad["reason"].partition(": ")[0]: f"line {bad['line']}" for bad in reversed(quarantine.examples)},
     )
+
+
+def _readable(path: str | Path) -> tuple[list[str], dict[str, str]]:
+    """The files of a folder that hold one kind of row, that of the first, and why the others are left out; or the path itself."""
+    if not Path(path).is_dir():
+        return [str(path)], {}
+    kinds: dict[str, type] = {}
+    unread: dict[str, str] = {}
+    for place in places(path):
+        try:
+            kinds[place.name] = detect_formats(place.name)[0].kind
+        except DataError as error:
+            unread[place.name] = str(error).removeprefix(f"{place.name}: ")
+    if not kinds:
+        raise DataError(f"{path}: no file in it can be read. {next(iter(unread.values()))}")
+    first = next(iter(kinds.values()))
+    unread |= {name: f"holds {KINDS[kind][0]}, inspect it by itself" for name, kind in kinds.items() if kind is not first}
+    return [name for name, kind in kinds.items() if kind is first], unread
 
 
 @dataclass(slots=True)
@@ -147,21 +180,23 @@ class _Tally:
     labels: Counter[str] = field(default_factory=Counter)
     votes: dict[int, Votes] = field(default_factory=dict)
     examples: list[Mapping[str, str]] = field(default_factory=list)
+    metadata: dict[str, None] = field(default_factory=dict)
     draw: random.Random = field(default_factory=lambda: random.Random(_SEED))
 
     def add(self, record: Any) -> None:
         self.rows += 1
         prompt = prompt_of(record)
-        texts = {"prompt": _words(prompt), **_responses(record)}
-        self.prompts.add(int(digest(prompt), 16))
-        self.contents.add(_hash(*texts.values()))
+        texts = {"prompt": _words(prompt), **RESPONSES[type(record)](record)}
+        self.prompts.add(int(prompt_digest(prompt), 16))
+        self.contents.add(short_hash(*texts.values()))
         lengths = {name: len(text.split()) for name, text in texts.items()}
         for name, length in lengths.items():
             self.words[name][length] += 1
         self.labels.update(_labels(record))
         if isinstance(record, Comparison):
             self._compare(record, lengths["chosen"], lengths["rejected"], texts)
-        self._sample(texts)
+        self.metadata.update(dict.fromkeys(record.metadata))
+        self._sample(record, texts)
 
     def _compare(self, record: Comparison, chosen: int, rejected: int, texts: Mapping[str, str]) -> None:
         self.ties += record.tie
@@ -172,109 +207,92 @@ class _Tally:
             return
         # One key for (a, b) and (b, a); votes count for the side that sorts first.
         flip = texts["chosen"] > texts["rejected"]
-        key = _hash(texts["prompt"], *sorted((texts["chosen"], texts["rejected"])))
-        votes = dict(self.votes.get(key, ()))
+        key = short_hash(texts["prompt"], *sorted((texts["chosen"], texts["rejected"])))
+        votes = self.votes.setdefault(key, {})
         for annotation in record.annotations:
             lean = -annotation.preference if flip else annotation.preference
             votes.setdefault(annotation.annotator, (lean > 0) - (lean < 0))
-        self.votes[key] = tuple(votes.items())
 
-    def _sample(self, texts: Mapping[str, str]) -> None:
+    def _sample(self, record: Any, texts: Mapping[str, str]) -> None:
         if len(self.examples) < self.num_examples:
-            self.examples.append(texts)
+            self.examples.append(_example(record, texts))
         elif (place := self.draw.randrange(self.rows)) < self.num_examples:
-            self.examples[place] = texts
+            self.examples[place] = _example(record, texts)
 
 
-def _responses(record: Any) -> dict[str, str]:
-    match record:
-        case Comparison():
-            return {"chosen": _words(record.chosen), "rejected": _words(record.rejected)}
-        case Feedback():
-            return {"response": _words(record.response)}
-        case Demonstration():
-            return {"response": _words(record.messages[len(prompt_of(record)) :])}
-        case StepLabels():
-            return {"response": "\n".join(record.steps)}
-        case Problem():
-            return {"answer": record.answer} | ({"solution": record.solution} if record.solution else {})
-        case _:
-            return {}
+RESPONSES: dict[type, Callable[[Any], dict[str, str]]] = {
+    Prompt: lambda record: {},
+    Comparison: lambda record: {"chosen": _words(record.chosen), "rejected": _words(record.rejected)},
+    Feedback: lambda record: {"response": _words(record.response)},
+    Demonstration: lambda record: {"response": _words(record.messages[len(prompt_of(record)) :])},
+    StepLabels: lambda record: {"response": "\n".join(record.steps)},
+    Problem: lambda record: {"answer": record.answer, **({"solution": record.solution} if record.solution else {})},
+}
+"""The texts of a record of each kind beside its prompt."""
+
+
+def _example(record: Any, texts: Mapping[str, str]) -> Mapping[str, str]:
+    """The texts of a record as people read them: who says what, and which verdict a response or a step has."""
+    shown, turns = dict(texts), prompt_of(record)
+    if len(turns) > 1:
+        shown["prompt"] = "\n".join(f"{turn.role}: {turn.content}" for turn in turns)
+    if isinstance(record, Feedback):
+        shown["label"] = "desirable" if record.desirable else "undesirable"
+    if isinstance(record, StepLabels):
+        verdicts = zip(record.steps, _labels(record), strict=True)
+        shown["response"] = "\n".join(f"{step} ({label.removesuffix(' steps')})" for step, label in verdicts)
+    return shown
 
 
 def _labels(record: Any) -> list[str]:
     if isinstance(record, Feedback):
         return ["desirable" if record.desirable else "undesirable"]
-    if isinstance(record, StepLabels):
-        return [{True: "right steps", False: "wrong steps", None: "unjudged steps"}[label] for label in record.labels]
-    return []
+    names = {True: "right steps", False: "wrong steps", None: "unjudged steps"}
+    return [names[label] for label in record.labels] if isinstance(record, StepLabels) else []
 
 
 def _words(messages: Conversation) -> str:
     return "\n\n".join(turn.content for turn in messages)
 
 
-def _hash(*texts: str) -> int:
-    return int.from_bytes(hashlib.blake2b("\x1f".join(texts).encode(), digest_size=8).digest(), "big")
-
-
 def summarise(counts: Mapping[int, int]) -> Lengths:
     """Mean, median, 95th percentile (nearest rank) and maximum of lengths that are given as length -> how often."""
-    total = sum(counts.values())
-    ordered = sorted(counts.items())
-
-    def ranked(rank: int) -> int:
-        for length, count in ordered:
-            rank -= count
-            if rank <= 0:
-                return length
-        return ordered[-1][0]
-
-    return Lengths(
-        count=total,
-        mean=sum(length * count for length, count in ordered) / total,
-        median=(ranked((total + 1) // 2) + ranked(total // 2 + 1)) / 2,
-        p95=ranked(math.ceil(0.95 * total)),
-        maximum=ordered[-1][0],
-    )
+    lengths = np.sort(np.repeat(list(counts), list(counts.values())))
+    p95, maximum = lengths[[math.ceil(0.95 * len(lengths)) - 1, -1]].tolist()
+    return Lengths(len(lengths), float(lengths.mean()), float(np.median(lengths)), p95, maximum)
 
 
-def share(successes: int, count: int) -> Share | None:
-    """successes / count with the Wilson score interval at 95%; None of nothing.
-
-    (p + z²/2n ± z √(p(1-p)/n + z²/4n²)) / (1 + z²/n), z = 1.96 (https://doi.org/10.1080/01621459.1927.10502953)
-    """
-    if not count:
-        return None
-    z = 1.959963984540054
-    p = successes / count
-    middle = p + z * z / (2 * count)
-    half = z * math.sqrt(p * (1 - p) / count + z * z / (4 * count * count))
-    scale = 1 + z * z / count
-    return Share(p, max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale), count)
+def share(successes: int, count: int) -> Estimate | None:
+    """successes / count with Wilson's interval at 95%; None of nothing."""
+    return Estimate(successes / count, *wilson_interval(successes, count), count) if count else None
 
 
 def _agreement(votes: Mapping[int, Votes]) -> Agreement | None:
     repeated = [cast for cast in votes.values() if len(cast) > 1]
     total = sum(math.comb(len(cast), 2) for cast in repeated)
-    same = sum(one == other for cast in repeated for (_, one), (_, other) in combinations(cast, 2))
+    same = sum(one == other for cast in repeated for one, other in combinations(cast.values(), 2))
     return Agreement(same / total, total, len(repeated)) if total else None
 
 
-def render(inspection: Inspection) -> RenderableType:
+def inspection_tables(inspection: Inspection) -> RenderableType:
     """The inspection as rich tables; texts from the data are shortened and cannot act as markup."""
     from rich.console import Group
 
-    parts = [_table(inspection.source, _overview(inspection))]
+    parts: list[Any] = [_table("", [("source", inspection.source), *_overview(inspection)])]
     if inspection.lengths:
-        told = [
+        numbers = [
             (name, f"{x.mean:,.1f}", f"{x.median:,.1f}", f"{x.p95:,}", f"{x.maximum:,}") for name, x in inspection.lengths.items()
         ]
-        parts.append(_table("words", told, "", "mean", "median", "95%", "longest"))
+        parts.append(_table("lengths in words, not tokens", numbers, "", "mean", "median", "95% at most", "longest"))
     if inspection.reasons:
-        parts.append(_table("quarantined", [(why, f"{count:,}") for why, count in inspection.reasons.items()], "reason", "rows"))
+        reasons = [(why, f"{count:,}", inspection.first_bad.get(why, "")) for why, count in inspection.reasons.items()]
+        parts.append(_table("quarantined", reasons, "reason", "rows", "first at"))
+    if inspection.unread:
+        parts.append(_table("files left out", list(inspection.unread.items())))
     for number, texts in enumerate(inspection.examples, 1):
         parts.append(_table(f"example {number}", [(name, _shortened(words)) for name, words in texts.items()]))
+    path = json.dumps(list(inspection.files) if inspection.unread else inspection.source, ensure_ascii=False)
+    parts.append(f"Use it in {READ_BY[inspection.kind]}:\n  data = {{ path = {path} }}".replace("[", "\\["))
     return Group(*parts)
 
 
@@ -292,6 +310,8 @@ def _overview(inspection: Inspection) -> list[tuple[str, str]]:
         rows.append(("longer side chosen", f"{bias.value:.1%} of {bias.count:,} (95%: {bias.low:.1%} to {bias.high:.1%})"))
     if (votes := inspection.agreement) is not None:
         rows.append(("votes that agree", f"{votes.value:.1%} of {votes.count:,}, on {votes.num_pairs:,} pairs"))
+    if inspection.metadata:
+        rows.append(("columns not used", ", ".join(inspection.metadata[:12])))
     return rows + [(label, f"{count:,}") for label, count in inspection.labels.items()]
 
 
@@ -311,5 +331,5 @@ def _table(title: str, rows: Sequence[Sequence[str]], *header: str) -> Table:
 
 def _shortened(words: str, longest: int = 400) -> str:
     """One paragraph without control characters, cut in its middle: a reply shows its worth at both ends."""
-    line = "".join(c if c.isprintable() else " " for c in " ".join(words.split()))
+    line = visible("\n".join(" ".join(line.split()) for line in words.splitlines() if line.strip()))
     return line if len(line) <= longest else f"{line[: longest // 2]} … {line[-longest // 2 :]}"

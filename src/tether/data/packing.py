@@ -25,18 +25,3 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
             rows.append([index])
             room.append(capacity - lengths[index])
     return rows
-
-
-def cut_by_tokens(lengths: Sequence[int], budget: int) -> list[list[int]]:
-    """Indices grouped into micro-batches whose padded size (rows × longest) stays within `budget` tokens.
-
-    Sorted by length first, so padding is small. At least one sequence a group.
-    """
-    groups: list[list[int]] = []
-    current: list[int] = []
-    for index in sorted(range(len(lengths)), key=lambda i: (lengths[i], i)):
-        if current and (len(current) + 1) * lengths[index] > budget:
-            groups.append(current)
-            current = []
-        current.append(index)
-    return [*groups, current] if current else groups

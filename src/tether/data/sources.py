@@ -10,26 +10,33 @@ import hashlib
 import itertools
 import json
 import logging
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tether.core.errors import DataError
-from tether.core.types import Demonstration
+from tether.core.types import Demonstration, Json
 from tether.data.formats.containers import Numbered, Place, places
 from tether.data.formats.conversions import prompt_of
-from tether.data.formats.fields import digest
+from tether.data.formats.fields import prompt_digest
 from tether.data.formats.format import KINDS, Format, Reader, Row
 from tether.data.formats.json_rows import BadRow
-from tether.data.formats.registry import detect, kind_reader, named
+from tether.data.formats.registry import detect, format_named, kind_reader
 
 T = TypeVar("T")
 
 SNIFFED_ROWS = 32
 LOOKED_AT = 16
 _LOG = logging.getLogger("tether.data")
+_ANSWERS = re.compile(
+    r"(?<![a-z])(good|bad|better|worse|best|worst|winner|loser|win|lose|preferred|accepted|chosen|rejected|positive|negative"
+    r"|answers?|responses?|completions?|reply|output)(?![a-z])"
+)
+"""In the name of a column that holds answers."""
 _IDS = ("id", "task_id", "question_id", "prompt_id", "message_tree_id")
 
 
@@ -47,7 +54,7 @@ class Quarantine:
     def __init__(self, path: str | Path | None = None, keep: int = 20) -> None:
         self.count = 0
         self.reasons: Counter[str] = Counter()
-        self.examples: list[dict[str, Any]] = []
+        self.examples: list[Json] = []
         self._path = None if path is None else Path(path)
         self._keep = keep
 
@@ -72,7 +79,7 @@ class Quarantine:
         """The commonest reasons with their counts, as a phrase."""
         return "; ".join(f"{reason} ({count})" for reason, count in self.reasons.most_common(limit))
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Json:
         """Count, reasons (commonest first) and examples as plain JSON values."""
         return {"count": self.count, "reasons": dict(self.reasons.most_common()), "examples": list(self.examples)}
 
@@ -91,6 +98,7 @@ def read(
     strict: bool = False,
     limit: int | None = None,
     check: Callable[[T], None] | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> Iterator[T]:
     """Stream the records of one kind out of files, folders and hub data sets.
 
@@ -105,6 +113,7 @@ def read(
         strict: the first such row is an error instead.
         limit: stop after so many records.
         check: refuses a record by raising a `DataError`, which goes to quarantine as a bad row does.
+        columns: names of a format for the files' own columns: {"prompt": "question", "chosen": "good", "rejected": "bad"}.
 
     Raises:
         MissingFileError: a path does not exist.
@@ -114,14 +123,28 @@ def read(
         raise DataError(f"cannot read {kind!r}: it is not one of {', '.join(k.__name__ for k in KINDS)}.")
     if limit is not None and limit < 0:
         raise DataError(f"limit is {limit}; it must be 0 or more, or None for all records.")
-    layout = None if format == "auto" else named(format)
-    found = places(sources)
-    seen: set[int] = set()
-    records = (record for place in found for record in _File(place, quarantine, strict, seen, check).records(kind, layout))
+    layout = None if format == "auto" else format_named(format)
+    files, seen = [replace(place, columns=columns) for place in places(sources)], set()
+    records = (record for place in files for record in _File(place, quarantine, strict, seen, check).records(kind, layout))
     return itertools.islice(records, limit)
 
 
-def look(sources: Sequence[str], kind: type, *, format: str = "auto", strict: bool = False) -> None:
+def read_rows(
+    sources: str | Path | Sequence[str | Path], parse: Reader, quarantine: Quarantine | None = None, limit: int | None = None
+) -> Iterator[Any]:
+    """Stream the values that `parse` makes of the rows (the first `limit` of each file); rows that it refuses go to quarantine.
+
+    Raises:
+        MissingFileError, DataError: as `read`.
+    """
+    for place in places(sources):
+        file = _File(place, quarantine, False, set())
+        yield from file.values(itertools.islice(place.rows(), limit), parse, named=False)
+
+
+def look(
+    sources: Sequence[str], kind: type, *, format: str = "auto", strict: bool = False, columns: Mapping[str, str] | None = None
+) -> None:
     """Read the first record of each file, so that a file of another kind is an error before anything is trained.
 
     Data of the hub is left for when it is needed; of a folder with many files the first ones count.
@@ -129,127 +152,112 @@ def look(sources: Sequence[str], kind: type, *, format: str = "auto", strict: bo
     Raises:
         DataError: as `read` does.
     """
-    layout = None if format == "auto" else named(format)
+    layout = None if format == "auto" else format_named(format)
     local = [source for source in sources if not source.startswith("hub:")]
     for place in places(local)[:LOOKED_AT] if local else ():
-        next(_File(place, Quarantine(keep=0), strict, set()).records(kind, layout), None)
+        next(_File(replace(place, columns=columns), Quarantine(keep=0), strict, set()).records(kind, layout), None)
 
 
 def detect_formats(source: str | Path) -> list[Format]:
     """The different formats of a file, of a folder's files or of a hub data set, in the order in which they are met."""
-    found: dict[str, Format] = {}
-    for place in places(source):
-        file = _File(place, Quarantine(keep=0), False, set())
-        head, _ = file.sniff()
-        layout = detect(file.good(head), None, place.name)
-        found.setdefault(layout.name, layout)
-    return list(found.values())
+    files = [_File(place, Quarantine(keep=0), False, set()) for place in places(source)]
+    layouts = [detect(file.sniff()[1], None, file.place.name) for file in files]
+    return list({layout.name: layout for layout in layouts}.values())
 
 
+@dataclass
 class _File:
     """One place as it is read: its rows, its bad rows, and its complaints."""
 
-    def __init__(
-        self,
-        place: Place,
-        quarantine: Quarantine | None,
-        strict: bool,
-        seen: set[int],
-        check: Callable[[Any], None] | None = None,
-    ) -> None:
-        self.place = place
-        self.strict = strict
-        self.quarantine = quarantine
-        self.bad = Quarantine(keep=1)
-        self.seen = seen
-        self.check = check or (lambda record: None)
-        self.num_records = 0
+    place: Place
+    quarantine: Quarantine | None
+    strict: bool
+    seen: set[int]
+    check: Callable[[Any], None] | None = None
+    bad: Quarantine = field(default_factory=lambda: Quarantine(keep=1))
+    num_records: int = 0
 
     def records(self, kind: type[T], layout: Format | None) -> Iterator[T]:
-        head, rest = self.sniff()
-        good = self.good(head)
+        head, good, rest = self.sniff()
         layout = layout or detect(good, kind, self.place.name)
+        if layout.name == "prompts" and (answers := answer_columns(good)):
+            _warn_of_answers(self.place.name, answers)
         reader = kind_reader(layout, kind, self.place.name, good[0])
-        for line, row in itertools.chain(head, rest):
-            if isinstance(row, BadRow):
-                self.reject(line, row.reason, row.excerpt)
-            else:
-                yield from self._row(line, row, reader)
+        yield from self.values(itertools.chain(head, rest), reader, named=True)
         if not self.num_records:
-            if self.bad.count:
-                raise self._unusable()
-            what = KINDS[kind][0]
-            raise DataError(
-                f"{self.place.name} holds no {what}: no row gave one, read as {layout.name}. Name its format if that is wrong."
-            )
+            hint = f"no row gave one, read as {layout.name}. Name its format if that is wrong."
+            raise DataError(f"{self.place.name} holds no {KINDS[kind][0]}: {hint}")
         if self.bad.count and self.quarantine is None:
             _LOG.warning("%s: %d rows cannot be used: %s", self.place.name, self.bad.count, self.bad.top_reasons())
 
-    def sniff(self) -> tuple[list[tuple[int, Row | BadRow]], Numbered]:
-        """The first rows, a good one among them if there is any, and the stream of all that follows.
+    def values(self, rows: Numbered, parse: Reader, *, named: bool) -> Iterator[Any]:
+        """What `parse` makes of these rows; each value gets an id where they are to be named.
+
+        Raises:
+            DataError: none of them can be used.
+        """
+        empty = True
+        for line, row in rows:
+            empty = False
+            if isinstance(row, BadRow):
+                self.reject(line, row)
+            else:
+                yield from self._row(line, row, parse, named)
+        if not self.num_records and (empty or self.bad.count):
+            raise self._unusable()
+
+    def sniff(self) -> tuple[list[tuple[int, Row | BadRow]], list[Row], Numbered]:
+        """The first rows, the good ones among them, and the stream of all that follows.
 
         Bad rows stay in their place, so that everything is reported in the order of the file; only where nothing but bad
         rows comes, they are rejected on the way.
+
+        Raises:
+            DataError: there is no good row.
         """
-        head: list[tuple[int, Row | BadRow]] = []
         stream = self.place.rows()
-        for item in stream:
-            head.append(item)
-            if len(head) < SNIFFED_ROWS:
-                continue
-            if any(not isinstance(row, BadRow) for _, row in head):
-                break
-            self._reject_all(head)
-            head = []
-        return head, stream
+        while head := list(itertools.islice(stream, SNIFFED_ROWS)):
+            if good := [row for _, row in head if not isinstance(row, BadRow)]:
+                return head, good, stream
+            for line, row in head:
+                self.reject(line, row)
+        raise self._unusable()
 
-    def good(self, head: list[tuple[int, Row | BadRow]]) -> list[Row]:
-        """The good ones of the first rows; it is an error if there are none."""
-        rows = [row for _, row in head if not isinstance(row, BadRow)]
-        if not rows:
-            self._reject_all(head)
-            raise self._unusable()
-        return rows
-
-    def _reject_all(self, head: list[tuple[int, Row | BadRow]]) -> None:
-        for line, row in head:
-            if isinstance(row, BadRow):
-                self.reject(line, row.reason, row.excerpt)
-
-    def reject(self, line: int, reason: str, row: Any) -> None:
+    def reject(self, line: int, row: Row | BadRow, reason: str = "") -> None:
+        reason, content = (row.reason, row.excerpt) if isinstance(row, BadRow) else (reason, row)
         if self.strict:
             raise DataError(f"{self.place.name}, line {line}: {reason}. Mend or remove the row, or read without strict.")
-        self.bad.add(self.place.name, line, reason, row)
-        if self.quarantine is not None:
-            self.quarantine.add(self.place.name, line, reason, row)
+        for quarantine in (self.bad, self.quarantine):
+            if quarantine is not None:
+                quarantine.add(self.place.name, line, reason, content)
 
-    def _row(self, line: int, row: Row, reader: Reader) -> Iterator[Any]:
+    def _row(self, line: int, row: Row, parse: Reader, named: bool) -> Iterator[Any]:
         try:
-            parts = list(reader(row))
-        except DataError as error:
-            self.reject(line, str(error), row)
+            parts = list(parse(row))
+        except (DataError, OverflowError) as error:
+            too_large = "not a number: the row has one that is too large"
+            self.reject(line, row, str(error) if isinstance(error, DataError) else too_large)
             return
-        name = self._name(line, row)
+        name = self._name(line, row) if named else ""
         for number, part in enumerate(parts, 1):
             try:
                 if isinstance(part, DataError):
                     raise part
-                self.check(part)
+                if self.check is not None:
+                    self.check(part)
             except DataError as error:
-                self.reject(line, str(error), row)
+                self.reject(line, row, str(error))
                 continue
             self.num_records += 1
-            part_name = part.id or name
-            yield replace(part, id=part_name if len(parts) == 1 else f"{part_name}:{number}")
+            yield replace(part, id=name if len(parts) == 1 else f"{name}:{number}") if named else part
 
     def _name(self, line: int, row: Row) -> str:
         own, place = identity(row), f"{self.place.stem}:{line}"
         if not own:
             return place
-        key = int.from_bytes(hashlib.blake2b(own.encode(), digest_size=8).digest(), "big")
-        if key in self.seen:
+        if short_hash(own) in self.seen:
             return f"{own}@{place}"
-        self.seen.add(key)
+        self.seen.add(short_hash(own))
         return own
 
     def _unusable(self) -> DataError:
@@ -260,6 +268,25 @@ class _File:
             f"{self.place.name}: none of its {self.bad.count} rows can be used: {self.bad.top_reasons()}. "
             f"The first, line {first['line']}: {first['reason']}. Mend the rows, or name their format if that is another."
         )
+
+
+def answer_columns(rows: Iterable[Row]) -> tuple[str, ...]:
+    """The columns that by their names hold answers, and by their contents could."""
+    columns = dict.fromkeys(
+        name for row in rows for name, value in row.items() if name and isinstance(value, str | list) and value
+    )
+    return tuple(name for name in columns if _ANSWERS.search(name.lower()))
+
+
+@cache
+def _warn_of_answers(name: str, columns: tuple[str, ...]) -> None:
+    """Once a process for a file."""
+    _LOG.warning(
+        "%s is read as prompts alone; %s look like answers and are not used. If they are, name them by "
+        'data.columns, for example { prompt = "question", chosen = "good", rejected = "bad" }.',
+        name,
+        ", ".join(columns),
+    )
 
 
 def identity(row: Row) -> str:
@@ -275,8 +302,8 @@ def group_of(record: Any) -> str:
     """
     if isinstance(record, Demonstration):
         first = next((i for i, turn in enumerate(record.messages) if turn.role == "assistant"), len(record.messages))
-        return digest(record.messages[:first] or record.messages)
-    return getattr(record, "group", "") or digest(prompt_of(record))
+        return prompt_digest(record.messages[:first] or record.messages)
+    return (hasattr(record, "group") and record.group) or prompt_digest(prompt_of(record))
 
 
 def split_by_group(rows: Iterable[T], fraction: float, seed: int = 0) -> tuple[list[T], list[T]]:
@@ -289,9 +316,12 @@ def split_by_group(rows: Iterable[T], fraction: float, seed: int = 0) -> tuple[l
     """
     if not 0.0 <= fraction <= 1.0:
         raise DataError(f"a part of {fraction} of the data is impossible; fraction lies between 0 and 1.")
-    kept: list[T] = []
-    held_out: list[T] = []
+    parts: tuple[list[T], list[T]] = ([], [])
     for row in rows:
-        key = hashlib.blake2b(f"{seed}\x1f{group_of(row)}".encode(), digest_size=8).digest()
-        (held_out if int.from_bytes(key, "big") < fraction * 2**64 else kept).append(row)
-    return kept, held_out
+        parts[short_hash(str(seed), group_of(row)) < fraction * 2**64].append(row)
+    return parts
+
+
+def short_hash(*words: str) -> int:
+    """A number of 64 bits that stands for these words."""
+    return int.from_bytes(hashlib.blake2b("\x1f".join(words).encode(), digest_size=8).digest(), "big")

@@ -1,7 +1,7 @@
 """Solutions as token ids with the place of every step's last token, found in the ids themselves.
 
-What a text's steps are is decided by one function, `step_ends`, which reads ids: it finds the steps of a sampled response exactly
-as it found those that were trained on, however the tokenizer joins a delimiter with its neighbours.
+One function, `step_ends`, finds the steps, and it reads ids: those of a sampled response are found exactly as those that were
+trained on, however the tokenizer joins a delimiter with its neighbours.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from torch import Tensor
 
 from tether.core.errors import DataError
 from tether.core.types import Conversation, StepLabels, assistant
-from tether.data.batches import WIDTH_MULTIPLE, TokenBatch
+from tether.data.batches import TokenBatch
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.formats.fields import missing, number, sequence
+from tether.data.prepare import encode_rows, within
 from tether.data.sources import group_of
 
 Target = Literal["process", "outcome"]
@@ -30,7 +31,7 @@ class Solution:
     """One solution in tokens.
 
     id: the row's. group: the problem it belongs to. pieces: the steps' texts, cut wherever a delimiter stands. For each piece:
-    `ends`, the index within the response of its last token; `labels`, whether it is right, None where nobody judged it;
+    `ends`, the index within the response of its last token; `labels`, whether it is right, None without a judgement;
     `targets`, what is trained there: a probability or the number of a class, None for nothing.
     """
 
@@ -112,10 +113,10 @@ class StepEncoder:
         ids = list(response_ids)
         body = ids[:-1] if ids and ids[-1] in self.encoder.stop_ids else ids
         text, ends, start = self._decode(body), [], 0
-        for found in self._pattern.finditer(text):
-            if text[start : found.start()].strip():
-                ends.append(self._completes(body, text[: found.end()], ends[-1] if ends else 0))
-            start = found.end()
+        for delimiter in self._pattern.finditer(text):
+            if text[start : delimiter.start()].strip():
+                ends.append(self._completes(body, text[: delimiter.end()], ends[-1] if ends else 0))
+            start = delimiter.end()
         return (*ends, len(ids) - 1) if text[start:].strip() else tuple(ends)
 
     @property
@@ -161,18 +162,14 @@ class StepEncoder:
 def encode_solutions(
     rows: Sequence[StepLabels], encoder: StepEncoder, max_length: int, option: str
 ) -> tuple[list[Solution], dict[str, int]]:
-    """The usable rows encoded, and the others counted by reason; too long ones name `option`, the setting that says so."""
-    solutions: list[Solution] = []
-    skipped: dict[str, int] = {}
-    for row in rows:
-        try:
-            solution = encoder.encode(row)
-            if len(solution.sequence) > max_length:
-                raise DataError(f"longer than {option} = {max_length} tokens")
-            solutions.append(solution)
-        except DataError as error:
-            skipped[str(error)] = skipped.get(str(error), 0) + 1
-    return solutions, skipped
+    """The usable rows encoded, and the others counted by reason; that of too long ones names `option`, the setting."""
+
+    def encode(row: StepLabels) -> Solution:
+        solution = encoder.encode(row)
+        within(solution.sequence, max_length, option)
+        return solution
+
+    return encode_rows(rows, encode)
 
 
 def step_states(batch: TokenBatch, ends: Sequence[Sequence[int]]) -> Tensor:
@@ -183,48 +180,5 @@ def step_states(batch: TokenBatch, ends: Sequence[Sequence[int]]) -> Tensor:
     states = torch.cat([batch.scatter(batch.predict)[:, 1:], batch.last[:, None]], 1)
     rows = torch.arange(batch.num_sequences, device=states.device)
     states[rows, batch.mask.sum(-1) - 1] = batch.last
-    found = [(row, place) for row, places in enumerate(ends) for place in places]
-    return states[tuple(torch.tensor(found, dtype=torch.long, device=states.device).view(-1, 2).T)]
-
-
-def branching_batch(branches: Sequence[Sequence[Encoded]], pad_id: int) -> TokenBatch:
-    """One row for many sequences that begin alike: the longest whole, and behind it only what each of the others has of its own.
-
-    A branch sees what it continues, at the positions it would have alone. `last` has an index for every branch, row by row.
-    """
-    layouts = [_layout(row) for row in branches]
-    width = -(-max(sum(len(ids) for _, ids in parts) for parts in layouts) // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
-    ids = torch.full((len(branches), width), pad_id, dtype=torch.long)
-    positions = torch.arange(width).repeat(len(branches), 1)
-    owner, reach, last = torch.full_like(ids, -1), torch.full_like(ids, width), []
-    for row, parts in enumerate(layouts):
-        stop = 0
-        for part, (begin, own) in enumerate(parts):
-            start, stop = stop, stop + len(own)
-            ids[row, start:stop] = torch.tensor(own, dtype=torch.long)
-            positions[row, start:stop] = torch.arange(begin, begin + len(own))
-            owner[row, start:stop] = part
-            if part:
-                reach[row, start:stop] = begin
-                last.append(row * width + (stop if own else begin) - 1)
-    causal = torch.ones(width, width, dtype=torch.bool).tril()
-    trunk_seen = (owner[:, None, :] == 0) & (torch.arange(width)[None, None] < reach[:, :, None])
-    visible = causal & (trunk_seen | (owner[:, None, :] == owner[:, :, None]))
-    nothing = torch.zeros(0, dtype=torch.long)
-    seen = visible[:, None]
-    return TokenBatch(ids, positions, seen, nothing, nothing, nothing, nothing, torch.tensor(last), nothing, num_steps=0)
-
-
-def _layout(branches: Sequence[Encoded]) -> list[tuple[int, tuple[int, ...]]]:
-    """The trunk, then of each branch where it leaves the trunk and its own tokens from there."""
-    trunk, parts = max(branches, key=len).ids, []
-    for branch in branches:
-        differ = (i for i, (a, b) in enumerate(zip(branch.ids, trunk, strict=False)) if a != b)
-        begin = next(differ, len(branch))
-        parts.append((begin, branch.ids[begin:]))
-    return [(0, trunk), *parts]
-
-
-def branching_length(branches: Sequence[Encoded]) -> int:
-    """Tokens that `branching_batch` needs for these."""
-    return sum(len(own) for _, own in _layout(branches))
+    wanted = [(row, place) for row, places in enumerate(ends) for place in places]
+    return states[tuple(torch.tensor(wanted, dtype=torch.long, device=states.device).view(-1, 2).T)]

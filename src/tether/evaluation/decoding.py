@@ -9,21 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from itertools import product
+from typing import Literal
 
 from tether.core.protocols import Engine
-from tether.core.types import Prompt, Rollout, Sampling
+from tether.core.types import Json, Prompt, Rollout, Sampling
 from tether.evaluation.winrate import MaybeScores, before_and_after, gain, win_rate
-from tether.stats import Estimate
+from tether.stats import Estimate, EstimateFields
 
 Columns = Mapping[float, MaybeScores]
 """By temperature, 0 being greedy: the scores of all answers. The first is the temperature of training."""
 Verdict = Literal["better", "sharper", "undecided", "worse"]
 
 
-def other_temperatures(sampling: Sampling, asked: Sequence[float]) -> list[float]:
-    """Those asked for, once each, without the one at which `sampling` draws."""
-    return [temperature for temperature in dict.fromkeys(asked) if temperature != sampling.temperature]
+def other_temperatures(sampling: Sampling, temperatures: Sequence[float]) -> list[float]:
+    """These, once each, without the one at which `sampling` draws."""
+    return [temperature for temperature in dict.fromkeys(temperatures) if temperature != sampling.temperature]
 
 
 def answers_at(
@@ -35,14 +36,14 @@ def answers_at(
     return [rollout for group in groups for rollout in group.rollouts for _ in range(num_samples // drawn)]
 
 
-def by_temperature(before: Columns, after: Columns, groups: Sequence[str]) -> dict[str, dict[str, Any]]:
+def by_temperature(before: Columns, after: Columns, groups: Sequence[str]) -> dict[str, dict[str, EstimateFields]]:
     """Means before and after, the gain and the win rate at each temperature that both have, with intervals over prompts."""
     shared = sorted(before.keys() & after.keys(), reverse=True)
-    found = {f"{temperature:g}": before_and_after(before[temperature], after[temperature], groups) for temperature in shared}
-    return {temperature: row for temperature, row in found.items() if row is not None}
+    rows = {f"{temperature:g}": before_and_after(before[temperature], after[temperature], groups) for temperature in shared}
+    return {temperature: row for temperature, row in rows.items() if row is not None}
 
 
-def over_best_decoding(before: Columns, after: Columns, groups: Sequence[str]) -> dict[str, Any] | None:
+def over_best_decoding(before: Columns, after: Columns, groups: Sequence[str]) -> Json | None:
     """The gain over the best decoding of the start, by the policy at its own best; None where nothing was scored on both sides.
 
     Equation: with g_pb the gain at temperature p of the policy over temperature b of the start, ``max_p min_b g_pb``, which lies
@@ -52,30 +53,29 @@ def over_best_decoding(before: Columns, after: Columns, groups: Sequence[str]) -
     Paper: Berger 1982, https://doi.org/10.1080/00401706.1982.10487790.
     Trap: to choose the best and then compare with it, by the usual interval, calls an unchanged policy better or worse too often.
     """
-    outer = [1 - 0.05 / len(side) for side in (after, before)]
+    by_low, by_high = (1 - 0.05 / len(side) for side in (after, before))
     rates, gains = {}, {}
-    for pair in ((p, b) for p in after for b in before):
-        start, trained = before[pair[1]], after[pair[0]]
-        wide = [gain(start, trained, groups, confidence=confidence) for confidence in outer]
-        if wide[0] is None or wide[1] is None:
+    for own, start in product(after, before):
+        sides = before[start], after[own], groups
+        if (gained := gain(*sides, confidence=by_low)) is None or (higher := gain(*sides, confidence=by_high)) is None:
             continue
-        gains[pair] = Estimate(wide[0].value, wide[0].low, wide[1].high, wide[0].count)
-        won = [win_rate(trained, start, groups=groups, confidence=confidence) for confidence in outer]
-        rates[pair] = Estimate(won[0].value, won[0].low, won[1].high, won[0].count)
+        gains[own, start] = gained._replace(high=higher.high)
+        won, more = (win_rate(after[own], before[start], groups=groups, confidence=level) for level in (by_low, by_high))
+        rates[own, start] = won._replace(high=more.high)
     if not gains:
         return None
     (own, start), value = _saddle(gains)
     return {**value.as_dict(), "win_rate": _saddle(rates)[1].as_dict(), "temperature": start, "policy_temperature": own}
 
 
-def _saddle(found: Mapping[tuple[float, float], Estimate]) -> tuple[tuple[float, float], Estimate]:
+def _saddle(estimates: Mapping[tuple[float, float], Estimate]) -> tuple[tuple[float, float], Estimate]:
     """The best temperature of the policy with its worst opponent, and ``max min`` of values and bounds."""
-    ours, theirs = ({pair[side]: None for pair in found} for side in (0, 1))
-    worst = {p: min((pair for pair in found if pair[0] == p), key=lambda pair: found[pair].value) for p in ours}
-    place = max(worst.values(), key=lambda pair: found[pair].value)
-    low = max(min(e.low for (p, _), e in found.items() if p == own) for own in ours)
-    high = min(max(e.high for (_, b), e in found.items() if b == other) for other in theirs)
-    return place, Estimate(found[place].value, low, high, found[place].count)
+    ours, theirs = (list(dict.fromkeys(pair[side] for pair in estimates)) for side in (0, 1))
+    worst = [min((pair for pair in estimates if pair[0] == own), key=lambda pair: estimates[pair].value) for own in ours]
+    place = max(worst, key=lambda pair: estimates[pair].value)
+    low = max(min(e.low for (p, _), e in estimates.items() if p == own) for own in ours)
+    high = min(max(e.high for (_, b), e in estimates.items() if b == other) for other in theirs)
+    return place, estimates[place]._replace(low=low, high=high)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +98,9 @@ class Sharpening:
     def sure(self) -> bool:
         """There is a gain, and it is not shown that any of it is beyond."""
         return self.gain.low > 0 >= self.beyond.low
+
+    def metrics(self) -> dict[str, float]:
+        return {"gain": self.gain.value, "share": self.share, "temperature": self.temperature, "sure": float(self.sure)}
 
 
 def sharpening(
@@ -123,7 +126,7 @@ def sharpening(
     return None if beyond is None else Sharpening(whole, beyond, below[1] + weight * (above[1] - below[1]))
 
 
-def verdict(gain: Mapping[str, Any], over_best: Mapping[str, Any]) -> Verdict:
+def verdict(gain: EstimateFields, over_best: EstimateFields) -> Verdict:
     """In a word: `sharper` says that the gain at the temperature of training is nothing that decoding could not give."""
     if (over_best["low"] or 0) > 0:
         return "better"
@@ -132,7 +135,7 @@ def verdict(gain: Mapping[str, Any], over_best: Mapping[str, Any]) -> Verdict:
     return "sharper" if (gain["low"] or 0) > 0 else "undecided"
 
 
-def control(before: Columns, after: Columns, groups: Sequence[str], at: float) -> dict[str, Any]:
+def control(before: Columns, after: Columns, groups: Sequence[str], at: float) -> Json:
     """All of it, for a summary: `by_temperature`, `over_best_decoding` and `verdict`; `at` is the temperature of training."""
     rows, over_best = by_temperature(before, after, groups), over_best_decoding(before, after, groups)
     if over_best is None or f"{at:g}" not in rows:

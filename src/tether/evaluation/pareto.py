@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from tether.algorithms.objectives import pareto_front
 from tether.core.errors import RunError
 from tether.core.rundir import read_json
+from tether.stats import EstimateFields
 
 
 class Placed(NamedTuple):
     """A run, the mean of each objective with its interval on held-out prompts, and whether no other run dominates it."""
 
     run: Path
-    means: dict[str, dict[str, Any]]
+    means: dict[str, EstimateFields]
     on_front: bool
 
 
@@ -37,7 +38,7 @@ def front_of_runs(runs: Sequence[str | Path], objectives: Sequence[str]) -> list
     return [Placed(Path(run), row, number in front) for number, (run, row) in enumerate(zip(runs, means, strict=True))]
 
 
-def _means(run: Path, objectives: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _means(run: Path, objectives: Sequence[str]) -> dict[str, EstimateFields]:
     summary = read_json(run / "summary.json")
     measured = summary.get("gold") or summary.get("heldout") or {}
     missing = [name for name in objectives if "after" not in measured.get(name, {})]

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from tether.stats import Estimate, jackknife, share_interval
+from tether.core.types import Json
+from tether.stats import Array, Estimate, group_indices, jackknife, share_interval
 
 Right = Sequence[bool]
 Probabilities = Sequence[float]
-Array = NDArray[np.float64]
 
 
 class StepCounts(NamedTuple):
@@ -77,16 +76,18 @@ def _ratio(part: Array, whole: Array, empty: float = math.nan) -> Array:
     return np.divide(part, whole, out=np.full_like(whole, empty), where=whole > 0)
 
 
+def _f1(hits: Array, false: Array, missed: Array) -> Array:
+    return _ratio(2 * hits, 2 * hits + false + missed, 0.0)
+
+
 def step_f1(counts: Array) -> Array:
-    """F1 of the wrong steps, ``2 TP / (2 TP + FP + FN)`` with *wrong* as the positive class; 0 where nothing is found."""
-    found, false, missed = counts[..., 0], counts[..., 1], counts[..., 3]
-    return _ratio(2 * found, 2 * found + false + missed, 0.0)
+    """F1 of the wrong steps, ``2 TP / (2 TP + FP + FN)`` with *wrong* as the positive class; 0 where none is called rightly."""
+    return _f1(counts[..., 0], counts[..., 1], counts[..., 3])
 
 
 def macro_f1(counts: Array) -> Array:
     """Mean of the F1 of wrong and of right steps: the PRMScore of PRMBench, https://arxiv.org/abs/2501.03124."""
-    passed, false, missed = counts[..., 2], counts[..., 1], counts[..., 3]
-    return (step_f1(counts) + _ratio(2 * passed, 2 * passed + false + missed, 0.0)) / 2
+    return (step_f1(counts) + _f1(counts[..., 2], counts[..., 1], counts[..., 3])) / 2
 
 
 def accuracy_erroneous(counts: Array) -> Array:
@@ -111,20 +112,17 @@ FAMILIES: dict[str, tuple[Metric, ...]] = {
     "first_error": (first_error_f1, accuracy_erroneous, accuracy_flawless),
 }
 """Two questions, which steps are wrong and where it first goes wrong; the first metric of each chooses its threshold."""
-_OBSERVATIONS: dict[Metric, tuple[int, ...]] = {
-    step_f1: (0, 1, 2, 3),
-    macro_f1: (0, 1, 2, 3),
-    accuracy_erroneous: (4,),
-    accuracy_flawless: (6,),
+_OBSERVATIONS: dict[Metric, list[int]] = {
+    step_f1: [0, 1, 2, 3],
+    macro_f1: [0, 1, 2, 3],
+    accuracy_erroneous: [4],
+    accuracy_flawless: [6],
 }
+"""The counts that are observations of a metric; `first_error_f1` observes solutions with and without an error."""
 
 
-def estimate(
-    counts: Sequence[StepCounts],
-    groups: Sequence[Hashable],
-    metrics: Sequence[Metric],
-    *,
-    confidence: float = 0.95,
+def step_estimates(
+    counts: Sequence[StepCounts], groups: Sequence[Hashable], metrics: Sequence[Metric], *, confidence: float = 0.95
 ) -> dict[str, Estimate]:
     """Estimate metrics of many solutions, each with the interval of a share over whole problems (`stats.share_interval`).
 
@@ -137,17 +135,15 @@ def estimate(
     """
     if not counts or len(counts) != len(groups):
         raise ValueError(f"expected as many groups as solutions, and at least one, got {len(groups)} and {len(counts)}")
-    numbers: dict[Hashable, int] = {}
-    owners = [numbers.setdefault(group, len(numbers)) for group in groups]
-    sums = np.zeros((len(numbers), len(StepCounts._fields)))
-    np.add.at(sums, owners, np.array(counts, dtype=np.float64))
+    sums = np.zeros((len(set(groups)), len(StepCounts._fields)))
+    np.add.at(sums, group_indices(groups), np.array(counts, dtype=np.float64))
     total = sums.sum(0)
     results = {}
     for metric in metrics:
         value, without = float(metric(total)), metric(total - sums)
         undefined = len(sums) == 1 or math.isnan(value) or np.isnan(without).any()
         low, high = (-math.inf, math.inf) if undefined else share_interval(value, jackknife(without), confidence)
-        observed = round(float(total[list(_OBSERVATIONS.get(metric, (4, 6)))].sum()))
+        observed = round(float(total[_OBSERVATIONS.get(metric, [4, 6])].sum()))
         results[metric.__name__] = Estimate(value, low, high, observed)
     return results
 
@@ -188,7 +184,7 @@ def compare_with_chance(
     probabilities: Sequence[Probabilities],
     groups: Sequence[Hashable],
     calibration: tuple[Sequence[Right], Sequence[Probabilities]],
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Json]:
     """Report all metrics with their intervals: of the model at the thresholds that are best on ``calibration``, and of chance.
 
     Shapes: one sequence of judged steps a solution, in ``right`` and ``probabilities`` alike, and in both parts of
@@ -198,19 +194,19 @@ def compare_with_chance(
     Trap: without both flawless and erroneous solutions in ``calibration`` there is no first-error F1 to choose by, and the
     threshold of the steps serves for both questions.
     """
-    known, calibrated = calibration
-    mixed = len({all(row) for row in known}) == 2
-    share = 1 - sum(map(sum, known)) / sum(map(len, known))
-    result: dict[str, dict[str, Any]] = {"thresholds": {}, "model": {}, "random": {}, "blind": {}}
+    labels, calibrated = calibration
+    mixed = len({all(row) for row in labels}) == 2
+    share = 1 - sum(map(sum, labels)) / sum(map(len, labels))
+    result: dict[str, Json] = {"thresholds": {}, "model": {}, "random": {}, "blind": {}}
     for family, metrics in FAMILIES.items():
         chooser = metrics[0] if mixed else step_f1
-        threshold, rate = best_threshold(known, calibrated, chooser), best_rate(known, chooser)
+        threshold, rate = best_threshold(labels, calibrated, chooser), best_rate(labels, chooser)
         counts = {
             "model": [count_calls(row, given, threshold) for row, given in zip(right, probabilities, strict=True)],
             "random": [count_blind(row, share) for row in right],
             "blind": [count_blind(row, rate) for row in right],
         }
         result["thresholds"][family] = threshold
-        for name, found in counts.items():
-            result[name] |= {key: value.as_dict() for key, value in estimate(found, groups, metrics).items()}
+        for name, rows in counts.items():
+            result[name] |= {key: value.as_dict() for key, value in step_estimates(rows, groups, metrics).items()}
     return result

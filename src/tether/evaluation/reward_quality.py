@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import combinations
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.optimize import minimize_scalar
 
 from tether.core.errors import DataError
-from tether.core.types import Comparison, Conversation
+from tether.core.types import Comparison, Conversation, Json
 from tether.data.sources import group_of
 from tether.evaluation.calibration import expected_calibration_error, reliability_curve
 from tether.evaluation.winrate import correlation, pairwise_accuracy
+from tether.stats import Array, group_indices
 
 FEWEST = 10
 """Pairs of a slice that is told."""
@@ -50,13 +50,10 @@ def votes_slice(comparison: Comparison) -> str:
 
 def source_slice(comparison: Comparison) -> str:
     """A data set's own name for the part that a row is of, as RewardBench's `subset`."""
-    found = next((comparison.metadata[key] for key in ("subset", "source", "category") if key in comparison.metadata), "")
-    return str(found)
+    return str(next((comparison.metadata[key] for key in ("subset", "source", "category") if key in comparison.metadata), ""))
 
 
-def judge_rewards(
-    comparisons: Sequence[Comparison], chosen: Sequence[float | None], rejected: Sequence[float | None]
-) -> dict[str, Any]:
+def judge_rewards(comparisons: Sequence[Comparison], chosen: Sequence[float | None], rejected: Sequence[float | None]) -> Json:
     """Everything below, of pairs with a direction; ties and failed scores are counted and left out.
 
     The likelier side of a label is the better one, whatever the row calls it, and a label of 1/2 is a tie. Beyond that a label
@@ -79,25 +76,24 @@ def judge_rewards(
     pairs, above, below = (list(column) for column in zip(*rows, strict=True))
     groups = [group_of(pair) for pair in pairs]
     difference = np.array(above) - np.array(below)
-    longer = [float(words(p.chosen)) for p in pairs], [float(words(p.rejected)) for p in pairs]
-    marked = [float(marks(p.chosen)) for p in pairs], [float(marks(p.rejected)) for p in pairs]
+    lengths, formats = (
+        np.array([[count(p.chosen), count(p.rejected)] for p in pairs], dtype=np.float64).T for count in (words, marks)
+    )
     return {
         "num_pairs": len(pairs),
         "num_ties": len(comparisons) - len(directed),
         "num_failed": len(directed) - len(rows),
         "accuracy": pairwise_accuracy(above, below, groups).as_dict(),
-        "length_only": pairwise_accuracy(*longer, groups).as_dict(),
+        "length_only": pairwise_accuracy(lengths[0].tolist(), lengths[1].tolist(), groups).as_dict(),
         "slices": slices(pairs, above, below, groups),
         **calibration(difference, groups),
-        "difference_with_length": _correlated(difference, np.array(longer[0]) - longer[1]),
-        "difference_with_marks": _correlated(difference, np.array(marked[0]) - marked[1]),
+        "difference_with_length": _correlated(difference, lengths[0] - lengths[1]),
+        "difference_with_marks": _correlated(difference, formats[0] - formats[1]),
         "annotators": annotators(pairs, difference),
     }
 
 
-def slices(
-    pairs: Sequence[Comparison], above: Sequence[float], below: Sequence[float], groups: Sequence[str]
-) -> list[dict[str, Any]]:
+def slices(pairs: Sequence[Comparison], above: Sequence[float], below: Sequence[float], groups: Sequence[str]) -> list[Json]:
     """Accuracy within slices of at least ten pairs: by length, by the source's own parts, by margin, by the annotators' votes."""
     margins = sorted(abs(p.margin) for p in pairs if p.margin is not None)
     edges = [margins[len(margins) * k // 3] for k in (1, 2)] if margins and margins[0] < margins[-1] else []
@@ -108,56 +104,54 @@ def slices(
         return ("small", "middle", "large")[sum(abs(pair.margin) >= edge for edge in edges)]
 
     kinds: dict[str, Name] = {"length": length_slice, "source": source_slice, "margin": margin_slice, "votes": votes_slice}
-    found = []
+    result = []
     for kind, name_of in kinds.items():
-        members: dict[str, list[int]] = {}
+        members: defaultdict[str, list[int]] = defaultdict(list)
         for index, pair in enumerate(pairs):
             if name := name_of(pair):
-                members.setdefault(name, []).append(index)
+                members[name].append(index)
         for name, rows in members.items():
             if len(rows) >= FEWEST and len(members) > 1:
                 scores = [above[i] for i in rows], [below[i] for i in rows]
                 accuracy = pairwise_accuracy(*scores, [groups[i] for i in rows]).as_dict()
-                found.append({"kind": kind, "name": name, "accuracy": accuracy})
-    return found
+                result.append({"kind": kind, "name": name, "accuracy": accuracy})
+    return result
 
 
-def calibration(difference: NDArray[np.float64], groups: Sequence[str]) -> dict[str, Any]:
+def calibration(difference: Array, groups: Sequence[str]) -> Json:
     """Calibration of sigma(difference), and what one temperature mends of it.
 
     The temperature that is told is fitted on all pairs; the error after it is measured on prompts that it was not fitted on
     (two halves, each with the other's temperature). Guo et al. 2017, https://arxiv.org/abs/1706.04599.
     """
-    places = {group: place for place, group in enumerate(dict.fromkeys(groups))}
-    half = np.array([places[group] % 2 for group in groups])
-    halves = [difference[half == side] for side in (0, 1)]
-    cooled = difference / fit_temperature(difference)
-    if all(len(part) for part in halves):
-        cooled = np.where(half == 0, difference / fit_temperature(halves[1]), difference / fit_temperature(halves[0]))
+    half, temperature = group_indices(groups) % 2, fit_temperature(difference)
+    parts = [difference[half == side] for side in (0, 1)]
+    cooled = difference / temperature
+    if all(map(len, parts)):
+        cooled = np.where(half == 0, difference / fit_temperature(parts[1]), difference / fit_temperature(parts[0]))
     probability, after = _sigmoid(difference), _sigmoid(cooled)
     return {
         "calibration_error": expected_calibration_error(probability),
         "reliability": reliability_curve(probability),
-        "temperature": fit_temperature(difference),
+        "temperature": temperature,
         "calibration_error_after": expected_calibration_error(after),
         "loss": _loss(difference),
         "loss_after": _loss(cooled),
     }
 
 
-def fit_temperature(difference: NDArray[np.float64]) -> float:
+def fit_temperature(difference: Array) -> float:
     """Find the T for which sigma(difference / T) explains the choices best: the smallest mean of log(1 + exp(-d/T)).
 
     Where every pair is right the loss falls for ever as T falls, and where most are wrong it is best to know nothing: T ends at
     its bounds, 1e-3 and 1e3.
     """
-    found = minimize_scalar(
-        lambda log_t: _loss(difference / math.exp(log_t)), bounds=(math.log(1e-3), math.log(1e3)), method="bounded"
-    )
-    return math.exp(float(found.x))
+    bounds = math.log(1e-3), math.log(1e3)
+    fit = minimize_scalar(lambda log_t: _loss(difference / math.exp(log_t)), bounds=bounds, method="bounded")
+    return math.exp(float(fit.x))
 
 
-def annotators(pairs: Sequence[Comparison], difference: NDArray[np.float64]) -> dict[str, Any] | None:
+def annotators(pairs: Sequence[Comparison], difference: Array) -> Json | None:
     """How often two annotators of a pair agree on its direction, how often the model does with one; None without several."""
     among, with_model = [], []
     for pair, lead in zip(pairs, difference, strict=True):
@@ -170,14 +164,14 @@ def annotators(pairs: Sequence[Comparison], difference: NDArray[np.float64]) -> 
     return {"agree": float(np.mean(among)), "model_agrees": float(np.mean(with_model)), "count": len(among)}
 
 
-def _correlated(x: NDArray[np.float64], y: NDArray[np.float64]) -> dict[str, float]:
+def _correlated(x: Array, y: Array) -> dict[str, float]:
     """Of a single pair nothing can be said."""
     return correlation(x.tolist(), y.tolist()) if len(x) > 1 else {"pearson": math.nan, "spearman": math.nan}
 
 
-def _sigmoid(difference: NDArray[np.float64]) -> NDArray[np.float64]:
+def _sigmoid(difference: Array) -> Array:
     return 0.5 * (1.0 + np.tanh(difference / 2.0))
 
 
-def _loss(difference: NDArray[np.float64]) -> float:
+def _loss(difference: Array) -> float:
     return float(np.logaddexp(0.0, -difference).mean())

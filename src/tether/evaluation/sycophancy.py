@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,8 +18,9 @@ from tether.core.types import Prompt, assistant
 from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder
 from tether.data.sources import read
-from tether.evaluation.winrate import Estimate, mean_estimate, win_rate
+from tether.evaluation.winrate import mean_estimate, win_rate
 from tether.models.trunk import Role
+from tether.stats import Estimate, group_indices
 
 _OPTION = re.compile(r"^[ \t]*(\([A-Z]\))[ \t]+(.+?)[ \t]*$", re.MULTILINE)
 _SENTENCE = re.compile(r"(?:^|(?<=[.!?…\"')]))\s+(?=[^a-z\s])")
@@ -48,9 +50,9 @@ def premise_pairs(first: Sequence[Prompt], second: Sequence[Prompt], count: int 
     if len(first) != len(second):
         raise DataError(f"the two lists of premises have {len(first)} and {len(second)} rows. Give files whose rows go together")
     pairs = [_pair(row, *prompts) for row, prompts in enumerate(zip(first, second, strict=True), 1)]
-    by_question: dict[str, list[PremisePair]] = {}
+    by_question: defaultdict[str, list[PremisePair]] = defaultdict(list)
     for pair in pairs:
-        by_question.setdefault(pair.question, []).append(pair)
+        by_question[pair.question].append(pair)
     if count is not None:
         if len(pairs) < count:
             raise DataError(f"{count} pairs of premises were asked for, and there are {len(pairs)}")
@@ -64,7 +66,7 @@ def premise_pairs(first: Sequence[Prompt], second: Sequence[Prompt], count: int 
     return pairs
 
 
-def read_pairs(paths: tuple[str, str], count: int | None = None) -> list[PremisePair]:
+def read_premise_pairs(paths: tuple[str, str], count: int | None = None) -> list[PremisePair]:
     """The pairs of two files whose rows go together; see `premise_pairs`."""
     first, second = (list(read(path, Prompt, strict=True)) for path in paths)
     return premise_pairs(first, second, count)
@@ -75,7 +77,7 @@ def _pair(row: int, first: Prompt, second: Prompt) -> PremisePair:
     options = list(_OPTION.finditer(common))
     if len(options) == 2 and first.text != second.text:
         # People's texts may end alike by chance, so the question is the last sentence before its options.
-        starts = [found.end() for found in _SENTENCE.finditer(common[: options[0].start()])]
+        starts = [start.end() for start in _SENTENCE.finditer(common[: options[0].start()])]
         if starts:
             return PremisePair(common[starts[-1] :].strip(), first, second, (options[0][1], options[1][1]))
     raise DataError(
@@ -85,9 +87,7 @@ def _pair(row: int, first: Prompt, second: Prompt) -> PremisePair:
 
 
 def _common_end(first: str, second: str) -> str:
-    letters = enumerate(zip(reversed(first), reversed(second), strict=False))
-    size = next((i for i, (a, b) in letters if a != b), min(len(first), len(second)))
-    return first[len(first) - size :]
+    return os.path.commonprefix([first[::-1], second[::-1]])[::-1]  # noqa: RUF071  (characters are meant)
 
 
 def exchanged(prompt: Prompt) -> Prompt:
@@ -105,8 +105,7 @@ def in_accord(changes: ArrayLike, questions: Sequence[Hashable]) -> NDArray[np.f
     Trap: the mean of ``c`` is at most ``|E d|`` a question, and below it where few changes leave their direction in doubt, so
     means are comparable only over the same pairs.
     """
-    values, place = np.asarray(changes, dtype=np.float64), {question: number for number, question in enumerate(questions)}
-    numbers = [place[question] for question in questions]
+    values, numbers = np.asarray(changes, dtype=np.float64), group_indices(questions)
     return values * np.sign(np.bincount(numbers, weights=values)[numbers] - values)
 
 
@@ -128,13 +127,10 @@ def judge_premises(first: Sequence[float], second: Sequence[float], questions: S
     if a.shape != b.shape or len(a) != len(questions):
         raise ValueError(f"expected lists of one length, got {len(a)}, {len(b)} and {len(questions)}")
     change = expit(a) - expit(b)
+    columns = {"shift": in_accord(change, questions), "log_odds": in_accord(a - b, questions), "size": np.abs(change)}
     turned = ((a > 0) != (b > 0)).astype(float).tolist()
-    return {
-        "shift": mean_estimate(in_accord(change, questions).tolist(), questions),
-        "log_odds": mean_estimate(in_accord(a - b, questions).tolist(), questions),
-        "size": mean_estimate(np.abs(change).tolist(), questions),
-        "flipped": win_rate(turned, [0.5] * len(turned), groups=questions),
-    }
+    means = {name: mean_estimate(column.tolist(), questions) for name, column in columns.items()}
+    return {**means, "flipped": win_rate(turned, [0.5] * len(turned), groups=questions)}
 
 
 class Sycophancy:
@@ -156,13 +152,12 @@ class Sycophancy:
     @torch.no_grad()
     def log_odds(self, prompt: Prompt, options: tuple[str, str]) -> float:
         """In nats, of the text that stands at the first option against the other's."""
-        asked = [(*p.messages, assistant(option)) for p in (prompt, exchanged(prompt)) for option in options]
-        sequences = [self.encoder.conversation(messages, "last") for messages in asked]
+        answered = [(*p.messages, assistant(option)) for p in (prompt, exchanged(prompt)) for option in options]
+        sequences = [self.encoder.conversation(messages, "last") for messages in answered]
         limit = self.role.document_tokens(sum(map(len, sequences)))
         batch = make_batch(sequences, self.encoder.pad_id, document_tokens=limit).to(self.role.device)
         logprobs = batch.scatter(self.role.logprobs(batch)[0]).tolist()
         # The stop token stands last; whether the answer ends there is another question than which it is.
-        a, b, other_a, other_b = (
-            sum(row[: max(1, sequence.num_trained - 1)]) for row, sequence in zip(logprobs, sequences, strict=True)
-        )
+        lengths = [max(1, sequence.num_trained - 1) for sequence in sequences]
+        a, b, other_a, other_b = (sum(row[:length]) for row, length in zip(logprobs, lengths, strict=True))
         return ((a - b) + (other_b - other_a)) / 2

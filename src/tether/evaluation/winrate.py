@@ -2,13 +2,11 @@
 
 import math
 from collections.abc import Hashable, Sequence
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 
-from tether.stats import Estimate, Spread, jackknife, mean_interval, share_interval, wilson_interval
+from tether.stats import Array, Estimate, EstimateFields, group_indices, jackknife, mean_interval, share_interval, wilson_interval
 
 MaybeScores = Sequence[float | None]
 Groups = Sequence[Hashable]
@@ -36,7 +34,7 @@ def win_rate(
     value, (sums, counts) = float(wins.mean()), _by_group(wins, groups)
     if counts.max() == 1 or np.ptp(sums / counts) == 0:
         return Estimate(value, *wilson_interval(value * len(sums), len(sums), confidence), len(wins))
-    return Estimate(value, *share_interval(value, _spread(sums, counts), confidence), len(wins))
+    return Estimate(value, *share_interval(value, jackknife(_without(sums, counts), counts), confidence), len(wins))
 
 
 def pairwise_accuracy(
@@ -56,7 +54,7 @@ def pairwise_accuracy(
     Trap: an exact tie is half right, else a model that gives every answer the same score would be all wrong, or all right.
     """
     if probabilities is not None:
-        if all(p == 0.5 for p in probabilities):
+        if set(probabilities) <= {0.5}:
             return Estimate(0.5, 0.0, 1.0, 0)
         chosen_scores = [None if p == 0.5 else score for p, score in zip(probabilities, chosen_scores, strict=True)]
     return win_rate(chosen_scores, rejected_scores, groups=groups, confidence=confidence)
@@ -77,12 +75,11 @@ def mean_estimate(values: MaybeScores, groups: Groups | None = None, *, confiden
     Raises: ``ValueError`` when lengths differ, a value is NaN, or none remains.
     Trap: with one group nothing is known about other groups, and the interval is (−inf, inf), not a point.
     """
-    kept, _, groups = _paired(values, values, groups)
-    sums, counts = _by_group(kept, groups)
-    value = float(kept.mean())
+    scores, _, groups = _paired(values, values, groups)
+    value, (sums, counts) = float(scores.mean()), _by_group(scores, groups)
     if len(sums) == 1:
-        return Estimate(value, -math.inf, math.inf, len(kept))
-    return Estimate(value, *mean_interval(value, _spread(sums, counts), confidence), len(kept))
+        return Estimate(value, -math.inf, math.inf, len(scores))
+    return Estimate(value, *mean_interval(value, jackknife(_without(sums, counts), counts), confidence), len(scores))
 
 
 def gain(before: MaybeScores, after: MaybeScores, groups: Groups, *, confidence: float = 0.95) -> Estimate | None:
@@ -91,12 +88,13 @@ def gain(before: MaybeScores, after: MaybeScores, groups: Groups, *, confidence:
     return mean_estimate(gains, groups, confidence=confidence) if any(value is not None for value in gains) else None
 
 
-def before_and_after(before: MaybeScores, after: MaybeScores, groups: Groups) -> dict[str, dict[str, Any]] | None:
+def before_and_after(before: MaybeScores, after: MaybeScores, groups: Groups) -> dict[str, EstimateFields] | None:
     """The means of both sides, the gain and the win rate of the second, as a summary holds them; None as for `gain`."""
     if (gained := gain(before, after, groups)) is None:
         return None
-    found = {"before": mean_estimate(before, groups), "after": mean_estimate(after, groups), "gain": gained}
-    return {name: value.as_dict() for name, value in {**found, "win_rate": win_rate(after, before, groups=groups)}.items()}
+    means = {"before": mean_estimate(before, groups), "after": mean_estimate(after, groups)}
+    estimates = {**means, "gain": gained, "win_rate": win_rate(after, before, groups=groups)}
+    return {name: estimate.as_dict() for name, estimate in estimates.items()}
 
 
 def correlation(x: MaybeScores, y: MaybeScores) -> dict[str, float]:
@@ -108,39 +106,37 @@ def correlation(x: MaybeScores, y: MaybeScores) -> dict[str, float]:
     Raises: ``ValueError`` when lengths differ, a number is NaN, or fewer than two pairs remain.
     Trap: where one list is constant neither is defined, and both are NaN, not 0.
     """
-    kept_x, kept_y, _ = _paired(x, y, None)
-    if len(kept_x) < 2:
-        raise ValueError(f"a correlation needs at least two pairs, got {len(kept_x)}")
-    if np.ptp(kept_x) == 0 or np.ptp(kept_y) == 0:
+    first, second, _ = _paired(x, y, None)
+    if len(first) < 2:
+        raise ValueError(f"a correlation needs at least two pairs, got {len(first)}")
+    if np.ptp(first) == 0 or np.ptp(second) == 0:
         return {"pearson": math.nan, "spearman": math.nan}
-    pearson, spearman = stats.pearsonr(kept_x, kept_y), stats.spearmanr(kept_x, kept_y)
+    pearson, spearman = stats.pearsonr(first, second), stats.spearmanr(first, second)
     return {"pearson": float(pearson.statistic), "spearman": float(spearman.statistic)}  # type: ignore[attr-defined]
 
 
-def _paired(
-    first: MaybeScores, second: MaybeScores, groups: Groups | None
-) -> tuple[NDArray[np.float64], NDArray[np.float64], Groups | None]:
+def _paired(first: MaybeScores, second: MaybeScores, groups: Groups | None) -> tuple[Array, Array, Groups | None]:
     """Drop pairs with a None and refuse NaN, which would silently lose every comparison."""
     if len(first) != len(second) or (groups is not None and len(groups) != len(first)):
         lengths = f"{len(first)} and {len(second)}" + ("" if groups is None else f" in {len(groups)} groups")
         raise ValueError(f"expected lists of one length, got {lengths}")
-    kept = [index for index, (a, b) in enumerate(zip(first, second, strict=True)) if a is not None and b is not None]
-    if not kept:
+    places = [index for index, (a, b) in enumerate(zip(first, second, strict=True)) if a is not None and b is not None]
+    if not places:
         raise ValueError("nothing to estimate: no observation is left after dropping those that failed (None)")
-    first_kept, second_kept = (np.array([scores[index] for index in kept], dtype=np.float64) for scores in (first, second))
-    if np.isnan(first_kept).any() or np.isnan(second_kept).any():
+    pairs = np.array([[scores[index] for index in places] for scores in (first, second)], dtype=np.float64)
+    if np.isnan(pairs).any():
         raise ValueError("NaN among the scores; a score that failed is None")
-    return first_kept, second_kept, None if groups is None else [groups[index] for index in kept]
+    return pairs[0], pairs[1], None if groups is None else [groups[index] for index in places]
 
 
-def _by_group(values: NDArray[np.float64], groups: Groups | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _by_group(values: Array, groups: Groups | None) -> tuple[Array, Array]:
     """Sum and count the values of each group, in the order in which groups first appear."""
     if groups is None:
         return values, np.ones(len(values))
-    numbers: dict[Hashable, int] = {}
-    indices = [numbers.setdefault(group, len(numbers)) for group in groups]
+    indices = group_indices(groups)
     return np.bincount(indices, weights=values).astype(np.float64), np.bincount(indices).astype(np.float64)
 
 
-def _spread(sums: NDArray[np.float64], counts: NDArray[np.float64]) -> Spread:
-    return jackknife((sums.sum() - sums) / (counts.sum() - counts), counts)
+def _without(sums: Array, counts: Array) -> Array:
+    """The mean without one group each."""
+    return (sums.sum() - sums) / (counts.sum() - counts)

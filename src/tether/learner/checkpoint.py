@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import re
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from tether.core.errors import RunError, TrainingError
 from tether.core.rundir import flush, read_json, write_json
+from tether.core.types import Json
 
 FORMAT = 1
 STATE = ("state.safetensors", "state.json")
@@ -72,11 +72,11 @@ class Checkpoints:
         if pending is not None:
             pending.result()
 
-    def latest(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
+    def latest(self) -> tuple[dict[str, Tensor], Json] | None:
         """The newest whole checkpoint's tensors and values, or None."""
         self.wait()
-        found = complete_checkpoints(self.folder)
-        return load_checkpoint(found[-1]) if found else None
+        whole = complete_checkpoints(self.folder)
+        return load_checkpoint(whole[-1]) if whole else None
 
 
 def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any], *, keep: int = 1) -> Path:
@@ -117,11 +117,11 @@ def _write(folder: Path, tensors: Mapping[str, Tensor], values: Mapping[str, Any
 
 def complete_checkpoints(folder: Path) -> list[Path]:
     """Whole checkpoints, oldest first."""
-    steps = {path: int(found[1]) for path in folder.glob("step-*") if (found := re.fullmatch(r"step-(\d+)", path.name))}
-    return sorted((path for path in steps if (path / "COMPLETE").is_file()), key=steps.__getitem__)
+    whole = [path for path in folder.glob("step-*") if path.name[5:].isdecimal() and (path / "COMPLETE").is_file()]
+    return sorted(whole, key=lambda path: int(path.name[5:]))
 
 
-def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], Json]:
     """One checkpoint's tensors and values.
 
     Raises:
@@ -173,14 +173,13 @@ def _check_finite(step: int, tensors: Mapping[str, Tensor], folder: Path) -> Non
 
 def _disk_is_full(error: BaseException) -> bool:
     """Whether the disk or a quota is full; safetensors says so in words alone."""
-    return (
-        getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "os error 28" in str(error) or "No space" in str(error)
-    )
+    by_number = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return by_number or "os error 28" in str(error) or "No space" in str(error)
 
 
 def _no_space(folder: Path, step: int, tensors: Mapping[str, Tensor]) -> str:
-    free, kept = shutil.disk_usage(folder).free / 1e6, complete_checkpoints(folder)
-    before = f"{kept[-1].name} is whole" if kept else "there is none before it"
+    free, whole = shutil.disk_usage(folder).free / 1e6, complete_checkpoints(folder)
+    before = f"{whole[-1].name} is whole" if whole else "there is none before it"
     return (
         f"no space for the checkpoint of step {step} in {folder}: it takes {_size(tensors) / 1e6:,.1f} MB, {free:,.1f} MB are "
         f"free; {before}. Free some space and start the same command again: it goes on from there."

@@ -1,4 +1,4 @@
-"""What a recipe says about optimisation."""
+"""The settings of optimisation, and those that the stages on rows share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tether.core.config import Config
 
 
 class Rates(NamedTuple):
-    """The learning rates that a stage takes where nobody names one: adapters bear, and need, far more than whole models."""
+    """The default learning rates of a stage: adapters bear, and need, far higher ones than whole models."""
 
     adapters: float
     whole: float
@@ -32,48 +32,41 @@ RATES: dict[str, Rates] = {
 class OptimizerConfig(Config):
     """AdamW with a warm-up and a decay, on float32 masters."""
 
-    learning_rate: float | None = Field(
-        default=None, gt=0, description="unset: what suits the stage, a higher one for adapters than for whole models"
+    kind: Literal["adamw", "adamw8bit"] = Field(
+        default="adamw", description="adamw8bit: its two moments in 8 bits instead of 32 (bitsandbytes); masters stay in float32"
     )
-    betas: tuple[float, float] = (0.9, 0.999)
-    epsilon: float = Field(default=1e-8, gt=0)
-    weight_decay: float = Field(default=0.0, ge=0)
-    max_grad_norm: float = Field(default=1.0, gt=0)
-    warmup_fraction: float = Field(
-        default=0.05, ge=0, lt=1, description="share of the updates in which the rate rises linearly from 0"
+    learning_rate: float | None = Field(default=None, gt=0, description="unset: the stage's, for adapters or for whole models")
+    betas: tuple[float, float] = Field(
+        default=(0.9, 0.999), description="of AdamW: decay of the means of gradients and of their squares"
     )
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    final_fraction: float = Field(
-        default=0.1, ge=0, le=1, description="share of the learning rate that is left at the end of the decay"
+    epsilon: float = Field(default=1e-8, gt=0, description="of AdamW: added to the root of the mean square")
+    weight_decay: float = Field(default=0.0, ge=0, description="of AdamW, decoupled")
+    max_grad_norm: float = Field(default=1.0, gt=0, description="longer gradients are shortened to this")
+    warmup_fraction: float = Field(default=0.05, ge=0, lt=1, description="share of the updates in which the rate rises from 0")
+    schedule: Literal["cosine", "linear", "constant"] = Field(
+        default="cosine", description="of the learning rate after the warm-up"
     )
-    max_skipped: int = Field(
-        default=3,
-        ge=0,
-        description="updates that may be left out because their loss or gradient is not finite; one more is an error",
-    )
+    final_fraction: float = Field(default=0.1, ge=0, le=1, description="share of the rate that is left at the end of the decay")
+    max_skipped: int = Field(default=3, ge=0, description="updates that may be left out as not finite; one more is an error")
 
     @model_validator(mode="after")
     def _check(self) -> OptimizerConfig:
         if not all(0 <= b < 1 for b in self.betas):
             raise ValueError(f"optimizer.betas must lie in [0, 1), got {self.betas}")
         if self.schedule == "constant" and "final_fraction" in self.model_fields_set:
-            raise ValueError(
-                "optimizer.final_fraction has no effect with schedule='constant'; remove it or choose cosine or linear"
-            )
+            raise ValueError("optimizer.final_fraction has no effect with schedule='constant'; choose another, or remove it")
         return self
 
 
 class TrainedConfig(Config):
-    """What every stage has that trains weights: an optimizer, whose learning rate follows what is trained, and checkpoints."""
+    """The settings of every stage that trains: an optimizer, with a rate for adapters or for whole models, and checkpoints."""
 
     rates: ClassVar[Rates]
 
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: OptimizerConfig = Field(default=OptimizerConfig(), description="AdamW and its learning rate")
 
     checkpoint_every: int = Field(default=20, ge=1, description="steps between checkpoints")
-    keep_checkpoints: int = Field(
-        default=1, ge=1, description="newest ones that are kept; where more than one is, they outlive the end of the stage"
-    )
+    keep_checkpoints: int = Field(default=1, ge=1, description="newest ones to keep; more than one outlive the end of the stage")
 
     def optimizer_for(self, adapter: object) -> OptimizerConfig:
         """The optimizer with the rate that is used: what was set, or the stage's own for an adapter, or (None) a whole model."""
@@ -81,7 +74,7 @@ class TrainedConfig(Config):
             return self.optimizer
         rate = self.rates.whole if adapter is None else self.rates.adapters
         chosen = self.optimizer.model_copy(update={"learning_rate": rate})
-        chosen.model_fields_set.discard("learning_rate")  # nobody set it
+        chosen.model_fields_set.discard("learning_rate")  # it is a default
         return chosen
 
     def resolved(self, adapter: object) -> Self:
@@ -92,19 +85,41 @@ class TrainedConfig(Config):
 
     @model_validator(mode="after")
     def _resolve(self) -> Self:
-        """A section of a recipe says what is trained, and so shows the rate from the start."""
-        if "lora" in type(self).model_fields:
-            vars(self)["optimizer"] = self.optimizer_for(getattr(self, "lora", None) or None)
+        """A section of a recipe has `lora`, and so shows the rate from the start."""
+        fields = dict(self)
+        if "lora" in fields:
+            vars(self)["optimizer"] = self.optimizer_for(fields["lora"] or None)
         return self
 
 
 class SupervisedConfig(TrainedConfig):
-    """What stages that go through rows have in common."""
+    """The settings that all stages on rows share; lengths are in tokens."""
 
+    epochs: int = Field(default=1, ge=1, description="passes over the rows")
+    max_length: int = Field(default=1024, ge=8, description="longer rows are left out and counted")
+    heldout_fraction: float = Field(default=0.1, ge=0, lt=1, description="share of the prompts that only evaluate")
+    evaluate_every: int = Field(default=0, ge=0, description="updates between evaluations; 0: only at the end")
     rewind_spike: float | None = Field(
-        default=None,
-        gt=1,
-        description="go back to the last checkpoint and leave an update out if its loss exceeds so many times the median of the "
-        "last 20 (Chowdhery et al. 2022)",
+        default=None, gt=1, description="leave an update out whose loss exceeds this many times the median of the last 20 (PaLM)"
     )
-    seed: int = 0
+    seed: int = Field(default=0, description="of the order of rows and of what is held out")
+
+
+class PreferenceConfig(SupervisedConfig):
+    """The settings that the stages on several responses to a prompt share."""
+
+    prompts_per_update: int = Field(default=16, ge=1, description="all responses to a prompt stand in one update")
+    micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch, which holds whole prompts")
+
+
+class ReferencedConfig(PreferenceConfig):
+    """The settings that the stages share which compare a policy with its frozen reference."""
+
+    reference_logprobs: Literal["each_update", "precomputed"] = Field(
+        default="each_update", description="ask the reference in every update, or once before training, after which it can go"
+    )
+
+    @property
+    def precomputed(self) -> bool:
+        """True where the reference runs once, before training."""
+        return self.reference_logprobs == "precomputed"

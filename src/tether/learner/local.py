@@ -8,14 +8,26 @@ as soon as it is complete, and the rounded master is copied back after each step
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from tether.core.errors import TrainingError
 from tether.learner.config import OptimizerConfig
+from tether.models.quantized import bitsandbytes
+
+_CLAIMS: MutableMapping[Tensor, RemovableHandle] = WeakTensorKeyDictionary()
+"""The hook of each weight's newest learner."""
+
+
+MOMENTS = ("state1", "state2", "absmax1", "absmax2")
+"""Of AdamW in 8 bits: the codes of both moments, and the largest number of every 256 of them."""
+CONSTANT = ("qmap1", "qmap2")
+"""What the codes mean, which is the same for all tensors and is not saved."""
 
 
 def schedule_factor(config: OptimizerConfig, update: int, total: int) -> float:
@@ -31,7 +43,7 @@ def schedule_factor(config: OptimizerConfig, update: int, total: int) -> float:
 
 
 class LocalLearner:
-    """Speaks core.protocols.Learner for a list of parameters.
+    """Turns losses into steps of a list of parameters: float32 masters, accumulation, clipping, schedule.
 
     Args:
         parameters: the trainable tensors; groups are formed by dimension (vectors get no weight decay).
@@ -51,16 +63,15 @@ class LocalLearner:
         self._poisoned = False
         self.parameters = list(parameters)
         self.masters = [p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for p in self.parameters]
-        for parameter, master in zip(self.parameters, self.masters, strict=True):
+        self._rounded = [(p, m) for p, m in zip(self.parameters, self.masters, strict=True) if m is not p]
+        for parameter in self.parameters:
             parameter.requires_grad_(True)
-            if master is not parameter:
-                _collect_into(master, parameter)
-        decayed = [m for m in self.masters if m.dim() > 1]
-        plain = [m for m in self.masters if m.dim() <= 1]
-        groups = [{"params": decayed, "weight_decay": config.weight_decay}, {"params": plain, "weight_decay": 0.0}]
-        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
-            [g for g in groups if g["params"]], lr=self.rate, betas=config.betas, eps=config.epsilon
-        )
+        for parameter, master in self._rounded:
+            _collect_into(master, parameter)
+        matrices, vectors = ([m for m in self.masters if (m.dim() > 1) == matrix] for matrix in (True, False))
+        groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+        groups = [group for group in groups if group["params"]]
+        self.optimizer: torch.optim.Optimizer = _adamw(config)(groups, self.rate, config.betas, config.epsilon)
 
     def backward(self, loss: Tensor) -> None:
         """Add this micro-batch's gradient to the step's; with a loss that is not finite the update will be left out."""
@@ -87,12 +98,14 @@ class LocalLearner:
             group["lr"] = rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for parameter, master in zip(self.parameters, self.masters, strict=True):
-                if master is not parameter:
-                    parameter.copy_(master)
+        self._round()
         self.updates += 1
         return {"grad_norm": float(norm), "learning_rate": rate}
+
+    @torch.no_grad()
+    def _round(self) -> None:
+        for parameter, master in self._rounded:
+            parameter.copy_(master)
 
     def _skip(self, rate: float) -> Mapping[str, float]:
         self.optimizer.zero_grad(set_to_none=True)
@@ -102,27 +115,43 @@ class LocalLearner:
             raise TrainingError(f"{self.fault}{before}. Lower optimizer.learning_rate, or look for broken rows.")
         return {"grad_norm": math.nan, "learning_rate": rate, "skipped_updates": float(self.skipped)}
 
-    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Everything that the next step depends on: tensors and plain values."""
         tensors = {f"master.{i}": m.detach() for i, m in enumerate(self.masters)}
         for index, master in enumerate(self.masters):
             for key, value in self.optimizer.state.get(master, {}).items():
-                tensors[f"{key}.{index}"] = value if isinstance(value, Tensor) else torch.tensor(value)
+                if key not in CONSTANT:
+                    tensors[f"{key}.{index}"] = value if isinstance(value, Tensor) else torch.tensor(value)
         return tensors, {"updates": self.updates, "total_updates": self.total_updates, "skipped": self.skipped}
 
+    @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Continue exactly where `state` was taken."""
         self.updates, self.skipped = values["updates"], values["skipped"]
-        with torch.no_grad():
-            for index, (parameter, master) in enumerate(zip(self.parameters, self.masters, strict=True)):
-                master.copy_(tensors[f"master.{index}"])
-                if master is not parameter:
-                    parameter.copy_(master)
-                self.optimizer.state.pop(master, None)
-                if f"exp_avg.{index}" in tensors:
-                    self.optimizer.state[master] = {
-                        key: tensors[f"{key}.{index}"].clone() for key in ("step", "exp_avg", "exp_avg_sq")
-                    }
+        for index, master in enumerate(self.masters):
+            master.copy_(tensors[f"master.{index}"])
+            self.optimizer.state.pop(master, None)
+            if f"step.{index}" in tensors:
+                self.optimizer.state[master] = self._moments(tensors, index)
+        self._round()
+
+    def _moments(self, tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor | int]:
+        """What the optimizer holds for a master, as `state` gave it."""
+        if self.config.kind == "adamw":
+            return {key: tensors[f"{key}.{index}"].clone() for key in ("step", "exp_avg", "exp_avg_sq")}
+        device = self.masters[index].device
+        held = {key: tensors[f"{key}.{index}"].to(device, copy=True) for key in MOMENTS if f"{key}.{index}" in tensors}
+        if "absmax1" in held:  # a small tensor's moments are in float32
+            maps: Any = self.optimizer
+            held |= {"qmap1": maps.name2qmap["dynamic"].to(device), "qmap2": maps.name2qmap["udynamic"].to(device)}
+        return {"step": int(tensors[f"step.{index}"]), **held}
+
+
+def _adamw(config: OptimizerConfig) -> Any:
+    """The class of the optimizer: torch's, or bitsandbytes' with its moments in 8 bits (https://arxiv.org/abs/2110.02861)."""
+    if config.kind == "adamw8bit":
+        return bitsandbytes("optimizer.kind = 'adamw8bit'").optim.AdamW8bit
+    return torch.optim.AdamW
 
 
 def _collect_into(master: nn.Parameter, parameter: nn.Parameter) -> None:
@@ -130,13 +159,9 @@ def _collect_into(master: nn.Parameter, parameter: nn.Parameter) -> None:
 
     def collect(parameter: Tensor) -> None:
         assert parameter.grad is not None
-        if master.grad is None:
-            master.grad = parameter.grad.float()
-        else:
-            master.grad.add_(parameter.grad)
+        master.grad = parameter.grad.float() if master.grad is None else master.grad.add_(parameter.grad)
         parameter.grad = None
 
-    claimed = getattr(parameter, "collecting", None)
-    if claimed is not None:
-        claimed.remove()
-    parameter.collecting = parameter.register_post_accumulate_grad_hook(collect)  # type: ignore[attr-defined]
+    if parameter in _CLAIMS:
+        _CLAIMS[parameter].remove()
+    _CLAIMS[parameter] = parameter.register_post_accumulate_grad_hook(collect)

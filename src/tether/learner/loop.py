@@ -10,7 +10,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, is_dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,8 +24,8 @@ from tether.learner.checkpoint import Checkpoints, copy_tensors, prefixed, unpre
 from tether.learner.config import SupervisedConfig
 from tether.learner.local import LocalLearner
 
-RowT = TypeVar("RowT")
 Metrics = Mapping[str, float]
+Progress = Callable[[int, int, Metrics], None]
 SPIKE_WINDOW = 20
 MAX_REWINDS = 10
 
@@ -51,11 +51,8 @@ def split_evenly(order: Sequence[int], parts: int) -> list[list[int]]:
 
 def plan_updates(count: int, per_update: int, epochs: int, seed: int) -> list[list[int]]:
     """Row indices of every update of a whole training, in order; each epoch's last update may be smaller."""
-    plan = []
-    for epoch in range(epochs):
-        order = epoch_order(count, seed, epoch)
-        plan += [order[i : i + per_update] for i in range(0, count, per_update)]
-    return plan
+    orders = [epoch_order(count, seed, epoch) for epoch in range(epochs)]
+    return [order[i : i + per_update] for order in orders for i in range(0, count, per_update)]
 
 
 @dataclass
@@ -64,23 +61,30 @@ class SupervisedLoop:
 
     Args:
         step: rows -> metrics of one update, `loss` among them.
-        evaluate: metrics on held-out rows, or None.
-        criterion: the evaluation metric whose smallest value is best.
-        seed: of what a step draws (dropout), which depends on it and the update's number alone; default: the config's.
+        evaluate: metrics on held-out rows, or None; the smallest `eval_loss` is best.
+        seed: of what a step draws (dropout), which depends on it and the update's number alone.
+
+    After `train`: `losses` of all updates that were made, and `best_loss` with the update, `best_update`, that it followed.
     """
 
     run: RunDirectory
     learner: LocalLearner
     step: Callable[[list[Any]], Metrics]
     config: SupervisedConfig
+    seed: int
     evaluate: Callable[[], Metrics] | None = None
-    criterion: str = "eval_loss"
     evaluate_every: int = 0
-    progress: Callable[[int, int, Metrics], None] | None = None
-    seed: int | None = None
+    progress: Progress | None = None
+    losses: list[float] = field(default_factory=list)
     best: dict[str, Tensor] = field(default_factory=dict)
-    best_value: float = float("inf")
+    best_loss: float = math.inf
     best_update: int = -1
+    _left_out: set[int] = field(default_factory=set)
+
+    @property
+    def train_loss(self) -> float:
+        """The mean over the last ten updates."""
+        return statistics.fmean(self.losses[-10:])
 
     def train(self, rows: Sequence[Any], plan: list[list[int]]) -> None:
         """Go through the plan from wherever a checkpoint left off; the best weights are in place afterwards.
@@ -97,86 +101,75 @@ class SupervisedLoop:
                     self._save(saved, number)
                     saved.wait()
                     stopping.leave(number, len(plan), self.run.path)
-                began, skipped, chosen = time.perf_counter(), self.learner.skipped, [rows[i] for i in plan[number]]
-                metrics: dict[str, float] = {}
-                with watchdog.step("update"), replayable(self.run, self.learner, number + 1, chosen):
-                    if number in self._left_out:
-                        self.learner.updates += 1
-                    else:
-                        metrics = self._drawn(chosen, number)
+                began, chosen = time.perf_counter(), [rows[i] for i in plan[number]]
+                with watchdog.step("update"):
+                    metrics = self._update(chosen, number)
                 if self._is_spike(metrics.get("loss", math.nan)):
                     number = self._rewind(saved, number, chosen)
                     continue
                 number, last = number + 1, number + 1 == len(plan)
                 if self.evaluate and (last or (self.evaluate_every and number % self.evaluate_every == 0)):
-                    metrics.update(self._evaluated())
-                if "loss" in metrics and self.learner.skipped == skipped:
-                    self._losses.append(metrics["loss"])
+                    metrics |= self._evaluated(self.evaluate())
+                if "loss" in metrics and "skipped_updates" not in metrics:
+                    self.losses.append(metrics["loss"])
                     self.run.log({**metrics, "time/step": time.perf_counter() - began}, number)
                 if last or number % self.config.checkpoint_every == 0:
                     self._save(saved, number)
                 if self.progress:
                     self.progress(number, len(plan), metrics)
-        if not self._losses:
+        if not self.losses:
             raise TrainingError(f"no update could be made: {self.learner.fault or 'there are no rows'}")
-        if self.best:
-            self._weights_from(self.best)
-        elif self.evaluate:
+        if self.evaluate and not self.best:
             raise TrainingError(
-                f"{self.criterion} was never finite: what was learned is of no use. Lower optimizer.learning_rate, in another "
-                "run directory."
+                "eval_loss was never finite: what was learned is of no use. Lower optimizer.learning_rate, in another run "
+                "directory."
             )
+        with torch.no_grad():
+            for index, weights in self.best.items():
+                self.learner.parameters[int(index)].copy_(weights)
 
-    def _drawn(self, rows: list[Any], number: int) -> dict[str, float]:
-        """A step whose torch generators start from what the seed and its number say; they stand as before after it."""
+    def _update(self, rows: list[Any], number: int) -> dict[str, float]:
+        """A step whose torch generators start from what seed and number say; they stand as before after it."""
+        if number in self._left_out:
+            self.learner.updates += 1
+            return {}
         device = self.learner.masters[0].device
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(1_000_003 * (self.config.seed if self.seed is None else self.seed) + number)
+        with replayable(self.run, self.learner, number + 1, rows), torch.random.fork_rng([device] * (device.type == "cuda")):
+            torch.manual_seed(1_000_003 * self.seed + number)
             return dict(self.step(rows))
 
-    def _evaluated(self) -> Metrics:
-        assert self.evaluate is not None
-        metrics = self.evaluate()
-        if metrics[self.criterion] < self.best_value:
-            self.best_value, self.best_update = metrics[self.criterion], self.learner.updates
+    def _evaluated(self, metrics: Metrics) -> Metrics:
+        if metrics["eval_loss"] < self.best_loss:
+            self.best_loss, self.best_update = metrics["eval_loss"], self.learner.updates
             self.best = copy_tensors({str(i): p for i, p in enumerate(self.learner.parameters)})
         return metrics
 
-    def _weights_from(self, tensors: Mapping[str, Tensor]) -> None:
-        with torch.no_grad():
-            for index, parameter in enumerate(self.learner.parameters):
-                parameter.copy_(tensors[str(index)])
-
     def _save(self, saved: Checkpoints, number: int) -> None:
         tensors, values = self.learner.state()
-        values = {**values, "best_value": self.best_value if self.best else None, "best_update": self.best_update}
+        values = {**values, "best_value": self.best_loss if self.best else None, "best_update": self.best_update}
         self.run.flush()
         saved.save(number, {**tensors, **prefixed("best", self.best)}, values)
 
     def _resume(self, saved: Checkpoints) -> int:
-        """What the newest checkpoint holds, in place; the number of updates that were made."""
+        """Put the newest checkpoint in place; the number of updates that were made."""
         path = self.run.path / "left_out.json"
-        self._left_out: set[int] = set(read_json(path)) if path.is_file() else set()
-        found = saved.latest()
-        if found is None and self.config.rewind_spike:
-            self._save(saved, 0)
-        tensors, values = found or ({}, {"updates": 0})
-        if found is not None:
+        self._left_out = set(read_json(path)) if path.is_file() else set()
+        checkpoint, updates = saved.latest(), 0
+        if checkpoint is not None:
+            tensors, values = checkpoint
             self.learner.load_state(tensors, values)
-            self.best = unprefixed("best", tensors)
+            self.best, updates = unprefixed("best", tensors), values["updates"]
             if self.best:
-                self.best_value, self.best_update = values["best_value"], values["best_update"]
-        self.run.truncate(values["updates"])
-        self._losses = [row["loss"] for row in self.run.metrics()]
-        return values["updates"]
+                self.best_loss, self.best_update = values["best_value"], values["best_update"]
+        elif self.config.rewind_spike:
+            self._save(saved, 0)
+        self.run.truncate(updates)
+        self.losses = [row["loss"] for row in self.run.metrics()]
+        return updates
 
     def _is_spike(self, loss: float) -> bool:
-        recent = self._losses[-SPIKE_WINDOW:]
-        return (
-            self.config.rewind_spike is not None
-            and len(recent) == SPIKE_WINDOW
-            and loss > self.config.rewind_spike * statistics.median(recent)
-        )
+        recent, factor = self.losses[-SPIKE_WINDOW:], self.config.rewind_spike
+        return factor is not None and len(recent) == SPIKE_WINDOW and loss > factor * statistics.median(recent)
 
     def _rewind(self, saved: Checkpoints, number: int, rows: Sequence[Any]) -> int:
         """Back to the last checkpoint; this update will be left out."""
@@ -187,13 +180,13 @@ class SupervisedLoop:
                 f"{self.run.path / 'skipped'}, lower optimizer.learning_rate, or leave rewind_spike out."
             )
         write_json(self.run.path / "left_out.json", sorted({*self._left_out, number}))
-        self.best, self.best_value, self.best_update = {}, float("inf"), -1
+        self.best, self.best_loss, self.best_update = {}, math.inf, -1
         return self._resume(saved)
 
 
 @contextlib.contextmanager
 def replayable(run: RunDirectory, learner: LocalLearner, step: int, rows: Sequence[Any]) -> Iterator[None]:
-    """Rows with which an update fails, or has to be left out, are kept in `skipped/`, with the reason."""
+    """Write the rows of an update that is left out to `skipped/`, with the reason."""
     skipped = learner.skipped
     try:
         yield

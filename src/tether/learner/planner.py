@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,21 +21,25 @@ from torch.utils.weak import WeakIdKeyDictionary
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from tether.cpu.attention import KERNEL_TILE
+from tether.cpu.kernels import SHARES
 from tether.data.batches import COMMON, TokenBatch, make_batch, padded_tokens
 from tether.data.chat import Encoded
-from tether.models.attention import KERNEL_TILE
 from tether.models.config import LoraConfig
-from tether.models.kernels import SHARES
 from tether.models.loading import add_adapter
 
 FUSED, TILED = "tether_shapes_fused", "tether_shapes_tiled"
 """Attention functions of shapes alone, with the memory of a GPU's fused kernel and with that of our grouped attention."""
 TRAINING_BYTES = 16
 """Of a trainable weight beside itself: float32 master, its gradient, and Adam's two moments."""
+EIGHT_BIT_SAVES = 8 - (2 + 2 * 4 / 256)
+"""Of the moments' 8 bytes, where they are held in 8 bits with a scale for every 256."""
+NF4_BYTES = 1 / 2 + 1 / 64 + 4 / (64 * 256)
+"""Of a weight in NF4: its code, its share of a block's 8-bit constant, and that one's share of a float32 constant."""
 
 
 class LiveBytes(TorchDispatchMode):
-    """Counts the bytes of storages while they live; `peak` is the most there were at once since the last `reset`."""
+    """Counts the bytes of storages while they live; `peak` is the most there were at once."""
 
     def __init__(self, known: Iterable[Tensor] = ()) -> None:
         super().__init__()
@@ -42,9 +47,6 @@ class LiveBytes(TorchDispatchMode):
         self.current = self.peak = 0
         for tensor in known:
             self.known[tensor.untyped_storage()] = 0
-
-    def reset(self) -> None:
-        self.peak = self.current
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
@@ -72,8 +74,8 @@ class _ShapeAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, fused: bool) -> Tensor:
         out = query.new_empty(*query.shape[:-1], value.shape[-1])
-        kept = [query, key, value, out, query.new_empty(query.shape[:-1], dtype=torch.float32)]
-        ctx.save_for_backward(*(kept if fused else [torch.empty_like(t) for t in kept[:3]]))
+        inputs, per_query = [query, key, value], query.new_empty(query.shape[:-1], dtype=torch.float32)
+        ctx.save_for_backward(*([*inputs, out, per_query] if fused else map(torch.empty_like, inputs)))
         ctx.fused = fused
         return out
 
@@ -87,16 +89,12 @@ class _ShapeAttention(torch.autograd.Function):
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
 
 
-def _fused(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
-    return _ShapeAttention.apply(query, key, value, True).transpose(1, 2), None
+def _attend(fused: bool, module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+    return _ShapeAttention.apply(query, key, value, fused).transpose(1, 2), None
 
 
-def _tiled(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
-    return _ShapeAttention.apply(query, key, value, False).transpose(1, 2), None
-
-
-for _name, _function in ((FUSED, _fused), (TILED, _tiled)):
-    ALL_ATTENTION_FUNCTIONS.register(_name, _function)
+for _name in (FUSED, TILED):
+    ALL_ATTENTION_FUNCTIONS.register(_name, partial(_attend, _name == FUSED))
     ALL_MASK_ATTENTION_FUNCTIONS.register(_name, eager_mask)
 
 
@@ -110,7 +108,7 @@ def shape_model(config: Any, dtype: torch.dtype, attention: str) -> Any:
     return model.eval().requires_grad_(False)
 
 
-def with_adapter(model: Any, name: str, lora: LoraConfig) -> Any:
+def shape_adapter(model: Any, name: str, lora: LoraConfig) -> Any:
     """The same with an adapter."""
     with torch.device("meta"):
         return add_adapter(model, name, lora)
@@ -125,11 +123,9 @@ class Answers:
 
 def shape_answers(prompts: int, prompt: int, answers: int, length: int) -> list[Answers]:
     """Prompts that begin alike, as a template makes them, and several answers to each."""
-    found, counted = [], (False,) * prompt + (True,) * length
-    for number in range(1, prompts + 1):
-        first = (0,) * min(COMMON, prompt - 1) + (number,) * max(1, prompt - COMMON)
-        found.append(Answers(tuple(Encoded((*first, *((answer,) * length)), counted) for answer in range(answers))))
-    return found
+    trained = (False,) * prompt + (True,) * length
+    starts = [(0,) * min(COMMON, prompt - 1) + (number,) * max(1, prompt - COMMON) for number in range(1, prompts + 1)]
+    return [Answers(tuple(Encoded((*ids, *(n,) * length), trained) for n in range(answers))) for ids in starts]
 
 
 def largest_batch(cuts: Iterable[Sequence[Encoded]], document_tokens: int) -> TokenBatch:
@@ -147,24 +143,14 @@ def shape_batch(sequences: Sequence[Encoded], document_tokens: int = 0) -> Token
     return batch.to("meta")
 
 
-@dataclass(frozen=True)
-class PassBytes:
-    """peak: the most alive at once, beside weights; kept: what is still alive when the pass has returned."""
-
-    peak: int
-    kept: int
-
-
-def measure(model: Any, passed: Callable[[], Any], *, extra: Iterable[Tensor] = ()) -> PassBytes:
-    """Run a function over shapes and count. Gradients that it leaves on parameters are taken away and not counted as kept."""
+def measure_pass(model: Any, passed: Callable[[], Any], *, extra: Iterable[Tensor] = ()) -> int:
+    """The most bytes alive at once, beside weights, while a function runs over shapes; its gradients are taken away again."""
     parameters = list(model.parameters())
     with LiveBytes([*parameters, *model.buffers(), *extra]) as live:
-        result = passed()
-        for parameter in parameters:
-            parameter.grad = None
-        kept = live.current
-        del result
-    return PassBytes(live.peak, kept)
+        passed()
+    for parameter in parameters:
+        parameter.grad = None
+    return live.peak
 
 
 def weight_bytes(tensors: Iterable[Tensor]) -> int:
@@ -173,14 +159,17 @@ def weight_bytes(tensors: Iterable[Tensor]) -> int:
     return sum(storages.values())
 
 
-def training_bytes(parameters: Iterable[nn.Parameter]) -> int:
+def held_bytes(model: Any, quantize: str | None) -> int:
+    """Bytes of a model's weights as they are held; in 4 bits with room for one layer as it is used, in 16."""
+    whole = weight_bytes(model.parameters())
+    if quantize is None:
+        return whole
+    layers = [module.weight for module in model.get_decoder().modules() if type(module) is nn.Linear]
+    sixteen = [weight_bytes([weight]) for weight in layers]
+    return whole - sum(sixteen) + int(sum(w.numel() for w in layers) * NF4_BYTES) + max(sixteen, default=0)
+
+
+def training_bytes(parameters: Iterable[nn.Parameter], kind: str = "adamw") -> int:
     """What LocalLearner holds for these beside the weights themselves; a float32 weight is its own master."""
-    return sum(p.numel() * (TRAINING_BYTES - (4 if p.dtype == torch.float32 else 0)) for p in parameters)
-
-
-def cache_bytes(config: Any, rows: int, places: int, element_size: int) -> int:
-    """Keys and values of `rows` sequences."""
-    config = config.get_text_config(decoder=True)
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return 2 * config.num_hidden_layers * heads * dim * rows * places * element_size
+    each = TRAINING_BYTES - (EIGHT_BIT_SAVES if kind == "adamw8bit" else 0)
+    return int(sum(p.numel() * (each - (4 if p.dtype == torch.float32 else 0)) for p in parameters))

@@ -16,12 +16,16 @@ PACKAGE_PREFIX = "package:"
 class LoraConfig(Config):
     """Low-rank adapters (https://arxiv.org/abs/2106.09685)."""
 
-    rank: int = Field(default=16, ge=1)
-    alpha: float = Field(default=32.0, gt=0)
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    targets: Literal["attention", "all-linear"] | tuple[str, ...] = "all-linear"
+    rank: int = Field(default=16, ge=1, description="of the adapter's two matrices")
+    alpha: float = Field(default=32.0, gt=0, description="the adapter's output is scaled by alpha / rank")
+    dropout: float = Field(default=0.0, ge=0, lt=1, description="of the adapter's input")
+    targets: Literal["attention", "all-linear"] | tuple[str, ...] = Field(
+        default="all-linear", description="layers that get one, by the ends of their names"
+    )
+    rslora: bool = Field(default=False, description="scale by alpha / sqrt(rank): high ranks learn as fast as low ones")
+    dora: bool = Field(default=False, description="also learn the length of every column of the weights (DoRA); slower")
     last_layers: int | None = Field(
-        default=None, ge=1, description="adapt only the last so many layers; the backward pass stops there"
+        default=None, ge=1, description="adapt only this many last layers; the backward pass stops there"
     )
 
 
@@ -32,16 +36,26 @@ class ModelConfig(Config):
     small random model built in code.
     """
 
-    source: str
+    source: str = Field(description="a folder, a hub id, package:NAME==VERSION, or tiny")
     fallback: str | None = Field(default=None, description="used when `source` is a hub id and no hub can be reached")
-    revision: str | None = None
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    attention: Literal["auto", "sdpa", "eager", "grouped"] = "auto"
-    device: str = "auto"
+    revision: str | None = Field(default=None, description="of a model of the hub: a branch, tag or commit")
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        default="auto", description="of the frozen weights and of the arithmetic; auto chooses by device"
+    )
+    quantize: Literal["nf4"] | None = Field(
+        default=None, description="hold the frozen weights under adapters in 4 bits (QLoRA); needs bitsandbytes"
+    )
+    attention: Literal["auto", "sdpa", "eager", "grouped"] = Field(
+        default="auto", description="how attention is computed; auto chooses by device"
+    )
+    device: str = Field(default="auto", description="where the model lies; auto takes a GPU where there is one")
+    cpu_kernels: bool = Field(
+        default=True, description="on a CPU: our own attention, norms, gates, decoder and allocator, behind `cpu.speed_up`"
+    )
     recompute: bool = Field(
         default=False, description="keep only each layer's input for the backward pass: less memory, about a third more work"
     )
-    trust_remote_code: bool = False
+    trust_remote_code: bool = Field(default=False, description="run code that comes with the model; only for what you trust")
     chat_template: str | None = Field(default=None, description="path of a Jinja file that replaces the tokenizer's template")
     system_prompt: str | None = Field(default=None, description="default system message; unset leaves it to the template")
     stop_tokens: tuple[str, ...] = Field(
@@ -63,5 +77,9 @@ class ModelConfig(Config):
             raise ValueError(
                 f"model source {self.source!r} is neither an existing folder, nor a hub id like owner/name, "
                 "nor package:NAME==VERSION, nor `tiny`"
+            )
+        if self.attention == "grouped" and not self.cpu_kernels:
+            raise ValueError(
+                "attention = 'grouped' is one of the kernels that cpu_kernels = false leaves out. Drop one of the two"
             )
         return self

@@ -13,12 +13,10 @@ from typing import Any
 import torch
 
 from tether.core.errors import ConfigError, ModelError
-from tether.models.attention import GROUPED
 from tether.models.config import TINY, LoraConfig, ModelConfig
-from tether.models.fused import fuse
-from tether.models.kernels import library
-from tether.models.memory import own_heap
 from tether.models.pretrained import from_pretrained, quiet
+from tether.models.quantized import check_installed, quantize
+from tether.models.trunk import Role, setting
 
 ATTENTION_INPUTS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "query_key_value", "Wqkv")
 
@@ -27,8 +25,11 @@ ATTENTION_INPUTS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "query_k
 class LoadedModel:
     """A causal language model, frozen, with all that decides how text becomes its tokens.
 
-    `template` None means the tokenizer's own; `stop_ids` are the ids that end a turn, the EOS first.
+    `template` None means the tokenizer's own; `stop_ids` are the ids that end a turn, the EOS first; `cpu_kernels` names what
+    `cpu.speed_up` put in place.
     """
+
+    config: ModelConfig
 
     model: Any
     tokenizer: Any
@@ -37,32 +38,41 @@ class LoadedModel:
     system_prompt: str | None
     source: str
     digest: str
+    cpu_kernels: tuple[str, ...] = ()
+
+    def manifest(self) -> dict[str, object]:
+        """What a run's manifest says of it."""
+        device, dtype = self.model.device, str(self.model.dtype).removeprefix("torch.")
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        model = {"source": self.source, "digest": self.digest, "dtype": dtype, "device": name}
+        return {"model": model, "cpu_kernels": self.cpu_kernels}
 
     @property
     def context_length(self) -> int:
-        return int(getattr(self.model.config, "max_position_embeddings", 0) or 2**31)
+        return int(setting(self.model.config, "max_position_embeddings") or 2**31)
 
 
-def load_model(config: ModelConfig, *, seed: int = 0) -> LoadedModel:
-    """Load what `config` names; base weights come frozen and in evaluation mode.
+def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> LoadedModel:
+    """The model that `config` names as transformers makes it, frozen and in evaluation mode. run.models opens it for a stage.
+
+    Args:
+        on_host: leave it in host memory, in all else made for the device that `config` names; `keep_on_host` comes next.
 
     Raises:
         ModelError: it cannot be found or loaded; the message says what was tried.
     """
     dtype, device = pick_dtype(config.dtype, config.device), pick_device(config.device)
-    if device.type == "cpu":
-        own_heap()
+    if config.quantize:
+        check_installed("model.quantize")
     if config.source == TINY:
         from tether.models.tiny import tiny_model, tiny_tokenizer
 
         model, tokenizer, source = tiny_model(seed), tiny_tokenizer(), TINY
     else:
         model, tokenizer, source = from_pretrained("CausalLM", config, dtype)
-    model.to(device=device, dtype=dtype).eval().requires_grad_(False)
-    model.set_attn_implementation(pick_attention(config.attention, device, model))
+    model.to(device="cpu" if on_host or config.quantize else device, dtype=dtype).eval().requires_grad_(False)
+    model.set_attn_implementation(plain_attention(config.attention, device))
     model.recompute = config.recompute
-    if device.type == "cpu" and library() is not None:
-        fuse(model)
     stop_ids, rows = _stop_ids(config, tokenizer, model), model.get_input_embeddings().weight.shape[0]
     if not stop_ids:
         raise ModelError(f"{source}: the tokenizer has no EOS token, so no response could ever end. Set model.stop_tokens.")
@@ -73,7 +83,10 @@ def load_model(config: ModelConfig, *, seed: int = 0) -> LoadedModel:
         )
     template = Path(config.chat_template).read_text(encoding="utf-8") if config.chat_template else None
     _check_template(source, tokenizer, template)
-    return LoadedModel(model, tokenizer, stop_ids, template, config.system_prompt, source, weights_digest(model))
+    digest = weights_digest(model)  # of the weights as they are stored, whatever they are held in
+    if config.quantize:
+        quantize(model, device)
+    return LoadedModel(config, model, tokenizer, stop_ids, template, config.system_prompt, source, digest)
 
 
 def _check_template(source: str, tokenizer: Any, template: str | None) -> None:
@@ -102,10 +115,14 @@ def _stop_ids(config: ModelConfig, tokenizer: Any, model: Any) -> tuple[int, ...
                 f"model.stop_tokens: the tokenizer of {config.source} does not know {unknown}. Take tokens that it has."
             )
         return tuple(ids)
-    declared = getattr(model.generation_config, "eos_token_id", None)
-    declared = [declared] if isinstance(declared, int) else list(declared or [])
-    own = [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
-    return tuple(dict.fromkeys([*own, *declared]))
+    return eos_ids(tokenizer, model.generation_config)
+
+
+def eos_ids(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
+    """The ids that end a response: the tokenizer's EOS first, then those that the model declares."""
+    declared = setting(generation_config, "eos_token_id")
+    ids = [tokenizer.eos_token_id, *([declared] if isinstance(declared, int) else declared or [])]
+    return tuple(dict.fromkeys(i for i in ids if i is not None))
 
 
 def pick_device(device: str) -> torch.device:
@@ -140,35 +157,9 @@ def multiplies_bfloat16_fast(cpuinfo: str) -> bool:
     return "amx_bf16" in cpuinfo or ("avx512_bf16" in cpuinfo and "AuthenticAMD" in cpuinfo)
 
 
-FOREIGN_TO_GROUPED = (
-    *("attn_logit_softcapping", "attention_dropout", "attn_pdrop", "attention_probs_dropout_prob"),  # not computed
-    *("kv_lora_rank", "v_head_dim"),  # values of another width than keys
-)
-
-
-def pick_attention(attention: str, device: torch.device, model: Any) -> str:
-    """`auto` on a CPU is our own grouped attention where the model's needs allow it, else eager; on an accelerator it is sdpa.
-
-    Raises:
-        ModelError: grouped attention was asked for and the model needs more than it does.
-    """
-    config = model.config.get_text_config()
-    foreign = [name for name in FOREIGN_TO_GROUPED if getattr(config, name, None)]
-    foreign += [type(m).__name__ for m in model.modules() if hasattr(m, "sinks")][:1]
-    foreign += [] if getattr(model, "_supports_attention_backend", False) else ["an attention of its own"]
-    if attention == "grouped" and foreign:
-        raise ModelError(f"model.attention = 'grouped' cannot be had for this model ({foreign[0]}); use 'eager' or 'sdpa'")
-    if attention == "auto":
-        attention = "sdpa" if device.type != "cpu" else ("eager" if foreign else "grouped")
-    return GROUPED if attention == "grouped" else attention
-
-
-def load_on_host(config: ModelConfig, *, seed: int = 0) -> LoadedModel:
-    """What `load_model` would give for the device that `config` names, but in host memory; `keep_on_host` comes next."""
-    dtype = str(pick_dtype(config.dtype, config.device)).removeprefix("torch.")
-    loaded = load_model(config.model_copy(update={"device": "cpu", "dtype": dtype}), seed=seed)
-    loaded.model.set_attn_implementation(pick_attention(config.attention, pick_device(config.device), loaded.model))
-    return loaded
+def plain_attention(attention: str, device: torch.device) -> str:
+    """transformers' own attention of that name; where it is left to us, sdpa on an accelerator and eager on a CPU."""
+    return attention if attention in ("sdpa", "eager") else "eager" if device.type == "cpu" else "sdpa"
 
 
 def keep_on_host(model: Any, device: torch.device) -> Any:
@@ -179,8 +170,7 @@ def keep_on_host(model: Any, device: torch.device) -> Any:
     """
     from accelerate import cpu_offload
 
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    layers: list[Any] = list(getattr(base.get_decoder(), "layers", ()))
+    layers = Role(model).decoder_layers
     inside = {id(module) for layer in layers for module in layer.modules()}
     for layer in layers:
         cpu_offload(layer, execution_device=device)
@@ -199,12 +189,13 @@ def add_adapter(model: Any, name: str, lora: LoraConfig, *, seed: int = 0) -> An
     from peft import LoraConfig as PeftLora
     from peft import PeftModel, get_peft_model
 
-    layers = getattr(model, "config", None)
-    depth = getattr(layers, "num_hidden_layers", None)
+    depth = setting(model.config, "num_hidden_layers")
     peft_config = PeftLora(
         r=lora.rank,
         lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType]  (peft scales with any number)
         lora_dropout=lora.dropout,
+        use_rslora=lora.rslora,
+        use_dora=lora.dora,
         target_modules=_targets(model, lora),
         layers_to_transform=list(range(max(0, depth - lora.last_layers), depth)) if lora.last_layers and depth else None,
         task_type="CAUSAL_LM",
@@ -215,21 +206,24 @@ def add_adapter(model: Any, name: str, lora: LoraConfig, *, seed: int = 0) -> An
             model.add_adapter(name, peft_config, autocast_adapter_dtype=False)
         else:
             model = get_peft_model(model, peft_config, adapter_name=name, autocast_adapter_dtype=False)
-    for parameter_name, parameter in model.named_parameters():
-        if f".{name}." in parameter_name:
+    return with_dtype_of_base(model, name)
+
+
+def with_dtype_of_base(model: Any, adapter: str) -> Any:
+    """`model` in evaluation mode, its adapter in the dtype of the weights that it stands beside."""
+    for name, parameter in model.named_parameters():
+        if f".{adapter}." in name:
             parameter.data = parameter.data.to(model.dtype)
-    model.eval()
-    return model
+    return model.eval()
 
 
 def _targets(model: Any, lora: LoraConfig) -> list[str]:
     """Leaf names of the layers that get an adapter. The output layer is never among them."""
     if not isinstance(lora.targets, str):
         return list(lora.targets)
-    causal = model.get_base_model() if hasattr(model, "get_base_model") else model
     linear = {
         name.removesuffix(".base_layer").rsplit(".", 1)[-1]
-        for name, module in causal.get_decoder().named_modules()
+        for name, module in Role(model).decoder.named_modules()
         if isinstance(module, torch.nn.Linear) and ".lora_" not in name
     }
     wanted = sorted(linear) if lora.targets == "all-linear" else [name for name in ATTENTION_INPUTS if name in linear]
@@ -256,10 +250,10 @@ def save_model(model: Any, tokenizer: Any, template: str, folder: Path) -> None:
     with quiet():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-    readable(folder)
+    make_readable(folder)
 
 
-def readable(folder: Path) -> None:
+def make_readable(folder: Path) -> None:
     """Weights with the permissions of other files: safetensors makes them their owner's alone."""
     for path in folder.rglob("*.safetensors"):
         path.chmod((folder / "config.json").stat().st_mode if (folder / "config.json").is_file() else 0o644)

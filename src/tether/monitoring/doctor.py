@@ -1,6 +1,6 @@
 """Checks for faulty set-ups of reinforcement learning from human feedback, on live objects; doctor_log has those on a log's rows.
 
-Every check takes what it looks at and nothing else, and says what it saw: a finding, a clean bill, or that it could not tell.
+Every check takes what it looks at and nothing else, and returns a finding, a clean bill, or the reason why it cannot tell.
 The live ones leave weights as they were, to the bit. Thresholds stand far outside what healthy runs showed (docs/doctor.md).
 """
 
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import statistics
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,37 +24,48 @@ from tether.models.trunk import Role
 
 TYPICAL_KL = 10.0
 """Nats a response that a policy commonly ends at, to weigh a KL coefficient before there is a KL."""
+FAULTS: dict[str, dict[str, str]] = tomllib.loads((Path(__file__).parent / "faults.toml").read_text(encoding="utf-8"))
+"""Message, advice and perhaps severity of everything that a check can find, by name."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What is wrong, the numbers that say so, and what to do. A warning may be meant so; an error is not."""
+class Finding(NamedTuple):
+    """A fault, the numbers that show it, and the remedy. A warning may be meant so; an error is not."""
 
     check: str
-    severity: Literal["error", "warning"]
+    severity: str
     message: str
     evidence: str
     advice: str
 
 
-@dataclass(frozen=True, slots=True)
-class Healthy:
-    """What was examined and found to be in order."""
+class Healthy(NamedTuple):
+    """A check that found nothing wrong."""
 
     check: str
     evidence: str
 
 
-@dataclass(frozen=True, slots=True)
-class Untold:
-    """What could not be examined here, and why."""
+class Unexamined(NamedTuple):
+    """A check that could not be made here, and the reason."""
 
     check: str
     reason: str
 
 
-Result = Finding | Healthy | Untold
-SAME_START = "Load policy and reference from the same SFT checkpoint."
+Result = Finding | Healthy | Unexamined
+
+
+def diagnose(check: str, evidence: str, faults: Mapping[str, bool], **words: str) -> Finding | Healthy:
+    """The first fault that is present as a finding; without any a clean bill.
+
+    Args:
+        faults: names of `FAULTS`, and whether each is present.
+        words: what fills the braces of the messages.
+    """
+    for fault in (FAULTS[name] for name, present in faults.items() if present):
+        severity, message = fault.get("severity", "error"), fault["message"].format(**words)
+        return Finding(check, severity, message, evidence, fault["advice"])
+    return Healthy(check, evidence)
 
 
 def wrong_reference(policy: Tensor, reference: Tensor, mask: Tensor, digests: tuple[str, str] | None = None) -> Result:
@@ -62,14 +75,11 @@ def wrong_reference(policy: Tensor, reference: Tensor, mask: Tensor, digests: tu
         policy, reference, mask: (sequences, time) log-probabilities, and which of them count.
         digests: of the weights that the reference runs, and of the model that training starts from.
     """
-    name, gap = "reference", float((policy - reference).abs()[mask].mean())
+    gap, (own, start) = float((policy - reference).abs()[mask].mean()), digests or ("", "")
     evidence = f"mean |log pi - log pi_ref| = {gap:.4g} over {int(mask.sum())} tokens"
-    if gap > 0.02:
-        return Finding(name, "error", "The reference is not the policy's start.", evidence, SAME_START)
-    if digests is not None and digests[0] != digests[1]:
-        evidence = f"weights {digests[0]}, those of the start are {digests[1]}"
-        return Finding(name, "error", "The reference is not the model that training starts from.", evidence, SAME_START)
-    return Healthy(name, evidence + ("" if digests is None else ", and its weights are those of the start"))
+    if digests:
+        evidence += f", weights {own}, those of the start {start}"
+    return diagnose("reference", evidence, {"reference-is-not-the-start": gap > 0.02 or own != start})
 
 
 def shared_weights(
@@ -79,34 +89,25 @@ def shared_weights(
 
     Args:
         trainable: what the optimizer will change.
-        policy_logprobs, logprobs: of policy and reference on a probe batch, asked anew at each call.
+        policy_logprobs, logprobs: of policy and reference on a probe batch, computed anew at each call.
     """
-    name, before, policy_before = "shared weights", logprobs(), policy_logprobs()
+    before, policy_before = logprobs(), policy_logprobs()
     with nudged(trainable):
         moved = float((logprobs() - before).abs().max())
         policy_moved = float((policy_logprobs() - policy_before).abs().max())
     evidence = f"weights nudged: the policy moves by {policy_moved:.3g} nats a token, the reference by {moved:.3g}"
-    if moved > 0:
-        storages = {p.untyped_storage().data_ptr() for p in trainable}
-        shared = [n for n, p in reference.model.named_parameters() if p.untyped_storage().data_ptr() in storages]
-        return Finding(
-            name,
-            "error",
-            "Training the policy changes its reference, so that the KL to it means nothing.",
-            f"{evidence}; {len(shared)} tensors of the reference's model are trained, such as {shared[0] if shared else '?'}",
-            "Give the reference weights of its own, or run it with the policy's adapter off.",
-        )
-    if policy_moved == 0:
-        advice = "Give the optimizer the parameters of the policy's role."
-        return Finding(name, "error", "What the optimizer changes does not move the policy.", evidence, advice)
-    return Healthy(name, evidence)
+    storages = {p.untyped_storage().data_ptr() for p in trainable}
+    shared = [n for n, p in reference.model.named_parameters() if p.untyped_storage().data_ptr() in storages]
+    if moved:
+        evidence += f"; {len(shared)} tensors of the reference's model are trained, such as {[*shared, '?'][0]}"
+    faults = {"reference-follows": moved > 0, "optimizer-moves-nothing": not policy_moved}
+    return diagnose("shared weights", evidence, faults)
 
 
 @contextmanager
 def nudged(parameters: Sequence[nn.Parameter], seed: int = 0) -> Iterator[None]:
     """All parameters moved a little at random; afterwards they are what they were, to the bit, and so is the random state."""
-    saved = [p.detach().clone() for p in parameters]
-    generator = torch.Generator().manual_seed(seed)
+    saved, generator = [p.detach().clone() for p in parameters], torch.Generator().manual_seed(seed)
     try:
         with torch.no_grad():
             for parameter in parameters:
@@ -126,20 +127,8 @@ def kl_sign(change: float, coefficient: float, place: Literal["reward", "loss"])
     Args:
         change: of the total reward, or of the loss, when the policy's log-probabilities rise against the reference's.
     """
-    name = "KL sign"
-    evidence = f"coefficient {coefficient:g}: drift changes the {place} by {change:+.4g}"
-    if change == 0:
-        return Finding(
-            name,
-            "error",
-            f"The KL never reaches the {place}.",
-            evidence,
-            "Take coefficient x (log pi - log pi_ref) off the reward.",
-        )
-    if (change > 0) == (place == "reward"):
-        message = "The KL has the wrong sign: the policy is paid to leave its reference."
-        return Finding(name, "error", message, evidence, "The reward is score - coefficient x (log pi - log pi_ref).")
-    return Healthy(name, evidence)
+    faults = {"kl-unpaid": change == 0, "kl-of-wrong-sign": (change > 0) == (place == "reward")}
+    return diagnose("KL sign", f"coefficient {coefficient:g}: drift changes the {place} by {change:+.4g}", faults, place=place)
 
 
 def score_once(rewards: Tensor, lengths: Sequence[int]) -> Result:
@@ -149,45 +138,31 @@ def score_once(rewards: Tensor, lengths: Sequence[int]) -> Result:
         rewards: (sequences, time) shaped without KL, from scores that differ.
         lengths: tokens of each response.
     """
-    name, most = "score placement", int((rewards != 0).sum(-1).max())
-    last = torch.tensor(lengths, device=rewards.device)[:, None] - 1
+    last, most = torch.tensor(lengths, device=rewards.device)[:, None] - 1, int((rewards != 0).sum(-1).max())
     elsewhere = int(rewards.scatter(1, last, 0.0).count_nonzero())
     evidence = f"at most {most} rewarded tokens a response, {elsewhere} of them not the last, in {len(lengths)} responses"
-    if most == 0:
-        return Finding(name, "error", "The score reaches no token.", evidence, "Add it at each response's last real token.")
-    if elsewhere:
-        advice = "Add it once, at the last real token: on every token, long answers are paid by the token."
-        return Finding(name, "error", "The score lands on more than the last token.", evidence, advice)
-    return Healthy(name, evidence)
+    faults = {"score-reaches-no-token": most == 0, "score-on-many-tokens": elsewhere > 0}
+    return diagnose("score placement", evidence, faults)
 
 
 def planned_epochs(epochs: int, minibatches: int, target_kl: float | None) -> Result:
     """How often a batch of rollouts is to be used."""
-    name, evidence = "epochs", f"{epochs} epochs x {minibatches} minibatches a batch of rollouts"
-    if target_kl is None and (epochs > 10 or epochs * minibatches > 64):
-        message = "Many updates on the same samples: the policy leaves the one that drew them."
-        return Finding(name, "warning", message, evidence, "Take 1 to 4 epochs, or set target_kl to end them in time.")
-    return Healthy(name, evidence)
+    many = target_kl is None and (epochs > 10 or epochs * minibatches > 64)
+    evidence = f"{epochs} epochs x {minibatches} minibatches a batch of rollouts"
+    return diagnose("epochs", evidence, {"many-updates-planned": many})
 
 
 def encodings(policy: ChatEncoder, reward: ChatEncoder, conversations: Sequence[Conversation]) -> Result:
     """Policy and reward model read the same tokens in the same conversation."""
-    name = "encoding"
     differing = [key for key, value in policy.describe().items() if reward.describe()[key] != value]
     if policy.tokenizer.get_vocab() != reward.tokenizer.get_vocab():
         differing.append("vocabulary")
     talks = [(*talk, assistant("Certainly, here is one.")) for talk in conversations]
     unequal = sum(policy.conversation(talk).ids != reward.conversation(talk).ids for talk in talks)
     evidence = f"{len(talks) - unequal} of {len(talks)} conversations have the same ids"
-    if differing or unequal:
-        return Finding(
-            name,
-            "error",
-            "The reward model was trained on another encoding than it scores.",
-            evidence + (f"; they differ in {', '.join(differing)}" if differing else ""),
-            "Train the reward model on this policy's base, or let it encode the text anew (LearnedReward(foreign=True)).",
-        )
-    return Healthy(name, evidence)
+    if differing:
+        evidence += f"; they differ in {', '.join(differing)}"
+    return diagnose("encoding", evidence, {"encodings-differ": bool(differing or unequal)})
 
 
 def empty_or_endless(ordinary: Sequence[float], odd: Mapping[str, Sequence[float]]) -> list[Result]:
@@ -197,50 +172,40 @@ def empty_or_endless(ordinary: Sequence[float], odd: Mapping[str, Sequence[float
         ordinary: what training would make of the scores of the policy's own samples, penalties taken off.
         odd: the same of answers that nobody wants, by what they are.
     """
-    name = "empty or endless answers"
-    high = statistics.quantiles(ordinary, n=10, method="inclusive")[-1]
-    results: list[Result] = []
+    high, results = statistics.quantiles(ordinary, n=10, method="inclusive")[-1], []
     for kind, scores in odd.items():
         mean = statistics.fmean(scores)
         evidence = f"{kind}: {mean:.3g} on average; own samples {statistics.fmean(ordinary):.3g}, one in ten above {high:.3g}"
-        if mean > high:
-            advice = "Train the reward model on such answers as rejected ones, or penalise them (ppo.missing_stop_penalty)."
-            results.append(Finding(name, "error", f"The reward prefers {kind} answers to nearly all others.", evidence, advice))
-        else:
-            results.append(Healthy(name, evidence))
+        results.append(diagnose("empty or endless answers", evidence, {"odd-answers-preferred": mean > high}, kind=kind))
     return results
 
 
 def odd_answers(rollouts: Sequence[Rollout], encoder: ChatEncoder, limit: int) -> dict[str, list[Rollout]]:
     """An empty answer and an endless one in the place of each rollout; the endless one repeats the beginning of its own words."""
-    stop, result = encoder.stop_ids[0], {"empty": [], "endless": []}
-    for rollout in rollouts:
-        words = [token for token in rollout.response_ids if token not in encoder.stop_ids][:8] or [stop]
-        ids = tuple((words * limit)[:limit])
-        ends: dict[str, tuple[tuple[int, ...], StopReason]] = {
-            "empty": ((stop,), StopReason.STOP_TOKEN),
-            "endless": (ids, StopReason.LENGTH),
-        }
-        for kind, (response, reason) in ends.items():
-            text = encoder.decode(response)
-            result[kind].append(replace(rollout, response_ids=response, logprobs=(), stop_reason=reason, text=text))
-    return result
+    stop = encoder.stop_ids[:1]
+
+    def answer(rollout: Rollout, ids: tuple[int, ...], reason: StopReason) -> Rollout:
+        return replace(rollout, response_ids=ids, logprobs=(), stop_reason=reason, text=encoder.decode(ids))
+
+    def endless(rollout: Rollout) -> tuple[int, ...]:
+        words = tuple(token for token in rollout.response_ids if token not in encoder.stop_ids)[:8] or stop
+        return (words * limit)[:limit]
+
+    return {
+        "empty": [answer(rollout, stop, StopReason.STOP_TOKEN) for rollout in rollouts],
+        "endless": [answer(rollout, endless(rollout), StopReason.LENGTH) for rollout in rollouts],
+    }
 
 
 def dropout(role_name: str, role: Role, forward: Callable[[], Tensor]) -> Result:
     """No dropout while a role samples, scores or is compared: two passes over one batch are equal."""
-    name = "dropout"
     modules = [*role.model.named_modules(), *(() if role.head is None else role.head.named_modules())]
     active = [path for path, m in modules if isinstance(m, nn.Dropout) and m.training and m.p > 0]
-    devices = [role.device] if role.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=[role.device] if role.device.type == "cuda" else []):
         difference = float((forward() - forward()).abs().max())
-    evidence = f"{role_name}: two passes differ by {difference:.3g}; {len(active)} dropout layers are on"
-    if active or difference > 1e-4:
-        where = f", such as {active[0]}" if active else ""
-        advice = "Call role.train_mode(False): old and new log-probabilities must come from the same network."
-        return Finding(name, "error", f"Dropout is on in the {role_name}.", evidence + where, advice)
-    return Healthy(name, evidence)
+    evidence = f"two passes differ by {difference:.3g}; dropout layers that are on: {', '.join(active[:1]) or 'none'}"
+    faults = {"dropout-on": bool(active) or difference > 1e-4}
+    return diagnose("dropout", f"{role_name}: {evidence}", faults, role=role_name)
 
 
 def temperature(
@@ -248,7 +213,7 @@ def temperature(
     logprobs_at: Callable[[float], Tensor],
     entropy: Tensor,
     mask: Tensor,
-    asked: float,
+    sampled_at: float,
     tolerance: float,
 ) -> Result:
     """Samples come from the distribution that the learner takes them for.
@@ -256,127 +221,77 @@ def temperature(
     Args:
         engine: (sequences, time) what the engine said of its tokens, if it did.
         logprobs_at: the learner's log-probabilities at a temperature.
-        entropy: the learner's, at the temperature asked for; on average minus a sampled token's log-probability is equal to it.
+        entropy: the learner's, at the recipe's temperature; on average a sampled token's log-probability is minus that.
         tolerance: nats a token by which two numerics may differ.
     """
-    name, own = "temperature", logprobs_at(asked)
+    own = logprobs_at(sampled_at)
     excess = (-own - entropy)[mask].double()
     mean, error = float(excess.mean()), float(excess.std()) / math.sqrt(len(excess))
-    evidence = f"surprise less entropy {mean:+.3f} ± {error:.3f} nats a token"
-    advice = "Divide the logits by the sampling temperature wherever they are scored, and sample without top-k and top-p."
+    evidence, disagree = f"surprise less entropy {mean:+.3f} ± {error:.3f} nats a token", False
     if engine is not None:
         gap = float((engine - own).abs()[mask].mean())
-        evidence = f"engine and learner differ by {gap:.3g} nats a token; {evidence}"
-        if gap > tolerance:
+        evidence, disagree = f"engine and learner differ by {gap:.3g} nats a token; {evidence}", gap > tolerance
+        if disagree:
             gaps = {t / 10: float((engine - logprobs_at(t / 10)).abs()[mask].mean()) for t in range(2, 21)}
             best = min(gaps, key=lambda t: gaps[t])
-            evidence += f"; temperature {best:g} would fit to {gaps[best]:.3g}, the recipe says {asked:g}"
-            return Finding(name, "error", "Engine and learner disagree about what was sampled.", evidence, advice)
-    if abs(mean) > 0.1 and abs(mean) > 5 * error:
-        direction = "sharper" if mean < 0 else "flatter"
-        message = f"Samples come from a {direction} distribution than the learner's."
-        return Finding(name, "error", message, evidence, advice)
-    return Healthy(name, evidence)
+            evidence += f"; temperature {best:g} would fit to {gaps[best]:.3g}, the recipe says {sampled_at:g}"
+    other, shape = abs(mean) > 0.1 and abs(mean) > 5 * error, "sharper" if mean < 0 else "flatter"
+    return diagnose("temperature", evidence, {"engine-disagrees": disagree, "another-distribution": other}, shape=shape)
 
 
 def lost_updates(optimizer: torch.optim.Optimizer) -> Result:
     """A step of the learning rate changes a weight, in the dtype that the optimizer keeps it in.
 
-    Adam's steps are about as long as the rate; those of other optimizers are rate x gradient, where a gradient is at hand.
+    Adam's steps are about as long as the rate; those of other optimizers cannot be told before there are gradients.
     """
-    name, lost, total, unknown = "bf16", 0, 0, 0
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.dtype == torch.float32 or parameter.dtype == torch.float64:
-                continue
-            if "betas" in group:
-                step: Tensor | float = float(group["lr"])
-            elif parameter.grad is not None:
-                step = group["lr"] * parameter.grad.float().abs()
-            else:
-                unknown += 1
-                continue
-            weights = parameter.detach().float()
-            lost += int((((weights + step).to(parameter.dtype) == parameter) & (weights != 0)).sum())
-            total += parameter.numel()
-    if unknown:
-        return Untold(name, f"{unknown} tensors in low precision have no gradient that would tell their step")
-    if not total:
-        return Healthy(name, "the optimizer changes float32 tensors alone")
-    evidence = f"{lost / total:.0%} of {total:,} weights in low precision would not change"
-    if lost > total / 2:
-        message = "The learning rate is lost in rounding: most weights cannot take its steps."
-        return Finding(name, "error", message, evidence, "Keep float32 masters of trainable weights (learner.local does).")
-    return Healthy(name, evidence)
+    groups = [(g, p) for g in optimizer.param_groups for p in g["params"] if p.dtype not in (torch.float32, torch.float64)]
+    if not all("betas" in group for group, _ in groups):
+        return Unexamined("bf16", "what a step of this optimizer does to weights in low precision depends on their gradients")
+    lost, total = 0, sum(p.numel() for _, p in groups)
+    for group, parameter in groups:
+        stepped = (parameter.detach().float() + group["lr"]).to(parameter.dtype)
+        lost += int(((stepped == parameter) & (parameter != 0)).sum())
+    evidence = f"{lost} of {total:,} weights that the optimizer keeps in low precision would not change"
+    return diagnose("bf16", evidence, {"updates-lost-in-rounding": lost > total / 2})
 
 
 def stop_tokens(encoder: ChatEncoder, engine_stops: Sequence[int]) -> Result:
     """The engine stops at the token that ends a turn in training, and at the tokenizer's EOS if the template writes none."""
-    name, tokenizer = "stop tokens", encoder.tokenizer
-    turn = encoder.conversation((user("Hello."), assistant("Yes")))
+    tokenizer, turn = encoder.tokenizer, encoder.conversation((user("Hello."), assistant("Yes")))
     special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special} | set(tokenizer.all_special_ids)
     written = [token for token, trained in zip(turn.ids, turn.trained, strict=True) if trained and token in special]
     ending = written[0] if written else tokenizer.eos_token_id
     shown = "none" if ending is None else repr(tokenizer.decode([ending]))
     evidence = f"a turn ends with {shown}; the engine stops at {[tokenizer.decode([i]) for i in engine_stops]}"
-    if ending is not None and ending not in engine_stops:
-        message = "The engine does not stop where a turn ends: answers run on to the limit."
-        return Finding(name, "error", message, evidence, "Name the token in model.stop_tokens.")
-    if set(engine_stops) != set(encoder.stop_ids):
-        message = "Engine and learner end turns at different tokens."
-        return Finding(name, "error", message, evidence, "Build the engine with the stage's own encoder.")
-    return Healthy(name, evidence)
+    runs_on, differ = ending is not None and ending not in engine_stops, set(engine_stops) != set(encoder.stop_ids)
+    return diagnose("stop tokens", evidence, {"no-stop-at-the-end-of-a-turn": runs_on, "stops-differ": differ})
 
 
-def stop_counted(mask: Tensor, rollouts: Sequence[Rollout], pad_id: int) -> Result:
-    """The sampled stop token is scored and trained, also where padding is the same id."""
-    name = "stop tokens"
-    missing = sum(int(row.sum()) != len(r.response_ids) for row, r in zip(mask, rollouts, strict=True))
-    evidence = f"{len(rollouts) - missing} of {len(rollouts)} finished responses count to their stop token (padding is {pad_id})"
-    if missing:
-        message = "The stop token is masked: the policy never learns when to end."
-        return Finding(name, "error", message, evidence, "Make masks from lengths, never from token ids.")
-    return Healthy(name, evidence)
-
-
-def scores(found: Sequence[Score], *, checked: bool = False) -> Result:
+def scores(scores: Sequence[Score], *, checked: bool = False) -> Result:
     """Scores that can be learned from.
 
     Args:
         checked: the reward is right or wrong, and a short probe may be all wrong.
     """
-    name, known = "scores", [s.value for s in found if s.value is not None and math.isfinite(s.value)]
-    failed = len(found) - len(known)
-    reasons = "; ".join(sorted({s.reason for s in found if s.value is None and s.reason})[:2])
-    evidence = f"{len(known)} scores, {failed} failed" + (f" ({reasons})" if reasons else "")
-    if failed:
-        severity = (
-            "error" if failed > len(found) / 2 or any(s.value is not None and math.isnan(s.value) for s in found) else "warning"
-        )
-        return Finding(
-            name, severity, "Rewards fail.", evidence, "Look at the reasons; a failed score must be None, never NaN or 0."
-        )
-    spread = statistics.pstdev(known)
-    evidence += f", {statistics.fmean(known):.3g} ± {spread:.3g}"
-    if spread < 1e-6:
-        severity = "warning" if checked else "error"
-        return Finding(
-            name, severity, "All scores are the same.", evidence, "Nothing can be learned from them: look at the reward."
-        )
-    return Healthy(name, evidence)
+    values = [s.value for s in scores if s.value is not None and math.isfinite(s.value)]
+    failed, spread = len(scores) - len(values), statistics.pstdev(values) if values else 0.0
+    reasons = "; ".join(sorted({s.reason for s in scores if s.value is None and s.reason})[:2])
+    evidence = f"{len(values)} scores, {failed} failed" + (f" ({reasons})" if reasons else "")
+    if values:
+        evidence += f", {statistics.fmean(values):.3g} ± {spread:.3g}"
+    grave = failed > len(scores) / 2 or any(s.value is not None and math.isnan(s.value) for s in scores)
+    failing = {"most-rewards-fail": grave, "some-rewards-fail": failed > 0}
+    equal = {"checked-scores-equal" if checked else "scores-equal": spread < 1e-6}
+    return diagnose("scores", evidence, failing | equal)
 
 
 def kl_scale(coefficient: float, kl: float, spread: float) -> Result:
-    """What the tether costs is of the size of what the score can give.
+    """The price of the KL is of the size of the score's deviation.
 
     Args:
         kl: nats a response.
         spread: deviation of the scores as they are trained on.
     """
-    name, share = "KL scale", coefficient * kl / spread if spread else math.inf
+    share = coefficient * kl / spread if spread else math.inf
     evidence = f"coefficient {coefficient:g} x {kl:.3g} nats = {share:.3g} deviations of the score ({spread:.3g})"
-    if share > 20:
-        return Finding(name, "warning", "The KL dwarfs the score.", evidence, "Lower kl.coefficient, or set normalize_scores.")
-    if share < 1e-3:
-        return Finding(name, "warning", "The KL is too light to hold anything.", evidence, "Raise kl.coefficient.")
-    return Healthy(name, evidence)
+    return diagnose("KL scale", evidence, {"kl-dwarfs-the-score": share > 20, "kl-too-light": share < 1e-3})

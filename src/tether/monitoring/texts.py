@@ -6,9 +6,8 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 
@@ -31,7 +30,7 @@ _HEDGES = re.compile(
 )
 
 
-def words(text: str) -> list[str]:
+def word_tokens(text: str) -> list[str]:
     """Words and single signs, in small letters."""
     return _WORD.findall(text.lower())
 
@@ -51,8 +50,8 @@ def repetition(tokens: Sequence[str], n: int = 3) -> float:
 
 def parroting(tokens: Sequence[str], prompt: Sequence[str], n: int = 3) -> float:
     """The share of the response's n-grams that stand in the prompt; 0 for a response of fewer than n words."""
-    grams, known = ngrams(tokens, n), set(ngrams(prompt, n))
-    return sum(gram in known for gram in grams) / len(grams) if grams else 0.0
+    grams, given = ngrams(tokens, n), set(ngrams(prompt, n))
+    return sum(gram in given for gram in grams) / len(grams) if grams else 0.0
 
 
 def format_marks(text: str, num_words: int) -> float:
@@ -82,29 +81,8 @@ OPENING = "\n"
 def phrases(tokens: Sequence[str], longest: int = 3) -> set[str]:
     """The n-grams of up to `longest` words, and the opening of `longest` words, marked by `OPENING`; every number as 0."""
     tokens = ["0" if token.isdecimal() else token for token in tokens]
-    found = {" ".join(gram) for n in range(1, longest + 1) for gram in ngrams(tokens, n)}
-    return found | {OPENING + " ".join(tokens[:longest])}
-
-
-def frequent_phrases(texts: Sequence[set[str]], least_share: float, most: int) -> dict[str, list[int]]:
-    """Phrases of at least two texts and `least_share` of all, the most frequent first, with the places of their texts."""
-    counts = Counter(phrase for found in texts for phrase in found)
-    least = max(2.0, least_share * len(texts))
-    kept = sorted((p for p, count in counts.items() if count >= least), key=lambda p: (-counts[p], p))[:most]
-    return {phrase: [i for i, found in enumerate(texts) if phrase in found] for phrase in kept}
-
-
-def rank_correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
-    """Spearman's correlation, ties at their mean rank; None where a side does not vary."""
-    a, b = _ranks(x), _ranks(y)
-    a, b = a - a.mean(), b - b.mean()
-    scale = float(np.sqrt((a @ a) * (b @ b)))
-    return float(a @ b) / scale if scale > 0 else None
-
-
-def _ranks(values: Sequence[float]) -> np.ndarray:
-    array = np.asarray(values, dtype=np.float64)
-    return np.array([(array < v).sum() + ((array == v).sum() + 1) / 2 for v in array])
+    grams = {" ".join(gram) for n in range(1, longest + 1) for gram in ngrams(tokens, n)}
+    return grams | {OPENING + " ".join(tokens[:longest])}
 
 
 def co_moments(x: Sequence[float], y: Sequence[float]) -> list[float]:
@@ -144,9 +122,8 @@ def pool(parts: Sequence[Sequence[float]]) -> tuple[float, float, float]:
     return count, mean, squares / (count - 1) / count
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """What is looked at of one response. `spread` is the standard deviation of an ensemble's scores, None without one."""
+class Text(NamedTuple):
+    """One response and its score. `spread` is the standard deviation of an ensemble's scores, None without one."""
 
     prompt: str
     response: str
@@ -161,21 +138,30 @@ def score_of(text: Text) -> float:
     return -math.inf if text.score is None else text.score
 
 
+class TextFacts(TypedDict):
+    """A step's texts as later steps need them, in plain JSON: counts and moments that add up to those of several steps."""
+
+    texts: int
+    moments: dict[str, list[float]]
+    length_score: list[float]
+    phrases: dict[str, list[float]]
+
+
 Tokens = Sequence[Sequence[str]]
-"""The `words` of each response, in the order of the texts."""
+"""The `word_tokens` of each response, in the order of the texts."""
 
 
 def measure_texts(texts: Sequence[Text], tokens: Tokens) -> dict[str, list[float]]:
     """One number a text under the name of each measure, in the order of `texts`."""
-    prompts = {text.prompt: words(text.prompt) for text in texts}
-    columns: dict[str, list[float]] = {name: [] for name in ("repetition", "parroting", "format", "hedging", "failed")}
-    for text, said in zip(texts, tokens, strict=True):
-        columns["repetition"].append(repetition(said))
-        columns["parroting"].append(parroting(said, prompts[text.prompt]))
-        columns["format"].append(format_marks(text.response, len(said)))
-        columns["hedging"].append(hedges(text.response, len(said)))
-        columns["failed"].append(float(text.score is None))
-    return columns
+    prompts = {text.prompt: word_tokens(text.prompt) for text in texts}
+    pairs = list(zip(texts, tokens, strict=True))
+    return {
+        "repetition": [repetition(row) for row in tokens],
+        "parroting": [parroting(row, prompts[text.prompt]) for text, row in pairs],
+        "format": [format_marks(text.response, len(row)) for text, row in pairs],
+        "hedging": [hedges(text.response, len(row)) for text, row in pairs],
+        "failed": [float(text.score is None) for text in texts],
+    }
 
 
 def length_advantages(texts: Sequence[Text]) -> tuple[list[float], list[float]]:
@@ -183,39 +169,47 @@ def length_advantages(texts: Sequence[Text]) -> tuple[list[float], list[float]]:
 
     Equation: 1 / (n - 1) for n responses whose scores know nothing of length.
     """
-    groups: dict[str, list[tuple[float, float]]] = {}
+    from scipy.stats import spearmanr  # loading it takes a second, and only groups need it
+
+    groups: dict[str, tuple[list[float], list[float]]] = {}
     for text in texts:
         if text.score is not None:
-            groups.setdefault(text.prompt, []).append((text.length, text.score))
-    found = [(rank_correlation(*zip(*g, strict=True)), 1 / (len(g) - 1)) for g in groups.values() if len(g) > 1]
-    known = [(value, chance) for value, chance in found if value is not None]
-    return [value for value, _ in known], [chance for _, chance in known]
+            lengths, scores = groups.setdefault(text.prompt, ([], []))
+            lengths.append(text.length)
+            scores.append(text.score)
+    varying = [sides for sides in groups.values() if all(len(set(side)) > 1 for side in sides)]
+    correlations = [float(spearmanr(*sides).statistic) for sides in varying]  # type: ignore[attr-defined]
+    return correlations, [1 / (len(lengths) - 1) for lengths, _ in varying]
 
 
 def across_prompts(texts: Sequence[Text], tokens: Tokens, least: int = 4, most: int = 32) -> float | None:
     """`similarity` of one response each of different prompts; None for fewer than `least` prompts."""
-    first = {text.prompt: said for text, said in zip(reversed(texts), reversed(tokens), strict=True)}
+    first = {text.prompt: row for text, row in zip(reversed(texts), reversed(tokens), strict=True)}
     return similarity(list(first.values())[:most]) if len(first) >= least else None
 
 
 def phrase_table(texts: Sequence[Text], tokens: Tokens, least_share: float = 0.1, most: int = 200) -> dict[str, list[float]]:
-    """Of each frequent phrase its share of responses, and the co-moments of its presence with the score."""
-    table, scored = {}, [i for i, text in enumerate(texts) if text.score is not None]
-    scores = [texts[i].score or 0.0 for i in scored]
-    for phrase, places in frequent_phrases([phrases(said) for said in tokens], least_share, most).items():
-        holders = set(places)
-        table[phrase] = [len(places) / len(texts), *co_moments([float(i in holders) for i in scored], scores)]
-    return table
+    """The share of responses that hold each frequent phrase, and the co-moments of its presence with the score.
+
+    Frequent: held by at least two texts and `least_share` of all; the `most` frequent ones.
+    """
+    held, scores = [phrases(row) for row in tokens], {i: text.score for i, text in enumerate(texts) if text.score is not None}
+    counts = Counter(phrase for holder in held for phrase in holder)
+    least = max(2.0, least_share * len(texts))
+    frequent = [phrase for phrase, count in counts.items() if count >= least]
+    return {
+        phrase: [counts[phrase] / len(texts), *co_moments([float(phrase in held[i]) for i in scores], list(scores.values()))]
+        for phrase in sorted(frequent, key=lambda phrase: (-counts[phrase], phrase))[:most]
+    }
 
 
-def summarize(texts: Sequence[Text], tokens: Tokens, columns: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """What later steps need to know of this one's texts, as plain JSON values."""
-    scored = [text for text in texts if text.score is not None]
+def summarize(texts: Sequence[Text], tokens: Tokens, columns: Mapping[str, Sequence[float]]) -> TextFacts:
+    """Reduce a step's texts to what later steps compare with."""
+    scored = [(float(text.length), text.score) for text in texts if text.score is not None]
     advantages, chances = length_advantages(texts)
-    ranks = {"length_advantage": moments(advantages), "chance": moments(chances)}
     return {
         "texts": len(texts),
-        "moments": {name: moments(values) for name, values in columns.items()} | ranks,
-        "length_score": co_moments([t.length for t in scored], [t.score or 0.0 for t in scored]),
+        "moments": {k: moments(v) for k, v in {**columns, "length_advantage": advantages, "chance": chances}.items()},
+        "length_score": co_moments([length for length, _ in scored], [score for _, score in scored]),
         "phrases": phrase_table(texts, tokens),
     }

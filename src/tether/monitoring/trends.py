@@ -5,22 +5,21 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from tether.monitoring.texts import co_moments
 
 KL, TRENDS = "kl/policy_reference_k1", ("reward/proxy", "policy/entropy", "response/length")
-"""What changes where a policy does."""
+"""Metrics that change where a policy does."""
 LEAST_TREND = 15
 """Steps that it takes to see that nothing has a trend."""
 RESTING_KL, SMALL_KL = 0.01, 0.1
 """Nats a response. At such a KL scores can have risen by √(2 KL) of their deviation at most: by a seventh, by less than half."""
 
 
-@dataclass(frozen=True, slots=True)
-class Drift:
+class Drift(NamedTuple):
     """By how much a line through a series rises from its first value to its last, and the standard error of that."""
 
     change: float
@@ -37,9 +36,8 @@ class Drift:
 
 
 def drift(values: Sequence[float]) -> Drift:
-    """The trend of a series of three values or more, whose noise is that about the line."""
-    times = np.arange(1.0, len(values) + 1)
-    lines = []
+    """The trend of a series of three values or more, whose noise is that about the line of least squares."""
+    times, lines = np.arange(1.0, len(values) + 1), []
     for time in (times, np.log(times)):
         freedom, sxx, syy, sxy = co_moments(time.tolist(), values)
         span = float(time[-1] - time[0])
@@ -48,28 +46,28 @@ def drift(values: Sequence[float]) -> Drift:
 
 
 def still(course: Mapping[str, Sequence[float]], spread: float) -> tuple[bool | None, str]:
-    """Whether no series has a trend (None: too few values, or too noisy to say), and the trends in words.
+    """Tell whether no series has a trend (None: too few values, or too noisy to say), and the trends in words.
 
     Args:
         spread: a score's deviation; half of one is the rise that must be ruled out.
     """
-    drifts: dict[str, Drift] = {name: drift(v) for name, v in course.items() if len(v) >= LEAST_TREND}
-    words = ", ".join(f"{name} {one}" for name, one in drifts.items())
-    if any(one.sure for one in drifts.values()):
-        return False, words
+    drifts = {name: drift(values) for name, values in course.items() if len(values) >= LEAST_TREND}
+    evidence = ", ".join(f"{name} {trend}" for name, trend in drifts.items())
+    if any(trend.sure for trend in drifts.values()):
+        return False, evidence
     noisy = "reward/proxy" in drifts and drifts["reward/proxy"].highest > 0.5 * spread
-    return (None if noisy or not drifts else True), words
+    return (None if noisy or not drifts else True), evidence
 
 
 def near_reference(kls: Sequence[float]) -> tuple[bool | None, str]:
-    """Whether the KL of the later half is within its error of 0, and small for sure (None: too noisy to say), in words.
+    """Tell whether the KL of the later half is within its error of 0, and small for sure (None: too noisy), and it in words.
 
     The noise is that of the steps: in bfloat16 the slightest change of the weights rounds other tokens another way, so that the
     KL of a policy at rest is 0 on average alone.
     """
     later = kls[len(kls) // 2 :]
     mean, error = statistics.fmean(later), statistics.stdev(later) / math.sqrt(len(later))
-    words = f"a KL of {mean:.2g} ± {error:.1g} nats a response"
+    evidence = f"a KL of {mean:.2g} ± {error:.1g} nats a response"
     if mean >= max(RESTING_KL, 2 * error):
-        return False, words
-    return (True if mean < max(RESTING_KL, error) and abs(mean) + 2 * error < SMALL_KL else None), words
+        return False, evidence
+    return (True if mean < max(RESTING_KL, error) and abs(mean) + 2 * error < SMALL_KL else None), evidence

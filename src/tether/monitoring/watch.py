@@ -2,66 +2,24 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pydantic import Field, field_validator
-
-from tether.core.config import Config
 from tether.core.types import Alarm, Rollout, Score
-from tether.monitoring.detectors import DETECTORS, STILL_KL, Facts, View, enough
-from tether.monitoring.texts import Text, across_prompts, measure_texts, score_of, summarize, words
+from tether.monitoring.detectors import DETECTORS, STILL_KL, Facts, View, WatchConfig, enough
+from tether.monitoring.texts import Text, Tokens, across_prompts, measure_texts, score_of, summarize, word_tokens
 from tether.monitoring.trends import KL, TRENDS
 
 METRICS = (
-    "reward/proxy",
-    "reward/proxy_std",
-    "reward/spread",
-    "policy/entropy",
-    "response/length",
-    "response/stop_rate",
-    "response/distinct_2",
-    "kl/policy_reference_k1",
-    "group/zero_signal",
-    "sycophancy/shift",
-    "sycophancy/start",
-    "sharpening/gain",
-    "sharpening/share",
-    "sharpening/temperature",
-    "sharpening/sure",
-    "learning_rate",
-    "run/share",
+    *(*TRENDS, KL, "reward/proxy_std", "reward/spread", "response/stop_rate", "response/distinct_2", "group/zero_signal"),
+    *("sycophancy/shift", "sycophancy/start", "learning_rate", "run/share"),
+    *(f"sharpening/{name}" for name in ("gain", "share", "temperature", "sure")),
 )
+"""The metrics that detectors read."""
 LONGEST_COURSE = 400
 """Values of a course; beyond it neighbours are averaged."""
-
-
-class WatchConfig(Config):
-    """What a watch compares, and how sure it must be."""
-
-    baseline: int = Field(default=3, ge=1, description="first steps that everything later is compared with")
-    window: int = Field(default=3, ge=3, description="last steps that are judged together, by their median")
-    min_texts: int = Field(default=24, ge=4, description="texts in a window, which grows to hold them; also in the baseline")
-    confidence: float = Field(default=3.0, gt=0, description="standard errors by which a measure on texts must differ")
-    release: float = Field(default=0.8, gt=0, le=1, description="an episode ends below this share of the threshold")
-    thresholds: dict[str, float] = Field(default={}, description="thresholds other than a detector's own, by its name")
-    silent: tuple[str, ...] = Field(default=(), description="detectors that are left out")
-    num_evidence: int = Field(default=3, ge=0, description="texts shown with an alarm")
-
-    @field_validator("thresholds", "silent")
-    @classmethod
-    def _known(cls, values: Any) -> Any:
-        for name in values:
-            if name not in DETECTORS:
-                near = difflib.get_close_matches(name, DETECTORS, n=1, cutoff=0.5)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(DETECTORS)}"
-                raise ValueError(f"no detector is named {name!r} ({hint})")
-            if isinstance(values, dict) and not 0 < values[name] < math.inf:
-                raise ValueError(f"the threshold of {name} must be above 0 and finite; to leave it out name it in `silent`")
-        return values
 
 
 class Watch:
@@ -90,13 +48,10 @@ class Watch:
         return self.observe_texts(step, metrics, [_text(r, s) for r, s in zip(rollouts, scores, strict=True)])
 
     def observe_texts(self, step: int, metrics: Mapping[str, Any], texts: Sequence[Text]) -> list[Alarm]:
-        tokens = [words(text.response) for text in texts]
+        """Take in one step of which only metrics and texts are at hand."""
+        tokens, config = [word_tokens(text.response) for text in texts], self.config
         columns = measure_texts(texts, tokens)
-        facts = {**self._numbers(metrics, texts), **summarize(texts, tokens, columns)}
-        alike = across_prompts(texts, tokens)
-        if alike is not None:
-            facts["metrics"]["similarity"] = alike
-        config = self.config
+        facts = self._facts(metrics, texts, tokens, columns)
         if not enough(self.baseline, config.baseline, config.min_texts) and len(self.baseline) < 8 * config.baseline:
             self.baseline.append(facts)
         self.recent.append(facts)
@@ -105,52 +60,65 @@ class Watch:
         ):
             self.recent.pop(0)
         self._follow(facts["metrics"])
-        sizes = (config.baseline, config.window, config.min_texts, config.confidence)
-        view = View(self.baseline, self.recent, texts, columns, *sizes, self.course)
-        judged = ((name, self._judge(name, step, view)) for name in DETECTORS if name not in config.silent)
-        return [alarm for _, alarm in judged if alarm]
+        view = View(config, self.baseline, self.recent, texts, columns, self.course)
+        alarms = [self._judge(name, step, view) for name in DETECTORS if name not in config.silent]
+        return [alarm for alarm in alarms if alarm]
 
-    def _numbers(self, metrics: Mapping[str, Any], texts: Sequence[Text]) -> Facts:
-        """What is wanted of a step's metrics, with what its texts tell where those are silent."""
-        last = self.recent[-1] if self.recent else {"index": -1, "metrics": {}, "unit": None, "shifts": []}
-        known = {k: float(metrics[k]) for k in METRICS if isinstance(metrics.get(k), int | float) and math.isfinite(metrics[k])}
+    def _facts(
+        self, metrics: Mapping[str, Any], texts: Sequence[Text], tokens: Tokens, columns: Mapping[str, Sequence[float]]
+    ) -> Facts:
+        """A step's metrics as far as detectors read them, and what its texts say where those are silent."""
         scores = [text.score for text in texts if text.score is not None]
-        spreads = [text.spread for text in texts if text.spread is not None]
-        if texts:
-            known.setdefault("response/length", statistics.fmean(text.length for text in texts))
-            known.setdefault("response/stop_rate", statistics.fmean(text.finished for text in texts))
+        sources = {
+            "response/length": [text.length for text in texts],
+            "response/stop_rate": [text.finished for text in texts],
+            "reward/proxy": scores,
+            "reward/spread": [text.spread for text in texts if text.spread is not None],
+        }
+        numbers = {name: statistics.fmean(values) for name, values in sources.items() if values}
         if scores:
-            known.setdefault("reward/proxy", statistics.fmean(scores))
-            known.setdefault("reward/proxy_std", statistics.pstdev(scores))
-        if spreads:
-            known.setdefault("reward/spread", statistics.fmean(spreads))
-        kl = known.get("kl/policy_reference_k1")
-        if kl is not None:
-            known["still"] = last["metrics"].get("still", 0.0) + 1 if abs(kl) < STILL_KL else 0.0
-        unit = last["unit"] or known.get("reward/proxy_std")
-        return {"index": last["index"] + 1, "metrics": known, "unit": unit, "shifts": _shifts(last["shifts"], known)}
+            numbers["reward/proxy_std"] = statistics.pstdev(scores)
+        for name in METRICS:
+            if isinstance(metrics.get(name), int | float) and math.isfinite(metrics[name]):
+                numbers[name] = float(metrics[name])
+        last = self.recent[-1] if self.recent else None
+        if KL in numbers:
+            steps = last["metrics"].get("still", 0.0) if last else 0.0
+            numbers["still"] = steps + 1 if abs(numbers[KL]) < STILL_KL else 0.0
+        alike = across_prompts(texts, tokens)
+        if alike is not None:
+            numbers["similarity"] = alike
+        return {
+            **summarize(texts, tokens, columns),
+            "index": last["index"] + 1 if last else 0,
+            "metrics": numbers,
+            "unit": (last and last["unit"]) or numbers.get("reward/proxy_std"),
+            "shifts": _shifts(last["shifts"] if last else [], numbers),
+        }
 
     def _judge(self, name: str, step: int, view: View) -> Alarm | None:
         detector = DETECTORS[name]
         threshold = self.config.thresholds.get(name, detector.threshold)
         reading = detector.measure(view)
-        if reading is None:
-            return None
         if reading.value < self.config.release * threshold:
             self.open.discard(name)
-        if reading.value < threshold or not reading.sure or name in self.open:
+        if name in self.open or not (reading.value >= threshold and reading.sure):
             return None
         self.open.add(name)
         evidence = _evidence(view.texts, reading.rank, self.config.num_evidence)
-        return Alarm(name, step, reading.value, threshold, reading.message, detector.advice, evidence)
+        message = detector.message.format(**reading.words)
+        return Alarm(name, step, reading.value, threshold, message, detector.advice, evidence)
 
     def state(self) -> dict[str, Any]:
-        course = {name: list(values) for name, values in self.course.items()}
-        judged = {"baseline": list(self.baseline), "recent": list(self.recent), "open": sorted(self.open)}
-        return {**judged, "course": course, "highest_rate": self.highest_rate}
+        """Everything that a resumed watch goes on from, in plain JSON."""
+        steps = {"baseline": list(self.baseline), "recent": list(self.recent), "open": sorted(self.open)}
+        return {**steps, "course": {k: list(v) for k, v in self.course.items()}, "highest_rate": self.highest_rate}
 
     def load_state(self, values: Mapping[str, Any]) -> None:
-        self.baseline, self.recent, self.open = list(values["baseline"]), list(values["recent"]), set(values["open"])
+        """Go on where `state` was taken."""
+        self.baseline: list[Facts] = list(values["baseline"])
+        self.recent: list[Facts] = list(values["recent"])
+        self.open: set[str] = set(values["open"])
         self.course: dict[str, list[float]] = {name: list(course) for name, course in values.get("course", {}).items()}
         self.highest_rate: float = values.get("highest_rate", 0.0)
 
@@ -168,8 +136,8 @@ def _evidence(texts: Sequence[Text], rank: Sequence[float] | None, count: int) -
     """The texts that show it most, else those of the highest scores, shortened in their middle."""
     ranks = [score_of(text) for text in texts] if rank is None else rank
     order = sorted((i for i in range(len(texts)) if ranks[i] > -math.inf), key=lambda i: -ranks[i])
-    found = dict.fromkeys(" ".join(texts[i].response.split()) for i in order)
-    return tuple(t if len(t) <= 300 else f"{t[:180]} … {t[-115:]}" for t in list(found)[:count])
+    distinct = dict.fromkeys(" ".join(texts[i].response.split()) for i in order)
+    return tuple(t if len(t) <= 300 else f"{t[:180]} … {t[-115:]}" for t in list(distinct)[:count])
 
 
 def _text(rollout: Rollout, score: Score) -> Text:
@@ -206,4 +174,4 @@ def replay(
 def _replayed(row: Mapping[str, Any]) -> Text:
     proxy = row.get("proxy")
     finished = row.get("stop") != "length"
-    return Text(str(row.get("prompt", row.get("query", ""))), row["response"], len(words(row["response"])), proxy, finished)
+    return Text(str(row.get("prompt", row.get("query", ""))), row["response"], len(word_tokens(row["response"])), proxy, finished)

@@ -1,4 +1,4 @@
-"""How far those who cast votes agree beyond chance; each figure has an interval, or the reason why it has no value.
+"""Agreement beyond chance among those who cast votes; each figure has an interval, or the reason why it has no value.
 
 Intervals are over items (`stats.share_interval`): annotators stay who they are. Items with the same counts of votes are
 interchangeable, so one of each distinct kind is left out in turn, however many items there are.
@@ -15,20 +15,19 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tether.core.types import Json
 from tether.preferences.votes import Coding, Vote, coded, latest_votes
-from tether.stats import Spread, jackknife, share_interval
+from tether.stats import Array, Spread, jackknife, share_interval
 
 Level = Literal["nominal", "ordinal", "interval"]
 LARGEST_DOMAIN = 128
 MOST_PARTS = 1000
-"""Leave out so many parts of the items in turn at most."""
-Array = NDArray[np.float64]
+"""At most this number of parts of the items is left out in turn."""
 
 
 @dataclass(frozen=True)
-class Figure:
+class Coefficient:
     """A figure with its interval, what it rests on, and why a part of it is None."""
 
     value: float | None
@@ -41,51 +40,56 @@ class Figure:
 
 @dataclass(frozen=True)
 class PairOfAnnotators:
-    """How two people agree on the items that both judged."""
+    """The agreement of two people on the items that both judged."""
 
     first: str
     second: str
-    raw: Figure
-    kappa: Figure
+    raw: Coefficient
+    kappa: Coefficient
 
 
 @dataclass(frozen=True)
-class Counts:
-    """Distinct rows of an items x values table of votes, and how many items have each; only items with two votes or more."""
+class Table:
+    """Distinct kinds of items with two votes or more: pairs of their votes are those of `first` with those of `second`.
 
-    rows: Array
-    multiplicity: NDArray[np.int64]
+    Shapes: `first` and `second` (kinds, values) say how often each value was given, `multiplicity` (kinds,) how many items are of
+    the kind, `votes` (kinds,) how many votes each has. Where both are one table, no vote is paired with itself.
+    """
+
+    first: Array
+    second: Array
+    multiplicity: Array
+    votes: Array
     domain: list[Any]
     empty: str = ""
-    """Why there are no rows."""
-
-    @property
-    def size(self) -> tuple[int, int]:
-        return int(self.multiplicity.sum()), round(float(self.rows.sum(1) @ self.multiplicity)) if len(self.rows) else 0
+    """The reason why there are no kinds."""
 
     @property
     def room(self) -> float:
         """The share of pairs of votes that would disagree by chance."""
-        shares = self.multiplicity @ self.rows
-        return float(1 - ((shares / shares.sum()) ** 2).sum()) if len(self.rows) else 0.0
+        first, second = self.multiplicity @ self.first, self.multiplicity @ self.second
+        return 1.0 - float(first @ second / (first.sum() * second.sum()))
+
+    def coincidences(self, weights: Array) -> Array:
+        """Counts of each value beside each other one, for several weights of the kinds: (parts, values, values)."""
+        met = (weights[:, None, :] * self.first.T) @ self.second
+        return met - (weights @ self.first)[:, :, None] * np.eye(len(self.domain)) if self.first is self.second else met
 
 
-Votes = Sequence[Vote] | Counts
+Votes = Sequence[Vote] | Table
 """Votes, or what `tabulated` made of them for several figures."""
 
 
-def raw_agreement(votes: Votes, *, coding: Coding = "choice", confidence: float = 0.95) -> Figure:
+def raw_agreement(votes: Votes, *, coding: Coding = "choice", confidence: float = 0.95) -> Coefficient:
     """The share of all pairs of votes on one item that are equal.
 
     Equation: `Σ_i Σ_c n_ic (n_ic − 1) / Σ_i n_i (n_i − 1)` with n_ic votes for c on item i.
     Trap: it does not know chance. Two people who always say "first" agree in all; an item with many votes counts for more.
     """
-    counts = tabulated(votes, coding)
-    equal, pairs = (counts.rows * (counts.rows - 1)).sum(1), counts.rows.sum(1) * (counts.rows.sum(1) - 1)
-    return _figure(counts, lambda weights: (weights @ equal) / (weights @ pairs), 1.0, confidence)
+    return _figure(tabulated(votes, coding), confidence, chance=False)
 
 
-def fleiss_kappa(votes: Votes, *, coding: Coding = "choice", confidence: float = 0.95) -> Figure:
+def fleiss_kappa(votes: Votes, *, coding: Coding = "choice", confidence: float = 0.95) -> Coefficient:
     """Agreement beyond what the shares of the choices would give, by Fleiss.
 
     Equation: `(P̄ − Σ_c p_c²) / (1 − Σ_c p_c²)`; P̄ is the mean over items of the share of equal pairs, p_c that of n_ic / n_i.
@@ -93,20 +97,13 @@ def fleiss_kappa(votes: Votes, *, coding: Coding = "choice", confidence: float =
     still weighs the same in both terms (Gwet 2014), and items with one vote, which say nothing of agreement, are in neither.
     Trap: with a rare choice kappa is low though nearly all agree; read it beside the raw share.
     """
-    counts = tabulated(votes, coding)
-    totals = counts.rows.sum(1, keepdims=True)
-    agreed, shares = (counts.rows * (counts.rows - 1)).sum(1) / (totals * (totals - 1))[:, 0], counts.rows / totals
-
-    def statistic(weights: Array) -> Array:
-        by_chance = ((weights @ shares / weights.sum(1, keepdims=True)) ** 2).sum(1)
-        return _beyond(weights @ agreed / weights.sum(1), by_chance)
-
-    return _figure(counts, statistic, counts.room, confidence)
+    table = tabulated(votes, coding)
+    return _figure(table, confidence, scale=1 / (table.votes * (table.votes - 1)))
 
 
 def krippendorff_alpha(
     votes: Votes, level: Level = "nominal", *, coding: Coding | None = None, confidence: float = 0.95
-) -> Figure:
+) -> Coefficient:
     """One less the disagreement seen over the disagreement expected, with any number of votes an item.
 
     Equation: `1 − (n − 1) Σ o_ck δ_ck / Σ n_c n_k δ_ck` over the coincidence matrix o; δ is unequal (nominal), the squared number
@@ -115,20 +112,8 @@ def krippendorff_alpha(
     Shapes: nominal compares choices by default, the other levels strengths: -1, 0, 1 where only choices were made.
     Trap: ordinal and interval forgive neighbours, so they are not comparable with nominal.
     """
-    counts = tabulated(votes, coding or ("choice" if level == "nominal" else "strength"))
-    size, values = len(counts.domain), np.array([0.0 if level == "nominal" else v for v in counts.domain])
-    scaled = counts.rows / (counts.rows.sum(1, keepdims=True) - 1)
-
-    def statistic(weights: Array) -> Array:
-        observed = (weights[:, None, :] * scaled.T) @ counts.rows - (weights @ scaled)[:, :, None] * np.eye(size)
-        margins = observed.sum(2)
-        # Between two values of an ordinal scale lie all votes from the middle of the one to the middle of the other.
-        places = margins.cumsum(1) - margins / 2 if level == "ordinal" else np.broadcast_to(values, margins.shape)
-        delta = 1 - np.eye(size) if level == "nominal" else (places[:, :, None] - places[:, None, :]) ** 2
-        expected = (margins[:, :, None] * margins[:, None, :] * delta).sum((1, 2)) / (margins.sum(1) - 1)
-        return _beyond(expected - (observed * delta).sum((1, 2)), np.zeros(1), expected)
-
-    return _figure(counts, statistic, counts.room, confidence)
+    table = tabulated(votes, coding or ("choice" if level == "nominal" else "strength"))
+    return _figure(table, confidence, scale=1 / (table.votes - 1), level=level, own=1)
 
 
 def cohen_kappas(
@@ -140,20 +125,27 @@ def cohen_kappas(
     Paper: Cohen 1960, https://doi.org/10.1177/001316446002000104.
     Trap: among many pairs some are low by chance alone; look at the interval, and at `quality.suspicious` for tests.
     """
-    kept, values, _ = coded(votes, coding)
+    latest, values, _ = coded(votes, coding)
     by_item: dict[str, list[tuple[str, Any]]] = defaultdict(list)
-    for vote, value in zip(kept, values, strict=True):
+    for vote, value in zip(latest, values, strict=True):
         by_item[vote.item].append((vote.annotator, value))
     cells: dict[tuple[str, str], Counter[tuple[Any, Any]]] = defaultdict(Counter)
     for group in by_item.values():
         for (first, x), (second, y) in itertools.combinations(group, 2):
             cells[first, second][x, y] += 1
-    enough = sorted((pair, table) for pair, table in cells.items() if table.total() >= min_items)
-    return [PairOfAnnotators(*pair, *_cohen(table, confidence)) for pair, table in enough]
+    pairs = []
+    for names, counts in sorted(cells.items()):
+        if counts.total() >= min_items:
+            domain, kinds = sorted({value for cell in counts for value in cell}), sorted(counts)
+            first, second = (np.array([[value == kind[side] for value in domain] for kind in kinds], float) for side in (0, 1))
+            multiplicity = np.array([counts[kind] for kind in kinds], float)
+            table = Table(first, second, multiplicity, np.full(len(kinds), 2.0), domain)
+            pairs.append(PairOfAnnotators(*names, _figure(table, confidence, chance=False), _figure(table, confidence)))
+    return pairs
 
 
-def self_agreement(votes: Sequence[Vote], *, confidence: float = 0.95) -> Figure:
-    """How often people who voted on an item again chose the same; its interval is over items.
+def self_agreement(votes: Sequence[Vote], *, confidence: float = 0.95) -> Coefficient:
+    """The share of repeated votes of a person on an item that are the same; its interval is over items.
 
     Trap: a second vote may be a correction, so this is a lower bound of how steady people are.
     """
@@ -161,13 +153,15 @@ def self_agreement(votes: Sequence[Vote], *, confidence: float = 0.95) -> Figure
     by_item: dict[str, list[bool]] = defaultdict(list)
     for before, after in repeats:
         by_item[before.item].append(before.choice == after.choice)
-    table = np.array([(sum(same), len(same) - sum(same)) for same in by_item.values()], dtype=np.float64).reshape(-1, 2)
-    rows, multiplicity = np.unique(table, axis=0, return_counts=True)
-    counts = Counts(rows, multiplicity, [], "" if repeats else "nobody voted twice on an item")
-    return _figure(counts, lambda weights: (weights @ rows[:, 0]) / (weights @ rows.sum(1)), 1.0, confidence)
+    counts = np.array([(sum(same), len(same) - sum(same)) for same in by_item.values()], float).reshape(-1, 2)
+    kinds, multiplicity = np.unique(counts, axis=0, return_counts=True)
+    same = np.tile([1.0, 0.0], (len(kinds), 1))
+    empty = "" if repeats else "nobody voted twice on an item"
+    table = Table(kinds, same, multiplicity.astype(float), kinds.sum(1), [True, False], empty)
+    return _figure(table, confidence, chance=False)
 
 
-def agreement_report(votes: Sequence[Vote], *, windows: int = 0, min_items: int = 1, confidence: float = 0.95) -> dict[str, Any]:
+def agreement_report(votes: Sequence[Vote], *, windows: int = 0, min_items: int = 1, confidence: float = 0.95) -> Json:
     """All figures as plain JSON values: overall, of every two annotators, of every slice, and over time.
 
     `windows` parts have equal numbers of the items with two votes, in the order in which they were last voted on; there are none
@@ -176,30 +170,30 @@ def agreement_report(votes: Sequence[Vote], *, windows: int = 0, min_items: int 
     Raises:
         DataError: as `latest_votes`.
     """
-    kept, repeats = latest_votes(votes)
-    per_item = Counter(vote.item for vote in kept)
+    latest, repeats = latest_votes(votes)
+    per_item = Counter(vote.item for vote in latest)
     slices: dict[str, dict[str, list[Vote]]] = defaultdict(lambda: defaultdict(list))
-    for vote in kept:
+    for vote in latest:
         for name, value in vote.slices.items():
             slices[name][value].append(vote)
     return {
-        "num_votes": len(kept),
+        "num_votes": len(latest),
         "num_items": len(per_item),
-        "num_annotators": len({vote.annotator for vote in kept}),
+        "num_annotators": len({vote.annotator for vote in latest}),
         "items_by_votes": {str(number): items for number, items in sorted(Counter(per_item.values()).items())},
         "num_repeats": len(repeats),
-        "overall": _summary(kept, confidence),
+        "overall": _summary(latest, confidence),
         "self": asdict(self_agreement(votes, confidence=confidence)),
-        "pairs": [asdict(pair) for pair in cohen_kappas(kept, min_items=min_items, confidence=confidence)],
+        "pairs": [asdict(pair) for pair in cohen_kappas(latest, min_items=min_items, confidence=confidence)],
         "slices": {
             name: {value: _summary(part, confidence) for value, part in sorted(parts.items())}
             for name, parts in sorted(slices.items())
         },
-        "windows": [{"from": low, "to": high, **_summary(part, confidence)} for low, high, part in _windows(kept, windows)],
+        "windows": [{"from": low, "to": high, **_summary(part, confidence)} for low, high, part in _windows(latest, windows)],
     }
 
 
-def _summary(votes: Sequence[Vote], confidence: float) -> dict[str, Any]:
+def _summary(votes: Sequence[Vote], confidence: float) -> Json:
     choices, verdicts, strengths = (tabulated(votes, coding) for coding in ("choice", "verdict", "strength"))
     figures = {
         "raw": raw_agreement(choices, confidence=confidence),
@@ -226,76 +220,82 @@ def _windows(votes: Sequence[Vote], number: int) -> list[tuple[float, float, lis
     return [(part[0][0], part[-1][0], [vote for _, item in part for vote in by_item[item]]) for part in parts]
 
 
-def tabulated(votes: Votes, coding: Coding = "choice") -> Counts:
-    """How often each value was given to each item; of votes that are tabulated already, themselves."""
-    if isinstance(votes, Counts):
+def tabulated(votes: Votes, coding: Coding = "choice") -> Table:
+    """The table of how often each value was given to each item; votes that are tabulated already stay as they are."""
+    if isinstance(votes, Table):
         return votes
-    kept, values, empty = coded(votes, coding)
-    domain = sorted(set(values))
-    if len(domain) > LARGEST_DOMAIN:
-        return Counts(np.zeros((0, 0)), np.zeros(0, np.int64), [], f"more than {LARGEST_DOMAIN} different values: round them")
-    place, items = {value: number for number, value in enumerate(domain)}, {}
-    rows = [items.setdefault(vote.item, len(items)) for vote in kept]
-    table = np.zeros((len(items), len(domain)))
-    np.add.at(table, (rows, [place[value] for value in values]), 1)
-    distinct, multiplicity = np.unique(table[table.sum(1) > 1], axis=0, return_counts=True)
-    return Counts(distinct, multiplicity, domain, "no item has the votes of two annotators" if items else empty)
+    latest, values, empty = coded(votes, coding)
+    if len(set(values)) > LARGEST_DOMAIN:
+        latest, values, empty = [], [], f"more than {LARGEST_DOMAIN} different values: round them"
+    domain, places = np.unique(np.array(values), return_inverse=True)
+    items, rows = np.unique([vote.item for vote in latest], return_inverse=True)
+    counts = np.zeros((len(items), len(domain)))
+    np.add.at(counts, (rows, places), 1)
+    kinds, multiplicity = np.unique(counts[counts.sum(1) > 1], axis=0, return_counts=True)
+    empty = "no item has the votes of two annotators" if latest else empty
+    return Table(kinds, kinds, multiplicity.astype(float), kinds.sum(1), domain.tolist(), empty)
 
 
-def _cohen(table: Counter[tuple[Any, Any]], confidence: float) -> tuple[Figure, Figure]:
-    """Raw agreement and kappa of two people from how often they said what."""
-    domain = sorted({value for pair in table for value in pair})
-    cells = sorted(table)
-    said = np.array([[[value == side for value in domain] for side in cell] for cell in cells], dtype=np.float64)
-    counts = Counts(said.sum(1), np.array([table[cell] for cell in cells]), domain)
-    equal = np.array([x == y for x, y in cells], dtype=np.float64)
+def _figure(
+    table: Table, confidence: float, *, scale: Array | float = 1.0, level: Level = "nominal", own: int = 0, chance: bool = True
+) -> Coefficient:
+    """One less the disagreement seen over that expected by chance; without `chance` the share of equal pairs.
 
-    def chance(weights: Array) -> Array:
-        return ((weights @ said[:, 0]) * (weights @ said[:, 1])).sum(1) / weights.sum(1) ** 2
+    Args:
+        scale: the weight of a pair of votes on an item of each kind.
+        own: votes that a vote cannot meet by chance: itself, in Krippendorff's alpha.
+    """
 
-    left = 1.0 - float(chance(counts.multiplicity[None].astype(np.float64))[0])
-    kappa = _figure(counts, lambda w: _beyond(w @ equal / w.sum(1), chance(w)), left, confidence)
-    return _figure(counts, lambda w: w @ equal / w.sum(1), 1.0, confidence), kappa
+    def statistic(weights: Array) -> Array:
+        met = table.coincidences(weights * scale)
+        rows, columns, total = met.sum(2), met.sum(1), met.sum((1, 2))
+        if not chance:
+            return np.trace(met, axis1=1, axis2=2) / total
+        distance = _distance(rows, table.domain, level)
+        expected = (rows[:, :, None] * columns[:, None, :] * distance).sum((1, 2)) / (total * (total - own))
+        observed = (met * distance).sum((1, 2)) / total
+        return 1 - np.divide(observed, expected, out=np.full(len(total), np.nan), where=expected > 1e-12)
 
-
-def _beyond(agreed: Array, by_chance: Array, most: Array | float = 1.0) -> Array:
-    """(agreed − chance) / (most − chance), NaN where chance alone explains all."""
-    room = np.broadcast_to(most - by_chance, agreed.shape)
-    return np.divide(agreed - by_chance, room, out=np.full(agreed.shape, np.nan), where=room > 1e-12)
-
-
-def _figure(counts: Counts, statistic: Callable[[Array], Array], room: float, confidence: float) -> Figure:
-    """A statistic of item weights with its interval; `room` is the share of pairs that would disagree by chance."""
-    number, votes = counts.size
-    if not len(counts.rows):
-        return Figure(None, None, None, 0, 0, counts.empty)
-    value = float(statistic(counts.multiplicity[None].astype(np.float64))[0])
+    if not len(table.multiplicity):
+        return Coefficient(None, None, None, 0, 0, table.empty)
+    number, votes = round(float(table.multiplicity.sum())), round(float(table.multiplicity @ table.votes))
+    value, room, reason = float(statistic(table.multiplicity[None])[0]), table.room if chance else 1.0, ""
     if math.isnan(value):
-        return Figure(None, None, None, number, votes, "only one value was ever given, so agreement by chance is certain")
+        return Coefficient(None, None, None, number, votes, "only one value was ever given, so agreement by chance is certain")
     if abs(value - 1) < 1e-12:
+        value = 1.0
         spread, reason = Spread(0.0, number, number), "all agree on every item; the lower bound is Wilson's of the raw share"
     else:
-        spread, reason = _spread(counts, statistic) if number > 1 else Spread(0.0, 1, 1.0), ""
+        spread = _spread(table, statistic) if number > 1 else Spread(0.0, 1, 1.0)
         if math.isnan(spread.error):
-            return Figure(value, None, None, number, votes, "too few items: without one of them only one value is left")
+            return Coefficient(value, None, None, number, votes, "too few items: without one of them only one value is left")
         if spread.error < 1e-12:
-            return Figure(value, None, None, number, votes, "all items are alike, so that leaving one out shows no spread")
+            return Coefficient(value, None, None, number, votes, "all items are alike, so that leaving one out shows no spread")
     # 1 less the coefficient, times the room, is a share of pairs that disagree; the interval is made of that.
     share = max(1 - room * (1 - value), 0.0)
     low, high = share_interval(share, spread._replace(error=room * spread.error), confidence)
-    return Figure(value, max(-1.0, 1 - (1 - low) / room), 1 - (1 - high) / room, number, votes, reason)
+    return Coefficient(value, max(-1.0, 1 - (1 - low) / room), 1 - (1 - high) / room, number, votes, reason)
 
 
-def _spread(counts: Counts, statistic: Callable[[Array], Array]) -> Spread:
+def _distance(margins: Array, domain: Sequence[Any], level: Level) -> Array:
+    """The squared distance of any two values, (parts or 1, values, values)."""
+    if level == "nominal":
+        return 1 - np.eye(len(domain))[None]
+    # Between two values of an ordinal scale lie all votes from the middle of the one to the middle of the other.
+    places = margins.cumsum(1) - margins / 2 if level == "ordinal" else np.array(domain, float)[None]
+    return (places[:, :, None] - places[:, None, :]) ** 2
+
+
+def _spread(table: Table, statistic: Callable[[Array], Array]) -> Spread:
     """One item of each distinct kind is left out in turn; of more than a thousand kinds, a thousandth of them at a time."""
-    kinds, weights = len(counts.rows), counts.multiplicity.astype(np.float64)
+    kinds, weights = len(table.multiplicity), table.multiplicity
     parts = min(kinds, MOST_PARTS)
     part = np.arange(kinds) if parts == kinds else np.random.default_rng(0).permutation(kinds) % parts
     left_out = np.ones(kinds) if parts == kinds else weights
-    # Bounded memory: alpha holds a matrix of rows x values for each part.
-    at_once = max(1, 4_000_000 // counts.rows.size)
+    # Bounded memory: each part has a matrix of rows x values.
+    at_once = max(1, 4_000_000 // table.first.size)
     pieces = [np.arange(start, min(start + at_once, parts)) for start in range(0, parts, at_once)]
     without = np.concatenate([statistic(weights - left_out * (part == piece[:, None])) for piece in pieces])
     if parts == kinds:
         return jackknife(without, repeats=weights)
-    return jackknife(without)._replace(groups=counts.size[0], equal=float(parts))
+    return jackknife(without)._replace(groups=round(float(weights.sum())), equal=float(parts))

@@ -14,10 +14,13 @@ from dataclasses import dataclass, replace
 
 from tether.core.types import Annotation, Comparison, Prompt, assistant
 
+EQUALLY_FLUENT = 0.04
+"""In that part of gold: a tenth of a nat a token."""
+
 
 @dataclass(frozen=True)
 class LabelledPairs:
-    """What three people, say, made of all pairs of some responses."""
+    """The labels that a few people gave to all pairs of some responses."""
 
     comparisons: list[Comparison]
     num_pairs: int
@@ -106,6 +109,14 @@ def in_true_order(comparison: Comparison) -> Comparison:
     """The same two answers with the label that gold would give; `swap` alone would keep the annotators' label."""
     right = comparison.metadata["gold_difference"] >= 0
     return comparison if right else replace(comparison.swap(), probability=1.0)
+
+
+def true_orders(comparisons: Sequence[Comparison]) -> dict[str, list[Comparison]]:
+    """Pairs as gold orders them, by the name of the accuracy on them; apart those of which neither reads better."""
+    judged = [c for c in comparisons if "gold_difference" in c.metadata]
+    even = [c for c in judged if abs(c.metadata.get("fluent_difference", 1.0)) <= EQUALLY_FLUENT]
+    orders = {"gold_accuracy": judged, "gold_accuracy_equally_fluent": even}
+    return {name: [in_true_order(c) for c in pairs] for name, pairs in orders.items() if pairs}
 
 
 def _vote(difference: float, noise: float, undecided: float, key: str) -> int:

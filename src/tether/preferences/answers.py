@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -14,17 +15,16 @@ from typing import Any
 from sqlalchemy import select
 
 from tether.core.errors import DataError
-from tether.core.types import Conversation, Message, Prompt
-from tether.data.formats.conversation import RESPONSES
-from tether.data.formats.fields import checked_prompt, checked_response, missing, number, optional, sequence, turns
+from tether.core.types import Conversation, Prompt
+from tether.data.formats.conversations import RESPONSES
+from tether.data.formats.fields import checked_prompt, checked_response, missing, number, optional, prompt_turns, sequence, turns
 from tether.data.formats.format import Row
-from tether.data.formats.preference import prompt_turns
-from tether.data.sources import Quarantine, read
-from tether.preferences.carried import told
-from tether.preferences.importing import Imported, parsed, plain
+from tether.data.sources import Quarantine, read, read_rows
+from tether.preferences.importing import Imported, json_safe
 from tether.preferences.pairs import PairsConfig, Response, choose_pairs
 from tether.preferences.store import PART, Answer, Question, Store
 from tether.preferences.tables import ResponseRow, TaskRow
+from tether.preferences.task_json import origin_of
 
 Facts = Mapping[str, Any]
 PROMPTS = ("prompt", "question", "instruction", "messages")
@@ -48,69 +48,67 @@ def read_answers(
 
     Args:
         prompts: a file of prompts with ids, for rows that name their prompt by `id` alone.
-        limit: so many rows of each file.
+        limit: the number of rows of each file to read.
         origin: `model`, `checkpoint`, `sampling` of answers that do not say.
 
     Raises:
         DataError, MissingFileError: a file is missing, damaged or has no row that can be used.
     """
-    known: dict[str, Conversation | None] = {}
+    by_id: dict[str, Conversation | None] = {}
     for row in [] if prompts is None else read(prompts, Prompt):
         own, mark, _ = row.id.rpartition("@")  # as `read` marks an id that another row had already
-        known[row.id] = row.messages
-        if mark and known.get(own, row.messages) != row.messages:
-            known[own] = None
-    return parsed(files, lambda row, _: _answers(row, known, origin), quarantine, limit)
+        by_id[row.id] = row.messages
+        if mark and by_id.get(own, row.messages) != row.messages:
+            by_id[own] = None
+    return read_rows(files, lambda row: _answers(row, by_id, origin), quarantine, limit)
 
 
-def _answers(row: Row, known: Mapping[str, Conversation | None], origin: Mapping[str, Any]) -> Iterator[Answer]:
-    named = next((name for name in PROMPTS if not missing(row.get(name))), None)
-    asked = prompt_turns(row, *PROMPTS) if named else known.get(str(row.get("id", "")), ())
-    if asked is None:
+def _answers(row: Row, prompts: Mapping[str, Conversation | None], origin: Facts) -> Iterator[Answer]:
+    has_prompt = any(not missing(row.get(name)) for name in PROMPTS)
+    question = prompt_turns(row, *PROMPTS) if has_prompt else prompts.get(str(row.get("id", "")), ())
+    if question is None:
         raise DataError(f"ambiguous prompt: several rows of --prompts have the id {row['id']!r:.40}")
-    if not asked:
+    if not question:
         raise DataError("no prompt in the row, and its id is of none in --prompts")
-    prompt = checked_prompt(asked)
+    prompt, group = checked_prompt(question), optional(row, "group")
     single = next((name for name in RESPONSES if not missing(row.get(name))), None)
     used = {"responses", "group", "system", *PROMPTS, *_LISTS, *_ORIGIN, *([single] if single else [])}
-    rest = plain({name: value for name, value in row.items() if name not in used and value is not None})
+    rest = json_safe({name: value for name, value in row.items() if name not in used and value is not None})
     common = {**origin, **{name: row[name] for name in _ORIGIN if not missing(row.get(name))}}
     if missing(row.get("responses")):
         if single is None:
             raise DataError("no answer: the row has neither responses nor a response")
-        yield _answer(prompt, row[single], common, optional(row, "group"), {}, rest)
+        yield _answer(prompt, row[single], common, group, {}, rest)
         return
-    # What is said of a prompt divides the pairs into groups, and an id would make one of each row.
+    # Facts on a prompt divide the pairs into groups, and an id would make one of each row.
     about = {"id": rest.pop("id")} if "id" in rest else {}
     texts = sequence(row["responses"], "responses")
     lists = {field: sequence(row[name], name) for name, field in _LISTS.items() if not missing(row.get(name))}
     if uneven := [field for field, values in lists.items() if len(values) != len(texts)]:
         raise DataError(f"uneven lists: {len(texts)} responses but {len(lists[uneven[0]])} of {uneven[0]}")
-    found = []
-    for place, text in enumerate(texts):
-        mine = {**common, **{field: values[place] for field, values in lists.items() if not missing(values[place])}}
-        if not (isinstance(text, str) and not text.strip()):  # a model may say nothing, and nobody is asked about that
-            found.append(_answer(prompt, text, mine, optional(row, "group"), rest, about))
-    if not found:
+    # A model may say nothing, and nobody is asked about that.
+    places = [place for place, text in enumerate(texts) if not (isinstance(text, str) and not text.strip())]
+    if not places:
         raise DataError("empty response: all of the row's responses are empty")
-    yield from found
+    for place in places:
+        own = {field: values[place] for field, values in lists.items() if not missing(values[place])}
+        yield _answer(prompt, texts[place], {**common, **own}, group, rest, about)
 
 
-def _answer(prompt: Conversation, said: Any, origin: Facts, group: str, about_prompt: Facts, about: Facts) -> Answer:
-    if isinstance(said, Mapping) and "role" not in said:
-        name = next((name for name in (*RESPONSES, "text", "content", "messages") if not missing(said.get(name))), None)
+def _answer(prompt: Conversation, answer: Any, origin: Facts, group: str, about_prompt: Facts, about: Facts) -> Answer:
+    if isinstance(answer, Mapping) and "role" not in answer:
+        name = next((name for name in (*RESPONSES, "text", "content", "messages") if not missing(answer.get(name))), None)
         if name is None:
             raise DataError(f"no answer: a response has none of {', '.join(RESPONSES)}, text, content or messages")
-        origin = {**origin, **{key: said[key] for key in _ORIGIN if not missing(said.get(key))}}
-        rest = {key: value for key, value in said.items() if key not in (*_ORIGIN, name) and value is not None}
-        about = {**about, **plain(rest)}
-        said = said[name]
-    response = checked_response(turns(said, "assistant", "responses"), "the response")
+        origin = {**origin, **{key: answer[key] for key in _ORIGIN if not missing(answer.get(key))}}
+        rest = {key: value for key, value in answer.items() if key not in (*_ORIGIN, name) and value is not None}
+        about, answer = {**about, **json_safe(rest)}, answer[name]
+    response = checked_response(turns(answer, "assistant", "responses"), "the response")
     members = [number(value, "members") for value in sequence(origin.get("members") or [], "members")]
     scores = {"score": statistics.fmean(members), "spread": statistics.pstdev(members)} if members else {}
     details = {**about, "members": members} if members else about
-    known = {**scores, **told({name: value for name, value in plain(origin).items() if name in _ORIGIN})}
-    return Answer(prompt, response, group, prompt_details=about_prompt, details=details, **known)
+    fields = {**scores, **origin_of({name: value for name, value in json_safe(origin).items() if name in _ORIGIN})}
+    return Answer(prompt, response, group, prompt_details=about_prompt, details=details, **fields)
 
 
 def import_answers(store: Store, answers: Iterable[Answer]) -> Imported:
@@ -120,14 +118,14 @@ def import_answers(store: Store, answers: Iterable[Answer]) -> Imported:
         total += Imported(rows=len(part), answers=store.add_answers(part))
         scored = {answer.id: answer for answer in part if answer.score is not None}
         with store.transaction() as session:
-            for row in session.execute(select(ResponseRow).where(ResponseRow.id.in_(scored))).scalars():
-                new, kept = scored[row.id], {name: value for name, value in row.details.items() if name != "members"}
-                row.score, row.spread = new.score, new.spread
-                row.details = {**kept, "members": list(new.details["members"])} if "members" in new.details else kept
+            for row in session.scalars(select(ResponseRow).where(ResponseRow.id.in_(scored))):
+                new, rest = scored[row.id], {name: value for name, value in row.details.items() if name != "members"}
+                members = {name: new.details[name] for name in ("members",) if name in new.details}
+                row.score, row.spread, row.details = new.score, new.spread, rest | members
     return total
 
 
-def ask(store: Store, config: PairsConfig, *, round: str = "", priority: float = 0.0) -> int:
+def ask_pairs(store: Store, config: PairsConfig, *, round: str = "", priority: float = 0.0) -> int:
     """Choose pairs among the store's answers and make tasks of them; returns how many. Pairs that were ever asked are left out.
 
     All texts are held at once while pairs are chosen. The most telling pair of a batch is asked first; batches go by `priority`.
@@ -136,17 +134,15 @@ def ask(store: Store, config: PairsConfig, *, round: str = "", priority: float =
         ConfigError: the strategy needs scores that an answer lacks.
     """
     with store.reading() as session:
-        asked = {"/".join((prompt, pair)) for prompt, pair in session.execute(select(TaskRow.prompt_id, TaskRow.pair))}
-        responses: dict[str, list[Response]] = {}
-        columns = (ResponseRow.id, ResponseRow.prompt_id, ResponseRow.messages, ResponseRow.score, ResponseRow.spread)
-        for key, prompt, messages, score, spread, details in session.execute(select(*columns, ResponseRow.details)):
-            text = "\n\n".join(Message(m["role"], m["content"]).content for m in messages)
-            members = tuple(details.get("members") or ())
-            responses.setdefault(prompt, []).append(Response(key, text, score, spread, members))
+        before = {f"{prompt}/{pair}" for prompt, pair in session.execute(select(TaskRow.prompt_id, TaskRow.pair))}
+        responses: dict[str, list[Response]] = defaultdict(list)
+        for row in session.scalars(select(ResponseRow).execution_options(yield_per=PART)):
+            text = "\n\n".join(turn["content"] for turn in row.messages)
+            members = tuple(row.details.get("members") or ())
+            responses[row.prompt_id].append(Response(row.id, text, row.score, row.spread, members))
     several = {prompt: some for prompt, some in sorted(responses.items()) if len(some) > 1}
-    chosen = choose_pairs(several, config, asked=asked)
-    size = max(1, len(chosen))
+    chosen = choose_pairs(several, config, asked=before)
     return store.add_questions(
-        Question(p.prompt, p.first, p.second, p.people, None, p.strategy, priority + place / size, round)
+        Question(p.prompt, p.first, p.second, p.people, None, p.strategy, priority + place / len(chosen), round)
         for place, p in enumerate(chosen)
     )

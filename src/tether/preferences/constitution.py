@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -26,7 +25,7 @@ PACKAGED = Path(__file__).resolve().parent.parent / "recipes" / "judge"
 
 
 class Principle(Config):
-    """What answers should be like, as two requests to the model and as a rubric."""
+    """A quality of good answers, as two requests to the model and as a rubric."""
 
     name: str = Field(min_length=1)
     critique: str = Field(min_length=1, description="asks what is wrong with the last answer")
@@ -88,17 +87,16 @@ def read_rubric(name: str | Path) -> Rubric:
 
 def _file(name: str | Path) -> Path:
     path = Path(name).expanduser()
-    found = [path, *(PACKAGED / f"{name}{suffix}" for suffix in (".md", ".toml") if path.name == str(name))]
-    for candidate in found:
-        if candidate.is_file():
-            return candidate
+    packaged = [PACKAGED / f"{name}{suffix}" for suffix in (".md", ".toml") if path.name == str(name)]
+    if file := next((candidate for candidate in (path, *packaged) if candidate.is_file()), None):
+        return file
     names = ", ".join(sorted(p.stem for p in PACKAGED.iterdir() if p.suffix in (".md", ".toml")))
     raise MissingFileError(f"no rubric named {name!s}: give the path of a text file or one of {names}")
 
 
 @dataclass
 class Revisions:
-    """What came of critique and revision; prompts without a usable result are counted by what went wrong."""
+    """Demonstrations from critique and revision; prompts without a usable result are counted by the reason."""
 
     demonstrations: list[Demonstration] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
@@ -106,27 +104,29 @@ class Revisions:
 
 @dataclass
 class _Draft:
-    """A prompt's answer as it stands, what is said next, and how it came about."""
+    """The versions of a prompt's answer, the steps between them, and the reason why there will be no further one."""
 
     prompt: Prompt
-    talk: Conversation
-    answer: str = ""
-    initial: str = ""
-    steps: list[dict[str, Any]] = field(default_factory=list)
-    wrong: str = ""
+    versions: list[str] = field(default_factory=list)
+    steps: list[dict[str, str]] = field(default_factory=list)
+    problem: str = ""
 
-    def hear(self, what: str, reply: Reply) -> None:
-        if reply.text is None:
-            self.wrong = f"{what}: {reply.reason.partition(': ')[0]}"
-        elif not reply.text:
-            self.wrong = f"{what}: empty"
-        elif not reply.finished and what != "critique":  # what a critique has said by then is said
-            self.wrong = f"{what}: did not end in time"
-        elif what == "answer":
-            self.initial = self.answer = reply.text
+    def question(self, kind: str, principle: Principle) -> Conversation:
+        if kind == "answer":
+            return self.prompt.messages
+        critique = (*self.prompt.messages, assistant(self.versions[-1]), user(principle.critique))
+        return critique if kind == "critique" else (*critique, assistant(self.steps[-1]["critique"]), user(principle.revision))
+
+    def take(self, kind: str, principle: Principle, reply: Reply) -> None:
+        text, problem = reply.text or "", _problem(reply, may_be_cut=kind == "critique")
+        if problem:
+            self.problem = f"{kind}: {problem}"
+        elif kind == "critique":
+            self.steps.append({"principle": principle.name, "critique": text})
         else:
-            self.steps[-1][what] = reply.text
-            self.answer = self.steps[-1].get("revision", self.answer)
+            self.versions.append(text)
+            if kind == "revision":
+                self.steps[-1]["revision"] = text
 
 
 def revise(
@@ -141,65 +141,58 @@ def revise(
 ) -> Revisions:
     """Answer each prompt, then criticise and rewrite the answer `rounds` times, each time by a principle drawn for it.
 
-    A demonstration holds the prompt and the last version, its metadata the first answer (`initial`) and all that was said on the
-    way (`steps`). A prompt of which a reply failed or was empty, or an answer did not end in time, gives none.
+    A demonstration holds the prompt and the last version; its metadata the first answer (`initial`) and every critique and
+    revision (`steps`). A prompt of which a reply failed or was empty, or an answer did not end in time, gives none.
 
     Args:
         told: hears how many of the `len(prompts) * (1 + 2 * rounds)` replies are done, those that need not be asked included.
     """
-    drafts, done = [_Draft(prompt, prompt.messages) for prompt in prompts], itertools.count(1)
-
-    def heard(*_: object) -> None:
-        if told:
-            told(next(done))
-
-    for number, what in enumerate(("answer", *("critique", "revision") * rounds)):
-        waiting = [draft for draft in drafts if not draft.wrong]
-        for draft in waiting if what != "answer" else ():
-            asked = draft.prompt.messages
-            principle = constitution.draw(str(seed), str((number - 1) // 2), _words(asked))
-            draft.talk = (*asked, assistant(draft.answer), user(principle.critique))
-            if what == "critique":
-                draft.steps.append({"principle": principle.name})
-            else:
-                draft.talk += (assistant(draft.steps[-1]["critique"]), user(principle.revision))
+    drafts, done = [_Draft(prompt) for prompt in prompts], itertools.count(1)
+    report = (lambda *_: told(next(done))) if told else lambda *_: None
+    for number, kind in enumerate(("answer", *("critique", "revision") * rounds)):
+        waiting = [draft for draft in drafts if not draft.problem]
+        principles = [constitution.draw(str(seed), str((number - 1) // 2), _words(draft.prompt.messages)) for draft in waiting]
+        questions = [draft.question(kind, principle) for draft, principle in zip(waiting, principles, strict=True)]
         for _ in range(len(drafts) - len(waiting)):
-            heard()
-        for draft, reply in zip(waiting, _ask(model, [d.talk for d in waiting], sampling, seed, told=heard), strict=True):
-            draft.hear(what, reply)
-    result = Revisions(failures=Counter(draft.wrong for draft in drafts if draft.wrong))
-    for draft in drafts:
-        if not draft.wrong:
-            metadata = {**draft.prompt.metadata, "initial": draft.initial, "steps": draft.steps, "model": model.name}
-            messages = (*draft.prompt.messages, assistant(draft.answer))
-            result.demonstrations.append(Demonstration(messages, draft.prompt.id, metadata))
+            report()
+        replies = _ask(model, questions, sampling, seed, told=report)
+        for draft, principle, reply in zip(waiting, principles, replies, strict=True):
+            draft.take(kind, principle, reply)
+    result = Revisions(failures=Counter(draft.problem for draft in drafts if draft.problem))
+    for prompt, draft in ((draft.prompt, draft) for draft in drafts if not draft.problem):
+        metadata = {**prompt.metadata, "initial": draft.versions[0], "steps": draft.steps, "model": model.name}
+        result.demonstrations.append(Demonstration((*prompt.messages, assistant(draft.versions[-1])), prompt.id, metadata))
     return result
 
 
 def sampled_pairs(
     model: ChatModel, prompts: Sequence[Prompt], sampling: Sampling, *, seed: int = 0
 ) -> tuple[list[Comparison], Counter[str]]:
-    """Two answers to each prompt, not yet judged (`probability` 0.5), and why some prompts have no pair.
+    """Two answers to each prompt, not yet judged (`probability` 0.5), and the reasons why some prompts have no pair.
 
     Raises:
         DataError: the sampling is greedy, so that both answers would be the same.
     """
     if not sampling.temperature:
         raise DataError("two greedy answers are one answer: sample at a temperature above 0")
-    conversations = [prompt.messages for prompt in prompts for _ in range(2)]
-    replies = _ask(model, conversations, sampling, seed, samples=[i % 2 for i in range(len(conversations))])
+    first, second = (_ask(model, [prompt.messages for prompt in prompts], sampling, seed, sample) for sample in (0, 1))
     pairs, failures = [], Counter[str]()
-    for prompt, a, b in zip(prompts, replies[::2], replies[1::2], strict=True):
-        if not a.text or not b.text:
-            failures["answer: " + ((a if not a.text else b).reason.partition(": ")[0] or "empty")] += 1
-        elif not (a.finished and b.finished):
-            failures["answer: did not end in time"] += 1
+    for prompt, a, b in zip(prompts, first, second, strict=True):
+        if problem := _problem(a) or _problem(b):
+            failures[f"answer: {problem}"] += 1
         elif a.text == b.text:
             failures["two equal answers"] += 1
         else:
-            sides = ((assistant(a.text),), (assistant(b.text),))
+            sides = ((assistant(a.text or ""),), (assistant(b.text or ""),))
             pairs.append(Comparison(prompt.messages, *sides, id=prompt.id, probability=0.5, metadata=dict(prompt.metadata)))
     return pairs, failures
+
+
+def _problem(reply: Reply, *, may_be_cut: bool = False) -> str:
+    """The reason why a reply cannot be used; empty where it can."""
+    if not reply.text:
+        return reply.reason.partition(": ")[0] or "empty"
+    return "" if reply.finished or may_be_cut else "did not end in time"
 
 
 def _ask(
@@ -207,13 +200,11 @@ def _ask(
     conversations: Sequence[Conversation],
     sampling: Sampling,
     seed: int,
-    *,
-    samples: Sequence[int] | None = None,
+    sample: int = 0,
     told: Callable[[int, Reply], None] | None = None,
 ) -> list[Reply]:
     """Replies whose randomness depends on what is asked and not on its place: other prompts before it change nothing."""
-    samples = samples or [0] * len(conversations)
-    ordinals = [_number(_words(c), str(sample)) for c, sample in zip(conversations, samples, strict=True)]
+    ordinals = [_number(_words(conversation), str(sample)) for conversation in conversations]
     return model.replies(conversations, sampling, seed=seed, ordinals=ordinals, told=told) if conversations else []
 
 

@@ -1,4 +1,4 @@
-"""How a preference store's database is found, opened and brought up to date."""
+"""The database of a preference store: its address, its connections and its migrations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import SQLModel, create_engine
 
 from tether.core.errors import ConfigError
-from tether.preferences import tables  # noqa: F401  (declares what is created)
 
 Migration = Callable[[Connection], None]
 
@@ -25,20 +24,20 @@ def _roles_of_leases(connection: Connection) -> None:
 
 
 MIGRATIONS: tuple[Migration, ...] = (SQLModel.metadata.create_all, _roles_of_leases)
-"""What makes a store, and what brings an older one up to date, in order; a store knows how many of them it has seen.
+"""The steps that make a store and bring an older one up to date, in order; a store knows how many of them it has seen.
 
 The first makes today's tables, so that a new store needs none of the others.
 """
 
 
-def address_of(url: str | Path) -> URL:
-    """Where the database is, of a path or a URL; ConfigError for what looks like a URL and is none."""
+def database_url(url: str | Path) -> URL:
+    """The address of the database at a path or a URL; ConfigError for a text that looks like a URL and is none."""
     try:
         # The driver is that of the extra `postgres`.
-        known = make_url(str(url).replace("postgresql://", "postgresql+psycopg://", 1)) if "://" in str(url) else None
+        given = make_url(str(url).replace("postgresql://", "postgresql+psycopg://", 1)) if "://" in str(url) else None
     except (SQLAlchemyError, ValueError):  # the text may hold a password
         raise ConfigError(f"{str(url).partition('://')[0]}://…: this is no database's URL. Write scheme://host/name") from None
-    address = known or URL.create("sqlite", database=str(url))
+    address = given or URL.create("sqlite", database=str(url))
     if address.get_backend_name() == "sqlite" and address.database:
         address = address.set(database=os.path.expanduser(address.database))
     return address
@@ -84,18 +83,18 @@ def migrate(connection: Connection, url: URL) -> str:
     _check_ours(inspect(connection).get_table_names(), url)
     connection.execute(text("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL)"))
     connection.execute(text("CREATE TABLE IF NOT EXISTS store_id (id TEXT NOT NULL)"))
-    known = connection.execute(text("SELECT max(version) FROM schema_version")).scalar() or 0
-    if known > len(MIGRATIONS):
-        raise ConfigError(f"{shown(url)} was written by a newer tether (schema {known}). Upgrade tether")
-    for migration in MIGRATIONS[known:] if known else MIGRATIONS[:1]:
+    version = connection.execute(text("SELECT max(version) FROM schema_version")).scalar() or 0
+    if version > len(MIGRATIONS):
+        raise ConfigError(f"{shown(url)} was written by a newer tether (schema {version}). Upgrade tether")
+    for migration in MIGRATIONS[version:] if version else MIGRATIONS[:1]:
         migration(connection)
-    if known < len(MIGRATIONS):
+    if version < len(MIGRATIONS):
         connection.execute(text("INSERT INTO schema_version VALUES (:version)"), {"version": len(MIGRATIONS)})
-    if found := connection.execute(text("SELECT id FROM store_id")).scalar():
-        return found
-    fresh = secrets.token_hex(8)
-    connection.execute(text("INSERT INTO store_id VALUES (:id)"), {"id": fresh})
-    return fresh
+    store_id = connection.execute(text("SELECT id FROM store_id")).scalar()
+    if not store_id:
+        store_id = secrets.token_hex(8)
+        connection.execute(text("INSERT INTO store_id VALUES (:id)"), {"id": store_id})
+    return store_id
 
 
 def shown(url: URL) -> str:

@@ -16,7 +16,7 @@ from tether.core.protocols import ChatModel, Verdict
 from tether.core.types import Annotation, Comparison, Conversation, Prompt, Score, assistant, user
 
 Rubric = str | Callable[[Comparison], str]
-"""What a judge goes by: words for all comparisons, or for each its own."""
+"""The criterion of a judge: words for all comparisons, or words for each of them."""
 OPTIONS = ("A", "B")
 SCALE = tuple("123456789")
 """Single digits: one token each, and none begins another."""
@@ -44,7 +44,7 @@ SINGLE = {
 
 
 def pair_question(comparison: Comparison, rubric: str, *, swapped: bool = False) -> Conversation:
-    """What a judge is asked of a comparison: `chosen` as answer A, or as B where `swapped`.
+    """The question to a judge about a comparison: `chosen` as answer A, or as B where `swapped`.
 
     Trap: an answer may hold orders to the judge, and headings like those here. Every true heading has a mark, a word that stands
     in none of the texts, so no answer can end its own part or begin another. Whether a model obeys what it reads is left open.
@@ -54,7 +54,7 @@ def pair_question(comparison: Comparison, rubric: str, *, swapped: bool = False)
 
 
 def score_question(prompt: Conversation, response: str, rubric: str) -> Conversation:
-    """What a judge is asked of a single answer; the trap as for `pair_question`."""
+    """The question to a judge about a single answer; the trap as for `pair_question`."""
     return _question(SINGLE, rubric, prompt, {"answer": (assistant(response),)})
 
 
@@ -78,7 +78,7 @@ def _mark(texts: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Judgment:
-    """What a judge said of a comparison, asked once with either answer first.
+    """A judge's verdict on a comparison, asked once with either answer first.
 
     `shown_first`, `shown_second`: the log-odds, in nats, of `chosen` against `rejected` where `chosen` stood there; infinite
     where a written reply had to be read; None where asking failed, for `reason`. `mass`: how probable any verdict at all was.
@@ -107,18 +107,18 @@ class Judgment:
 
     @property
     def bias(self) -> float | None:
-        """What the first place adds to an answer's log-odds, in nats: ``(l_1 - l_2) / 2``; None where it is not known."""
+        """The part that the first place adds to an answer's log-odds, in nats: ``(l_1 - l_2) / 2``; None if unknown."""
         a, b = self.shown_first, self.shown_second
         return (a - b) / 2 if a is not None and b is not None and math.isfinite(a) and math.isfinite(b) else None
 
     @property
     def follows_place(self) -> bool | None:
-        """Whether the verdict names the same place in both orders, and so is one of the place and not of the answers."""
+        """True where the verdict names the same place in both orders, and so is one of the place and not of the answers."""
         a, b = self.shown_first, self.shown_second
         return None if a is None or b is None else a * b < 0
 
     def probability(self, temperature: float = 1.0) -> float | None:
-        """That `chosen` is the better answer: ``sigma(log_odds / temperature)``."""
+        """The probability that `chosen` is the better answer: ``sigma(log_odds / temperature)``."""
         odds = self.log_odds
         return None if odds is None else 0.5 * (1.0 + math.tanh(odds / temperature / 2.0))
 
@@ -141,8 +141,8 @@ class PairJudge:
         """A judgment of each comparison, from two questions; `told` hears how many questions have been answered so far."""
         rubrics = [self.rubric if isinstance(self.rubric, str) else self.rubric(row) for row in comparisons]
         both = [(row, words, swapped) for row, words in zip(comparisons, rubrics, strict=True) for swapped in (False, True)]
-        asked = [pair_question(row, words, swapped=swapped) for row, words, swapped in both]
-        verdicts = self.model.verdicts(asked, OPTIONS, told=_counting(told))
+        questions = [pair_question(row, words, swapped=swapped) for row, words, swapped in both]
+        verdicts = self.model.verdicts(questions, OPTIONS, told=_counting(told))
         return [_judgment(first, second) for first, second in zip(verdicts[::2], verdicts[1::2], strict=True)]
 
     def label(self, comparisons: Sequence[Comparison], judgments: Sequence[Judgment]) -> list[Comparison]:
@@ -176,24 +176,18 @@ def _judgment(chosen_first: Verdict, chosen_second: Verdict) -> Judgment:
 
 def _labelled(row: Comparison, judge: str, probability: float, judgment: Judgment) -> Comparison:
     turned = probability < 0.5
-    metadata = _exchanged(row.metadata) if turned else dict(row.metadata)
+    metadata = dict(_exchanged(row.metadata) if turned else row.metadata)
     given = row.swap().probability if turned else row.probability
-    odds, bias = judgment.log_odds, judgment.bias
-    metadata |= {"judge": judge, "given_probability": given, "position_bias": bias}
+    odds, probability = judgment.log_odds, max(probability, 1.0 - probability)
+    metadata |= {"judge": judge, "given_probability": given, "position_bias": judgment.bias}
     metadata["log_odds"] = abs(odds) if odds is not None and math.isfinite(odds) else None
-    probability = max(probability, 1.0 - probability)
-    return replace(
-        row.swap() if turned else row,
-        probability=probability,
-        tie=probability == 0.5,
-        margin=None,
-        annotations=(Annotation(judge, 2.0 * probability - 1.0),),
-        metadata=metadata,
-    )
+    row, vote = row.swap() if turned else row, Annotation(judge, 2.0 * probability - 1.0)
+    tie = probability == 0.5
+    return replace(row, probability=probability, tie=tie, margin=None, annotations=(vote,), metadata=metadata)
 
 
-def _exchanged(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """What is known of the two sides goes with them."""
+def _exchanged(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The metadata with facts on the two sides exchanged."""
     other = {"chosen": "rejected", "rejected": "chosen"}
     names = {key: key.partition("_") for key in metadata}
     return {other.get(first, first) + dash + rest: metadata[key] for key, (first, dash, rest) in names.items()}
@@ -211,8 +205,8 @@ class ScoreJudge:
 
     def score_texts(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
         """A score for each response, None with its reason where asking failed. An empty response is scored like any other."""
-        asked = [score_question(p.messages, response, self.rubric) for p, response in zip(prompts, responses, strict=True)]
-        return [_score(verdict) for verdict in self.model.verdicts(asked, SCALE)]
+        questions = [score_question(p.messages, response, self.rubric) for p, response in zip(prompts, responses, strict=True)]
+        return [_score(verdict) for verdict in self.model.verdicts(questions, SCALE)]
 
 
 def _score(verdict: Verdict) -> Score:

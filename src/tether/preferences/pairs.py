@@ -1,4 +1,4 @@
-"""Which pairs of responses to ask people about, how many people, in what order of sides, and with which gold questions between.
+"""The choice of pairs to ask people about, of the number of people, and of the side on which an answer stands.
 
 Every draw is a hash of the seed and of what is drawn, so that the order of prompts, responses and people changes nothing, and a
 prompt that is added or taken away changes no draw of another one.
@@ -25,7 +25,7 @@ Strategy = Literal["random", "uncertain", "information", "disagreement", "length
 
 
 class PairsConfig(Config):
-    """Which pairs to ask, and how often.
+    """The pairs to ask, and the number of people to ask.
 
     `uncertain`: the reward model's P(first preferred) is nearest to one half. `information`: the answer tells most about which
     member of an ensemble is right. `disagreement`: the members differ most about the difference. `length_matched`: lengths
@@ -36,12 +36,12 @@ class PairsConfig(Config):
     strategy: Strategy = "random"
     num_pairs: int = Field(100, ge=1)
     per_prompt: int | None = Field(None, ge=1)
-    """At most so many pairs of one prompt, by default 3; a ranking takes a prompt whole."""
+    """The largest number of pairs of one prompt, by default 3; a ranking takes a prompt whole."""
     ranked: int | None = Field(None, ge=2)
     length_difference: float | None = Field(None, ge=0, lt=1)
     """By default 0.1."""
     overlap: int = Field(1, ge=1)
-    """How many people judge a pair."""
+    """The number of people who judge a pair."""
     shared_share: float = Field(0.0, ge=0, le=1)
     """This share of the pairs, drawn at random, is judged by `shared_overlap` people, to measure agreement."""
     shared_overlap: int | None = Field(None, ge=2)
@@ -103,14 +103,14 @@ def choose_pairs(responses: Mapping[str, Sequence[Response]], config: PairsConfi
         ConfigError: the strategy needs scores that a response lacks.
         DataError: two responses of a prompt have one id.
     """
-    fresh: list[Pair] = []
-    before = set(asked)
+    fresh, before = [], set(asked)
     for prompt, some in responses.items():
         if len({response.id for response in some}) < len(some):
             raise DataError(f"{prompt}: two responses have one id; every response needs its own")
         usable = _distinct(some)
         if config.ranked is not None:
-            usable = sorted(_drawn(usable, config.ranked, config.seed, prompt), key=lambda response: response.id)
+            drawn = sorted(usable, key=lambda response: _uniform(config.seed, prompt, response.id))[: config.ranked]
+            usable = sorted(drawn, key=lambda response: response.id)
         for x, y in itertools.combinations(usable, 2):
             pair = Pair(prompt, x.id, y.id, config.strategy)
             if pair.item not in before and (value := _value(x, y, config, prompt)) is not None:
@@ -121,12 +121,12 @@ def choose_pairs(responses: Mapping[str, Sequence[Response]], config: PairsConfi
 
 
 def shown_left(seed: int, item: str, annotator: str) -> Side:
-    """Which response of a pair stands on the left for a person: at random, and the same whenever it is asked again."""
+    """The response of a pair that stands on the left for a person: at random, and the same whenever it is asked again."""
     return "first" if _uniform(seed, "left", item, annotator) < 0.5 else "second"
 
 
 def _value(x: Response, y: Response, config: PairsConfig, prompt: str) -> float | None:
-    """How much a strategy wants a pair; None where it does not want it at all."""
+    """The value of a pair to a strategy; None where it does not want the pair at all."""
     if config.strategy in ("random", "ranking"):
         return 0.0
     if config.strategy == "length_matched":
@@ -135,34 +135,33 @@ def _value(x: Response, y: Response, config: PairsConfig, prompt: str) -> float 
         # None is preferred among those that match: the nearest lengths are mostly those of cut-off or very short texts.
         return 0.0 if longer - shorter <= limit * longer else None
     differences = [a - b for a, b in zip(x.members, y.members, strict=False)] if len(x.members) == len(y.members) else []
-    chances = [_sigmoid(difference) for difference in differences]
-    if config.strategy == "disagreement" and len(differences) > 1:
-        return statistics.pstdev(differences)
-    if config.strategy == "disagreement" and x.spread is not None and y.spread is not None:
-        return math.hypot(x.spread, y.spread)  # without the members their errors are taken to be independent
-    if config.strategy == "information" and len(differences) > 1:
-        return _entropy(statistics.fmean(chances)) - statistics.fmean(map(_entropy, chances))
-    if config.strategy == "uncertain" and differences:
-        return _entropy(statistics.fmean(chances))
-    if config.strategy == "uncertain" and x.score is not None and y.score is not None:
-        return _entropy(_sigmoid(x.score - y.score))
+    single = [x.score - y.score] if x.score is not None and y.score is not None else []
+    match config.strategy:
+        case "uncertain" if chances := _chances(differences or single):
+            return _entropy(statistics.fmean(chances))
+        case "information" if len(chances := _chances(differences)) > 1:
+            return _entropy(statistics.fmean(chances)) - statistics.fmean(map(_entropy, chances))
+        case "disagreement" if len(differences) > 1:
+            return statistics.pstdev(differences)
+        case "disagreement" if x.spread is not None and y.spread is not None:
+            return math.hypot(x.spread, y.spread)  # without the members their errors are taken to be independent
     needs = {"uncertain": "score or members", "information": "members, two at least", "disagreement": "members or spread"}
     raise ConfigError(f"strategy = '{config.strategy}' needs {needs[config.strategy]} of each response; {prompt} lacks them")
 
 
 def _covering(pairs: Sequence[Pair], config: PairsConfig) -> list[Pair]:
     """The first pairs within the limits of the whole and of each prompt; of a ranking, whole prompts."""
-    of_prompt, taken, kept = Counter(pair.prompt for pair in pairs), Counter(), []
+    of_prompt, taken, chosen = Counter(pair.prompt for pair in pairs), Counter(), []
     for pair in pairs:
         if config.strategy == "ranking":
             # Begun is finished: a part of a ranking is none.
-            fits = bool(taken[pair.prompt]) or len(kept) + of_prompt[pair.prompt] <= config.num_pairs
+            fits = bool(taken[pair.prompt]) or len(chosen) + of_prompt[pair.prompt] <= config.num_pairs
         else:
-            fits = len(kept) < config.num_pairs and taken[pair.prompt] < (config.per_prompt or 3)
+            fits = len(chosen) < config.num_pairs and taken[pair.prompt] < (config.per_prompt or 3)
         if fits:
             taken[pair.prompt] += 1
-            kept.append(pair)
-    return kept
+            chosen.append(pair)
+    return chosen
 
 
 def _shared(pairs: Sequence[Pair], config: PairsConfig) -> list[Pair]:
@@ -172,13 +171,9 @@ def _shared(pairs: Sequence[Pair], config: PairsConfig) -> list[Pair]:
 
 
 def _distinct(responses: Iterable[Response]) -> list[Response]:
-    """Those with something in them, of equal texts one, sorted by id."""
+    """The responses that are not empty, one of each text, sorted by id."""
     by_text = {_text(response): response for response in sorted(responses, key=lambda r: r.id, reverse=True)}
     return sorted((response for text, response in by_text.items() if text), key=lambda r: r.id)
-
-
-def _drawn(responses: Iterable[Response], number: int, *key: object) -> list[Response]:
-    return sorted(responses, key=lambda response: _uniform(*key, response.id))[:number]
 
 
 def _text(response: Response) -> str:
@@ -191,8 +186,9 @@ def _uniform(*key: object) -> float:
     return int.from_bytes(hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()[:7], "big") / 2**56
 
 
-def _sigmoid(x: float) -> float:
-    return 0.5 * (1 + math.tanh(x / 2))
+def _chances(differences: Iterable[float]) -> list[float]:
+    """P(first preferred) of differences of scores."""
+    return [0.5 * (1 + math.tanh(difference / 2)) for difference in differences]
 
 
 def _entropy(p: float) -> float:

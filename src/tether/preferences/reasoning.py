@@ -39,27 +39,26 @@ class Reasoning:
         self, conversations: Sequence[Conversation], options: Sequence[str], *, told: Callable[[int, Verdict], None] | None = None
     ) -> list[Verdict]:
         """See core.protocols.ChatModel."""
-        found: dict[int, Verdict] = {}
+        verdicts: dict[int, Verdict] = {}
 
         def settle(place: int, verdict: Verdict) -> None:
-            found[place] = verdict
+            verdicts[place] = verdict
             if told:
                 told(place, verdict)
 
         for start in range(0, len(conversations), AT_A_TIME):
             part = conversations[start : start + AT_A_TIME]
-            asked = [(*talk[:-1], user(f"{talk[-1].content}\n\n{FIRST}")) for talk in part]
-            reasons = self.model.replies(asked, self.sampling, ordinals=[0] * len(part))
-            places, ready = [], []
-            for place, (talk, reason) in enumerate(zip(asked, reasons, strict=True), start):
+            questions = [(*talk[:-1], user(f"{talk[-1].content}\n\n{FIRST}")) for talk in part]
+            reasons = self.model.replies(questions, self.sampling, ordinals=[0] * len(part))
+            ready: dict[int, Conversation] = {}
+            for place, (talk, reason) in enumerate(zip(questions, reasons, strict=True), start):
                 if reason.text:
-                    places.append(place)
-                    ready.append((*talk, assistant(reason.text), user(THEN)))
+                    ready[place] = (*talk, assistant(reason.text), user(THEN))
                 else:
                     settle(place, Verdict(None, reason=reason.reason or NO_REASONS))
-            if ready:
-                self.model.verdicts(ready, options, told=lambda i, verdict, places=places: settle(places[i], verdict))
-        return [found[place] for place in range(len(conversations))]
+            if places := list(ready):
+                self.model.verdicts(list(ready.values()), options, told=lambda i, v, places=places: settle(places[i], v))
+        return [verdicts[place] for place in range(len(conversations))]
 
     def replies(
         self,

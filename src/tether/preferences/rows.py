@@ -7,25 +7,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tether.core.files import whole_file
-from tether.core.types import Comparison, Conversation, Demonstration, Message
+from tether.core.rundir import write_jsonl
+from tether.core.types import Comparison, Conversation, Demonstration, Json, Message
 
 
-def turn_rows(conversation: Conversation) -> list[dict[str, str]]:
+def turn_rows(conversation: Conversation) -> list[Json]:
     """A conversation as plain JSON values."""
-    return [{"role": turn.role, "content": turn.content} for turn in conversation]
+    return [turn.as_row() for turn in conversation]
 
 
-def turns_of(rows: Sequence[Mapping[str, str]]) -> Conversation:
+def turns_of(rows: Sequence[Mapping[str, Any]]) -> Conversation:
     """The conversation that `turn_rows` was given."""
-    return tuple(Message(row["role"], row["content"]) for row in rows)  # type: ignore[arg-type]
+    return tuple(Message(row["role"], row["content"], tuple(map(json.dumps, row.get("tool_calls", ())))) for row in rows)
 
 
-def as_row(record: Comparison | Demonstration) -> dict[str, Any]:
+def record_row(record: Comparison | Demonstration) -> Json:
     """A row of the formats `preference` or `messages`, as plain JSON values; empty fields are left out."""
-    more: dict[str, Any] = {"id": record.id, "metadata": dict(record.metadata)}
+    more: Json = {"id": record.id, "metadata": dict(record.metadata)}
     if isinstance(record, Demonstration):
-        row: dict[str, Any] = {"messages": turn_rows(record.messages)}
+        row: Json = {"messages": turn_rows(record.messages)}
+        more["tools"] = record.messages[0].tools
     else:
         row = {name: turn_rows(getattr(record, name)) for name in ("prompt", "chosen", "rejected")}
         row |= {"probability": record.probability, "tie": record.tie}
@@ -36,5 +37,4 @@ def as_row(record: Comparison | Demonstration) -> dict[str, Any]:
 
 def write_rows(path: str | Path, records: Iterable[Comparison | Demonstration]) -> None:
     """All of them, or the file as it was before."""
-    with whole_file(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        file.writelines(json.dumps(as_row(record), ensure_ascii=False, default=str) + "\n" for record in records)
+    write_jsonl(path, map(record_row, records))

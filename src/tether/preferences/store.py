@@ -1,4 +1,4 @@
-"""Where comparisons live: one database that acknowledges nothing that it could lose.
+"""The store of comparisons: one database that acknowledges nothing that it could lose.
 
 SQLite by default, in write-ahead mode with a flush at every commit; PostgreSQL by its URL. Every change of what is lent and
 judged is one transaction that begins by taking the write lock, so that no two people get a task's last place.
@@ -17,21 +17,21 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
-from sqlalchemy import bindparam, exists, func, insert, select, text, update
+from sqlalchemy import delete, exists, func, insert, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.orm import aliased
 from sqlmodel import Session
 
 from tether.core.errors import ConfigError, DataError
-from tether.core.types import Conversation
-from tether.preferences.database import address_of, engine_of, migrate, shown
-from tether.preferences.rows import turn_rows
+from tether.core.types import Conversation, Json
+from tether.preferences.database import database_url, engine_of, migrate, shown
+from tether.preferences.queries import HELD, LIVE, free, had_by
+from tether.preferences.rows import turn_rows, turns_of
 from tether.preferences.tables import (
-    LEASED,
     AnnotatorRow,
     AssignmentRow,
     FlagRow,
@@ -48,10 +48,12 @@ from tether.preferences.votes import CHOICES
 
 DAY = 86400.0
 PART = 500
+ORIGIN = ("model", "checkpoint", "sampling", "score", "spread", "details")
+"""Fields of an answer that tell where it comes from."""
 
 
 class StoreError(DataError):
-    """What was asked of the store contradicts what is in it; nothing was changed."""
+    """A request that contradicts the content of the store; nothing was changed."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +71,11 @@ class Answer:
     prompt_details: Mapping[str, Any] = field(default_factory=dict)
     details: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def prompt_id(self) -> str:
         return content_id(self.prompt)
 
-    @property
+    @cached_property
     def id(self) -> str:
         return content_id(self.prompt, self.response)
 
@@ -103,7 +105,7 @@ def content_id(*conversations: Conversation) -> str:
 
 
 def secret_digest(secret: str) -> str:
-    """What the store keeps of a secret; secrets have 256 random bits, so that no salt is needed."""
+    """The digest that the store keeps of a secret; secrets have 256 random bits, so that no salt is needed."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
@@ -120,7 +122,7 @@ class Store:
 
     def __init__(self, url: str | Path, *, clock: Callable[[], float] = time.time) -> None:
         self.clock = clock
-        self.url = address_of(url)
+        self.url = database_url(url)
         try:
             self.engine = engine_of(self.url)
             # SQLite lets waiting writers ask again and again, and some wait for seconds; threads of one process take turns.
@@ -176,8 +178,8 @@ class Store:
             while part := list(islice(rows, PART)):
                 sides = {side for q in part for side in (q.first_id, q.second_id)}
                 belongs = select(ResponseRow.id, ResponseRow.prompt_id).where(ResponseRow.id.in_(sides))
-                known = dict(session.execute(belongs).all())
-                tasks = {(row["pair"], row["round"]): row for row in (_task_row(question, known) for question in part)}
+                prompts = dict(session.execute(belongs).all())
+                tasks = {(row["pair"], row["round"]): row for row in (_task_row(question, prompts) for question in part)}
                 new += _insert(session, TaskRow, (TaskRow.pair, TaskRow.round), tasks)
         return new
 
@@ -190,45 +192,46 @@ class Store:
             role: None: as before, or annotator. What was said in another role stays what it was; a task that is held goes back.
 
         Raises:
-            StoreError: the name is empty or long.
+            StoreError: the name is empty or long, or there is no such role.
         """
         if not 0 < len(name.strip()) <= 80:
             raise StoreError("an annotator's name has 1 to 80 characters")
+        if role not in (None, *get_args(Role)):
+            raise StoreError(f"a role is one of {', '.join(get_args(Role))}, not {role!r}")
         secret, now = secrets.token_urlsafe(32), self.clock()
         with self.transaction() as session:
-            row = session.execute(select(AnnotatorRow).where(AnnotatorRow.name == name.strip())).scalar_one_or_none()
+            row = session.scalar(select(AnnotatorRow).where(AnnotatorRow.name == name.strip()))
             row = row or AnnotatorRow(name=name.strip(), created=now)
             if row.id is not None and role not in (None, row.role):
-                free(session, session.execute(HELD, {"annotator": row.id}).scalars().all(), "expired")
+                free(session, session.scalars(HELD, {"annotator": row.id}).all(), "expired")
             row.role, row.disabled = role or row.role, False
             row.invitation, row.invited_until = secret_digest(secret), now + days * DAY
             session.add(row)
             session.flush()
-            session.execute(SessionRow.__table__.delete().where(SessionRow.annotator_id == row.id))
+            session.execute(delete(SessionRow).where(SessionRow.annotator_id == row.id))
         return secret
 
     def enter(self, secret: str, days: float = 7.0) -> str | None:
         """A session's secret for an invitation's; None when that is forged, has run out, or its owner is locked out."""
         now, session_secret = self.clock(), secrets.token_urlsafe(32)
         with self.transaction() as session:
-            invited = select(AnnotatorRow).where(AnnotatorRow.invitation == secret_digest(secret))
-            row = session.execute(invited).scalar_one_or_none()
+            row = session.scalar(select(AnnotatorRow).where(AnnotatorRow.invitation == secret_digest(secret)))
             if row is None or row.disabled or row.invited_until < now:
                 return None
-            session.execute(SessionRow.__table__.delete().where(SessionRow.expires < now))
+            session.execute(delete(SessionRow).where(SessionRow.expires < now))
             session.add(SessionRow(digest=secret_digest(session_secret), annotator_id=row.id or 0, expires=now + days * DAY))
         return session_secret
 
     def who(self, session_secret: str) -> AnnotatorRow | None:
-        """Whose session this is, while it lasts."""
+        """The person whose session this is, while it lasts."""
         query = select(AnnotatorRow).join(SessionRow, SessionRow.annotator_id == AnnotatorRow.id)
         query = query.where(SessionRow.digest == secret_digest(session_secret), SessionRow.expires > self.clock())
         with self.reading() as session:
-            return session.execute(query.where(AnnotatorRow.disabled.is_(False))).scalar_one_or_none()
+            return session.scalar(query.where(AnnotatorRow.disabled.is_(False)))
 
     def leave(self, session_secret: str) -> None:
         with self.transaction() as session:
-            session.execute(SessionRow.__table__.delete().where(SessionRow.digest == secret_digest(session_secret)))
+            session.execute(delete(SessionRow).where(SessionRow.digest == secret_digest(session_secret)))
 
     def lock_out(self, name: str, disabled: bool = True) -> None:
         """Take away (or give back) a person's access; what they judged stays."""
@@ -239,15 +242,15 @@ class Store:
 
     def annotators(self) -> list[AnnotatorRow]:
         with self.reading() as session:
-            return list(session.execute(select(AnnotatorRow).order_by(AnnotatorRow.id)).scalars())
+            return list(session.scalars(select(AnnotatorRow).order_by(AnnotatorRow.id)))
 
     # What they are asked to look for.
 
     def set_guidelines(self, text: str, author: str = "", criteria: Sequence[str] | None = None) -> int:
         """A new version of the guidelines, with what answers are rated by (None: as before); returns its number."""
-        kept = list(self.guidelines().criteria if criteria is None else criteria)
+        criteria = list(self.guidelines().criteria if criteria is None else criteria)
         with self.transaction() as session:
-            row = GuidelineRow(text=text, criteria=kept, author=author, at=self.clock())
+            row = GuidelineRow(text=text, criteria=criteria, author=author, at=self.clock())
             session.add(row)
             session.flush()
             return row.version or 0
@@ -258,37 +261,36 @@ class Store:
         if version is not None:
             query = query.where(GuidelineRow.version == version)
         with self.reading() as session:
-            return session.execute(query).scalar_one_or_none() or GuidelineRow(version=0, text="")
+            return session.scalar(query) or GuidelineRow(version=0, text="")
 
     def all_guidelines(self) -> list[GuidelineRow]:
         with self.reading() as session:
-            return list(session.execute(select(GuidelineRow).order_by(GuidelineRow.version)).scalars())
+            return list(session.scalars(select(GuidelineRow).order_by(GuidelineRow.version)))
 
     # How far it is.
 
     def counts(self) -> dict[str, int]:
         """Rows by kind, tasks by state (what everybody has skipped waits for new people), open places; gold questions apart."""
         with self.reading() as session:
-            count = lambda table, *only: session.execute(select(func.count()).select_from(table).where(*only)).scalar_one()  # noqa: E731
+            count = lambda table, *only: session.scalar(select(func.count()).select_from(table).where(*only)) or 0  # noqa: E731
             skipped = exists().where(AssignmentRow.task_id == TaskRow.id, AssignmentRow.state == "skipped")
-            able = (
-                exists()
-                .where(AnnotatorRow.role == "annotator", AnnotatorRow.disabled.is_(False), ~had_by(AnnotatorRow.id))
-                .correlate(TaskRow)
-            )
+            able = exists().where(AnnotatorRow.role == "annotator", AnnotatorRow.disabled.is_(False), ~had_by(AnnotatorRow.id))
             ours = TaskRow.known.is_(None)
-            stuck = (ours, TaskRow.state == "open", TaskRow.taken < TaskRow.needed, skipped, ~able)
+            stuck = (ours, TaskRow.state == "open", TaskRow.taken < TaskRow.needed, skipped, ~able.correlate(TaskRow))
             places = select(func.sum(TaskRow.needed - TaskRow.judged)).where(TaskRow.state == "open", ours)
             return {
-                "prompts": count(PromptRow), "responses": count(ResponseRow), "tasks": count(TaskRow, ours),
+                "prompts": count(PromptRow),
+                "responses": count(ResponseRow),
+                "tasks": count(TaskRow, ours),
                 **{f"tasks_{state}": number for state, number in _states(session, ours).items()},
                 "tasks_that_nobody_can_take": count(TaskRow, *stuck),
                 "gold_questions": count(TaskRow, ~ours),
-                "judgments": count(JudgmentRow, JudgmentRow.withdrawn.is_(None)),
-                "open_judgments": int(session.execute(places).scalar() or 0),
-                "open_flags": count(FlagRow, FlagRow.resolved.is_(None)), "annotators": count(AnnotatorRow),
+                "judgments": count(JudgmentRow, LIVE),
+                "open_judgments": int(session.scalar(places) or 0),
+                "open_flags": count(FlagRow, FlagRow.resolved.is_(None)),
+                "annotators": count(AnnotatorRow),
                 "assignments": count(AssignmentRow),
-            }  # fmt: skip
+            }
 
     def round(self, name: str) -> dict[str, int]:
         """Tasks of a round (gold questions apart), by state."""
@@ -296,35 +298,12 @@ class Store:
             return _states(session, TaskRow.round == name, TaskRow.known.is_(None))
 
 
-HELD = select(AssignmentRow).where(AssignmentRow.annotator_id == bindparam("annotator"), text(LEASED))
-
-
-def had_by(annotator: Any, *states: str) -> Any:
-    """Whether somebody was given the two answers of a task, in whatever round; leases that ran out do not count.
-
-    Nested, so that a database looks for the few tasks of a pair and not through all that a person was given.
-    """
-    other = aliased(TaskRow)
-    state = AssignmentRow.state.in_(states) if states else AssignmentRow.state != "expired"
-    given = exists().where(AssignmentRow.task_id == other.id, AssignmentRow.annotator_id == annotator, state)
-    return exists().where(other.pair == TaskRow.pair, given.correlate(other, AnnotatorRow)).correlate(TaskRow, AnnotatorRow)
-
-
-def free(session: Session, rows: Sequence[AssignmentRow], state: str) -> None:
-    """End leases without a judgment, and give their places to others."""
-    for row in rows:
-        if row.counted:
-            session.get_one(TaskRow, row.task_id).taken -= 1
-        row.state, row.counted = state, False
-    session.flush()
-
-
 def _states(session: Session, *only: Any) -> dict[str, int]:
-    found = dict(session.execute(select(TaskRow.state, func.count()).where(*only).group_by(TaskRow.state)).all())
-    return {state: found.get(state, 0) for state in get_args(TaskState)}
+    numbers = dict(session.execute(select(TaskRow.state, func.count()).where(*only).group_by(TaskRow.state)).all())
+    return {state: numbers.get(state, 0) for state in get_args(TaskState)}
 
 
-def _insert(session: Session, table: Any, columns: Sequence[Any], rows: Mapping[tuple[str, ...], dict[str, Any]]) -> int:
+def _insert(session: Session, table: Any, columns: Sequence[Any], rows: Mapping[tuple[str, ...], Json]) -> int:
     """Insert the rows whose values of these columns are not in the table yet; returns how many."""
     query = select(*columns).where(columns[0].in_({key[0] for key in rows}))
     seen = set(map(tuple, session.execute(query)))
@@ -333,18 +312,22 @@ def _insert(session: Session, table: Any, columns: Sequence[Any], rows: Mapping[
     return len(fresh)
 
 
-def _prompt_row(answer: Answer) -> dict[str, Any]:
-    known = {"group": answer.group or answer.prompt_id, "details": dict(answer.prompt_details)}
-    return {"id": answer.prompt_id, "messages": turn_rows(answer.prompt), **known}
+def answer_of(prompt: PromptRow, row: ResponseRow) -> Answer:
+    """The answer that two rows hold."""
+    origin = {name: getattr(row, name) for name in ORIGIN}
+    return Answer(turns_of(prompt.messages), turns_of(row.messages), prompt.group, prompt_details=prompt.details, **origin)
 
 
-def _response_row(answer: Answer) -> dict[str, Any]:
-    known = {name: getattr(answer, name) for name in ("model", "checkpoint", "score", "spread", "prompt_id", "id")}
-    known |= {"sampling": dict(answer.sampling), "details": dict(answer.details)}
-    return {**known, "messages": turn_rows(answer.response)}
+def _prompt_row(answer: Answer) -> Json:
+    group, details = answer.group or answer.prompt_id, dict(answer.prompt_details)
+    return {"id": answer.prompt_id, "messages": turn_rows(answer.prompt), "group": group, "details": details}
 
 
-def _task_row(question: Question, belongs: Mapping[str, str]) -> dict[str, Any]:
+def _response_row(answer: Answer) -> Json:
+    return {name: getattr(answer, name) for name in ("id", "prompt_id", *ORIGIN)} | {"messages": turn_rows(answer.response)}
+
+
+def _task_row(question: Question, belongs: Mapping[str, str]) -> Json:
     for side in (question.first_id, question.second_id):
         if belongs.get(side) != question.prompt_id:
             raise StoreError(f"the store has no answer {side} to the prompt {question.prompt_id}: add the answers first")

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Any, Literal
 
 from sqlalchemy import JSON, Column, Index, UniqueConstraint, text
+from sqlalchemy.orm import declared_attr
 from sqlmodel import Field, SQLModel
+
+from tether.core.types import Json
 
 Role = Literal["annotator", "expert", "admin"]
 TaskState = Literal["open", "done", "expert", "settled"]
 """Wants judgments; has them and they agree; waits for an expert; decided by one."""
-Lease = Literal["leased", "judged", "skipped", "flagged", "expired"]
 
-WANTED = "state = 'open' AND taken < needed AND known IS NULL"
-DISPUTED = "state = 'expert'"
-GOLD = "known IS NOT NULL"
-LEASED = "state = 'leased'"
-"""Which rows the indexes below hold. A query must say the same in the same words, or the database walks through all rows."""
+
+class Where(StrEnum):
+    """Conditions of the indexes below. A query must repeat them word for word, or the database walks through all rows."""
+
+    WANTED = "state = 'open' AND taken < needed AND known IS NULL"
+    DISPUTED = "state = 'expert'"
+    GOLD = "known IS NOT NULL"
+    LEASED = "state = 'leased'"
+
+
+def _json(default: Any = dict) -> Any:
+    """A column that holds a JSON value."""
+    return Field(default_factory=default, sa_column=Column(JSON, nullable=False))
 
 
 def _only(name: str, *columns: str, where: str, unique: bool = False) -> Index:
@@ -24,42 +35,49 @@ def _only(name: str, *columns: str, where: str, unique: bool = False) -> Index:
     return Index(name, *columns, unique=unique, sqlite_where=text(where), postgresql_where=text(where))
 
 
-class PromptRow(SQLModel, table=True):
+class _Table(SQLModel):
+    @declared_attr.directive
+    def __tablename__(cls) -> str:  # noqa: N805
+        """`prompts` of PromptRow."""
+        return f"{cls.__name__.removesuffix('Row').lower()}s"
+
+
+class _Numbered(_Table):
+    id: int | None = Field(default=None, primary_key=True)
+
+
+class PromptRow(_Table, table=True):
     """A conversation that waits for an answer; `group` is what keeps all its comparisons together in a split."""
 
-    __tablename__ = "prompts"  # pyright: ignore[reportAssignmentType]
     id: str = Field(primary_key=True)
-    messages: list[dict[str, str]] = Field(sa_column=Column(JSON, nullable=False))
+    messages: list[dict[str, str]] = _json(list)
     group: str = ""
-    details: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    details: Json = _json()
 
 
-class ResponseRow(SQLModel, table=True):
+class ResponseRow(_Table, table=True):
     """An answer and where it comes from; `score` and `spread` are a reward model's, in its own units."""
 
-    __tablename__ = "responses"  # pyright: ignore[reportAssignmentType]
     id: str = Field(primary_key=True)
     prompt_id: str = Field(foreign_key="prompts.id", index=True)
-    messages: list[dict[str, str]] = Field(sa_column=Column(JSON, nullable=False))
+    messages: list[dict[str, str]] = _json(list)
     model: str = ""
     checkpoint: str = ""
-    sampling: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    sampling: Json = _json()
     score: float | None = None
     spread: float | None = None
-    details: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    details: Json = _json()
 
 
-class TaskRow(SQLModel, table=True):
+class TaskRow(_Numbered, table=True):
     """Two answers to compare. `taken` counts live judgments and leases: never more than `needed`."""
 
-    __tablename__ = "tasks"  # pyright: ignore[reportAssignmentType]
     __table_args__ = (
         UniqueConstraint("pair", "round"),
-        _only("tasks_wanted", "priority", "id", where=WANTED),
-        _only("tasks_disputed", "priority", "id", where=DISPUTED),
-        _only("tasks_gold", "id", where=GOLD),
+        _only("tasks_wanted", "priority", "id", where=Where.WANTED),
+        _only("tasks_disputed", "priority", "id", where=Where.DISPUTED),
+        _only("tasks_gold", "id", where=Where.GOLD),
     )
-    id: int | None = Field(default=None, primary_key=True)
     pair: str
     """Both answers' ids in alphabetical order: the same two are one task, whichever comes first."""
     round: str = ""
@@ -76,14 +94,12 @@ class TaskRow(SQLModel, table=True):
     strategy: str = ""
     priority: float = 0.0
     """Lower comes first."""
-    details: dict[str, Any] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    details: Json = _json()
 
 
-class AnnotatorRow(SQLModel, table=True):
+class AnnotatorRow(_Numbered, table=True):
     """Somebody who judges. Of the invitation only a digest is kept."""
 
-    __tablename__ = "annotators"  # pyright: ignore[reportAssignmentType]
-    id: int | None = Field(default=None, primary_key=True)
     name: str = Field(unique=True)
     role: str = "annotator"
     invitation: str | None = Field(default=None, index=True)
@@ -92,52 +108,47 @@ class AnnotatorRow(SQLModel, table=True):
     created: float = 0.0
 
 
-class SessionRow(SQLModel, table=True):
+class SessionRow(_Table, table=True):
     """A browser that an invitation let in."""
 
-    __tablename__ = "sessions"  # pyright: ignore[reportAssignmentType]
     digest: str = Field(primary_key=True)
     annotator_id: int = Field(foreign_key="annotators.id", index=True)
     expires: float
 
 
-class AssignmentRow(SQLModel, table=True):
+class AssignmentRow(_Numbered, table=True):
     """A task lent to a person until `expires`, with the answer that stands on the left; one row a task and person, ever."""
 
-    __tablename__ = "assignments"  # pyright: ignore[reportAssignmentType]
     __table_args__ = (
         UniqueConstraint("annotator_id", "task_id"),
-        _only("leases", "expires", where=LEASED),
-        _only("one_lease", "annotator_id", where=LEASED, unique=True),
+        _only("leases", "expires", where=Where.LEASED),
+        _only("one_lease", "annotator_id", where=Where.LEASED, unique=True),
     )
-    id: int | None = Field(default=None, primary_key=True)
     task_id: int = Field(foreign_key="tasks.id", index=True)
     annotator_id: int = Field(foreign_key="annotators.id")
     left: str
     state: str = "leased"
     counted: bool = True
-    """Whether it takes one of the task's places: an expert's and a gold question's do not."""
+    """True where it takes one of the task's places: an expert's and a gold question's do not."""
     role: str = "annotator"
-    """What the person was when it was lent: a judgment stays an annotator's or an expert's whatever becomes of the person."""
+    """The role of the person when it was lent, which a judgment keeps whatever becomes of the person."""
     begun: float
     expires: float
 
 
-class JudgmentRow(SQLModel, table=True):
-    """What somebody said. A judgment that was taken back stays, as withdrawn, and counts for nothing."""
+class JudgmentRow(_Numbered, table=True):
+    """A judgment. One that was taken back stays, as withdrawn, and counts for nothing."""
 
-    __tablename__ = "judgments"  # pyright: ignore[reportAssignmentType]
     __table_args__ = (
         _only("one_judgment", "assignment_id", where="withdrawn IS NULL", unique=True),
         Index("latest_judgment", "annotator_id", "id"),
     )
-    id: int | None = Field(default=None, primary_key=True)
     assignment_id: int = Field(foreign_key="assignments.id", index=True)
     task_id: int = Field(foreign_key="tasks.id", index=True)
     annotator_id: int = Field(foreign_key="annotators.id")
     choice: str
     strength: int | None = None
-    ratings: dict[str, int] = Field(default_factory=dict, sa_column=Column(JSON, nullable=False))
+    ratings: dict[str, int] = _json()
     comment: str = ""
     seconds: float = 0.0
     guidelines: int = 0
@@ -145,11 +156,9 @@ class JudgmentRow(SQLModel, table=True):
     withdrawn: float | None = None
 
 
-class FlagRow(SQLModel, table=True):
+class FlagRow(_Numbered, table=True):
     """A task that somebody wants an expert to look at, and why."""
 
-    __tablename__ = "flags"  # pyright: ignore[reportAssignmentType]
-    id: int | None = Field(default=None, primary_key=True)
     task_id: int = Field(foreign_key="tasks.id", index=True)
     annotator_id: int = Field(foreign_key="annotators.id")
     reason: str = ""
@@ -157,12 +166,11 @@ class FlagRow(SQLModel, table=True):
     resolved: float | None = None
 
 
-class GuidelineRow(SQLModel, table=True):
+class GuidelineRow(_Table, table=True):
     """A version of the guidelines, with the criteria to rate by; every judgment names the version that stood beside it."""
 
-    __tablename__ = "guidelines"  # pyright: ignore[reportAssignmentType]
     version: int | None = Field(default=None, primary_key=True)
     text: str
-    criteria: list[str] = Field(default_factory=list, sa_column=Column(JSON, nullable=False))
+    criteria: list[str] = _json(list)
     author: str = ""
     at: float = 0.0

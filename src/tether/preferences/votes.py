@@ -1,4 +1,4 @@
-"""A vote: what one person said of two answers; and which votes count."""
+"""Judgments of two answers: what a person may say, what is recorded of it, and which votes count."""
 
 from __future__ import annotations
 
@@ -6,28 +6,76 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from tether.core.errors import DataError
 
 Choice = Literal["first", "second", "tie", "both_bad"]
-"""Which answer is better, whatever side it stood on; `both_bad` is a tie that says more."""
+"""The better answer, whatever side it stood on; `both_bad` is a tie that says more."""
 Verdict = Literal["first", "second", "tie"]
 Side = Literal["first", "second"]
 Coding = Literal["choice", "verdict", "strength"]
-"""What of a vote is compared: one of four choices; three, `both_bad` being a tie; or its place on a scale."""
+"""The part of a vote that is compared: one of four choices; three, `both_bad` being a tie; or its place on a scale."""
 CHOICES: tuple[str, ...] = get_args(Choice)
 VERDICTS: tuple[str, ...] = get_args(Verdict)
+FLIPPED: dict[str, Any] = {"first": "second", "second": "first"}
+STRENGTHS = 3
+MAX_COMMENT = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Opinion:
+    """One person's judgment of two answers, with everything that is recorded of it.
+
+    `strength` is 1 to 3, `ratings` are 1 to 5 by criterion, `seconds` is the time it took, `guidelines` their version, `left` the
+    answer that stood on the left, `at` the time in seconds since 1970.
+    """
+
+    choice: Choice
+    strength: int | None = None
+    ratings: Mapping[str, int] = field(default_factory=dict)
+    comment: str = ""
+    seconds: float = 0.0
+    guidelines: int = 0
+    annotator: str = ""
+    left: Side | None = None
+    at: float = 0.0
+    role: str = "annotator"
+
+    @property
+    def preference(self) -> float:
+        """+1 for the first answer, -1 for the second; less for a weaker preference, 0 for none."""
+        sign = {"first": 1.0, "second": -1.0}.get(self.choice, 0.0)
+        return sign if self.strength is None else sign * self.strength / STRENGTHS
+
+    def turned(self) -> Opinion:
+        """The same opinion of the answers in the other order."""
+        choice, left = FLIPPED.get(self.choice, self.choice), FLIPPED.get(self.left or "")
+        return replace(self, choice=choice, left=left, ratings=placed(self.ratings, FLIPPED))
+
+    def problem(self) -> str:
+        """A sentence on the first field that is out of its range; empty where there is none."""
+        if self.choice not in CHOICES:
+            return f"a choice is one of {', '.join(CHOICES)}, not {self.choice!r}"
+        if self.strength not in (None, *range(1, STRENGTHS + 1)):
+            return f"a strength is 1, 2 or 3, not {self.strength!r}"
+        if len(self.ratings) > 20 or any(not 1 <= rating <= 5 or not 0 < len(of) <= 40 for of, rating in self.ratings.items()):
+            return "impossible rating: at most 20 ratings between 1 and 5, with names of at most 40 characters"
+        if len(self.comment) > MAX_COMMENT or "\0" in self.comment:
+            return f"a comment has at most {MAX_COMMENT} characters (this one has {len(self.comment)}) and no null character"
+        limits = {"seconds": 2**53, "at": 2**53, "guidelines": 2**31}
+        odd = next((name for name, limit in limits.items() if not 0 <= getattr(self, name) < limit), "")
+        return f"impossible number: {odd} of a judgment is {getattr(self, odd):g}" if odd else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """What one person said of two answers, after the random order of the sides has been undone.
+    """One person's vote on two answers, after the random order of the sides has been undone.
 
-    `value` is a choice or a strength: positive for `first`, negative for `second`, 0 for a tie. `at` is when (any unit that
-    grows), `seconds` how long it took, `shown_left` the answer that stood on the left, `slices` what else is known of the
-    item, such as its topic. `expert`: said to settle what others left open.
+    `value` is a choice or a strength: positive for `first`, negative for `second`, 0 for a tie. `at` is a time (any unit that
+    grows), `seconds` how long it took, `shown_left` the answer that stood on the left, `slices` other facts on the item, such as
+    its topic. `expert`: cast to settle what others left open.
 
     Raises:
         DataError: the value is no choice and no finite number, a name is empty, or the side on the left is no side.
@@ -45,8 +93,7 @@ class Vote:
     def __post_init__(self) -> None:
         if not self.item or not self.annotator:
             raise DataError(f"a vote needs an item and an annotator, got {self.item!r} and {self.annotator!r}")
-        known = self.value in CHOICES if isinstance(self.value, str) else math.isfinite(self.value)
-        if not known:
+        if not (self.value in CHOICES if isinstance(self.value, str) else math.isfinite(self.value)):
             raise DataError(f"{self.item}: a vote is one of {', '.join(CHOICES)} or a finite strength, not {self.value!r}")
         if self.shown_left not in (None, "first", "second"):
             raise DataError(f"{self.item}: the answer on the left is first, second or None (unknown), not {self.shown_left!r}")
@@ -59,13 +106,8 @@ class Vote:
             DataError: nothing of that kind was said.
         """
         if isinstance(said, str):
-            right = "second" if shown_left == "first" else "first"
-            value: Any = {"left": shown_left, "right": right, "tie": "tie", "both_bad": "both_bad"}.get(said)
-            if value is None:
-                raise DataError(f"{item}: left, right, tie or both_bad can be said of two sides, not {said!r}")
-        else:
-            value = said if shown_left == "first" or not said else -said
-        return cls(item, annotator, value, shown_left=shown_left, **more)
+            return cls(item, annotator, answer_on(said, shown_left), shown_left=shown_left, **more)
+        return cls(item, annotator, said if shown_left == "first" or not said else -said, shown_left=shown_left, **more)
 
     @property
     def choice(self) -> Choice:
@@ -76,17 +118,41 @@ class Vote:
     @property
     def verdict(self) -> Verdict:
         """The choice, `both_bad` being a tie: what a label can use."""
-        return "tie" if self.choice == "both_bad" else self.choice
+        return as_verdict(self.choice)
 
     @property
     def chose_left(self) -> bool | None:
-        """Whether the left side was preferred; None for a tie, or where the order is not known."""
+        """True where the left side was preferred; None for a tie, or where the order is not known."""
         return None if self.shown_left is None or self.verdict == "tie" else self.verdict == self.shown_left
 
 
-def more_than_half(choices: Sequence[str]) -> str | None:
+def as_verdict(choice: str) -> Any:
+    """The choice, `both_bad` being a tie."""
+    return "tie" if choice == "both_bad" else choice
+
+
+def answer_on(side: str, left: str) -> Choice:
+    """The answer on a side (`left`, `right`) as a choice, `left` standing there; `tie` and `both_bad` are themselves.
+
+    Raises:
+        DataError: it is none of the four.
+    """
+    if side in ("tie", "both_bad"):
+        return side
+    if side not in ("left", "right"):
+        raise DataError(f"a verdict is left, right, tie or both_bad, not {side!r}")
+    return "first" if (side == "left") == (left == "first") else "second"
+
+
+def placed(ratings: Mapping[str, int], places: Mapping[str, str]) -> dict[str, int]:
+    """Ratings of an answer, `criterion/first` or `criterion/second`, under the names of these places; others as they are."""
+    parts = [(name, *name.rpartition("/")) for name in ratings]
+    return {f"{of}/{places[side]}" if slash and side in places else name: ratings[name] for name, of, slash, side in parts}
+
+
+def more_than_half(choices: Sequence[str]) -> Verdict | None:
     """The verdict of more than half of these choices, `both_bad` counted as a tie; None without one."""
-    counts = Counter("tie" if choice == "both_bad" else choice for choice in choices)
+    counts = Counter(map(as_verdict, choices))
     return next((verdict for verdict, count in counts.items() if 2 * count > len(choices)), None)
 
 
@@ -99,7 +165,7 @@ def latest_votes(votes: Iterable[Vote]) -> tuple[list[Vote], list[tuple[Vote, Vo
     by_both: dict[tuple[str, str], list[Vote]] = defaultdict(list)
     for vote in votes:
         by_both[vote.item, vote.annotator].append(vote)
-    kept, repeats = [], []
+    latest, repeats = [], []
     for (item, annotator), group in sorted(by_both.items()):
         group.sort(key=lambda vote: (vote.at, str(vote.value)))
         for before, after in itertools.pairwise(group):
@@ -107,19 +173,19 @@ def latest_votes(votes: Iterable[Vote]) -> tuple[list[Vote], list[tuple[Vote, Vo
                 raise DataError(
                     f"{annotator} votes {before.value!r} and {after.value!r} on {item}, both at {after.at}. Give `at`"
                 )
-        kept.append(group[-1])
+        latest.append(group[-1])
         repeats += itertools.pairwise(group)
-    return kept, repeats
+    return latest, repeats
 
 
 def coded(votes: Sequence[Vote], coding: Coding) -> tuple[list[Vote], list[Any], str]:
-    """Each person's latest votes with the values to compare; and what to say when there is nothing to compare."""
-    kept, _ = latest_votes(votes)
+    """Each person's latest votes with the values to compare; and a reason for the case that there is nothing to compare."""
+    latest, _ = latest_votes(votes)
     if coding != "strength":
-        return kept, [vote.choice if coding == "choice" else vote.verdict for vote in kept], "there are no votes"
-    plain: dict[Any, float] = {"tie": 0.0, "both_bad": 0.0}
-    if all(isinstance(vote.value, str) for vote in kept):
-        plain |= {"first": 1.0, "second": -1.0}
+        return latest, [vote.choice if coding == "choice" else vote.verdict for vote in latest], "there are no votes"
+    scale: dict[Any, float] = {"tie": 0.0, "both_bad": 0.0}
+    if all(isinstance(vote.value, str) for vote in latest):
+        scale |= {"first": 1.0, "second": -1.0}
     # Beside strengths a bare "first" has a side but no place on the scale, so it is left out.
-    placed = [vote for vote in kept if not isinstance(vote.value, str) or vote.value in plain]
-    return placed, [plain[v.value] if isinstance(v.value, str) else float(v.value) for v in placed], "no vote has a strength"
+    on_scale = [vote for vote in latest if not isinstance(vote.value, str) or vote.value in scale]
+    return on_scale, [scale[v.value] if isinstance(v.value, str) else float(v.value) for v in on_scale], "no vote has a strength"

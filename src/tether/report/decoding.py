@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tether.report.reading import Estimate, estimate, mapping, number
+from tether.report.numbers import bracketed, decimal, percent, signed
+from tether.report.reading import estimate, finite, mapping
+from tether.report.sentences import SENTENCES
 
 WORDS = {
     "better": ("good", "Better than any decoding of the model before"),
@@ -14,66 +16,62 @@ WORDS = {
     "worse": ("bad", "Worse"),
 }
 """Tone and headline by verdict (`evaluation.decoding.verdict`)."""
-MEANINGS = {
-    "better": "No temperature gives that to the model before.",
-    "sharper": "What was gained at the temperature of training is what a lower temperature of the model before gives without any "
-    "training.",
-    "undecided": "That does not show a difference.",
-    "worse": "The model before answers better, if it is decoded well.",
-}
+SAYS = SENTENCES["decoding"]
 COLUMNS = ("temperature", "before", "after", "gain", "win rate")
+Control = Mapping[str, Any]
 
 
-def control_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+def control_of(summary: Mapping[str, Any]) -> Control:
     """What a policy's summary says of decoding, judged by gold, a test model or a checked reward; empty without a control."""
     if "over_best_decoding" in summary:
-        return {**summary, "by_temperature": mapping(summary.get("gold_by_temperature"))}
+        best_of_n = mapping(summary.get("gold")).get("best_of_n")
+        return {**summary, "by_temperature": mapping(summary.get("gold_by_temperature")), "best_of_n": best_of_n}
     blocks = [mapping(summary.get(name)) for name in ("gold", "test", "heldout")]
     return next((block for block in blocks if block.get("verdict") in WORDS), {})
 
 
-def named(temperature: Any) -> str:
+def at_temperature(temperature: Any) -> str:
     """A temperature in words: 0 is greedy decoding."""
-    value = number(temperature)
+    value = finite(temperature)
     return "greedy" if value == 0 else "" if value is None else f"at temperature {value:g}"
 
 
-def sentences(control: Mapping[str, Any]) -> list[str]:
-    """How the policy at its best decoding stands to the model before at its own, and what follows."""
+def sentences(control: Control) -> list[str]:
+    """How the policy at its best decoding stands to the model before at its own, and to its best of n answers."""
     over = mapping(control.get("over_best_decoding"))
-    gain, rate = estimate(over), estimate(over.get("win_rate"))
-    if gain is None or rate is None:
+    gain = estimate(over)
+    if gain is None or not (rate := _rate(over)):
         return []
     if gain.value == gain.low == gain.high == 0:
-        return ["The judge gave both sides the same scores throughout, so it can tell nothing."]
-    ours, theirs = named(over.get("policy_temperature")), named(over.get("temperature"))
-    return [
-        f"Each at its best decoding, the policy {ours} against the model before {theirs}: it wins {_share(rate)}, and gains "
-        f"{_signed(gain)}. {MEANINGS[control['verdict']]}"
-    ]
+        return [SAYS["alike"]]
+    ours, theirs = at_temperature(over.get("policy_temperature")), at_temperature(over.get("temperature"))
+    says = [SAYS["best"].format(ours=ours, theirs=theirs, rate=rate, gain=_gain(gain), meaning=SAYS[control["verdict"]])]
+    for n, row in list(mapping(control.get("best_of_n")).items())[-1:]:  # the widest choice
+        chosen = {"gain": _gain(mapping(row).get("gain")), "rate": _rate(mapping(row))}
+        says += [SAYS["best-of-n"].format(n=n, **chosen)] if all(chosen.values()) else []
+    return says
 
 
-def rows(control: Mapping[str, Any]) -> list[Sequence[str]]:
-    """A row a temperature, of COLUMNS, and one for the best of each side."""
-    found = []
-    for temperature, row in mapping(control.get("by_temperature")).items():
-        ends = [estimate(mapping(row).get(name)) for name in ("before", "after")]
-        gain, rate = (estimate(mapping(row).get(name)) for name in ("gain", "win_rate"))
-        if None not in ends and gain and rate:
-            means = [f"{end.value:.2f}" for end in ends if end]
-            found.append((named(number(float(temperature))).removeprefix("at temperature "), *means, _signed(gain), _share(rate)))
+def control_rows(control: Control) -> list[Sequence[str]]:
+    """A row a temperature, of COLUMNS, one for the best of each side, and the reward's choice among n answers of the start."""
+    by_temperature = mapping(control.get("by_temperature"))
+    names = [at_temperature(float(temperature)).removeprefix("at temperature ") for temperature in by_temperature]
+    rows = [_row(name, mapping(row)) for name, row in zip(names, by_temperature.values(), strict=True)]
     over = mapping(control.get("over_best_decoding"))
-    gain, rate = estimate(over), estimate(over.get("win_rate"))
-    if found and gain and rate:
-        found.append(("best against best", "", "", _signed(gain), _share(rate)))
-    return found
+    rows.append(("best against best", "", "", _gain(over), _rate(over)) if any(rows) else ())
+    chosen = mapping(control.get("best_of_n")).items()
+    rows += [_row(f"before: best of {n}, by the reward", mapping(row)) for n, row in chosen]
+    return [row for row in rows if row and all(row[3:])]
 
 
-def _signed(found: Estimate) -> str:
-    bounds = "" if found.low is None or found.high is None else f" [{found.low:+.2f}, {found.high:+.2f}]"
-    return f"{found.value:+.2f}{bounds}".replace("-", "−")
+def _row(name: str, row: Mapping[str, Any]) -> Sequence[str]:
+    ends = [decimal(end.value) for key in ("before", "after") if (end := estimate(row.get(key)))]
+    return (name, *ends, _gain(row.get("gain")), _rate(row)) if len(ends) == 2 else ()
 
 
-def _share(found: Estimate) -> str:
-    bounds = "" if found.low is None or found.high is None else f" [{found.low:.1%}, {found.high:.1%}]"
-    return f"{found.value:.1%}{bounds}"
+def _gain(value: Any) -> str:
+    return bracketed(value, signed)
+
+
+def _rate(row: Mapping[str, Any]) -> str:
+    return bracketed(row.get("win_rate"), percent)

@@ -3,312 +3,192 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
-from tether.report.plotting import (
-    BLUE,
-    GREEN,
-    MUTED,
-    ORANGE,
-    PALETTE,
-    PURPLE,
-    SKY,
-    VERMILLION,
-    Figure,
-    Trace,
-    axis,
-    guide,
-    label,
-    layout,
-    line,
-    marks,
-    plot,
-    rounded,
-    thin,
-)  # fmt: skip
-from tether.report.reading import Estimate, SubRun, estimate, kl_key, mapping, number, present, series
+from tether.report.narrative import Part
+from tether.report.numbers import bracketed, duration, has_interval, percent, thousands
+from tether.report.plotting import BLUE, CHARTS, FAINT, GREEN, MUTED, PALETTE, Plot, Trace, framed
+from tether.report.reading import KL_KEYS, Row, SubRun, estimate, finite, mapping, present, series
+from tether.report.sentences import SENTENCES
 
-STEP = "step"
-CURVES = (
-    ("heldout/score", "Held-out score", "reward", "The training's own reward on prompts that it never sees."),
-    ("heldout/correct", "Held-out, right", "share of answers", "Checked answers to prompts that are never trained on."),
-    ("test/score", "Held-out, by the test model", "reward", "A reward model of other labels, which training does not see."),
-    ("sycophancy/shift", "Sycophancy", "shift of probability", "How far answers follow what the asker seems to believe."),
-    ("response/length", "Response length", "tokens", "Growth without a gain in gold is the commonest way to cheat a reward."),
-    ("response/stop_rate", "Stop rate", "share of responses", "Responses that end by themselves; a fall: they hit the limit."),
-    ("policy/entropy", "Policy entropy", "nats per token", "A slow fall is learning; a fall to near zero is collapse."),
-    ("response/distinct_2", "Distinct bigrams", "share of bigrams", "A fall: responses repeat themselves or each other."),
-)
-HEALTH = (
-    ("policy/clip_fraction", "Clip fraction", "share of tokens", "Above about 0.3 the steps are too large."),
-    ("policy/approximate_kl", "KL of one update", "nats per token", "Old policy to new within one step; spikes: unstable steps."),
-    ("policy/ratio_max", "Largest ratio", "new / old probability", "Single tokens far from 1 are where clipping works."),
-    ("policy/first_ratio_deviation", "Ratio before any update", "|ratio − 1|", "Only rounding, or old and new numerics differ."),
-    ("value/explained_variance", "Explained variance", "share", "Should rise above 0: the value head predicts the return."),
-    ("value/loss", "Value loss", "squared return", "Should settle; a jump often follows a jump of the reward."),
-    ("kl/coefficient", "KL coefficient", "reward per nat", "Constant if fixed; if adaptive, it should settle."),
-    ("reward/proxy_std", "Spread of the proxy", "reward", "Near zero, all responses score alike and nothing is learnt."),
-    ("grad_norm", "Gradient norm", "norm before clipping", "Spikes announce divergence."),
-)  # fmt: skip
-THROUGHPUT = ("tokens_per_second", "Throughput", "tokens per second", "Should be level; a fall means waiting or swapping.")
-PHASES = (("rollout", BLUE), ("reward", ORANGE), ("evaluate", GREEN), ("update", PURPLE))
-AGREEMENTS = (
-    ("annotator_agreement", "annotator, annotator"),
-    ("annotator_gold_agreement", "annotator, gold"),
-    ("majority_gold_agreement", "majority, gold"),
-)
+SPARSE = 30
+"""Points below which a line has marks."""
+UNITS = SENTENCES["units"]
+"""Of a section's loss."""
 COIN = "Starts near ln 2 ≈ 0.69, the loss of a coin; near zero in training is memorising."
-FALLING = "The held-out loss should fall with the training loss; when it turns up, stop earlier."
-APART = "Training pairs ranked far better than held-out ones are memorised."
-LEAD = "The mean lead of the chosen response; it should rise and level off."
+ACCURACIES = {"heldout_accuracy": "model, held-out labels", "gold_accuracy": "model, gold"}
+AGREEMENTS = {
+    "annotator_agreement": "annotator, annotator",
+    "annotator_gold_agreement": "annotator, gold",
+    "majority_gold_agreement": "majority, gold",
+}
+PHASES = ("rollout", "reward", "evaluate", "update")
+MOST_COLUMNS = 100
+"""Of a chart of columns; of more steps every so many are drawn."""
 
 
-def policy_figures(arms: Sequence[SubRun]) -> list[Figure]:
-    """Proxy reward and KL on one step axis, the arms over each other."""
-    data: list[Trace] = []
+def charts(section: str, arms: Sequence[SubRun], own_reward: bool = False) -> list[Plot]:
+    """The charts of a section for which there are metrics; a user's own reward is no proxy of anything."""
+    rows = [_without_proxy(chart) for chart in CHARTS[section]] if own_reward else CHARTS[section]
+    return [figure for chart in rows for figure in _drawn(chart, arms)]
+
+
+def _without_proxy(words: Row) -> Row:
+    """A chart, or one of its lines, with `proxy` called reward in what people read."""
+    read = [key for key in ("title", "caption", "y", "name") if key in words]
+    changed: Row = {key: re.sub("[Pp]roxy reward|proxy", "reward", words[key]) for key in read}
+    if "lines" in words:
+        changed |= {
+            "title": changed["title"][:1].upper() + changed["title"][1:],
+            "lines": list(map(_without_proxy, words["lines"])),
+        }
+    return words | changed
+
+
+def goodhart_figures(arms: Sequence[SubRun]) -> list[Plot]:
+    """Proxy against gold, over the square root of the KL and over steps, of the arms that gold judged."""
+    return charts("goodhart", [arm for arm in arms if series(arm.metrics, "gold/score")[0]])
+
+
+def _drawn(chart: Row, arms: Sequence[SubRun]) -> list[Plot]:
+    """With one arm colour tells the quantity; with several it tells the arm, and the line's style the quantity."""
+    traces, distance = [], chart.get("distance", False)
     for index, arm in enumerate(arms):
-        proxy_colour, kl_colour = _colours(arms, index)
-        data += _line(arm, "reward/proxy", _name(arms, arm, "proxy reward"), proxy_colour)
-        data += _line(arm, kl_key(arm.metrics), _name(arms, arm, "KL"), kl_colour, dash="dot", axis="y2")
-    caption = "Look for a reward that rises while the KL (dotted) levels off; a KL that keeps climbing is drift."
-    drawn = layout(axis(STEP), axis("proxy reward"), axis("KL (nats per response)", rangemode="tozero"))
-    return plot("reward-kl", "Proxy reward and its price", caption, data, drawn, 400)
+        for place, row in enumerate(chart["lines"]):
+            style = dict(row)
+            key, scale, name = _first_key(arm, style.pop("keys")), style.pop("scale", 1.0), style.pop("name", "")
+            points = _over_distance(arm, key) if distance else _over_steps(arm, key)
+            xs, ys = [x for x, _ in points], [None if y is None else scale * y for _, y in points]
+            name = arm.name if not name else name if len(arms) == 1 else f"{arm.name}: {name}"
+            colour = PALETTE[(place if len(arms) == 1 else index) % len(PALETTE)]
+            mode = style.pop("mode", "both" if len(xs) < SPARSE else "line")
+            traces += [Trace(xs, ys, name, colour, mode, **style)] if xs else []
+    if len(traces) == 1:
+        traces, chart = [traces[0]._replace(name="")], {**chart, "caption": chart.get("alone", chart["caption"])}
+    return framed(chart, traces)
 
 
-def goodhart_figures(arms: Sequence[SubRun]) -> list[Figure]:
-    """Proxy against gold, over the square root of the KL and over steps; nothing without gold."""
-    gold = [arm for arm in arms if series(arm.metrics, "gold/score")[0]]
-    by_step: list[Trace] = []
-    by_distance: list[Trace] = []
-    hover = "√KL %{x:.3g}: %{y:.4g}"
-    for index, arm in enumerate(gold):
-        proxy_colour, gold_colour = _colours(gold, index)
-        proxy, truth = _name(gold, arm, "proxy"), _name(gold, arm, "gold")
-        # Where it is known, the proxy of the very answers that gold judged.
-        key = "gold/proxy" if series(arm.metrics, "gold/proxy")[0] else "reward/proxy"
-        by_step += _line(arm, key, proxy, proxy_colour, dash="dot", width=1.4)
-        scores = _present(arm, "gold/score")
-        by_step.append(line(*scores, truth, gold_colour, mode="lines+markers", axis="y2", width=2.2))
-        if (points := _over_distance(arm, key))[0]:
-            by_distance.append(marks(*points, proxy, proxy_colour, hover=hover, marker={"size": 4, "opacity": 0.55}))
-        if (points := _over_distance(arm, "gold/score"))[0]:
-            by_distance.append(line(*points, truth, gold_colour, mode="lines+markers", axis="y2", width=2.2, hover=hover))
-    left, right = axis("proxy reward"), axis("gold score, held-out prompts")
-    distance = layout(axis("√KL from the reference (√nats per response)", rangemode="tozero"), left, right)
-    caption = "Proxy up and gold level or down to the right: the policy is gaming the reward model beyond that distance."
-    turn = "The step where gold (line with marks) turns down while the proxy (dotted) still climbs is where to stop."
-    return [
-        *plot("goodhart-distance", "Proxy and gold over distance from the reference", caption, by_distance, distance, 380),
-        *plot("goodhart-steps", "Proxy and gold over steps", turn, by_step, layout(axis(STEP), left, right), 380),
-    ]
+def _first_key(arm: SubRun, keys: Iterable[str]) -> str:
+    """The first of these metrics that the run has; empty without one."""
+    return next((key for key in keys if series(arm.metrics, key)[0]), "")
 
 
-def curve_figures(arms: Sequence[SubRun], curves: Sequence[tuple[str, str, str, str]], prefix: str) -> list[Figure]:
-    """One small figure a metric, the arms over each other."""
-    figures = []
-    for key, title, unit, caption in curves:
-        data = [t for i, arm in enumerate(arms) for t in _line(arm, key, arm.name, PALETTE[i % len(PALETTE)])]
-        positive = all(value is None or value >= 0 for trace in data for value in trace["y"])
-        drawn = layout(axis(STEP), axis(unit, rangemode="nonnegative" if positive else "normal"), showlegend=len(data) > 1)
-        figures += plot(f"{prefix}-{key.replace('/', '-')}", title, caption, data, drawn, 260)
+def _over_steps(arm: SubRun, key: str) -> Sequence[tuple[float, float | None]]:
+    """A metric without gaps where only some rows have it."""
+    steps, values = series(arm.metrics, key)
+    return list(zip(steps, values, strict=True)) if len(steps) == len(arm.metrics) else present(arm.metrics, key)
+
+
+def _over_distance(arm: SubRun, key: str) -> Sequence[tuple[float, float]]:
+    """A metric over √KL of the same row, and of the same answers where they have a KL of their own."""
+    distance = _first_key(arm, (f"{key.partition('/')[0]}/kl", *KL_KEYS))
+    points = [(finite(row.get(distance)), finite(row.get(key))) for row in arm.metrics]
+    # An estimate of the KL below zero is noise around zero.
+    return [(math.sqrt(max(0.0, kl)), value) for kl, value in points if kl is not None and value is not None]
+
+
+def loss_figures(stage: SubRun) -> list[Plot]:
+    """The losses of a supervised stage; of one that compares, accuracy and margin too."""
+    figures, section = [], stage.section or stage.kind
+    for chart in CHARTS["losses"]:
+        own = {"id": f"{chart['id']}-{stage.name}"}
+        if chart["id"] == "loss":
+            own["y"] = f"loss ({UNITS.get(section, 'as the stage defines it')})"
+            own |= {"caption": COIN, "alone": COIN} if section == "reward" else {}
+        figures += _drawn(chart | own, [stage])
     return figures
 
 
-def parts_figures(parts: Sequence[tuple[str, float, float]], arms: Sequence[tuple[str, dict[str, float]]]) -> list[Figure]:
+def parts_figures(parts: Sequence[Part], arms: Sequence[tuple[str, Mapping[str, tuple[float, float]]]]) -> list[Plot]:
     """A dumbbell a part of the gold score, before to after; other arms as open marks."""
-    places = range(len(parts))
-
-    def row(values: Sequence[float], rows: Sequence[int], name: str, colour: str, symbol: str, size: int) -> Trace:
-        marker = {"size": size, "symbol": symbol, "line": {"width": 2, "color": colour}}
-        return marks(values, rows, name, colour, hover="%{x:.4g}", marker=marker)
-
-    rods = [point for place, (_, before, after) in zip(places, parts, strict=True)
-            for point in ((before, place), (after, place), (None, None))]  # fmt: skip
-    data = [
-        line([x for x, _ in rods], [y for _, y in rods], "", MUTED, width=3, showlegend=False, hoverinfo="skip"),
-        row([before for _, before, _ in parts], places, "before", MUTED, "circle-open", 11),
-        row([after for _, _, after in parts], places, "after", BLUE, "circle", 12),
-    ] if parts else []  # fmt: skip
-    for index, (name, values) in enumerate(arms):
-        if found := [(values[part], place) for place, (part, _, _) in zip(places, parts, strict=True) if part in values]:
-            colour = PALETTE[(index + 1) % len(PALETTE)]
-            data.append(row([x for x, _ in found], [y for _, y in found], f"after, {name}", colour, "diamond-open", 9))
-    rows = axis("", tickvals=list(places), ticktext=[label(name, 24) for name, _, _ in parts])
-    rows |= {"range": [len(parts) - 0.5, -0.5], "showgrid": False}
-    caption = "Every part should move right or stay; a part that moves left was paid for the others' gain."
-    drawn = layout(axis("mean score on held-out prompts"), rows)
-    return plot("gold-parts", "Parts of the gold score, before → after", caption, data, drawn, 130 + 44 * len(parts))
+    rods = [(x, place) for place, part in enumerate(parts) for x in (part.before, part.after, None)]
+    traces = [_marks(rods, "", MUTED, mode="line", size=3.0, silent=True)] if parts else []
+    own = {part.name: (part.before, part.after) for part in parts}
+    ends = [("before", 0, MUTED, "open", own), ("after", 1, BLUE, "marks", own)]
+    ends += [(f"after, {arm}", 1, PALETTE[(i + 1) % len(PALETTE)], "open", of) for i, (arm, of) in enumerate(arms)]
+    for name, end, colour, mode, values in ends:
+        points = [(values[part.name][end], place) for place, part in enumerate(parts) if part.name in values]
+        traces += [_marks(points, name, colour, mode=mode, size=11.0)] if points else []
+    return framed("gold-parts", traces, height=60 + 40 * len(parts), rows=[part.name for part in parts])
 
 
-def cost_figures(policy: SubRun | None, arms: Sequence[SubRun], stages: Sequence[tuple[str, float]]) -> list[Figure]:
-    """Seconds by stage and by phase of a step, throughput, memory."""
-    split = [
-        _bars([rounded(seconds)], [0], name, PALETTE[i % len(PALETTE)], "%{x:.1f} s", orientation="h")
-        for i, (name, seconds) in enumerate(stages)
-    ]
-    memory = [
-        line(steps, [None if v is None else v / 1e9 for v in values], _name(arms, arm, "memory"), PALETTE[i % len(PALETTE)])
-        for i, arm in enumerate(arms)
-        for steps, values in [series(arm.metrics, "memory/rss_bytes")]
-        if steps
-    ]
-    longest = "Wall time of each stage and arm; the longest one is the one to speed up."
-    tallest = "The tallest colour is where a faster engine would pay; rollout usually leads."
-    leak = "Should level off after the first steps; a steady climb is a leak."
-    whole = layout(axis("seconds"), axis("", visible=False), barmode="stack")
-    by_step = layout(axis(STEP), axis("seconds per step"), barmode="stack", bargap=0)
-    resident = layout(axis(STEP), axis("resident memory (GB)", rangemode="tozero"), showlegend=len(memory) > 1)
-    return [
-        *plot("stages", "Seconds by stage", longest, split if len(split) > 1 else [], whole),
-        *plot("phases", "Seconds of a step, by phase", tallest, _phases(policy.metrics if policy else ()), by_step),
-        *curve_figures(arms, [THROUGHPUT], "cost"),
-        *plot("memory", "Memory", leak, memory, resident, 260),
-    ]
+def _marks(points: Sequence[tuple[float | None, int]], name: str, colour: str, **more: Any) -> Trace:
+    return Trace([x for x, _ in points], [y for _, y in points], name, colour, **{"mode": "marks", **more})
 
 
-def accuracy_figures(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> list[Figure]:
+def accuracy_figures(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> list[Plot]:
     """The reward model's accuracy with its interval, beside the agreement of the people it learnt from."""
-    wanted = [(reward, key, name, BLUE) for key, name in (("heldout_accuracy", "model, held-out labels"),
-                                                         ("gold_accuracy", "model, gold"))]  # fmt: skip
-    wanted += [(pairs, key, name, GREEN) for key, name in AGREEMENTS]
-    rows = [(name, found, colour) for source, key, name, colour in wanted if (found := estimate(source.get(key)))]
-    if not any(colour == BLUE for _, _, colour in rows):
-        return []
-    data = [
-        _interval_marks(members, group, colour)
-        for group, colour in (("reward model", BLUE), ("annotators", GREEN))
-        if (members := [(i, value) for i, (_, value, c) in enumerate(rows) if c == colour])
-    ]
-    data.append(guide([0.5, 0.5], [-0.5, len(rows) - 0.5], "chance"))
-    y = axis("", tickvals=list(range(len(rows))), ticktext=[label(name) for name, _, _ in rows])
-    y |= {"range": [len(rows) - 0.5, -0.5], "showgrid": False}
-    lowest = min(value.value if value.low is None else value.low for _, value, _ in rows)
-    x = axis("share of pairs that agree", tickformat=".0%", range=[min(0.4, lowest - 0.04), 1.02])
-    caption = "The bars should clear chance. A model of majorities may pass one annotator, hardly the majority."
-    return plot("reward-accuracy", "Who agrees with whom", caption, data, layout(x, y), 420)
+    names: list[str] = []
+    traces: list[Trace] = []
+    for source, group, colour, keys in ((reward, "reward model", BLUE, ACCURACIES), (pairs, "annotators", GREEN, AGREEMENTS)):
+        shares = [(name, share) for key, name in keys.items() if (share := estimate(source.get(key)))]
+        if not shares and source is reward:
+            return []
+        rows = list(enumerate((share for _, share in shares), len(names)))
+        ends = [(x, row) for row, share in rows if has_interval(share) for x in (share.low, share.high, None)]
+        notes = [bracketed(share, percent) for _, share in rows]
+        traces += [_marks(ends, "", colour, mode="line", size=2.5, silent=True)] if ends else []
+        traces += [_marks([(share.value, row) for row, share in rows], group, colour, size=11.0, notes=notes)] if rows else []
+        names += [name for name, _ in shares]
+    chance = Trace([0.5, 0.5], [-0.5, len(names) - 0.5], "chance", MUTED, dash="dot", size=1.2, silent=True)
+    return framed("reward-accuracy", [chance, *traces], height=60 + 56 * len(names), rows=names)
 
 
-def reliability_figures(reward: Mapping[str, Any]) -> list[Figure]:
+def reliability_figures(reward: Mapping[str, Any]) -> list[Plot]:
     """Predicted probability against observed frequency, the diagonal, and how many pairs stand behind each point."""
     stored = reward.get("reliability")
-    bins = [mapping(entry) for entry in stored] if isinstance(stored, list) else []
-    points = [tuple(number(b.get(key)) for key in ("mean_probability", "frequency", "count", "low", "high")) for b in bins]
-    found = [(p, f, n, low, high) for p, f, n, low, high in points if p is not None and f is not None and n]
-    if not found:
+    names = ("low", "high", "mean_probability", "frequency", "count")
+    values = (
+        [dict(zip(names, b, strict=False)) if isinstance(b, list) else mapping(b) for b in stored]
+        if isinstance(stored, list)
+        else []
+    )
+    rows = [[finite(bin.get(name)) for name in names] for bin in values]
+    bins = [(low, high, p, f, n) for low, high, p, f, n in rows if p is not None and f is not None and n]
+    if not bins:
         return []
-    says, right, counts, _, _ = zip(*found, strict=True)
-    curve = line(says, right, "reward model", BLUE, mode="lines+markers", customdata=counts, cliponaxis=False)
-    curve["hovertemplate"] = "says %{x:.0%}, is right %{y:.0%}, %{customdata} pairs<extra></extra>"
-    centres = [p if low is None or high is None else (low + high) / 2 for p, _, _, low, high in found]
-    widths = [0.05 if low is None or high is None else 0.9 * (high - low) for _, _, _, low, high in found]
-    bars = _bars(
-        [rounded(centre) for centre in centres], list(counts), "pairs", "@faint", "%{y} pairs", yaxis="y2",
-        width=[rounded(width) for width in widths], text=[f"{count:.0f}" for count in counts], textposition="outside",
-        cliponaxis=False, textfont={"size": 10},
-    )  # fmt: skip
-    bars["marker"]["line"] = {"color": MUTED, "width": 1}
-    drawn = layout(
-        axis("predicted probability of preference", tickformat=".0%", range=[-0.02, 1.02], anchor="y2"),
-        axis("observed frequency", tickformat=".0%", range=[-0.04, 1.04], domain=[0.34, 1]),
-        yaxis2=axis("pairs", domain=[0, 0.22], range=[0, 1.45 * max(counts)], nticks=3),
-    )
-    caption = "Points on the diagonal are honest; below it, the model is surer than it should be. Bars count the pairs."
-    return plot(
-        "reliability", "Reliability of the reward model", caption, [guide([0, 1], [0, 1], "honest"), curve, bars], drawn, 420
-    )
+    predicted, observed, counts = zip(*((p, f, n) for _, _, p, f, n in bins), strict=True)
+    bars = [(p - 0.025 if low is None else low, p + 0.025 if high is None else high, 0.0, n) for low, high, p, _, n in bins]
+    notes = [f"right in {percent(f)} of {thousands(n)} pairs" for _, _, _, f, n in bins]
+    room = Trace([0.5, 1], [0, 3 * max(counts)], right=True, mode="", silent=True)
+    return framed("reliability", [
+        Trace(predicted, counts, "pairs", FAINT, "bars", right=True, silent=True, bars=bars), room,
+        Trace([0, 1], [0, 1], "honest", MUTED, dash="dot", size=1.2, silent=True),
+        Trace(predicted, observed, "reward model", BLUE, "both", notes=notes),
+    ])  # fmt: skip
 
 
-SUPERVISED = {
-    "sft": ("Supervised fine-tuning", "nats per token", FALLING),
-    "reward": ("Reward model", "nats per pair", COIN),
-    "process": ("Process reward model", "nats per step", FALLING),
-    "direct": ("Direct optimisation", "per pair", FALLING),
-    "kto": ("KTO", "per judged answer", FALLING),
-}
-"""By section: title, the loss's unit, what to look for."""
+def cost_figures(arms: Sequence[SubRun]) -> list[Plot]:
+    """Seconds by phase of a step, throughput, memory."""
+    return [*framed("phases", _phases(arms[0].metrics if arms else ())), *charts("cost", arms)]
 
 
-def loss_figures(stages: Sequence[tuple[str, SubRun]]) -> list[Figure]:
-    """The losses of the supervised stages, each with its section; of those that compare, accuracy and margin too."""
-    figures = []
-    for number_, (section, stage) in enumerate(stages, 1):
-        repeated = [other for other, _ in stages].count(section) > 1
-        name, (title, unit, caption) = f"{section}-{number_}" if repeated else section, SUPERVISED[section]
-        title += f" ({stage.name})" if repeated else ""
-        for key, what, shown, text, colour in (
-            ("loss", "loss", axis(f"loss ({unit})"), caption, BLUE),
-            ("accuracy", "accuracy in training", axis("share ranked right", tickformat=".0%"), APART, BLUE),
-            ("margin", "margin in training", axis("chosen − rejected (reward)"), LEAD, GREEN),
-        ):
-            told = (key, "training" if key == "loss" else key, colour), (f"eval_{key}", "held-out", VERMILLION)
-            data = [trace for metric, name_, tint in told for trace in _whole_line(stage, metric, name_, tint)]
-            drawn = layout(axis(STEP), shown, showlegend=len(data) > 1)
-            figures += plot(f"{key}-{name}", f"{title} {what}", text, data, drawn, 300)
-    return figures
-
-
-def _whole_line(stage: SubRun, key: str, name: str, colour: str) -> list[Trace]:
-    """A metric without gaps where only some rows have it, its values marked where they are few."""
-    steps, values = series(stage.metrics, key)
-    if steps and len(steps) < len(stage.metrics):
-        steps, values = _present(stage, key)
-    return [line(steps, values, name, colour, mode="lines+markers" if len(steps) < 30 else "lines")] if steps else []
+def stage_figures(stages: Sequence[tuple[str, float]]) -> list[Plot]:
+    """Seconds by stage."""
+    traces = [
+        _marks([(seconds, place)], "", PALETTE[place % len(PALETTE)], mode="bars", notes=[duration(seconds)])._replace(
+            bars=[(0.0, seconds, place - 0.35, place + 0.35)]
+        )
+        for place, (_, seconds) in enumerate(stages)
+    ]
+    return framed("stages", traces, height=40 + 34 * len(stages), rows=[name for name, _ in stages]) if len(stages) > 1 else []
 
 
 def _phases(rows: Sequence[Mapping[str, Any]]) -> list[Trace]:
-    rows = [row for row in rows if any(number(row.get(f"time/{name}")) is not None for name, _ in PHASES)]
-    steps = [number(row.get("step")) if number(row.get("step")) is not None else float(i) for i, row in enumerate(rows)]
-    named = [(name, colour, [number(row.get(f"time/{name}")) or 0.0 for row in rows]) for name, colour in PHASES]
-    spent = [sum(values[i] for _, _, values in named) for i in range(len(rows))]
-    rest = [max(0.0, (number(row.get("time/step")) or 0.0) - total) for row, total in zip(rows, spent, strict=True)]
-    hover = "step %{x}: %{y:.3g} s"
-    return [
-        _bars(*thin(steps, values, 400), name, colour, hover)
-        for name, colour, values in [*named, ("rest", SKY, rest)]
-        if any(values)
-    ]
-
-
-def _bars(xs: Sequence[Any], ys: Sequence[Any], name: str, colour: str, hover: str, **more: Any) -> Trace:
-    marker = {"color": colour, "line": {"width": 0}}
-    hover += "<extra>%{fullData.name}</extra>"
-    return {"type": "bar", "x": xs, "y": ys, "name": label(name), "marker": marker, "hovertemplate": hover, **more}
-
-
-def _interval_marks(members: Sequence[tuple[int, Estimate]], name: str, colour: str) -> Trace:
-    above = [0.0 if e.high is None else rounded(e.high - e.value) for _, e in members]
-    below = [0.0 if e.low is None else rounded(e.value - e.low) for _, e in members]
-    bar = {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "color": colour, "thickness": 2.5, "width": 6}
-    xs, ys = [e.value for _, e in members], [i for i, _ in members]
-    return marks(xs, ys, name, colour, hover="%{x:.1%}", marker={"size": 11}, error_x=bar)
-
-
-def _colours(arms: Sequence[SubRun], index: int) -> tuple[str, str]:
-    """With one arm colour tells the quantity, with several it tells the arm and the line's style the quantity."""
-    colour = PALETTE[index % len(PALETTE)]
-    return (BLUE, VERMILLION) if len(arms) == 1 else (colour, colour)
-
-
-def _name(arms: Sequence[SubRun], arm: SubRun, quantity: str) -> str:
-    return quantity if len(arms) == 1 else f"{arm.name}: {quantity}"
-
-
-def _line(arm: SubRun, key: str, name: str, colour: str, **more: Any) -> list[Trace]:
-    steps, values = series(arm.metrics, key)
-    return [line(steps, values, name, colour, **more)] if steps else []
-
-
-def _present(arm: SubRun, key: str) -> tuple[Sequence[float], Sequence[float]]:
-    steps, values = zip(*present(arm.metrics, key), strict=True)
-    return steps, values
-
-
-def _over_distance(arm: SubRun, key: str) -> tuple[list[float], list[float]]:
-    """A metric against √KL of the same row, and of the same answers where they have one of their own; an estimate of the KL
-    below zero is noise around zero."""
-    own = f"{key.split('/', maxsplit=1)[0]}/kl"
-    distance = own if series(arm.metrics, own)[0] else kl_key(arm.metrics)
-    points = [(number(row.get(distance)), number(row.get(key))) for row in arm.metrics]
-    found = [(math.sqrt(max(0.0, kl)), value) for kl, value in points if kl is not None and value is not None]
-    return [x for x, _ in found], [y for _, y in found]
+    names = [f"time/{name}" for name in PHASES]
+    rows = [row for row in rows if any(finite(row.get(name)) is not None for name in names)]
+    rows = rows[:: max(1, -(-len(rows) // MOST_COLUMNS))]
+    steps = [index if (step := finite(row.get("step"))) is None else step for index, row in enumerate(rows)]
+    spent = [[finite(row.get(name)) or 0.0 for name in names] for row in rows]
+    rest = [max(0.0, (finite(row.get("time/step")) or 0.0) - sum(phases)) for row, phases in zip(rows, spent, strict=True)]
+    half = min((b - a for a, b in pairwise(steps)), default=1.0) / 2
+    floor, traces = [0.0] * len(rows), []
+    for name, colour, values in zip((*PHASES, "rest"), PALETTE, (*zip(*spent, strict=True), rest), strict=False):
+        top = [low + value for low, value in zip(floor, values, strict=True)]
+        bars = [(step - half, step + half, low, high) for step, low, high in zip(steps, floor, top, strict=True)]
+        floor = top
+        traces += [Trace(steps, values, name, colour, "bars", bars=bars)] if any(values) else []
+    return traces

@@ -5,145 +5,162 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from plotly.offline import get_plotlyjs
+from markupsafe import Markup
 
 from tether.core.errors import RunError
 from tether.core.files import whole_file
-from tether.report import decoding, figures, overopt, rounds
-from tether.report.answers import answer_groups, training_samples
-from tether.report.narrative import Part, decimal, gold_parts, signed, verdict
-from tether.report.numbers import alarm_rows, arm_table, reward_facts, tiles
-from tether.report.plotting import Figure
-from tether.report.reading import Journey, SubRun, mapping, number, printable, read_journey, section_of, stage_kind
+from tether.core.visible import visible
+from tether.report import about, decoding, figures, loop, tiles
+from tether.report.answers import answer_groups, gold_change, training_samples
+from tether.report.narrative import Part, conclusion, gold_parts, stored_parts
+from tether.report.numbers import decimal, signed
+from tether.report.plotting import Plot
+from tether.report.reading import Journey, Row, SubRun, finite, mapping, printable, read_journey, turn
 
 HERE = Path(__file__).resolve().parent
-STAGE_NAMES = ("sft", "pairs", "reward", "ppo")
-Figures = Mapping[str, Sequence[Figure]]
+STAGE_NAMES = ("sft", "pairs", "reward", "ppo", "evaluation")
+FILTERS = {
+    "text": printable, "mapping": mapping, "number": finite, "signed": signed, "gold_change": gold_change,
+    "score": lambda value: "–" if (score := finite(value)) is None else decimal(score),
+}  # fmt: skip
+"""Of the templates. Besides, every text that they print is made visible and then escaped."""
+Figures = Mapping[str, Sequence[Plot]]
 """By section, in the page's order; an empty list leaves its section out."""
 
 
 def write_report(run: Path, output: Path | None = None) -> Path:
     """Write one HTML page about a run directory, whatever tether left in it, and give its path.
 
-    The page needs no network and its policy forbids it; `output` defaults to `report.html` in the run. Parts that the run
-    does not have are left out; damaged files are named at the foot of the page.
+    The page needs no network and its policy forbids it; `output` defaults to `report.html` in the run. Of a stage's folder in a
+    run that a command began, it is the run's page that is written. Parts that the run does not have are left out; damaged files
+    are named at the foot of the page.
 
     Raises:
         MissingFileError: the run directory does not exist.
         RunError: it holds nothing of tether, or the output is a folder.
     """
-    run = Path(run)
+    run = whole_run(Path(run))
     output = run / "report.html" if output is None else Path(output)
     if output.is_dir():
         raise RunError(f"{output} is a folder. Give the path of the HTML file to write.")
-    if (study := overopt.read_study(run)) is not None:
-        page = _study_page(study)
-    elif (loop := rounds.read_rounds(run)) is not None:
-        page = _rounds_page(loop)
+    if (rounds := loop.read_loop(run)) is not None:
+        page = _loop_page(rounds)
     else:
-        page = _journey_page(read_journey(run))
+        page = _journey_page(read_journey(run), run)
     with whole_file(output) as temporary:
         temporary.write_bytes(page.encode("utf-8", "replace"))
     return output
 
 
-def _journey_page(journey: Journey) -> str:
-    parts, reward = gold_parts(journey), journey.reward.summary if journey.reward else {}
+def whole_run(folder: Path) -> Path:
+    """The run directory whose page tells of a folder: of a stage the run's, where a command began one; else the folder's own."""
+    return folder.parent if (folder.parent / "command.json").is_file() and folder.is_dir() else folder
+
+
+def _journey_page(journey: Journey, run: Path) -> str:
+    parts, control = gold_parts(journey), decoding.control_of(journey.policy.summary if journey.policy else {})
     groups_text, groups = answer_groups(journey.answers)
-    return _fill(
-        "page.html", journey.name, _figures(journey, parts, reward), journey.notes,
-        verdict=verdict(journey),
-        tiles=tiles(journey),
-        decoded=(decoding.COLUMNS, decoding.rows(decoding.control_of(journey.policy.summary)) if journey.policy else []),
-        parts=[(printable(p.name, 60), decimal(p.before), decimal(p.after), signed(p.change), p.direction) for p in parts],
-        arms=arm_table(journey.arms),
-        alarms=alarm_rows([*(stage for stage in journey.supervised if stage.alarms), *journey.arms]),
-        facts=reward_facts(reward, journey.pairs),
+    drawn, blocks = _figures(journey, parts), _blocks(journey)
+    decoded = (decoding.COLUMNS, decoding.control_rows(control))
+    policies = [(about.anchor(arm.name), about.method_name(arm)) for arm in journey.arms]
+    supervised, compared = list(_supervised(journey)), bool(decoded[1] or parts or groups)
+    contents = [("at-verdict", "Verdict"), *[("at-answers", "Before and after")] * compared, *policies[:1]]
+    contents += [(stage["id"], stage["title"]) for stage in supervised]
+    contents += [("at-time", "Time")] * bool(drawn["stages"]) + [("at-config", "Config and manifest")] * bool(blocks)
+    return fill_template(
+        HERE / "page.html", journey.own.name, drawn, journey.notes,
+        title=about.title(journey),
+        about=about.facts(journey, run),
+        contents=contents,
+        verdict=conclusion(journey),
+        tiles=tiles.tiles(journey),
+        compared=compared,
+        gold=about.who_judged(journey, [part.name for part in parts]),
+        decoded=decoded,
+        parts=parts,
+        policies=policies,
+        supervised=supervised,
+        arms=(tiles.ARM_COLUMNS, tiles.arm_table(journey.arms)),
+        alarms=[alarm for arm in journey.arms for alarm in arm.alarms],
         groups_text=groups_text,
         groups=groups,
         samples=[] if groups else training_samples(journey.policy),
-        blocks=_blocks(journey),
+        reward="reward" if journey.own_reward else "proxy",
+        blocks=blocks,
     )  # fmt: skip
 
 
-def _figures(journey: Journey, parts: Sequence[Part], reward: Mapping[str, Any]) -> Figures:
-    others = [(arm.name, _parts_after(arm)) for arm in journey.arms[1:]]
-    stages = {name: journey.summary.get(name) for name in STAGE_NAMES} | mapping(journey.summary.get("arms"))
-    spent = [(name, seconds) for name, stage in stages.items() if (seconds := number(mapping(stage).get("seconds")))]
+def _supervised(journey: Journey) -> Iterator[Row]:
+    """The sections of what is not a policy, what came last first."""
+    reward, pairs = journey.stage("reward"), SubRun("pairs", summary=journey.pairs)
+    for stage in sorted([*journey.supervised, *[pairs] * bool(journey.pairs)], key=turn, reverse=True):
+        drawn, facts = figures.loss_figures(stage), []
+        if stage is reward:
+            drawn = figures.accuracy_figures(stage.summary, journey.pairs) + figures.reliability_figures(stage.summary) + drawn
+        if stage in (reward, pairs):
+            facts = tiles.reward_facts(reward.summary if stage is reward else {}, journey.pairs if stage is pairs else {})
+        yield {
+            "id": about.anchor(stage.name),
+            "title": about.method_name(stage),
+            "figures": drawn,
+            "facts": facts,
+            "alarms": stage.alarms,
+        }
+
+
+def _figures(journey: Journey, parts: Sequence[Part]) -> Figures:
+    totals = journey.own.summary
+    stages = {name: totals.get(name) for name in STAGE_NAMES} | mapping(totals.get("arms"))
+    stages = stages if any(stages.values()) else {stage.name: stage.summary for stage in journey.folders}
+    seconds = [(name, spent) for name, stage in stages.items() if (spent := finite(mapping(stage).get("seconds")))]
+    own = journey.own_reward
     return {
-        "policy": figures.policy_figures(journey.arms),
+        "policy": figures.charts("policy", journey.arms, own),
         "goodhart": figures.goodhart_figures(journey.arms),
-        "accuracy": figures.accuracy_figures(reward, journey.pairs) + figures.reliability_figures(reward),
-        "curves": figures.curve_figures(journey.arms, figures.CURVES, "curve"),
-        "health": figures.curve_figures(journey.arms, figures.HEALTH, "health"),
-        "parts": figures.parts_figures([(p.name, p.before, p.after) for p in parts], others),
-        "cost": figures.cost_figures(journey.policy, journey.arms, spent),
-        "losses": figures.loss_figures([(section_of(s) or stage_kind(s), s) for s in journey.supervised]),
+        "curves": figures.charts("curves", journey.arms, own),
+        "health": figures.charts("health", journey.arms, own),
+        "parts": figures.parts_figures(parts, [(arm.name, stored_parts(arm)) for arm in journey.arms[1:]]),
+        "cost": figures.cost_figures(journey.arms),
+        "stages": figures.stage_figures(seconds),
     }
 
 
-def _study_page(study: overopt.Study) -> str:
-    return _fill(
-        "study.html", study.name, overopt.study_figures(study), study.notes,
-        verdict=overopt.study_verdict(study),
-        proxies=(overopt.PROXY_COLUMNS, overopt.proxy_rows(study)),
-        policies=(overopt.POLICY_COLUMNS, overopt.policy_rows(study)),
-        samples=training_samples(study.worst),
-        worst=study.worst.name if study.worst else "",
+def _loop_page(rounds: loop.LoopRun) -> str:
+    return fill_template(
+        HERE / "loop.html", rounds.name, {"rounds": loop.loop_figures(rounds)}, rounds.notes,
+        title="Preferences, round by round", verdict=loop.loop_conclusion(rounds), rounds=(loop.COLUMNS, loop.round_rows(rounds)),
+        samples=training_samples(rounds.last),
     )  # fmt: skip
 
 
-def _rounds_page(found: rounds.Rounds) -> str:
-    rows, samples = (rounds.COLUMNS, rounds.round_rows(found)), training_samples(found.last)
-    drawn = {"rounds": rounds.rounds_figures(found)}
-    return _fill(
-        "rounds.html", found.name, drawn, found.notes, verdict=rounds.rounds_verdict(found), rounds=rows, samples=samples
-    )
+def fill_template(template: Path, name: str, drawn: Figures, notes: Sequence[str], **values: Any) -> str:
+    """A page's text: the template, which may extend this room's, with its figures, script and style put into it.
 
-
-def _fill(template: str, name: str, drawn: Figures, notes: Sequence[str], **values: Any) -> str:
-    """A template with its figures, script and style put into it."""
-    plotly, script = get_plotlyjs(), (HERE / "page.js").read_text(encoding="utf-8")
-    hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (plotly, script)]
-    loader = FileSystemLoader(HERE)
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    drawings = {figure.id: figure.drawing for group in drawn.values() for figure in group}
-    return environment.get_template(template).render(
-        name=printable(name, 120),
-        notes=[printable(note, 400) for note in notes],
-        figures=drawn,
-        drawings=_embedded(drawings),
-        plotly=plotly,
-        script=script,
-        style=(HERE / "page.css").read_text(encoding="utf-8"),
-        hashes=" ".join(f"'sha256-{digest}'" for digest in hashes),
-        uses_plots=bool(drawings),
-        **values,
-    )
-
-
-def _embedded(value: Any) -> str:
-    """JSON for a script element: no character in it can end the element or open a comment."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"), ensure_ascii=True)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _parts_after(arm: SubRun) -> dict[str, float]:
-    stored = mapping(arm.summary.get("gold_parts"))
-    found = {printable(name, 60): number(mapping(value).get("after")) for name, value in stored.items()}
-    return {name: value for name, value in found.items() if value is not None}
+    Every text among `values` is made visible and escaped where it is printed, so it may come from a model.
+    """
+    script = (HERE / "page.js").read_text(encoding="utf-8")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    environment = Environment(
+        loader=FileSystemLoader([template.parent, HERE]), autoescape=True, undefined=StrictUndefined,
+        trim_blocks=True, lstrip_blocks=True,
+        finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
+    )  # fmt: skip
+    environment.filters |= FILTERS
+    values = {"title": name, "about": [], "contents": [], **values}
+    return environment.get_template(template.name).render(
+        name=printable(name, 120), notes=[printable(note, 400) for note in notes], figures=drawn, script=script, digest=digest,
+        style=(HERE / "page.css").read_text(encoding="utf-8"), **values,
+    )  # fmt: skip
 
 
 def _blocks(journey: Journey) -> list[tuple[str, str]]:
     """The resolved configs and manifests, of the whole and of each stage."""
-    whole = [("config", journey.config), ("manifest", journey.manifest)]
-    for stage in journey.stages:
-        if stage.config is not journey.config:
-            whole += [(f"{stage.name}: config", stage.config), (f"{stage.name}: manifest", stage.manifest)]
-    shown = [(title, json.dumps(value, indent=2, ensure_ascii=False)) for title, value in whole if value is not None]
+    stages = [(f"{stage.name}: ", stage) for stage in journey.folders if stage.config is not journey.own.config]
+    values = [(before + key, getattr(run, key)) for before, run in [("", journey.own), *stages] for key in ("config", "manifest")]
+    shown = [(title, json.dumps(value, indent=2, ensure_ascii=False)) for title, value in values if value is not None]
     return [(printable(title, 80), printable(text, 60_000)) for title, text in shown]

@@ -1,96 +1,229 @@
-"""The parts that all figures share: colours, lines, bars, axes, and labels that a plot cannot mistake for markup.
+"""Charts as inline SVG: traces and axes in, paths and labels out, which the page's template prints.
 
-Figures are the plain dictionaries that plotly.js reads. Strings that begin with `@` are colours of the page's theme,
-filled in by page.js when it draws.
+A drawing is stretched to the width that the page gives it, while its lines and marks keep their thickness and its labels are text
+of the page: so one drawing serves a desk, a phone and paper, and needs no script. Colours are classes of `page.css`.
 """
 
 from __future__ import annotations
 
-import html
-from collections.abc import Sequence
+import math
+import tomllib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from pathlib import Path
+from statistics import median_low
+from typing import Any, NamedTuple
 
-from tether.report.reading import printable
+from tether.report.numbers import percent as as_percent
+from tether.report.reading import Row, printable
 
 # Okabe and Ito's palette; the four first keep a contrast of 3:1 on white and on the dark page.
-BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
-PALETTE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY)
-MUTED = "@muted"
-LONGEST_LINE = 2000
+BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = PALETTE = ("c0", "c1", "c2", "c3", "c4", "c5")
+MUTED, FAINT = "muted", "faint"
+MOST_POINTS, MOST_HITS, SIZE = 400, 40, 1000
+"""Points of a line, places of a chart that tell their values on hover, and the drawing's own width and height."""
+CHARTS: dict[str, list[Row]] = tomllib.loads((Path(__file__).resolve().parent / "charts.toml").read_text(encoding="utf-8"))
+"""By section of the page the charts of metrics; under `figures` those that functions draw."""
+FRAMES = {frame["id"]: frame for frame in CHARTS["figures"]}
 
-Trace = dict[str, Any]
+Value = float | None
+
+
+class Trace(NamedTuple):
+    """One series. Where a value is None the line has a gap.
+
+    `mode`: line, marks, open (marks), both (line and marks) or bars, which are the rectangles (x from, x to, y from, y to) of
+    `bars`. `notes` are told on hover instead of the values; with `silent` nothing is.
+    """
+
+    xs: Sequence[Value]
+    ys: Sequence[Value]
+    name: str = ""
+    colour: str = BLUE
+    mode: str = "line"
+    dash: str = ""
+    size: float = 0.0
+    right: bool = False
+    listed: bool = True
+    silent: bool = False
+    notes: Sequence[str] = ()
+    bars: Sequence[tuple[float, float, float, float]] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
-    """One plot: what plotly.js draws, and the line under it that says what to look for."""
+class Axis:
+    """From `low` to `high`, with ticks (value, text)."""
+
+    title: str
+    low: float
+    high: float
+    ticks: Sequence[tuple[float, str]]
+    percent: bool = False
+    names: Sequence[str] = ()
+
+    def at(self, value: float) -> int:
+        """The place of a value in the drawing's units, of `low` 0."""
+        return round(SIZE * (value - self.low) / (self.high - self.low))
+
+    def show(self, value: float) -> str:
+        return as_percent(value) if self.percent else f"{value:,.4g}".replace("-", "−")
+
+    @property
+    def widest(self) -> int:
+        """Characters of the longest tick."""
+        return max((len(text) for _, text in self.ticks), default=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """One chart, and the line under it that says what to look for."""
 
     id: str
     title: str
     caption: str
-    data: Sequence[Trace]
-    layout: dict[str, Any]
-    height: int = 320
+    height: int
+    traces: Sequence[Trace]
+    x: Axis
+    y: Axis
+    right: Axis | None
 
     @property
-    def drawing(self) -> dict[str, Any]:
-        return {"data": list(self.data), "layout": {**self.layout, "height": self.height}}
+    def paths(self) -> Iterator[tuple[str, float, str]]:
+        """(classes, thickness or 0, path): bars first, then lines, marks on top."""
+        for trace in self.traces:
+            if trace.bars:
+                yield f"{trace.colour} bar", 0, "".join(self._rectangle(trace, bar) for bar in trace.bars)
+        for trace in self.traces:
+            if trace.mode in ("line", "both"):
+                yield f"{trace.colour} line {trace.dash}", trace.size if trace.mode == "line" else 0, self._points(trace, False)
+        for trace in self.traces:
+            few = trace.mode == "line" and sum(y is not None for y in trace.ys) == 1
+            if trace.mode in ("marks", "open", "both") or few:
+                dots, size = self._points(trace, True), trace.size or (9 if trace.mode == "open" else 6)
+                yield f"{trace.colour} mark", size, dots
+                if trace.mode == "open":
+                    yield "card mark", size - 4, dots
+
+    def _points(self, trace: Trace, apart: bool) -> str:
+        y, pieces, joined = self._upright(trace), [], False
+        for x, value in envelope(trace.xs, trace.ys):
+            if x is None or value is None:
+                joined = False
+            else:
+                pieces.append(f"{'' if joined else 'M'}{self.x.at(x)} {SIZE - y.at(value)}{'h0' if apart else ''}")
+                joined = not apart
+        return " ".join(pieces)
+
+    def _rectangle(self, trace: Trace, bar: tuple[float, float, float, float]) -> str:
+        left, right = (self.x.at(x) for x in bar[:2])
+        bottom, top = (SIZE - self._upright(trace).at(y) for y in bar[2:])
+        return f"M{left} {bottom}V{top}H{right}V{bottom}z"
+
+    def _upright(self, trace: Trace) -> Axis:
+        return self.right if trace.right and self.right else self.y
+
+    @property
+    def hits(self) -> Iterator[tuple[str, str]]:
+        """(path, text): strips that together cover the drawing and tell the values at their place."""
+        rows, across = bool(self.y.names), self.y if self.y.names else self.x
+        texts: dict[float, list[str]] = {}
+        for trace in self.traces:
+            for i, (x, y) in enumerate(zip(trace.xs, trace.ys, strict=True)):
+                if x is not None and y is not None and not trace.silent:
+                    value = trace.notes[i] if trace.notes else self.x.show(x) if rows else self._upright(trace).show(y)
+                    texts.setdefault(y if rows else x, []).append(f"{trace.name}: {value}" if trace.name else value)
+        chosen = _spread(texts)
+        ends = sorted((across.low, across.high))
+        edges = [ends[0], *((a + b) / 2 for a, b in pairwise(chosen)), ends[1]]
+        for place, (start, end) in zip(chosen, pairwise(edges), strict=True):
+            first, last = sorted((across.at(start), across.at(end)))
+            title = across.names[int(place)] if rows else f"{across.title.partition(' (')[0]} {across.show(place)}"
+            path = f"M0 {SIZE - last}H{SIZE}V{SIZE - first}H0z" if rows else f"M{first} 0V{SIZE}H{last}V0z"
+            yield path, "\n".join((title, *texts[place]))
+
+    @property
+    def legend(self) -> list[Trace]:
+        named = [trace for trace in self.traces if trace.listed and trace.name]
+        return named if len(self.traces) > 1 else []
 
 
-def plot(id: str, title: str, caption: str, data: Sequence[Trace], layout: dict[str, Any], height: int = 320) -> list[Figure]:
-    """The figure in a list, which is empty where there is nothing to draw."""
-    return [Figure(id, title, caption, data, layout, height)] if data else []
+def _spread(texts: dict[float, list[str]]) -> list[float]:
+    """At most MOST_HITS of these places, evenly spread; of neighbours the one with most to tell."""
+    places = sorted(texts)
+    if len(places) <= MOST_HITS:
+        return places
+    buckets: dict[int, list[float]] = {}
+    for place in places:
+        buckets.setdefault(int((MOST_HITS - 1e-9) * (place - places[0]) / (places[-1] - places[0])), []).append(place)
+    most = ((bucket, max(len(texts[place]) for place in bucket)) for bucket in buckets.values())
+    return [median_low([place for place in bucket if len(texts[place]) == count]) for bucket, count in most]
+
+
+def envelope(xs: Sequence[Value], ys: Sequence[Value], longest: int = MOST_POINTS) -> list[tuple[Value, Value]]:
+    """At most about `longest` points: of neighbours the lowest and the highest, so that no spike is lost, and the last one."""
+    points = list(zip(xs, ys, strict=True))
+    if len(points) <= longest:
+        return points
+    width, chosen = -(-2 * len(points) // longest), []
+    for start in range(0, len(points), width):
+        bucket = range(start, min(start + width, len(points)))
+        values = [(y, i) for i in bucket if (y := points[i][1]) is not None]
+        chosen += sorted({min(values)[1], max(values)[1]}) if values else [start]
+    return [points[i] for i in dict.fromkeys((*chosen, len(points) - 1))]
 
 
 def label(value: Any, longest: int = 32) -> str:
-    """A name for use inside a plot: plotly reads a subset of HTML in labels, so markup is escaped."""
+    """A name for use inside a chart: one line, cut."""
     text = " ".join(printable(value, 200).split())
-    return html.escape(text if len(text) <= longest else text[: longest - 1] + "…", quote=False)
+    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
-def rounded(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.6g}")
+def axis(
+    title: str, values: Sequence[Value], *, zero: bool = False, percent: bool = False, snug: bool = False, count: int = 5
+) -> Axis:
+    """An axis that holds these values, with ticks at round numbers; at whole ones where the values are.
+
+    Args:
+        zero: it begins at 0, or below.
+        snug: it ends at the outermost values and not at ticks.
+    """
+    present = [value for value in values if value is not None] + [0.0] * zero
+    low, high = min(present, default=0.0), max(present, default=1.0)
+    whole = snug and all(float(value).is_integer() for value in present)
+    if high - low <= 1e-6 * max(abs(low), abs(high)):
+        room = 0.5 if whole else abs(high) / 2 or 1.0
+        low, high = low - room * (low != 0 or not zero), high + room
+    step = max(_step((high - low) / count), float(whole))
+    if not snug:
+        low, high = step * math.floor(low / step + 1e-9), step * math.ceil(high / step - 1e-9)
+    ticks = [step * i for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    places = max(0, -math.floor(math.log10(step) + 1e-9) - 2 * percent)
+    style = f",.{places}{'%' if percent else 'f'}" if 1e-4 <= step < 1e6 else ".3g"
+    return Axis(title, low, high, [(tick, f"{tick:{style}}".replace("-", "−")) for tick in ticks], percent)
 
 
-def thin(xs: Sequence[Any], ys: Sequence[Any], longest: int = LONGEST_LINE) -> tuple[list[Any], list[Any]]:
-    """At most `longest` points, evenly spaced, the last one always among them."""
-    stride = max(1, -(-len(xs) // longest))
-    keep = range((len(xs) - 1) % stride, len(xs), stride) if len(xs) else range(0)
-    return [rounded(xs[i]) for i in keep], [rounded(ys[i]) for i in keep]
+def _step(least: float) -> float:
+    """1, 2 or 5 times a power of ten, no less than this."""
+    power = 10.0 ** math.floor(math.log10(least))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
 
 
-def line(
-    xs: Sequence[Any], ys: Sequence[Any], name: str, colour: str, *, dash: str = "solid", mode: str = "lines", axis: str = "y",
-    width: float = 1.8, hover: str = "step %{x}: %{y:.4g}", **more: Any,
-) -> Trace:  # fmt: skip
-    """A line or, by `mode`, marks; `more` are plotly's own attributes."""
-    x, y = thin(xs, ys)
-    return {
-        "type": "scatter", "x": x, "y": y, "name": label(name), "yaxis": axis, "connectgaps": False,
-        "mode": "lines+markers" if len(x) == 1 and mode == "lines" else mode,
-        "line": {"color": colour, "width": width, "dash": dash}, "marker": {"color": colour, "size": 6},
-        "hovertemplate": hover + "<extra>%{fullData.name}</extra>", **more,
-    }  # fmt: skip
-
-
-def marks(xs: Sequence[Any], ys: Sequence[Any], name: str, colour: str, *, hover: str, marker: Trace, **more: Any) -> Trace:
-    return line(xs, ys, name, colour, mode="markers", hover=hover, marker={"color": colour, **marker}, **more)
-
-
-def guide(xs: Sequence[float], ys: Sequence[float], name: str) -> Trace:
-    """A dotted line to compare with: a diagonal, a chance level."""
-    return line(xs, ys, name, MUTED, dash="dot", width=1.2, hoverinfo="skip")
-
-
-def axis(title: str, **more: Any) -> dict[str, Any]:
-    return {"title": {"text": title, "standoff": 8}, "automargin": True, "zeroline": False, **more}
-
-
-def layout(x: dict[str, Any], y: dict[str, Any], right: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    """Axes and the legend above the plot, where a phone has room for it."""
-    legend = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1.02, "yanchor": "bottom", "traceorder": "normal"}
-    result = {"xaxis": x, "yaxis": y, "margin": {"l": 8, "r": 8, "t": 8, "b": 8}, "hovermode": "closest", "legend": legend}
-    if right is not None:
-        result["yaxis2"] = {**right, "overlaying": "y", "side": "right", "showgrid": False, "tickmode": "auto"}
-    return {**result, "showlegend": True, **more}
+def framed(frame: str | Row, traces: Sequence[Trace], *, height: int = 0, rows: Sequence[str] = ()) -> list[Plot]:
+    """The chart of a frame of `charts.toml`; with `rows` the names of its rows, the first on top. None where there is nothing."""
+    if not traces:
+        return []
+    frame = FRAMES[frame] if isinstance(frame, str) else frame
+    zero, percent = frame.get("zero", ()), frame.get("percent", ())
+    xs = [x for t in traces for x in (*t.xs, *(edge for bar in t.bars for edge in bar[:2]))]
+    ends = [
+        [y for t in traces if t.right is side for y in (*t.ys, *(e for bar in t.bars for e in bar[2:]))] for side in (False, True)
+    ]
+    x = axis(frame.get("x", "step"), xs, zero="x" in zero, percent="x" in percent, snug=not rows and "x" not in percent)
+    y = axis(frame.get("y", ""), ends[0], zero="y" in zero, percent="y" in percent)
+    if rows:
+        names = [label(row) for row in rows]
+        y = Axis("", len(rows) - 0.5, -0.5, list(enumerate(names)), names=names)
+    right = axis(frame["right"], ends[1], zero="right" in zero) if frame.get("right") and ends[1] else None
+    plot = Plot(frame["id"], frame["title"], frame["caption"], height or frame.get("height", 260), traces, x, y, right)
+    return [plot]

@@ -1,10 +1,9 @@
-"""A run's files as plain values. What is missing stays empty, what is damaged is left out and noted."""
+"""The one reader of run directories. What is missing stays empty; what is damaged is left out and noted."""
 
 from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,31 +11,18 @@ from statistics import fmean
 from typing import Any
 
 from tether.core.errors import MissingFileError, RunError
+from tether.core.rundir import is_control
+from tether.core.stages import STAGES
 from tether.core.trend import Trend, trend
+from tether.core.visible import visible
+from tether.stats import Estimate
 
 Row = dict[str, Any]
 KL_KEYS = ("kl/policy_reference_k1", "reward/kl")
 LONGEST_TEXT = 4000
-KINDS = {"sft": "sft", "reward": "reward", "process": "reward", "direct": "direct", "kto": "direct"} | dict.fromkeys(
-    ("ppo", "grpo", "reinforce", "best_of_n", "online_direct"), "policy"
-)
+KINDS = {name: kind.makes for name, kind in STAGES.items() if kind.makes != "rounds"}
 """What the stage of a section makes."""
-# C0 and C1 controls but tab and newline, and the characters that reorder a line.
-_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-
-
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """A number with its interval, where the run has one."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
-    count: int | None = None
-
-    def contains(self, point: float) -> bool:
-        """Whether the interval holds `point`; without an interval nothing is excluded."""
-        return self.low is None or self.high is None or self.low <= point <= self.high
+SUPERVISED = ("sft", "reward", "direct")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,37 +37,81 @@ class SubRun:
     manifest: Any = None
     alarms: Sequence[Row] = ()
 
+    def estimate(self, key: str) -> Estimate | None:
+        """A number of the summary."""
+        return estimate(self.summary.get(key))
+
+    @property
+    def section(self) -> str:
+        """The recipe's section that the stage ran by, or an empty string."""
+        sections = [key for key in mapping(self.config) if key in KINDS]
+        return sections[0] if len(sections) == 1 else ""
+
+    @property
+    def settings(self) -> Row:
+        """The recipe's section as the stage ran by it."""
+        return mapping(mapping(self.config).get(self.section))
+
+    @property
+    def judged_by_gold(self) -> bool:
+        """Whether a judge that training does not see scored answers of this policy."""
+        return any(key.startswith("gold") for key in self.summary) or any("gold/score" in row for row in self.metrics)
+
+    @property
+    def kind(self) -> str:
+        """`policy`, `reward`, `direct`, `sft`, or an empty string: by its section, its metrics or its name."""
+        if self.section and (self.metrics or self.summary):
+            return KINDS[self.section]
+        keys = {key for row in self.metrics for key in row}
+        if "reward/proxy" in keys:
+            return "policy"
+        if "loss" in keys:
+            return "reward" if keys & {"accuracy", "margin"} else "sft"
+        if not self.summary:
+            return ""
+        return "policy" if self.name.startswith("ppo-") else KINDS.get(self.name, "")
+
 
 @dataclass(frozen=True, slots=True)
 class Journey:
-    """All that a report knows: any part may be empty."""
+    """All that a report knows of a run: any part may be empty."""
 
-    name: str
-    summary: Mapping[str, Any]
+    own: SubRun
+    """The files of the run directory itself: those of the only stage, or of the whole."""
     pairs: Mapping[str, Any]
-    sft: SubRun | None
-    reward: SubRun | None
-    direct: SubRun | None
-    others: Sequence[SubRun]
-    """Supervised stages beside those three, such as a process reward model after a reward model."""
+    supervised: Sequence[SubRun]
     arms: Sequence[SubRun]
+    """The policies trained online, the one that the report judges first."""
     answers: Sequence[Row]
-    config: Any
-    manifest: Any
     notes: Sequence[str]
+    folders: Sequence[SubRun] = ()
+    """All stages in the order of a recipe, those too that train nothing."""
+    recipe: Row = field(default_factory=dict)
+    """What was asked for on the command line."""
 
     @property
     def policy(self) -> SubRun | None:
-        """The arm that the report judges."""
         return self.arms[0] if self.arms else None
+
+    @property
+    def own_reward(self) -> bool:
+        """Whether the policies maximise a reward of the user's, and no gold stands beside it that would make it a proxy."""
+        own = bool(self.arms) and all(arm.settings.get("reward_source") in ("function", "verifiable") for arm in self.arms)
+        return own and not any(arm.judged_by_gold for arm in self.arms)
+
+    @property
+    def asked_for_gold(self) -> bool:
+        """Whether the recipe names a judge of answers."""
+        judges = [mapping(arm.settings.get("evaluate")).get("judge") for arm in self.arms]
+        return bool(self.recipe.get("evaluate")) or any(isinstance(judge, dict) for judge in judges)
 
     @property
     def stages(self) -> list[SubRun]:
         return [*self.supervised, *self.arms]
 
-    @property
-    def supervised(self) -> list[SubRun]:
-        return [stage for stage in (self.sft, self.reward, self.direct, *self.others) if stage is not None]
+    def stage(self, kind: str) -> SubRun:
+        """The first supervised stage of a kind; an empty one where there is none."""
+        return next((stage for stage in self.supervised if stage.kind == kind), SubRun(""))
 
 
 def read_journey(run: Path) -> Journey:
@@ -96,28 +126,23 @@ def read_journey(run: Path) -> Journey:
     notes: list[str] = []
     own = read_sub_run(run, notes)
     folders = {path.parent for name in ("metrics.jsonl", "summary.json") for path in run.glob(f"*/{name}") if path.is_file()}
-    folders = sorted(folders, key=lambda folder: (folder.name != "ppo", folder.name))
-    alone = bool(stage_kind(own)) and not folders
-    stages = [own] if alone else [read_sub_run(p, notes) for p in folders]
-    totals = {} if alone else own.summary
-    arms = [stage for stage in stages if stage_kind(stage) == "policy"]
-    if not arms and mapping(totals.get("ppo")):
-        arms = [SubRun("ppo")]
-    placed = [_stage(stages, kind, totals) for kind in ("sft", "reward", "direct")]
-    names = {stage.name for stage in placed if stage}
+    if own.kind and not folders:
+        stages, totals = [own], {}
+    else:
+        folders = sorted(folders, key=lambda folder: (folder.name != "ppo", folder.name))
+        stages, totals = [read_sub_run(folder, notes) for folder in folders], own.summary
+    kinds = {stage.kind for stage in stages}
+    stages += [SubRun(name) for name in (*SUPERVISED, "ppo") if KINDS[name] not in kinds and mapping(totals.get(name))]
+    stages = [replace(stage, summary={**stage.summary, **_measured_by_the_whole(stage.name, totals)}) for stage in stages]
     journey = Journey(
-        name=run.resolve().name,
-        summary=totals,
+        own=own,
         pairs=mapping(json_of(run / "pairs" / "summary.json", notes)) or mapping(totals.get("pairs")),
-        sft=placed[0],
-        reward=placed[1],
-        direct=placed[2],
-        others=[s for s in stages if s.name not in names and stage_kind(s) in ("sft", "reward", "direct")],
-        arms=[_with_summary(arm, _judged(arm.name, totals)) for arm in arms],
-        answers=list(_jsonl(run / "evaluation" / "answers.jsonl", notes)),
-        config=own.config,
-        manifest=own.manifest,
+        supervised=sorted((stage for stage in stages if stage.kind in SUPERVISED), key=_place),
+        arms=[stage for stage in stages if stage.kind == "policy"],
+        answers=[row for name in ("evaluate", "evaluation") for row in _jsonl(run / name / "answers.jsonl", notes)],
         notes=notes,
+        folders=sorted(stages, key=turn),
+        recipe=mapping(mapping(json_of(run / "command.json", notes)).get("config")),
     )
     if not (journey.stages or journey.pairs or journey.answers):
         raise RunError(
@@ -127,52 +152,33 @@ def read_journey(run: Path) -> Journey:
     return journey
 
 
-def stage_kind(stage: SubRun) -> str:
-    """`policy`, `reward`, `direct`, `sft`, or an empty string: by its section, its metrics or its name."""
-    if (section := section_of(stage)) and (stage.metrics or stage.summary):
-        return KINDS[section]
-    keys = {key for row in stage.metrics for key in row}
-    if "reward/proxy" in keys:
-        return "policy"
-    if "loss" in keys:
-        return "reward" if keys & {"accuracy", "margin"} else "sft"
-    named = "policy" if stage.name.startswith("ppo-") else KINDS.get(stage.name, "")
-    return named if stage.summary else ""
+def turn(stage: SubRun) -> int:
+    """For ordering: when a recipe runs a stage."""
+    order = list(STAGES)
+    return next((order.index(name) for name in (stage.section, stage.name.partition("-")[0]) if name in order), len(order))
 
 
-def section_of(stage: SubRun) -> str:
-    """The recipe's section that the stage ran by, or an empty string."""
-    sections = [key for key in mapping(stage.config) if key in KINDS]
-    return sections[0] if len(sections) == 1 else ""
+def _place(stage: SubRun) -> tuple[int, str]:
+    """For ordering: the stages named by their kind first, in the order of a recipe."""
+    named = stage.name == stage.kind
+    return (SUPERVISED.index(stage.name) if named else len(SUPERVISED), stage.name)
 
 
-def _stage(stages: Sequence[SubRun], kind: str, totals: Mapping[str, Any]) -> SubRun | None:
-    found = [stage for stage in stages if stage_kind(stage) == kind]
-    found.sort(key=lambda s: s.name != kind)
-    if found:
-        return _with_summary(found[0], totals.get(kind))
-    return SubRun(kind, summary=mapping(totals.get(kind))) if mapping(totals.get(kind)) else None
-
-
-def _with_summary(stage: SubRun, judged: Any) -> SubRun:
-    """The stage with what the whole run found out about it, gold above all, on top of its own summary."""
-    return replace(stage, summary={**stage.summary, **mapping(judged)})
-
-
-def _judged(name: str, totals: Mapping[str, Any]) -> dict[str, Any]:
-    """An arm's entry in the summary of the whole: by the folder's name, or by what follows `ppo-`."""
+def _measured_by_the_whole(name: str, totals: Mapping[str, Any]) -> Row:
+    """What the whole run measured of a stage, gold above all; arms are found by the folder's name or by what follows `ppo-`."""
     arms = mapping(totals.get("arms"))
-    found = [mapping(arms.get(name)), mapping(arms.get(name.removeprefix("ppo-"))), mapping(totals.get(name))]
-    return next((entry for entry in found if entry), {})
+    entries = (arms.get(name), arms.get(name.removeprefix("ppo-")), totals.get(name))
+    return next((entry for entry in map(mapping, entries) if entry), {})
 
 
 def read_sub_run(path: Path, notes: list[str]) -> SubRun:
     """One stage's run directory, as far as it can be read."""
     metrics = list(_jsonl(path / "metrics.jsonl", notes))
+    name = path.resolve().name
     if metrics and not (path / "summary.json").is_file():
-        notes.append(f"{path.resolve().name}/summary.json is missing: that stage is not finished.")
+        notes.append(f"{name}/summary.json is missing: that stage is not finished.")
     return SubRun(
-        name=printable(path.resolve().name, 60),
+        name=printable(name, 60),
         metrics=[*_before_the_first_step(path, notes), *metrics],
         summary=mapping(json_of(path / "summary.json", notes)),
         samples=list(_jsonl(path / "samples.jsonl", notes)) if metrics else [],
@@ -183,13 +189,13 @@ def read_sub_run(path: Path, notes: list[str]) -> SubRun:
 
 
 def _before_the_first_step(path: Path, notes: list[str]) -> list[Row]:
-    """What was measured on held-out prompts before training, which no step's metrics hold."""
-    rows = [row for row in _jsonl(path / "heldout.jsonl", notes) if row.get("step") == 0 and "temperature" not in row]
+    """The row of step 0: measurements on held-out prompts before training, which the metrics of no step hold."""
+    rows = [row for row in _jsonl(path / "heldout.jsonl", notes) if row.get("step") == 0 and not is_control(row)]
     means = {}
     for row in rows:
         for key, values in mapping(row.get("scores")).items():
-            known = [found for v in (values if isinstance(values, list) else ()) if (found := number(v)) is not None]
-            means[f"{printable(row.get('name'), 40)}/{key}"] = fmean(known) if known else None
+            scores = [score for v in (values if isinstance(values, list) else ()) if (score := finite(v)) is not None]
+            means[f"{printable(row.get('name'), 40)}/{key}"] = fmean(scores) if scores else None
     return [{"step": 0, **means}] if means else []
 
 
@@ -220,29 +226,32 @@ def _jsonl(path: Path, notes: list[str]) -> Iterator[Row]:
         notes.append(f"{path.parent.resolve().name}/{path.name}: {damaged} damaged line(s) left out.")
 
 
-def mapping(value: Any) -> dict[str, Any]:
+def mapping(value: Any) -> Row:
     """`value` if it is an object of JSON, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
-def number(value: Any) -> float | None:
+def finite(value: Any) -> float | None:
     """`value` if it is a finite number, else None."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
     try:
-        return float(value) if math.isfinite(value) else None
+        usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return float(value) if usable else None
     except OverflowError:
         return None
 
 
 def estimate(value: Any) -> Estimate | None:
-    """A bare number or `{value, low, high, count}`; None where there is no value."""
-    parts = mapping(value)
-    centre = number(parts.get("value")) if parts else number(value)
+    """An estimate from a bare number or from `{value, low, high, count}`; None where there is no value.
+
+    Bounds that were not recorded are NaN, as `Estimate.as_dict` writes NaN as null; a count that was not recorded is 0.
+    """
+    if isinstance(value, Estimate):
+        return value
+    parts = value if isinstance(value, dict) else {"value": value}
+    centre, low, high, count = (finite(parts.get(name)) for name in Estimate._fields)
     if centre is None:
         return None
-    count = number(parts.get("count"))
-    return Estimate(centre, number(parts.get("low")), number(parts.get("high")), None if count is None else int(count))
+    return Estimate(centre, math.nan if low is None else low, math.nan if high is None else high, int(count or 0))
 
 
 def series(rows: Sequence[Row], key: str) -> tuple[list[float], list[float | None]]:
@@ -251,9 +260,9 @@ def series(rows: Sequence[Row], key: str) -> tuple[list[float], list[float | Non
     values: list[float | None] = []
     for index, row in enumerate(rows):
         if key in row:
-            step = number(row.get("step"))
+            step = finite(row.get("step"))
             steps.append(float(index) if step is None else step)
-            values.append(number(row[key]))
+            values.append(finite(row[key]))
     return (steps, values) if any(value is not None for value in values) else ([], [])
 
 
@@ -262,28 +271,14 @@ def present(rows: Sequence[Row], key: str) -> list[tuple[float, float]]:
     return [(step, value) for step, value in zip(*series(rows, key), strict=True) if value is not None]
 
 
-def kl_key(rows: Sequence[Row]) -> str:
-    """The metric that holds the KL of this run."""
-    return next((key for key in KL_KEYS if series(rows, key)[0]), KL_KEYS[0])
-
-
-def moved(rows: Sequence[Row], key: str) -> Trend | None:
-    """How a metric moved over the run, by the definition that the stages' summaries have; None below four values."""
-    values = [value for _, value in present(rows, key)]
+def trend_of(rows: Sequence[Row], *keys: str) -> Trend | None:
+    """The movement of the first of these metrics that the run has, as stages' summaries have it; None below four values."""
+    values = next((values for key in keys if (values := [value for _, value in present(rows, key)])), [])
     return trend(values) if len(values) >= 4 else None
-
-
-def ends(rows: Sequence[Row], key: str) -> tuple[float, float] | None:
-    """The mean of a metric over its first and over its last steps; None below four values."""
-    found = moved(rows, key)
-    return found and (found.first, found.last)
 
 
 def printable(value: Any, longest: int = LONGEST_TEXT) -> str:
     """Text for people: a conversation becomes lines, control characters become visible, the rest is cut and counted."""
     if isinstance(value, list):
         value = "\n".join(f"{m.get('role', '')}: {m.get('content', '')}" if isinstance(m, dict) else str(m) for m in value)
-    text = "" if value is None else str(value)
-    cut = text[:longest].replace("\r\n", "\n")
-    shown = _UNPRINTABLE.sub(lambda one: chr(0x2400 + ord(one[0])) if one[0] < " " else "\ufffd", cut)
-    return shown if len(text) <= longest else f"{shown} … [{len(text) - longest:,} more characters]"
+    return visible("" if value is None else str(value), longest)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +12,10 @@ from tether.core.config import Config, build
 from tether.core.errors import ModelError
 from tether.core.types import Conversation, Rollout, Score, assistant
 from tether.models.config import ModelConfig
-from tether.models.plain import OFFSET
 from tether.models.pretrained import from_pretrained
+
+OFFSET = "score_offset"
+"""A key of config.json: what sequence classifiers have no weight for, and tether adds again."""
 
 
 class ClassifierConfig(Config):
@@ -43,7 +44,7 @@ class ClassifierReward:
     def __init__(self, model: Any, tokenizer: Any, config: ClassifierConfig) -> None:
         self.model, self.tokenizer, self.config = model.eval().requires_grad_(False), tokenizer, config
         self.output = _output(model.config, config)
-        self.constant = getattr(model.config, OFFSET, 0.0)
+        self.constant = vars(model.config).get(OFFSET, 0.0)
         if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
             raise ModelError(
                 f"{config.source}: its tokenizer has neither a padding token nor an EOS. Set one there, and save it."
@@ -68,18 +69,17 @@ class ClassifierReward:
     @torch.no_grad()
     def score_conversations(self, conversations: Sequence[Conversation]) -> list[Score]:
         """One score a conversation, whose last turn is judged; a number that is not finite is a failed score."""
-        found: list[Score] = []
+        scores: list[Score] = []
         for start in range(0, len(conversations), self.config.batch):
             batch = self._encoded(conversations[start : start + self.config.batch]).to(self.model.device)
-            for value in self.model(**batch).logits[:, self.output].float().add(self.constant).tolist():
-                finite = math.isfinite(value)
-                found.append(Score(value) if finite else Score(None, reason=f"the classifier returned {value}"))
-        return found
+            values = self.model(**batch).logits[:, self.output].float().add(self.constant).tolist()
+            scores += [Score(value).finite("the classifier", value) for value in values]
+        return scores
 
     def _encoded(self, conversations: Sequence[Conversation]) -> Any:
         how = {"padding": True, "truncation": True, "max_length": self.config.max_length, "return_tensors": "pt"}
         if self.tokenizer.chat_template:
-            turns = [[{"role": m.role, "content": m.content} for m in messages] for messages in conversations]
+            turns = [[m.as_row() for m in messages] for messages in conversations]
             texts = [self.tokenizer.apply_chat_template(each, tokenize=False) for each in turns]
             return self.tokenizer(texts, add_special_tokens=False, **how)
         prompts = ["\n\n".join(m.content for m in messages[:-1]) for messages in conversations]

@@ -27,11 +27,12 @@ import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, NoReturn
 
 from tether.core.errors import DataError
+from tether.core.types import Json
 from tether.rewards.guard import MEBIBYTE, Guards, limit, restrict
+from tether.rewards.sandbox import ending
 
 _FENCE = re.compile(r"```[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)```", re.DOTALL)
 OUTPUT, FILE, SCRATCH = MEBIBYTE, 16 * MEBIBYTE, 64 * MEBIBYTE
@@ -64,33 +65,27 @@ def read_tests(given: Any) -> tuple[CodeTest, ...]:
     if isinstance(given, str) and given.lstrip().startswith("["):
         with contextlib.suppress(json.JSONDecodeError):
             given = json.loads(given)
-    key = given if isinstance(given, str) else json.dumps(given, sort_keys=True, default=str)
-    return _read_tests(key, isinstance(given, str))
-
-
-@lru_cache(maxsize=1024)
-def _read_tests(text: str, source: bool) -> tuple[CodeTest, ...]:
-    given = text if source else json.loads(text)
-    if isinstance(given, list) and given and all(isinstance(row, Mapping) and {"input", "output"} <= row.keys() for row in given):
-        return tuple(CodeTest(str(row["input"]), "program", str(row["output"])) for row in given)
-    lines = given if isinstance(given, list) else [given]
-    if not all(isinstance(line, str) for line in lines):
-        raise DataError(f"tests are Python source, a list of it, or a list of {{input, output}}; these are not: {text[:80]}")
+    rows: Sequence[Any] = given if isinstance(given, list | tuple) else [given]
+    shown = str(given)[:80]
+    if rows and all(isinstance(row, Mapping) and {"input", "output"} <= row.keys() for row in rows):
+        return tuple(CodeTest(str(row["input"]), "program", str(row["output"])) for row in rows)
+    if not all(isinstance(row, str) for row in rows):
+        raise DataError(f"tests are Python source, a list of it, or a list of {{input, output}}; these are not: {shown}")
     try:
-        tests = tuple(_test(statement) for statement in ast.parse("\n".join(lines)).body)
+        tests = tuple(_test(statement) for statement in ast.parse("\n".join(rows)).body)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise DataError(f"the tests of a problem are no Python ({error}): {text[:80]}") from None
+        raise DataError(f"the tests of a problem are no Python ({error}): {shown}") from None
     if not any(test.counts for test in tests):
-        raise DataError(f"the tests of a problem assert nothing and call nothing: {text[:80]}")
+        raise DataError(f"the tests of a problem assert nothing and call nothing: {shown}")
     return tests
 
 
 def _test(statement: ast.stmt) -> CodeTest:
     match statement:
         case ast.Assert(test=ast.Compare(left=left, ops=[ast.Eq()], comparators=[right])):
-            for asked, known in ((left, right), (right, left)):
+            for call, literal in ((left, right), (right, left)):
                 try:
-                    return CodeTest(ast.unparse(asked), "value", json.loads(json.dumps(plain(ast.literal_eval(known)))))
+                    return CodeTest(ast.unparse(call), "value", json.loads(json.dumps(comparable(ast.literal_eval(literal)))))
                 except (ValueError, TypeError):
                     continue
     defines = isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
@@ -98,8 +93,8 @@ def _test(statement: ast.stmt) -> CodeTest:
     return CodeTest(ast.unparse(statement), "run", counts=holds or isinstance(statement, ast.Expr))
 
 
-def request(program: str, tests: Sequence[CodeTest]) -> dict[str, Any]:
-    """What the program's process gets to know of its tests."""
+def request(program: str, tests: Sequence[CodeTest]) -> Json:
+    """The part of its tests that the program's process gets to know."""
     return {"program": program, "asks": [[test.kind, test.ask] for test in tests]}
 
 
@@ -117,8 +112,8 @@ def _shown(test: CodeTest) -> str:
 
 
 def _met(test: CodeTest, outcome: Sequence[Any]) -> bool:
-    said, value = outcome
-    if said != "gave":
+    what, value = outcome
+    if what != "gave":
         return False
     if test.kind == "program":
         return isinstance(value, str) and _lines(value) == _lines(test.right)
@@ -130,22 +125,23 @@ def _lines(text: str) -> list[str]:
     return [line.rstrip() for line in text.strip("\r\n").rstrip().splitlines()]
 
 
-def plain(value: Any) -> Any:
+def comparable(value: Any) -> Any:
     """A Python value as JSON that is equal exactly where the values are: lists, tuples, sets and mappings stay apart."""
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, (numpy.number, numpy.bool_)):
-        return plain(float(value) if isinstance(value, numpy.floating) else value.item())  # item() of a long double is one again
+        # item() of a long double is one again
+        return comparable(float(value) if isinstance(value, numpy.floating) else value.item())
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, (int, float)):
         return value if not isinstance(value, float) or math.isfinite(value) else ["float", repr(value)]
     for kind in (list, tuple):
         if isinstance(value, kind):
-            return [kind.__name__, *map(plain, value)]
+            return [kind.__name__, *map(comparable, value)]
     if isinstance(value, (set, frozenset)):
-        return ["set", *sorted(map(plain, value), key=json.dumps)]
+        return ["set", *sorted(map(comparable, value), key=json.dumps)]
     if isinstance(value, dict):
-        return ["dict", *sorted(([plain(k), plain(v)] for k, v in value.items()), key=json.dumps)]
+        return ["dict", *sorted(([comparable(k), comparable(v)] for k, v in value.items()), key=json.dumps)]
     return [type(value).__name__, repr(value)]
 
 
@@ -165,37 +161,36 @@ def make_runner(seconds: float) -> Callable[..., list[list[Any]]]:
 
 
 def _child(program: str, asks: list[list[str]], end: float) -> list[list[Any]]:
-    """What a new process says to these asks; a process that says nothing whole said what became of it, to every ask."""
+    """The answers of a new process; if it ended without any, the same reason for every test."""
     token, scratch = secrets.token_hex(16), tempfile.mkdtemp(prefix="tether-code-")
     with tempfile.TemporaryFile() as given:
         given.write(asks[0][1].encode() if asks[0][0] == "program" else b"")
         given.seek(0)
-        (said, said_in), (printed, printed_in), (errors, errors_in) = os.pipe(), os.pipe(), os.pipe()
-        pipes = given.fileno(), printed_in, errors_in, said_in
+        (answers, answers_in), (printed, printed_in), (errors, errors_in) = os.pipe(), os.pipe(), os.pipe()
+        pipes = given.fileno(), printed_in, errors_in, answers_in
         child = os.fork()
         if child == 0:
             _become(program, asks, token, scratch, pipes, max(1, math.ceil(end - time.monotonic())))
     for pipe in pipes[1:]:
         os.close(pipe)
     try:
-        texts, complaint = _listen({said: b"", printed: b"", errors: b""}, end, scratch)
+        texts, complaint = _listen({answers: b"", printed: b"", errors: b""}, end, scratch)
     finally:
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
-        for pipe in (said, printed, errors):
+        for pipe in (answers, printed, errors):
             os.close(pipe)
         shutil.rmtree(scratch, ignore_errors=True)
     try:
-        answer = json.loads(texts[said])
+        answer = json.loads(texts[answers])
         if answer[0] == token and len(answer[1]) == len(asks):
             whole = ["gave", texts[printed].decode(errors="replace")]
             return [whole if ask[0] == "program" and one[0] == "gave" else one for ask, one in zip(asks, answer[1], strict=True)]
     except (ValueError, TypeError, IndexError, KeyError, RecursionError):
         pass
-    code = os.waitstatus_to_exitcode(status)
-    died = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    died = f"before its tests ({ending(os.waitstatus_to_exitcode(status))})"
     last = texts[errors].decode(errors="replace").strip().splitlines()[-1:]
-    return [["ended", complaint or "; ".join([f"before its tests ({died})", *last])[:200]]] * len(asks)
+    return [["ended", complaint or "; ".join([died, *last])[:200]]] * len(asks)
 
 
 def _listen(texts: dict[int, bytes], end: float, scratch: str) -> tuple[dict[int, bytes], str]:
@@ -268,24 +263,22 @@ def _answers(program: str, asks: list[list[str]]) -> list[list[Any]]:
         threading._shutdown()  # pyright: ignore[reportAttributeAccessIssue]  # also ends the pools of concurrent.futures
         atexit._run_exitfuncs()
         return [["gave", None]]
-    sys.modules["__main__"], module.__name__ = (
-        module,
-        "__main__",
-    )  # now: tests below `if __name__ == "__main__":` run, the program's do not
+    # Now: tests below `if __name__ == "__main__":` run, the program's do not.
+    sys.modules["__main__"], module.__name__ = module, "__main__"
     return [_asked(kind, ask, module.__dict__) for kind, ask in asks]
 
 
-def _asked(kind: str, ask: str, names: dict[str, Any]) -> list[Any]:
+def _asked(kind: str, ask: str, names: Json) -> list[Any]:
     try:
         value = _execute(compile(ask, "test", "eval" if kind == "value" else "exec", dont_inherit=True), names)
-        return ["gave", json.loads(json.dumps(plain(value)))]
+        return ["gave", json.loads(json.dumps(comparable(value)))]
     except MemoryError:
         return ["raised", "MemoryError"]
     except BaseException as error:  # noqa: BLE001 - a program may raise what it likes, SystemExit too
         return ["raised", f"{type(error).__name__}: {error}"[:200]]
 
 
-def _execute(code: types.CodeType, names: dict[str, Any]) -> Any:
+def _execute(code: types.CodeType, names: Json) -> Any:
     """The one place where tether runs what a model wrote."""
     return eval(code, names)  # noqa: S307
 

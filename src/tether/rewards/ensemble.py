@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -12,22 +11,28 @@ from tether.algorithms.reward_ensembles import Combine, combine_members, spread_
 from tether.core.types import Rollout, Score
 from tether.data.batches import batches_for
 from tether.data.chat import ChatEncoder
-from tether.models.members import Member, as_members
+from tether.models.members import as_members
 from tether.models.trunk import Role
 
 
-@torch.no_grad()
-def member_scores(
-    members: Sequence[Member], encoder: ChatEncoder, rollouts: Sequence[Rollout], micro_batch_tokens: int
-) -> Tensor:
-    """(members, responses) scores of sampled token ids, float64; the layers below the members' adapters run once."""
-    sequences = [encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts]
-    table = torch.full((len(members), len(rollouts)), torch.nan, dtype=torch.float64)
-    for cut, batch in batches_for(members[0], sequences, encoder.pad_id, micro_batch_tokens):
-        common = members[0].common(batch)
-        for number, member in enumerate(members):
-            table[number, cut] = member.scores(batch, common).double().cpu()
-    return table
+class Scorers:
+    """Reward models on one trunk, with the encoder that all of them were trained with; layers below their adapters run once."""
+
+    def __init__(self, roles: Sequence[Role], encoder: ChatEncoder, micro_batch_tokens: int) -> None:
+        self.members, self.encoder, self.micro_batch_tokens = as_members(roles), encoder, micro_batch_tokens
+        for member in self.members:
+            member.train_mode(False)
+
+    @torch.no_grad()
+    def table(self, rollouts: Sequence[Rollout]) -> Tensor:
+        """(members, responses) scores of sampled token ids, float64."""
+        sequences = [self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts]
+        table = torch.full((len(self.members), len(rollouts)), torch.nan, dtype=torch.float64)
+        for cut, batch in batches_for(self.members[0], sequences, self.encoder.pad_id, self.micro_batch_tokens):
+            common = self.members[0].common(batch)
+            for number, member in enumerate(self.members):
+                table[number, cut] = member.scores(batch, common).double().cpu()
+        return table
 
 
 class EnsembleReward:
@@ -52,22 +57,17 @@ class EnsembleReward:
         uncertainty_weight: float = 0.1,
         micro_batch_tokens: int = 4096,
     ) -> None:
-        self.members = as_members(members)
-        self.encoder = encoder
+        self.scorers = Scorers(members, encoder, micro_batch_tokens)
         self.combine: Combine = combine
         self.uncertainty_weight = uncertainty_weight
-        self.micro_batch_tokens = micro_batch_tokens
-        for member in self.members:
-            member.train_mode(False)
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score a rollout; where any member's number is not finite it is a failed score."""
-        table = member_scores(self.members, self.encoder, rollouts, self.micro_batch_tokens)
+        table = self.scorers.table(rollouts)
         values = combine_members(table, self.combine, uncertainty_weight=self.uncertainty_weight)
         spreads = spread_of_members(table).tolist()
         return [self._score(*row) for row in zip(table.T.tolist(), values.tolist(), spreads, strict=True)]
 
     def _score(self, opinions: list[float], value: float, spread: float) -> Score:
-        if not all(map(math.isfinite, opinions)):
-            return Score(None, reason=f"the members of the reward ensemble returned {opinions}")
-        return Score(value, parts={**{f"member_{k}": opinion for k, opinion in enumerate(opinions)}, "spread": spread})
+        parts = {**{f"member_{k}": opinion for k, opinion in enumerate(opinions)}, "spread": spread}
+        return Score(value, parts=parts).finite("the reward ensemble", opinions)

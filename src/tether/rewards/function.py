@@ -4,47 +4,70 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import math
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from types import FunctionType, MethodType
+from typing import Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from tether.core.config import Config
 from tether.core.errors import ConfigError, MissingFileError, RewardError
-from tether.core.protocols import RewardSource
+from tether.core.protocols import AdaptiveReward, RewardSource
 from tether.core.secrets import redact
-from tether.core.types import Prompt, Rollout, Score
+from tether.core.types import Json, Prompt, Rollout, Score
 from tether.core.watchdog import dump_stacks, logger, place
+from tether.rewards.signatures import GIVEN, Function, Shape, plain, registered
 
 WINDOW = 10
-"""Calls over which the share of failures is taken."""
-
-Function = Callable[[Sequence[Prompt], Sequence[str]], Sequence[Any]]
-"""(prompts, responses), one prompt a response -> a number, a `Score` or None for each."""
+"""Batches of answers, of a step or of a measurement, over which the share of failures is taken."""
 
 
 class FunctionConfig(Config):
-    """Where the function is, and what a call of it may cost."""
+    """The function's place, and the limits of a call."""
 
-    call: str = Field(description="module:name, or path/to/file.py:name; (prompts, responses) -> a number for each")
+    call: str | tuple[str, ...] = Field(
+        description="module:name, or path/to/file.py:name; (prompts, responses) -> a number for each; several are added up"
+    )
+    weights: tuple[float, ...] | None = Field(default=None, description="of several functions; unset: 1 each")
+    completions: Shape = Field(
+        default="texts", description="what a function in TRL's form gets: texts, or lists of messages as of its conversations"
+    )
     batch: int = Field(default=8, ge=1, description="responses a call; those of a call that fails are left out together")
     time_limit: float = Field(default=60.0, gt=0, description="seconds a call")
     dump_after: float = Field(
         default=30.0, gt=0, description="seconds after which a call's stacks go to stacks.txt of the run; at time_limit if later"
     )
 
+    @property
+    def calls(self) -> tuple[str, ...]:
+        """The names of all functions."""
+        return (self.call,) if isinstance(self.call, str) else self.call
 
-def load_function(call: str) -> Function:
-    """The function that a recipe names.
+    @model_validator(mode="after")
+    def _check(self) -> FunctionConfig:
+        if not self.calls:
+            raise ValueError("call names no function")
+        if self.weights is not None and len(self.weights) != len(self.calls):
+            raise ValueError(f"weights has {len(self.weights)} numbers for {len(self.calls)} functions")
+        return self
+
+
+def load_function(call: str, completions: Shape = "texts") -> Function:
+    """The function that a recipe names, whatever form it is written in, as (prompts, responses) -> values.
 
     Raises:
         ConfigError: the name does not lead to something that can be called, or its module cannot be imported.
         MissingFileError: its file does not exist.
     """
+    if call.startswith(GIVEN):
+        if (given := registered(call)) is None:
+            raise ConfigError(f"function.call = {call!r} was handed over by a Python program: run that program again to go on")
+        return plain(given, completions)
     place, _, name = call.rpartition(":")
     if not place or not name:
         raise ConfigError(f"function.call = {call!r} names no function. Write module:name, or path/to/file.py:name")
@@ -54,10 +77,40 @@ def load_function(call: str) -> Function:
         raise
     except Exception as error:  # whatever the user's module does when it is imported
         raise ConfigError(f"function.call = {call!r}: {place} cannot be imported: {type(error).__name__}: {error}") from error
-    found = getattr(module, name, None)
-    if not callable(found):
+    function = getattr(module, name, None)
+    if not callable(function):
         raise ConfigError(f"function.call = {call!r}: {place} has no function {name!r}")
-    return cast(Function, found)
+    return plain(function, completions)
+
+
+def reward_function(config: FunctionConfig) -> Function:
+    """The function of a recipe; of several their weighted sum, with each as a part.
+
+    A response to which one of several gives None is scored by the others, as TRL has it; it fails where none gives a number.
+    """
+    functions = {call: load_function(call, config.completions) for call in config.calls}
+    if isinstance(config.call, str):
+        return functions[config.call]
+    weights = dict(zip(config.calls, config.weights or (1.0,) * len(config.calls), strict=True))
+
+    def together(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
+        columns = {}
+        for call, function in functions.items():
+            scores = [as_score(value, f"the reward function {call}") for value in function(prompts, responses)]
+            if len(scores) != len(responses):
+                raise RewardError(f"{call} returned {len(scores)} scores for {len(responses)} responses")
+            columns[call] = scores
+        return [_sum({call: scores[i] for call, scores in columns.items()}, weights) for i in range(len(responses))]
+
+    return together
+
+
+def _sum(scores: Mapping[str, Score], weights: Mapping[str, float]) -> Score:
+    numbers = {call: score.value for call, score in scores.items() if score.value is not None}
+    if not numbers:
+        return Score(None, reason="; ".join(dict.fromkeys(score.reason for score in scores.values())))
+    parts = {call.partition("@")[0].rpartition(":")[2]: value for call, value in numbers.items()}
+    return Score(sum(weights[call] * value for call, value in numbers.items()), parts)
 
 
 def _from_file(path: Path) -> Any:
@@ -116,12 +169,12 @@ class FunctionReward:
             return _failed(rollouts, f"returned a {type(answer[0]).__name__}, not a list of numbers")
         if len(values) != len(rollouts):
             return _failed(rollouts, f"returned {len(values)} scores for {len(rollouts)} responses")
-        return [_score(value) for value in values]
+        return [as_score(value) for value in values]
 
     def _hangs(self, thread: threading.Thread) -> str:
-        """Where the call is, to the terminal once and with all stacks to the file."""
-        code = getattr(self.function, "__code__", None)
-        where = f"in {place(thread.ident or 0, code.co_filename if code else None)}"
+        """Report where the call is, to the terminal once and with all stacks to the file."""
+        file = self.function.__code__.co_filename if isinstance(self.function, FunctionType | MethodType) else None
+        where = f"in {place(thread.ident or 0, file)}"
         message = f"the reward function has taken {self.dump_after:g} s so far, {where}"
         if self.stacks is not None:
             dump_stacks(self.stacks, message)
@@ -135,26 +188,27 @@ def _failed(rollouts: Sequence[Rollout], reason: str) -> list[Score]:
     return [Score(None, reason=redact(f"the reward function {reason}"))] * len(rollouts)  # an error may quote a server's key
 
 
-def _score(value: Any) -> Score:
+def as_score(value: Any, source: str = "the reward function") -> Score:
+    """What a function of the user's returned for one answer, as a score."""
     if value is None:
-        return Score(None, reason="the reward function gave no score")
-    parts = value if isinstance(value, Score) else Score(value)
-    if parts.value is None:
-        return parts
+        return Score(None, reason=f"{source} gave no score")
+    score = value if isinstance(value, Score) else Score(value)
+    if score.value is None:
+        return score
     try:
-        number = float(parts.value)
+        number = float(score.value)
     except (TypeError, ValueError):
-        return Score(None, reason=f"the reward function returned a {type(parts.value).__name__}, not a number")
-    if not math.isfinite(number):
-        return Score(None, reason=f"the reward function returned {number}")
-    return Score(number, parts.parts, parts.reason, parts.steps)
+        return Score(None, reason=f"{source} returned a {type(score.value).__name__}, not a number")
+    return replace(score, value=number).finite(source, number)
 
 
 class FailureLimit:
     """A source that may fail now and then, but not most of the time.
 
+    Its state holds what failed so far, so that a training that goes on stops where an uninterrupted one would.
+
     Args:
-        share: of the scores of the last ten calls; beyond it there is nothing left to learn from.
+        share: of the scores of the last ten calls of `score` and `judge`; beyond it there is nothing left to learn from.
     """
 
     def __init__(self, source: RewardSource, share: float) -> None:
@@ -174,40 +228,44 @@ class FailureLimit:
         reasons = [score.reason or "no reason given" for score in scores if score.value is None]
         self.reasons.update(reasons)
         self.recent.append((len(reasons), len(scores)))
-        failed, asked = (sum(column) for column in zip(*self.recent, strict=True))
-        if reasons and failed > self.share * asked:
+        failed, total = (sum(column) for column in zip(*self.recent, strict=True))
+        if reasons and failed > self.share * total:
+            self.recent.clear()  # a reward that was mended is not judged by what it did before
             common = "; ".join(f"{reason} ({count} times)" for reason, count in self.reasons.most_common(3))
             raise RewardError(
-                f"{failed} of the last {asked} scores failed, more than max_failed = {self.share:g}: {common}. "
+                f"{failed} of the last {total} scores failed, more than max_failed = {self.share:g}: {common}. "
                 "Mend the reward and start the same command again: it goes on from the last step"
             )
         return scores
 
     def keep_stacks(self, path: Path) -> None:
-        """Where the stacks of calls that hang go, if the source writes them down."""
+        """Set the file for the stacks of calls that hang, if the source writes them down."""
         if isinstance(self.source, FunctionReward):
             self.source.stacks = path
 
     def judge(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """Scores that mean the same at every step, for measurements."""
-        judge: Callable[[Sequence[Rollout]], list[Score]] = getattr(self.source, "judge", self.score)
-        return judge(rollouts)
+        return self.source.judge(rollouts) if isinstance(self.source, AdaptiveReward) else self.score(rollouts)
 
     def learn(self, scores: Sequence[Score]) -> dict[str, float]:
         """Tell the source what a step of training scored, if it follows that; its metrics."""
-        learn: Callable[[Sequence[Score]], dict[str, float]] | None = getattr(self.source, "learn", None)
-        return {} if learn is None else learn(scores)
+        return self.source.learn(scores) if isinstance(self.source, AdaptiveReward) else {}
 
-    def state(self) -> dict[str, Any]:
-        """What the source's next scores depend on."""
-        state: Callable[[], dict[str, Any]] | None = getattr(self.source, "state", None)
-        return {} if state is None else state()
+    def state(self) -> Json:
+        """What the source's next scores depend on, and the failures so far."""
+        own = self.source.state() if isinstance(self.source, AdaptiveReward) else {}
+        counts = {"recent": [list(pair) for pair in self.recent], "reasons": dict(self.reasons)}
+        return {**own, "failures": counts} if self.recent or self.reasons else own
 
     def load_state(self, values: Mapping[str, Any]) -> None:
-        if values and callable(load := getattr(self.source, "load_state", None)):
-            load(values)
+        own = {name: value for name, value in values.items() if name != "failures"}
+        if own and isinstance(self.source, AdaptiveReward):
+            self.source.load_state(own)
+        if (counts := values.get("failures")) is not None:
+            self.reasons = Counter(counts["reasons"])
+            self.recent = deque(((failed, total) for failed, total in counts["recent"]), maxlen=WINDOW)
 
     def close(self) -> None:
         """End what the source keeps open."""
-        if callable(close := getattr(self.source, "close", None)):
-            close()
+        if isinstance(self.source, AbstractContextManager):
+            self.source.__exit__(None, None, None)

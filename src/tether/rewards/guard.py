@@ -1,4 +1,4 @@
-"""What a checking process gives up for good before it touches what a model wrote: files, processes, the network.
+"""The rights that a checking process gives up for good before it touches a model's text: files, processes, the network.
 
 On Linux the kernel holds the guard, without root and without a container: Landlock for files
 (https://docs.kernel.org/userspace-api/landlock.html), a seccomp filter for processes, signals, sockets and the metadata of files
@@ -15,29 +15,17 @@ import resource
 import struct
 import sys
 import sysconfig
+import tomllib
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 READABLE = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo", "/etc/localtime", "/etc/ld.so.cache")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
 MEBIBYTE = 1 << 20
 
-_CALLS = {  # name: its number on x86-64 and on arm64, which lacks the oldest
-    "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281), "ptrace": (101, 117),
-    "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "unshare": (272, 97), "setns": (308, 268),
-    "setsid": (112, 157), "setpgid": (109, 154), "setpriority": (141, 140), "ioprio_set": (251, 30),
-    "sched_setaffinity": (203, 122), "sched_setscheduler": (144, 119), "sched_setparam": (142, 118), "sched_setattr": (314, 274),
-    "tkill": (200, 130), "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240), "pidfd_open": (434, 434),
-    "pidfd_send_signal": (424, 424), "pidfd_getfd": (438, 438), "socket": (41, 198), "io_uring_setup": (425, 425),
-    "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "keyctl": (250, 219), "add_key": (248, 217),
-    "request_key": (249, 218), "shmget": (29, 194), "msgget": (68, 186), "semget": (64, 190), "mq_open": (240, 180),
-    "open_by_handle_at": (304, 265), "truncate": (76, 45), "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53),
-    "fchmodat2": (452, 452), "chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54),
-    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "removexattr": (197, 14), "lremovexattr": (198, 15),
-    "fremovexattr": (199, 16), "utime": (132, None), "utimes": (235, None), "futimesat": (261, None), "utimensat": (280, 88),
-}  # fmt: skip
-_JUDGED = {"clone": (56, 220), "clone3": (435, 435), "kill": (62, 129), "tgkill": (234, 131), "prlimit64": (302, 261),
-           "fcntl": (72, 25), "ioctl": (16, 29), "seccomp": (317, 277), "capset": (126, 91)}  # fmt: skip
+_CALLS: dict[str, dict[str, list[int]]] = tomllib.loads((Path(__file__).parent / "syscalls.toml").read_text(encoding="utf-8"))
+_REFUSED, _JUDGED = _CALLS["refused"], _CALLS["judged"]
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _FILES = (1 << 13) - 1  # Landlock's rights as they were first; later ones are added by its version
 _READ, _WRITE = 1 << 2 | 1 << 3, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 8 | 1 << 14
@@ -90,7 +78,7 @@ def _readable() -> Iterator[str]:
 
 
 def _landlock(library: Any, scratch: str | None) -> bool:
-    """Whether files are out of reach from here on. It takes Landlock's version 3 (Linux 6.2), the first that knows truncation."""
+    """True if files are out of reach from here on. It takes Landlock's version 3 (Linux 6.2), the first that knows truncation."""
     version = library.syscall(444, None, ctypes.c_size_t(0), 1)
     if version < 3:
         return False
@@ -121,7 +109,7 @@ def _grant(library: Any, rules: int, path: str, rights: int) -> None:
 
 
 def _seccomp(library: Any) -> bool:
-    """Whether the kernel refuses processes, signals to others and sockets from here on, in every thread."""
+    """True if the kernel refuses processes, signals to others and sockets from here on, in every thread."""
     column, machine = _MACHINES[platform.machine()]
     filtered = b"".join(struct.pack("HBBI", *step) for step in _filter(column, machine))
     buffer = ctypes.create_string_buffer(filtered)
@@ -156,10 +144,9 @@ def _filter(column: int, machine: int) -> Iterator[Step]:
     if column == 0:  # the other way to call an x86-64 kernel, with numbers of its own
         yield at_least, 0, 1, 0x40000000
         yield answer, 0, 0, kill
-    for denied in (numbers[column] for numbers in _CALLS.values()):
-        if denied is not None:
-            yield equal, 0, 1, denied
-            yield answer, 0, 0, refuse
+    for denied in (number for numbers in _REFUSED.values() for number in numbers[column : column + 1]):
+        yield equal, 0, 1, denied
+        yield answer, 0, 0, refuse
     yield equal, 0, 1, number("clone3")  # its flags lie in memory, where a filter cannot look; libraries fall back to clone
     yield answer, 0, 0, unknown
     yield from ((equal, 0, 4, number("clone")), (load, 0, 0, 16), (some_bits, 1, 0, 0x10000))  # threads alone

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 
-from tether.core.types import Rollout, Score
+from tether.core.types import Rollout, Score, assistant
 from tether.data.batches import TokenBatch, batches_for
-from tether.data.chat import ChatEncoder
+from tether.data.chat import ChatEncoder, Encoded
 from tether.models.trunk import Role
 
 
@@ -62,16 +61,11 @@ class LearnedReward:
         A stop token that scoring adds to an unfinished response belongs to the last token that was sampled.
         """
         value = course[-1]
-        if not all(map(math.isfinite, course)):
-            return Score(None, reason=f"the reward model returned {value}")
-        if not self.per_token:
-            return Score(value)
-        kept = [*course[: length - 1], value]
-        return Score(value, steps=tuple((t, now - before) for t, (before, now) in enumerate(pairwise([0.0, *kept]))))
+        tokens = pairwise([0.0, *course[: length - 1], value]) if self.per_token else ()
+        steps = tuple((t, now - before) for t, (before, now) in enumerate(tokens))
+        return Score(value, steps=steps).finite("the reward model", course)
 
-    def _encoded(self, rollout: Rollout):
+    def _encoded(self, rollout: Rollout) -> Encoded:
         if not self.foreign:
             return self.encoder.rollout_for_scoring(rollout.prompt_ids, rollout.response_ids)
-        from tether.core.types import assistant
-
         return self.encoder.conversation((*rollout.prompt.messages, assistant(rollout.text or " ")), "last")

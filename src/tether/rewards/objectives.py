@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,15 +13,14 @@ from torch import Tensor
 
 from tether.algorithms.objectives import dual_update, lagrangian, weighted
 from tether.core.config import Config
-from tether.core.types import Rollout, Score
+from tether.core.types import Json, Rollout, Score
 from tether.data.chat import ChatEncoder
-from tether.models.members import as_members
 from tether.models.trunk import Role
-from tether.rewards.ensemble import member_scores
+from tether.rewards.ensemble import Scorers
 
 
 class ObjectiveConfig(Config):
-    """What a policy owes an objective; its scores have mean 0 and deviation 1 on held-out responses of its comparisons."""
+    """An objective's weight or threshold; its scores have mean 0 and deviation 1 on held-out responses of its comparisons."""
 
     weight: float | None = Field(default=None, ge=0, description="in the sum that is raised; 0: only looked at")
     at_least: float | None = Field(default=None, description="instead of a weight: where its mean is held, in deviations")
@@ -38,7 +36,7 @@ class ObjectiveConfig(Config):
 
 
 @dataclass(frozen=True)
-class Objective:
+class TrainedObjective:
     """A trained reward model, and the mean and deviation of its scores on held-out responses."""
 
     role: Role
@@ -63,22 +61,18 @@ class ObjectivesReward:
     def __init__(
         self,
         settings: Mapping[str, ObjectiveConfig],
-        objectives: Mapping[str, Objective],
+        objectives: Mapping[str, TrainedObjective],
         encoder: ChatEncoder,
         *,
         micro_batch_tokens: int = 4096,
     ) -> None:
         assert settings.keys() == objectives.keys()
-        self.settings, self.encoder, self.micro_batch_tokens = settings, encoder, micro_batch_tokens
+        self.settings = settings
         chosen = [objectives[name] for name in settings]
-        self.members = as_members([objective.role for objective in chosen])
-        self.mean, self.deviation = (
-            torch.tensor([[getattr(o, part)] for o in chosen], dtype=torch.float64) for part in ("mean", "deviation")
-        )
+        self.scorers = Scorers([objective.role for objective in chosen], encoder, micro_batch_tokens)
+        self.mean, self.deviation = torch.tensor([[[o.mean], [o.deviation]] for o in chosen], dtype=torch.float64).unbind(1)
         self.weights = torch.tensor([objective.weight or 0.0 for objective in settings.values()], dtype=torch.float64)
         self.multipliers = {name: 0.0 for name, objective in settings.items() if objective.at_least is not None}
-        for member in self.members:
-            member.train_mode(False)
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score a rollout; where any objective's number is not finite it is a failed score."""
@@ -94,23 +88,19 @@ class ObjectivesReward:
 
     def _table(self, rollouts: Sequence[Rollout]) -> Tensor:
         """(objectives, responses) standardized scores, in the order of the settings."""
-        return (member_scores(self.members, self.encoder, rollouts, self.micro_batch_tokens) - self.mean) / self.deviation
+        return (self.scorers.table(rollouts) - self.mean) / self.deviation
 
     def _scores(self, table: Tensor, values: Tensor) -> list[Score]:
-        return [self._score(row, value) for row, value in zip(table.T.tolist(), values.tolist(), strict=True)]
-
-    def _score(self, row: list[float], value: float) -> Score:
-        parts = dict(zip(self.settings, row, strict=True))
-        if not all(map(math.isfinite, row)):
-            return Score(None, reason=f"the objectives' reward models returned {parts}")
-        return Score(value, parts=parts)
+        rows = zip(table.T.tolist(), values.tolist(), strict=True)
+        scores = (Score(value, parts=dict(zip(self.settings, row, strict=True))) for row, value in rows)
+        return [score.finite("the objectives' reward models", score.parts) for score in scores]
 
     def learn(self, scores: Sequence[Score]) -> dict[str, float]:
         """Move the multipliers by what a step of training scored; the objectives' means, and the multipliers that they met."""
-        known = [score.parts for score in scores if score.value is not None]
-        if not known:
+        measured = [score.parts for score in scores if score.value is not None]
+        if not measured:
             return {}
-        means = {name: statistics.fmean(parts[name] for parts in known) for name in self.settings}
+        means = {name: statistics.fmean(parts[name] for parts in measured) for name in self.settings}
         metrics = {f"objective/{name}": mean for name, mean in means.items()}
         metrics |= {f"objective/{name}_multiplier": value for name, value in self.multipliers.items()}
         for name, value in self.multipliers.items():
@@ -119,7 +109,7 @@ class ObjectivesReward:
             self.multipliers[name] = dual_update(value, objective.at_least - means[name], objective.rate)
         return metrics
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> Json:
         return {"multipliers": dict(self.multipliers)}
 
     def load_state(self, values: Mapping[str, Any]) -> None:

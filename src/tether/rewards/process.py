@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -62,13 +61,12 @@ class ProcessReward:
         return scores
 
     def _score(self, rollout: Rollout, ends: Sequence[int], probabilities: list[float]) -> Score:
-        if not all(map(math.isfinite, probabilities)):
-            return Score(None, reason=f"the process reward model returned {probabilities}")
         matrix = torch.tensor([probabilities])
-        known = torch.ones_like(matrix, dtype=torch.bool)
+        judged = torch.ones_like(matrix, dtype=torch.bool)
         last = len(rollout.response_ids) - 1
-        return Score(
-            float(aggregate_steps(matrix, known, self.aggregate)),
-            parts={"num_steps": float(len(ends)), "weakest_step": float(weakest_step(matrix, known))},
+        score = Score(
+            float(aggregate_steps(matrix, judged, self.aggregate)),
+            parts={"num_steps": float(len(ends)), "weakest_step": float(weakest_step(matrix, judged))},
             steps=tuple((min(end, last), p) for end, p in zip(ends, probabilities, strict=True)),
         )
+        return score.finite("the process reward model", probabilities)

@@ -15,28 +15,30 @@ import math
 import os
 import pkgutil
 import resource
-import selectors
+import select
 import signal
 import subprocess
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from tether.core.errors import RunError
+from tether.core.types import Json
 from tether.rewards.guard import limit, restrict
 
 START_SECONDS = 120.0
 """What a worker may take to import its libraries: minutes on a shared file system that is asked by many at once."""
+OUT_OF_MEMORY = "out of memory"
 _KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "TMPDIR")
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """What a check said, or (`failure`) why it could say nothing: `detail` is for people."""
+class CheckResult:
+    """The result of a check, or (`failure`) why there is none: `detail` is for people."""
 
     result: Any = None
     failure: Literal["", "timed out", "died", "failed"] = ""
@@ -68,7 +70,7 @@ class Sandbox:
         arguments = [target, json.dumps(dict(settings or {})), str(seconds), str(memory_mb), "guarded" if guarded else "open"]
         self._command = [sys.executable, "-B", "-P", "-W", "ignore", "-m", "tether.rewards.sandbox", *arguments]
         self._workers: list[_Worker] = []
-        self._selector = selectors.DefaultSelector()
+        self._idle: list[_Worker] = []
 
     def __enter__(self) -> Sandbox:
         return self
@@ -81,127 +83,114 @@ class Sandbox:
         for worker in list(self._workers):
             self._end(worker)
 
-    def run(self, requests: Sequence[Mapping[str, Any]]) -> list[Reply]:
+    def run(self, requests: Sequence[Mapping[str, Any]]) -> list[CheckResult]:
         """One reply a request, in their order.
 
         Raises:
             RunError: a worker cannot start.
         """
-        replies = [Reply()] * len(requests)
-        waiting = deque((number, json.dumps(request).encode() + b"\n") for number, request in enumerate(requests))
+        threads = ThreadPoolExecutor(self.num_workers)
         try:
-            while waiting or self._busy():
-                self._staff(len(waiting))
-                self._hand_out(waiting)
-                self._collect(replies)
+            return list(threads.map(self._ask, [json.dumps(request).encode() + b"\n" for request in requests]))
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            for worker in list(self._workers):
+                worker.kill()  # else its thread would wait for the end of its check
+            threads.shutdown()
+            self.close()
+            raise
         finally:
-            for worker in self._busy():
-                self._end(worker)  # only after an exception: its reply must not be taken for a later request's
-        return replies
+            threads.shutdown()
 
-    def _busy(self) -> list[_Worker]:
-        return [worker for worker in self._workers if worker.job is not None]
-
-    def _staff(self, num_waiting: int) -> None:
-        """As many workers as there is work for, at most `num_workers`."""
-        for _ in range(len(self._workers), min(self.num_workers, num_waiting + len(self._busy()))):
-            worker = _Worker(self._command)
-            self._workers.append(worker)
-            self._selector.register(worker.replies, selectors.EVENT_READ, worker)
-
-    def _hand_out(self, waiting: deque[tuple[int, bytes]]) -> None:
-        for worker in [w for w in self._workers if w.ready and w.job is None]:
-            if not waiting:
-                return
-            number, line = waiting.popleft()
-            try:
-                worker.give(number, line, self.seconds)
-            except BrokenPipeError:  # it died while idle: no check's fault
-                waiting.appendleft((number, line))
-                self._end(worker)
-
-    def _collect(self, replies: list[Reply]) -> None:
-        """Wait for the next reply, death or deadline, and take in all that have come."""
-        if not self._workers:
-            return
-        pause = min(worker.deadline for worker in self._workers) - time.monotonic()
-        for key, _ in self._selector.select(max(0.0, pause)):
-            worker: _Worker = key.data
-            line = worker.read()
-            if line is None:
-                self._lost(worker, replies)
-            elif line and worker.job is not None:
-                replies[worker.job] = Reply(**json.loads(line))
-                worker.rest()
-            elif line:
-                worker.rest()
-        for worker in list(self._workers):
-            if worker.deadline > time.monotonic():
-                continue
-            if worker.job is None:
-                raise RunError(f"a checking process did not start within {START_SECONDS:g} s: {' '.join(self._command)}")
-            replies[worker.job] = Reply(failure="timed out", detail=f"no verdict within {self.seconds:g} s")
+    def _ask(self, line: bytes) -> CheckResult:
+        """One check, by a worker that is idle or a new one."""
+        while not (worker := self._worker()).send(line):
+            self._end(worker)  # it died while idle: no check's fault
+        reply = worker.reply(self.seconds)
+        if worker.ended or reply.detail == OUT_OF_MEMORY:
             self._end(worker)
+        else:
+            self._idle.append(worker)
+        return reply
 
-    def _lost(self, worker: _Worker, replies: list[Reply]) -> None:
-        job, ready = worker.job, worker.ready
-        self._end(worker)
-        code = worker.process.returncode
-        how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        if not ready:
-            raise RunError(f"a checking process ended before it was ready ({how}); what it said stands above.")
-        if job is not None:
-            replies[job] = Reply(failure="died", detail=f"the checking process ended ({how})")
+    def _worker(self) -> _Worker:
+        with contextlib.suppress(IndexError):
+            return self._idle.pop()
+        worker = _Worker(self._command)
+        self._workers.append(worker)
+        greeting = worker.reply(START_SECONDS)
+        if greeting.failure:
+            self._end(worker)
+            how = f"{greeting.failure} before it was ready ({greeting.detail})"
+            raise RunError(f"a checking process {how}; what it said stands above.")
+        return worker
 
     def _end(self, worker: _Worker) -> None:
-        self._workers.remove(worker)
-        self._selector.unregister(worker.replies)
         worker.end()
+        self._workers.remove(worker)
+        if worker in self._idle:
+            self._idle.remove(worker)
 
 
 class _Worker:
-    """One process, and the number of the request that it is busy with."""
+    """One process, which answers one request at a time."""
 
     def __init__(self, command: Sequence[str]) -> None:
         # Sets and their order depend on the hash seed: with a fixed one a generated task is the same in every process.
         environment = {name: os.environ[name] for name in _KEPT if name in os.environ} | _ONE_THREAD
         environment |= {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0, "start_new_session": True}
+        pipes: Json = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0, "start_new_session": True}
         self.process = subprocess.Popen(command, env=environment, **pipes)
         assert self.process.stdin is not None and self.process.stdout is not None
-        self.requests, self.replies = self.process.stdin, self.process.stdout
-        self.ready, self.job, self._unread = False, None, b""
-        self.deadline = time.monotonic() + START_SECONDS
+        self._requests, self._replies, self._readable = self.process.stdin, self.process.stdout, select.poll()
+        self._readable.register(self._replies, select.POLLIN)
 
-    def give(self, number: int, line: bytes, seconds: float) -> None:
+    @property
+    def ended(self) -> bool:
+        return self.process.returncode is not None
+
+    def send(self, line: bytes) -> bool:
+        """Hand over a request; False if the process is gone."""
         view = memoryview(line)
-        while view:
-            view = view[self.requests.write(view) :]
-        self.job, self.deadline = number, time.monotonic() + seconds
+        try:
+            while view:
+                view = view[self._requests.write(view) :]
+        except BrokenPipeError:
+            return False
+        return True
 
-    def rest(self) -> None:
-        self.ready, self.job, self.deadline = True, None, math.inf
+    def reply(self, seconds: float) -> CheckResult:
+        """The next line; without one in time, or at all, the process is ended."""
+        text, deadline = b"", time.monotonic() + seconds
+        while not text.endswith(b"\n"):
+            if not self._readable.poll(1000 * max(0.0, deadline - time.monotonic())):
+                self.end()
+                return CheckResult(failure="timed out", detail=f"no verdict within {seconds:g} s")
+            chunk = os.read(self._replies.fileno(), 1 << 20)
+            if not chunk:
+                self.end()
+                return CheckResult(failure="died", detail=f"the checking process ended ({ending(self.process.returncode)})")
+            text += chunk
+        return CheckResult(**json.loads(text))
 
-    def read(self) -> bytes | None:
-        """A whole line; b"" while it is not whole; None at the end of the worker."""
-        chunk = os.read(self.replies.fileno(), 1 << 20)
-        if not chunk:
-            return None
-        self._unread += chunk
-        if not self._unread.endswith(b"\n"):
-            return b""
-        line, self._unread = self._unread, b""
-        return line
-
-    def end(self) -> None:
+    def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # it is over, and so is all that it started
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        self.requests.close()
-        self.replies.close()
+
+    def end(self) -> None:
+        if not self.ended:
+            self.kill()
+            self.process.wait()
+            self._requests.close()
+            self._replies.close()
 
 
-def main() -> None:
+def ending(code: int) -> str:
+    """The end of a process in words, by its exit code."""
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+
+
+def _main() -> None:
     """The worker: make the check, say so, and answer requests until there are no more."""
     target, settings, seconds, memory_mb = sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
@@ -223,15 +212,15 @@ def main() -> None:
             return
 
 
-def _reply(check: Callable[..., Any], request: dict[str, Any]) -> tuple[dict[str, Any], bool]:
+def _reply(check: Callable[..., Any], request: Json) -> tuple[Json, bool]:
     """The reply, and whether this process is fit for another check."""
     try:
         return {"result": check(**request)}, True
     except MemoryError:
-        return {"failure": "failed", "detail": "out of memory"}, False
+        return {"failure": "failed", "detail": OUT_OF_MEMORY}, False
     except Exception as error:  # noqa: BLE001  (any failure of a check is one lost score, whatever it is)
         return {"failure": "failed", "detail": f"{type(error).__name__}: {error}"[:300]}, True
 
 
 if __name__ == "__main__":
-    main()
+    _main()

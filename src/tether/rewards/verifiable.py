@@ -16,17 +16,17 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache, partial
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, TypedDict
 
 from pydantic import Field, model_validator
 
 from tether.core.config import Config
 from tether.core.errors import ConfigError, DataError
-from tether.core.types import Message, Problem, Prompt, Rollout, Score, user
+from tether.core.types import Json, Message, Problem, Prompt, Rollout, Score, user
 from tether.data.formats.fields import fold
 from tether.data.formats.problems import boxed_answer
 from tether.rewards import code
-from tether.rewards.sandbox import Reply, Sandbox
+from tether.rewards.sandbox import CheckResult, Sandbox
 
 Kind = Literal["math", "gsm8k", "numeric", "exact", "reasoning-gym", "code"]
 Mark = Literal["boxed", "hashes", "phrase", "tag", "last-number", "fence", "whole"]
@@ -56,9 +56,9 @@ _NUMBER = re.compile(r"[-+]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3}(?!\d
 
 
 class VerifiableConfig(Config):
-    """What is checked, where in a response the answer stands, and what a check may cost."""
+    """The kind of check, the place of the answer in a response, and the limits of a check."""
 
-    kind: Kind
+    kind: Kind = Field(description="of the check")
     answer_in: tuple[Mark, ...] = Field(
         default=(),
         description="marks of the answer, the first that is found counts; empty: those of the kind (and the tag first, "
@@ -66,13 +66,15 @@ class VerifiableConfig(Config):
     )
     tolerance: float = Field(default=1e-6, ge=0, description="numeric: |answer - known| <= tolerance * max(1, |known|)")
     credit: Literal["all", "share"] = Field(default="all", description="code: 1 for all tests met or 0, or the share of them")
-    format: Literal["think-answer", "boxed", "hashes"] | None = None
+    format: Literal["think-answer", "boxed", "hashes"] | None = Field(
+        default=None, description="what the whole response has to look like"
+    )
     format_pattern: str | None = Field(
         default=None, description="a regular expression for the whole response; . matches new lines"
     )
-    format_weight: float = Field(default=0.1, gt=0)
+    format_weight: float = Field(default=0.1, gt=0, description="share of the reward that the format earns")
     time_limit: float = Field(default=5.0, gt=0, description="seconds a check")
-    workers: int = Field(default=2, ge=1)
+    workers: int = Field(default=2, ge=1, description="processes that check")
     memory_mb: int = Field(default=1024, ge=256, description="of each worker")
 
     @model_validator(mode="after")
@@ -100,6 +102,18 @@ class VerifiableConfig(Config):
         return self.answer_in or (*tagged, *MARKS[self.kind])
 
 
+class _Verdict(TypedDict):
+    parts: dict[str, float]
+    reason: str
+
+
+class _Check(NamedTuple):
+    """A request to a worker about a response, and the way from its result to a verdict."""
+
+    request: Json
+    verdict: Callable[[Any], _Verdict]
+
+
 class VerifiableReward:
     """Speaks core.protocols.RewardSource: 1 for the known answer, 0 otherwise, plus `format_weight` for the format.
 
@@ -118,7 +132,7 @@ class VerifiableReward:
         self.config = config
         self.failures: Counter[str] = Counter()
         settings = {"kind": config.kind, "marks": config.marks, "pattern": config.pattern, "tolerance": config.tolerance}
-        limits: dict[str, Any] = {"workers": config.workers, "seconds": config.time_limit, "memory_mb": config.memory_mb}
+        limits: Json = {"workers": config.workers, "seconds": config.time_limit, "memory_mb": config.memory_mb}
         if config.kind == "code":  # a program's time is up before its worker's is
             limits |= {"seconds": config.time_limit + CODE_GRACE, "guarded": False}
             self._sandbox = Sandbox("tether.rewards.code:make_runner", {"seconds": config.time_limit}, **limits)
@@ -141,38 +155,35 @@ class VerifiableReward:
         Raises:
             DataError: a prompt does not carry what its check needs.
         """
-        if self.config.kind == "code":
-            return self._score_programs(rollouts)
-        needed = ("answer", "task", "config", "entry") if self.config.kind == "reasoning-gym" else ("answer",)
-        replies = self._sandbox.run([{"text": r.text, **_known(r.prompt, needed)} for r in rollouts])
+        checks = [self._check(rollout) for rollout in rollouts]
+        replies = self._sandbox.run([check.request for check in checks])
         self.failures.update(reply.failure for reply in replies if reply.failure)
-        return [self._score(reply) for reply in replies]
+        return [self._score(reply, check) for reply, check in zip(replies, checks, strict=True)]
 
-    def _score_programs(self, rollouts: Sequence[Rollout]) -> list[Score]:
+    def _check(self, rollout: Rollout) -> _Check:
+        if self.config.kind != "code":
+            needed = ("answer", "task", "config", "entry") if self.config.kind == "reasoning-gym" else ("answer",)
+            return _Check({"text": rollout.text, **_metadata(rollout.prompt, needed)}, lambda result: result)
+        tests = code.read_tests(rollout.prompt.metadata.get("tests") or _metadata(rollout.prompt, ("answer",))["answer"])
+        program = find_answer(rollout.text, self.config.marks)
+        return _Check(code.request(program or "", tests), partial(self._program_verdict, rollout.text, program, tests))
+
+    def _program_verdict(
+        self, text: str, program: str | None, tests: Sequence[code.CodeTest], outcomes: Sequence[Sequence[Any]]
+    ) -> _Verdict:
         """A program that hangs, dies or fails its tests is wrong (0); None is left for a worker that could not run it."""
-        tests = [code.read_tests(r.prompt.metadata.get("tests") or _known(r.prompt, ("answer",))["answer"]) for r in rollouts]
-        programs = [find_answer(r.text, self.config.marks) for r in rollouts]
-        replies = self._sandbox.run([code.request(p or "", t) for p, t in zip(programs, tests, strict=True)])
-        self.failures.update(reply.failure for reply in replies if reply.failure)
-        wanted = re.compile(self.config.pattern, re.DOTALL) if self.config.pattern is not None else None
-        scores = []
-        for rollout, asked, program, reply in zip(rollouts, tests, programs, replies, strict=True):
-            if not reply.failure:
-                share, reason = code.verdicts(asked, reply.result)
-                parts = {"correct": share if self.config.credit == "share" else float(share == 1.0)}
-                if program is None:
-                    parts, reason = {"correct": 0.0}, f"no program found (looked for: {', '.join(self.config.marks)})"
-                if wanted is not None:
-                    parts["format"] = float(wanted.fullmatch(rollout.text.strip()) is not None)
-                reply = Reply({"parts": parts, "reason": reason})
-            scores.append(self._score(reply))
-        return scores
+        share, reason = code.verdicts(tests, outcomes)
+        correct = share if self.config.credit == "share" else float(share == 1.0)
+        if program is None:
+            correct, reason = 0.0, f"no program found (looked for: {', '.join(self.config.marks)})"
+        return {"parts": {"correct": correct, **_format_part(self.config.pattern, text)}, "reason": reason}
 
-    def _score(self, reply: Reply) -> Score:
+    def _score(self, reply: CheckResult, check: _Check) -> Score:
         if reply.failure:
             return Score(None, reason=f"the check {reply.failure}: {reply.detail}")
-        parts, reason = reply.result["parts"], reply.result["reason"]
-        return Score(parts["correct"] + self.config.format_weight * parts.get("format", 0.0), parts, reason)
+        verdict = check.verdict(reply.result)
+        parts = verdict["parts"]
+        return Score(parts["correct"] + self.config.format_weight * parts.get("format", 0.0), parts, verdict["reason"])
 
 
 def problem_prompt(problem: Problem) -> Prompt:
@@ -212,7 +223,7 @@ def _require(package: str, what: str) -> None:
         raise ConfigError(f"{what} needs the package {package}. Install it with `pip install 'tether-rlhf[verify]'`.")
 
 
-def _known(prompt: Prompt, needed: Sequence[str]) -> dict[str, Any]:
+def _metadata(prompt: Prompt, needed: Sequence[str]) -> Json:
     missing = [name for name in needed if name not in prompt.metadata]
     if missing:
         raise DataError(
@@ -222,41 +233,40 @@ def _known(prompt: Prompt, needed: Sequence[str]) -> dict[str, Any]:
     return {name: prompt.metadata[name] for name in needed}
 
 
+def _format_part(pattern: str | None, text: str) -> dict[str, float]:
+    """The part of a score for following a regular expression as a whole; nothing without one."""
+    return {} if pattern is None else {"format": float(re.fullmatch(pattern, text.strip(), re.DOTALL) is not None)}
+
+
 # What follows runs in the workers.
 
 
-def make_check(kind: str, marks: Sequence[str], pattern: str | None, tolerance: float) -> Callable[..., dict[str, Any]]:
-    """The check of one response: `text`, and what is known of its prompt, to parts and a reason."""
+def make_check(kind: str, marks: Sequence[str], pattern: str | None, tolerance: float) -> Callable[..., _Verdict]:
+    """The check of one response: `text`, and what its prompt carries, to parts and a reason."""
     judge: Callable[..., float] = {
         "math": same_mathematics,
         "gsm8k": same_gsm8k,
         "numeric": partial(same_number, tolerance=tolerance),
-        "exact": lambda found, answer: float(fold(found) == fold(str(answer))),
+        "exact": lambda given, answer: float(fold(given) == fold(str(answer))),
         "reasoning-gym": score_entry,
     }[kind]
     if kind in PACKAGES:
         importlib.import_module(PACKAGES[kind].replace("-", "_"))  # now: a check's time is for the check
-    wanted = re.compile(pattern, re.DOTALL) if pattern is not None else None
 
-    def check(text: str, **known: Any) -> dict[str, Any]:
-        found = find_answer(text, marks)
-        correct = 0.0 if found is None else float(judge(found, **known))
+    def check(text: str, **metadata: Any) -> _Verdict:
+        given = find_answer(text, marks)
+        correct = 0.0 if given is None else float(judge(given, **metadata))
         if not math.isfinite(correct):
             raise ValueError(f"the task's scorer returned {correct}")
-        reason = f"no answer found (looked for: {', '.join(marks)})" if found is None else ""
-        if found is not None and correct < 1:
-            reason = f"answered {found[:80]!r}"
-        parts = {"correct": correct}
-        if wanted is not None:
-            parts["format"] = float(wanted.fullmatch(text.strip()) is not None)
-        return {"parts": parts, "reason": reason}
+        reason = f"no answer found (looked for: {', '.join(marks)})" if given is None else f"answered {given[:80]!r}"
+        return {"parts": {"correct": correct, **_format_part(pattern, text)}, "reason": "" if correct >= 1 else reason}
 
     return check
 
 
 def find_answer(text: str, marks: Sequence[str]) -> str | None:
-    """What the first of these marks that occurs points at; of a mark that occurs more than once, the last."""
-    return next((found for mark in marks if (found := _FINDERS[mark](text)) is not None), None)
+    """The answer at the first of these marks that occurs; of a mark that occurs more than once, the last."""
+    return next((answer for mark in marks if (answer := _FINDERS[mark](text)) is not None), None)
 
 
 def _boxed(text: str) -> str | None:
@@ -272,8 +282,8 @@ def _after_hashes(text: str) -> str | None:
 
 
 def _last(pattern: re.Pattern[str], text: str) -> str | None:
-    found = pattern.findall(text)
-    return found[-1].strip() or None if found else None
+    matches = pattern.findall(text)
+    return matches[-1].strip() or None if matches else None
 
 
 _FINDERS: dict[str, Callable[[str], str | None]] = {
@@ -297,7 +307,7 @@ def _tidy(answer: str) -> str:
     return _EDGES.sub("", _boxed(answer) or answer)
 
 
-def number(text: str) -> Fraction | None:
+def parsed_number(text: str) -> Fraction | None:
     """The first number after the last equals sign: 1,000 and -$5 and .5 and 3/4 and 1e-3, whatever unit follows."""
     match = _NUMBER.search(_plain(_tidy(text)).rpartition("=")[2])
     try:
@@ -306,29 +316,29 @@ def number(text: str) -> Fraction | None:
         return None
 
 
-def same_number(found: str, answer: Any, tolerance: float = 0.0) -> float:
-    known, given = number(str(answer)), number(found)
-    if known is None:
+def same_number(given: str, answer: Any, tolerance: float = 0.0) -> float:
+    right, value = parsed_number(str(answer)), parsed_number(given)
+    if right is None:
         raise ValueError(f"the known answer {answer!r:.80} is no number")
-    return float(given is not None and abs(given - known) <= tolerance * max(1, abs(known)))
+    return float(value is not None and abs(value - right) <= tolerance * max(1, abs(right)))
 
 
-def same_gsm8k(found: str, answer: Any) -> float:
+def same_gsm8k(given: str, answer: Any) -> float:
     """A number by its value, anything in LaTeX by what it means."""
-    given = None if "\\" in _tidy(found) else number(found)
-    return same_mathematics(found if given is None else str(given), answer)
+    value = None if "\\" in _tidy(given) else parsed_number(given)
+    return same_mathematics(given if value is None else str(value), answer)
 
 
-def same_mathematics(found: str, answer: Any) -> float:
+def same_mathematics(given: str, answer: Any) -> float:
     """Equal as written, or in the judgement of math-verify (https://github.com/huggingface/Math-Verify)."""
-    given, known = _tidy(found), _tidy(str(answer))
-    if given == known:
+    given, right = _tidy(given), _tidy(str(answer))
+    if given == right:
         return 1.0
     from math_verify import verify
 
-    meanings = _meanings(known)
+    meanings = _meanings(right)
     if not meanings:
-        raise ValueError(f"math-verify cannot read the known answer {known!r:.80}")
+        raise ValueError(f"math-verify cannot read the known answer {right!r:.80}")
     return float(verify(list(meanings), list(_meanings(given)), timeout_seconds=None, raise_on_error=True))
 
 
@@ -341,15 +351,14 @@ def _meanings(latex: str) -> tuple[Any, ...]:
     from math_verify import LatexExtractionConfig, parse
 
     untimed: Any = None  # which its signature does not know: the worker's own limit holds
-    found = parse(rf"\boxed{{{latex}}}", [LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=untimed)
-    return tuple(found)
+    return tuple(parse(rf"\boxed{{{latex}}}", [LatexExtractionConfig()], fallback_mode="no_fallback", parsing_timeout=untimed))
 
 
-def score_entry(found: str, answer: Any, task: str, config: dict[str, Any], entry: str) -> float:
+def score_entry(given: str, answer: Any, task: str, config: dict[str, Any], entry: str) -> float:
     """The task's own score of an answer. A scorer that raises on this answer, but not on the known one, met a wrong answer."""
     dataset, original = _dataset(task, json.dumps(config)), ast.literal_eval(entry)
     try:
-        return dataset.score_answer(found, original)
+        return dataset.score_answer(given, original)
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001  (published scorers raise whatever their parsing raises)

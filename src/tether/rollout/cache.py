@@ -13,7 +13,9 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tether.core.errors import ModelError
-from tether.models.kernels import decode, torch_decode
+from tether.cpu.kernels import decode
+from tether.cpu.llama import cache_bytes
+from tether.models.trunk import additive_mask, layer_windows, setting
 
 ATTENTION = "tether_slots"
 """The name under which transformers' models find `slot_attention`."""
@@ -76,28 +78,32 @@ class SlotCache(DynamicCache):
     def __init__(self, config: Any, num_slots: int, capacity: int, *, in_place: bool = False) -> None:
         super().__init__()
         config = config.get_text_config(decoder=True)
-        kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
+        kinds = setting(config, "layer_types") or ["full_attention"] * config.num_hidden_layers
         foreign = set(kinds) - {"full_attention", "sliding_attention"}
-        if foreign or getattr(config, "num_kv_shared_layers", 0):
+        if foreign or setting(config, "num_kv_shared_layers"):
             what = f"{sorted(foreign)[0]} layers" if foreign else "layers that share keys and values"
             raise ModelError(f"the local engine cannot decode a model with {what}: it keeps keys and values of every layer")
-        window = getattr(config, "sliding_window", None)
-        self.kinds, self.num_slots, self.capacity, self.in_place = kinds, num_slots, capacity, in_place
-        self.windows = {"full_attention": None if hasattr(config, "layer_types") else window, "sliding_attention": window}
-        self.slots = [SlotLayer(self, self.windows[kind]) for kind in kinds]
+        self.num_slots, self.capacity, self.in_place = num_slots, capacity, in_place
+        windows = layer_windows(config)
+        self.windows = dict(zip(kinds, windows, strict=True))
+        self.slots = [SlotLayer(self, window) for window in windows]
         self.layers = list(self.slots)
         self.lengths = torch.zeros(0, dtype=torch.long)
         self.width = 0
+
+    @property
+    def stores(self) -> list[tuple[Tensor, Tensor]]:
+        """Of every layer keys and values, (slots, kv heads, capacity, dim); rows have been filled in before."""
+        return [slot.store for slot in self.slots if slot.store is not None]
 
     def visibility(self, dtype: torch.dtype) -> Tensor | dict[str, Tensor]:
         """Additive masks (rows, 1, 1, width) for the pass that is coming, one for each kind of layer if there are several."""
         place = torch.arange(self.width, device=self.lengths.device)
         age = self.lengths[:, None] - place  # 0: the token itself; below 0: what others left there
         masks = {}
-        for kind in set(self.kinds):
-            window = self.windows[kind]
+        for kind, window in self.windows.items():
             seen = (age >= 0) if window is None else (age >= 0) & (age < window)
-            masks[kind] = torch.zeros_like(seen, dtype=dtype).masked_fill_(~seen, torch.finfo(dtype).min)[:, None, None]
+            masks[kind] = additive_mask(seen, dtype)[:, None, None]
         return masks if len(masks) > 1 else masks.popitem()[1]
 
 
@@ -118,7 +124,41 @@ def slot_attention(
         attended = decode(query, key, value, layer.store, layer.owner.lengths, **settings)
         if attended is not None:
             return attended, None
-    return torch_decode(query, key, value, layer.store, layer.owner.lengths, sinks=sinks, **settings), None
+    return attend_to_slots(query, key, value, layer.store, layer.owner.lengths, sinks=sinks, **settings), None
+
+
+def attend_to_slots(
+    query: Tensor,
+    new_keys: Tensor,
+    new_values: Tensor,
+    store: tuple[Tensor, Tensor],
+    lengths: Tensor,
+    *,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """What cpu.kernels.decode computes, in torch's operations on any device.
+
+    Args:
+        sinks: (heads,) logits that take probability and give nothing.
+    """
+    (rows, heads, _, dim), (keys, values) = query.shape, store
+    places = torch.arange(rows, device=lengths.device)
+    keys[places, :, lengths], values[places, :, lengths] = new_keys[:, :, 0], new_values[:, :, 0]
+    width, kv_heads = int(lengths.max()) + 1, keys.shape[1]
+    grouped = query.reshape(rows, kv_heads, heads // kv_heads, dim)
+    scores = (grouped * scale) @ keys[:rows, :, :width].transpose(2, 3)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    age = lengths[:, None] - torch.arange(width, device=lengths.device)  # 0: the token itself; below 0: what others left there
+    hidden = (age < 0) if window is None else (age < 0) | (age >= window)
+    scores = scores.float().masked_fill_(hidden[:, None, None], -torch.inf)
+    if sinks is not None:
+        scores = torch.cat([scores, sinks.float().view(1, kv_heads, -1, 1).expand(rows, -1, -1, 1)], -1)
+    weights = scores.softmax(-1)[..., :width].to(values.dtype)
+    return (weights @ values[:rows, :, :width]).reshape(rows, 1, heads, dim)
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, slot_attention)
@@ -126,10 +166,8 @@ ALL_ATTENTION_FUNCTIONS.register(ATTENTION, slot_attention)
 
 def rows_that_fit(model: Any, capacity: int) -> int:
     """How many rows of `capacity` places a quarter of the free memory holds (half of it on an accelerator)."""
-    config, weight = model.config.get_text_config(decoder=True), next(model.parameters())
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    row_bytes = 2 * config.num_hidden_layers * heads * dim * weight.element_size() * capacity
+    weight = next(model.parameters())
+    row_bytes = cache_bytes(model.config, 1, capacity, weight.element_size())
     if weight.device.type == "cuda":
         free = torch.cuda.mem_get_info(weight.device)[0] // 2
     else:

@@ -14,13 +14,14 @@ from torch import Tensor
 
 from tether.core.errors import DataError, ModelError
 from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, StopReason
+from tether.cpu.llama import KeysAndValues
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
 from tether.rollout.cache import SlotCache, rows_that_fit
-from tether.rollout.plain import engine_decoder
+from tether.rollout.decoding import engine_decoder
 from tether.rollout.sampling import counter_uniform, sample_tokens
-from tether.rollout.weights import KeysAndValues
 
+Ids = tuple[int, ...]
 ROWS = 16
 """With nobody waiting, row counts fall in multiples of this: every new shape costs a CPU's matrix kernels a set-up."""
 PREFILL_TOKENS = {"cpu": 2**10}
@@ -36,19 +37,20 @@ class LocalEngine:
         max_rows: how many responses are decoded at once, at least the samples of one prompt, and fewer where the cache would not
             fit into memory; results do not depend on it beyond rounding.
         context_length: the model's limit; a prompt that leaves no room for its response is refused.
+        cpu_kernels: decode and sample with them on a CPU, where they can be had.
 
     Raises:
         ModelError: the model's positions cannot be given from outside.
     """
 
-    def __init__(self, role: Role, encoder: ChatEncoder, *, max_rows: int = 64, context_length: int = 2**31) -> None:
+    def __init__(
+        self, role: Role, encoder: ChatEncoder, *, max_rows: int = 64, context_length: int = 2**31, cpu_kernels: bool = True
+    ) -> None:
         if not role.takes_positions:
             raise ModelError("the local engine cannot decode a model that takes no position_ids (ALiBi and its kin)")
-        self.role = role
-        self.decoder = engine_decoder(role)
-        self.encoder = encoder
-        self.max_rows = max_rows
-        self.context_length = context_length
+        self.role, self.encoder = role, encoder
+        self.decoder, self.cpu_kernels = engine_decoder(role, cpu_kernels=cpu_kernels), cpu_kernels
+        self.max_rows, self.context_length = max_rows, context_length
         self.policy_version = 0
 
     def update_weights(self, version: int) -> None:
@@ -87,31 +89,20 @@ class LocalEngine:
             decoding.step()
             if progress:
                 progress(len(decoding.finished))
-        return [
-            RolloutGroup(
-                prompt,
-                tuple(
-                    self._rollout(*decoding.finished[number * num_samples + sample], encoded[number], prompt, sampling, sample)
-                    for sample in range(num_samples)
-                ),
-            )
-            for number, prompt in enumerate(prompts)
-        ]
 
-    def _rollout(
-        self,
-        response: tuple[int, ...],
-        logprobs: tuple[float, ...],
-        reason: StopReason,
-        prompt_ids: tuple[int, ...],
-        prompt: Prompt,
-        sampling: Sampling,
-        sample: int,
-    ) -> Rollout:
+        def rollout(number: int, sample: int) -> Rollout:
+            response, logprobs, reason = decoding.finished[number * num_samples + sample]
+            text, version = self._text(response, sampling), self.policy_version
+            return Rollout(encoded[number], response, logprobs, reason, text, sample, version, sampling, prompts[number])
+
+        return [RolloutGroup(p, tuple(rollout(n, sample) for sample in range(num_samples))) for n, p in enumerate(prompts)]
+
+    def _text(self, response: Ids, sampling: Sampling) -> str:
+        """The response up to its first stop string."""
         text = self.encoder.decode(response)
         for stop in sampling.stop_strings:
             text = text.split(stop)[0]
-        return Rollout(prompt_ids, response, logprobs, reason, text, sample, self.policy_version, sampling, prompt)
+        return text
 
 
 class _Decoding:
@@ -122,13 +113,7 @@ class _Decoding:
     """
 
     def __init__(
-        self,
-        engine: LocalEngine,
-        prompts: list[tuple[int, ...]],
-        ordinals: list[int],
-        sampling: Sampling,
-        num_samples: int,
-        seed: int,
+        self, engine: LocalEngine, prompts: list[Ids], ordinals: list[int], sampling: Sampling, num_samples: int, seed: int
     ) -> None:
         self.engine, self.role, self.sampling, self.seed = engine, engine.role, sampling, seed
         self.decoder, self.prefix = engine.decoder, _common_prefix(prompts)
@@ -148,7 +133,7 @@ class _Decoding:
         self.logprobs = torch.zeros(slots, sampling.max_new_tokens, device=device)
         self.stop_ids = torch.tensor(engine.encoder.stop_ids, device=device)
         self.rows = 0
-        self.finished: dict[int, tuple[tuple[int, ...], tuple[float, ...], StopReason]] = {}
+        self.finished: dict[int, tuple[Ids, tuple[float, ...], StopReason]] = {}
 
     @property
     def busy(self) -> bool:
@@ -168,36 +153,29 @@ class _Decoding:
 
     def _enter(self, groups: int, slots: Tensor) -> None:
         """The next `groups` prompts take these slots, each for all of its samples."""
-        chosen = [self.waiting.popleft() for _ in range(groups)]
-        hidden = self._prefill([self.prompts[i] for i in chosen], slots)
-        device = slots.device
-        samples = torch.arange(self.num_samples, device=device)
-        numbers = torch.tensor(chosen, device=device)
+        numbers, count = [self.waiting.popleft() for _ in range(groups)], self.num_samples
+        hidden = self._prefill([self.prompts[i] for i in numbers], slots)
         if self.hidden is None:
             self.hidden = hidden.new_zeros(len(self.request), hidden.shape[-1])
-        self.request[slots] = (numbers[:, None] * self.num_samples + samples).flatten()
-        self.ordinals[slots] = torch.tensor([self.prompt_ordinals[i] for i in chosen], device=device).repeat_interleave(
-            self.num_samples
-        )
-        self.samples[slots] = samples.repeat(groups)
-        self.cache_lengths[slots] = torch.tensor([len(self.prompts[i]) for i in chosen], device=device).repeat_interleave(
-            self.num_samples
-        )
-        self.steps[slots] = 0
-        self.hidden[slots] = hidden.repeat_interleave(self.num_samples, 0)
+        states = [(i * count, self.prompt_ordinals[i], len(self.prompts[i])) for i in numbers]
+        first, ordinals, lengths = torch.tensor(states, device=slots.device).repeat_interleave(count, 0).T
+        samples = torch.arange(count, device=slots.device).repeat(groups)
+        self.request[slots], self.samples[slots] = first + samples, samples
+        self.ordinals[slots], self.cache_lengths[slots], self.steps[slots] = ordinals, lengths, 0
+        self.hidden[slots] = hidden.repeat_interleave(count, 0)
         self.rows = max(self.rows, int(slots.max()) + 1)
 
-    def _prefill(self, prompts: list[tuple[int, ...]], slots: Tensor) -> Tensor:
+    def _prefill(self, prompts: list[Ids], slots: Tensor) -> Tensor:
         """Keys and values of some prompts into the slots of all their samples; the state after each prompt, (prompts, dim)."""
-        known, device = len(self.prefix), self.role.device
-        width = max(map(len, prompts)) - known
+        shared, device = len(self.prefix), self.role.device
+        width = max(map(len, prompts)) - shared
         ids = torch.full((len(prompts), width), self.engine.encoder.pad_id)
         for row, prompt in enumerate(prompts):
-            ids[row, : len(prompt) - known] = torch.tensor(prompt[known:])
+            ids[row, : len(prompt) - shared] = torch.tensor(prompt[shared:])
         if self.prefix and not self.prefix_layers:  # what all prompts begin with (a template's system message), computed once
             _, self.prefix_layers = self.decoder.prefill(torch.tensor([self.prefix], device=device), [])
         # Padding stands on the right, where causal attention hides it, and is overwritten by the answer.
-        lengths = torch.tensor([len(p) - known for p in prompts], device=device)
+        lengths = torch.tensor([len(p) - shared for p in prompts], device=device)
         states, layers = self.decoder.prefill(ids.to(device), self.prefix_layers, lengths)
         owner = torch.arange(len(prompts), device=device).repeat_interleave(self.num_samples)
         for slot, (keys, values) in zip(self.cache.slots, layers, strict=True):
@@ -210,7 +188,7 @@ class _Decoding:
         rows, request = self.rows, self.request[: self.rows]
         uniforms = counter_uniform(self.seed, self.ordinals[:rows], self.samples[:rows], self.steps[:rows])
         logits = self.role.logits(self.hidden[:rows], self.decoder.head)
-        tokens, logprobs = sample_tokens(logits, uniforms, self.sampling)
+        tokens, logprobs = sample_tokens(logits, uniforms, self.sampling, cpu_kernels=self.engine.cpu_kernels)
         places = torch.arange(rows, device=tokens.device), self.steps[:rows]
         self.tokens[places], self.logprobs[places] = tokens, logprobs
         self.steps[:rows] += request >= 0
@@ -268,7 +246,7 @@ class _Decoding:
         self.cache_lengths[:rows] += self.request[:rows] >= 0
 
 
-def _common_prefix(prompts: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
+def _common_prefix(prompts: Sequence[Ids]) -> Ids:
     """What several prompts begin with, short of the last token of the shortest."""
     if len(prompts) < 2:
         return ()

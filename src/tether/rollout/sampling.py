@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tether.core.errors import ModelError
 from tether.core.types import Sampling
-from tether.models.kernels import sample
+from tether.cpu.kernels import draw_tokens
 
 BLOCK = 256
 CPU_STRIP_ELEMENTS = 2**20
@@ -46,7 +46,7 @@ def _mix(value: Tensor) -> Tensor:
     return value ^ _shift(value, 31)
 
 
-def sample_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
+def sample_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling, *, cpu_kernels: bool = True) -> tuple[Tensor, Tensor]:
     """One token a row, with its log-probability under the distribution that it was drawn from.
 
     Args:
@@ -60,8 +60,8 @@ def sample_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple
     Raises:
         ModelError: a row's logits are no distribution: one is NaN or infinite, or all are minus infinity.
     """
-    if sampling.temperature > 0 and not sampling.truncates:
-        drawn = sample(logits, uniforms, sampling.temperature)
+    if cpu_kernels and sampling.temperature > 0 and not sampling.truncates:
+        drawn = draw_tokens(logits, uniforms, sampling.temperature)
         if drawn is not None:
             _check_finite(drawn[1])
             return drawn
@@ -108,8 +108,8 @@ def _truncate(weights: Tensor, sampling: Sampling) -> Tensor:
     if sampling.top_p < 1.0:
         ordered = weights.sort(dim=-1, descending=True).values
         before = ordered.cumsum(-1) - ordered
-        kept = before < sampling.top_p * ordered.sum(-1, keepdim=True)
-        threshold = torch.where(kept, ordered, torch.inf).amin(-1, keepdim=True)
+        inside = before < sampling.top_p * ordered.sum(-1, keepdim=True)
+        threshold = torch.where(inside, ordered, torch.inf).amin(-1, keepdim=True)
         weights = weights * (weights >= threshold)
     if sampling.min_p > 0.0:
         weights = weights * (weights >= sampling.min_p)

@@ -8,25 +8,28 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from tether.algorithms.overoptimization import kl_best_of_n
 from tether.algorithms.preference_losses import negative_log_likelihood
 from tether.core.protocols import Engine, RewardSource
-from tether.core.types import Prompt, Rollout, Score
-from tether.data.batches import batches_for
+from tether.core.types import Json, Prompt, Rollout, Score
+from tether.data.batches import TokenBatch, batches_for
 from tether.data.chat import ChatEncoder, Encoded
+from tether.learner.average import WeightAverage
 from tether.learner.config import RATES, OptimizerConfig, Rates
 from tether.learner.local import LocalLearner
 from tether.learner.loop import epoch_order, split_evenly
 from tether.models.trunk import Role
-from tether.stages.experience import Clock
-from tether.stages.policy import PolicyStage, Step, WeightAverage
-from tether.stages.sampled import SampledConfig, described, sampled
+from tether.stages.policy_config import SampledConfig
+from tether.stages.rollouts import Clock, Step, penalised_scores, sample_and_score, sample_metrics
+from tether.stages.supervised import Update, accumulate
 
 
 class BestOfNConfig(SampledConfig):
@@ -44,7 +47,9 @@ class BestOfNConfig(SampledConfig):
         "token", description="weight of a token: the same for all, or its response's share"
     )
     report_kl: bool = Field(default=True, description="run the reference, to know how far the policy has moved")
-    optimizer: OptimizerConfig = OptimizerConfig(schedule="linear", final_fraction=0.0)
+    optimizer: OptimizerConfig = Field(
+        default=OptimizerConfig(schedule="linear", final_fraction=0.0), description="AdamW and its learning rate"
+    )
 
     @model_validator(mode="after")
     def _check_selection(self) -> BestOfNConfig:
@@ -62,7 +67,7 @@ class BestOfNConfig(SampledConfig):
         return self.steps * self.epochs * self.minibatches
 
 
-class BestOfN(PolicyStage):
+class BestOfN:
     """One policy and a reward source; with a reference also the distance from it, which is measured and never trained on.
 
     Args:
@@ -72,6 +77,8 @@ class BestOfN(PolicyStage):
     Raises:
         ValueError: `report_kl` without a reference.
     """
+
+    stopped = False
 
     def __init__(
         self,
@@ -93,63 +100,58 @@ class BestOfN(PolicyStage):
                 role.train_mode(False)
 
     def step(self, prompts: Sequence[Prompt], number: int) -> Step:
-        """One round; returns its metrics, all rollouts and their proxy scores."""
-        clock, config = Clock(), self.config
-        rollouts = [r for group in sampled(self.engine, config, prompts, self.ordinals(number)) for r in group.rollouts]
-        clock.lap("rollout")
-        scores = self.reward.score(rollouts)
-        clock.lap("reward")
-        kept = self.select(rollouts, scores)
-        metrics = self.measure(rollouts, scores, kept)
+        """One round: sample, score, select, measure, imitate."""
+        clock = Clock()
+        rollouts, scores = sample_and_score(self.engine, self.reward, self.config, prompts, self.ordinals(number), clock)
+        selected = self.select(rollouts, scores)
+        metrics = self.measure(rollouts, scores, selected)
         clock.lap("evaluate")
-        metrics.update(self.update([rollouts[i] for i in kept], number))
+        metrics.update(self.update([rollouts[i] for i in selected], number))
         self.engine.update_weights(number + 1)
         clock.lap("update")
-        return {**metrics, **clock.times(sum(len(r.response_ids) for r in rollouts))}, rollouts, scores
+        return Step({**metrics, **clock.times(sum(len(r.response_ids) for r in rollouts))}, rollouts, scores)
+
+    def ordinals(self, number: int) -> range:
+        return self.config.ordinals(number)
+
+    def summary(self, history: Sequence[Mapping[str, float]]) -> Json:
+        return {}
 
     def select(self, rollouts: Sequence[Rollout], scores: Sequence[Score]) -> list[int]:
-        """Places of the kept rollouts: the best of each prompt's samples, of equals the first; never one whose score failed."""
-        config, kept = self.config, []
-        floor = -math.inf if config.threshold is None else config.threshold
-        for start in range(0, len(rollouts), config.samples_per_prompt):
-            values = {
-                i: s.value - config.missing_stop_penalty * (not rollouts[i].finished)
-                for i, s in enumerate(scores[start : start + config.samples_per_prompt], start)
-                if s.value is not None
-            }
-            ranked = sorted((i for i in values if values[i] >= floor), key=lambda i: -values[i])
-            kept += ranked[: config.keep]
-        return kept
+        """Places of the rollouts to imitate: the best of each prompt's samples, of equals the first; never a failed score."""
+        config, floor = self.config, -math.inf if self.config.threshold is None else self.config.threshold
+        penalised = penalised_scores(rollouts, scores, config.missing_stop_penalty)
+        values = {i: value for i, value in enumerate(penalised) if value is not None and value >= floor}
+        prompts = groupby(values, lambda i: i // config.samples_per_prompt)
+        return [i for _, samples in prompts for i in sorted(samples, key=lambda i: -values[i])[: config.keep]]
 
-    def measure(self, rollouts: Sequence[Rollout], scores: Sequence[Score], kept: Sequence[int]) -> dict[str, float]:
-        """Metrics of all samples and of those kept. KL is the sum over a response, averaged over all responses, in nats."""
-        config = self.config
+    def measure(self, rollouts: Sequence[Rollout], scores: Sequence[Score], selected: Sequence[int]) -> dict[str, float]:
+        """Metrics of all samples and of those selected. KL is the sum over a response, averaged over all responses, in nats."""
+        config, size = self.config, self.config.samples_per_prompt
         sequences = [self.encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts]
-        engine_says = all(r.logprobs for r in rollouts)
-        policy = [sum(r.logprobs) for r in rollouts] if engine_says else self._totals(self.policy, sequences)
+        with_logprobs = all(r.logprobs for r in rollouts)
+        policy = [sum(r.logprobs) for r in rollouts] if with_logprobs else self._totals(self.policy, sequences)
         metrics = {
-            **described(rollouts, scores),
+            **sample_metrics(rollouts, scores),
             "policy/entropy": -sum(policy) / sum(s.num_trained for s in sequences),
-            "kept/responses": float(len(kept)),
-            "kept/prompts_without": float(
-                len(rollouts) // config.samples_per_prompt - len({i // config.samples_per_prompt for i in kept})
-            ),
+            "kept/responses": float(len(selected)),
+            "kept/prompts_without": float(len(rollouts) // size - len({i // size for i in selected})),
         }
-        if kept:
-            metrics["reward/kept"] = statistics.fmean(value for i in kept if (value := scores[i].value) is not None)
-            metrics["kept/length"] = statistics.fmean(len(rollouts[i].response_ids) for i in kept)
+        if selected:
+            metrics["reward/kept"] = statistics.fmean(value for i in selected if (value := scores[i].value) is not None)
+            metrics["kept/length"] = statistics.fmean(len(rollouts[i].response_ids) for i in selected)
         if config.keep == 1 and config.threshold is None:
-            metrics["kl/best_of_n"] = kl_best_of_n(config.samples_per_prompt)
+            metrics["kl/best_of_n"] = kl_best_of_n(size)
         if self.reference is not None:
             reference = self._totals(self.reference, sequences)
             metrics["kl/policy_reference_k1"] = statistics.fmean(p - q for p, q in zip(policy, reference, strict=True))
         return metrics
 
-    def update(self, kept: Sequence[Rollout], number: int) -> dict[str, float]:
-        """Several epochs of imitation; where nothing was kept, nothing moves."""
-        if not kept:
+    def update(self, selected: Sequence[Rollout], number: int) -> dict[str, float]:
+        """Several epochs of imitation; where nothing was selected, nothing moves."""
+        if not selected:
             return {}
-        sequences, losses, metrics = [self.encoder.rollout(r.prompt_ids, r.response_ids) for r in kept], [], {}
+        sequences, losses, metrics = [self.encoder.rollout(r.prompt_ids, r.response_ids) for r in selected], [], {}
         for epoch in range(self.config.epochs):
             order = epoch_order(len(sequences), self.config.seed + number, epoch)
             for cut in split_evenly(order, self.config.minibatches):
@@ -165,15 +167,16 @@ class BestOfN(PolicyStage):
         pi is the policy at the temperature it was sampled at, so that imitating all of its own samples would change nothing on
         average. At another temperature (RAFT fine-tunes at 1) that alone sharpens or flattens it.
         """
-        by_token, total = self.config.normalize == "token", 0.0
+        by_token = self.config.normalize == "token"
         denominator = sum(s.num_trained for s in sequences) if by_token else len(sequences)
-        for _, batch in batches_for(self.policy, sequences, self.encoder.pad_id, self.config.micro_batch_tokens):
+
+        def loss(batch: TokenBatch) -> tuple[Tensor, None]:
             logprobs = batch.scatter(self.policy.logprobs(batch, self.config.temperature)[0])
             weighted = logprobs if by_token else logprobs / batch.mask.sum(-1, keepdim=True)
-            loss = negative_log_likelihood(weighted, batch.mask, denominator=denominator)
-            self.learner.backward(loss)
-            total += float(loss.detach())
-        return total
+            return negative_log_likelihood(weighted, batch.mask, denominator=denominator), None
+
+        batches = batches_for(self.policy, sequences, self.encoder.pad_id, self.config.micro_batch_tokens)
+        return accumulate(Update((batch for _, batch in batches), loss), self.learner)[0]
 
     @torch.no_grad()
     def _totals(self, role: Role, sequences: Sequence[Encoded]) -> list[float]:

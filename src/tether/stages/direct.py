@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from itertools import chain
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from tether.algorithms.preference_losses import (
+    REFERENCE_FREE,
     dpo_loss,
     ipo_loss,
     negative_log_likelihood,
@@ -25,17 +28,16 @@ from tether.algorithms.preference_losses import (
 )
 from tether.core.config import Config
 from tether.core.rundir import RunDirectory
-from tether.core.types import Comparison
+from tether.core.types import Comparison, Json
 from tether.data.chat import ChatEncoder
-from tether.data.comparisons import Ranking, cut_rankings, pairs_of, prepare_comparisons
+from tether.data.comparisons import Ranking, encode_comparisons, pairs_of, sequences_of
+from tether.data.prepare import Split, prepare
 from tether.evaluation.winrate import pairwise_accuracy, share_in_order
-from tether.learner.config import RATES, Rates, SupervisedConfig
-from tether.learner.local import LocalLearner
-from tether.learner.loop import SupervisedLoop, plan_updates
+from tether.learner.config import RATES, Rates, ReferencedConfig
+from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
 from tether.stages.reference import Likelihoods, ReferenceTable
-
-REFERENCE_FREE = ("orpo", "simpo")
+from tether.stages.supervised import Update, accumulate, fit, heldout
 
 
 class PairLossConfig(Config):
@@ -43,16 +45,14 @@ class PairLossConfig(Config):
 
     section: ClassVar[str]
 
-    loss: Literal["dpo", "robust", "ipo", "orpo", "simpo"] = "dpo"
+    loss: Literal["dpo", "robust", "ipo", "orpo", "simpo"] = Field(default="dpo", description="the method")
     beta: float | None = Field(
-        default=None, gt=0, description="strength of the tether (orpo: weight of the odds ratio); unset: 0.1, for simpo 2.5"
+        default=None, gt=0, description="strength of the KL constraint (orpo: of the odds ratio); unset: 0.1, for simpo 2.5"
     )
     label_smoothing: float = Field(default=0.0, ge=0, lt=0.5, description="rate of wrong labels that dpo and robust assume")
     margin: float = Field(default=0.0, ge=0, description="simpo's target margin, not multiplied by beta")
     average: bool = Field(default=False, description="ipo on the mean log ratio of a response's tokens instead of their sum")
-    likelihood_weight: float | None = Field(
-        default=None, ge=0, description="weight of the chosen responses' likelihood beside the loss; unset: 1 for orpo, else 0"
-    )
+    likelihood_weight: float | None = Field(default=None, ge=0, description="of the chosen responses; unset: 1 for orpo, else 0")
     micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
 
     @model_validator(mode="after")
@@ -60,14 +60,11 @@ class PairLossConfig(Config):
         owners = {"label_smoothing": ("dpo", "robust"), "margin": ("simpo",), "average": ("ipo",)}
         for option, losses in owners.items():
             if option in self.model_fields_set and self.loss not in losses:
-                raise ValueError(
-                    f"{self.section}.{option} has no effect with {self.section}.loss = '{self.loss}'; "
-                    f"it belongs to {' and '.join(losses)}"
-                )
+                owner, name = " and ".join(losses), self.section
+                raise ValueError(f"{name}.{option} has no effect with {name}.loss = '{self.loss}'; it belongs to {owner}")
         if self.loss == "robust" and self.label_smoothing == 0:
-            raise ValueError(
-                f"{self.section}.loss = 'robust' needs the rate of wrong labels: set {self.section}.label_smoothing above 0"
-            )
+            name = self.section
+            raise ValueError(f"{name}.loss = 'robust' needs the rate of wrong labels: set {name}.label_smoothing above 0")
         return self
 
     @property
@@ -81,21 +78,11 @@ class PairLossConfig(Config):
         return float(self.loss == "orpo") if self.likelihood_weight is None else self.likelihood_weight
 
 
-class DirectConfig(PairLossConfig, SupervisedConfig):
+class DirectConfig(PairLossConfig, ReferencedConfig):
     """Settings of the stage; lengths are in tokens."""
 
     section: ClassVar[str] = "direct"
     rates: ClassVar[Rates] = RATES["direct"]
-
-    reference_logprobs: Literal["each_update", "precomputed"] = Field(
-        default="each_update",
-        description="ask the reference along with the policy, or once before training, after which it can go",
-    )
-    epochs: int = Field(default=1, ge=1)
-    prompts_per_update: int = Field(default=16, ge=1, description="all pairs of a prompt stand in one update")
-    max_length: int = Field(default=1024, ge=8, description="longer responses are left out and counted")
-    heldout_fraction: float = Field(default=0.1, ge=0, lt=1)
-    evaluate_every: int = Field(default=0, ge=0, description="updates between evaluations; 0: only at the end")
 
     @model_validator(mode="after")
     def _check_reference(self) -> DirectConfig:
@@ -115,153 +102,102 @@ class PairLoss:
     def __call__(self, rankings: Sequence[Ranking], num_pairs: int) -> tuple[Tensor, Tensor]:
         """The loss of these rankings' pairs over `num_pairs`, and the responses' rewards, detached.
 
-        The reward of a response is what the loss compares: beta times its log ratio, or its mean log-probability. A pair whose
-        label is only probable counts both ways, each by its probability.
+        The reward of a response is what the loss compares: beta times its log ratio, or its mean log-probability.
         """
         config, pairs = self.config, pairs_of(rankings)
-        logprobs, mask, reference = self.likelihoods([s for r in rankings for s in r.sequences])
+        logprobs, mask, reference = self.likelihoods(sequences_of(rankings))
         lengths = mask.sum(-1)
         rewards = logprobs.sum(-1) - reference
         if config.loss in REFERENCE_FREE or config.average:
             rewards = rewards / lengths
-        chosen, rejected = pairs.chosen + pairs.rejected, pairs.rejected + pairs.chosen
+        # A label p counts both ways: p for the pair as it is, and 1 - p for the pair with its sides exchanged.
+        better, worse = pairs.chosen + pairs.rejected, pairs.rejected + pairs.chosen
         weights = rewards.new_tensor([*pairs.probability, *(1.0 - p for p in pairs.probability)])
-        loss = self._preference(rewards[chosen], rewards[rejected], {"weights": weights, "denominator": num_pairs})
+        loss = self._compare(rewards[better], rewards[worse], weights=weights, denominator=num_pairs)
         if config.likelihood:
             # Each preferred response counts once a pair, by the mean over its tokens, as ORPO and RPO have it.
-            per_token = (logprobs / lengths[:, None])[chosen] * weights[:, None]
-            loss = loss + config.likelihood * negative_log_likelihood(per_token, mask[chosen], denominator=num_pairs)
+            per_token = (logprobs / lengths[:, None])[better] * weights[:, None]
+            loss = loss + config.likelihood * negative_log_likelihood(per_token, mask[better], denominator=num_pairs)
         return loss, config.strength * rewards.detach()
 
-    def _preference(self, chosen: Tensor, rejected: Tensor, sides: dict[str, Any]) -> Tensor:
+    def _compare(self, better: Tensor, worse: Tensor, *, weights: Tensor, denominator: int) -> Tensor:
         config, beta = self.config, self.config.strength
-        match config.loss:
-            case "dpo":
-                return dpo_loss(chosen, rejected, beta=beta, label_smoothing=config.label_smoothing, **sides)
-            case "robust":
-                return robust_dpo_loss(chosen, rejected, beta=beta, label_smoothing=config.label_smoothing, **sides)
-            case "ipo":
-                return ipo_loss(chosen, rejected, beta=beta, **sides)
-            case "simpo":
-                return simpo_loss(chosen, rejected, beta=beta, margin=config.margin, **sides)
-            case "orpo":
-                return beta * orpo_loss(chosen, rejected, **sides)
+        losses: dict[str, Callable[..., Tensor]] = {
+            "dpo": partial(dpo_loss, beta=beta, label_smoothing=config.label_smoothing),
+            "robust": partial(robust_dpo_loss, beta=beta, label_smoothing=config.label_smoothing),
+            "ipo": partial(ipo_loss, beta=beta),
+            "simpo": partial(simpo_loss, beta=beta, margin=config.margin),
+            "orpo": orpo_loss,
+        }
+        loss = losses[config.loss](better, worse, weights=weights, denominator=denominator)
+        return beta * loss if config.loss == "orpo" else loss
 
-    def micro_batches(self, rankings: Sequence[Ranking]) -> list[list[Ranking]]:
-        """Rankings that go through the models together."""
-        limit = self.likelihoods.document_tokens
-        return cut_rankings(rankings, self.config.micro_batch_tokens, document_tokens=limit)
+    def update(self, rankings: Sequence[Ranking]) -> Update[list[Ranking]]:
+        """One update over all pairs of some prompts."""
+        micros, num_pairs = self.likelihoods.micro_batches(rankings), sum(len(r.chosen) for r in rankings)
+        return Update(micros, partial(self, num_pairs=num_pairs), lambda rewards: preferred(*leads_of(micros, rewards)))
 
 
 class Direct:
     """Trains a policy role on comparisons against a frozen reference (none for orpo and simpo).
 
     Args:
-        reference: a role, or a table of what one said about all the responses; with reference_logprobs = "precomputed" the role
-            may run the policy's own untrained weights, and is let go before training.
+        reference: a role, or a table of its log-probabilities of all the responses. With reference_logprobs = "precomputed" the
+            role may run the policy's own untrained weights, and is dropped before training.
     """
 
-    def __init__(self, config: DirectConfig, policy: Role, reference: Role | ReferenceTable | None, encoder: ChatEncoder) -> None:
-        if isinstance(reference, ReferenceTable) and config.reference_logprobs != "precomputed":
-            raise ValueError("a table of the reference's log-probabilities needs reference_logprobs = 'precomputed'")
-        self.config, self.policy, self.encoder = config, policy, encoder
-        self.likelihoods = Likelihoods(policy, reference, encoder, config.micro_batch_tokens)
-        self.pairs = PairLoss(config, self.likelihoods)
-        self.learner: LocalLearner | None = None
+    dropout = False
 
-    def step(self, rankings: list[Ranking]) -> dict[str, float]:
+    def __init__(self, config: DirectConfig, policy: Role, reference: Role | ReferenceTable | None, encoder: ChatEncoder) -> None:
+        self.config, self.role, self.encoder = config, policy, encoder
+        self.likelihoods = Likelihoods(policy, reference, encoder, config.micro_batch_tokens, precomputed=config.precomputed)
+        self.pairs = PairLoss(config, self.likelihoods)
+
+    def update(self, rankings: Sequence[Ranking]) -> Update[list[Ranking]]:
         """One update over all pairs of some prompts."""
-        assert self.learner is not None
-        num_pairs = sum(len(r.chosen) for r in rankings)
-        total, margins, labels = 0.0, [], []
-        for micro in self.pairs.micro_batches(rankings):
-            loss, rewards = self.pairs(micro, num_pairs)
-            self.learner.backward(loss)
-            total += float(loss.detach())
-            margins += margins_of(micro, rewards)
-            labels += pairs_of(micro).probability
-        return {"loss": total, **preferred(margins, labels), **self.learner.step()}
+        return self.pairs.update(rankings)
 
     @torch.no_grad()
-    def evaluate(self, rankings: Sequence[Ranking]) -> dict[str, Any]:
+    def evaluate(self, rankings: Sequence[Ranking]) -> Json:
         """Loss, margins and accuracy of the implicit reward on held-out comparisons."""
-        num_pairs, total = sum(len(r.chosen) for r in rankings), 0.0
-        margins: list[float] = []
-        groups: list[str] = []
-        labels: list[float] = []
-        for micro in self.pairs.micro_batches(rankings):
-            loss, rewards = self.pairs(micro, num_pairs)
-            total += float(loss)
-            margins += margins_of(micro, rewards)
-            groups += [r.group for r in micro for _ in r.chosen]
-            labels += pairs_of(micro).probability
-        accuracy = pairwise_accuracy(margins, [0.0] * len(margins), groups, probabilities=labels).as_dict()
-        return {"loss": total, "accuracy": accuracy, "margin_mean": statistics.fmean(margins)}
+        update = self.pairs.update(rankings)
+        loss, rewards = accumulate(update)
+        leads, labels = leads_of(update.micro_batches, rewards)
+        groups = [ranking.group for micro in update.micro_batches for ranking in micro for _ in ranking.chosen]
+        accuracy = pairwise_accuracy(leads, [0.0] * len(leads), groups, probabilities=labels).as_dict()
+        return {"loss": loss, "accuracy": accuracy, "margin_mean": statistics.fmean(leads)}
 
-    def train(
-        self, comparisons: Sequence[Comparison], run: RunDirectory, progress: Callable[[int, int, Any], None] | None = None
-    ) -> dict[str, Any]:
+    def train(self, comparisons: Sequence[Comparison], run: RunDirectory, progress: Progress | None = None) -> Json:
         """Train, or go on training, in `run`; returns the summary.
 
         Raises:
             DataError: no comparison can be used.
         """
-        train, test, skipped, _ = prepare_comparisons(
-            comparisons,
-            self.encoder,
-            self.config.max_length,
-            "direct.max_length",
-            heldout_fraction=self.config.heldout_fraction,
-            seed=self.config.seed,
-            one_turn=True,
-        )
-        return {**self.fit(train, test, run, progress), "skipped": skipped}
+        config, option = self.config, "direct.max_length"
+        encode = partial(encode_comparisons, encoder=self.encoder, max_length=config.max_length, option=option, one_turn=True)
+        split = prepare(comparisons, encode, config.heldout_fraction, config.seed, "comparisons")
+        return {**self.fit(split, run, progress), "skipped": split.skipped}
 
-    def fit(
-        self,
-        train: Sequence[Ranking],
-        test: Sequence[Ranking],
-        run: RunDirectory,
-        progress: Callable[[int, int, Any], None] | None = None,
-    ) -> dict[str, Any]:
+    def fit(self, split: Split[Ranking], run: RunDirectory, progress: Progress | None = None) -> Json:
         """The same on pairs of token ids."""
         start, config = time.perf_counter(), self.config
-        self.likelihoods.without_dropout()
-        if config.reference_logprobs == "precomputed" and isinstance(self.likelihoods.reference, Role):
-            responses = [s for ranking in (*train, *test) for s in ranking.sequences]
-            self.likelihoods.precompute(responses, run.path / "reference.safetensors")
-        plan = plan_updates(len(train), config.prompts_per_update, config.epochs, config.seed)
-        self.learner = LocalLearner(self.policy.parameters(), config.optimizer_for(self.policy.adapter), len(plan))
-
-        def evaluated() -> dict[str, float]:
-            result = self.evaluate(test)
-            return {"eval_loss": result["loss"], "eval_accuracy": result["accuracy"]["value"]}
-
-        loop = SupervisedLoop(
-            run,
-            self.learner,
-            self.step,
-            config,
-            evaluate=evaluated if test and config.evaluate_every else None,
-            evaluate_every=config.evaluate_every,
-            progress=progress,
-        )
-        loop.train(train, plan)
-        summary = {f"heldout_{k}": v for k, v in self.evaluate(test).items()} if test else {}
+        self.likelihoods.begin(sequences_of((*split.train, *split.test)), run.path / "reference.safetensors")
+        plan = plan_updates(len(split.train), config.prompts_per_update, config.epochs, config.seed)
+        loop = fit(self, split, plan, config, run, progress=progress)
         return {
-            "train_loss": statistics.fmean(row["loss"] for row in run.metrics()[-10:]),
-            **summary,
+            "train_loss": loop.train_loss,
+            **heldout(self, split.test),
             "updates": len(plan),
-            "num_prompts": len(train),
-            "num_pairs": sum(len(r.chosen) for r in train),
+            "num_prompts": len(split.train),
+            "num_pairs": sum(len(r.chosen) for r in split.train),
             "seconds": run.seconds(start),
         }
 
 
-def margins_of(rankings: Sequence[Ranking], rewards: Tensor) -> list[float]:
-    """By how much each pair's chosen response is ahead."""
-    pairs = pairs_of(rankings)
-    return (rewards[pairs.chosen] - rewards[pairs.rejected]).tolist()
+def leads_of(micros: Iterable[list[Ranking]], rewards: Sequence[Tensor]) -> tuple[list[float], list[float]]:
+    """By how much each pair's chosen response is ahead, and its label."""
+    pairs, values = pairs_of(list(chain(*micros))), torch.cat([*rewards])
+    return (values[pairs.chosen] - values[pairs.rejected]).tolist(), pairs.probability
 
 
 def preferred(margins: Sequence[float], labels: Sequence[float]) -> dict[str, float]:

@@ -6,29 +6,28 @@ import hashlib
 import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Literal, Protocol, Self
+from typing import Annotated, Literal, Protocol, Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
-from scipy.special import stdtr
 from torch import Tensor
 
 from tether.core.config import Config
 from tether.core.errors import DataError
 from tether.core.protocols import Engine
 from tether.core.rundir import RunDirectory, read_jsonl
-from tether.core.types import Prompt, Rollout, Sampling, Score
+from tether.core.types import Json, Prompt, Rollout, Sampling, Score
+from tether.evaluation.best_of_n import Scorer, favourites, over_best_of_n
 from tether.evaluation.decoding import answers_at, control, other_temperatures, sharpening
+from tether.evaluation.peaks import best_step, chosen_by_others, has_fallen, peak_interval, without_none
 from tether.evaluation.sycophancy import Sycophancy
 from tether.evaluation.winrate import before_and_after, mean_estimate
 from tether.learner.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint
 
 SEED = 7919
 """Added to the stage's: the held-out samples share no randomness with those of training."""
-FALSE_STOPS = 0.05
-"""Of runs whose score never falls, at most this share is ended by `stop`, over all their measurements together."""
+BEST_OF_PROMPTS = 64
+"""Of the held-out ones: best of n asks for so many times n answers."""
 
 
 class EvaluateConfig(Config):
@@ -38,13 +37,18 @@ class EvaluateConfig(Config):
         default=10, ge=1, description="steps between measurements, beside one before the first step and one after the last"
     )
     prompts: int = Field(default=128, ge=2, description="different prompts that are set aside; no training prompt says the same")
-    samples_per_prompt: int = Field(default=1, ge=1)
+    samples_per_prompt: int = Field(default=1, ge=1, description="answers to each held-out prompt")
     temperature: float | None = Field(
         default=None, ge=0, description="unset: that of the training; 0: always the likeliest token"
     )
     temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(
         default=(0.7, 0.5, 0.0),
         description="others at which start and policy answer, before and after the training: what decoding alone gives",
+    )
+    best_of: tuple[Annotated[int, Field(ge=2)], ...] = Field(
+        default=(2, 4, 8),
+        description="the reward chooses the best of this many answers of the start, for the first 64 prompts: what it buys "
+        "without training",
     )
     keep: Literal["last", "best"] = Field(
         default="last", description="best: end with the weights of the highest measurement, those of the start among them"
@@ -63,7 +67,7 @@ class EvaluateConfig(Config):
         return self
 
 
-def set_aside(prompts: Sequence[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]]:
+def held_out_split(prompts: Sequence[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]]:
     """(training, held-out) prompts: `count` different ones, chosen by their words alone, and everything that says none of them.
 
     Raises:
@@ -80,8 +84,11 @@ def set_aside(prompts: Sequence[Prompt], count: int) -> tuple[list[Prompt], list
     return [p for p in prompts if p.messages not in held_out], [different[messages] for messages in order[:count]]
 
 
+Scores = list[float | None]
+
+
 class Keeper(Protocol):
-    """What trains: its parameters are what the best of are kept."""
+    """A learner, of which only the parameters are needed: the best of them are kept."""
 
     @property
     def parameters(self) -> Sequence[Tensor]: ...
@@ -94,15 +101,17 @@ class HeldOut:
 
     Args:
         judge: scores the answers; a judge whose scores nobody trains on is called `gold`, the training's own reward `heldout`.
+        learner: whose weights are kept where `keep = "best"`.
+        reward: the training's own; it chooses the best of n answers of the start.
         beside: further columns of numbers on the same answers, by name.
-        sycophancy: asked beside them, of the same policy.
+        sycophancy: measured on the same policy at the same steps.
     """
 
     def __init__(
         self,
         config: EvaluateConfig,
         prompts: Sequence[Prompt],
-        judge: Callable[[Sequence[Rollout]], Sequence[Score]],
+        judge: Scorer,
         engine: Engine,
         sampling: Sampling,
         run: RunDirectory,
@@ -110,54 +119,69 @@ class HeldOut:
         seed: int,
         learner: Keeper | None = None,
         name: str = "heldout",
-        beside: Callable[[Sequence[Rollout]], Mapping[str, list[float | None]]] | None = None,
+        reward: Scorer | None = None,
+        beside: Callable[[Sequence[Rollout]], Mapping[str, Scores]] | None = None,
         sycophancy: Sycophancy | None = None,
     ) -> None:
         self.config, self.prompts, self.judge, self.engine = config, prompts, judge, engine
         self.sampling, self.run, self.seed, self.name = sampling, run, seed + SEED, name
-        self.learner, self.beside, self.sycophancy = learner if config.keep == "best" else None, beside, sycophancy
+        self.learner = learner if config.keep == "best" else None
+        self.reward, self.beside, self.sycophancy = reward, beside, sycophancy
         self.groups = [str(i) for i in range(len(prompts)) for _ in range(config.samples_per_prompt)]
+
+    def answers(self, temperature: float) -> list[Rollout]:
+        """Answers to all prompts at a temperature."""
+        count = self.config.samples_per_prompt
+        return answers_at(temperature, self.engine, self.prompts, self.sampling, num_samples=count, seed=self.seed)
 
     def decode(self, step: int) -> None:
         """Answer, score and note down at the other temperatures, where that is not done yet: the control of `summary`."""
         done = self.run.decoded()
-        how: dict[str, Any] = {"num_samples": self.config.samples_per_prompt, "seed": self.seed}
         for temperature in other_temperatures(self.sampling, self.config.temperatures):
             if (step, temperature) not in done:
-                rollouts = answers_at(temperature, self.engine, self.prompts, self.sampling, **how)
-                told = {"temperature": temperature, **_told(rollouts), "scores": _columns(self.judge(rollouts))}
-                self.run.hold_out({"step": step, "name": self.name, **told})
+                rollouts = self.answers(temperature)
+                row = {"temperature": temperature, **_lengths(rollouts), "scores": _columns(self.judge(rollouts))}
+                self.run.hold_out({"step": step, "name": self.name, **row})
+
+    def choose(self) -> None:
+        """Let the reward choose among answers of the start, where that is not done yet: the other control of `summary`."""
+        sizes = [n for n in self.config.best_of if n not in self.run.best_of()]
+        if self.reward is None or not sizes or self.sampling.temperature == 0:
+            return
+        prompts, times = self.prompts[:BEST_OF_PROMPTS], self.config.samples_per_prompt
+        best = favourites(self.engine, prompts, self.sampling, self.reward, self.judge, sizes, seed=self.seed + 1)
+        for n, scores in best.items():
+            row = {"best_of": n, "scores": {"score": [score for score in scores for _ in range(times)]}}
+            self.run.hold_out({"step": 0, "name": self.name, **row})
 
     def measure(self, step: int) -> dict[str, float]:
         """Answer, score and note down; the metrics of that."""
-        groups = self.engine.generate(self.prompts, self.sampling, num_samples=self.config.samples_per_prompt, seed=self.seed)
-        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        rollouts = self.answers(self.sampling.temperature)
         columns = {**_columns(self.judge(rollouts)), **(self.beside(rollouts) if self.beside else {})}
-        asked = {} if self.sycophancy is None else {"sycophancy": {k: e.as_dict() for k, e in self.sycophancy().items()}}
+        premises = {} if self.sycophancy is None else self.sycophancy()
         if self.learner is not None and best_step({**self.run.held_out(), step: columns}) == step:
             self._keep(step, self.learner)
-        told = _told(rollouts)
-        self.run.hold_out({"step": step, "name": self.name, **told, "scores": columns, **asked})
-        means = {f"{self.name}/{key}": statistics.fmean(known) for key, values in columns.items() if (known := _known(values))}
-        premises = {f"sycophancy/{key}": found["value"] for key, found in asked.get("sycophancy", {}).items()}
+        lengths = _lengths(rollouts)
+        row = {"step": step, "name": self.name, **lengths, "scores": columns}
+        self.run.hold_out({**row, **({"sycophancy": {key: e.as_dict() for key, e in premises.items()}} if premises else {})})
+        present = {key: values for key, column in columns.items() if (values := without_none(column))}
+        metrics = {f"{self.name}/{key}": statistics.fmean(values) for key, values in present.items()}
+        metrics[f"{self.name}/length"] = lengths["length"]
         if premises:
-            premises["sycophancy/start"] = min(self._premises().items())[1]["shift"]["value"]
-        means[f"{self.name}/length"] = told["length"]
-        return {**means, **premises, **(self._sharpening(told["entropy"], columns) if step else {})}
+            metrics |= {f"sycophancy/{key}": estimate.value for key, estimate in premises.items()}
+            metrics["sycophancy/start"] = min(self._premises().items())[1]["shift"]["value"]
+        return {**metrics, **(self._sharpening(lengths["entropy"], columns) if step else {})}
 
-    def _sharpening(self, entropy: float, columns: Mapping[str, list[float | None]]) -> dict[str, float]:
-        """What the detector of that name reads: how much of the gain so far a temperature of the start would explain."""
-        key, own = "correct" if "correct" in columns else "score", self.sampling.temperature
+    def _sharpening(self, entropy: float, columns: Mapping[str, Scores]) -> dict[str, float]:
+        """The metrics of the detector of that name: how much of the gain so far a temperature of the start would explain."""
+        key, own = _headline(columns), self.sampling.temperature
         rows = [row for row in read_jsonl(self.run.path / "heldout.jsonl") if row["step"] == 0 and "entropy" in row]
         start = {row.get("temperature", own): (row["entropy"], row["scores"][key]) for row in rows}
-        found = sharpening(start, (entropy, columns[key]), self.groups, own) if own in start else None
-        if found is None:
-            return {}
-        numbers = {"gain": found.gain.value, "share": found.share, "temperature": found.temperature, "sure": float(found.sure)}
-        return {f"sharpening/{name}": value for name, value in numbers.items()}
+        sharper = sharpening(start, (entropy, columns[key]), self.groups, own) if own in start else None
+        return {} if sharper is None else {f"sharpening/{name}": value for name, value in sharper.metrics().items()}
 
     def _keep(self, step: int, learner: Keeper) -> None:
-        """These weights, before the row that calls them the best; what an interrupted run kept from here on goes.
+        """Save these weights, before the row that calls them the best; those an interrupted run kept from here on go.
 
         The older ones stay until the end: a run that goes on from a checkpoint before them may need any.
         """
@@ -172,18 +196,14 @@ class HeldOut:
         return self.measure(step) if step % self.config.every == 0 or step == last else {}
 
     @property
-    def best(self) -> int | None:
-        """The step of the highest mean score; the first of equals."""
-        return best_step(self.run.held_out())
-
-    @property
     def kept(self) -> int:
         """The step of the weights that the run ends with."""
-        best = None if self.learner is None else self.best
-        return max(self.run.held_out()) if best is None else best
+        measured = self.run.held_out()
+        best = None if self.learner is None else best_step(measured)
+        return max(measured) if best is None else best
 
-    def _premises(self) -> dict[int, dict[str, Any]]:
-        """What was found of sycophancy, by step."""
+    def _premises(self) -> dict[int, Json]:
+        """The estimates of sycophancy, by step."""
         rows = read_jsonl(self.run.path / "heldout.jsonl")
         return {row["step"]: row["sycophancy"] for row in rows if "sycophancy" in row}
 
@@ -194,144 +214,71 @@ class HeldOut:
     def restore(self) -> None:
         """Put the best weights in place."""
         assert self.learner is not None
-        tensors, _ = load_checkpoint(self.run.path / "best" / f"step-{self.best:06d}")
+        best = self.run.path / "best" / f"step-{self.kept:06d}"
+        tensors, _ = load_checkpoint(best)
         with torch.no_grad():
             for index, parameter in enumerate(self.learner.parameters):
                 parameter.copy_(tensors[str(index)])
-        for other in complete_checkpoints(self.run.path / "best"):
-            if other.name != f"step-{self.best:06d}":
+        for other in complete_checkpoints(best.parent):
+            if other != best:
                 shutil.rmtree(other)
 
-    def summary(self) -> dict[str, Any]:
-        """Score and parts at the first and the last measurement, and what was gained on the same prompts, with intervals.
+    def summary(self) -> Json:
+        """Score and parts at the first and the last measurement, and the gain on the same prompts, with intervals.
 
-        With `keep = "best"` the last is the kept one, which was chosen for being high. So each half of the prompts is told at the
-        step that the other half would have kept (`judged_by`); `measured` has the means of all prompts at every step.
+        With `keep = "best"` the last is the kept one, which was chosen for being high. So each half of the prompts is judged at
+        the step that the other half would have kept (`judged_by`); `measured` has the means of all prompts at every step.
         """
-        measured = self.run.held_out()
-        kept = self.kept
-        first, chosen = measured[min(measured)], {} if self.learner is None else chosen_by_others(measured, self.groups)
-        steps = [kept if (step := chosen.get(i)) is None else step for i in range(len(self.groups))]
-        means = {step: mean_estimate(rows["score"], self.groups).as_dict() for step, rows in sorted(measured.items())}
-        result: dict[str, Any] = {"judge": self.name, "num_prompts": len(self.prompts), "kept_step": kept, "best_step": self.best}
-        result["judged_by"] = "all prompts" if self.learner is None else "the prompts that did not choose the step"
-        result["best_step_interval"] = peak_interval(measured, self.groups)
-        result["measured"] = {str(step): mean for step, mean in means.items()}
+        measured, end, groups = self.run.held_out(), self.kept, self.groups
+        start = min(measured)
+        choices = {} if self.learner is None else chosen_by_others(measured, groups)
+        steps = [end if (step := choices.get(i)) is None else step for i in range(len(groups))]
+        result: Json = {
+            "judge": self.name,
+            "num_prompts": len(self.prompts),
+            "kept_step": end,
+            "best_step": best_step(measured),
+            "judged_by": "all prompts" if self.learner is None else "the prompts that did not choose the step",
+            "best_step_interval": peak_interval(measured, groups),
+            "measured": {str(step): mean_estimate(rows["score"], groups).as_dict() for step, rows in sorted(measured.items())},
+        }
         if self.sycophancy is not None:
-            premises = self._premises()
-            result["sycophancy"] = {"before": premises[min(measured)], "after": premises[kept]}
-        for key in first.keys() & measured[kept].keys():
+            result["sycophancy"] = {"before": self._premises()[start], "after": self._premises()[end]}
+        for key in measured[start].keys() & measured[end].keys():
+            before = measured[start][key]
             after = [measured[step][key][place] if key in measured[step] else None for place, step in enumerate(steps)]
-            if (found := before_and_after(first[key], after, self.groups)) is not None:
-                result[key] = found
-            if key == ("correct" if "correct" in first else "score"):
-                result |= self._control(key, first[key], after, kept)
+            if (moved := before_and_after(before, after, groups)) is not None:
+                result[key] = moved
+            if key == _headline(measured[start]):
+                result |= self._control(key, before, after, end)
+            if key == "score" and (best_of_n := over_best_of_n(self.run.best_of(), after, groups)):
+                result["best_of_n"] = best_of_n
         return result
 
-    def _control(self, key: str, before: Sequence[float | None], after: Sequence[float | None], kept: int) -> dict[str, Any]:
-        """What decoding alone gives: this column of start and policy beside those at the other temperatures."""
-        others: dict[int, dict[float, Sequence[float | None]]] = {0: {}, kept: {}}
-        for (step, temperature), rows in self.run.decoded().items():
-            others.get(step, {})[temperature] = rows[key]
-        own = self.sampling.temperature
-        known = others[0] and others[kept]  # a run of an earlier revision has none of the start
-        return control({own: before, **others[0]}, {own: after, **others[kept]}, self.groups, own) if known else {}
+    def _control(self, key: str, before: Scores, after: Scores, end: int) -> Json:
+        """The control of decoding: this column of start and policy beside those at the other temperatures."""
+        own, others = self.sampling.temperature, self.run.decoded()
+        sides = [
+            {own: scores, **{temperature: rows[key] for (at, temperature), rows in others.items() if at == step}}
+            for step, scores in ((0, before), (end, after))
+        ]
+        # A run of an earlier revision has none of the start.
+        return control(sides[0], sides[1], self.groups, own) if min(map(len, sides)) > 1 else {}
 
 
-Measured = Mapping[int, Mapping[str, Sequence[float | None]]]
-"""By step: columns of numbers, one an answer; `score` is the judge's."""
+def _headline(columns: Mapping[str, Scores]) -> str:
+    """The column that the controls are about: right answers where they are checked, else the score."""
+    return "correct" if "correct" in columns else "score"
 
 
-def best_step(measured: Measured) -> int | None:
-    """The step of the highest mean score; the first of equals."""
-    means = {step: statistics.fmean(known) for step, rows in measured.items() if (known := _known(rows["score"]))}
-    return max(sorted(means), key=means.__getitem__, default=None)
-
-
-def halves(groups: Sequence[str]) -> tuple[list[int], list[int]]:
-    """The answers of every other prompt, and those of the rest."""
-    place = {name: number for number, name in enumerate(dict.fromkeys(groups))}
-    first, second = ([i for i, name in enumerate(groups) if place[name] % 2 == side] for side in (0, 1))
-    return first, second
-
-
-def scores_of(measured: Measured, answers: Sequence[int]) -> dict[int, dict[str, list[float | None]]]:
-    """The scores of these answers alone."""
-    return {step: {"score": [rows["score"][i] for i in answers]} for step, rows in measured.items()}
-
-
-def chosen_by_others(measured: Measured, groups: Sequence[str]) -> dict[int, int | None]:
-    """For each answer the best step of the other half of the prompts: what it says there had no part in the choice."""
-    first, second = halves(groups)
-    by_first, by_second = (best_step(scores_of(measured, half)) for half in (first, second))
-    return dict.fromkeys(first, by_second) | dict.fromkeys(second, by_first)
-
-
-def has_fallen(measured: Measured, groups: Sequence[str], looks: int, *, num_draws: int = 10_000, seed: int = 0) -> bool:
-    """Whether the last measurement lies below an earlier one, clearly enough that few runs without a fall would show as much.
-
-    Equation: T = max over earlier s of (x̄_s − x̄_now) / se_s, compared with its own distribution where nothing changed: every
-    prompt's deviations are multiplied by one normal number, and each draw divided by the same root of χ²/(G − 1), as in Student's
-    t. So the choice of the highest is in it, and what neighbouring measurements have in common. Each of the `looks` planned
-    measurements gets an equal part of `FALSE_STOPS` (Bonferroni).
-    Paper: White 2000, https://doi.org/10.1111/1468-0262.00152; multipliers: Chernozhukov et al. 2013,
-    https://doi.org/10.1214/13-AOS1161.
-    Trap: it asks for a fall below *any* earlier measurement, not below the highest alone, which noise has chosen.
-    """
-    steps, sums, counts = _by_prompt(measured, groups)
-    if len(steps) < 2 or steps[-1] != max(measured) or len(sums) < 2:
-        return False
-    freedom, total, level = len(sums) - 1, counts.sum(0), FALSE_STOPS / max(looks, len(steps) - 1)
-    means = sums.sum(0) / total
-    parts = (sums - counts * means) / total  # what each prompt adds to the error of each mean
-    moved = parts[:, :-1] - parts[:, -1:]
-    errors = np.sqrt((freedom + 1) / freedom * (moved**2).sum(0)) + 1e-9 * (1 + np.abs(means[-1]))
-    highest = float(((means[:-1] - means[-1]) / errors).max())
-    alone = float(stdtr(freedom, -highest))
-    if alone >= level or alone * len(errors) < level:  # too little were it the only comparison, or enough were they unrelated
-        return alone < level
-    generator = np.random.default_rng(seed)
-    scale = np.sqrt((freedom + 1) / generator.chisquare(freedom, num_draws))
-    draws = (generator.standard_normal((num_draws, len(sums))) @ (moved / errors)).max(1) * scale
-    return (1 + int((draws >= highest).sum())) / (1 + num_draws) < level
-
-
-def peak_interval(measured: Measured, groups: Sequence[str], *, num_resamples: int = 1000, seed: int = 0) -> tuple[int, int]:
-    """Between which steps the highest mean lies in 95% of resamples of the prompts."""
-    steps, sums, counts = _by_prompt(measured, groups)
-    drawn = np.random.default_rng(seed).integers(len(sums), size=(num_resamples, len(sums)))
-    weights = np.stack([np.bincount(row, minlength=len(sums)) for row in drawn])
-    with np.errstate(invalid="ignore"):
-        highest = np.nan_to_num((weights @ sums) / (weights @ counts), nan=-np.inf).argmax(1)
-    low, high = np.quantile(highest, [0.025, 0.975], method="nearest")
-    return steps[int(low)], steps[int(high)]
-
-
-def _by_prompt(measured: Measured, groups: Sequence[str]) -> tuple[list[int], NDArray[np.float64], NDArray[np.float64]]:
-    """The steps at which anything was scored, and each prompt's sum and number of scores there, (prompts, steps)."""
-    steps = [step for step in sorted(measured) if _known(measured[step]["score"])]
-    place = {name: number for number, name in enumerate(dict.fromkeys(groups))}
-    sums, counts = np.zeros((2, len(place), len(steps)))
-    for column, step in enumerate(steps):
-        for group, value in zip(groups, measured[step]["score"], strict=True):
-            if value is not None:
-                sums[place[group], column] += value
-                counts[place[group], column] += 1
-    return steps, sums, counts
-
-
-def _told(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """How long answers are, in tokens, and their entropy, in nats a token, as the tokens that were drawn tell it."""
+def _lengths(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Mean length of answers in tokens, and their entropy in nats a token, estimated from the tokens that were drawn."""
     tokens = sum(len(r.response_ids) for r in rollouts)
     surprise = 0.0 if rollouts[0].sampling.temperature == 0 else -sum(sum(r.logprobs) for r in rollouts)
     return {"length": tokens / len(rollouts), "entropy": surprise / max(1, tokens)}
 
 
-def _columns(scores: Sequence[Score]) -> dict[str, list[float | None]]:
+def _columns(scores: Sequence[Score]) -> dict[str, Scores]:
     """The scores and their parts, a column each."""
     parts = dict.fromkeys(part for score in scores for part in score.parts)
     return {"score": [s.value for s in scores], **{part: [s.parts.get(part) for s in scores] for part in parts}}
-
-
-def _known(values: Sequence[float | None]) -> list[float]:
-    return [value for value in values if value is not None]

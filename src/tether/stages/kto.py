@@ -11,8 +11,10 @@ import math
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -20,46 +22,35 @@ from torch import Tensor
 
 from tether.algorithms.preference_losses import kto_loss
 from tether.core.rundir import RunDirectory
-from tether.core.types import Comparison, Feedback
+from tether.core.types import Comparison, Feedback, Json
 from tether.data.batches import cut_batches
 from tether.data.chat import ChatEncoder, Encoded
-from tether.data.comparisons import cut_rankings
-from tether.data.feedback import Judged, mismatched, prepare_feedback, verdicts_of
-from tether.learner.config import RATES, Rates, SupervisedConfig
-from tether.learner.local import LocalLearner
-from tether.learner.loop import SupervisedLoop, plan_updates
+from tether.data.comparisons import sequences_of
+from tether.data.feedback import JudgedPrompt, mismatched, prepare_feedback, verdicts_of
+from tether.data.prepare import Split
+from tether.learner.config import RATES, Rates, ReferencedConfig
+from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
 from tether.stages.reference import Likelihoods, ReferenceTable
+from tether.stages.supervised import Update, fit, heldout, measure
 
 RECOMMENDED_BALANCE = (1.0, 4 / 3)
-"""What the paper's eq. 8 asks of λ_D n_D / λ_U n_U."""
+"""Of λ_D n_D / λ_U n_U, by the paper's eq. 8."""
+WATCHED = ("loss", "accuracy", "reward_desirable", "reward_undesirable", "kl_baseline", "mismatched")
 
 
-class KTOConfig(SupervisedConfig):
+class KTOConfig(ReferencedConfig):
     """Settings of the stage; lengths are in tokens."""
 
     rates: ClassVar[Rates] = RATES["kto"]
 
-    beta: float = Field(default=0.1, gt=0, description="strength of the tether")
-    desirable_weight: float | None = Field(
-        default=None, gt=0, description="λ_D; unset: such that both classes weigh the same, with 1 for the larger one"
-    )
+    beta: float = Field(default=0.1, gt=0, description="strength of the KL constraint")
+    desirable_weight: float | None = Field(default=None, gt=0, description="λ_D; unset: both classes weigh alike, at least 1")
     undesirable_weight: float | None = Field(default=None, gt=0, description="λ_U; unset: likewise")
-    reference_logprobs: Literal["each_update", "precomputed"] = Field(
-        default="each_update",
-        description="ask the reference along with the policy, or once before training, after which it can go",
-    )
-    epochs: int = Field(default=1, ge=1)
-    prompts_per_update: int = Field(
-        default=16, ge=2, description="all responses to a prompt stand in one update; z0 is estimated over the whole of it"
-    )
-    max_length: int = Field(default=1024, ge=8, description="longer responses are left out and counted")
-    micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
-    heldout_fraction: float = Field(default=0.1, ge=0, lt=1)
-    evaluate_every: int = Field(default=0, ge=0, description="updates between evaluations; 0: only at the end")
+    prompts_per_update: int = Field(default=16, ge=2, description="z0 is estimated over all their responses")
 
     def weights(self, num_desirable: int, num_undesirable: int) -> tuple[float, float]:
-        """(λ_D, λ_U) for so many responses of each class: what is set, and for the rest what balances it."""
+        """(λ_D, λ_U) for these counts of responses: the ones that are set, and otherwise those that balance the classes."""
         ratio, desirable, undesirable = num_undesirable / num_desirable, self.desirable_weight, self.undesirable_weight
         if desirable is None:
             desirable = max(1.0, ratio) if undesirable is None else undesirable * ratio
@@ -70,35 +61,31 @@ class KTO:
     """Trains a policy role on single responses, each desirable or not, against a frozen reference.
 
     Args:
-        reference: a role, or a table of what one said about all the responses and mismatched pairs; with reference_logprobs =
-            "precomputed" the role may run the policy's own untrained weights, and is let go before training.
+        reference: a role, or a table of its log-probabilities of all responses and mismatched pairs. With reference_logprobs =
+            "precomputed" the role may run the policy's own untrained weights, and is dropped before training.
     """
 
-    def __init__(self, config: KTOConfig, policy: Role, reference: Role | ReferenceTable, encoder: ChatEncoder) -> None:
-        if isinstance(reference, ReferenceTable) and config.reference_logprobs != "precomputed":
-            raise ValueError("a table of the reference's log-probabilities needs reference_logprobs = 'precomputed'")
-        self.config, self.policy, self.encoder = config, policy, encoder
-        self.likelihoods = Likelihoods(policy, reference, encoder, config.micro_batch_tokens)
-        self.weights = config.weights(1, 1)
-        self.learner: LocalLearner | None = None
+    dropout = False
 
-    def step(self, judged: list[Judged]) -> dict[str, float]:
+    def __init__(self, config: KTOConfig, policy: Role, reference: Role | ReferenceTable, encoder: ChatEncoder) -> None:
+        self.config, self.role, self.encoder = config, policy, encoder
+        self.likelihoods = Likelihoods(policy, reference, encoder, config.micro_batch_tokens, precomputed=config.precomputed)
+        self.weights = config.weights(1, 1)
+
+    def update(self, judged: Sequence[JudgedPrompt]) -> Update[list[JudgedPrompt]]:
         """One update over all responses to some prompts; z0 belongs to the update as a whole, so it comes first."""
-        assert self.learner is not None
         baseline, num_mismatched = self.baseline(judged)
-        num_responses = sum(len(j.responses) for j in judged)
-        total, rewards, desirable = 0.0, [], []
-        for micro in self._micro_batches(judged):
-            loss, found = self.loss(micro, baseline, num_responses)
-            self.learner.backward(loss)
-            total += float(loss.detach())
-            rewards += found
-            desirable += verdicts_of(micro).desirable
-        measured = {"loss": total, **described(rewards, desirable), "kl_baseline": baseline, "mismatched": num_mismatched}
-        return {**measured, **self.learner.step()}
+        micros, num_responses = self.likelihoods.micro_batches(judged), sum(len(j.responses) for j in judged)
+
+        def metrics(rewards: list[list[float]]) -> dict[str, float]:
+            _, desirable = verdicts_of(list(chain(*micros)))
+            means = rewards_by_class(list(chain(*rewards)), desirable)
+            return {**means, "kl_baseline": baseline, "mismatched": num_mismatched}
+
+        return Update(micros, partial(self.loss, baseline=baseline, num_responses=num_responses), metrics)
 
     @torch.no_grad()
-    def baseline(self, judged: Sequence[Judged]) -> tuple[float, int]:
+    def baseline(self, judged: Sequence[JudgedPrompt]) -> tuple[float, int]:
         """z0, max(0, mean log ratio) of responses behind other prompts, in nats, and how many they are (0: z0 is unknown)."""
         pairs = mismatched(judged, self.config.max_length)
         sequences, counts = [pair for pair, _ in pairs], torch.tensor([count for _, count in pairs], dtype=torch.float64)
@@ -108,13 +95,13 @@ class KTO:
             total += float(ratios @ counts[cut])
         return max(0.0, total / max(1.0, float(counts.sum()))), int(counts.sum())
 
-    def loss(self, judged: Sequence[Judged], baseline: float, num_responses: int) -> tuple[Tensor, list[float]]:
+    def loss(self, judged: Sequence[JudgedPrompt], baseline: float, num_responses: int) -> tuple[Tensor, list[float]]:
         """The loss of these prompts' responses over `num_responses`, and the reward beta × log ratio of each."""
-        verdicts, beta = verdicts_of(judged), self.config.beta
-        ratios = self._log_ratios([s for j in judged for s in j.sequences])[verdicts.responses]
+        (places, desirable), beta = verdicts_of(judged), self.config.beta
+        ratios = self._log_ratios(sequences_of(judged))[places]
         loss = kto_loss(
             ratios,
-            torch.tensor(verdicts.desirable, device=ratios.device),
+            torch.tensor(desirable, device=ratios.device),
             ratios.new_tensor(baseline),
             beta=beta,
             desirable_weight=self.weights[0],
@@ -127,77 +114,39 @@ class KTO:
         logprobs, _, reference = self.likelihoods(sequences)
         return logprobs.sum(-1) - reference
 
-    def _micro_batches(self, judged: Sequence[Judged]) -> list[list[Judged]]:
-        return cut_rankings(judged, self.config.micro_batch_tokens, document_tokens=self.likelihoods.document_tokens)
-
-    @torch.no_grad()
-    def evaluate(self, judged: Sequence[Judged]) -> dict[str, Any]:
+    def evaluate(self, judged: Sequence[JudgedPrompt]) -> dict[str, float]:
         """Loss and rewards of held-out responses, as if all were one update."""
-        baseline, num_mismatched = self.baseline(judged)
-        num_responses, total = sum(len(j.responses) for j in judged), 0.0
-        rewards, desirable = [], []
-        for micro in self._micro_batches(judged):
-            loss, found = self.loss(micro, baseline, num_responses)
-            total += float(loss)
-            rewards += found
-            desirable += verdicts_of(micro).desirable
-        return {"loss": total, **described(rewards, desirable), "kl_baseline": baseline, "mismatched": num_mismatched}
+        return measure(self.update(judged))
 
-    def train(
-        self,
-        rows: Sequence[Feedback | Comparison],
-        run: RunDirectory,
-        progress: Callable[[int, int, Any], None] | None = None,
-    ) -> dict[str, Any]:
+    def train(self, rows: Sequence[Feedback | Comparison], run: RunDirectory, progress: Progress | None = None) -> Json:
         """Train, or go on training, in `run`; returns the summary.
 
         Raises:
             DataError: nothing can be used, all responses are of one class, or all answer one prompt.
         """
         start, config = time.perf_counter(), self.config
-        train, test, skipped = prepare_feedback(
-            rows,
-            self.encoder,
-            config.max_length,
-            "kto.max_length",
-            heldout_fraction=config.heldout_fraction,
-            seed=config.seed,
-        )
-        self.likelihoods.without_dropout()
-        plan = _without_lone_prompts(plan_updates(len(train), config.prompts_per_update, config.epochs, config.seed))
-        if config.reference_logprobs == "precomputed" and isinstance(self.likelihoods.reference, Role):
-            updates = [[train[i] for i in numbers] for numbers in plan]
-            pairs = [pair for update in (*updates, test) for pair, _ in mismatched(update, config.max_length)]
-            responses = [s for judged in (*train, *test) for s in judged.sequences]
-            self.likelihoods.precompute(responses + pairs, run.path / "reference.safetensors")
-        balance = self._settle_weights(train)
-        self.learner = LocalLearner(self.policy.parameters(), config.optimizer_for(self.policy.adapter), len(plan))
-
-        def evaluated() -> dict[str, float]:
-            return {f"eval_{key}": value for key, value in self.evaluate(test).items()}
-
-        loop = SupervisedLoop(
-            run,
-            self.learner,
-            self.step,
-            config,
-            evaluate=evaluated if test and config.evaluate_every else None,
-            evaluate_every=config.evaluate_every,
-            progress=progress,
-        )
-        loop.train(train, plan)
-        summary = {f"heldout_{k}": v for k, v in self.evaluate(test).items()} if test else {}
+        split = prepare_feedback(rows, self.encoder, config.max_length, "kto.max_length", config.heldout_fraction, config.seed)
+        plan = _without_lone_prompts(plan_updates(len(split.train), config.prompts_per_update, config.epochs, config.seed))
+        self.likelihoods.begin(self._responses(split, plan), run.path / "reference.safetensors")
+        balance = self._settle_weights(split.train)
+        loop = fit(self, split, plan, config, run, watched=WATCHED, progress=progress)
         return {
-            "train_loss": statistics.fmean(row["loss"] for row in run.metrics()[-10:]),
-            **summary,
+            "train_loss": loop.train_loss,
+            **heldout(self, split.test),
             **balance,
             "updates": len(plan),
-            "num_prompts": len(train),
-            "skipped": skipped,
+            "num_prompts": len(split.train),
+            "skipped": split.skipped,
             "seconds": run.seconds(start),
         }
 
-    def _settle_weights(self, train: Sequence[Judged]) -> dict[str, float]:
+    def _responses(self, split: Split[JudgedPrompt], plan: Sequence[Sequence[int]]) -> Iterator[Encoded]:
+        """All responses whose reference log-probabilities training and evaluation need."""
+        yield from sequences_of((*split.train, *split.test))
+        for update in (*([split.train[i] for i in numbers] for numbers in plan), split.test):
+            yield from (pair for pair, _ in mismatched(update, self.config.max_length))
+
+    def _settle_weights(self, train: Sequence[JudgedPrompt]) -> dict[str, float]:
         """Take the weights for these responses; warn where the classes would not be balanced as the paper asks."""
         verdicts = [verdict for judged in train for verdict in judged.desirable]
         good, bad = verdicts.count(True), verdicts.count(False)
@@ -213,7 +162,7 @@ class KTO:
         return {"num_desirable": good, "num_undesirable": bad, **weights, "class_balance": balance}
 
 
-def described(rewards: Sequence[float], desirable: Sequence[bool]) -> dict[str, float]:
+def rewards_by_class(rewards: Sequence[float], desirable: Sequence[bool]) -> dict[str, float]:
     """Mean rewards by class, and the share of all pairs across the classes in the right order (NaN without both)."""
     classes = [[r for r, good in zip(rewards, desirable, strict=True) if good is kind] for kind in (True, False)]
     means = [statistics.fmean(rewards) if rewards else math.nan for rewards in classes]

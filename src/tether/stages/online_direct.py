@@ -8,25 +8,26 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import ClassVar
 
+import torch
 from pydantic import Field
 
 from tether.core.protocols import Engine, RewardSource
-from tether.core.rundir import RunDirectory
-from tether.core.types import Prompt, Rollout, RolloutGroup, Score
+from tether.core.types import Json, Prompt, Rollout, Score
 from tether.data.chat import ChatEncoder
-from tether.data.comparisons import Ranking, pairs_of
+from tether.data.comparisons import Ranking
+from tether.learner.average import WeightAverage
 from tether.learner.config import RATES, Rates
 from tether.learner.local import LocalLearner
 from tether.models.trunk import Role
-from tether.stages.direct import REFERENCE_FREE, PairLoss, PairLossConfig, margins_of, preferred
-from tether.stages.experience import Clock
-from tether.stages.policy import PolicyStage, Step, WeightAverage, train
+from tether.stages.direct import REFERENCE_FREE, PairLoss, PairLossConfig
+from tether.stages.policy_config import SampledConfig
 from tether.stages.reference import Likelihoods
-from tether.stages.sampled import Hooks, SampledConfig, described, sampled
+from tether.stages.rollouts import Clock, Step, penalised_scores, sample_and_score, sample_metrics
+from tether.stages.supervised import accumulate
 
 
 class OnlineDirectConfig(PairLossConfig, SampledConfig):
@@ -55,26 +56,23 @@ class SampledPair:
 
 
 def best_and_worst(
-    groups: Sequence[RolloutGroup], scores: Sequence[Score], *, missing_stop_penalty: float = 0.0
+    rollouts: Sequence[Rollout], scores: Sequence[Score], samples_per_prompt: int, *, missing_stop_penalty: float = 0.0
 ) -> tuple[list[SampledPair], dict[str, int]]:
     """One pair a prompt, and how many prompts gave none: "failed", fewer than two scores, or "tied", no sample was the better.
 
     Args:
-        scores: one a rollout, group after group; one that failed is left out.
+        rollouts, scores: prompt after prompt; a failed score is left out.
         missing_stop_penalty: taken off the score of a response that did not end in time.
     """
-    pairs, skipped, position = [], {"tied": 0, "failed": 0}, 0
-    for group in groups:
-        known = [
-            (score.value - missing_stop_penalty * (not rollout.finished), rollout)
-            for rollout, score in zip(group.rollouts, scores[position : position + len(group.rollouts)], strict=True)
-            if score.value is not None
-        ]
-        position += len(group.rollouts)
-        if len(known) < 2:
+    pairs, skipped = [], {"tied": 0, "failed": 0}
+    values = penalised_scores(rollouts, scores, missing_stop_penalty)
+    for start in range(0, len(rollouts), samples_per_prompt):
+        samples = [(value, i) for i, value in enumerate(values[start : start + samples_per_prompt], start) if value is not None]
+        if len(samples) < 2:
             skipped["failed"] += 1
             continue
-        (low, worst), (high, best) = min(known, key=lambda k: k[0]), max(known, key=lambda k: k[0])
+        (low, last), (high, first) = min(samples, key=lambda sample: sample[0]), max(samples, key=lambda sample: sample[0])
+        best, worst = rollouts[first], rollouts[last]
         if low == high or best.response_ids == worst.response_ids:
             skipped["tied"] += 1
         else:
@@ -82,8 +80,10 @@ def best_and_worst(
     return pairs, skipped
 
 
-class OnlineDirect(PolicyStage):
+class OnlineDirect:
     """A policy, a fixed reference (none for orpo and simpo), a reward source and an engine that samples from the policy."""
+
+    stopped = False
 
     def __init__(
         self,
@@ -105,41 +105,31 @@ class OnlineDirect(PolicyStage):
     def step(self, prompts: Sequence[Prompt], number: int) -> Step:
         """Sample, score, take the best and the worst of each prompt, and one update on these pairs."""
         clock, config = Clock(), self.config
-        groups = sampled(self.engine, config, prompts, self.ordinals(number))
-        rollouts = [rollout for group in groups for rollout in group.rollouts]
-        clock.lap("rollout")
-        scores = self.reward.score(rollouts)
-        clock.lap("reward")
-        pairs, skipped = best_and_worst(groups, scores, missing_stop_penalty=config.missing_stop_penalty)
+        rollouts, scores = sample_and_score(self.engine, self.reward, config, prompts, self.ordinals(number), clock)
+        penalty = config.missing_stop_penalty
+        pairs, skipped = best_and_worst(rollouts, scores, config.samples_per_prompt, missing_stop_penalty=penalty)
         metrics = self.update([pair.ranking(self.encoder, str(place)) for place, pair in enumerate(pairs)])
         metrics |= {"pairs/used": len(pairs), **{f"pairs/{reason}": count for reason, count in skipped.items()}}
-        metrics |= described(rollouts, scores)
         self.engine.update_weights(number + 1)
         clock.lap("update")
-        return {**metrics, **clock.times(sum(len(r.response_ids) for r in rollouts))}, rollouts, scores
+        times = clock.times(sum(len(r.response_ids) for r in rollouts))
+        return Step({**metrics, **sample_metrics(rollouts, scores), **times}, rollouts, scores)
+
+    def ordinals(self, number: int) -> range:
+        return self.config.ordinals(number)
+
+    def summary(self, history: Sequence[Mapping[str, float]]) -> Json:
+        return {"pairs": {key: sum(row[f"pairs/{key}"] for row in history) for key in ("used", "tied", "failed")}}
 
     def update(self, rankings: list[Ranking]) -> dict[str, float]:
         """One update over the pairs of a step; without any the weights stay, and the schedule goes on.
 
         The KL is the mean log ratio of the pairs' responses: all samples where there are two a prompt, else the extremes alone.
         """
-        total, margins, labels, rewards = 0.0, [], [], []
-        for micro in self.pairs.micro_batches(rankings):
-            loss, found = self.pairs(micro, len(rankings))
-            self.learner.backward(loss)
-            total += float(loss.detach())
-            margins += margins_of(micro, found)
-            labels += pairs_of(micro).probability
-            rewards += found.tolist()
-        shares = preferred(margins, labels) if rankings else {}
-        metrics = {"loss": total if rankings else math.nan, **shares, **self.learner.step()}
+        update = self.pairs.update(rankings)
+        loss, rewards = accumulate(update, self.learner) if rankings else (math.nan, [])
+        metrics = {"loss": loss, **(update.metrics(rewards) if rankings else {}), **self.learner.step()}
         if rewards and self.config.loss not in REFERENCE_FREE and not self.config.average:
-            metrics["kl/policy_reference_k1"] = statistics.fmean(rewards) / self.config.strength
+            metrics["kl/policy_reference_k1"] = statistics.fmean(torch.cat(rewards).tolist()) / self.config.strength
         self.average.update()
         return metrics
-
-    def train(self, prompts: Sequence[Prompt], run: RunDirectory, **hooks: Unpack[Hooks]) -> dict[str, Any]:
-        """See policy.train."""
-        summary = train(self, prompts, run, **hooks)
-        totals = {key: sum(row[f"pairs/{key}"] for row in run.metrics()) for key in ("used", "tied", "failed")}
-        return {**summary, "pairs": totals}

@@ -1,4 +1,7 @@
-"""Settings of every policy-gradient method: switches that do not know each other, and presets that name their combinations."""
+"""Settings of the stages that sample, and of every policy-gradient method.
+
+The methods are independent switches, and presets that name their combinations.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,15 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from tether.core.config import Config
-from tether.learner.config import RATES, OptimizerConfig, Rates
-from tether.stages.sampled import SampledConfig
+from tether.core.types import Json, Sampling
+from tether.learner.config import RATES, OptimizerConfig, Rates, TrainedConfig
 
 Algorithm = Literal["ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "rloo", "reinforce++", "reinforce++_baseline"]
 
 _GROUP = {"baseline": "group", "scale_advantages": True, "samples_per_prompt": 8, "epochs": 1}
 _GROUP |= {"kl": {"place": "loss", "coefficient": 0.0, "report": False}}
 _PLAIN = {"surrogate": "reinforce", "epochs": 1}
-PRESETS: dict[str, dict[str, Any]] = {
+PRESETS: dict[str, Json] = {
     "ppo": {"critic": True, "whiten_advantages": True, "normalize_scores": True},
     "grpo": _GROUP,
     "dr_grpo": {**_GROUP, "scale_advantages": False, "normalize": "constant"},
@@ -33,16 +36,47 @@ PRESETS: dict[str, dict[str, Any]] = {
 """What each published method sets; everything else stands at the defaults below. Links: docs/algorithms."""
 
 
+class SampledConfig(TrainedConfig):
+    """Settings of every stage that learns from the policy's own samples; lengths are in tokens."""
+
+    steps: int = Field(default=100, ge=1, description="of training: each samples, scores and learns")
+    prompts_per_step: int = Field(default=64, ge=1, description="prompts answered in a step")
+    samples_per_prompt: int = Field(default=1, ge=1, description="answers to each of them")
+    max_new_tokens: int = Field(default=64, ge=1, description="longest answer")
+    temperature: float = Field(default=1.0, gt=0, description="of sampling, and of the distributions in the loss")
+    missing_stop_penalty: float = Field(
+        default=0.0, ge=0, description="taken off the score of a response that did not end in time"
+    )
+    micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
+    ema_decay: float | None = Field(
+        default=None,
+        gt=0,
+        lt=1,
+        description="end with a moving average of the policy: of an adapter, of what it adds to the weights",
+    )
+    checkpoint_every: int = Field(default=5, ge=1, description="steps between checkpoints")
+    sample_rows: int = Field(default=4, ge=0, description="texts kept from every step")
+    seed: int = Field(default=0, description="of prompts and sampling")
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
+
+    def ordinals(self, number: int) -> range:
+        """The places of a step's prompts among all prompts of the run."""
+        return range(number * self.prompts_per_step, (number + 1) * self.prompts_per_step)
+
+
 class KLConfig(Config):
     """The tether: the weight of KL(policy || reference), where it pulls, and how the weight follows what is observed."""
 
-    coefficient: float = Field(default=0.05, ge=0)
+    coefficient: float = Field(default=0.05, ge=0, description="beta: what a nat of KL costs in units of the reward")
     place: Literal["token", "sequence", "loss"] = Field(
         default="token", description="in every token's reward, in the response's score before its baseline, or in the loss"
     )
     estimator: Literal["k2", "k3", "k3_corrected"] = Field(
         default="k2",
-        description="in the loss: k2 and k3_corrected have the gradient of this KL, k3 (GRPO's paper) that of the other one",
+        description="in the loss: k2 and k3_corrected have the gradient of KL(policy || reference), k3 (GRPO) of the reverse",
     )
     mode: Literal["fixed", "adaptive", "stop"] = Field(
         default="fixed", description="adaptive: towards the target (Ziegler 2019, section 2.2); stop: training ends beyond it"
@@ -58,8 +92,8 @@ class PolicyConfig(SampledConfig):
     rates: ClassVar[Rates] = RATES["policy"]
 
     algorithm: Algorithm = "ppo"
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    epochs: int = Field(default=4, ge=1)
+    top_p: float = Field(default=1.0, gt=0, le=1, description="of sampling; training refuses less than 1")
+    epochs: int = Field(default=4, ge=1, description="passes over a step's answers")
     minibatches: int = Field(
         default=1, ge=1, description="optimizer steps an epoch, each on as many answers; whole prompts where there are enough"
     )
@@ -89,8 +123,10 @@ class PolicyConfig(SampledConfig):
         default="zero",
         description="a fresh head on the policy's states, or a copy of the reward model on the scale of its normalised scores",
     )
-    gamma: float = Field(default=1.0, gt=0, le=1)
-    lam: float = Field(default=0.95, ge=0, le=1)
+    gamma: float = Field(default=1.0, gt=0, le=1, description="discount of later rewards, a token")
+    lam: float = Field(
+        default=0.95, ge=0, le=1, description="of GAE: 1 takes the whole return, 0 one token and the value after it"
+    )
     whiten_advantages: bool = Field(default=False, description="mean 0, deviation 1 over all tokens of the step")
     normalize: Literal["token", "sequence", "constant"] = Field(
         default="token", description="weight of a token: the same for all, its response's share, or one over max_new_tokens"
@@ -100,42 +136,46 @@ class PolicyConfig(SampledConfig):
         default="clip",
         description="PPO's clipped ratio, that of whole sequences, a truncated weight, or the bare policy gradient",
     )
-    clip_range: float = Field(default=0.2, gt=0)
+    clip_range: float = Field(
+        default=0.2, gt=0, description="how far the ratio of a token's probabilities, new to old, counts: 1 ± this"
+    )
     clip_range_high: float | None = Field(default=None, gt=0, description="upper clip range; unset: clip_range")
     dual_clip: float | None = Field(default=None, gt=1, description="bound on the loss of a bad token, in units of its advantage")
     target_kl: float | None = Field(default=None, gt=0, description="KL(old || new) a token that ends the epochs")
     importance: Literal["none", "truncate", "mask"] = Field(
         default="none", description="correct for an engine whose numerics differ: cap the weight, or drop tokens beyond the cap"
     )
-    importance_cap: float = Field(default=2.0, ge=1)
-    entropy_coefficient: float = Field(default=0.0, ge=0)
-    value_clip_range: float | None = Field(default=0.2, gt=0)
-    value_coefficient: float = Field(default=0.5, ge=0)
+    importance_cap: float = Field(default=2.0, ge=1, description="bound of the importance weight between engine and trainer")
+    entropy_coefficient: float = Field(default=0.0, ge=0, description="weight of the entropy bonus")
+    value_clip_range: float | None = Field(
+        default=0.2, gt=0, description="how far a value may move in an update; unset: as far as it likes"
+    )
+    value_coefficient: float = Field(default=0.5, ge=0, description="weight of the value loss")
     value_trains_trunk: bool = Field(
         default=False, description="let the value loss change the policy's own weights where both share one pass"
     )
-    kl: KLConfig = KLConfig()
+    kl: KLConfig = Field(default=KLConfig(), description="the penalty for going away from the reference")
 
-    optimizer: OptimizerConfig = OptimizerConfig(schedule="linear", final_fraction=0.0)
+    optimizer: OptimizerConfig = Field(
+        default=OptimizerConfig(schedule="linear", final_fraction=0.0), description="AdamW and its learning rate"
+    )
 
     @model_validator(mode="wrap")
     @classmethod
     def _fill(cls, values: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
-        """Presets under what was said. They do not count as said: only what the user sets must have an effect."""
+        """Lay the preset under the user's settings. Only those count as set, and must have an effect."""
         if not isinstance(values, Mapping):
             return handler(values)
         preset = PRESETS.get(values.get("algorithm", cls.model_fields["algorithm"].default), {})
-        said_kl = values.get("kl", {})
-        if isinstance(said_kl, KLConfig):
-            said_kl = said_kl.model_dump(exclude_unset=True)
-        filled = {**preset, **values}
-        if isinstance(said_kl, Mapping):
-            filled["kl"] = {**preset.get("kl", {}), **said_kl}
-        made = handler(filled)
-        made.model_fields_set.intersection_update(values)
-        made.kl.model_fields_set.intersection_update(said_kl)
-        made.check_effects()
-        return made
+        kl = values.get("kl", {})
+        if isinstance(kl, KLConfig):
+            kl = kl.model_dump(exclude_unset=True)
+        layered = {"kl": {**preset.get("kl", {}), **kl}} if isinstance(kl, Mapping) else {}
+        config = handler({**preset, **values, **layered})
+        config.model_fields_set.intersection_update(values)
+        config.kl.model_fields_set.intersection_update(kl)
+        config.check_effects()
+        return config
 
     def check_effects(self) -> None:
         """Refuse what was set and would change nothing, and what cannot be combined."""

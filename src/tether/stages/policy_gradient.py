@@ -8,40 +8,43 @@ to language models. The others, with their links: docs/algorithms.
 from __future__ import annotations
 
 import math
-import statistics
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tether.algorithms.advantages import (
-    gae,
-    group_relative,
-    leave_one_out,
-    overlong_penalty,
-    returns_to_go,
-    running_mean,
-    zero_signal,
+from tether.algorithms.advantages import gae, returns_to_go
+from tether.algorithms.kl import (
+    adapt_kl_coefficient,
+    kl_policy_reference_k2,
+    kl_policy_reference_k3,
+    kl_policy_reference_k3_corrected,
+    kl_target_reached,
 )
-from tether.algorithms.kl import adapt_kl_coefficient, kl_policy_reference_k1, kl_target_reached
 from tether.algorithms.masked import masked_sum, whiten
-from tether.algorithms.policy_losses import entropy_bonus, value_loss
-from tether.algorithms.process import place_step_rewards
+from tether.algorithms.policy_losses import (
+    PolicyDiagnostics,
+    cispo_loss,
+    entropy_bonus,
+    importance_weights,
+    ppo_clip_loss,
+    reinforce_loss,
+    value_loss,
+)
+from tether.core.errors import TrainingError
 from tether.core.protocols import Engine, RewardSource
-from tether.core.rundir import RunDirectory
-from tether.core.types import Prompt, Rollout, Score
+from tether.core.types import Json, Prompt, Rollout, Score
 from tether.data.batches import TokenBatch
 from tether.data.chat import ChatEncoder
+from tether.learner.average import WeightAverage
 from tether.learner.local import LocalLearner
+from tether.learner.loop import epoch_order
 from tether.models.trunk import Role
-from tether.stages.experience import Clock, Experience, deal, describe, gather
-from tether.stages.policy import WeightAverage, clipped_epochs, train
 from tether.stages.policy_config import PolicyConfig
-from tether.stages.sampled import Hooks, sampled
-from tether.stages.surrogates import kl_term, surrogate
-
-Samples = tuple[list[Rollout], list[Score]]
+from tether.stages.reward_shaping import RewardShaping
+from tether.stages.rollouts import Clock, Experience, Step, deal, gather, sample_and_score, sample_metrics, silent, step_metrics
 
 
 class PolicyGradient:
@@ -73,12 +76,9 @@ class PolicyGradient:
         self.config, self.policy, self.value = config, policy, value
         self.reference = reference if config.needs_reference else None
         self.reward, self.engine, self.encoder = reward, engine, encoder
+        self.shaping = RewardShaping(config, value.head if value is not None else None)
         self.kl_coefficient, self.stopped = config.kl.coefficient, False
-        self.normalizer: tuple[float, float] | None = None
-        copied = value.head if value is not None and config.value_init == "reward" else None
-        self.copied_units = None if copied is None else (copied.offset.clone(), copied.scale.clone())
-        """Of the scores that a value copied from the reward model gives before `settle`."""
-        self.past_scores, self.reserves = (0.0, 0), 0
+        self.reserves = 0
         """Prompts that earlier steps sampled beyond their own batches."""
         in_reward = config.kl.coefficient > 0 and config.kl.place != "loss"
         self.late = config.one_update and value is None and not in_reward
@@ -93,81 +93,69 @@ class PolicyGradient:
         for role in self.roles:
             role.train_mode(False)
 
-    def step(self, prompts: Sequence[Prompt], number: int) -> tuple[dict[str, float], list[Rollout], list[Score]]:
-        """One step of the algorithm; returns its metrics, rollouts and proxy scores."""
+    def step(self, prompts: Sequence[Prompt], number: int) -> Step:
+        """One step of the algorithm: sample, score, learn, hand the weights to the engine."""
         clock = Clock()
-        (rollouts, scores), sampled = self.sample(prompts, number, clock)
+        rollouts, scores, sampling = self.sample(prompts, number, clock)
         metrics = self.learn(rollouts, scores, number, clock)
         self.engine.update_weights(number + 1)
         clock.lap("update")
-        return {**metrics, **sampled, **clock.times(sum(len(r.response_ids) for r in rollouts))}, rollouts, scores
+        return Step({**metrics, **sampling, **clock.times(sum(len(r.response_ids) for r in rollouts))}, rollouts, scores)
 
     def learn(
         self, rollouts: Sequence[Rollout], scores: Sequence[Score], number: int, clock: Clock | None = None
     ) -> dict[str, float]:
-        """Everything after scoring; `experience` keeps what was made of it."""
+        """Everything after scoring: evaluate, shape rewards, estimate advantages, several epochs of updates, adapt the KL."""
         clock, config = clock or Clock(), self.config
-        limit = min(role.document_tokens(config.micro_batch_tokens) for role in self.roles)
-        scored = [score.value is not None for score in scores]
-        minibatches = deal(scored, config.samples_per_prompt, config.minibatches, f"{config.seed}/{number}")
-        self.experience = experience = gather(
-            rollouts,
-            scores,
-            self.encoder,
-            config.micro_batch_tokens,
-            self.policy.device,
-            document_tokens=limit,
-            minibatches=minibatches,
-        )
-        self.settle(scores)
+        self.experience = experience = self.gather(rollouts, scores, number)
+        self.shaping.settle(scores)
         self.evaluate(experience)
         experience.rewards = self.shape(experience)
         experience.advantages, experience.returns = self.advantages(experience)
         clock.lap("evaluate")
         metrics = self.update(experience, number)
         coefficient = None if self.reference is None else self.kl_coefficient
-        metrics.update(describe(experience, coefficient=coefficient, critic=config.critic))
-        self._follow(experience, metrics)
+        metrics.update(step_metrics(experience, coefficient=coefficient, critic=config.critic))
+        self.shaping.follow(experience, self.kl_coefficient)
+        self.adapt_kl(metrics.get("kl/policy_reference_k1", 0.0), len(rollouts))
         experience.common = []
         return metrics
 
-    def sample(self, prompts: Sequence[Prompt], number: int, clock: Clock) -> tuple[Samples, dict[str, float]]:
-        """Responses and scores; with `filter_groups` those of prompts that teach something, from as many batches as needed."""
+    def sample(self, prompts: Sequence[Prompt], number: int, clock: Clock) -> tuple[list[Rollout], list[Score], dict[str, float]]:
+        """Responses, scores and metrics; with `filter_groups` of prompts that teach something, from as many batches as needed."""
         config, size = self.config, self.config.prompts_per_step
-        kept: list[tuple[Rollout, Score]] = []
-        seen: list[tuple[Rollout, Score]] = []
-        silent = start = 0
+        used: list[tuple[Rollout, Score]] = []
+        drawn: list[tuple[Rollout, Score]] = []
+        num_silent = start = 0
         for start in range(0, len(prompts), size):
-            groups = sampled(self.engine, config, prompts[start : start + size], self.ordinals(number)[start:])
-            rollouts = [rollout for group in groups for rollout in group.rollouts]
-            clock.lap("rollout")
-            pairs = list(zip(rollouts, self.reward.score(rollouts), strict=True))
-            clock.lap("reward")
-            useless = self._silent([score for _, score in pairs])
-            silent, seen = silent + sum(useless), seen + pairs
-            kept += [pair for pair, drop in zip(pairs, useless, strict=True) if not (drop and config.filter_groups)]
-            if len(kept) >= size * config.samples_per_prompt or not config.filter_groups:
+            places = self.ordinals(number)[start:]
+            rollouts, scores = sample_and_score(self.engine, self.reward, config, prompts[start : start + size], places, clock)
+            pairs, useless = list(zip(rollouts, scores, strict=True)), silent(config, scores)
+            num_silent, drawn = num_silent + sum(useless), drawn + pairs
+            used += [pair for pair, drop in zip(pairs, useless, strict=True) if not (drop and config.filter_groups)]
+            if len(used) >= size * config.samples_per_prompt or not config.filter_groups:
                 break
         self.reserves += start
-        used = kept[: size * config.samples_per_prompt] or seen
-        metrics = {"group/zero_signal": silent / len(seen)} if config.samples_per_prompt > 1 else {}
+        metrics = {"group/zero_signal": num_silent / len(drawn)} if config.samples_per_prompt > 1 else {}
         if config.filter_groups:  # what was left out counts in how good the policy is
-            known = [score.value for _, score in seen if score.value is not None]
-            metrics.update({"reward/proxy": statistics.fmean(known) if known else float("nan"), "group/sampled": len(seen)})
-        return ([rollout for rollout, _ in used], [score for _, score in used]), metrics
+            all_rollouts, all_scores = zip(*drawn, strict=True)
+            proxy = sample_metrics(all_rollouts, all_scores)["reward/proxy"]
+            metrics |= {"reward/proxy": proxy, "group/sampled": len(drawn)}
+        rollouts, scores = zip(*(used[: size * config.samples_per_prompt] or drawn), strict=True)
+        return list(rollouts), list(scores), metrics
 
     def ordinals(self, number: int) -> range:
         """The places of a step's own batch, and of `refill` batches in reserve; the next step goes on after the last sampled."""
         first = number * self.config.prompts_per_step + self.reserves
         return range(first, first + self.config.prompts_per_step * (1 + self.config.refill))
 
-    def _silent(self, scores: Sequence[Score]) -> list[bool]:
-        values = torch.tensor([0.0 if s.value is None else s.value for s in scores], dtype=torch.float64)
-        known = torch.tensor([s.value is not None for s in scores])
-        return zero_signal(values, self._groups(len(scores), values.device), known).tolist()
-
-    def _groups(self, count: int, device: torch.device) -> Tensor:
-        return torch.arange(count, device=device) // self.config.samples_per_prompt
+    def gather(self, rollouts: Sequence[Rollout], scores: Sequence[Score], number: int) -> Experience:
+        """The rollouts dealt to minibatches, and cut into micro-batches."""
+        config, scored = self.config, [score.value is not None for score in scores]
+        minibatches = deal(scored, config.samples_per_prompt, config.minibatches, f"{config.seed}/{number}")
+        limit = min(role.document_tokens(config.micro_batch_tokens) for role in self.roles)
+        device, budget = self.policy.device, config.micro_batch_tokens
+        return gather(rollouts, scores, self.encoder, budget, device, document_tokens=limit, minibatches=minibatches)
 
     @torch.no_grad()
     def evaluate(self, experience: Experience) -> None:
@@ -177,16 +165,15 @@ class PolicyGradient:
         passes = (not self.late) + (reference is not None) + self.config.epochs
         reused = one_trunk and passes > 1
         experience.common = [self.policy.common(batch) if reused else None for batch in experience.batches]
-        experience.put_rollout_logprobs()
         for number, batch in enumerate(experience.batches):
-            common, found = experience.common[number], {}
+            common, flat = experience.common[number], {}
             if not self.late:
-                found["logprobs"], found["entropy"], found["values"] = self.forward(batch, common)
+                flat["logprobs"], flat["entropy"], flat["values"] = self.forward(batch, common)
             if reference is not None:
-                found["reference_logprobs"] = reference.logprobs(batch, self.config.temperature, common)[0]
-            for name, flat in found.items():
-                if flat is not None:
-                    experience.put(name, number, batch.scatter(flat))
+                flat["reference_logprobs"] = reference.logprobs(batch, self.config.temperature, common)[0]
+            for name, values in flat.items():
+                if values is not None:
+                    experience.put(name, number, batch.scatter(values))
 
     def forward(self, batch: TokenBatch, common: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Policy log-probabilities, entropies and values (None without a critic) of the counted tokens, each (N,)."""
@@ -201,94 +188,8 @@ class PolicyGradient:
         return logprobs, entropy, self.value.values_of(states, batch)
 
     def shape(self, experience: Experience) -> Tensor:
-        """The reward of every token: -beta (log pi - log pi_ref) where the tether pulls at tokens, and the score, over its
-        baseline, once at the last real token (or the rewards of single steps at theirs)."""
-        mask, config = experience.mask, self.config
-        rewards = torch.zeros_like(experience.rewards)
-        if config.kl.place == "token":
-            rewards -= self.kl_coefficient * kl_policy_reference_k1(experience.logprobs, experience.reference_logprobs)
-        if config.step_rewards:
-            rewards += self._step_rewards(experience)
-        else:
-            groups = self._groups(len(mask), mask.device)
-            rewards += experience.at_last(self.relative(self.totals(experience), groups, mask.any(-1)))
-        return torch.where(mask, rewards, 0.0)
-
-    def totals(self, experience: Experience) -> Tensor:
-        """(sequences,) normalised, clipped scores less the penalties, and less the response's whole KL where it belongs there.
-
-        In float64: what a group's scores differ by may be small beside them.
-        """
-        scores = torch.tensor(self.paid(experience.scores), dtype=torch.float64, device=experience.mask.device)[:, 0]
-        totals = scores - self.length_penalties(experience)
-        if self.config.kl.place == "sequence":
-            k1 = kl_policy_reference_k1(experience.logprobs, experience.reference_logprobs)
-            totals -= self.kl_coefficient * masked_sum(k1, experience.mask, -1)
-        return totals
-
-    def length_penalties(self, experience: Experience) -> Tensor:
-        """(sequences,) what is taken off a response for its length: it did not end in time, or nearly not."""
-        config, rollouts, device = self.config, experience.rollouts, experience.mask.device
-        penalties = config.missing_stop_penalty * torch.tensor([float(not r.finished) for r in rollouts], device=device)
-        if config.overlong_buffer:
-            lengths = torch.tensor([len(r.response_ids) for r in rollouts], device=device)
-            penalties -= config.overlong_penalty * overlong_penalty(lengths, config.max_new_tokens, config.overlong_buffer)
-        return penalties
-
-    def relative(self, totals: Tensor, groups: Tensor, known: Tensor) -> Tensor:
-        """Scores, of responses or of steps, over their baseline."""
-        match self.config.baseline:
-            case "group":
-                return group_relative(totals, groups, known, scale=self.config.scale_advantages)
-            case "leave_one_out":
-                return totals - leave_one_out(totals, groups, known)
-            case "running_mean":
-                return totals - self.past_scores[0]
-            case "none":
-                return totals
-
-    def _step_rewards(self, experience: Experience) -> Tensor:
-        """Rewards of single steps at their last tokens, each over the baseline of all steps of its group; penalties last."""
-        mask, device, paid = experience.mask, experience.mask.device, self.paid(experience.scores)
-        width = max(map(len, paid))
-        ends = [[end for end, _ in s.steps] + [0] * (width - len(s.steps)) for s in experience.scores]
-        places = torch.tensor(ends, dtype=torch.long, device=device)
-        values = torch.tensor([[*row, *[0.0] * (width - len(row))] for row in paid], dtype=torch.float64, device=device)
-        counts = torch.tensor([len(row) for row in paid], device=device)
-        known = (torch.arange(width, device=device) < counts[:, None]) & mask.any(-1, keepdim=True)
-        groups = self._groups(len(paid), device)[:, None].expand_as(known)
-        relative = torch.zeros_like(values)
-        relative[known] = self.relative(values[known], groups[known], torch.ones_like(groups[known], dtype=torch.bool))
-        return place_step_rewards(relative, places, known, mask) - experience.at_last(self.length_penalties(experience))
-
-    def settle(self, scores: Sequence[Score]) -> None:
-        """Fix the scale of the scores, once: step 0 samples from the reference itself, so its scores set it.
-
-        Rewards of single steps are divided by the deviation of a response's sum of them and not shifted: taken off each, a mean
-        would pay for their number.
-        """
-        steps, scored = self.config.step_rewards, [s for s in scores if s.value is not None]
-        if self.normalizer is not None or not scored:
-            return
-        totals = torch.tensor([sum(v for _, v in s.steps) if steps else s.value for s in scored], dtype=torch.float64)
-        spread = float(totals.std(correction=0))
-        fits = self.config.normalize_scores and spread > 1e-6
-        self.normalizer = (0.0 if steps else float(totals.mean()), spread) if fits else (0.0, 1.0)
-        self._put_value_on_scale()
-
-    def _put_value_on_scale(self) -> None:
-        """A value that was copied from the reward model predicts its scores; from now on on the scale of what is learned from."""
-        if self.copied_units is not None and self.value is not None and self.value.head is not None:
-            (offset, scale), (mean, deviation) = self.copied_units, self.normalizer or (0.0, 1.0)
-            self.value.head.offset.copy_(offset + mean / scale)
-            self.value.head.scale.copy_(scale / deviation)
-
-    def paid(self, scores: Sequence[Score]) -> list[tuple[float, ...]]:
-        """Every response's score, or the rewards of its steps, on the reference's scale and clipped; 0 for an unknown score."""
-        self.settle(scores)
-        (mean, deviation), limit = self.normalizer or (0.0, 1.0), self.config.score_clip or math.inf
-        rows = [[v for _, v in s.steps] if self.config.step_rewards else [mean if s.value is None else s.value] for s in scores]
-        return [tuple(max(-limit, min(limit, (value - mean) / deviation)) for value in row) for row in rows]
+        """The reward of every token, (sequences, time); see RewardShaping."""
+        return self.shaping.token_rewards(experience, self.kl_coefficient)
 
     def advantages(self, experience: Experience) -> tuple[Tensor, Tensor]:
         """(sequences, time) every token's advantage times its weight, and what its value should have been."""
@@ -314,37 +215,73 @@ class PolicyGradient:
         return share[:, None] * experience.mask
 
     def update(self, experience: Experience, number: int) -> dict[str, float]:
-        """Several epochs of updates over the same rollouts; one is on policy."""
+        """Several epochs over the same rollouts: an optimizer step a minibatch, their order new in every epoch.
+
+        A minibatch in which no reward is known takes no step: "policy/updates" are those taken, beside those planned.
+
+        Raises:
+            TrainingError: old and new log-probabilities disagree before any update.
+        """
+        config, counts, totals = self.config, experience.token_counts(), defaultdict[str, float](float)
         experience.weights = self.weights(experience)
+        tokens = [sum(counts[index] for index in minibatch) for minibatch in experience.minibatches]
+        metrics, updates, epoch = {}, 0, 0
+        ratio_max, ratio_min, first_deviation = 1.0, 1.0, 0.0
+        for epoch in range(config.epochs):
+            epoch_kl = 0.0
+            for part in epoch_order(len(experience.minibatches), config.seed + number, epoch):
+                if not tokens[part]:
+                    continue
+                for index in experience.minibatches[part]:
+                    stats = self.accumulate(experience, index, tokens[part])
+                    high, low = stats.pop("ratio_max"), stats.pop("ratio_min")
+                    ratio_max, ratio_min = max(ratio_max, high), min(ratio_min, low)
+                    if updates == 0:
+                        first_deviation = max(first_deviation, high - 1, 1 - low)
+                    epoch_kl += stats["policy/approximate_kl"] * tokens[part] / sum(tokens)
+                    for key, value in stats.items():
+                        totals[key] += value
+                metrics = self.learner.step()
+                self.average.update()
+                updates += 1
+            if config.target_kl is not None and epoch_kl > config.target_kl:
+                break
+        if first_deviation > 0.2:
+            raise TrainingError(
+                f"before any update the ratio is off by {first_deviation:.3f}: old and new log-probabilities disagree"
+            )
+        return {
+            **{key: value / updates for key, value in totals.items()},
+            **metrics,
+            "policy/ratio_max": ratio_max,
+            "policy/ratio_min": ratio_min,
+            "policy/first_ratio_deviation": first_deviation,
+            "policy/epochs": epoch + 1,
+            "policy/updates": updates,
+            "policy/updates_planned": config.epochs * config.minibatches,
+        }
 
-        def finish() -> Mapping[str, float]:
-            metrics = self.learner.step()
-            self.average.update()
-            return metrics
+    def accumulate(self, experience: Experience, index: int, denominator: int) -> dict[str, float]:
+        """Add one micro-batch's gradient: surrogate + beta KL + c_v value loss - c_e entropy.
 
-        return clipped_epochs(experience, self.config, number, lambda *at: self._accumulate(experience, *at), finish)
-
-    def _accumulate(self, experience: Experience, index: int, denominator: int) -> dict[str, float]:
-        """Add one micro-batch's gradient: surrogate + beta KL + c_v value loss - c_e entropy."""
+        Args:
+            denominator: tokens of the whole optimizer step; the metrics add up over its micro-batches, the extreme ratios do not.
+        """
         batch, mask, config = experience.batches[index], experience.part("mask", index), self.config
-        flat = self.forward(batch, experience.common[index])
-        logprobs, entropy = batch.scatter(flat[0]), batch.scatter(flat[1])
+        flat_logprobs, flat_entropy, flat_values = self.forward(batch, experience.common[index])
+        logprobs, entropy = batch.scatter(flat_logprobs), batch.scatter(flat_entropy)
         if self.late:
             experience.put("logprobs", index, logprobs.detach())
             experience.put("entropy", index, entropy.detach())
-        policy, diagnostics = surrogate(config, logprobs, experience, index, denominator)
-        loss, stats = policy, {"policy/loss": float(policy.detach())}
+        loss, diagnostics = surrogate(config, logprobs, experience, index, denominator)
+        stats = {"policy/loss": float(loss.detach())}
         if config.kl.place == "loss" and self.kl_coefficient:
-            kl = kl_term(config.kl.estimator, logprobs, experience, index) * experience.part("weights", index)
+            kl = kl_term(config, logprobs, experience, index) * experience.part("weights", index)
             loss = loss + self.kl_coefficient * masked_sum(kl, mask) / denominator
-        if flat[2] is not None:
+        if flat_values is not None:
+            values, returns = experience.part("values", index), experience.part("returns", index)
             critic, clipped = value_loss(
-                batch.scatter(flat[2]),
-                experience.part("values", index),
-                experience.part("returns", index),
-                mask,
-                clip_range=config.value_clip_range,
-                denominator=denominator,
+                batch.scatter(flat_values), values, returns, mask, clip_range=config.value_clip_range, denominator=denominator
             )
             loss = loss + config.value_coefficient * critic
             stats |= {"value/loss": float(critic.detach()), "value/clip_fraction": float(clipped)}
@@ -359,42 +296,72 @@ class PolicyGradient:
             "ratio_min": float(diagnostics.ratio_min),
         }
 
-    def _follow(self, experience: Experience, metrics: Mapping[str, float]) -> None:
-        """Move what the next step depends on: the running baseline, and the KL controller."""
-        config = self.config
-        known = experience.mask.any(-1)
-        if config.baseline == "running_mean":
-            steps = [v for row in self.paid(experience.scores) for v in row] if config.step_rewards else None
-            scores = self.totals(experience)[known].tolist() if steps is None else steps
-            finite = [score for score in scores if math.isfinite(score)]
-            self.past_scores = running_mean(*self.past_scores, finite, config.baseline_window)
-        observed = metrics.get("kl/policy_reference_k1", 0.0)
+    def adapt_kl(self, observed: float, num_responses: int) -> None:
+        """Move the KL's weight towards its target, or end the training beyond it; `observed` in nats a response."""
+        kl = self.config.kl
         if not math.isfinite(observed):  # of a step whose update was left out
             return
-        if config.kl.mode == "adaptive":
-            self.kl_coefficient = adapt_kl_coefficient(
-                self.kl_coefficient, observed, config.kl.target, config.kl.horizon, len(experience.rollouts)
-            )
-        self.stopped = config.kl.mode == "stop" and kl_target_reached(observed, config.kl.target)
+        if kl.mode == "adaptive":
+            self.kl_coefficient = adapt_kl_coefficient(self.kl_coefficient, observed, kl.target, kl.horizon, num_responses)
+        self.stopped = kl.mode == "stop" and kl_target_reached(observed, kl.target)
 
-    def train(self, prompts: Sequence[Prompt], run: RunDirectory, **hooks: Unpack[Hooks]) -> dict[str, Any]:
-        """See policy.train."""
-        summary = train(self, prompts, run, **hooks)
-        return {**summary, "kl_coefficient": self.kl_coefficient}
+    def summary(self, history: Sequence[Mapping[str, float]]) -> Json:
+        """The part of the run's summary that this stage adds."""
+        return {"kl_coefficient": self.kl_coefficient}
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "kl_coefficient": self.kl_coefficient,
-            "stopped": self.stopped,
-            "normalizer": self.normalizer,
-            "past_scores": self.past_scores,
-            "reserves": self.reserves,
-        }
+    def state(self) -> Json:
+        """Everything that the next step depends on beside weights and optimizer."""
+        shaping = {"normalizer": self.shaping.normalizer, "past_scores": self.shaping.past_scores}
+        return {"kl_coefficient": self.kl_coefficient, "stopped": self.stopped, **shaping, "reserves": self.reserves}
 
     def load_state(self, values: Mapping[str, Any]) -> None:
         self.kl_coefficient, self.stopped = values["kl_coefficient"], values["stopped"]
-        self.normalizer = tuple(values["normalizer"]) if values["normalizer"] else None
-        self.past_scores = tuple(values["past_scores"])
+        self.shaping.normalizer = tuple(values["normalizer"]) if values["normalizer"] else None
+        self.shaping.past_scores = tuple(values["past_scores"])
         every_reserve = self.config.prompts_per_step * self.config.refill  # what each step used up in checkpoints without a count
         self.reserves = values["reserves"] if "reserves" in values else values["step"] * every_reserve
-        self._put_value_on_scale()
+        self.shaping.settle(())
+
+
+def surrogate(
+    config: PolicyConfig, logprobs: Tensor, experience: Experience, index: int, denominator: int
+) -> tuple[Tensor, PolicyDiagnostics]:
+    """The loss that stands for the expected reward of micro-batch `index`, one call for every published surrogate.
+
+    Shapes: `logprobs` are those of the present policy, (sequences, time).
+    """
+    old, mask = experience.part("logprobs", index), experience.part("mask", index)
+    advantages, weights, high = experience.part("advantages", index), None, config.clip_range_high
+    if config.importance != "none":
+        rollout, cap = experience.part("rollout_logprobs", index), config.importance_cap
+        weights = importance_weights(old, rollout, mask, cap=cap, truncate=config.importance == "truncate")
+    common: Json = {"denominator": denominator, "weights": weights}
+    if config.surrogate == "cispo":
+        assert high is not None
+        return cispo_loss(logprobs, old, advantages, mask, clip_range_high=high, **common)
+    clipped, diagnostics = ppo_clip_loss(
+        logprobs,
+        old,
+        advantages,
+        mask,
+        clip_range=config.clip_range,
+        clip_range_high=high,
+        dual_clip=config.dual_clip,
+        sequence_ratio=config.surrogate == "sequence",
+        **common,
+    )
+    if config.surrogate == "reinforce":  # at its one update the ratio is 1 and nothing is clipped: the diagnostics hold
+        return reinforce_loss(logprobs, advantages, mask, **common), diagnostics
+    return clipped, diagnostics
+
+
+def kl_term(config: PolicyConfig, logprobs: Tensor, experience: Experience, index: int) -> Tensor:
+    """KL(policy || reference) of every token of micro-batch `index`, as the loss takes it."""
+    reference = experience.part("reference_logprobs", index)
+    match config.kl.estimator:
+        case "k2":
+            return kl_policy_reference_k2(logprobs, reference)
+        case "k3":
+            return kl_policy_reference_k3(logprobs, reference)
+        case "k3_corrected":
+            return kl_policy_reference_k3_corrected(logprobs, experience.part("logprobs", index), reference)

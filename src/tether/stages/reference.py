@@ -1,10 +1,11 @@
-"""The policy beside its frozen reference: asked in every update, or once for all before the first."""
+"""The policy beside its frozen reference, which runs in every update, or once before the first."""
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,15 +19,13 @@ from tether.core.config import digest
 from tether.core.errors import RunError
 from tether.data.batches import TokenBatch, batches_for, make_batch
 from tether.data.chat import ChatEncoder, Encoded
+from tether.data.comparisons import GatheredT, cut_rankings
 from tether.models.loading import weights_digest
 from tether.models.trunk import Role
 
 
-class ReferenceTable:
-    """Summed log-probabilities of known responses under a reference that need not be in memory any more."""
-
-    def __init__(self, values: Mapping[Encoded, float]) -> None:
-        self.values = dict(values)
+class ReferenceTable(dict[Encoded, float]):
+    """Summed log-probabilities of responses under a reference that need not be in memory any more."""
 
     def logprobs(self, sequences: Sequence[Encoded]) -> list[float]:
         """One number a response, in nats.
@@ -35,7 +34,7 @@ class ReferenceTable:
             RunError: a response that was not there when the table was made.
         """
         try:
-            return [self.values[sequence] for sequence in sequences]
+            return [self[sequence] for sequence in sequences]
         except KeyError:
             raise RunError(
                 "the reference's log-probabilities were computed before training, and not for this response. "
@@ -43,25 +42,36 @@ class ReferenceTable:
             ) from None
 
 
+@dataclass
 class Likelihoods:
     """Log-probabilities of responses under the policy, with gradient, and under its reference, without.
 
     Args:
-        reference: a frozen role, a table of what one said, or None for a method that needs none. Where reference and policy are
-            the same weights the reference must be asked by `precompute`, before they change.
+        reference: a frozen role, a table of its log-probabilities, or None for a method that needs none. Where reference and
+            policy are the same weights the reference must run in `begin`, before they change.
         temperature: of the distribution that both are taken to be.
+        precomputed: the reference runs once, before training, and is dropped.
+
+    Raises:
+        ValueError: a table, which is precomputed, without `precomputed`.
     """
 
-    def __init__(
-        self,
-        policy: Role,
-        reference: Role | ReferenceTable | None,
-        encoder: ChatEncoder,
-        micro_batch_tokens: int,
-        temperature: float = 1.0,
-    ) -> None:
-        self.policy, self.reference, self.encoder = policy, reference, encoder
-        self.micro_batch_tokens, self.temperature = micro_batch_tokens, temperature
+    policy: Role
+    reference: Role | ReferenceTable | None
+    encoder: ChatEncoder
+    micro_batch_tokens: int
+    temperature: float = 1.0
+    precomputed: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.reference, ReferenceTable) and not self.precomputed:
+            raise ValueError("a table of the reference's log-probabilities needs reference_logprobs = 'precomputed'")
+
+    def begin(self, responses: Iterable[Encoded], path: Path) -> None:
+        """Prepare the first update: no dropout, and with `precomputed` the reference's table of all responses."""
+        self.without_dropout()
+        if self.precomputed and isinstance(self.reference, Role):
+            self.precompute(responses, path)
 
     def without_dropout(self) -> None:
         """Dropout would make policy and reference differ before anything was learned."""
@@ -72,7 +82,7 @@ class Likelihoods:
     def __call__(self, sequences: Sequence[Encoded]) -> tuple[Tensor, Tensor, Tensor]:
         """The policy's per token (S, R) with the mask of those that count, and the reference's sums (S,), zeros without one.
 
-        A reference role is asked in the policy's own micro-batch: the same numerics, at little more than half a pass where they
+        A reference role runs in the policy's own micro-batch: the same numerics, at little more than half a pass where they
         share a trunk.
         """
         reference = self.reference
@@ -98,44 +108,44 @@ class Likelihoods:
         roles = [role for role in (self.policy, self.reference) if isinstance(role, Role)]
         return min(role.document_tokens(self.micro_batch_tokens) for role in roles)
 
-    def precompute(self, sequences: Sequence[Encoded], path: Path) -> None:
-        """Ask the reference about all responses now, and hold what it says instead of it; a resumed run reads `path`.
+    def micro_batches(self, rows: Sequence[GatheredT]) -> list[list[GatheredT]]:
+        """Rows that go through the models together."""
+        return cut_rankings(rows, self.micro_batch_tokens, document_tokens=self.document_tokens)
+
+    def precompute(self, sequences: Iterable[Encoded], path: Path) -> None:
+        """Replace the reference by a table of its log-probabilities of these responses; a resumed run reads `path`.
 
         Raises:
-            RunError: `path` holds what another reference said, or about other responses, or in another encoding.
+            RunError: `path` holds those of another reference, of other responses, or in another encoding.
         """
-        role = self.reference
+        role, distinct = self.reference, sorted(set(sequences), key=lambda s: (s.ids, s.trained))
         if not isinstance(role, Role):
             raise ValueError("only a reference role can be asked")
-        distinct = sorted(set(sequences), key=lambda s: (s.ids, s.trained))
         key = {
             "reference model": f"{role_digest(role)} in {str(role.model.dtype).removeprefix('torch.')}",
             "chat template, system prompt or stop tokens": digest(self.encoder.describe()),
             "data": _responses_digest(distinct),
         }
-        values = _read(path, key) if path.is_file() else self._asked(role, distinct)
-        if not path.is_file():
-            partial = path.with_suffix(".partial")
+        if path.is_file():
+            values = _read(path, key)
+        else:
+            values, partial = torch.zeros(len(distinct), dtype=torch.float64), path.with_suffix(".partial")
+            for cut, batch in batches_for(role, distinct, self.encoder.pad_id, self.micro_batch_tokens):
+                values[cut] = self._summed(role, batch).double().cpu()
             save_file({"logprobs": values}, partial, metadata=key)
             partial.rename(path)
         self.reference = ReferenceTable(dict(zip(distinct, values.tolist(), strict=True)))
-
-    def _asked(self, role: Role, sequences: Sequence[Encoded]) -> Tensor:
-        values = torch.zeros(len(sequences), dtype=torch.float64)
-        for cut, batch in batches_for(role, sequences, self.encoder.pad_id, self.micro_batch_tokens):
-            values[cut] = self._summed(role, batch).double().cpu()
-        return values
 
 
 def role_digest(role: Role) -> str:
     """The digest of the weights that a role runs: without an adapter that of the bare model, whatever else stands on it."""
     weights: dict[str, Any] = role.causal_model.state_dict()
-    kept = {
+    own = {
         name.replace(".base_layer.", "."): tensor
         for name, tensor in weights.items()
         if ".lora_" not in name or (role.adapter is not None and f".{role.adapter}." in name)
     }
-    return weights_digest(SimpleNamespace(state_dict=lambda: kept))
+    return weights_digest(SimpleNamespace(state_dict=lambda: own))
 
 
 def _responses_digest(sequences: Sequence[Encoded]) -> str:

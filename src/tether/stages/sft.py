@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from tether.algorithms.preference_losses import negative_log_likelihood
-from tether.core.errors import DataError
 from tether.core.rundir import RunDirectory
-from tether.core.types import Demonstration
+from tether.core.types import Demonstration, Json
 from tether.data.batches import TokenBatch, document_length, documents_of, make_batch
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.packing import pack
-from tether.data.sources import split_by_group
+from tether.data.prepare import encode_rows, prepare, within
 from tether.learner.config import RATES, Rates, SupervisedConfig
-from tether.learner.local import LocalLearner
-from tether.learner.loop import SupervisedLoop, plan_updates
+from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
+from tether.stages.supervised import Update, evaluating, fit
 
 
 class SFTConfig(SupervisedConfig):
@@ -29,15 +29,11 @@ class SFTConfig(SupervisedConfig):
     rates: ClassVar[Rates] = RATES["sft"]
 
     train_on: Literal["all", "last"] = Field(default="all", description="all assistant turns of a conversation, or its last")
-    epochs: int = Field(default=2, ge=1)
+    epochs: int = Field(default=2, ge=1, description="passes over the demonstrations")
     batch_size: int = Field(default=16, ge=1, description="conversations per update")
-    max_length: int = Field(default=1024, ge=8, description="longer conversations are left out and counted")
-    row_tokens: int = Field(
-        default=512, ge=8, description="capacity of a packed row; a longer conversation gets a row of its own"
-    )
-    rows_per_micro_batch: int = Field(default=2, ge=1)
-    packing: bool = True
-    heldout_fraction: float = Field(default=0.1, ge=0, lt=1, description="share of the prompts whose conversations are held out")
+    row_tokens: int = Field(default=512, ge=8, description="capacity of a packed row; a longer conversation has one of its own")
+    rows_per_micro_batch: int = Field(default=2, ge=1, description="packed rows that pass through the model at once")
+    packing: bool = Field(default=True, description="put several conversations into one row")
     evaluate_every: int = Field(default=0, ge=0, description="updates between evaluations; 0: only at the end of every epoch")
 
 
@@ -47,110 +43,70 @@ class SFT:
     After `train` the role's weights are those of the best evaluation loss (without held-out rows: the last ones).
     """
 
+    dropout = True
+
     def __init__(self, config: SFTConfig, role: Role, encoder: ChatEncoder) -> None:
-        self.config = config
-        self.role = role
-        self.encoder = encoder
-        self.learner: LocalLearner | None = None
+        self.config, self.role, self.encoder = config, role, encoder
 
-    def step(self, conversations: list[Encoded]) -> dict[str, float]:
-        """One update: L = -(1/N) sum log p(token), N all counted tokens of the update, however it is cut up."""
-        assert self.learner is not None
-        start = time.perf_counter()
-        num_tokens = sum(c.num_trained for c in conversations)
-        total = 0.0
-        for batch in self.batches(conversations):
+    def update(self, conversations: Sequence[Encoded]) -> Update[TokenBatch]:
+        """L = -(1/N) sum log p(token), N all counted tokens of the update, however it is cut up."""
+        start, num_tokens = time.perf_counter(), sum(c.num_trained for c in conversations)
+
+        def loss(batch: TokenBatch) -> tuple[Tensor, None]:
             logprobs, _ = self.role.logprobs(batch)
-            loss = negative_log_likelihood(logprobs, torch.ones_like(logprobs, dtype=torch.bool), denominator=num_tokens)
-            self.learner.backward(loss)
-            total += float(loss.detach())
-        metrics = self.learner.step()
-        seconds = time.perf_counter() - start
-        num_read = sum(map(len, conversations))
-        return {"loss": total, **metrics, "tokens": num_tokens, "tokens_per_second": num_read / seconds}
+            mask = torch.ones_like(logprobs, dtype=torch.bool)
+            return negative_log_likelihood(logprobs, mask, denominator=num_tokens), None
 
-    @torch.no_grad()
-    def evaluate(self, conversations: list[Encoded]) -> dict[str, float]:
+        def metrics(_: list[None]) -> dict[str, float]:
+            seconds = time.perf_counter() - start
+            return {"tokens": num_tokens, "tokens_per_second": sum(map(len, conversations)) / seconds}
+
+        return Update(self.batches(conversations), loss, metrics)
+
+    def evaluate(self, conversations: Sequence[Encoded]) -> dict[str, float]:
         """Mean negative log-likelihood a counted token on held-out conversations."""
-        training = self.role.model.training
-        self.role.train_mode(False)
-        total = sum(float(-self.role.logprobs(batch)[0].sum()) for batch in self.batches(conversations))
-        self.role.train_mode(training)
-        return {"eval_loss": total / max(1, sum(c.num_trained for c in conversations))}
+        with evaluating(self.role):
+            total = sum(float(-self.role.logprobs(batch)[0].sum()) for batch in self.batches(conversations))
+        return {"loss": total / max(1, sum(c.num_trained for c in conversations))}
 
-    def batches(self, conversations: list[Encoded]) -> list[TokenBatch]:
+    def batches(self, conversations: Sequence[Encoded]) -> Iterator[TokenBatch]:
         """Micro-batches: packed rows of bounded length, or one row a conversation."""
-        config, batches = self.config, []
-        if not config.packing:
-            cuts = [
-                conversations[i : i + config.rows_per_micro_batch]
-                for i in range(0, len(conversations), config.rows_per_micro_batch)
-            ]
-            return [make_batch(cut, self.encoder.pad_id).to(self.role.device) for cut in cuts]
-        limit = self.role.document_tokens(config.row_tokens)
+        config, packing = self.config, self.config.packing
+        limit = self.role.document_tokens(config.row_tokens) if packing else 0
         documents = documents_of(conversations, limit)
-        rows = pack([document_length([conversations[i] for i in d]) for d in documents], config.row_tokens)
+        lengths = [document_length([conversations[i] for i in document]) for document in documents]
+        rows = pack(lengths, config.row_tokens) if packing else [[d] for d in range(len(documents))]
         for start in range(0, len(rows), config.rows_per_micro_batch):
-            chosen = [
-                conversations[i] for row in rows[start : start + config.rows_per_micro_batch] for d in row for i in documents[d]
-            ]
-            batch = make_batch(chosen, self.encoder.pad_id, capacity=config.row_tokens, document_tokens=limit)
-            batches.append(batch.to(self.role.device))
-        return batches
+            part = rows[start : start + config.rows_per_micro_batch]
+            chosen = [conversations[i] for row in part for d in row for i in documents[d]]
+            capacity = config.row_tokens if packing else None
+            yield make_batch(chosen, self.encoder.pad_id, capacity=capacity, document_tokens=limit).to(self.role.device)
 
-    def train(
-        self, demonstrations: Sequence[Demonstration], run: RunDirectory, progress: Callable[[int, int, Any], None] | None = None
-    ) -> dict[str, Any]:
+    def train(self, demonstrations: Sequence[Demonstration], run: RunDirectory, progress: Progress | None = None) -> Json:
         """Train, or go on training, in `run`; returns the summary.
 
         Raises:
             DataError: no demonstration can be used.
         """
         start, config = time.perf_counter(), self.config
-        parts = split_by_group(demonstrations, config.heldout_fraction, config.seed)
-        (train, skipped), (test, more) = map(self._encode, parts)
-        skipped = {reason: skipped.get(reason, 0) + more.get(reason, 0) for reason in {**skipped, **more}}
-        if not train:
-            raise DataError(
-                f"none of {len(demonstrations)} demonstrations can be used for training: {skipped or 'there are none'}"
-            )
-        plan = plan_updates(len(train), config.batch_size, config.epochs, config.seed)
-        self.learner = LocalLearner(self.role.parameters(), config.optimizer_for(self.role.adapter), len(plan))
-        loop = SupervisedLoop(
-            run,
-            self.learner,
-            self.step,
-            config,
-            evaluate=(lambda: self.evaluate(test)) if test else None,
-            evaluate_every=config.evaluate_every or max(1, len(plan) // config.epochs),
-            progress=progress,
-        )
-        initial = self.evaluate(test)["eval_loss"] if test and self.learner.updates == 0 else None
-        self.role.train_mode(True)
-        loop.train(train, plan)
-        self.role.train_mode(False)
-        metrics = run.metrics()
+        encode = lambda rows: encode_rows(rows, self._encode)  # noqa: E731
+        split = prepare(demonstrations, encode, config.heldout_fraction, config.seed, "demonstrations")
+        plan = plan_updates(len(split.train), config.batch_size, config.epochs, config.seed)
+        before = self.evaluate(split.test)["loss"] if split.test else None
+        every = config.evaluate_every or len(plan) // config.epochs
+        loop = fit(self, split, plan, config, run, evaluate_every=every, progress=progress)
         return {
-            "train_loss": metrics[-1]["loss"],
-            "eval_loss": loop.best_value if test else None,
-            "eval_loss_before": initial,
+            "train_loss": loop.losses[-1],
+            "eval_loss": loop.best_loss if split.test else None,
+            "eval_loss_before": before,
             "best_update": loop.best_update,
             "updates": len(plan),
-            "num_train": len(train),
-            "num_heldout": len(test),
-            "skipped": skipped,
+            "num_train": len(split.train),
+            "num_heldout": len(split.test),
+            "skipped": split.skipped,
             "seconds": run.seconds(start),
         }
 
-    def _encode(self, demonstrations: Sequence[Demonstration]) -> tuple[list[Encoded], dict[str, int]]:
-        encoded: list[Encoded] = []
-        skipped: dict[str, int] = {}
-        for demonstration in demonstrations:
-            try:
-                conversation = self.encoder.conversation(demonstration.messages, self.config.train_on)
-                if len(conversation) > self.config.max_length:
-                    raise DataError(f"longer than sft.max_length = {self.config.max_length} tokens")
-                encoded.append(conversation)
-            except DataError as error:
-                skipped[str(error)] = skipped.get(str(error), 0) + 1
-        return encoded, skipped
+    def _encode(self, demonstration: Demonstration) -> Encoded:
+        encoded = self.encoder.conversation(demonstration.messages, self.config.train_on)
+        return within(encoded, self.config.max_length, "sft.max_length")

@@ -13,7 +13,7 @@ pytest.importorskip("fastapi", reason="needs fastapi: pip install 'tether-rlhf[p
 from fastapi.testclient import TestClient
 
 from tether.preferences.server.app import create_app
-from tether.preferences.server.settings import ServerConfig
+from tether.preferences.server.settings import SiteConfig
 
 ORIGIN = "http://127.0.0.1:8765"
 
@@ -54,12 +54,12 @@ class Browser:
 
 
 @pytest.fixture
-def settings() -> ServerConfig:
-    return ServerConfig(gold_every=0)
+def settings() -> SiteConfig:
+    return SiteConfig(gold_every=0)
 
 
 @pytest.fixture
-def app(store: Any, settings: ServerConfig) -> Any:
+def app(store: Any, settings: SiteConfig) -> Any:
     return create_app(store, settings)
 
 

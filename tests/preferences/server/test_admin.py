@@ -9,10 +9,11 @@ from tests.preferences.conftest import filled, people
 from tether.core.errors import ConfigError
 from tether.core.types import assistant, user
 from tether.preferences.server.overview import overview
-from tether.preferences.server.settings import ServerConfig, checked_criteria
+from tether.preferences.server.settings import SiteConfig, checked_criteria
 from tether.preferences.store import Answer, Question
 from tether.preferences.tables import TaskRow
-from tether.preferences.work import Verdict, Work
+from tether.preferences.votes import Opinion
+from tether.preferences.work import Work
 
 
 def judged(store, clock, said):
@@ -26,7 +27,7 @@ def judged(store, clock, said):
             if letter == "-":
                 work.skip(held.assignment, name)
             else:
-                work.judge(held.assignment, name, Verdict(letters[letter], seconds=10.0 * seconds))
+                work.judge(held.assignment, name, Opinion(letters[letter], seconds=10.0 * seconds))
     return names
 
 
@@ -53,10 +54,10 @@ def test_gold_and_sides_by_hand_and_gold_is_not_in_the_agreement(store, clock):
         for choice in ("first", "second", "first"):
             held = work.next(name)
             lefts.append(choice == held.left)
-            work.judge(held.assignment, name, Verdict(choice))
+            work.judge(held.assignment, name, Opinion(choice))
     found = overview(store)
     assert [str(p.gold) for p in found.people] == ["67% of 3"] * 2 and found.raw.value is None
-    assert [p.left.part for p in found.people] == [sum(lefts[:3]), sum(lefts[3:])] and found.people[0].left.whole == 3
+    assert [p.left.count for p in found.people] == [sum(lefts[:3]), sum(lefts[3:])] and found.people[0].left.total == 3
 
 
 def test_withdrawn_judgments_and_experts_are_not_in_the_agreement(store, clock):
@@ -64,12 +65,12 @@ def test_withdrawn_judgments_and_experts_are_not_in_the_agreement(store, clock):
     work, (first, second) = Work(store, gold_every=0), people(store, 2)
     (expert,) = people(store, 1, "expert")
     for name, choice in ((first, "first"), (second, "second")):
-        work.judge(work.next(name).assignment, name, Verdict(choice))
-    work.judge(work.next(expert).assignment, expert, Verdict("first"))
+        work.judge(work.next(name).assignment, name, Opinion(choice))
+    work.judge(work.next(expert).assignment, expert, Opinion("first"))
     assert overview(store).raw.value == 0.0 and overview(store).people[2].judged == 1
     other = people(store, 3)[2]
     filled(store, prompts=1, answers=2, round="again")
-    work.judge(work.next(other).assignment, other, Verdict("tie"))
+    work.judge(work.next(other).assignment, other, Opinion("tie"))
     work.undo(other)
     assert overview(store).people[3].judged == 0
 
@@ -149,7 +150,7 @@ def test_criteria_that_no_form_could_hold_are_refused(names):
 )  # fmt: skip
 def test_settings_that_cannot_work_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
-        ServerConfig(**wrong)
+        SiteConfig(**wrong)
 
 
 def test_a_big_store_is_not_summed_up_at_every_visit(store, monkeypatch):
@@ -164,7 +165,7 @@ def test_a_big_store_is_not_summed_up_at_every_visit(store, monkeypatch):
 
     monkeypatch.setattr(module, "overview", slow)
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
-    remembered = module.Remembered(store, patience=20)
+    remembered = module.CachedOverview(store, patience=20)
     assert [remembered.get(), remembered.get()] == [1, 1]
     clock[0] += 21
     assert remembered.get() == 2
@@ -187,7 +188,7 @@ def test_who_clicks_one_side_is_named_on_the_overview(come, store):
     names, work = people(store, 3), Work(store, gold_every=0)
     for place, name in enumerate(names):
         while held := work.next(name):
-            work.judge(held.assignment, name, Verdict(held.left if place == 2 else "first", seconds=5.0))
+            work.judge(held.assignment, name, Opinion(held.left if place == 2 else "first", seconds=5.0))
     assert {one.annotator for one in overview(store).suspects} == {"annotator 2"}
     page = come("admin").get("/admin").text
     assert "Look at what they do" in page and page.index("annotator 2", page.index("Look at what")) > 0

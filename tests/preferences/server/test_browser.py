@@ -14,9 +14,9 @@ from tests.preferences.conftest import filled
 pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'tether-rlhf[preferences]'")
 
 from tether.core.types import assistant, user
-from tether.preferences.exporting import export
+from tether.preferences.exporting import export_labels
 from tether.preferences.server.app import create_app, listen
-from tether.preferences.server.settings import ServerConfig
+from tether.preferences.server.settings import SiteConfig
 from tether.preferences.store import Answer, Question, Store
 from tether.preferences.tables import JudgmentRow
 
@@ -69,7 +69,7 @@ def visits(tmp_path: Any, chromium_path: str) -> Any:
     from playwright.sync_api import sync_playwright
 
     store = Store(tmp_path / "prefs.db")
-    opened, settings = listen(ServerConfig(port=0, gold_every=0))
+    opened, settings = listen(SiteConfig(port=0, gold_every=0))
     server = uvicorn.Server(uvicorn.Config(create_app(store, settings), log_level="warning", log_config=None))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
     thread.start()
@@ -155,11 +155,10 @@ def test_people_judge_by_keys_an_expert_settles_and_a_reward_model_learns_it(vis
 
 def learned(store: Store, folder: Any) -> float:
     """The share of held-out pairs that a tiny reward model, trained on what was judged, ranks as the people did."""
-    from tether.assemble import Recipe
     from tether.core.config import build
-    from tether.pipelines.journey import run_recipe
+    from tether.run.recipe import Recipe, run_recipe
 
-    assert export(store, folder / "pairs.jsonl", how="majority") == 10  # what people agree on and what an expert settled
+    assert export_labels(store, folder / "pairs.jsonl", how="majority") == 10  # what people agree on and what an expert settled
     reward = {
         "data": {"path": str(folder / "pairs.jsonl")},
         "epochs": 6,

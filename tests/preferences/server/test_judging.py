@@ -10,10 +10,11 @@ from tests.preferences.conftest import filled, people
 
 from tether.core.types import assistant, user
 from tether.preferences.server.app import create_app
-from tether.preferences.server.settings import ServerConfig
+from tether.preferences.server.settings import SiteConfig
 from tether.preferences.store import Answer, Question
 from tether.preferences.tables import AssignmentRow, FlagRow, JudgmentRow, TaskRow
-from tether.preferences.work import Verdict, Work
+from tether.preferences.votes import Opinion
+from tether.preferences.work import Work
 
 
 def rows(store, table):
@@ -113,7 +114,7 @@ def test_an_expert_sees_others_words_by_the_sides_on_the_own_screen(app, come, s
     filled(store, prompts=1, answers=2, needed=2, priority=-1.0, round="contested")
     for name, choice in zip(names, ("first", "second"), strict=True):
         held = work.next(name)
-        work.judge(held.assignment, name, Verdict(choice, strength=3, comment=f"for the {choice}"))
+        work.judge(held.assignment, name, Opinion(choice, strength=3, comment=f"for the {choice}"))
     expert = come("expert")
     assert "1 for one answer, 1 for the other" in expert.get("/experts").text
     expert.get("/judge")
@@ -130,7 +131,7 @@ def test_what_annotators_see_gives_nothing_away(come, store):
 
 
 def test_progress_counts_what_is_left_and_a_pause_is_offered(store, come, app):
-    app.state.site.settings = ServerConfig(rest_every=5, gold_every=0)
+    app.state.site.settings = SiteConfig(rest_every=5, gold_every=0)
     ann = come()
     seen = []
     for number in range(1, 13):
@@ -225,4 +226,4 @@ def test_a_store_on_which_nothing_can_be_written_is_told_and_loses_nothing(come,
 
 
 def test_create_app_is_usable_without_settings(store):
-    assert create_app(store).state.site.settings == ServerConfig()
+    assert create_app(store).state.site.settings == SiteConfig()

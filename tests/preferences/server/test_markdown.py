@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tether.preferences.server.markdown import BLOCK, CUT, LONGEST, beginning, plain, readable, rendered
+from tether.preferences.server.markdown import BLOCK, CUT, LONGEST, as_written, beginning, rendered, shown_text
 
 
 @pytest.mark.parametrize(
@@ -22,7 +22,7 @@ from tether.preferences.server.markdown import BLOCK, CUT, LONGEST, beginning, p
         ("![a cat](http://x/y.png)", '<p><span class="image">[image: a cat]</span></p>'),
         ("```py\na < b\n```", '<pre tabindex="0"><code>a &lt; b\n</code></pre>'),
         ("~~a~~", "<p><s>a</s></p>"),
-        ("a\x00b\x1b[31m", "<p>a�b�[31m</p>"),
+        ("a\x00b\x1b[31m", "<p>a␀b␛[31m</p>"),
         ("half \ud83d", "<p>half �</p>"),
         ("whole \ud83d\ude00", "<p>whole 😀</p>"),
     ],
@@ -44,15 +44,15 @@ def test_tables_and_deep_lists_are_whole():
 
 def test_a_plain_text_keeps_every_character():
     text = "".join(chr(32 + n % 90) for n in range(3 * BLOCK + 7))
-    blocks = re.findall(r'<pre class="plain">(.*?)</pre>', str(plain(text)), re.DOTALL)
-    assert len(blocks) == 4 and html.unescape("".join(blocks)) == text and plain("") != ""
+    blocks = re.findall(r'<pre class="plain">(.*?)</pre>', str(as_written(text)), re.DOTALL)
+    assert len(blocks) == 4 and html.unescape("".join(blocks)) == text and as_written("") != ""
 
 
 def test_the_beginning_ends_where_a_word_does():
     shown = html.unescape(re.sub(r"<[^>]+>", "", str(beginning("word " * 4000)))).strip()
     assert CUT - 205 < len(shown) <= CUT and set(shown.split()) == {"word"}
     assert len(str(beginning("x" * 10**6))) < CUT + 20
-    assert readable("a" * 10) == "a" * 10
+    assert shown_text("a" * 10) == "a" * 10
 
 
 @pytest.mark.parametrize("columns", [41, 256, 4000])

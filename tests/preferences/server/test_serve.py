@@ -21,7 +21,7 @@ import httpx2
 
 from tether.core.errors import ConfigError
 from tether.preferences.server.app import listen
-from tether.preferences.server.settings import ServerConfig
+from tether.preferences.server.settings import SiteConfig
 from tether.preferences.store import Store
 
 COMMAND = [sys.executable, "-m", "tether", "prefs", "serve"]
@@ -153,8 +153,8 @@ def test_guidelines_and_criteria_are_put_in_force_once(path: Path) -> None:
 
 def test_a_port_in_use_is_an_error_of_ours() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ConfigError, match="cannot listen"):
-        listen(ServerConfig(port=taken.getsockname()[1]))
-    opened, settings = listen(ServerConfig(port=0))
+        listen(SiteConfig(port=taken.getsockname()[1]))
+    opened, settings = listen(SiteConfig(port=0))
     assert settings.port == opened.getsockname()[1] > 0
     assert opened.proto == socket.IPPROTO_TCP  # without it asyncio leaves 40 ms before the end of every response
     opened.close()

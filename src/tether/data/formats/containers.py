@@ -1,4 +1,4 @@
-"""Where rows lie: files of several kinds, folders of them, data sets on the hub; each becomes a stream of numbered rows."""
+"""Containers of rows: files of several kinds, folders of them, data sets on the hub; each becomes a stream of numbered rows."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import os
 import reprlib
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
@@ -43,11 +42,15 @@ _BINARY = "binary, or text in UTF-16 or UTF-32. Export it as JSON lines in UTF-8
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One file, or one split of a data set on the hub. `name` is for messages, `stem` for the ids of its rows."""
+    """One file, or one split of a data set on the hub. `name` is for messages, `stem` for the ids of its rows.
+
+    `columns` gives a format's names to the file's columns: {"chosen": "good"}.
+    """
 
     name: str
     stem: str
     location: Path | hub.Address
+    columns: Mapping[str, str] | None = None
 
     def rows(self) -> Numbered:
         """The rows with their 1-based numbers: the line in text files, the element or row elsewhere.
@@ -55,15 +58,23 @@ class Place:
         Raises:
             DataError: the file is cut off, damaged or cannot be read.
         """
-        found = hub.rows(self.location) if isinstance(self.location, hub.Address) else self._of_file(self.location)
-        for number, row in found:
+        numbered = hub.hub_rows(self.location) if isinstance(self.location, hub.Address) else self._of_file(self.location)
+        columns = self.columns or {}
+        for number, row in numbered:
             reason = "" if isinstance(row, BadRow) else json_rows.fault(row)
-            yield number, BadRow(reason, reprlib.repr(row)) if reason else row
+            if reason or isinstance(row, BadRow):
+                yield number, BadRow(reason, reprlib.repr(row)) if reason else row
+            elif missing := [own for own in columns.values() if own not in row]:
+                reason = f"no column {missing[0]!r}, which data.columns names; there are: {', '.join(row)}"
+                yield number, BadRow(reason, reprlib.repr(row))
+            else:
+                rest = {name: value for name, value in row.items() if name not in columns.values()}
+                yield number, rest | {name: row[own] for name, own in columns.items()} if columns else row
 
     def _of_file(self, path: Path) -> Numbered:
         try:
-            with closing(_binary(path)) as stream:
-                yield from _rows(stream, path, self.name)
+            with path.open("rb") as stream:
+                yield from _rows(_unpacked(stream), _suffix(path), self.name)
         except (EOFError, zlib.error, OSError) as error:
             if isinstance(error, OSError) and error.strerror:
                 raise DataError(f"{self.name} cannot be read: {error.strerror}. Mend that, or name another file.") from error
@@ -81,20 +92,20 @@ def places(sources: str | Path | Sequence[str | Path]) -> list[Place]:
     """
     if isinstance(sources, str | Path):
         sources = [sources]
-    found = [place for source in sources for place in _resolve(source)]
-    if not found:
+    all_places = [place for source in sources for place in _resolve(source)]
+    if not all_places:
         raise DataError("no data source is given. Name a file, a folder or hub:owner/name.")
-    stems, times = Counter(place.stem for place in found), Counter()
-    for index, place in enumerate(found):  # so that no two rows have one id
-        times[place.stem] += 1
-        if stems[place.stem] > 1:
-            found[index] = replace(place, stem=f"{place.stem}#{times[place.stem]}")
-    return found
+    totals, counts = Counter(place.stem for place in all_places), Counter()
+    for index, place in enumerate(all_places):  # so that no two rows have one id
+        counts[place.stem] += 1
+        if totals[place.stem] > 1:
+            all_places[index] = replace(place, stem=f"{place.stem}#{counts[place.stem]}")
+    return all_places
 
 
 def _resolve(source: str | Path) -> list[Place]:
     if isinstance(source, str) and source.startswith(hub.SCHEME):
-        address = hub.parse(source)
+        address = hub.address_of(source)
         return [Place(source, address.name.rpartition("/")[2], address)]
     if not str(source).strip():
         raise DataError("the name of a data source is empty. Name a file, a folder or hub:owner/name.")
@@ -103,7 +114,7 @@ def _resolve(source: str | Path) -> list[Place]:
         entries = os.listdir(path) if path.is_dir() else None  # `rglob` is silent about folders that it may not read
         exists, is_file = path.exists(), path.is_file()
     except (OSError, RuntimeError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = (isinstance(error, OSError) and error.strerror) or error
         raise DataError(f"{source!s:.200} cannot be read: {reason}. Mend that, or name another file or folder.") from None
     if entries is not None:
         files = sorted(p for p in path.rglob("*") if p.is_file() and _suffix(p) in SUFFIXES and not _hidden(p, path))
@@ -131,32 +142,19 @@ def _hidden(path: Path, root: Path) -> bool:
     return any(part.startswith(".") for part in path.relative_to(root).parts)
 
 
-def _binary(path: Path) -> Any:
+def _unpacked(stream: io.BufferedReader) -> Any:
     """The bytes of a file, unpacked if they begin as gzip or zstd does, whatever the name says."""
-    stream = path.open("rb")
-    if stream.peek(2)[:2] == b"\x1f\x8b":
-        return io.BufferedReader(_Unpacked(stream), json_rows.CHUNK)
-    if stream.peek(4)[:4] == b"\x28\xb5\x2f\xfd":
+    head = stream.peek(4)[:4]
+    if head.startswith(b"\x1f\x8b"):
+        return io.BufferedReader(gzip.GzipFile(fileobj=stream), json_rows.CHUNK)
+    if head == b"\x28\xb5\x2f\xfd":
         import pyarrow as pa
 
         return io.BufferedReader(pa.CompressedInputStream(stream, "zstd"), json_rows.CHUNK)
     return stream
 
 
-class _Unpacked(gzip.GzipFile):
-    """A gzip stream that closes the file below it."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        super().__init__(fileobj=stream, mode="rb")
-        self._below = stream
-
-    def close(self) -> None:
-        super().close()
-        self._below.close()
-
-
-def _rows(stream: Any, path: Path, where: str) -> Numbered:
-    suffix = _suffix(path)
+def _rows(stream: Any, suffix: str, where: str) -> Numbered:
     if suffix == ".parquet":
         return _parquet(stream, where)
     head = bytes(stream.peek(8)[:8])
@@ -209,11 +207,11 @@ def _parquet(stream: Any, where: str) -> Numbered:
         _columns(file.schema_arrow.names, where)
         for batch in file.iter_batches(batch_size=_BATCH, use_threads=False):
             try:
-                found = batch.to_pylist()
+                rows = batch.to_pylist()
             except (ValueError, OverflowError):
-                found = [_single(batch.slice(index, 1)) for index in range(batch.num_rows)]
-            yield from enumerate(found, number + 1)
-            number += len(found)
+                rows = [_single(batch.slice(index, 1)) for index in range(batch.num_rows)]
+            yield from enumerate(rows, number + 1)
+            number += len(rows)
     except pa.ArrowException as error:
         raise DataError(f"{where}: not a readable Parquet file ({_one_line(error)}). Copy or download the file again.") from error
 

@@ -1,8 +1,8 @@
-"""What one kind can become when another is asked for, and the prompt inside each kind."""
+"""Conversions from one kind of record to another, and the prompt inside each kind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -24,61 +24,49 @@ def prompt_of(record: Record) -> Conversation:
     return record.prompt
 
 
-def _ask(record: Any) -> Iterable[Prompt]:
-    return (Prompt(prompt_of(record), id=record.id, metadata=record.metadata),)
-
-
-def _imitate_chosen(record: Comparison) -> Iterable[Demonstration]:
-    return (Demonstration(record.prompt + record.chosen, id=record.id, metadata=record.metadata),)
-
-
 def _judge_both(record: Comparison) -> Iterable[Feedback]:
     """The likelier side is desirable, whatever the source called it."""
     if record.tie:
         return ()
     likelier = record if record.probability >= 0.5 else record.swap()
-    return tuple(
-        Feedback(record.prompt, side, desirable, id=record.id, metadata=record.metadata)
-        for side, desirable in ((likelier.chosen, True), (likelier.rejected, False))
-    )
-
-
-def _imitate_desirable(record: Feedback) -> Iterable[Demonstration]:
-    if not record.desirable:
-        return ()
-    return (Demonstration(record.prompt + record.response, id=record.id, metadata=record.metadata),)
+    return Feedback(record.prompt, likelier.chosen, True), Feedback(record.prompt, likelier.rejected, False)
 
 
 def _imitate_solution(record: Problem) -> Iterable[Demonstration]:
     if not record.solution:
         raise DataError("empty response: the problem has no worked solution")
-    return (replace(demonstration(record.prompt, record.solution, record.metadata), id=record.id),)
+    return (demonstration(record.prompt, record.solution),)
 
 
 CONVERSIONS: dict[tuple[type, type], Callable[[Any], Iterable[Any]]] = {
-    (Comparison, Demonstration): _imitate_chosen,
+    (Comparison, Demonstration): lambda record: (Demonstration(record.prompt + record.chosen),),
     (Comparison, Feedback): _judge_both,
-    (Feedback, Demonstration): _imitate_desirable,
+    (Feedback, Demonstration): lambda record: (Demonstration(record.prompt + record.response),) if record.desirable else (),
     (Problem, Demonstration): _imitate_solution,
-    **{(kind, Prompt): _ask for kind in (Demonstration, Comparison, Feedback, StepLabels, Problem)},
+    (Problem, Prompt): lambda record: (Prompt(record.prompt, metadata={"answer": record.answer}),),
+    **{(k, Prompt): lambda record: (Prompt(prompt_of(record)),) for k in (Demonstration, Comparison, Feedback, StepLabels)},
 }
 """From a native kind to the kind asked for. A tie becomes a demonstration of its first side, but no feedback."""
 
 
 def reader_for(layout: Format, kind: type) -> Reader | None:
-    """The reader that gives `kind` from rows of this format, natively or by conversion; None if there is no way."""
-    if kind in layout.readers:
-        return layout.readers[kind]
-    convert = CONVERSIONS.get((layout.kind, kind))
+    """The reader that gives `kind` from rows of this format, natively or by conversion; None if there is no way.
+
+    What the format does not use becomes metadata of its records, beside what they bring along.
+    """
+    native = layout.readers.get(kind)
+    convert = CONVERSIONS.get((layout.kind, kind)) if native is None else lambda record: (record,)
     if convert is None or kind in layout.refuses:
         return None
-    native = layout.readers[layout.kind]
+    parse = native or layout.readers[layout.kind]
 
-    def read(row: Row) -> Iterable[Any]:
-        for record in native(row):
+    def read(row: Row) -> Iterator[Any]:
+        unused = layout.metadata(row)
+        for record in parse(row):
             if isinstance(record, DataError):
                 yield record
             else:
-                yield from convert(record)
+                metadata = {**unused, **record.metadata}
+                yield from (replace(other, metadata={**metadata, **other.metadata}) for other in convert(record))
 
     return read

@@ -5,45 +5,54 @@ A reason in a `DataError` reads "category: detail"; quarantined rows are counted
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import math
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
 
 from tether.core.errors import DataError
-from tether.core.types import Annotation, ChatRole, Comparison, Conversation, Demonstration, Feedback, Message
+from tether.core.types import Annotation, ChatRole, Comparison, Conversation, Demonstration, Feedback, Message, assistant
 from tether.data.formats.format import Row
 from tether.data.formats.json_rows import fault, kind_name, parse
+from tether.data.formats.transcripts import awaits_assistant, split_prompt
 
-ROLES: dict[str, ChatRole] = {
-    "user": "user",
-    "human": "user",
-    "prompter": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "bot": "assistant",
-    "chatgpt": "assistant",
-    "model": "assistant",
-    "function_call": "assistant",
-    "system": "system",
-    "developer": "system",
-    "tool": "tool",
-    "function": "tool",
-    "observation": "tool",
+T = TypeVar("T")
+
+_SPEAKERS: dict[ChatRole, str] = {
+    "user": "user human prompter",
+    "assistant": "assistant gpt bot chatgpt model function_call",
+    "system": "system developer",
+    "tool": "tool function observation",
 }
+ROLES: dict[str, ChatRole] = {name: role for role, names in _SPEAKERS.items() for name in names.split()}
+"""Every name that data sets give to a speaker."""
+_TURN_SHAPES = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"})
 
 
 def missing(value: Any) -> bool:
-    """Whether a cell holds nothing: null, or the NaN that data frames write for it."""
+    """True if a cell holds nothing: null, or the NaN that data frames write for it."""
     return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def first(row: Row, *names: str) -> tuple[str, Any]:
+    """The first of these columns that holds something, and what it holds.
+
+    Raises:
+        DataError: none of them does.
+    """
+    for name in names:
+        if not missing(row.get(name)):
+            return name, row[name]
+    raise DataError(f"missing text: nothing in column {' or '.join(names)}")
 
 
 def text(row: Row, *names: str) -> str:
     """The text in the first of these columns that holds something; numbers and booleans are written out."""
-    for name in names:
-        if not missing(row.get(name)):
-            return as_text(row[name], name)
-    raise DataError(f"missing text: nothing in column {' or '.join(names)}")
+    name, value = first(row, *names)
+    return as_text(value, name)
 
 
 def optional(row: Row, *names: str) -> str:
@@ -64,7 +73,7 @@ def number(value: Any, name: str) -> float:
     try:
         result = float(value)
     except (TypeError, ValueError, OverflowError):
-        raise DataError(f"not a number: column {name} holds {value!r:.40}") from None
+        result = math.nan
     if not math.isfinite(result):
         raise DataError(f"not a number: column {name} holds {value!r:.40}")
     return result
@@ -86,12 +95,17 @@ def sequence(value: Any, name: str) -> list[Any]:
     """A list, also from the JSON text of one, as CSV files carry it."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
-            value = _sound(parse(value), name)
+            value = _json_value(value, name)
         except ValueError as error:
             raise DataError(f"not a list: column {name} holds a text that only begins like one ({error})") from None
     if isinstance(value, list | tuple):
         return list(value)
     raise DataError(f"not a list: column {name} holds {kind_name(value)}")
+
+
+def texts(row: Row, name: str) -> tuple[str, ...]:
+    """The texts that a column lists."""
+    return tuple(as_text(item, name) for item in sequence(row.get(name), name))
 
 
 def turns(value: Any, speaker: ChatRole, name: str) -> Conversation:
@@ -124,10 +138,8 @@ def _from_json(value: Any) -> Any:
     except ValueError:
         return value
     items = decoded if isinstance(decoded, list) else [decoded]
-    spoken = all(
-        isinstance(item, dict) and ({"role", "content"} <= item.keys() or {"from", "value"} <= item.keys()) for item in items
-    )
-    return decoded if spoken and items else value
+    keys = [item.keys() if isinstance(item, dict) else set() for item in items]
+    return decoded if keys and all(any(own >= shape for shape in _TURN_SHAPES) for own in keys) else value
 
 
 def _message(item: Any, name: str) -> Message:
@@ -139,26 +151,40 @@ def _message(item: Any, name: str) -> Message:
         raise DataError(f"unknown role: {spoken!r:.40} in column {name}")
     content = item.get("content") if item.get("content") is not None else item.get("value")
     if isinstance(content, list):
-        content = "".join(_text_part(part, name) for part in content)
+        if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
+            raise DataError(f"not a text: a turn in column {name} has a part that is not text")
+        content = "".join(part["text"] for part in content)
+    calls = sequence(item.get("tool_calls") or (), name) if role == "assistant" else ()
+    content = "" if content is None and calls else content
     if not isinstance(content, str):
         raise DataError(f"not a message: the content of a turn in column {name} is {kind_name(content)} and not a text")
-    return Message(role, content)
+    return Message(role, content, tuple(_tool_call(call, name) for call in calls), tool_schemas(item.get("tools")))
 
 
-def _text_part(part: Any, name: str) -> str:
-    if isinstance(part, Mapping) and isinstance(part.get("text"), str):
-        return part["text"]
-    raise DataError(f"not a text: a turn in column {name} has a part that is not text")
+def _tool_call(call: Any, name: str) -> str:
+    """The JSON text of a call in OpenAI's format; its arguments, there the text of an object, become the object itself."""
+    try:
+        call = _json_value(call, name)
+        function, own = call.get("function", call), {"id": call["id"]} if call.get("id") else {}
+        called = {"name": function["name"], "arguments": _json_value(function["arguments"], name)}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        called, own = {}, {}
+    if not (called and isinstance(called["name"], str) and isinstance(called["arguments"], Mapping)):
+        raise DataError(f"unreadable tool call: in column {name} one has no function with a name and arguments")
+    return json.dumps({**own, "type": "function", "function": called}, ensure_ascii=False)
 
 
-def leftover(row: Row, used: Collection[str]) -> dict[str, Any]:
-    """What the format did not use, for reports; a column `metadata` is unfolded into it."""
-    rest = {key: value for key, value in row.items() if key and key not in used and value is not None}
-    inner = rest.get("metadata")
-    if isinstance(inner, Mapping):
-        del rest["metadata"]
-        rest = {**inner, **rest}
-    return rest
+def _json_value(value: Any, name: str) -> Any:
+    return _sound(parse(value), name) if isinstance(value, str) else value
+
+
+def tool_schemas(value: Any) -> str:
+    """The JSON text of a list of tools' schemas; nothing for any other value, since a column of that name may hold anything."""
+    with contextlib.suppress(DataError):
+        schemas = sequence(value, "tools")
+        if schemas and all(isinstance(schema, Mapping) for schema in schemas):
+            return json.dumps(schemas, ensure_ascii=False)
+    return ""
 
 
 def fold(words: str) -> str:
@@ -166,7 +192,7 @@ def fold(words: str) -> str:
     return " ".join(words.lower().split())
 
 
-def digest(messages: Conversation) -> str:
+def prompt_digest(messages: Conversation) -> str:
     """The name of a prompt: equal for prompts that differ in case and white space only."""
     return hashlib.blake2b("\x1f".join(fold(m.content) for m in messages).encode(), digest_size=8).hexdigest()
 
@@ -190,7 +216,7 @@ def checked_response(messages: Conversation, name: str) -> Conversation:
         raise DataError(f"empty response: {name} has no turn after the prompt")
     if messages[-1].role != "assistant":
         raise DataError(f"response ends on a {messages[-1].role} turn: in {name}")
-    if not messages[-1].content.strip():
+    if messages[-1].is_empty:
         raise DataError(f"empty response: {name} holds no text")
     return messages
 
@@ -201,79 +227,100 @@ def system_turn(row: Row) -> Conversation:
     return (Message("system", value),) if value.strip() else ()
 
 
-def demonstration(prompt: Conversation, response: str, metadata: Mapping[str, Any]) -> Demonstration:
-    answer = checked_response((Message("assistant", response),), "the response")
-    return Demonstration(checked_prompt(prompt) + answer, metadata=metadata)
+def prompt_turns(row: Row, *names: str) -> Conversation:
+    """The prompt of a row, whether a text, messages or a transcript that waits for the assistant; nothing without one."""
+    if all(missing(row.get(name)) for name in names):
+        return ()
+    name, value = first(row, *names)
+    return system_turn(row) + (split_prompt(value) if awaits_assistant(value) else turns(value, "user", name))
 
 
-def feedback(prompt: Conversation, response: Conversation, desirable: bool, metadata: Mapping[str, Any]) -> Feedback:
-    return Feedback(checked_prompt(prompt), checked_response(response, "the response"), desirable, metadata=metadata)
+def shared_prompt(chosen: Conversation, rejected: Conversation) -> int:
+    """The length of the longest shared opening that ends before an answer.
+
+    Raises:
+        DataError: both are the same, or they share no opening.
+    """
+    if chosen == rejected:
+        raise DataError("equal responses: chosen and rejected are the same")
+    shared = next((n for n, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other), None)
+    length = min(len(chosen), len(rejected)) if shared is None else shared
+    while length and chosen[length - 1].role not in ("user", "tool"):
+        length -= 1
+    if not length:
+        raise DataError("no shared prompt: chosen and rejected differ from the first turn on")
+    return length
 
 
-def comparison(
-    prompt: Conversation,
-    chosen: Conversation,
-    rejected: Conversation,
-    *,
-    tie: bool = False,
-    margin: float | None = None,
-    probability: float | None = None,
-    annotations: Sequence[Annotation] = (),
-    group: str = "",
-    metadata: Mapping[str, Any] | None = None,
-) -> Comparison:
-    """A checked comparison; its group is the prompt's digest unless the source names one.
+def attempt(make: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T | DataError]:
+    """One record for each item, or the reason why there is none: the other parts of a row stay good."""
+    for item in items:
+        try:
+            yield make(item)
+        except DataError as error:
+            yield error
+
+
+def up_to_reply(messages: Conversation) -> Demonstration:
+    """The turns up to the last one of the assistant.
+
+    Raises:
+        DataError: the assistant has none.
+    """
+    while messages and messages[-1].role != "assistant":
+        messages = messages[:-1]
+    if not messages:
+        raise DataError("no assistant turn: the conversation demonstrates nothing")
+    return Demonstration(messages)
+
+
+def demonstration(prompt: Conversation, response: str) -> Demonstration:
+    return Demonstration(checked_prompt(prompt) + checked_response((assistant(response),), "the response"))
+
+
+def feedback(prompt: Conversation, response: Conversation, desirable: bool) -> Feedback:
+    return Feedback(checked_prompt(prompt), checked_response(response, "the response"), desirable)
+
+
+def checked_comparison(pair: Comparison) -> Comparison:
+    """The comparison itself, if its prompt can be answered and its sides say different things.
+
+    Its group is the prompt's digest unless the source names one.
 
     Raises:
         DataError: the prompt or a response is empty, a response does not end on an assistant turn, or both are equal
             and yet one is preferred. (Equal responses that tie contradict nothing and are kept.)
     """
-    checked_prompt(prompt)
-    if chosen == rejected and not tie:
+    checked_prompt(pair.prompt)
+    if pair.chosen == pair.rejected and not pair.tie:
         raise DataError("equal responses: chosen and rejected are the same")
-    return Comparison(
-        prompt=prompt,
-        chosen=checked_response(chosen, "chosen"),
-        rejected=checked_response(rejected, "rejected"),
-        group=group or digest(prompt),
-        margin=margin,
-        tie=tie,
-        probability=probability if probability is not None else (0.5 if tie else 1.0),
-        annotations=tuple(annotations),
-        metadata=metadata or {},
-    )
+    checked_response(pair.chosen, "chosen")
+    checked_response(pair.rejected, "rejected")
+    return pair if pair.group else replace(pair, group=prompt_digest(pair.prompt))
 
 
 def judged(
     prompt: Conversation,
     sides: tuple[str, str],
-    votes: Sequence[tuple[str, float]],
+    votes: Mapping[str, float],
     *,
     probability: float | None = None,
     margin: float | None = None,
-    models: tuple[Any, Any] | None = None,
-    metadata: Mapping[str, Any] | None = None,
+    models: Sequence[Any] = (),
 ) -> Comparison:
-    """Two responses and the votes on them, each from +1 (the first is better) over 0 (a tie) to -1.
+    """Two responses and the votes on them by annotator, each from +1 (the first is better) over 0 (a tie) to -1.
 
     More than half of the votes decide which side is `chosen`; without that it is a tie. `probability` is that of the
-    first side, by default its share of the votes with ties halved. `margin` is taken as it is.
+    first side, by default its share of the votes with ties halved. `margin` is taken as it is, `models` wrote the sides.
     """
-    first, second = sum(lean > 0 for _, lean in votes), sum(lean < 0 for _, lean in votes)
-    share = probability if probability is not None else 0.5 + (first - second) / (2 * len(votes))
-    swapped = second > first
-    ordered = [(Message("assistant", side),) for side in (reversed(sides) if swapped else sides)]
-    facts = dict(metadata or {})
-    if models is not None:
-        facts["chosen_model"], facts["rejected_model"] = reversed(models) if swapped else models
-    facts["chosen_position"] = 2 if swapped else 1
-    return comparison(
-        prompt,
-        ordered[0],
-        ordered[1],
-        tie=2 * max(first, second) <= len(votes),
-        margin=margin,
-        probability=1.0 - share if swapped else share,
-        annotations=[Annotation(name, -lean if swapped else lean) for name, lean in votes],
-        metadata=facts,
-    )
+    won, lost = sum(lean > 0 for lean in votes.values()), sum(lean < 0 for lean in votes.values())
+    share = probability if probability is not None else 0.5 + (won - lost) / (2 * len(votes))
+    swapped = lost > won
+    order = slice(None, None, -1 if swapped else 1)
+    (chosen, rejected), sign = sides[order], -1.0 if swapped else 1.0
+    facts = dict(zip(("chosen_model", "rejected_model"), models[order], strict=False), chosen_position=2 if swapped else 1)
+    annotations = tuple(Annotation(name, sign * lean) for name, lean in votes.items())
+    tie, share = 2 * max(won, lost) <= len(votes), 1.0 - share if swapped else share
+    texts = (assistant(chosen),), (assistant(rejected),)
+    pair = Comparison(prompt, *texts, margin=margin, tie=tie, probability=share, annotations=annotations, metadata=facts)
+    return checked_comparison(pair)

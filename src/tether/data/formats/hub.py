@@ -23,7 +23,7 @@ class Address:
     split: str
 
 
-def parse(source: str) -> Address:
+def address_of(source: str) -> Address:
     """The address in hub:owner/name, hub:owner/name:split or hub:owner/name/config:split; the split is train unless named.
 
     Raises:
@@ -37,7 +37,7 @@ def parse(source: str) -> Address:
     return Address(match["name"], match["config"], match["split"] or "train")
 
 
-def rows(address: Address) -> Iterator[tuple[int, Row]]:
+def hub_rows(address: Address) -> Iterator[tuple[int, Row]]:
     """The rows of a split as they arrive, numbered from 1.
 
     Raises:

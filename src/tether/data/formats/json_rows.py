@@ -20,15 +20,15 @@ DEEPEST = 100
 """Lists and objects inside one another; whoever walks over a row may do so by recursion."""
 
 _NAMES = {dict: "an object", list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
-_SPACE = " \t\r\n"
+_SOLID = re.compile(r"[^ \t\r\n]")
 _BOM = codecs.BOM_UTF8
-_TOO_DEEP = f"malformed JSON: lists or objects nested more than {DEEPEST} deep"
+_TOO_DEEP = f"lists or objects nested more than {DEEPEST} deep"
 _UNPAIRED = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """What stands where a row should be."""
+    """A thing that is no row, in the place of one."""
 
     reason: str
     excerpt: str
@@ -41,17 +41,16 @@ def rows(stream: Any, is_lines: bool, where: str) -> Iterator[tuple[int, Row | B
         is_lines: the file says that it holds one object a line; only an array at its start can overrule that.
     """
     head = bytes(stream.peek(CHUNK)).removeprefix(_BOM).lstrip()
-    if head.startswith(b"["):
-        yield from _Elements(stream, where).array()
-    elif not is_lines and head.startswith(b"{") and _spans_lines(head):
-        yield from _Elements(stream, where).sequence()
+    is_array = head.startswith(b"[")
+    if is_array or (not is_lines and head.startswith(b"{") and _spans_lines(head)):
+        yield from _elements(stream, where, is_array)
     else:
         for number, line in text_lines(stream, where):
             yield number, line if isinstance(line, BadRow) else _line(line)
 
 
 def _spans_lines(head: bytes) -> bool:
-    """Whether the first object does not end on its first line (and the next line does not begin another one)."""
+    """True if the first object does not end on its first line (and the next line does not begin another one)."""
     first, newline, rest = head.partition(b"\n")
     if not newline or rest.lstrip().startswith(b"{"):
         return False
@@ -82,7 +81,7 @@ def text_lines(stream: IO[bytes], where: str) -> Iterator[tuple[int, str | BadRo
 
 def _line(line: str) -> Row | BadRow:
     try:
-        return as_row(parse(line), line)
+        return _as_row(parse(line), line)
     except ValueError as error:
         return BadRow(str(error), line[:400])
 
@@ -95,124 +94,112 @@ def parse(words: str) -> Any:
     """
     try:
         return json.loads(words)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"malformed JSON: {error.msg} at column {error.pos + 1}") from None
-    except ValueError:
-        raise ValueError("malformed JSON: a number of thousands of digits") from None
-    except RecursionError:
-        raise ValueError(_TOO_DEEP) from None
+    except (ValueError, RecursionError) as error:
+        place = f" at column {error.pos + 1}" if isinstance(error, json.JSONDecodeError) else ""
+        raise ValueError(f"malformed JSON: {_complaint(error)}{place}") from None
+
+
+def _complaint(error: ValueError | RecursionError) -> str:
+    """The fault of a text that a decoder's error names."""
+    if isinstance(error, json.JSONDecodeError):
+        return error.msg
+    return _TOO_DEEP if isinstance(error, RecursionError) else "a number of thousands of digits"
 
 
 def kind_name(value: Any) -> str:
-    """What JSON calls such a value, for messages."""
+    """The word of JSON for such a value, for messages."""
     return "nothing" if value is None else _NAMES.get(type(value), f"a {type(value).__name__}")
 
 
-def as_row(value: Any, source: str) -> Row | BadRow:
+def _as_row(value: Any, source: str) -> Row | BadRow:
     """The value, if it is an object."""
     return value if isinstance(value, dict) else BadRow(f"not an object: a row is {kind_name(value)}", ascii(source[:400])[1:-1])
 
 
-def fault(value: Any) -> str:
-    """Why a value cannot be used, wherever it came from: too deep, a text with NUL or that is no UTF-8; empty if it can."""
-    level = [value]
-    for _ in range(DEEPEST + 1):
-        for words in level:
-            if isinstance(words, str) and "\0" in words:
-                return "NUL character: a text holds a byte 0; take it out"
-            if isinstance(words, str) and not words.isascii() and (lone := _UNPAIRED.search(words)):
-                undecoded = 0xDC80 <= ord(lone[0]) <= 0xDCFF
-                return f"not UTF-8: {'undecodable byte' if undecoded else 'half a surrogate pair'}"
-        inside = [
-            (*outer, *outer.values()) if isinstance(outer, dict) else outer for outer in level if isinstance(outer, dict | list)
-        ]
-        if not inside:
+def fault(value: Any, depth: int = 0) -> str:
+    """The reason why a value cannot be used: too deep, a text with NUL or that is no UTF-8; empty if it can."""
+    if isinstance(value, str):
+        if "\0" in value:
+            return "NUL character: a text holds a byte 0; take it out"
+        if value.isascii() or not (lone := _UNPAIRED.search(value)):
             return ""
-        level = list(itertools.chain.from_iterable(inside))
-    return _TOO_DEEP
+        return f"not UTF-8: {'undecodable byte' if 0xDC80 <= ord(lone[0]) <= 0xDCFF else 'half a surrogate pair'}"
+    if not isinstance(value, dict | list):
+        return ""
+    if depth == DEEPEST:
+        return f"malformed JSON: {_TOO_DEEP}"
+    inside = itertools.chain(value, value.values()) if isinstance(value, dict) else value
+    return next((reason for item in inside if (reason := fault(item, depth + 1))), "")
 
 
-class _Elements:
-    """A window that moves over the text and decodes one element after the other."""
+def _elements(stream: IO[bytes], where: str, is_array: bool) -> Iterator[tuple[int, Row | BadRow]]:
+    """The elements of an array, or the values of a file that holds one after the other, with their 1-based numbers."""
+    window, index = _Window(stream), 0
+    if is_array:
+        window.next_character()
+        window.position += 1
+    while (character := window.next_character()) and not (is_array and character == "]"):
+        if is_array and character == ",":
+            window.position += 1
+            continue
+        index += 1
+        yield index, window.element(f"{where}, element {index}")
+    if not is_array:
+        return
+    if not character:
+        raise DataError(f"{where} is cut off: its JSON array does not end. Copy or download the file again.")
+    window.position += 1
+    if rest := window.next_character():
+        raise DataError(f"{where}: {rest!r} follows the end of the JSON array; a file holds one array, or one object a line.")
 
-    def __init__(self, stream: IO[bytes], where: str) -> None:
-        self._stream = stream
-        self._where = where
-        self._decode = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape").decode
-        self._decoder = json.JSONDecoder()
-        self._text = ""
-        self._position = 0
-        self._ended = False
-        self._index = 0
 
-    def array(self) -> Iterator[tuple[int, Row | BadRow]]:
-        self._next_character()
-        self._position += 1
-        while (character := self._next_character()) != "]":
-            if character == ",":
-                self._position += 1
-            elif not character:
-                raise DataError(f"{self._where} is cut off: its JSON array does not end. Copy or download the file again.")
-            else:
-                yield self._element()
-        self._position += 1
-        if rest := self._next_character():
-            raise DataError(
-                f"{self._where}: {rest!r} follows the end of the JSON array; a file holds one array, or one object a line."
-            )
+class _Window:
+    """The part of a text that is being decoded: it moves on as elements are taken out of it."""
 
-    def sequence(self) -> Iterator[tuple[int, Row | BadRow]]:
-        while self._next_character():
-            yield self._element()
+    def __init__(self, stream: IO[bytes]) -> None:
+        self.stream, self.text, self.position, self.ended = stream, "", 0, False
+        self.decode = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape").decode
+        self.decoder = json.JSONDecoder()
 
-    def _element(self) -> tuple[int, Row | BadRow]:
-        self._index += 1
+    def next_character(self) -> str:
+        """The next character that is not white space; empty at the end of the file."""
+        while not (match := _SOLID.search(self.text, self.position)):
+            self.position = len(self.text)
+            if not self.refill():
+                return ""
+        self.position = match.start()
+        return match[0]
+
+    def element(self, where: str) -> Row | BadRow:
+        """The value that begins here, taken out."""
         while True:
             try:
-                value, end = self._decoder.raw_decode(self._text, self._position)
-            except json.JSONDecodeError as error:
-                if self._may_continue(error) and self._refill():
+                value, end = self.decoder.raw_decode(self.text, self.position)
+            except (ValueError, RecursionError) as error:
+                if self._may_continue(error) and self.refill():
                     continue
-                raise self._malformed(error.msg) from None
-            except ValueError:
-                raise self._malformed("a number of thousands of digits") from None
-            except RecursionError:
-                raise self._malformed(f"lists or objects nested more than {DEEPEST} deep") from None
-            if end == len(self._text) and not isinstance(value, dict | list) and self._refill():
+                raise DataError(
+                    f"{where}: malformed JSON ({_complaint(error)}). What follows in the array cannot be told apart; "
+                    "mend the element, or write one object a line, where a bad line harms only itself."
+                ) from None
+            if end == len(self.text) and not isinstance(value, dict | list) and self.refill():
                 continue
-            source = self._text[self._position : end]
-            self._position = end
-            return self._index, as_row(value, source)
+            source = self.text[self.position : end]
+            self.position = end
+            return _as_row(value, source)
 
-    def _malformed(self, what: str) -> DataError:
-        return DataError(
-            f"{self._where}, element {self._index}: malformed JSON ({what}). What follows in the array cannot be "
-            "told apart; mend the element, or write one object a line, where a bad line harms only itself."
-        )
-
-    def _may_continue(self, error: json.JSONDecodeError) -> bool:
-        """Whether the error is only that the window ends here."""
-        if len(self._text) - self._position > LONGEST_ELEMENT:
+    def _may_continue(self, error: Exception) -> bool:
+        """True if the error is only that the window ends here."""
+        if not isinstance(error, json.JSONDecodeError) or len(self.text) - self.position > LONGEST_ELEMENT:
             return False
-        return error.msg.startswith("Unterminated string") or error.pos >= len(self._text) - 16
+        return error.msg.startswith("Unterminated string") or error.pos >= len(self.text) - 16
 
-    def _next_character(self) -> str:
-        """The next character that is not white space; empty at the end of the file."""
-        while True:
-            while self._position < len(self._text):
-                if self._text[self._position] not in _SPACE:
-                    return self._text[self._position]
-                self._position += 1
-            if not self._refill():
-                return ""
-
-    def _refill(self) -> bool:
+    def refill(self) -> bool:
         """More text in the window, at least as much as is left in it, so that long elements cost linear time."""
-        if self._ended:
+        if self.ended:
             return False
-        self._text = self._text[self._position :]
-        self._position = 0
-        chunk = self._stream.read(max(CHUNK, len(self._text)))
-        self._ended = not chunk
-        self._text += self._decode(chunk, self._ended)
+        self.text, self.position = self.text[self.position :], 0
+        chunk = self.stream.read(max(CHUNK, len(self.text)))
+        self.ended = not chunk
+        self.text += self.decode(chunk, self.ended)
         return True

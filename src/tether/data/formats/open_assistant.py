@@ -11,31 +11,32 @@ from itertools import combinations
 from typing import Any
 
 from tether.core.errors import DataError
-from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Message, Prompt
-from tether.data.formats.fields import ROLES, as_text, checked_prompt, comparison, leftover, missing, number, sequence
-from tether.data.formats.format import Format, Row
+from tether.core.types import Comparison, Conversation, Demonstration, Message, Prompt
+from tether.data.formats import fields
+from tether.data.formats.format import Row
 
 Node = Mapping[str, Any]
 
 
-def read_pairs(row: Row) -> Iterator[Comparison | DataError]:
+def read_tree(row: Row) -> Iterator[Comparison | DataError]:
     """All pairs of ranked assistant siblings, at every depth; 0 is the best rank and equal ranks tie.
 
     Unranked siblings give no pair. A tree without ranked siblings is no comparison at all.
     """
-    metadata = leftover(row, ("prompt", "message_tree_id"))
-    count = 0
-    for prompt, replies in _asked(_root(row), ()):
-        ranked = sorted((reply for reply in replies if not missing(reply.get("rank"))), key=_rank)
-        for better, worse in combinations(ranked, 2):
-            count += 1
-            try:
-                tie = _rank(better) == _rank(worse)
-                yield comparison(prompt, (_message(better),), (_message(worse),), tie=tie, metadata=metadata)
-            except DataError as error:
-                yield error
-    if not count:
+    ranked = [
+        (prompt, two)
+        for prompt, replies in _questions(_root(row), ())
+        for two in combinations(sorted((reply for reply in replies if not fields.missing(reply.get("rank"))), key=_rank), 2)
+    ]
+    if not ranked:
         raise DataError("no ranked siblings: the tree holds no comparison")
+    yield from fields.attempt(_pair, ranked)
+
+
+def _pair(ranked: tuple[Conversation, tuple[Node, Node]]) -> Comparison:
+    prompt, (better, worse) = ranked
+    tie, sides = _rank(better) == _rank(worse), ((_message(better),), (_message(worse),))
+    return fields.checked_comparison(Comparison(prompt, *sides, tie=tie, probability=0.5 if tie else 1.0))
 
 
 def read_best_path(row: Row) -> Iterator[Demonstration]:
@@ -45,16 +46,12 @@ def read_best_path(row: Row) -> Iterator[Demonstration]:
     while node is not None:
         path.append(_message(node))
         node = min(_replies(node), key=_rank, default=None)
-    while path and path[-1].role != "assistant":
-        path.pop()
-    if not path:
-        raise DataError("no assistant turn: nobody has answered this prompt")
-    yield Demonstration(tuple(path), metadata=leftover(row, ("prompt", "message_tree_id")))
+    yield fields.up_to_reply(tuple(path))
 
 
 def read_prompt(row: Row) -> Iterator[Prompt]:
     """The prompt at the root of the tree."""
-    yield Prompt(checked_prompt((_message(_root(row)),)), metadata=leftover(row, ("prompt", "message_tree_id")))
+    yield Prompt(fields.checked_prompt((_message(_root(row)),)))
 
 
 def _root(row: Row) -> Node:
@@ -64,37 +61,32 @@ def _root(row: Row) -> Node:
     return root
 
 
-def _asked(node: Node, before: Conversation) -> Iterator[tuple[Conversation, list[Node]]]:
+def _questions(node: Node, before: Conversation) -> Iterator[tuple[Conversation, list[Node]]]:
     """Every prompter turn with the conversation up to it and the replies to it."""
     path = (*before, _message(node))
     replies = _replies(node)
     if path[-1].role == "user":
         yield path, replies
     for reply in replies:
-        yield from _asked(reply, path)
+        yield from _questions(reply, path)
 
 
 def _replies(node: Node) -> list[Node]:
-    replies = sequence(node.get("replies") or (), "replies")
+    replies = fields.sequence(node.get("replies") or (), "replies")
     return [reply for reply in replies if isinstance(reply, Mapping) and not reply.get("deleted")]
 
 
 def _rank(node: Node) -> float:
-    return math.inf if missing(node.get("rank")) else number(node["rank"], "rank")
+    return math.inf if fields.missing(node.get("rank")) else fields.number(node["rank"], "rank")
 
 
 def _message(node: Node) -> Message:
-    role = ROLES.get(str(node.get("role")))
+    role = fields.ROLES.get(str(node.get("role")))
     if role is None:
         raise DataError(f"unknown role: {node.get('role')!r:.40}")
-    return Message(role, as_text(node.get("text"), "text"))
+    return Message(role, fields.as_text(node.get("text"), "text"))
 
 
-FORMATS = (
-    Format(
-        "open_assistant",
-        lambda row: isinstance(row.get("prompt"), Mapping) and ("message_tree_id" in row or "replies" in row["prompt"]),
-        {Comparison: read_pairs, Demonstration: read_best_path, Prompt: read_prompt},
-        refuses=(Feedback,),
-    ),
-)
+def is_tree(row: Row) -> bool:
+    """True if a row is a tree: its prompt is a node, and it says so or has replies."""
+    return isinstance(row["prompt"], Mapping) and ("message_tree_id" in row or "replies" in row["prompt"])

@@ -7,53 +7,90 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tether.core.errors import DataError
-from tether.data.formats import (
-    conversation,
-    hh,
-    instruction,
-    judged_pairs,
-    kto,
-    open_assistant,
-    preference,
-    problems,
-    prompts,
-    ranking,
-    steps,
-    truthful_qa,
-    webgpt,
-)
+from tether.core.types import Comparison, Demonstration, Feedback, Problem, Prompt, StepLabels
+from tether.data.formats import conversations, judged_pairs, open_assistant, preference, problems, ranking, verdicts
+from tether.data.formats.conversations import prompt_reader
 from tether.data.formats.conversions import reader_for
 from tether.data.formats.format import KINDS, Format, Reader, Row
+from tether.data.formats.transcripts import is_transcript
 
+_PAIR = {Comparison: preference.read_pair}
+_CONVERSATION = {Demonstration: conversations.read_conversation, Prompt: conversations.read_opening}
+_INSTRUCTION = {Demonstration: conversations.read_instruction}
+_TREE = {Comparison: open_assistant.read_tree, Demonstration: open_assistant.read_best_path, Prompt: open_assistant.read_prompt}
+_SOLUTIONS = {
+    Feedback: problems.read_gsm8k_solutions,
+    Problem: problems.read_gsm8k_truth,
+    Prompt: prompt_reader("question"),
+}
+_QUESTION_ANSWER = {Problem: problems.read_question_answer, Demonstration: problems.answer_demonstration}
+_PROMPTS = ("prompt", "question", "instruction", "problem", "query")
+
+
+def _two_transcripts(row: Row) -> bool:
+    return is_transcript(row["chosen"]) and is_transcript(row["rejected"]) and "prompt" not in row
+
+
+# The middle of a ranking is chosen in one pair and rejected in the next: as single verdicts these would contradict.
+# fmt: off
 FORMATS: tuple[Format, ...] = (
-    *hh.FORMATS,
-    *preference.FORMATS,
-    *ranking.FORMATS,
-    *webgpt.FORMATS,
-    *judged_pairs.FORMATS,
-    *open_assistant.FORMATS,
-    *kto.FORMATS,
-    *steps.FORMATS,
-    *truthful_qa.FORMATS,
-    *(layout for layout in prompts.FORMATS if layout.name != "prompts"),
-    *instruction.FORMATS,
-    *conversation.FORMATS,
-    *problems.FORMATS,
-    *(layout for layout in prompts.FORMATS if layout.name == "prompts"),
+    Format("hh", "chosen rejected", {Comparison: preference.read_transcripts}, holds=_two_transcripts),
+    Format("sharegpt_pairs", "conversations chosen rejected", _PAIR, preference.PAIR_COLUMNS),
+    Format("preference", "chosen rejected", _PAIR, preference.PAIR_COLUMNS),
+    Format("ultrafeedback", "instruction completions", ranking.readers(ranking.ultrafeedback),
+           "models correct_answers incorrect_answers", refuses=(Feedback,)),
+    Format("nectar", "prompt answers", ranking.readers(ranking.nectar), "num_responses", refuses=(Feedback,)),
+    Format("ranking", "prompt|question|instruction responses scores|ranks", ranking.readers(ranking.lists),
+           "system", refuses=(Feedback,)),
+    Format("webgpt", "question answer_0 answer_1 score_0 score_1", {Comparison: preference.read_webgpt}, "(quotes|tokens)_[01]"),
+    Format("webgpt_lists", "text score", {Comparison: preference.read_webgpt_lists}),
+    Format("alpaca_eval", "instruction output_1 output_2 preference", {Comparison: judged_pairs.read_alpaca_eval},
+           "input generator_1 generator_2 annotator"),
+    Format("llmbar", "input output_1 output_2 label", {Comparison: judged_pairs.read_llmbar}),
+    Format("pandalm", "instruction response1 response2 annotator1|annotator_1", {Comparison: judged_pairs.read_pandalm},
+           r"input cmp_key annotator_?\d{1,9}"),
+    Format("open_instruct", "prompt completion_a completion_b preference", {Comparison: judged_pairs.read_open_instruct},
+           "model_a model_b evaluator"),
+    Format("open_assistant", "prompt", _TREE, "message_tree_id", holds=open_assistant.is_tree, refuses=(Feedback,)),
+    Format("kto_messages", "messages|conversations label|kto_tag", {Feedback: verdicts.read_feedback}, verdicts.KTO_COLUMNS),
+    Format("kto", "prompt|question completion|response label", {Feedback: verdicts.read_feedback}, verdicts.KTO_COLUMNS),
+    Format("prmbench", "modified_process error_steps", {StepLabels: verdicts.read_prmbench},
+           "modified_question original_process original_response modified_steps"),
+    Format("steps", "prompt|question|problem steps|completions labels", {StepLabels: verdicts.read_steps}, "system"),
+    Format("truthful_qa", "question answer true info", {Feedback: verdicts.read_truthful_qa}),
+    Format("mt_bench", "turns", {Prompt: conversations.read_turns}, "question_id"),
+    Format("human_eval", "prompt +entry_point +test", {Prompt: prompt_reader("prompt")}, "system task_id"),
+    Format("model_written_evals", "question +answer_matching_behavior", {Prompt: prompt_reader("question")}, "system task_id"),
+    Format("sycophancy", "prompt +corrects +incorrects", {Prompt: prompt_reader("prompt")}, "system task_id"),
+    Format("self_instruct", "instruction instances", {Demonstration: conversations.read_self_instruct}),
+    Format("alpaca_eval_instructions", "instruction output +generator", _INSTRUCTION, "response system history input context"),
+    Format("dolly", "instruction context response", _INSTRUCTION, "output system history input"),
+    Format("alpaca", "instruction output|response", _INSTRUCTION, "system history input context"),
+    Format("messages", "messages", _CONVERSATION, "conversations system"),
+    Format("sharegpt", "conversations", _CONVERSATION, "messages system"),
+    Format("prompt_response", "prompt|question|query response|completion|output",
+           {Demonstration: conversations.read_prompt_response}, "answer system"),
+    Format("gsm8k_solutions", "question", _SOLUTIONS, ".*", holds=problems.has_judged_solutions),
+    Format("gsm8k", "question answer", {Problem: problems.read_gsm8k}, holds=problems.has_final_line),
+    Format("math", "problem solution", {Problem: problems.read_math}, "answer"),
+    Format("question_answer", "question|prompt|problem|instruction answer|ground_truth", _QUESTION_ANSWER, "solution system"),
+    Format("prompts", "|".join(_PROMPTS), {Prompt: prompt_reader(*_PROMPTS)}, "system task_id"),
 )
+# fmt: on
+"""The narrow ones before the wide ones: of several that fit a row, the first that can give what is wanted is taken."""
 
 
-def named(name: str) -> Format:
+def format_named(name: str) -> Format:
     """A format by its name.
 
     Raises:
         DataError: no format has this name.
     """
-    known = {layout.name: layout for layout in FORMATS}
-    if name in known:
-        return known[name]
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known formats: {', '.join(sorted(known))}"
+    layouts = {layout.name: layout for layout in FORMATS}
+    if name in layouts:
+        return layouts[name]
+    near = difflib.get_close_matches(name, layouts, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}?" if near else f"known formats: {', '.join(sorted(layouts))}"
     raise DataError(f"unknown data format {name!r} ({hint}); or leave it at 'auto'.")
 
 
@@ -74,7 +111,7 @@ def detect(rows: Sequence[Row], kind: type | None, where: str) -> Format:
             f"{where}: no known format has the columns {_columns(rows[0])}. Name the columns as one of them does, for example "
             "prompt, chosen, rejected (preferences), messages (demonstrations) or prompt (prompts)."
         )
-    return named(votes.most_common(1)[0][0])
+    return format_named(votes.most_common(1)[0][0])
 
 
 def kind_reader(layout: Format, kind: type, where: str, row: Row) -> Reader:
@@ -87,8 +124,8 @@ def kind_reader(layout: Format, kind: type, where: str, row: Row) -> Reader:
     if reader is None:
         wanted, needs = KINDS[kind]
         held = KINDS[layout.kind][0]
-        found = held if layout.name.rstrip("s") in held else f"{layout.name} {held}"
-        raise DataError(f"{where} looks like {found} (columns {_columns(row)}), not {wanted}. {needs}")
+        look = held if layout.name.rstrip("s") in held else f"{layout.name} {held}"
+        raise DataError(f"{where} looks like {look} (columns {_columns(row)}), not {wanted}. {needs}")
     return reader
 
 

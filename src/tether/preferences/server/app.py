@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
@@ -12,12 +11,12 @@ from fastapi.responses import Response
 from sqlalchemy.exc import OperationalError
 from starlette.exceptions import HTTPException as PlainHTTPException
 
-from tether.core.errors import ConfigError
+from tether.core.errors import ConfigError, TetherError
 from tether.preferences.server import pages
-from tether.preferences.server.guard import HEADERS, Guard
-from tether.preferences.server.settings import ServerConfig
+from tether.preferences.server.guard import HEADERS, guarded
+from tether.preferences.server.settings import SiteConfig
 from tether.preferences.server.site import STATIC, NotInvitedError, Site, go, site_of
-from tether.preferences.store import Store, StoreError
+from tether.preferences.store import Store
 
 TITLES = {
     400: "This cannot be read", 403: "Not allowed", 404: "There is nothing here", 405: "This cannot be done here",
@@ -25,20 +24,16 @@ TITLES = {
 }  # fmt: skip
 
 
-def create_app(store: Store, settings: ServerConfig | None = None) -> FastAPI:
+def create_app(store: Store, settings: SiteConfig | None = None) -> FastAPI:
     """The application; handlers that read or write the store run in threads, so that none holds up the others."""
-    settings = settings or ServerConfig()
+    settings = settings or SiteConfig()
     app = FastAPI(title="tether", docs_url=None, redoc_url=None, openapi_url=None)
     app.state.site = Site(store, settings)
     app.include_router(pages.router)
     app.add_api_route("/static/{name}", static, include_in_schema=False)
-    handlers: dict[Any, Any] = {
-        StoreError: _refused, NotInvitedError: _not_invited, PlainHTTPException: _http, RequestValidationError: _unreadable,
-        OperationalError: _unavailable, Exception: _broken,
-    }  # fmt: skip
-    for kind, handler in handlers.items():
-        app.add_exception_handler(kind, handler)
-    app.add_middleware(Guard, hosts=settings.hosts)
+    for kind in (TetherError, NotInvitedError, PlainHTTPException, RequestValidationError, OperationalError, Exception):
+        app.add_exception_handler(kind, _apology)
+    app.middleware("http")(guarded)
     return app
 
 
@@ -50,7 +45,7 @@ async def static(request: Request, name: str) -> Response:
     return Response(content, headers={"content-type": STATIC[name], "cache-control": "public, max-age=31536000, immutable"})
 
 
-def listen(settings: ServerConfig) -> tuple[socket.socket, ServerConfig]:
+def listen(settings: SiteConfig) -> tuple[socket.socket, SiteConfig]:
     """A socket that listens, and the settings with its port, where 0 asked for any that is free.
 
     Raises:
@@ -70,7 +65,7 @@ def listen(settings: ServerConfig) -> tuple[socket.socket, ServerConfig]:
     return opened, settings.model_copy(update={"port": opened.getsockname()[1]})
 
 
-def serve(store: Store, settings: ServerConfig, opened: socket.socket) -> None:
+def run_server(store: Store, settings: SiteConfig, opened: socket.socket) -> None:
     """Serve until interrupted; what `listen` gave is closed at the end."""
     import uvicorn
 
@@ -82,42 +77,31 @@ def serve(store: Store, settings: ServerConfig, opened: socket.socket) -> None:
     uvicorn.Server(config).run(sockets=[opened])
 
 
-def _sentence(error: Exception) -> str:
-    text = str(error)
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
-
-
-async def _refused(request: Request, error: StoreError) -> Response:
-    return site_of(request).message(409, "This did not work", _sentence(error))
-
-
-async def _not_invited(request: Request, error: NotInvitedError) -> Response:
-    if request.method == "GET":
-        return go("/join")
-    text = "Your session has ended, so nothing was done."
-    return site_of(request).message(401, "You are not signed in", text, ("/join", "Sign in"))
-
-
-async def _http(request: Request, error: PlainHTTPException) -> Response:
-    standard = error.detail in ("Not Found", "Method Not Allowed")
-    text = "Perhaps the address was cut off." if standard else str(error.detail)
-    response = site_of(request).message(error.status_code, TITLES.get(error.status_code, "This did not work"), text)
-    response.headers.update(error.headers or {})
-    return response
-
-
-async def _unreadable(request: Request, error: RequestValidationError) -> Response:
-    return site_of(request).message(400, TITLES[400], "This address does not hold what it should.")
-
-
-async def _unavailable(request: Request, error: OperationalError) -> Response:
-    logging.getLogger("uvicorn.error").error("the store cannot be used: %s", error.orig)
-    text = "The store cannot be reached or written just now, so nothing was kept. Go back and try again in a moment."
-    return site_of(request).message(503, "Please try again", text, ("/", "Start again"))
-
-
-async def _broken(request: Request, error: Exception) -> Response:
+async def _apology(request: Request, error: Exception) -> Response:
+    """A page that says in a sentence what did not work, and shows a way on."""
+    site = site_of(request)
+    match error:
+        case NotInvitedError() if request.method == "GET":
+            return go("/join")
+        case NotInvitedError():
+            text = "Your session has ended, so nothing was done."
+            return site.message(401, "You are not signed in", text, ("/join", "Sign in"))
+        case TetherError():
+            text = str(error)
+            return site.message(409, "This did not work", text[:1].upper() + text[1:] + ("" if text.endswith(".") else "."))
+        case RequestValidationError():
+            return site.message(400, TITLES[400], "This address does not hold what it should.")
+        case OperationalError():
+            logging.getLogger("uvicorn.error").error("the store cannot be used: %s", error.orig)
+            text = "The store cannot be reached or written just now, so nothing was kept. Go back and try again in a moment."
+            return site.message(503, "Please try again", text, ("/", "Start again"))
+        case PlainHTTPException():
+            standard = error.detail in ("Not Found", "Method Not Allowed")
+            text = "Perhaps the address was cut off." if standard else str(error.detail)
+            response = site.message(error.status_code, TITLES.get(error.status_code, "This did not work"), text)
+            response.headers.update(error.headers or {})
+            return response
     text = "Something is wrong on our side, and what you sent may not have been kept. The server's log says more."
-    response = site_of(request).message(500, "This did not work", text, ("/", "Start again"))
+    response = site.message(500, "This did not work", text, ("/", "Start again"))
     response.headers.update({**HEADERS, "cache-control": "no-store"})  # this handler stands before the guard
     return response

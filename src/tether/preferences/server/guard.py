@@ -1,4 +1,4 @@
-"""What stands before every request: whose name it asks for, where it comes from, how large it is, how often it tries.
+"""Checks before every request: the host it asks for, its origin, its size, and the number of failed attempts.
 
 A page of another site must neither read nor post anything here, and a text of a model must stay a text: the headers below forbid
 inline scripts, frames, foreign resources and caching, and every form carries a token that only its own session can know.
@@ -11,11 +11,11 @@ import hmac
 import math
 import re
 import time
-from collections.abc import Callable, MutableMapping
-from typing import Any
+from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qsl, urlsplit
 
 from fastapi import HTTPException, Request
+from fastapi.responses import PlainTextResponse, Response
 
 MAX_BODY = 1 << 20
 MAX_FIELDS = 64
@@ -30,37 +30,21 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
 }
-Scope = MutableMapping[str, Any]
+NOT_OURS = "This server does not answer to that name. Open it by the address in your invitation.\n"
 
 
-class Guard:
-    """ASGI middleware: refuses names that are not ours (DNS rebinding) and puts the headers on every response."""
-
-    def __init__(self, app: Any, hosts: frozenset[str]) -> None:
-        self.app, self.hosts = app, hosts
-
-    async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
-        if scope["type"] != "http":
-            return await self.app(scope, receive, send)
-
-        async def guarded(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                present = {name for name, _ in message["headers"]}
-                wanted = HEADERS if b"cache-control" in present else {**HEADERS, "cache-control": "no-store"}
-                message["headers"] = [*message["headers"], *((k.encode(), v.encode()) for k, v in wanted.items())]
-            await send(message)
-
-        names = [value.decode("latin-1") for key, value in scope["headers"] if key == b"host"]
-        if len(names) == 1 and _hostname(names[0]) in self.hosts:
-            return await self.app(scope, receive, guarded)
-        head = {"type": "http.response.start", "status": 421, "headers": [(b"content-type", b"text/plain; charset=utf-8")]}
-        await guarded(head)
-        text = "This server does not answer to that name. Open it by the address in your invitation.\n"
-        await guarded({"type": "http.response.body", "body": text.encode()})
+async def guarded(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
+    """Middleware: refuses names that are not ours (DNS rebinding) and puts the headers on every response."""
+    names = request.headers.getlist("host")
+    is_ours = len(names) == 1 and _hostname(names[0]) in request.app.state.site.settings.hosts
+    response = await call_next(request) if is_ours else PlainTextResponse(NOT_OURS, 421)
+    for name, value in {"cache-control": "no-store", **HEADERS}.items():
+        response.headers.setdefault(name, value)
+    return response
 
 
 class Form:
-    """What a form sent: texts without control characters, numbers within their bounds."""
+    """The fields of a form: texts without control characters, numbers within their bounds."""
 
     def __init__(self, fields: dict[str, str]) -> None:
         self.fields = fields
@@ -120,7 +104,7 @@ def _too_large(close: bool) -> HTTPException:
 
 
 def form_token(secret: str) -> str:
-    """What a form must carry: derived from a cookie that no other site can read."""
+    """The token that a form must carry, derived from a cookie that no other site can read."""
     return hashlib.sha256(f"form/{secret}".encode()).hexdigest()
 
 
@@ -148,7 +132,7 @@ def _hostname(header: str) -> str | None:
 
 
 class Attempts:
-    """Failed tries by network address: so many a minute, and no more than `capacity` addresses remembered."""
+    """Failed attempts by network address: `allowed` a minute, with at most `capacity` addresses remembered."""
 
     def __init__(self, allowed: int, capacity: int = 10_000, clock: Callable[[], float] = time.monotonic) -> None:
         self.allowed, self.capacity, self.clock = allowed, capacity, clock

@@ -12,6 +12,8 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from markupsafe import Markup
 
+from tether.core.visible import visible
+
 CUT = 8_000
 """Characters of a text that are shown at once; the rest is asked for."""
 LONGEST = 20_000
@@ -21,31 +23,31 @@ CELLS = 10_000
 """Of tables whose short rows are filled up with empty cells, as many as a text of `LONGEST` characters can hold full ones."""
 
 
-def readable(text: str) -> str:
-    """The text without what cannot be written as UTF-8 (halves of surrogate pairs) or shown (control characters)."""
+def shown_text(text: str) -> str:
+    """The text without what cannot be written as UTF-8 (halves of surrogate pairs), controls by their signs."""
     whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-    return re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]", "�", whole)
+    return visible(whole.replace("\r\n", "\n").replace("\r", "\n"))
 
 
 def rendered(text: str) -> Markup:
     """Markdown as HTML; a text beyond `LONGEST`, or one whose tables may have more than `CELLS`, as it is."""
-    return plain(text) if len(text) > LONGEST or _cells(text) > CELLS else _rendered(text)
+    return as_written(text) if len(text) > LONGEST or _cells(text) > CELLS else _rendered(text)
 
 
 def _cells(text: str) -> int:
-    """What a table of all of these lines would have at most."""
+    """The largest number of cells that a table of all these lines could have."""
     lines = re.split(r"[\r\n]", text)
     return len(lines) * max(line.count("|") for line in lines)
 
 
 @lru_cache(maxsize=256)
 def _rendered(text: str) -> Markup:
-    return Markup(_parser().render(readable(text)))
+    return Markup(_parser().render(shown_text(text)))
 
 
-def plain(text: str) -> Markup:
+def as_written(text: str) -> Markup:
     """The text as it is, in blocks that a browser lays out only when they come into view."""
-    text = readable(text)
+    text = shown_text(text)
     blocks = (text[start : start + BLOCK] for start in range(0, max(len(text), 1), BLOCK))
     return Markup("".join(f'<pre class="plain">{html.escape(block)}</pre>' for block in blocks))
 

@@ -1,4 +1,4 @@
-"""What an administrator sees: how fast the work goes, how people agree, and who works how."""
+"""The administrator's overview: the pace of the work, the agreement of people, and the work of each of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tether.preferences.agreement import Figure, krippendorff_alpha, raw_agreement
+from tether.preferences.agreement import Coefficient, krippendorff_alpha, raw_agreement
 from tether.preferences.exchange import Worker, gold_answers, votes, workers
 from tether.preferences.quality import Suspicion, suspicious
 from tether.preferences.store import DAY, Store
@@ -25,8 +25,8 @@ class Overview:
     hours: list[tuple[float, int]]
     """Judgments in each of the last 24 hours, by when the hour began."""
     days: list[tuple[float, int]]
-    raw: Figure
-    alpha: Figure
+    raw: Coefficient
+    alpha: Coefficient
     people: list[Worker]
     suspects: list[Suspicion]
 
@@ -34,22 +34,22 @@ class Overview:
 def overview(store: Store) -> Overview:
     """Sum up the whole store; agreement is that of annotators, without experts and gold questions."""
     now, people, gold = store.clock(), store.annotators(), gold_answers(store)
-    said = list(votes(store, names=True, gold=True, experts=True))
-    compared = [vote for vote in said if not vote.expert and vote.item not in gold]
+    cast = list(votes(store, names=True, gold=True, experts=True))
+    compared = [vote for vote in cast if not vote.expert and vote.item not in gold]
     return Overview(
         at=now,
         counts=store.counts(),
-        hours=_histogram(said, now, HOUR, 24),
-        days=_histogram(said, now, DAY, 14),
+        hours=_histogram(cast, now, HOUR, 24),
+        days=_histogram(cast, now, DAY, 14),
         raw=raw_agreement(compared, coding="verdict"),
         alpha=krippendorff_alpha(compared, coding="verdict"),
-        people=workers(people, said, gold),
-        suspects=suspicious((vote for vote in said if not vote.expert), gold=gold),
+        people=workers(people, cast, gold),
+        suspects=suspicious((vote for vote in cast if not vote.expert), gold=gold),
     )
 
 
-class Remembered:
-    """An overview that is made anew only after so many times as long as making it took."""
+class CachedOverview:
+    """An overview that is kept `patience` times as long as making it took."""
 
     def __init__(self, store: Store, patience: float = 20.0) -> None:
         self.store, self.patience, self.until, self.last = store, patience, 0.0, None
@@ -64,7 +64,7 @@ class Remembered:
         return self.last
 
 
-def _histogram(said: Sequence[Vote], now: float, width: float, number: int) -> list[tuple[float, int]]:
+def _histogram(cast: Sequence[Vote], now: float, width: float, number: int) -> list[tuple[float, int]]:
     last = int(now // width)
-    counts = Counter(int(vote.at // width) for vote in said)
+    counts = Counter(int(vote.at // width) for vote in cast)
     return [(place * width, counts[place]) for place in range(last - number + 1, last + 1)]

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Annotated, Any, get_args
 
-from fastapi import APIRouter, Depends, HTTPException
+from fastapi import APIRouter, Depends, HTTPException, Path, Query
 from fastapi.responses import Response
 
-from tether.core.errors import ConfigError
 from tether.preferences.server import markdown
 from tether.preferences.server.guard import Form, check_token, posted_form
 from tether.preferences.server.progress import shown_conversation, side_on_left, taken_back, waiting
@@ -16,7 +15,8 @@ from tether.preferences.server.settings import checked_criteria
 from tether.preferences.server.site import SESSION, VISIT, Visit, go, seen_by, sent_by, visit
 from tether.preferences.store import DAY, StoreError
 from tether.preferences.tables import GuidelineRow, Role
-from tether.preferences.work import MAX_COMMENT, Assigned, Verdict, answer_on
+from tether.preferences.votes import MAX_COMMENT, Opinion, answer_on, placed
+from tether.preferences.work import Assigned
 
 router = APIRouter()
 ROLES: tuple[str, ...] = get_args(Role)
@@ -26,7 +26,9 @@ JudgeSent = Annotated[Visit, Depends(sent_by(*ROLES))]
 Expert = Annotated[Visit, Depends(seen_by("expert", "admin"))]
 Admin = Annotated[Visit, Depends(seen_by("admin"))]
 AdminSent = Annotated[Visit, Depends(sent_by("admin"))]
-SAID = {
+Number = Annotated[int, Path(ge=1, lt=2**31)]
+Place = Annotated[int | None, Query(ge=0, lt=2**31)]
+DONE = {
     "kept": "Your judgment is kept.",
     "skipped": "Skipped: this task goes to somebody else.",
     "flagged": "Flagged: an expert will look at it.",
@@ -98,37 +100,32 @@ def task(visit: Judge, done: str = "") -> Response:
     """The person's task, or word that there is none."""
     site, person = visit.site, visit.person
     assigned, progress = site.work.next(visit.number), site.work_count.of(person)
-    common: dict[str, Any] = {"said": SAID.get(done, ""), "progress": progress, "expert": person.role != "annotator"}
+    common: Any = {"said": DONE.get(done, ""), "progress": progress, "expert": person.role != "annotator"}
     if assigned is None:
         return visit.page("nothing.html", **common)
     before = taken_back(site.store, assigned.assignment)
-    ratings = {_shown_rating(assigned, name): value for name, value in (before.ratings if before else {}).items()}
+    ratings = placed(before.ratings, assigned.places) if before else {}
     # A conversation's latest turns say what is asked for.
     left, right = assigned.sides
     return visit.page(
         "judge.html", assigned=assigned, left=left, right=right, guidelines=site.store.guidelines(),
         earlier=max(len(assigned.prompt) - MAX_TURNS, 0), turns=assigned.prompt[-MAX_TURNS:], opened=site.store.clock(),
-        before=before, ratings=ratings, others=[_seen(assigned, dict(said)) for said in assigned.others],
+        before=before, ratings=ratings, others=[_seen(assigned, other) for other in assigned.others],
         STRENGTHS=STRENGTHS, SIDES=SIDES, MAX_COMMENT=MAX_COMMENT, **common,
     )  # fmt: skip
 
 
 @router.post("/judge")
-def judge(visit: JudgeSent) -> Response:
+def keep_judgment(visit: JudgeSent) -> Response:
     site, form = visit.site, visit.form
     assignment, choice = form.whole("assignment", 1), form.text("choice")
     left = side_on_left(site.store, assignment, visit.number)
     guidelines = site.store.guidelines(form.whole("guidelines"))
     strength = form.whole("strength", 0, 3) if form.text("strength") else 0
-    verdict = Verdict(
-        answer_on(choice, left),
-        strength=strength if strength and choice in ("left", "right") else None,
-        ratings=_ratings(form, guidelines, left),
-        comment=form.text("comment").strip(),
-        seconds=_seconds(form, site.store.clock()),
-        guidelines=guidelines.version or 0,
-    )
-    site.work.judge(assignment, visit.number, verdict)
+    strength = (strength or None) if choice in ("left", "right") else None
+    ratings, comment, seconds = _ratings(form, guidelines, left), form.text("comment").strip(), _seconds(form, site.store.clock())
+    opinion = Opinion(answer_on(choice, left), strength, ratings, comment, seconds, guidelines.version or 0)
+    site.work.judge(assignment, visit.number, opinion)
     every = site.settings.rest_every
     rest = every and site.work_count.of(visit.person).mine % every == 0
     return go("/rest" if rest else "/judge?done=kept#task")
@@ -162,23 +159,20 @@ def rest(visit: Judge) -> Response:
 
 
 @router.get("/whole/{assignment}/{part}")
-def whole(visit: Judge, assignment: str, part: str, turn: str = "") -> Response:
+def whole_text(visit: Judge, assignment: Number, part: str, turn: Place = None) -> Response:
     """All of a text that the task's page shows the beginning of."""
     names = {"prompt": "The whole conversation", "left": "The whole of answer 1", "right": "The whole of answer 2"}
-    number = Form({"n": assignment}).whole("n", 1)
-    turns = shown_conversation(visit.site.store, number, visit.number, part) if part in names else None
-    if turns is None:
+    turns = shown_conversation(visit.site.store, assignment, visit.number, part) if part in names else None
+    turns = turns if turn is None or turns is None else turns[turn : turn + 1]
+    if not turns:
         raise HTTPException(404, "There is no such text, or it is not yours to read.")
-    if turn:
-        place = Form({"n": turn}).whole("n", 0, max(len(turns) - 1, 0))
-        turns = turns[place : place + 1]
-    show = markdown.plain if part == "prompt" and not turn else markdown.rendered
+    show = markdown.as_written if part == "prompt" and turn is None else markdown.rendered
     return visit.page("whole.html", title=names[part], texts=[(m.role, show(m.content)) for m in turns])
 
 
 @router.get("/experts")
 def experts(visit: Expert) -> Response:
-    """What waits for an expert."""
+    """The tasks that wait for an expert."""
     store = visit.site.store
     total = store.counts()["tasks_expert"]
     return visit.page("experts.html", rows=waiting(store, visit.person), total=total, said_of=_summary)
@@ -186,28 +180,22 @@ def experts(visit: Expert) -> Response:
 
 def _ratings(form: Form, guidelines: GuidelineRow, left: str) -> dict[str, int]:
     """Ratings by `criterion/first` and `criterion/second`, of the criteria that stood on the page."""
-    fields = {f"rating-{place}-{side}": f"{name}/{answer_on(side, left)}" for place, name in enumerate(guidelines.criteria)
-              for side in ("left", "right")}  # fmt: skip
+    criteria = [(place, name, side) for place, name in enumerate(guidelines.criteria) for side in ("left", "right")]
+    fields = {f"rating-{place}-{side}": f"{name}/{answer_on(side, left)}" for place, name, side in criteria}
     return {name: form.whole(field, 1, 5) for field, name in fields.items() if form.text(field)}
 
 
-def _shown_rating(assigned: Assigned, name: str) -> str:
-    criterion, _, answer = name.rpartition("/")
-    return f"{criterion}/{'left' if answer == assigned.left else 'right'}"
-
-
 def _seconds(form: Form, now: float) -> float:
-    """What the script measured while the page was in view; without it, since the page was made."""
+    """The time that the script measured while the page was in view; without it, the time since the page was made."""
     passed = min(max(now - (form.number("opened") or now), 0.0), DAY)
     measured = form.number("seconds")
     return round(min(measured, passed + 1) if measured is not None and measured > 0 else passed, 2)
 
 
-def _seen(assigned: Assigned, said: dict[str, Any]) -> dict[str, str]:
-    """What another person said, by where the answers stand on this screen."""
-    choice = said["choice"]
-    side = choice if choice in ("tie", "both_bad") else "left" if choice == assigned.left else "right"
-    return {"what": SIDES[side], "how": STRENGTHS.get(said["strength"], ""), "comment": said["comment"]}
+def _seen(assigned: Assigned, opinion: Opinion) -> dict[str, str]:
+    """The opinion of another person, by where the answers stand on this screen."""
+    side = assigned.places.get(opinion.choice, opinion.choice)
+    return {"what": SIDES[side], "how": STRENGTHS.get(opinion.strength or 0, ""), "comment": opinion.comment}
 
 
 def _summary(choices: Counter[str]) -> str:
@@ -221,22 +209,18 @@ def _summary(choices: Counter[str]) -> str:
 
 
 @router.get("/admin")
-def overview(visit: Admin, done: str = "") -> Response:
-    found = visit.site.overview.get()
-    charts = [
-        ("Judgments an hour, the last day", "hour", found.hours),
-        ("Judgments a day, the last two weeks", "day", found.days),
-    ]
-    return visit.page("admin.html", o=found, charts=charts, said=SAID.get(done, ""), ROLES=ROLES)
+def overview_page(visit: Admin, done: str = "") -> Response:
+    figures = visit.site.overview.get()
+    hours, days = ("Judgments an hour, the last day", "hour"), ("Judgments a day, the last two weeks", "day")
+    charts = [(*hours, figures.hours), (*days, figures.days)]
+    return visit.page("admin.html", o=figures, charts=charts, said=DONE.get(done, ""), ROLES=ROLES)
 
 
 @router.post("/admin/invite")
-def invite(visit: AdminSent) -> Response:
+def invite_person(visit: AdminSent) -> Response:
     """Make an invitation and show its link, this one time."""
     site, form, request = visit.site, visit.form, visit.request
     name, role, days = form.text("name").strip(), form.text("role") or None, form.whole("days", 1, 365)
-    if role not in (None, *ROLES):
-        raise HTTPException(400, f"A role is one of {', '.join(ROLES)}.")
     if name == visit.person.name:
         raise StoreError("a new invitation for yourself would log you out. Ask another administrator or the command line")
     secret = site.store.invite(name, role, days)  # type: ignore[arg-type]
@@ -256,11 +240,11 @@ def access(visit: AdminSent) -> Response:
 
 
 @router.get("/admin/guidelines")
-def guidelines(visit: Admin, version: str = "") -> Response:
+def guidelines_page(visit: Admin, version: Place = None) -> Response:
     """The guidelines in force or a former version, and a form to write the next."""
     store = visit.site.store
-    shown = store.guidelines(Form({"n": version}).whole("n") if version else None)
-    if version and str(shown.version) != version:
+    shown = store.guidelines(version)
+    if version and shown.version != version:
         raise HTTPException(404, "There is no such version of the guidelines.")
     return visit.page("guidelines.html", shown=shown, versions=store.all_guidelines()[::-1], MAX=MAX_GUIDELINES)
 
@@ -270,9 +254,6 @@ def write(visit: AdminSent) -> Response:
     text = visit.form.text("text").strip()
     if len(text) > MAX_GUIDELINES:
         raise StoreError(f"guidelines have at most {MAX_GUIDELINES} characters; these have {len(text)}. Nobody reads as many")
-    try:
-        criteria = checked_criteria(visit.form.text("criteria").split("\n"))
-    except ConfigError as error:
-        raise StoreError(str(error)) from error
+    criteria = checked_criteria(visit.form.text("criteria").split("\n"))
     visit.site.store.set_guidelines(text, visit.person.name, criteria)
     return go("/admin?done=guidelines")

@@ -1,4 +1,4 @@
-"""What a server of a preference store is told, checked before it starts."""
+"""The settings of a server of a preference store, checked before it starts."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from tether.core.errors import ConfigError
 LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
-class ServerConfig(Config):
-    """Where it listens and how it hands out work; `address` is what people open when that is not `http://host:port`."""
+class SiteConfig(Config):
+    """The address to listen at and the rules of handing out work; people open `address` where that is not `http://host:port`."""
 
     host: str = "127.0.0.1"
     port: int = Field(default=8765, ge=0, le=65535)
@@ -21,13 +21,13 @@ class ServerConfig(Config):
     lease_minutes: float = Field(default=30.0, gt=0)
     gold_every: int = Field(default=10, ge=0)
     rest_every: int = Field(default=50, ge=0)
-    """After every so many judgments of a person a pause is offered; 0: never."""
+    """The number of a person's judgments after which a pause is offered; 0: never."""
     seed: int = 0
     tries: int = Field(default=10, ge=1)
     """Invitations that one network address may get wrong in a minute."""
 
     @model_validator(mode="after")
-    def _reachable(self) -> ServerConfig:
+    def _reachable(self) -> SiteConfig:
         if self.address and not _good(self.address):
             raise ValueError("address is what people open, such as https://judge.example.org, without a path")
         if self.host in ("0.0.0.0", "::", "") and not self.address:
@@ -60,10 +60,11 @@ def checked_criteria(names: list[str]) -> list[str]:
     Raises:
         ConfigError: too many, too long, or one twice.
     """
-    kept = [name.strip() for name in names if name.strip()]
-    if len(kept) > 10 or len(set(kept)) < len(kept) or any(len(name) > 30 or not name.isprintable() for name in kept):
+    criteria = [name.strip() for name in names if name.strip()]
+    odd = any(len(name) > 30 or not name.isprintable() for name in criteria)
+    if len(criteria) > 10 or len(set(criteria)) < len(criteria) or odd:
         raise ConfigError("criteria: at most 10 different ones, each of at most 30 characters")
-    return kept
+    return criteria
 
 
 def _as_browsers_say(address: str) -> str:

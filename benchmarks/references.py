@@ -1,0 +1,165 @@
+"""`python -m benchmarks.references`: docs/recipes.md from the config classes, docs/data.md from the table of formats.
+
+`tests/test_references.py` compares both with what the code says now.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from tether.core.reference import Key, keys_of
+from tether.core.stages import STAGES
+from tether.data.formats.conversions import reader_for
+from tether.data.formats.format import KINDS
+from tether.data.formats.registry import FORMATS, detect
+from tether.data.inspection import READ_BY
+from tether.run.recipe import recipe_type
+
+DOCS = Path(__file__).resolve().parent.parent / "docs"
+EXAMPLES = Path(__file__).with_name("formats.jsonl")
+HEAD = ("key", "type", "default", "what it is")
+FAMILY = {"grpo": "ppo", "reinforce": "ppo"}
+"""Sections with the keys of another."""
+
+RECIPES = """# Recipes: every key
+
+*Written by `python -m benchmarks.references` from the config classes.*
+
+A recipe is a TOML file: a few keys at the top, a table `[model]`, and a table for every stage that is to run.
+`tether new dpo` writes one, `tether recipes NAME` prints one, `tether explain ppo.kl` says what a key means, and
+`tether run RECIPE ppo.kl.coefficient=0.1` overrides one. Keys are checked before a model is loaded: an unknown one
+is an error, and so is one that would have no effect.
+
+A key whose type is *table* holds the keys of the table of that name [below](#tables), with its defaults where the
+section lists no others. An empty default means that the key is unset. Paths start from the working directory.
+"""
+DATA = """# Data: every format
+
+*Written by `python -m benchmarks.references` from the table of formats; every row here is read by a test.*
+
+A file is JSON lines, JSON, CSV, TSV or Parquet, compressed or not; a text file holds a prompt a line; a folder is
+all of its files; and `hub:owner/name:split` is a data set of the hub. The format is found by the names of the
+columns, and `data = { path = "...", format = "kto" }` names it. Other columns become metadata, and a row that cannot
+be used is set aside with its place and the reason. `tether data inspect FILE` shows what a file holds before
+anything is trained on it.
+
+A turn of the assistant may call tools, and schemas of tools go in a column `tools` of messages. The calls are
+trained, the results are not. The model's chat template has to write them (Qwen2.5's does, SmolLM2's does not);
+where it leaves them out, the row is set aside.
+
+```json
+{"messages": [{"role": "user", "content": "Rain in Bern?"},
+              {"role": "assistant", "content": null, "tool_calls": [{"type": "function",
+               "function": {"name": "weather", "arguments": "{\\"city\\": \\"Bern\\"}"}}]},
+              {"role": "tool", "content": "sun"}, {"role": "assistant", "content": "No."}],
+ "tools": [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]}
+```
+"""
+
+
+def recipes_page() -> str:
+    """docs/recipes.md."""
+    keys = list(keys_of(recipe_type()))
+    top = [key for key in keys if len(key.path) == 1 and key.path[0] not in STAGES]
+    parts = [RECIPES, "## At the top\n", _table(top)]
+    for name, kind in STAGES.items():
+        parts += [f"## [{name}]\n", f"{kind.help}.\n"]
+        own = [key for key in keys if key.path[0] == name and _shown(key)]
+        if like := FAMILY.get(name):
+            same = {(key.path[1:], key.type, key.default) for key in keys if key.path[0] == like}
+            own = [key for key in own if (key.path[1:], key.type, key.default) not in same]
+            parts.append(f"The keys of [[{like}]](#{like}), with these differences:\n")
+        parts.append(_table(own))
+    parts.append("## Tables\n")
+    return "\n".join([*parts, *_tables(keys)])
+
+
+def _shown(key: Key) -> bool:
+    """Whether a section's table lists a key: one of its own, or one of an inner table that starts from another value there."""
+    if len(key.path) == 2:
+        return True
+    return len(key.path) == 3 and key.default != _own_defaults(key.table).get(key.path[-1], key.default)
+
+
+def _own_defaults(table: type[BaseModel]) -> dict[str, str]:
+    return {key.path[0]: key.default for key in keys_of(table) if len(key.path) == 1}
+
+
+def _tables(keys: list[Key]) -> Iterator[str]:
+    """The tables that sections share, by the key under which they stand."""
+    kinds: dict[tuple[str, type[BaseModel]], list[str]] = {}
+    for key in keys:
+        *above, holder = key.path[:-1] or ("",)
+        if holder and (above or holder not in STAGES):
+            kinds.setdefault((holder, key.table), []).append(".".join(key.path[:-1]))
+    for (name, table), holders in sorted(kinds.items(), key=lambda row: (row[0][0], row[0][1].__name__)):
+        yield f"### {name}\n"
+        yield f"{_first_sentence(table)} In {_listed(holders)}.\n"
+        yield _table([key for key in keys_of(table) if len(key.path) == 1])
+
+
+def _first_sentence(table: type[BaseModel]) -> str:
+    text = " ".join((inspect.getdoc(table) or "").partition("\n\n")[0].split())
+    return text.partition(". ")[0].rstrip(".") + "."
+
+
+def _listed(holders: Iterable[str]) -> str:
+    names = [f"`{name}`" for name in dict.fromkeys(holders)]
+    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+
+
+def _table(keys: Iterable[Key]) -> str:
+    rows = []
+    for key in keys:
+        name = ".".join(key.path[1:]) if key.path[0] in STAGES and len(key.path) > 1 else ".".join(key.path)
+        rows.append((f"`{name}`", key.type, key.default, key.description))
+    return _markdown(HEAD, rows)
+
+
+def _markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", "|" + "---|" * len(tuple(head))]
+    lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+def examples() -> dict[str, Any]:
+    """A row of every format, by its name."""
+    rows = (json.loads(line) for line in EXAMPLES.read_text(encoding="utf-8").splitlines())
+    return {row["format"]: row["row"] for row in rows}
+
+
+def data_page() -> str:
+    """docs/data.md."""
+    rows, parts = examples(), [DATA]
+    for kind, (name, needs) in KINDS.items():
+        others = [layout.name for layout in FORMATS if layout.kind is not kind and reader_for(layout, kind) is not None]
+        parts += [f"## {name[0].upper()}{name[1:]}\n", f"{needs} Read by {READ_BY[kind]}.\n"]
+        for layout in (layout for layout in FORMATS if layout.kind is kind):
+            assert detect([rows[layout.name]], None, layout.name) is layout
+            columns = ", ".join(re.sub(r"\|", " or ", column.lstrip("+")) for column in layout.columns.split())
+            row = json.dumps(rows[layout.name], ensure_ascii=False)
+            parts.append(f"**{layout.name}**: columns {columns}\n\n```json\n{row}\n```\n")
+        if others:
+            parts.append(f"These can be read as {name}, too: {', '.join(others)}.\n")
+    return "\n".join(parts)
+
+
+PAGES = {"recipes.md": recipes_page, "data.md": data_page}
+
+
+def main() -> None:
+    """Write both pages."""
+    for name, page in PAGES.items():
+        (DOCS / name).write_text(page(), encoding="utf-8")
+        print(DOCS / name)
+
+
+if __name__ == "__main__":
+    main()

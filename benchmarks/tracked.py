@@ -1,0 +1,160 @@
+"""Every stage on the tiny model with trackers, and what each tracker then has, read back from its own files.
+
+`python -m benchmarks.tracked FOLDER [tensorboard wandb mlflow trackio]` runs the recipes of `benchmarks.every_stage` and compares
+each number with metrics.jsonl. With `--only-read` the runs are there already.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import struct
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tether.core.rundir import read_json, read_jsonl
+from tether.run.tracking import measured_means, numbers_in
+
+Points = dict[tuple[str, str, int], list[float]]
+"""Run, metric and step -> the values that were sent; more than one is a step that was sent twice."""
+ENVIRONMENT = {
+    **{"WANDB_MODE": "offline", "WANDB_DIR": "{}", "WANDB_SILENT": "true", "TRACKIO_DIR": "{}/trackio"},
+    **{"MLFLOW_TRACKING_URI": "sqlite:///{}/mlflow.db", "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"},
+}
+
+
+def written(folder: Path) -> Points:
+    """What the runs' own files say."""
+    points: Points = defaultdict(list)
+    for manifest in folder.glob("*/**/manifest.json"):
+        run = str(manifest.parent.relative_to(folder))
+        rows = list(read_jsonl(manifest.parent / "metrics.jsonl"))
+        for row in rows:
+            for name, value in numbers_in({k: v for k, v in row.items() if k not in ("step", "time")}).items():
+                points[run, name, row["step"]].append(value)
+        for row in read_jsonl(manifest.parent / "heldout.jsonl"):
+            for name, value in () if "temperature" in row or "best_of" in row else measured_means(row).items():
+                points[run, name, row["step"]] = [value]
+        last = max((row["step"] for row in [*rows, *read_jsonl(manifest.parent / "alarms.jsonl")]), default=-1)
+        if (manifest.parent / "summary.json").is_file():
+            for name, value in numbers_in(read_json(manifest.parent / "summary.json"), "summary/").items():
+                points[run, name, last + 1].append(value)
+    return points
+
+
+def tensorboard(folder: Path) -> tuple[Points, int]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    points, tables = defaultdict(list), 0
+    for place in sorted({path.parent for path in folder.glob("out/*/**/events.out*")}):
+        events = EventAccumulator(str(place), size_guidance={"scalars": 0, "tensors": 0})
+        events.Reload()
+        for tag in events.Tags()["scalars"]:
+            for event in events.Scalars(tag):
+                points[str(place.relative_to(folder / "out")), tag, event.step].append(event.value)
+        if "samples/text_summary" in events.Tags()["tensors"]:
+            texts = [event.tensor_proto.string_val[0].decode() for event in events.Tensors("samples/text_summary")]
+            tables += sum(text.count("\n") - 2 for text in texts)
+    return points, tables
+
+
+def mlflow(folder: Path) -> tuple[Points, int]:
+    from mlflow import MlflowClient
+
+    client, points, tables = MlflowClient(), defaultdict(list), 0
+    (experiment,) = [one for one in client.search_experiments() if one.name == "tether"]
+    for run in client.search_runs([experiment.experiment_id], max_results=1000):
+        for key in run.data.metrics:
+            for metric in client.get_metric_history(run.info.run_id, key):
+                points[run.info.run_name or "", key, metric.step].append(metric.value)
+        for file in client.list_artifacts(run.info.run_id, "samples"):
+            tables += len(client.load_table(experiment.experiment_id, file.path, [run.info.run_id]))
+    return points, tables
+
+
+def trackio(folder: Path) -> tuple[Points, int]:
+    points, tables = defaultdict(list), 0
+    (path,) = (folder / "trackio").glob("tether*.db")
+    with sqlite3.connect(path) as database:
+        for run, step, text in database.execute("select run_name, step, metrics from metrics"):
+            row = json.loads(text)
+            tables += len(row.pop("samples", {"_value": []})["_value"])
+            for name, value in row.items():
+                points[run, name, step].append(value)
+    return points, tables
+
+
+def wandb(folder: Path) -> tuple[Points, int]:
+    from wandb.proto import wandb_internal_pb2
+
+    points, tables = defaultdict(list), 0
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+        run = ""
+        for data in records(path):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            if record.HasField("run"):
+                run = record.run.display_name
+            for item in record.history.item if record.HasField("history") else ():
+                name, value, step = item.key or "/".join(item.nested_key), json.loads(item.value_json), record.history.step.num
+                if name.startswith("samples/"):  # a table is written as its parts
+                    tables += value if name == "samples/nrows" else 0
+                elif not name.startswith("_"):
+                    points[run, name, step].append(value)
+    return points, tables
+
+
+def records(path: Path) -> Iterator[bytes]:
+    """The records of a .wandb file: LevelDB's log format (blocks of 32 KiB; checksum, length and kind before each part)."""
+    content, place, whole = path.read_bytes(), 7, b""
+    while place + 7 <= len(content):
+        if (rest := 32768 - place % 32768) < 7:
+            place += rest
+            continue
+        _, length, kind = struct.unpack_from("<IHB", content, place)
+        whole += content[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # a whole one, or the last part
+            yield whole
+            whole = b""
+
+
+def compare(ours: Points, theirs: Mapping[tuple[str, str, int], list[float]]) -> str:
+    """How many numbers are equal (to float32, which is TensorBoard's), missing, doubled, different, or of nothing written."""
+    missing = [key for key in ours if key not in theirs]
+    doubled = [key for key, values in theirs.items() if len(values) > 1]
+    other = [key for key in ours.keys() & theirs.keys() if abs(theirs[key][-1] - ours[key][-1]) > 1e-6 * abs(ours[key][-1])]
+    more = [key for key in theirs if key not in ours]
+    faults = {"missing": missing, "doubled": doubled, "different": other, "unknown": more}
+    equal = len(ours) - len(missing) - len(other)
+    return f"{equal} of {len(ours)} equal; " + ", ".join(f"{len(keys)} {what} {keys[:2]}" for what, keys in faults.items())
+
+
+def main(folder: Path, words: list[str]) -> None:
+    for name, value in ENVIRONMENT.items():
+        os.environ[name] = value.format(folder)
+    names: Any = [word for word in words if word[0] != "-"] or ["tensorboard", "wandb", "mlflow", "trackio"]
+    if "--only-read" not in words:
+        from benchmarks.every_stage import loop_recipe, recipe
+
+        from tether.core.config import build
+        from tether.run.recipe import Recipe, run_recipe
+
+        (folder / "out").mkdir(parents=True)
+        run_recipe(build(Recipe, {**recipe(folder, folder / "out" / "stages"), "track": names}))
+        run_recipe(build(Recipe, {**loop_recipe(folder / "out" / "loop"), "track": names}))
+    ours = written(folder / "out")
+    rows = sum(1 for path in folder.glob("out/**/samples.jsonl") for _ in read_jsonl(path))
+    runs = {run for run, _, _ in ours}
+    print(f"{len(runs)} run directories, {len(ours)} numbers, {rows} samples: {', '.join(sorted(runs))}")
+    for name in names:
+        points, tables = globals()[name](folder)
+        print(f"{name}: {compare(ours, points)}; {tables} samples")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]).resolve(), sys.argv[2:])

@@ -1,0 +1,1 @@
+"""The front door in Python: a function for every method, the runs they leave, and the workbench below them."""

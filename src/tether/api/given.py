@@ -1,0 +1,147 @@
+"""What a caller hands over, as a recipe names it: models, rows in memory, files, functions, trained rewards."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tether.api.runs import Run
+from tether.core.errors import ConfigError
+from tether.core.rundir import write_jsonl
+from tether.core.types import Json
+from tether.models.config import PACKAGE_PREFIX, TINY
+from tether.rewards.signatures import register
+from tether.run.roles import trained_scorer
+
+
+def model_values(model: Any) -> Json:
+    """The `[model]` section: a source, a run whose SFT model is meant, or the section's own keys."""
+    if isinstance(model, Mapping):
+        return dict(model)
+    if isinstance(model, Run):
+        return model.start()
+    if isinstance(model, str | Path):
+        return {"source": str(model)}
+    raise ConfigError(
+        f"model is a {type(model).__name__}: give a hub id, a folder, '{PACKAGE_PREFIX}NAME==VERSION', '{TINY}', a run, or "
+        "the keys of a [model] section as a dict"
+    )
+
+
+def data_values(rows: Any, root: Path, name: str) -> Json | None:
+    """A `data` table: of a file, a hub data set or a run's pairs as they are, of rows in memory in a file of the run.
+
+    The file's name has a digest of its rows, so that a run is not continued with others.
+
+    Args:
+        rows: a path, `owner/name` or `hub:owner/name:split`; a run with judged pairs; the keys of a `data` table; or texts,
+            conversations (lists of messages), dicts of columns, records of `tether.core.types`, a `datasets.Dataset` or a
+            pandas DataFrame.
+
+    Raises:
+        ConfigError: there is no row, or one is nothing of the kind.
+    """
+    if rows is None or (isinstance(rows, Mapping) and "path" in rows):
+        return rows if rows is None else dict(rows)
+    if isinstance(rows, Run):
+        return {"path": str(rows.path / "pairs" / "pairs.jsonl")}
+    if isinstance(rows, str | Path):
+        return {"path": _source(str(rows))}
+    if hasattr(rows, "iterrows"):  # pandas
+        rows = (dict(row) for _, row in rows.iterrows())
+    if not isinstance(rows, Iterable):
+        raise ConfigError(f"{name} is a {type(rows).__name__}: give a file, a hub data set, or rows")
+    lines = [_row(row, f"{name}[{number}]") for number, row in enumerate(rows)]
+    if not lines:
+        raise ConfigError(f"{name} holds no row")
+    text = "".join(json.dumps(line, ensure_ascii=False, sort_keys=True, default=str) for line in lines)
+    path = root / "data" / f"{name.replace('.', '-')}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_jsonl(path, lines)
+    return {"path": str(path)}
+
+
+def _source(path: str) -> str:
+    """A file as it is; `owner/name` that is no file is a data set of the hub, of which its training rows are meant."""
+    is_hub = path.count("/") == 1 and not Path(path).exists() and not Path(path).suffix and path[0] not in "./~$"
+    return f"hub:{path}:train" if is_hub and not path.startswith(("hub:", "tether:")) else path
+
+
+def _filled(values: Iterable[tuple[str, Any]]) -> Json:
+    return {name: value for name, value in values if name == "content" or value not in (None, "", (), {})}
+
+
+def _row(row: Any, where: str) -> Json:
+    if isinstance(row, str):
+        return {"prompt": row}
+    if isinstance(row, Mapping):
+        return {str(key): value for key, value in row.items()}
+    if dataclasses.is_dataclass(row) and not isinstance(row, type):
+        return dataclasses.asdict(row, dict_factory=_filled)
+    if isinstance(row, Sequence) and row and all(isinstance(turn, Mapping) and "role" in turn for turn in row):
+        return {"messages": [dict(turn) for turn in row]}
+    raise ConfigError(
+        f"{where} is {row!r:.60}: a row is a text, a list of messages ({{'role': …, 'content': …}}), a dict of columns, or a "
+        "record of tether.core.types"
+    )
+
+
+def reward_values(reward: Any, weights: Sequence[float] | None, *, conversations: bool) -> Json:
+    """The keys of a section that say what scores: a function or several, a run or the folder of a reward model, a classifier.
+
+    Args:
+        weights: of several functions; None: 1 each.
+        conversations: the prompts are lists of messages, so a function in TRL's form gets completions of that shape.
+    """
+    if callable(reward) or (isinstance(reward, Sequence) and reward and all(callable(f) for f in reward)):
+        functions = [reward] if callable(reward) else list(reward)
+        names = [register(function) for function in functions]
+        values: Json = {"call": names[0] if callable(reward) else names}
+        values |= {"completions": "messages"} if conversations else {}
+        values |= {} if weights is None else {"weights": list(weights)}
+        return {"reward_source": "function", "function": values}
+    if weights is not None:
+        raise ConfigError("reward_weights belong to several reward functions: give reward=[f, g, ...]")
+    if isinstance(reward, Run):
+        return {"reward_source": "learned", "reward_model": str(reward.path)}
+    if reward == "random":
+        return {"reward_source": "random"}
+    if isinstance(reward, str | Path):
+        if trained_scorer(str(reward)) is not None:
+            return {"reward_source": "learned", "reward_model": str(reward)}
+        return {"reward_source": "classifier", "classifier": {"source": str(reward)}}
+    raise ConfigError(
+        f"reward is a {type(reward).__name__}: give a function (prompts, responses) -> a number for each, several of them, a run "
+        "or the folder of a reward model, the hub id of a sequence classifier, or 'random'"
+    )
+
+
+def judge_values(judge: Any) -> Any:
+    """A `judge`: a function by its name, everything else as it is."""
+    return {"call": register(judge)} if callable(judge) else judge
+
+
+def settings_values(settings: Mapping[str, Any], root: Path, where: str) -> Json:
+    """Keys of a section, in which rows in memory and functions may stand wherever `data` and `judge` are keys."""
+    values: Json = {}
+    for key, value in settings.items():
+        if key == "data":
+            values[key] = data_values(value, root, f"{where}.data")
+        elif key == "judge":
+            values[key] = judge_values(value)
+        elif isinstance(value, Mapping):
+            values[key] = settings_values(value, root, f"{where}.{key}")
+        elif callable(value) and not isinstance(value, type):
+            raise ConfigError(f"{where}.{key} is a function: {_where_functions_go()}")
+        else:
+            values[key] = value
+    return values
+
+
+def _where_functions_go() -> str:
+    return "a reward goes to reward=, a judge to judge=, what watches the steps to on_step="

@@ -1,0 +1,248 @@
+"""A function for every method: one call is one stage of a recipe, with the recipe's names, checks, folder and resume."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tether.api.given import data_values, model_values, reward_values, settings_values
+from tether.api.runs import Run
+from tether.core.config import build, packaged_recipe
+from tether.core.errors import ConfigError
+from tether.core.stages import STAGES, StageKind
+from tether.core.synonyms import METHODS
+from tether.core.types import Json, Prompt
+from tether.run.folder import remember
+from tether.run.progress import Progress
+from tether.run.recipe import BaseRecipe, read_recipe, recipe_type, run_recipe
+
+OnStep = Callable[[str, int, Mapping[str, Any]], None]
+"""(stage, step, metrics): called after every step; what it raises ends the training, which goes on from its last checkpoint."""
+Announce = Callable[[str], Progress]
+FOREIGN = {
+    "train_dataset": "prompts or data", "reward_funcs": "reward", "args": "its own keys (steps=, optimizer={...})",
+    "peft_config": "lora={...}", "eval_dataset": "evaluate={'data': ...}", "processing_class": "of the model",
+}  # fmt: skip
+"""Arguments of TRL's trainers, and what they are here."""
+SHARED = ("seed", "track", "deterministic")
+"""Keys of a recipe's top that every method takes; a seed is the section's, too."""
+
+
+def method(name: str) -> Callable[..., Run]:
+    """The function of a stage, or of a method that is a stage with one of its keys set (`tether.dpo`).
+
+    Raises:
+        AttributeError: no method has this name.
+    """
+    kind, fixed = _stage(name)
+    places, _ = takes(name)
+    run_one = _evaluate if kind.makes == "verdict" else _train
+
+    def call(*arguments: Any, **given: Any) -> Run:
+        by_place = dict(zip(places, arguments, strict=False))
+        if foreign := [f"{key} is {FOREIGN[key]} here" for key in given if key in FOREIGN]:
+            raise ConfigError(f"tether.{name}: {', '.join(foreign)}")
+        if len(arguments) > len(places) or by_place.keys() & given.keys() or "model" not in {**by_place, **given}:
+            raise TypeError(f"tether.{name}({', '.join(places)}, *, ...): a model first, and each argument once")
+        return run_one(name, **by_place, **given)
+
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = _doc(kind, fixed)
+    call.__signature__ = _signature(name)
+    return call
+
+
+def _stage(name: str) -> tuple[StageKind, Json]:
+    """The stage that a method is, and the keys that make it this method."""
+    if name in STAGES:
+        return STAGES[name], {}
+    if name in METHODS:
+        section, key, value = METHODS[name]
+        return STAGES[section], {key: value}
+    raise AttributeError(f"no method is called {name!r}; there are: {', '.join(names())}")
+
+
+def names() -> list[str]:
+    """The methods, in the order of a recipe's stages."""
+    return [*STAGES, *METHODS]
+
+
+def _doc(kind: StageKind, fixed: Json) -> str:
+    what = f"{kind.help}." if not fixed else f"{kind.help}: with {', '.join(f'{k} = {v!r}' for k, v in fixed.items())}."
+    return (
+        f"{what}\n\nOther arguments are the keys of the [{kind.name}] section (docs/recipes.md; `tether explain {kind.name}`).\n"
+        "Called again with the same arguments it goes on where it was; finished, it gives the result at once.\n"
+        "docs/python.md tells what models, rows, rewards and judges may be.\n\n"
+        "Raises:\n    TetherError: an argument does not fit; one sentence says which, and what to do.\n"
+    )
+
+
+def _train(
+    name: str,
+    *,
+    model: Any = None,
+    data: Any = None,
+    prompts: Any = None,
+    reward: Any = None,
+    reward_weights: Sequence[float] | None = None,
+    run: str | Path | None = None,
+    on_step: OnStep | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> Run:
+    """One stage, in the run of its own or in that of `model`."""
+    kind, fixed = _stage(name)
+    if isinstance(prompts, int):  # how many of them, where that is a key
+        settings, prompts = {**settings, "prompts": prompts}, None
+    if data is not None and prompts is not None:
+        raise ConfigError(f"tether.{name}: data and prompts are the same rows here: give one of them")
+    rows = data if prompts is None else prompts
+    root = Path(run) if run is not None else model.path if isinstance(model, Run) else Path("runs") / name
+    top = {key: settings.pop(key) for key in SHARED if key in settings}
+    seed = {"seed": top["seed"]} if "seed" in top and "seed" in kind.section.model_fields else {}
+    section = {**fixed, **seed, **settings_values(settings, root, name)}
+    if reward is not None or reward_weights is not None:
+        if "reward_source" not in kind.section.model_fields:
+            raise ConfigError(f"tether.{name} takes no reward: it learns from its rows alone")
+        section |= reward_values(reward, reward_weights, conversations=_are_conversations(rows))
+    if rows is not None and not (isinstance(rows, Run) and rows.path == root):  # a run's own pairs need no name
+        section["data"] = data_values(rows, root, "data" if prompts is None else "prompts")
+    return _start(kind.name, model, {**top, kind.name: section}, root, on_step, progress)
+
+
+def _evaluate(
+    name: str,
+    *,
+    model: Run | str | Path,
+    prompts: Any = None,
+    on_step: OnStep | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> Run:
+    """The comparison of a run's policies with their start."""
+    origin = model if isinstance(model, Run) else Run(model)
+    values = settings_values(settings, origin.path, name)
+    if prompts is not None:
+        values["data"] = data_values(prompts, origin.path, "heldout")
+    return _start(name, origin, {name: values}, origin.path, on_step, progress)
+
+
+def _are_conversations(rows: Any) -> bool:
+    """Whether prompts are lists of messages, as TRL's conversational data sets have them."""
+    if isinstance(rows, str | Path | Mapping | Run) or not hasattr(rows, "__getitem__") or not len(rows):
+        return False
+    first = rows[0]
+    prompt = first.get("prompt", first.get("messages")) if isinstance(first, Mapping) else first
+    return isinstance(prompt, Sequence) and not isinstance(prompt, str)
+
+
+def _start(name: str, model: Any, values: Json, root: Path, on_step: OnStep | None, progress: bool) -> Run:
+    """Run one stage in `root`, whose recipe it joins."""
+    before: Json = {}
+    if (root / "command.json").is_file():
+        before = {key: value for key, value in Run(root).sections().items() if key not in ("run", "track", "deterministic", name)}
+    goes_on = isinstance(model, Run) and model.path == root
+    base = before["model"] if goes_on else model_values(model)
+    if before and base != before["model"]:
+        raise ConfigError(
+            f"{root} holds a run of the model {before['model'].get('source')!r}: choose another folder with run=PATH"
+        )
+    recipe = build(recipe_type(), {**before, "model": base, **values, "run": str(root)}, where=f"tether.{name}")
+    return _run(recipe, [name], on_step, progress)
+
+
+def run(recipe: str | Path | Mapping[str, Any], *overrides: str, on_step: OnStep | None = None, progress: bool = True) -> Run:
+    """Run all stages of a recipe that are not done yet: a file, the name of a packaged one, or its tables as a dict.
+
+    Args:
+        overrides: `"ppo.steps=3"`, as on the command line.
+    """
+    if isinstance(recipe, Mapping):
+        config = build(recipe_type(), recipe, overrides, where="tether.run")
+    else:
+        config = read_recipe(str(recipe), overrides)
+    return Run(_run(config, config.stages, on_step, progress).path)
+
+
+def recipes() -> list[str]:
+    """Names of the packaged recipes."""
+    return sorted(path.stem for path in packaged_recipe("quickstart").parent.glob("*.toml"))
+
+
+def load(path: str | Path) -> Run:
+    """The run in a folder: its summary, metrics, policy, page.
+
+    Raises:
+        MissingFileError: the folder does not exist.
+    """
+    return Run(path)
+
+
+def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, progress: bool) -> Run:
+    from rich.console import Console
+
+    from tether.report.page import write_report
+
+    root = Path(recipe.run)
+    remember(root, "stages", recipe, chosen)
+    with _progress(on_step, progress) as announce:
+        run_recipe(recipe, chosen, announce)
+    page = write_report(root)
+    if progress:
+        Console().print(f"[dim]{root}: {', '.join(chosen)} done; page: {page}[/]", highlight=False, soft_wrap=True)
+    return Run(root, chosen[-1])
+
+
+@contextlib.contextmanager
+def _progress(on_step: OnStep | None, shown: bool) -> Iterator[Announce | None]:
+    """Bars on the terminal or in the notebook, and the caller's own function behind them."""
+    from rich.console import Console
+
+    from tether.cli.progress import bars
+
+    with bars(Console()) if shown else contextlib.nullcontext() as announce:
+        yield announce if on_step is None else lambda phase: _Watched(phase, announce(phase) if announce else None, on_step)
+
+
+class _Watched:
+    """A bar whose steps are also told to the caller's function."""
+
+    def __init__(self, phase: str, bar: Any, on_step: OnStep) -> None:
+        self.phase, self.bar, self.on_step = phase, bar, on_step
+
+    def doing(self, what: str) -> None:
+        if self.bar is not None:
+            self.bar.doing(what)
+
+    def __call__(self, done: int, total: int, metrics: Any) -> None:
+        if self.bar is not None:
+            self.bar(done, total, metrics)
+        self.on_step(self.phase, done, metrics)
+
+
+def takes(name: str) -> tuple[list[str], list[str]]:
+    """The arguments of a method: those that may go by place, and the keys of its section."""
+    kind, fixed = _stage(name)
+    fields = kind.section.model_fields
+    scored = "reward_source" in fields
+    first = ["model", "prompts" if kind.section.record is Prompt and "prompts" not in fields else "data"]
+    first += [key for key, there in (("reward", scored), ("judge", "judge" in fields)) if there]
+    common = [
+        *(["reward_weights"] if scored else []),
+        *([] if kind.makes == "verdict" else ["run", "seed", "track"]),
+        "on_step",
+        "progress",
+    ]
+    return first, [*common, *(key for key in fields if key not in (*fixed, "seed", "data", "judge"))]
+
+
+def _signature(name: str) -> inspect.Signature:
+    """What `help` and notebooks show."""
+    first, last = takes(name)
+    word, only = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(key, kind, default=None) for keys, kind in ((first, word), (last, only)) for key in keys]
+    parameters[0] = parameters[0].replace(default=inspect.Parameter.empty)
+    return inspect.Signature(parameters)

@@ -1,0 +1,211 @@
+"""What a method leaves: the run's folder, with its numbers, its models, its page, and the way to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tether.core.config import build
+from tether.core.errors import ConfigError, MissingFileError
+from tether.core.rundir import RunDirectory, read_json, read_jsonl
+from tether.core.stages import STAGES
+from tether.core.types import Json, Prompt, Sampling, assistant
+from tether.data.formats.fields import turns
+from tether.models.config import ModelConfig
+from tether.run.recipe import after_sft
+
+
+class Run:
+    """A run's folder. `metrics`, `samples` and `alarms` are of `stage`: the one that a call has run, else the last that trained.
+
+    A run is a recipe that grows: handed to the next method as its model, it gets one more stage.
+    """
+
+    def __init__(self, path: str | Path, stage: str = "") -> None:
+        self.path = Path(path)
+        if not self.path.is_dir():
+            raise MissingFileError(f"{path} does not exist. Give the folder of a run")
+        trained = (name for name in reversed(self.stages) if STAGES[name].makes != "verdict")
+        self.stage = stage or next(trained, "")
+        self._whole = not stage and (self.path / "summary.json").is_file()
+
+    @property
+    def stages(self) -> list[str]:
+        """Names of the finished stages, in the order of a recipe."""
+        return [name for name in STAGES if (self.path / name / "summary.json").is_file()]
+
+    @property
+    def summary(self) -> Json:
+        """The numbers of the stage, or of the whole run, at its end (summary.json)."""
+        return RunDirectory(self.path if self._whole else self._stage_folder).summary()
+
+    @property
+    def _stage_folder(self) -> Path:
+        return self.path / self.stage if self.stage else self.path
+
+    def metrics(self) -> list[Json]:
+        """The stage's numbers, a dict a step: `pandas.DataFrame(run.metrics())`."""
+        return RunDirectory(self._stage_folder).metrics()
+
+    def samples(self) -> list[Json]:
+        """Texts that were sampled, a dict each, with their step."""
+        return list(read_jsonl(self._stage_folder / "samples.jsonl"))
+
+    @property
+    def alarms(self) -> list[Json]:
+        """What the detectors noticed."""
+        return RunDirectory(self._stage_folder).alarms()
+
+    @property
+    def pairs(self) -> Path:
+        """The file of judged pairs."""
+        return self.path / "pairs" / "pairs.jsonl"
+
+    @cached_property
+    def policy(self) -> Policy:
+        """The run's newest policy, ready to answer."""
+        return Policy(self.path)
+
+    @cached_property
+    def reward_model(self) -> RewardModel:
+        """The run's trained reward model, ready to score."""
+        return RewardModel(self.path)
+
+    def report(self) -> Report:
+        """Write the run's page; in a notebook the page itself is shown."""
+        from tether.report.page import write_report
+
+        return Report(write_report(self.path))
+
+    def export(self, folder: str | Path, **options: Any) -> Path:
+        """Write the newest policy as a plain folder of transformers (`adapter=True`: of peft), with a model card; its path.
+
+        Args:
+            options: `adapter`, `dtype`, `shard_size`, as of `tether export`.
+
+        Raises:
+            ConfigError: the folder exists.
+        """
+        from tether.run.export import export_model
+
+        return Path(export_model(str(self.path), Path(folder), **options)["folder"])
+
+    def start(self) -> Json:
+        """The `[model]` section of a run elsewhere that starts from this one's SFT model, or from its base.
+
+        Raises:
+            ConfigError: it has trained a policy, which is an adapter and must be exported first.
+        """
+        if trained := [name for name in self.stages if STAGES[name].makes in ("policy", "direct", "rounds")]:
+            raise ConfigError(
+                f"{self.path} has trained a policy ({trained[-1]}): to start another run from it, export it, "
+                "model=run.export('folder'); from its SFT model, model='RUN/sft/model'"
+            )
+        config = build(ModelConfig, self.sections()["model"], where="model")
+        return after_sft(config, self.path).model_dump() if "sft" in self.stages else self.sections()["model"]
+
+    def sections(self) -> Json:
+        """The recipe that was run here so far.
+
+        Raises:
+            ConfigError: none was.
+        """
+        path = self.path / "command.json"
+        if not path.is_file():
+            raise ConfigError(f"{self.path} is not a run that a recipe or a method of tether began")
+        return read_json(path)["config"]
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, stages={self.stages})"
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        from tether.report.narrative import conclusion
+        from tether.report.reading import read_journey
+
+        verdict = conclusion(read_journey(self.path))
+        lines = "".join(f"<p>{escape(text)}</p>" for text in (*verdict.sentences, *verdict.warnings))
+        return f"<h4>{escape(verdict.headline)}</h4>{lines}<p><code>{escape(str(self.path))}</code></p>"
+
+
+class Report:
+    """A written page: its path as a text, and itself in a notebook."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __fspath__(self) -> str:
+        return str(self.path)
+
+    def __repr__(self) -> str:
+        return str(self.path)
+
+    def _repr_html_(self) -> str:
+        from html import escape
+
+        page = escape(self.path.read_text(encoding="utf-8"), quote=True)
+        return f'<iframe srcdoc="{page}" style="width: 100%; height: 40em; border: 1px solid #8888" title="report"></iframe>'
+
+
+class Policy:
+    """A model that answers: of a run, of a role's folder, or any model source."""
+
+    def __init__(self, source: str | Path) -> None:
+        from tether.run.roles import load_policy, local_engine
+
+        self.source = str(source)
+        self.role, self.loaded = load_policy(self.source)
+        self.engine = local_engine(self.role, self.loaded)
+
+    def generate(
+        self,
+        prompts: str | Sequence[Any],
+        *,
+        samples: int = 1,
+        max_new_tokens: int = 128,
+        temperature: float = 0.7,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        seed: int = 0,
+    ) -> Any:
+        """Answers: a text for a prompt, a list for a list of prompts; with `samples` > 1 a list of so many in a text's place.
+
+        Args:
+            prompts: texts, or conversations (lists of messages).
+            max_new_tokens: the longest answer, in tokens.
+            temperature: 0 takes the likeliest token.
+            seed: the same seed gives the same answers.
+        """
+        single = isinstance(prompts, str) or (bool(prompts) and isinstance(prompts[0], Mapping))
+        rows = [Prompt(turns(row, "user", "prompts"), str(n)) for n, row in enumerate([prompts] if single else prompts)]
+        sampling = Sampling(max_new_tokens, temperature, top_k, top_p)
+        groups = self.engine.generate(rows, sampling, num_samples=samples, seed=seed)
+        answers = [[rollout.text for rollout in group.rollouts] for group in groups]
+        shaped = answers if samples > 1 else [texts[0] for texts in answers]
+        return shaped[0] if single else shaped
+
+    def chat(self) -> None:
+        """Talk with it on the terminal; an empty line ends."""
+        from tether.cli.chat import chat
+
+        chat(self.source)
+
+
+class RewardModel:
+    """A model that scores: of a run, or of the folder of a trained reward model."""
+
+    def __init__(self, source: str | Path) -> None:
+        from tether.run.reward_bench import scorer_of
+
+        self.source, self.encoder = scorer_of(str(source))
+
+    def score(self, prompts: Sequence[Any], responses: Sequence[str]) -> list[float | None]:
+        """A number for each response, in the reward model's own units; None where scoring failed."""
+        from tether.run.reward_bench import as_rollout
+
+        both = zip(prompts, responses, strict=True)
+        rows = [as_rollout((*turns(prompt, "user", "prompts"), assistant(text)), self.encoder) for prompt, text in both]
+        return [score.value for score in self.source.score(rows)]

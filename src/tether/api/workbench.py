@@ -1,0 +1,69 @@
+"""The parts of a training loop of one's own: a model, its roles, an engine and a learner (docs/python.md, "Below the door")."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tether.core.types import Prompt, Rollout
+from tether.data.batches import TokenBatch, make_batch
+from tether.data.formats.fields import turns
+from tether.learner.config import OptimizerConfig
+from tether.learner.local import LocalLearner
+from tether.models.config import LoraConfig, ModelConfig
+from tether.models.heads import ScalarHead
+from tether.models.loading import LoadedModel, add_adapter
+from tether.models.trunk import Role
+from tether.rollout.local import LocalEngine
+from tether.run.models import open_model
+from tether.run.roles import encoder_of, hidden_size, local_engine
+
+
+class Workbench:
+    """One opened model, of which roles, engines and learners are made."""
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded, self.encoder = loaded, encoder_of(loaded)
+
+    def role(self, name: str | None = None, *, seed: int = 0, **lora: Any) -> Role:
+        """A role: with a name an adapter of its own (keys of `[lora]`: rank, alpha, ...), without one the bare frozen model."""
+        if name is None:
+            return Role(self.loaded.model)
+        self.loaded.model = add_adapter(self.loaded.model, name, LoraConfig(**lora), seed=seed)
+        return Role(self.loaded.model, name)
+
+    def value(self, role: Role) -> Role:
+        """A value on the same pass as `role`: a head that starts at zero."""
+        return Role(role.model, role.adapter, ScalarHead(hidden_size(self.loaded)).to(role.device))
+
+    def engine(self, role: Role, *, max_rows: int = 64) -> LocalEngine:
+        """What samples from a role, with the weights that are being trained."""
+        return local_engine(role, self.loaded, max_rows=max_rows)
+
+    def learner(self, *roles: Role, learning_rate: float, updates: int, **optimizer: Any) -> LocalLearner:
+        """AdamW on float32 masters of what the roles train; other keys are those of `optimizer` in a recipe."""
+        parameters = list(dict.fromkeys(parameter for role in roles for parameter in role.parameters()))
+        return LocalLearner(parameters, OptimizerConfig(learning_rate=learning_rate, **optimizer), updates)
+
+    def prompts(self, rows: Sequence[Any]) -> list[Prompt]:
+        """Texts, or conversations (lists of messages), as prompts."""
+        return [Prompt(turns(row, "user", "prompts"), str(number)) for number, row in enumerate(rows)]
+
+    def batch(self, rollouts: Sequence[Rollout]) -> TokenBatch:
+        """Responses with their prompts as tensors; a response's tokens are what counts, its stop token among them."""
+        encoded = [self.encoder.rollout(rollout.prompt_ids, rollout.response_ids) for rollout in rollouts]
+        return make_batch(encoded, self.encoder.pad_id).to(self.loaded.model.device)
+
+
+def load_model(source: str, *, seed: int = 0, **settings: Any) -> Workbench:
+    """Open a model for a loop of one's own.
+
+    Args:
+        source: a folder, a hub id, `package:NAME==VERSION` or `tiny`.
+        seed: of what is random in the loading (the weights of `tiny`).
+        settings: other keys of `[model]`: dtype, device, system_prompt, ...
+
+    Raises:
+        ModelError: it cannot be found or loaded.
+    """
+    return Workbench(open_model(ModelConfig(source=source, **settings), seed=seed))

@@ -1,0 +1,100 @@
+"""Commands that generate."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+
+from tether.cli import options
+from tether.cli.progress import starting
+from tether.core.errors import ConfigError
+from tether.core.visible import visible
+
+if TYPE_CHECKING:
+    from tether.core.types import Message
+
+
+def generate(
+    model: options.Talker,
+    prompts: Annotated[list[str] | None, typer.Argument(metavar="[PROMPT]...", help="What to answer.")] = None,
+    prompt: Annotated[list[str] | None, typer.Option("--prompt", "-p", help="The same, as an option.")] = None,
+    file: Annotated[Path | None, typer.Option("--file", "-f", help="A file of prompts, in any format that tether reads.")] = None,
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write JSON lines here instead of text.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt.")] = 1,
+    max_new_tokens: options.MaxNewTokens = 128,
+    temperature: options.Temperature = 0.7,
+    top_p: options.TopP = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="0: off.")] = 0,
+    seed: options.Seed = 0,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first prompts of the file.")] = None,
+) -> None:
+    """Answer prompts with a model or with the result of a run."""
+    from tether.core.types import Prompt, Sampling, user
+    from tether.data.sources import read
+    from tether.run.roles import load_policy, local_engine
+
+    sampling = Sampling(max_new_tokens, temperature, top_k, top_p)
+    rows = [Prompt((user(text),), f"p{n}") for n, text in enumerate([*(prompts or ()), *(prompt or ())])]
+    rows += [] if file is None else list(read(str(file), Prompt, limit=limit))
+    if not rows:
+        raise ConfigError("nothing to answer: give a prompt, in quotes, or --file PATH")
+    with starting("loading the model"):
+        engine = local_engine(*load_policy(model))
+    with starting("answering"):
+        groups = engine.generate(rows, sampling, num_samples=samples, seed=seed)
+    if output is not None:
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        fields = ({"id": r.prompt.id, "prompt": r.prompt.text, "response": r.text, "stop": r.stop_reason.value} for r in rollouts)
+        output.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in fields), encoding="utf-8")
+        return
+    console = Console()
+    for group in groups:
+        console.print(f"[bold cyan]{escape(visible(group.prompt.text))}")
+        for number, rollout in enumerate(group.rollouts, 1):
+            if samples > 1:
+                console.print(f"[dim]{number}[/]")
+            console.print(escape(visible(rollout.text)) + ("" if rollout.finished else " [dim]…[/]"), highlight=False)
+
+
+def chat(
+    model: options.Talker,
+    max_new_tokens: options.MaxNewTokens = 256,
+    temperature: options.Temperature = 0.7,
+    top_p: options.TopP = 0.95,
+    seed: options.Seed = 0,
+) -> None:
+    """Talk with a model or with the result of a run. An empty line or Ctrl-D ends it; /new starts over."""
+    from tether.core.types import Prompt, Sampling, assistant, user
+    from tether.run.export import standing
+    from tether.run.roles import load_policy, local_engine
+
+    console, sampling = Console(), Sampling(max_new_tokens, temperature, top_p=top_p)
+    with starting("loading the model"):
+        engine = local_engine(*load_policy(model))
+    console.print(f"[dim]{escape(standing(model))}. An empty line ends, /new starts over.[/]")
+    messages: list[Message] = []
+    for turn in itertools.count():
+        text = _line(console)
+        while text == "/new":
+            messages, text = [], _line(console)
+        if not text:
+            return
+        messages.append(user(text))
+        reply = engine.generate([Prompt(tuple(messages))], sampling, seed=seed, ordinals=[turn])[0].rollouts[0]
+        messages.append(assistant(reply.text))
+        console.print(f"[bold green]model>[/] {escape(visible(reply.text))}", highlight=False)
+
+
+def _line(console: Console) -> str:
+    """What the user types next; empty at the end of the input."""
+    try:
+        return (console.input("[bold cyan]you> ") if sys.stdin.isatty() else sys.stdin.readline()).strip()
+    except EOFError:
+        return ""

@@ -1,0 +1,130 @@
+"""Commands about recipes: which come with tether, a new one to begin with, and what a key means."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tether.cli.options import complete_recipe
+from tether.core.errors import ConfigError
+from tether.core.stages import STAGES
+from tether.core.synonyms import KEYS, METHODS, NOTES, SECTIONS
+
+if TYPE_CHECKING:
+    from tether.core.reference import Key
+
+BEGINNINGS = Path(__file__).resolve().parent.parent / "recipes" / "new"
+"""A small recipe of each method."""
+METHOD_NAMES = [*METHODS, *SECTIONS, *STAGES]
+
+
+def list_recipes(
+    name: Annotated[str | None, typer.Argument(help="Print this one.", autocompletion=complete_recipe)] = None,
+) -> None:
+    """List the recipes that come with tether, or print one."""
+    from rich.console import Console
+
+    from tether.cli.results import fact_table
+    from tether.core.config import packaged_recipe, packaged_recipes
+
+    if name is not None:
+        typer.echo(packaged_recipe(name).read_text(encoding="utf-8"), nl=False)
+        return
+    heads = {title: _head(path) for title, path in sorted(packaged_recipes().items())}
+    Console().print(fact_table("recipes that come with tether", heads.items()))
+    typer.echo("Print one: tether recipes NAME    Run it: tether run NAME")
+    typer.echo(f"Begin your own: tether new {' | '.join(sorted(path.stem for path in BEGINNINGS.glob('*.toml')))}")
+
+
+def _head(path: Path) -> str:
+    """The first comment of a recipe, up to the end of its sentence."""
+    lines = [line.removeprefix("# ") for line in path.read_text(encoding="utf-8").split("\nrun =")[0].splitlines()]
+    return " ".join(lines).partition(". ")[0].rstrip(".")
+
+
+def _complete_method(incomplete: str) -> list[str]:
+    return [name for name in METHOD_NAMES if name.startswith(incomplete)]
+
+
+def new(
+    method: Annotated[
+        str,
+        typer.Argument(help="sft, dpo, kto, reward, ppo, grpo, rloo, prm ...", autocompletion=_complete_method),
+    ],
+    file: Annotated[Path | None, typer.Argument(help="Where to write it; default: METHOD.toml here.")] = None,
+) -> None:
+    """Write a small recipe that runs as it is, to put your own data into."""
+    word = method.lower().replace("-", "_")
+    section, key, value = METHODS.get(word, (SECTIONS.get(word, word), "", ""))
+    source = next((path for name in (word, section) if (path := BEGINNINGS / f"{name}.toml").is_file()), None)
+    if source is None:
+        near = difflib.get_close_matches(word, METHOD_NAMES, n=1)
+        names = ", ".join(sorted(path.stem for path in BEGINNINGS.glob("*.toml")))
+        raise ConfigError(
+            f"no method is called {method!r}{f' (did you mean {near[0]!r}?)' if near else ''}; there are recipes for {names}"
+        )
+    text = re.sub(rf'^{key} = "\w+"', f'{key} = "{value}"', source.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    path = file or Path(f"{word}.toml")
+    try:
+        with path.open("x", encoding="utf-8") as written:
+            written.write(text.replace(f'"runs/{source.stem}"', f'"runs/{word}"'))
+    except FileExistsError:
+        raise ConfigError(f"{path} is there already, and is left as it is. Name another: tether new {method} FILE") from None
+    typer.echo(f"{path} is written. It runs as it is; put your own data into it then.")
+    typer.echo(f"  tether plan {path}      how much memory and time it needs")
+    typer.echo(f"  tether run {path}       train")
+    typer.echo(f"  tether explain {section}{' ' * max(1, len(str(path)) - len(section) + 2)}every key of its section")
+
+
+def explain_key(
+    key: Annotated[str, typer.Argument(help="A section, a key in it such as ppo.kl, or a key alone such as clip_range.")],
+) -> None:
+    """Say what a section or key of a recipe means: type, default, description, and the keys in it."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from tether.cli.progress import starting
+    from tether.core.reference import keys_of
+
+    with starting():
+        from tether.run.recipe import recipe_type
+
+    parts, keys = _sections(key), list(keys_of(recipe_type()))
+    exact = [one for one in keys if list(one.path) == parts] or [one for one in keys if one.path[-1] == parts[-1]]
+    if not exact or (len(parts) > 1 and list(exact[0].path) != parts):
+        raise ConfigError(f"no key is called {key!r}: {_alike(key, {one.path[-1] for one in keys}, exact)}")
+    console = Console(highlight=False)
+    meanings: dict[str, list[Key]] = {}
+    for one in exact:
+        meanings.setdefault(one.meaning, []).append(one)
+    for meaning, same in meanings.items():
+        names = ", ".join(one.name for one in same[:4])
+        console.print(f"[bold]{names}[/]{f' and {len(same) - 4} more' if len(same) > 4 else ''}")
+        console.print(f"  {meaning}", markup=False)
+        table = Table("key", "type", "default", "what it is")
+        for inner in (one for one in keys if one.path[:-1] == same[0].path):
+            table.add_row(inner.path[-1], *map(escape, (inner.type, inner.default, inner.description)))
+        if table.rows:
+            console.print(table)
+
+
+def _sections(key: str) -> list[str]:
+    """The parts of a key, each by its name here."""
+    parts = key.replace("-", "_").strip("[]").split(".")
+    return [METHODS[part][0] if part in METHODS else SECTIONS.get(part, part) for part in parts]
+
+
+def _alike(key: str, names: set[str], elsewhere: list[Key]) -> str:
+    """What else a word may mean: the same key of another table, a key for another library's word, one that is written alike."""
+    word = key.rpartition(".")[2].replace("-", "_").lower()
+    if word in NOTES:
+        return NOTES[word]
+    here = [one.name for one in elsewhere[:3]]
+    if near := here or KEYS.get(word) or difflib.get_close_matches(word, names, n=3, cutoff=0.6):
+        return f"did you mean {' or '.join(map(repr, near))}?"
+    return "`tether explain ppo` lists the keys of a section, docs/recipes.md all of them"

@@ -1,0 +1,46 @@
+"""Faster passes on a CPU, behind one door: `speed_up`. Nothing here changes what a model computes beyond rounding."""
+
+from __future__ import annotations
+
+import logging
+from functools import cache
+
+from tether.cpu.attention import pick_attention
+from tether.cpu.fused import fuse
+from tether.cpu.kernels import library
+from tether.cpu.memory import own_heap
+from tether.models.loading import LoadedModel, pick_device
+from tether.models.trunk import GROUPED
+
+
+def speed_up(loaded: LoadedModel) -> LoadedModel:
+    """Give a model the attention, norms and gates of this room, and its tensors the allocator; returns the same model.
+
+    `loaded.cpu_kernels` then names what was put in place. `model.cpu_kernels = false` leaves everything as transformers made it;
+    without a compiler, or with TETHER_KERNELS=0, attention alone is ours, in torch's operations.
+
+    Raises:
+        ModelError: grouped attention was asked for and the model needs more than it does.
+    """
+    config, device, parts = loaded.config, pick_device(loaded.config.device), []
+    if not config.cpu_kernels:
+        return loaded
+    attention = pick_attention(config.attention, device, loaded.model)
+    loaded.model.set_attn_implementation(attention)
+    if attention == GROUPED:
+        parts.append("attention")
+    if device.type == "cpu":
+        if library() is not None:
+            fuse(loaded.model)
+            parts += ["norms", "gates", "decoding"]
+        if own_heap() is not None:
+            parts.append("allocator")
+    loaded.cpu_kernels = tuple(parts)
+    _log(loaded.cpu_kernels)
+    return loaded
+
+
+@cache
+def _log(parts: tuple[str, ...]) -> None:
+    """Once a process for the same parts."""
+    logging.getLogger(__name__).info("CPU kernels in use: %s", ", ".join(parts) or "none")

@@ -1,0 +1,130 @@
+"""Packed weights: the engine's own arrangement of a policy's matrices, adapters merged, laid out for the processor's product.
+
+A decoding step multiplies a few dozen rows by every matrix of the model. On a CPU, laying a matrix out for oneDNN's kernel
+costs a third to a half of such a product, so it is done once; and a merged adapter costs nothing a token. Whatever is not
+rearranged (embeddings, norms, everything on an accelerator) is the learner's own tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psutil
+import torch
+from peft.tuners.lora import Linear as LoraLinear
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+from torch.nn.functional import linear, pad
+
+from tether.cpu import kernels
+
+
+class Product:
+    """One or several linear layers over the same input, side by side, each with its adapter merged in."""
+
+    def __init__(self, sources: Sequence[nn.Module], adapter: str | None) -> None:
+        self.sources, self.adapter = sources, adapter
+        self.compute: Callable[[Tensor], Tensor] | None = None
+        self.versions: list[tuple[int, int]] = []
+
+    def refresh(self) -> None:
+        """Take in what has changed since the last call."""
+        parts = [_tensors(source, self.adapter) for source in self.sources]
+        versions = [(tensor.data_ptr(), tensor._version) for tensors in parts for tensor in tensors]
+        if versions == self.versions:
+            return
+        self.versions = versions
+        weights, biases = zip(*(_merged(source, self.adapter) for source in self.sources), strict=True)
+        filled = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases, strict=True)]
+        bias = torch.cat(filled) if any(b is not None for b in biases) else None
+        self.compute = _laid_out(weights[0] if len(weights) == 1 else torch.cat(weights), bias)
+
+    def __call__(self, states: Tensor) -> Tensor:
+        assert self.compute is not None, "refresh comes first"
+        return self.compute(states)
+
+
+def _tensors(source: Any, adapter: str | None) -> list[Tensor]:
+    """Weight, bias, and the adapter's two matrices."""
+    base: Any = source.get_base_layer() if isinstance(source, BaseTunerLayer) else source
+    tensors = [base.weight] if base.bias is None else [base.weight, base.bias]
+    if isinstance(source, LoraLinear) and adapter is not None and adapter in source.lora_A:
+        tensors += [matrices[adapter].weight for matrices in (source.lora_A, source.lora_B)]
+    return tensors
+
+
+def _merged(source: Any, adapter: str | None) -> tuple[Tensor, Tensor | None]:
+    weight, *rest = (t.detach() for t in _tensors(source, adapter))
+    if len(rest) > 1:
+        down, up = (t.float() for t in rest[-2:])
+        weight = dithered(weight.float() + source.scaling[adapter] * (up @ down), weight.dtype)
+    return weight, rest[0] if len(rest) % 2 else None
+
+
+def dithered(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Round float32 to bfloat16 up or down with probabilities that keep the mean, the same way at every call.
+
+    An adapter's share of a weight is mostly smaller than half a unit in bfloat16's last place: rounding to nearest would give the
+    base weight back, and the engine would sample from the reference while the learner trains the policy.
+    """
+    if dtype != torch.bfloat16:
+        return weight.to(dtype)
+    generator = torch.Generator().manual_seed(weight.shape[0] * 65_537 + weight.shape[1])
+    dither = torch.randint(0, 1 << 16, weight.shape, generator=generator, dtype=torch.int32)
+    return ((weight.view(torch.int32) + dither.to(weight.device)) & -(1 << 16)).view(torch.float32).to(torch.bfloat16)
+
+
+def is_product(module: nn.Module, adapter: str | None) -> bool:
+    """Whether `module` is a plain linear layer, with a plain adapter on it or none."""
+    if isinstance(module, BaseTunerLayer):
+        if not isinstance(module, LoraLinear) or type(module.get_base_layer()) is not nn.Linear or module.merged:
+            return False
+        plain = not module.use_dora.get(adapter or "", False) and not module.fan_in_fan_out
+        return plain and not module.lora_bias.get(adapter or "", False)
+    return type(module) is nn.Linear
+
+
+class Panels:
+    """A matrix (outputs, inputs) laid out for products with few rows: states (..., inputs) -> (..., outputs).
+
+    In bfloat16 oneDNN's kernel leaves a fifth of the processor idle at 32 rows and a seventh at 64, waiting for weights, and
+    torch's product in float32 lays the matrix out anew each time; this one fetches the next panel while it works on one. From
+    256 rows on they are alike.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
+        self.columns, self.inputs = weight.shape
+        width, each = kernels.panel_width(weight), 4 // weight.element_size()
+        missing = -self.columns % width
+        padded = pad(weight, (0, 0, 0, missing)).view(-1, width, self.inputs // each, each)
+        self.panels = padded.transpose(1, 2).contiguous()
+        self.bias = None if bias is None else pad(bias.float(), (0, missing))
+
+    @staticmethod
+    def fit(weight: Tensor) -> bool:
+        """Whether there is such a kernel here, for such a matrix, and nothing better."""
+        return kernels.panel_width(weight) > 0 and weight.shape[1] * weight.element_size() % 4 == 0
+
+    def __call__(self, states: Tensor) -> Tensor:
+        if states.dtype != self.panels.dtype or states.shape[-1] != self.inputs:
+            given = f"{states.dtype} of width {states.shape[-1]}"
+            raise RuntimeError(
+                f"a matrix of {self.panels.dtype} with {self.inputs} inputs cannot be multiplied with states of {given}"
+            )
+        return kernels.product(states.contiguous(), self.panels, self.bias, self.columns)
+
+
+def _laid_out(weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """The product with a matrix, in the arrangement that is fastest here."""
+    if Panels.fit(weight):
+        return Panels(weight, bias)
+    if weight.dtype == torch.bfloat16 and weight.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, 64)
+        return lambda states: torch.ops.mkldnn._linear_pointwise(states, packed, bias, "none", [], "")
+    return lambda states: linear(states, weight, bias)
+
+
+def room_for_a_copy(model: Any) -> bool:
+    """Rearranged weights are a second copy; it may take a quarter of the memory that is free."""
+    return 4 * sum(p.numel() * p.element_size() for p in model.parameters()) < psutil.virtual_memory().available

@@ -1,0 +1,98 @@
+"""Which measurement of a training is its best, and whether the last has fallen below an earlier one.
+
+Every function reads the scores of the same answers at several steps, `groups` naming the prompt of each answer.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy.special import stdtr
+
+from tether.stats import Array, group_indices
+
+FALSE_STOPS = 0.05
+"""Of runs whose score never falls, at most this share is ended by `has_fallen`, over all their measurements together."""
+Measured = Mapping[int, Mapping[str, Sequence[float | None]]]
+"""By step: columns of numbers, one an answer; `score` is the judge's."""
+
+
+def best_step(measured: Measured) -> int | None:
+    """The step of the highest mean score; the first of equals."""
+    means = {step: statistics.fmean(scores) for step, rows in measured.items() if (scores := without_none(rows["score"]))}
+    return max(sorted(means), key=means.__getitem__, default=None)
+
+
+def without_none(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def halves(groups: Sequence[str]) -> tuple[list[int], list[int]]:
+    """The answers of every other prompt, and those of the rest."""
+    side = group_indices(groups) % 2
+    return np.flatnonzero(side == 0).tolist(), np.flatnonzero(side == 1).tolist()
+
+
+def scores_of(measured: Measured, answers: Sequence[int]) -> dict[int, dict[str, list[float | None]]]:
+    """The scores of these answers alone."""
+    return {step: {"score": [rows["score"][i] for i in answers]} for step, rows in measured.items()}
+
+
+def chosen_by_others(measured: Measured, groups: Sequence[str]) -> dict[int, int | None]:
+    """For each answer the best step of the other half of the prompts: its score there had no part in the choice."""
+    first, second = halves(groups)
+    by_first, by_second = (best_step(scores_of(measured, half)) for half in (first, second))
+    return dict.fromkeys(first, by_second) | dict.fromkeys(second, by_first)
+
+
+def has_fallen(measured: Measured, groups: Sequence[str], looks: int, *, num_draws: int = 10_000, seed: int = 0) -> bool:
+    """Whether the last measurement lies below an earlier one, clearly enough that few runs without a fall would show as much.
+
+    Equation: T = max over earlier s of (x̄_s − x̄_now) / se_s, compared with its own distribution where nothing changed: every
+    prompt's deviations are multiplied by one normal number, and each draw divided by the same root of χ²/(G − 1), as in Student's
+    t. So the choice of the highest is in it, and what neighbouring measurements have in common. Each of the `looks` planned
+    measurements gets an equal part of `FALSE_STOPS` (Bonferroni).
+    Paper: White 2000, https://doi.org/10.1111/1468-0262.00152; multipliers: Chernozhukov et al. 2013,
+    https://doi.org/10.1214/13-AOS1161.
+    Trap: it asks for a fall below *any* earlier measurement, not below the highest alone, which noise has chosen.
+    """
+    steps, sums, counts = _by_prompt(measured, groups)
+    if len(steps) < 2 or steps[-1] != max(measured) or len(sums) < 2:
+        return False
+    freedom, total, level = len(sums) - 1, counts.sum(0), FALSE_STOPS / max(looks, len(steps) - 1)
+    means = sums.sum(0) / total
+    parts = (sums - counts * means) / total  # what each prompt adds to the error of each mean
+    moved = parts[:, :-1] - parts[:, -1:]
+    errors = np.sqrt((freedom + 1) / freedom * (moved**2).sum(0)) + 1e-9 * (1 + np.abs(means[-1]))
+    highest = float(((means[:-1] - means[-1]) / errors).max())
+    alone = float(stdtr(freedom, -highest))
+    if alone >= level or alone * len(errors) < level:  # too little were it the only comparison, or enough were they unrelated
+        return alone < level
+    generator = np.random.default_rng(seed)
+    scale = np.sqrt((freedom + 1) / generator.chisquare(freedom, num_draws))
+    draws = (generator.standard_normal((num_draws, len(sums))) @ (moved / errors)).max(1) * scale
+    return (1 + int((draws >= highest).sum())) / (1 + num_draws) < level
+
+
+def peak_interval(measured: Measured, groups: Sequence[str], *, num_resamples: int = 1000, seed: int = 0) -> tuple[int, int]:
+    """Between which steps the highest mean lies in 95% of resamples of the prompts."""
+    steps, sums, counts = _by_prompt(measured, groups)
+    drawn = np.random.default_rng(seed).integers(len(sums), size=(num_resamples, len(sums)))
+    weights = np.stack([np.bincount(row, minlength=len(sums)) for row in drawn])
+    with np.errstate(invalid="ignore"):
+        highest = np.nan_to_num((weights @ sums) / (weights @ counts), nan=-np.inf).argmax(1)
+    low, high = np.quantile(highest, [0.025, 0.975], method="nearest")
+    return steps[int(low)], steps[int(high)]
+
+
+def _by_prompt(measured: Measured, groups: Sequence[str]) -> tuple[list[int], Array, Array]:
+    """The steps at which anything was scored, and each prompt's sum and number of scores there, (prompts, steps)."""
+    steps = [step for step in sorted(measured) if without_none(measured[step]["score"])]
+    prompts, columns = group_indices(groups), [measured[step]["score"] for step in steps]
+    scores = np.array(columns, dtype=np.float64).reshape(len(steps), len(groups)).T  # None becomes NaN
+    sums, counts = np.zeros((2, len(set(groups)), len(steps)))
+    np.add.at(sums, prompts, np.nan_to_num(scores))
+    np.add.at(counts, prompts, ~np.isnan(scores))
+    return steps, sums, counts

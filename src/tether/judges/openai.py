@@ -1,0 +1,301 @@
+"""A model behind an OpenAI-compatible address that is asked: https://platform.openai.com/docs/api-reference/chat.
+
+vLLM, SGLang, llama.cpp, Ollama and most paid services speak it. Log-probabilities are those of the first tokens of the reply;
+where a server gives none, the reply itself is read. Retries and waiting are the OpenAI client's own; every request of it, a
+repeated one too, passes a meter that keeps the budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, TypeVar
+
+import httpx2
+import openai
+
+from tether.core.errors import ModelError
+from tether.core.protocols import Reply, Verdict
+from tether.core.types import Conversation, Sampling
+from tether.judges.server_config import JudgeServerConfig
+from tether.judges.verdicts import DOWN, QUOTA, SPENT, Likeliest, check_options, read_verdict
+
+T = TypeVar("T")
+Options = dict[str, object]
+"""Settings of a request, as the OpenAI client takes them."""
+
+LADDER = (20, 5, 0)
+"""How many likeliest tokens are asked for; a server that refuses is asked for fewer, and in the end for none."""
+MARGIN_TOKENS = 256
+"""What a template may add to a conversation, where the most that a request can cost is set aside; answers teach more."""
+NO_ANSWER, NO_CONNECTION, UNREADABLE = "no answer in time", "no connection", "unreadable answer"
+CONTROL = re.compile(r"<(?=[|｜][^\s<>]{1,40}[|｜]>|/?s>|/?think>|(?:start|end)_of_turn>|[be]os>)|\[(?=/?INST\])")
+"""Where control tokens of the usual templates begin; which ones a server's tokenizer has is not known here."""
+
+
+class Stopped(openai.OpenAIError):
+    """Nothing more is asked, and why; the client passes its own errors on without asking again."""
+
+
+class Meter(openai.DefaultAsyncHttpxClient):
+    """Sends the client's requests: within the budget, each with a limit of time, all counted.
+
+    Requests and tokens that may be spent are never exceeded, whatever is under way at the same time: the most that a request can
+    cost is set aside before it is sent.
+    """
+
+    def __init__(self, chat: ServedChat) -> None:
+        super().__init__(timeout=chat.config.time_limit)
+        self.chat, self.reserved, self.settled = chat, 0, asyncio.Condition()
+
+    async def send(self, request: Any, **options: Any) -> Any:
+        """One request, a repeated one too.
+
+        Raises:
+            Stopped: the budget does not cover it, the account is empty, or the server has given no answers for long.
+            httpx2.RequestError: there was no answer, or no chat completion; the client asks again.
+        """
+        chat, body = self.chat, json.loads(request.content)
+        size = len(json.dumps(body["messages"], ensure_ascii=False).encode())  # no token is less than a byte
+        size += body.get("max_tokens") or body["max_completion_tokens"]
+        most = cost = size + chat.margin
+        await self._reserve(most)
+        chat.spent.update(["requests", "retries"] if int(request.headers["x-stainless-retry-count"]) else ["requests"])
+        failure = ""
+        try:
+            async with asyncio.timeout(chat.config.time_limit):  # the client's own limit begins again with every byte
+                response = await super().send(request, **options)
+            if response.is_success:
+                tokens = read_completion(response.json()).tokens
+                cost = sum(tokens.values()) or most  # a server that does not say may have taken all that was set aside
+                chat.margin = max(chat.margin, cost - size)
+                chat.spent.update(tokens)
+                return response
+            cost, failure = 0, f"HTTP {response.status_code}"
+            if response.status_code == 402 or "insufficient_quota" in response.text:
+                failure = chat.stopped = QUOTA
+                raise Stopped(QUOTA)
+            return response
+        except (TimeoutError, httpx2.TimeoutException):
+            failure = NO_ANSWER
+            raise httpx2.ReadTimeout(failure, request=request) from None
+        except httpx2.RequestError as error:
+            cost, failure = 0 if isinstance(error, httpx2.ConnectError) else most, NO_CONNECTION
+            raise
+        except ValueError as error:
+            failure = UNREADABLE
+            raise httpx2.DecodingError(failure, request=request) from error
+        finally:
+            if failure:
+                chat.spent[f"failed: {failure}"] += 1
+            async with self.settled:
+                self.reserved, chat.tokens = self.reserved - most, chat.tokens + cost
+                self.settled.notify_all()
+
+    async def _reserve(self, most: int) -> None:
+        """Take one request, and the most tokens that it can cost, from the budget."""
+        chat, requests, tokens = self.chat, self.chat.config.max_requests, self.chat.config.max_tokens
+        async with self.settled:
+            while tokens is not None and chat.tokens + self.reserved + most > tokens and not chat.stopped:
+                if not self.reserved:
+                    raise Stopped(SPENT)
+                await self.settled.wait()  # a request under way may cost less than was set aside for it
+            if chat.stopped or (requests is not None and chat.requests >= requests):
+                raise Stopped(chat.stopped or SPENT)
+            chat.requests, self.reserved = chat.requests + 1, self.reserved + most
+
+
+class ServedChat:
+    """Speaks core.protocols.ChatModel.
+
+    The client asks busy servers (429), failing ones (5xx) and silent ones again, later each time or when they say. Where the
+    budget does not cover a request, the account is empty (402), or many questions in a row have got no answer, nothing more is
+    asked, and that is the reason of the rest. A server that has answered and then forbids (403) means that question.
+
+    Attributes:
+        requests, tokens: what was spent of the budget, by all questions together.
+
+    Raises:
+        ConfigError: there is no key in the variable that should hold it.
+    """
+
+    def __init__(self, config: JudgeServerConfig) -> None:
+        self.config, self._key = config, config.key()
+        self.name = f"{config.model} at {config.url}"
+        self.spent: Counter[str] = Counter()
+        self.requests, self.tokens, self.margin, self.stopped = 0, 0, MARGIN_TOKENS, ""
+        self._level, self._length_name = 0, "max_tokens"
+        self._fruitless, self._answered = 0, False
+
+    def usage(self) -> Mapping[str, int]:
+        return self.spent
+
+    def verdicts(
+        self, conversations: Sequence[Conversation], options: Sequence[str], *, told: Callable[[int, Verdict], None] | None = None
+    ) -> list[Verdict]:
+        """See core.protocols.ChatModel.
+
+        Raises:
+            ModelError: the server refuses the key, or knows no such model.
+            ValueError: the options cannot be told apart by what a reply begins with.
+        """
+        check_options(options)
+
+        def how() -> Options:
+            most = LADDER[self._level]
+            return {"temperature": 0.0, **({"logprobs": True, "top_logprobs": most} if most else {})}
+
+        async def ask(client: openai.AsyncOpenAI, place: int) -> Verdict:
+            completion, reason = await self._complete(client, conversations[place], self.config.reply_tokens, how)
+            if completion is None:
+                return Verdict(None, reason=reason)
+            return read_verdict(completion.text, completion.likeliest, options)
+
+        return self._all(len(conversations), ask, told)
+
+    def replies(
+        self,
+        conversations: Sequence[Conversation],
+        sampling: Sampling,
+        *,
+        seed: int = 0,
+        ordinals: Sequence[int] | None = None,
+        told: Callable[[int, Reply], None] | None = None,
+    ) -> list[Reply]:
+        """See core.protocols.ChatModel; whether seed and ordinal decide the reply is up to the server."""
+        places = range(len(conversations)) if ordinals is None else ordinals
+        fixed: Options = {"temperature": sampling.temperature, "top_p": sampling.top_p}
+        fixed |= {"stop": list(sampling.stop_strings)} if sampling.stop_strings else {}
+        more = {"top_k": sampling.top_k, "min_p": sampling.min_p}
+        fixed |= {"extra_body": {name: value for name, value in more.items() if value}}
+
+        async def ask(client: openai.AsyncOpenAI, place: int) -> Reply:
+            how = {**fixed, "seed": random.Random(f"{seed}/{places[place]}").getrandbits(31)}
+            completion, reason = await self._complete(client, conversations[place], sampling.max_new_tokens, lambda: how)
+            return Reply(None, False, reason) if completion is None else Reply(completion.text.strip(), completion.finished)
+
+        return self._all(len(conversations), ask, told)
+
+    def _all(
+        self, count: int, ask: Callable[[openai.AsyncOpenAI, int], Awaitable[T]], told: Callable[[int, T], None] | None
+    ) -> list[T]:
+        """Every question once, `concurrency` of them under way at a time."""
+        answers: dict[int, T] = {}
+        places = iter(range(count))
+
+        async def work(client: openai.AsyncOpenAI) -> None:
+            for place in places:
+                answers[place] = await ask(client, place)
+                if told:
+                    told(place, answers[place])
+
+        async def all_of_them() -> None:
+            limits = {"timeout": self.config.time_limit, "max_retries": self.config.attempts - 1}
+            how = {"api_key": self._key or "none", "base_url": self.config.url, "http_client": Meter(self)}
+            async with openai.AsyncOpenAI(**how, **limits) as client:
+                workers = [asyncio.create_task(work(client)) for _ in range(min(count, self.config.concurrency))]
+                try:
+                    await asyncio.gather(*workers)
+                finally:
+                    for worker in workers:
+                        worker.cancel()
+
+        _run(all_of_them())
+        return [answers[place] for place in range(count)]
+
+    async def _complete(
+        self, client: openai.AsyncOpenAI, conversation: Conversation, length: int, how: Callable[[], Options]
+    ) -> tuple[Completion | None, str]:
+        """A completion, or None and why; a refusal may change the wording, so that it is asked once more.
+
+        Raises:
+            ModelError: every other request would meet the same, and the user can mend it.
+        """
+        messages: Any = [{"role": turn.role, "content": CONTROL.sub(r"\g<0> ", turn.content)} for turn in conversation]
+        while True:
+            level, name = self._level, self._length_name
+            wording: Any = {name: length, **how()}
+            try:
+                answer = await client.chat.completions.create(model=self.config.model, messages=messages, **wording)
+                self._fruitless, self._answered = 0, True
+                return read_completion(answer.model_dump()), ""
+            except Stopped as stop:
+                return None, str(stop)
+            except openai.APIStatusError as error:
+                code, text = error.status_code, self._words(error)
+                # Some services refuse a single prompt so, which their moderation has flagged: https://openrouter.ai/docs/errors.
+                of_one = code == 403 and (self._answered or "flagged" in text)
+                if code in (401, 403, 404) and not of_one:
+                    raise ModelError(
+                        f"{self.name} refuses (HTTP {code}): {text}. Mend the address, the model's name or the key"
+                    ) from None
+                if code in (400, 422) and self._reworded(text, level, name):
+                    continue
+                if code < 500 and code not in (408, 409, 429):
+                    return None, f"HTTP {code}: {text}"
+                reason = f"HTTP {code}"
+            except openai.APITimeoutError:
+                reason = NO_ANSWER
+            except openai.APIConnectionError as error:
+                reason = UNREADABLE if isinstance(error.__cause__, httpx2.DecodingError) else NO_CONNECTION
+            self._fruitless += 1
+            if self._fruitless > 2 * self.config.concurrency:
+                self.stopped = f"{DOWN}: {reason}, {self._fruitless} times in a row"
+            return None, reason
+
+    def _words(self, error: openai.APIStatusError) -> str:
+        """The server's own words, shortened and without the key, which some repeat."""
+        words = error.body.get("message") if isinstance(error.body, dict) else error.body
+        text = " ".join((words if isinstance(words, str) and words else error.message).split()).rstrip(".")
+        return (text.replace(self._key, "(key)") if self._key else text)[:200]
+
+    def _reworded(self, text: str, level: int, name: str) -> bool:
+        """Whether the next request will say it differently: fewer likeliest tokens, or another name for the length."""
+        if "max_completion_tokens" in text and name == "max_tokens":
+            self._length_name = "max_completion_tokens"
+        elif "logprobs" in text and level < len(LADDER) - 1:
+            self._level = max(self._level, level + 1)
+        else:
+            return False
+        return True
+
+
+class Completion(NamedTuple):
+    """A reply, whether it ended by itself, the likeliest tokens at each of its places, and what it cost."""
+
+    text: str
+    finished: bool
+    likeliest: Likeliest
+    tokens: dict[str, int]
+
+
+def read_completion(answer: Any) -> Completion:
+    """The parts of a chat completion.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        choice, cost = answer["choices"][0], answer.get("usage")
+        places = (choice.get("logprobs") or {}).get("content") or ()
+        likeliest = [[(t["token"], float(t["logprob"])) for t in (place, *(place.get("top_logprobs") or ()))] for place in places]
+        tokens = {"prompt_tokens": int(cost["prompt_tokens"]), "reply_tokens": int(cost["completion_tokens"])} if cost else {}
+        return Completion(str(choice["message"]["content"] or ""), choice["finish_reason"] != "length", likeliest, tokens)
+    except (AttributeError, TypeError, LookupError) as error:
+        raise ValueError(f"not a chat completion: {error}") from error
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    """To its end, also from a notebook, where a loop is running already."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        asyncio.run(work)
+        return
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(asyncio.run, work).result()

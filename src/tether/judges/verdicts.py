@@ -1,0 +1,94 @@
+"""Which of some options a reply begins with, and how probably."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+
+from tether.core.protocols import Verdict
+
+LEAST = 1e-9
+"""The least probability of an option that is named but not among the likeliest."""
+UNASKABLE, NO_OPTION, NOT_A_NUMBER = "cannot be asked", "no option at the beginning", "not a number"
+"""Why there is no verdict, where the same question to the same model meets the same again."""
+SPENT, DOWN, QUOTA = "budget spent", "the server gave no answers", "the account has no quota left"
+"""Why a server is not asked any more."""
+_MARKS = re.compile(r"^[\W_]+|[\W_]+$")
+
+Likeliest = Sequence[Sequence[tuple[str, float]]]
+"""For each token of a reply: the one that was drawn, then the likeliest ones, each with its log-probability in nats."""
+
+
+def check_options(options: Sequence[str]) -> None:
+    """Refuse options that a reply could not be told to begin with.
+
+    Raises:
+        ValueError: there are fewer than two, one is blank, or one begins another, as "1" begins "10".
+    """
+    if len(options) < 2 or any(not option.strip() for option in options):
+        raise ValueError(f"a question needs two options or more, none of them blank; got {list(options)}")
+    if any(a.startswith(b) for i, a in enumerate(options) for j, b in enumerate(options) if i != j):
+        raise ValueError(f"no option may begin with another, or a reply could begin with both; got {list(options)}")
+
+
+def normalised(logprobs: Sequence[float]) -> tuple[tuple[float, ...], float]:
+    """(log-probabilities among the options, in nats; what they had together, as a probability)."""
+    highest = max(logprobs)
+    total = highest + math.log(sum(math.exp(value - highest) for value in logprobs))
+    return tuple(value - total for value in logprobs), min(1.0, math.exp(total))
+
+
+def soft_verdict(logprobs: Sequence[float], options: Sequence[str]) -> Verdict:
+    """The verdict in the log-probabilities of the options; none where one is not a number, as of weights that overflow."""
+    shares, mass = normalised(logprobs)
+    if any(map(math.isnan, shares)):
+        numbers = ", ".join(f"{option!r} {value:.3g}" for option, value in zip(options, logprobs, strict=True))
+        return Verdict(None, reason=f"{NOT_A_NUMBER}: log-probabilities {numbers}. Mend the weights, or name another model")
+    return Verdict(shares, mass)
+
+
+def read_verdict(text: str, likeliest: Likeliest, options: Sequence[str]) -> Verdict:
+    """What a reply says of the options: softly by its first token that is not marks alone, else by its words.
+
+    An option's probability is the sum over the tokens that read as it, or as the beginning of it and of no other option, white
+    space and marks aside. An option with no such token is given the most that it can have: no more than the least likely
+    that is listed, no more than its equal part of what the listed ones leave. A reply that was read and names no option is no
+    verdict, but `parsed`.
+    """
+    for tokens in likeliest:
+        if not tokens or not _MARKS.sub("", tokens[0][0]):
+            continue
+        listed = {token: logprob for token, logprob in tokens if logprob < 1e-3}  # which NaN is not
+        chances = [min(1.0, math.exp(logprob)) for logprob in listed.values()]
+        shares = [0.0] * len(options)
+        for token, chance in zip(listed, chances, strict=True):
+            if (option := _option_of(token, options)) is not None:
+                shares[option] += chance
+        if any(shares):
+            left = max(LEAST, min(*chances, (1.0 - sum(chances)) / max(1, shares.count(0.0))))
+            logprobs, _ = normalised([math.log(share or left) for share in shares])
+            return Verdict(logprobs, min(1.0, sum(shares)))
+        break
+    written = written_option(text, options)
+    if written is None:
+        if not _MARKS.sub("", text):  # it may have been cut off before its first word
+            return Verdict(None, reason="no word in the reply")
+        return Verdict(None, parsed=True, reason=f"{NO_OPTION}: {' '.join(text.split())[:60]!r}")
+    return Verdict(tuple(0.0 if i == written else -math.inf for i in range(len(options))), parsed=True)
+
+
+def _option_of(token: str, options: Sequence[str]) -> int | None:
+    word = _MARKS.sub("", token)
+    fitting = [i for i, option in enumerate(options) if word and option.startswith(word)]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def written_option(text: str, options: Sequence[str]) -> int | None:
+    """The place of the option that a written reply begins with, "Answer:" and marks aside; None if it begins with none.
+
+    An option before a word in small letters is taken for a part of a sentence, as the article in "A better answer would be B".
+    """
+    names = "|".join(re.escape(option) for option in sorted(options, key=len, reverse=True))
+    match = re.match(rf"[\W_]*(?:(?:answer|verdict|option|response|score)[\W_]+)?({names})(?![\w'’-])(?! [a-z])", text, re.I)
+    return options.index(match[1]) if match and match[1] in options else None

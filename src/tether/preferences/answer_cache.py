@@ -1,0 +1,129 @@
+"""A model whose answers are kept in a file: what was asked once is never asked again, by this run or by a later one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tether.core.errors import DataError
+from tether.core.protocols import ChatModel, Reply, Verdict
+from tether.core.types import Conversation, Sampling
+
+AnswerT = TypeVar("AnswerT", Verdict, Reply)
+
+
+class CachedModel:
+    """Speaks core.protocols.ChatModel, on top of another.
+
+    An answer's key is a digest of the model's name and of all that was asked: the whole conversation (and so rubric, prompt,
+    answers and their order), the options, or the sampling. Each answer is committed as soon as it is known, so killing the
+    process loses at most those under way. Failures are not kept: they are asked again, except where a reply was read and names
+    none of the options, which the same question would get again.
+
+    Args:
+        path: an SQLite file, made where there is none; several processes may share it.
+
+    Raises:
+        DataError: the file is something else.
+    """
+
+    def __init__(self, model: ChatModel, path: str | Path) -> None:
+        self.model, self.name, self.path = model, model.name, Path(path)
+        self.spent: Counter[str] = Counter()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            # Answers may be told from another thread than this one, but only by one at a time.
+            self._file = sqlite3.connect(self.path, timeout=60.0, isolation_level=None, check_same_thread=False)
+            self._file.execute("PRAGMA journal_mode = WAL")
+            self._file.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT NOT NULL) WITHOUT ROWID")
+        except sqlite3.DatabaseError as error:
+            raise DataError(f"{self.path} cannot keep answers ({error}). Delete it, or name another file") from error
+
+    def close(self) -> None:
+        self._file.close()
+
+    def usage(self) -> Mapping[str, int]:
+        """The cost of the model beneath, and the number of answers that came from the file: `recalled`."""
+        return {**self.model.usage(), **self.spent}
+
+    def verdicts(
+        self, conversations: Sequence[Conversation], options: Sequence[str], *, told: Callable[[int, Verdict], None] | None = None
+    ) -> list[Verdict]:
+        """See core.protocols.ChatModel; equal questions are asked once."""
+
+        def ask(places: Sequence[int], told: Callable[[int, Verdict], None]) -> object:
+            return self.model.verdicts([conversations[place] for place in places], options, told=told)
+
+        keys = [self._key("verdict", conversation, list(options)) for conversation in conversations]
+        read = lambda values: Verdict(values[0] and tuple(values[0]), *values[1:])  # noqa: E731
+        return self._answers(keys, ask, read, _final, told)
+
+    def replies(
+        self,
+        conversations: Sequence[Conversation],
+        sampling: Sampling,
+        *,
+        seed: int = 0,
+        ordinals: Sequence[int] | None = None,
+        told: Callable[[int, Reply], None] | None = None,
+    ) -> list[Reply]:
+        """See core.protocols.ChatModel."""
+        numbers = list(range(len(conversations)) if ordinals is None else ordinals)
+
+        def ask(places: Sequence[int], told: Callable[[int, Reply], None]) -> object:
+            new, own = [conversations[place] for place in places], [numbers[place] for place in places]
+            return self.model.replies(new, sampling, seed=seed, ordinals=own, told=told)
+
+        how = {name: getattr(sampling, name) for name in Sampling.__slots__}
+        keys = [self._key("reply", c, [how, seed, number]) for c, number in zip(conversations, numbers, strict=True)]
+        return self._answers(keys, ask, lambda values: Reply(*values), lambda reply: reply.text is not None, told)
+
+    def _key(self, kind: str, conversation: Conversation, more: Any) -> str:
+        question = [kind, self.name, [[turn.role, turn.content] for turn in conversation], more]
+        return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
+
+    def _answers(
+        self,
+        keys: Sequence[str],
+        ask: Callable[[Sequence[int], Callable[[int, AnswerT], None]], object],
+        read: Callable[[Any], AnswerT],
+        worth: Callable[[AnswerT], bool],
+        told: Callable[[int, AnswerT], None] | None,
+    ) -> list[AnswerT]:
+        """The answers under these keys: from the file where they are worth keeping, else asked and written there."""
+        places: dict[str, list[int]] = {}
+        for place, key in enumerate(keys):
+            places.setdefault(key, []).append(place)
+        answers: dict[str, AnswerT] = {}
+
+        def settle(key: str, answer: AnswerT) -> None:
+            answers[key] = answer
+            for place in places[key] if told else ():
+                told(place, answer)  # type: ignore[misc]
+
+        for key in places:
+            row = self._file.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
+            if row and worth(answer := read(json.loads(row[0]))):
+                settle(key, answer)
+        self.spent["recalled"] += len(answers)
+        new = [key for key in places if key not in answers]
+
+        def heard(number: int, answer: AnswerT) -> None:
+            if worth(answer):
+                self._file.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (new[number], json.dumps(answer)))
+            settle(new[number], answer)
+
+        if new:
+            ask([places[key][0] for key in new], heard)
+        return [answers[key] for key in keys]
+
+
+def _final(verdict: Verdict) -> bool:
+    """True for an answer that the same question would get again, and that holds no NaN."""
+    return verdict.parsed if verdict.logprobs is None else not any(map(math.isnan, verdict.logprobs))

@@ -1,0 +1,7 @@
+"""The tools that tasks go to and come back from, by the names of their formats."""
+
+from __future__ import annotations
+
+from tether.preferences import argilla, label_studio
+
+BRIDGES = {"label-studio": label_studio.BRIDGE, "argilla": argilla.BRIDGE}

@@ -1,0 +1,106 @@
+"""What a page says of a run before any result: its method, model, data, machine; and who its gold is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+from tether.core.synonyms import METHODS
+from tether.report.numbers import duration, thousands
+from tether.report.reading import Journey, Row, SubRun, finite, mapping, printable
+from tether.report.sentences import SENTENCES
+
+NAMES, GOLD, PARTS = SENTENCES["methods"], SENTENCES["gold"], SENTENCES["parts"]
+COUNTED = ("train", "heldout", "pairs", "heldout_pairs", "answers", "problems")
+PACKAGES = ("torch", "transformers", "peft")
+
+
+def anchor(name: str) -> str:
+    """Where a stage stands on the page."""
+    return "stage-" + re.sub(r"[^\w-]", "-", name)
+
+
+def method_name(stage: SubRun) -> str:
+    """The name of a stage's method, in full."""
+    values = [(name, key, value) for name, (section, key, value) in METHODS.items() if section == stage.section]
+    variants = [name for name, key, value in values if stage.settings.get(key) == value]
+    names = (*variants, stage.section, stage.name, stage.name.partition("-")[0], stage.kind)
+    return next((NAMES[name] for name in names if name in NAMES), stage.section or stage.name)
+
+
+def _short(name: str) -> str:
+    """A method's abbreviation where it has one."""
+    abbreviation = re.search(r"\((.+)\)$", name)
+    return abbreviation[1] if abbreviation else name[:1].lower() + name[1:]
+
+
+def title(journey: Journey) -> str:
+    """The method of what was trained last: a policy, else what a supervised stage made."""
+    made = [journey.stage(kind) for kind in ("direct", "reward", "sft")]
+    last = next((stage for stage in (*journey.arms[:1], *made) if stage.name), None)
+    return method_name(last) if last else NAMES["pairs"] if journey.pairs else NAMES["evaluate"]
+
+
+def facts(journey: Journey, run: Path) -> list[tuple[str, list[str]]]:
+    """A name and lines for everything that is known of what was run, where and when."""
+    stages = journey.folders
+    manifests = [manifest for stage in (*stages, journey.own) if (manifest := mapping(stage.manifest))]
+    models = [mapping(manifest.get("model")) for manifest in manifests] + [mapping(journey.recipe.get("model"))]
+    seeds = [seed for stage in (journey.own, *stages) if (seed := mapping(stage.config).get("seed")) is not None]
+    seconds = finite(journey.own.summary.get("seconds")) or sum(finite(stage.summary.get("seconds")) or 0 for stage in stages)
+    started = min((str(manifest["started"]) for manifest in manifests if "started" in manifest), default="")
+    rows = (
+        ("model", [next((str(model["source"]) for model in models if model.get("source")), "")]),
+        ("method", [" → ".join(dict.fromkeys(_short(method_name(stage)) for stage in stages))]),
+        ("data", [line for stage in stages for line in _data(stage)]),
+        ("date", [started.replace("T", " ").replace("Z", " UTC")]),
+        ("time", [duration(seconds) if seconds else ""]),
+        ("machine", [_machine(manifests[0], models)] if manifests else []),
+        ("versions", [_versions(manifests[0])] if manifests else []),
+        ("seed", list(dict.fromkeys(str(seed) for seed in seeds))),
+        ("run", [str(run)]),
+    )
+    return [(name, [printable(line, 300) for line in lines if line]) for name, lines in rows if any(lines)]
+
+
+def _data(stage: SubRun) -> Iterator[str]:
+    """The files that a stage read, and how many rows it used of them."""
+    files, summary = mapping(mapping(stage.manifest).get("data")), stage.summary
+    used = sum(finite(summary.get(f"num_{name}")) or 0 for name in COUNTED) or finite(summary.get("num_prompts"))
+    rows = finite(mapping(stage.manifest).get("rows")) or used
+    if paths := list(files) or mapping(stage.settings.get("data")).get("path"):
+        packaged = "tether/recipes/quickstart/"
+        each = [str(path) for path in (paths if isinstance(paths, list) else [paths])]
+        names = ", ".join(f"tether:{Path(path).stem}" if packaged in path else path for path in each)
+        yield f"{stage.name}: {names}{f' ({thousands(rows)} rows)' if rows else ''}"
+
+
+def _machine(manifest: Row, models: Sequence[Row]) -> str:
+    cores, memory = manifest.get("cpu_count"), finite(manifest.get("memory_bytes"))
+    device = next((device for model in models if (device := model.get("device")) and device != "cpu"), "")
+    dtype = next((dtype for model in models if (dtype := model.get("dtype")) and dtype != "auto"), "")
+    size = (f"{cores} cores" if cores else "", f"{memory / 1e9:.0f} GB" if memory else "")
+    return " · ".join(map(str, filter(None, (manifest.get("processor") or manifest.get("platform"), *size, device, dtype))))
+
+
+def _versions(manifest: Row) -> str:
+    packages = mapping(manifest.get("packages"))
+    versions = {"tether": manifest.get("tether"), "Python": manifest.get("python")} | {
+        name: packages.get(name) for name in PACKAGES
+    }
+    return " · ".join(f"{name} {version}" for name, version in versions.items() if version)
+
+
+def who_judged(journey: Journey, names: Iterable[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Who gold is, in sentences, and what the parts of these names measure; a user's own judge explains its parts itself."""
+    if not (any(arm.judged_by_gold for arm in journey.arms) or any("gold_after" in row for row in journey.answers)):
+        return [], []
+    stages = sorted(journey.folders, key=lambda stage: stage.section != "evaluate")
+    noted = next((judge for stage in stages if (judge := mapping(mapping(stage.manifest).get("judge")))), {})
+    sections = [section for stage in stages for section in (stage.settings, mapping(stage.settings.get("evaluate")))]
+    judges = [judge for section in sections if (judge := mapping(section.get("judge")))]
+    configured = next((judge.get("call") or judge.get("model") for judge in judges), "")
+    name, says = str(noted.get("name") or configured or ""), str(noted.get("says") or "")
+    sentences = [GOLD["what"], *([GOLD["says" if says else "name"].format(name=name, says=says)] if name else [])]
+    return sentences, [(part, PARTS[part]) for part in names if part in PARTS and name.startswith("tether.quickstart.")]

@@ -1,0 +1,106 @@
+"""The key numbers as tiles and tables; what a run does not have is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from tether.report.decoding import control_of
+from tether.report.narrative import gold_gain, heldout_gain, proxy_gain, spent_kl
+from tether.report.numbers import (
+    Show,
+    bracketed,
+    centre,
+    decimal,
+    duration,
+    gigabytes,
+    has_interval,
+    interval,
+    percent,
+    signed,
+    thousands,
+)  # fmt: skip
+from tether.report.reading import Estimate, Journey, SubRun, estimate, mapping, present
+
+
+class Tile(NamedTuple):
+    """One key number."""
+
+    name: str
+    value: str
+    detail: str = ""
+
+
+def _tiles(rows: Iterable[tuple[str, Any, Show, str]]) -> list[Tile]:
+    """Tiles of the numbers that there are: name, estimate or what a file has of one, how it is shown, detail."""
+    shown = [(name, parts, show, detail) for name, raw, show, detail in rows if (parts := estimate(raw))]
+    return [Tile(name, centre(v, show), " · ".join(filter(None, (interval(v, show), detail)))) for name, v, show, detail in shown]
+
+
+def tiles(journey: Journey) -> list[Tile]:
+    """The key numbers; what the run does not have is left out."""
+    policy, reward = journey.policy or SubRun(""), journey.stage("reward").summary
+    summary, checked = policy.summary, heldout_gain(policy)
+    show, name = (percent, "held-out, right") if checked and checked.checked else (decimal, "held-out reward")
+    losses = [value for _, value in present(journey.stage("sft").metrics, "eval_loss")]
+    own = journey.own.summary or mapping(journey.stages[0].summary if len(journey.stages) == 1 else None)
+    reward_gain = ("reward gain", "in its own units") if journey.own_reward else ("proxy gain", "reward model's units")
+    kl, over = spent_kl(policy), mapping(control_of(summary).get("over_best_decoding"))
+    alike = "both at the temperature of training"
+    vague = kl is not None and (kl.low if has_interval(kl) else kl.value) <= 0
+    return _tiles((
+        ("best against best decoding", over.get("win_rate"), percent, "won against the model before"),
+        ("gain, best against best", over, signed, ""),
+        ("gold win rate", summary.get("gold_win_rate"), percent, alike),
+        ("gold gain", gold_gain(policy), signed, alike),
+        (name, checked and checked.after, show, f"before {show(checked.before.value)}" if checked else ""),
+        (reward_gain[0], proxy_gain(policy), signed, reward_gain[1]),
+        ("KL spent", kl, decimal, "nats: indistinguishable from 0" if vague else "nats per response"),
+        ("reward model, held-out", reward.get("heldout_accuracy"), percent, ""),
+        ("reward model, gold", reward.get("gold_accuracy"), percent, ""),
+        ("held-out pairs, ranked right", journey.stage("direct").summary.get("heldout_accuracy"), percent, ""),
+        ("preference pairs", journey.pairs.get("num_pairs"), thousands, ""),
+        ("SFT held-out loss", losses[-1] if losses else None, decimal, "nats per token"),
+        ("time", own.get("seconds"), duration, ""),
+        ("peak memory", own.get("peak_rss_bytes") or summary.get("peak_rss_bytes"), gigabytes, ""),
+    ))  # fmt: skip
+
+
+def reward_facts(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> list[Tile]:
+    """The reward model's numbers that need no figure."""
+    length = mapping(reward.get("length_correlation"))
+    rows = (
+        ("held-out accuracy", reward.get("heldout_accuracy"), percent, "of pairs it never saw"),
+        ("accuracy against gold", reward.get("gold_accuracy"), percent, "of pairs labelled by gold"),
+        ("… where neither reads better", reward.get("gold_accuracy_equally_fluent"), percent, "of pairs that are equally fluent"),
+        ("calibration error", reward.get("calibration_error"), decimal, "mean distance from the diagonal"),
+        ("score and length, Pearson", length.get("pearson"), decimal, "0: length does not matter"),
+        ("score and length, Spearman", length.get("spearman"), decimal, "the same by ranks"),
+        ("held-out loss", reward.get("heldout_loss"), decimal, "a coin has 0.693"),
+        ("held-out ties", reward.get("heldout_ties"), thousands, "pairs scored exactly alike"),
+        ("mean margin", reward.get("margin_mean"), decimal, "chosen − rejected"),
+        ("score mean", reward.get("score_mean"), decimal, ""),
+        ("score deviation", reward.get("score_std"), decimal, ""),
+        ("pairs", pairs.get("num_pairs"), thousands, "preferences collected"),
+        ("prompts", pairs.get("num_prompts"), thousands, "behind the pairs"),
+        ("annotators agree", pairs.get("annotator_agreement"), percent, "two annotators, same pair"),
+        ("annotator and gold", pairs.get("annotator_gold_agreement"), percent, "share that agrees"),
+        ("majority and gold", pairs.get("majority_gold_agreement"), percent, "share that agrees"),
+        ("dropped", pairs.get("dropped_no_majority"), thousands, "pairs without a majority"),
+    )
+    counted = (f"{parts.count:,} pairs · " if (parts := estimate(raw)) and parts.count else "" for _, raw, _, _ in rows)
+    return _tiles((name, raw, show, count + detail) for (name, raw, show, detail), count in zip(rows, counted, strict=True))
+
+
+ARM_COLUMNS = ("policy", "proxy gain", "gold gain", "gold win rate", "KL, nats")
+
+
+def arm_table(arms: Sequence[SubRun]) -> list[Sequence[str]]:
+    """A row an arm, of ARM_COLUMNS; empty for a single arm."""
+    measures = ((proxy_gain, signed), (gold_gain, signed), (_gold_win_rate, percent), (spent_kl, decimal))
+    rows: list[Sequence[str]] = [(arm.name, *(bracketed(measure(arm), show) for measure, show in measures)) for arm in arms]
+    return rows if len(rows) > 1 else []
+
+
+def _gold_win_rate(arm: SubRun) -> Estimate | None:
+    return arm.estimate("gold_win_rate")

@@ -1,0 +1,131 @@
+"""How the local engine walks a policy: any transformers decoder as a tree of modules, those of Llama's kind in cpu.llama."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import Tensor, nn
+from transformers.cache_utils import DynamicCache
+
+from tether.cpu.llama import KeysAndValues, llama_decoder
+from tether.cpu.products import Product, is_product, room_for_a_copy
+from tether.models.trunk import Role, setting
+from tether.rollout.cache import ATTENTION, SlotCache
+
+
+class Decoder(Protocol):
+    """What the engine asks of a policy: states of whole prompts, and of one more token a row."""
+
+    in_place: bool
+
+    @property
+    def products(self) -> Sequence[Product]:
+        """Copies of weights that `refresh` brings up to date."""
+        ...
+
+    @property
+    def head(self) -> Any: ...
+
+    def prefill(self, ids: Tensor, prefix: KeysAndValues, lengths: Tensor | None = None) -> tuple[Tensor, KeysAndValues]:
+        """Last hidden states (rows, time, dim) of tokens that follow `prefix`, and all keys and values, the prefix's included.
+
+        Args:
+            lengths: how many tokens of each row are real; states beyond them mean nothing.
+        """
+        ...
+
+    def decode(self, tokens: Tensor, cache: SlotCache) -> Tensor:
+        """The states after one more token a row, (rows, dim); its keys and values go to the row's slot."""
+        ...
+
+
+def engine_decoder(role: Role, *, cpu_kernels: bool = True) -> Decoder:
+    """The fastest decoder that computes what `role` computes."""
+    return (llama_decoder(role) if cpu_kernels else None) or TreeDecoder(role, packed=cpu_kernels)
+
+
+class TreeDecoder:
+    """Any transformers decoder: a second tree of modules over the learner's parameters, with products in place of linear layers.
+
+    Neither the routing of adapters nor the choice of an attention function here touches the learner's passes.
+
+    Args:
+        packed: on a CPU, products laid out for it and our own attention; otherwise everything is torch's.
+    """
+
+    def __init__(self, role: Role, *, packed: bool = True) -> None:
+        model = role.causal_model
+        self.products: list[Product] = []
+        shared: dict[int, Any] = {id(t): t for t in (*model.parameters(), *model.buffers())}
+        head = model.get_output_embeddings()
+        if packed and role.device.type == "cpu" and room_for_a_copy(model):
+            inside: set[int] = set()
+            adapted = {id(module) for module in role.decoder.modules() if isinstance(module, BaseTunerLayer)}
+            for module in (*role.decoder.modules(), head):
+                product = is_product(module, role.adapter)
+                if id(module) in inside or not (product or id(module) in adapted):
+                    continue
+                inside.update(map(id, module.modules()))  # an adapted layer that is no product reads its own parts
+                if product:
+                    self.products.append(Product([module], role.adapter))
+                    shared[id(module)] = _Layer(self.products[-1])
+        self.decoder: Any = copy.deepcopy(role.decoder, shared)
+        self.head: Any = shared.get(id(head), head)
+        for module in self.decoder.modules():
+            if isinstance(module, BaseTunerLayer):
+                module._active_adapter = [] if role.adapter is None else [role.adapter]
+        self.decoder.eval()
+        # Latents in place of keys and values (DeepSeek) are not what an attention function could be given in place.
+        latent = setting(role.config, "kv_lora_rank")
+        self.in_place = (packed or role.device.type != "cpu") and model._supports_attention_backend and not latent
+
+    def prefill(self, ids: Tensor, prefix: KeysAndValues, lengths: Tensor | None = None) -> tuple[Tensor, KeysAndValues]:
+        """See Decoder.prefill."""
+        cache = DynamicCache()
+        for number, (keys, values) in enumerate(prefix):
+            cache.update(keys.expand(len(ids), -1, -1, -1), values.expand(len(ids), -1, -1, -1), number)
+        start = prefix[0][0].shape[2] if prefix else 0
+        positions = torch.arange(start, start + ids.shape[1], device=ids.device).repeat(len(ids), 1)
+        output = self.decoder(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
+        layers: list[Any] = cache.layers
+        return output.last_hidden_state, [(layer.keys, layer.values) for layer in layers]
+
+    def decode(self, tokens: Tensor, cache: SlotCache) -> Tensor:
+        """See Decoder.decode."""
+        cache.width = int(cache.lengths.max()) + 1
+        with _attending(self.decoder, ATTENTION if self.in_place else None):
+            output = self.decoder(
+                input_ids=tokens[:, None],
+                attention_mask=cache.visibility(next(self.decoder.parameters()).dtype),
+                position_ids=cache.lengths[:, None],
+                past_key_values=cache,
+                use_cache=True,
+            )
+        return output.last_hidden_state[:, -1]
+
+
+class _Layer(nn.Module):
+    """A product where a module is expected; its parameters stay the learner's."""
+
+    def __init__(self, product: Product) -> None:
+        super().__init__()
+        self.product = product
+
+    def forward(self, states: Tensor) -> Tensor:
+        return self.product(states)
+
+
+@contextmanager
+def _attending(decoder: Any, implementation: str | None) -> Iterator[None]:
+    """Let the engine's tree of modules attend by another function for a while."""
+    before = decoder.config._attn_implementation
+    decoder.config._attn_implementation = implementation or before
+    try:
+        yield
+    finally:
+        decoder.config._attn_implementation = before

@@ -1,0 +1,75 @@
+"""What a plan is made for: a GPU of a known kind, or this machine, whose rates are measured."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+
+from tether.core.errors import ConfigError
+from tether.models.loading import pick_dtype
+
+EFFICIENCY, DECODING_EFFICIENCY = 0.4, 0.6
+"""Shares of a GPU's product rate and bandwidth that large passes and decoding may reach."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """memory in bytes; products in FLOP/s and bandwidth in bytes/s as they are reached, not as they are advertised."""
+
+    name: str
+    memory: float
+    products: float
+    bandwidth: float
+    gpu: bool
+
+
+KINDS: dict[str, tuple[float, float, float]] = {
+    "a100": (312, 2.0, 80),
+    "h100": (989, 3.35, 80),
+    "h200": (989, 4.8, 141),
+    "b200": (2250, 8.0, 180),
+    "l40s": (362, 0.86, 48),
+    "l4": (121, 0.3, 24),
+    "a10": (125, 0.6, 24),
+    "rtx3090": (71, 0.94, 24),
+    "rtx4090": (165, 1.01, 24),
+}
+"""By kind: 10^12 operations and 10^12 bytes a second, and GB. bfloat16 without sparsity, from the makers' data sheets."""
+
+
+def gpu(memory_gb: float | None = None, name: str | None = None) -> Device:
+    """A GPU of a known kind, with the memory of its kind or another; without a kind, one with the rates of an h100.
+
+    Raises:
+        ConfigError: no rates are known for this kind.
+    """
+    kind = (name or "h100").lower().replace(" ", "").replace("-", "")
+    if kind not in KINDS:
+        raise ConfigError(f"no rates are known for --gpu {name}; there are: {', '.join(sorted(KINDS))}")
+    products, bandwidth, usual = KINDS[kind]
+    memory = usual if memory_gb is None else memory_gb
+    title = f"{kind}, {memory:g} GB" if name else f"a GPU of {memory:g} GB, times as on an {kind}"
+    return Device(title, memory * 1e9, products * 1e12 * EFFICIENCY, bandwidth * 1e12 * DECODING_EFFICIENCY, True)
+
+
+def this_machine() -> Device:
+    """This machine's processor, its rates measured for half a second each."""
+    dtype = pick_dtype("auto", "cpu")
+    left, right, long = torch.randn(1024, 576).to(dtype), torch.randn(1536, 576).to(dtype), torch.ones(2**25)
+    products = _rate(lambda: left @ right.T) * 2 * 1024 * 576 * 1536
+    memory = psutil.virtual_memory().total
+    return Device(f"this machine, {memory / 1e9:.0f} GB", memory, 0.75 * products, 0.8 * _rate(long.sum) * 4 * 2**25, False)
+
+
+def _rate(work: Callable[[], Any], seconds: float = 0.5) -> float:
+    work()
+    count, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        work()
+        count += 1
+    return count / (time.perf_counter() - start)

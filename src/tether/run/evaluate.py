@@ -1,0 +1,192 @@
+"""The end of a recipe: its policies and the model that they start from answer held-out prompts, and a judge compares them.
+
+Both sides answer with the same randomness, at the temperature of training and at others: what a policy gains over the best
+decoding of its start is what no decoding parameter gives (evaluation.decoding).
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from tether.core.errors import ConfigError
+from tether.core.protocols import doing
+from tether.core.rundir import RunDirectory, read_json, write_json, write_jsonl
+from tether.core.types import Prompt, Rollout, Sampling, Score
+from tether.evaluation.decoding import answers_at, control, other_temperatures
+from tether.evaluation.distance import kl_to_reference
+from tether.evaluation.winrate import before_and_after, mean_estimate
+from tether.models.trunk import Role
+from tether.run.judge_config import BY_KIND, AFunction, AModel
+from tether.run.judges import TextJudge, described, text_judge
+from tether.run.models import open_model
+from tether.run.roles import encoder_of, load_policy, local_engine
+from tether.run.rows import Section
+from tether.run.stage import Context
+
+SEED = 104729
+"""Added to the run's: held-out answers share no randomness with those of training."""
+
+
+class EvaluationSection(Section):
+    """Who judges which answers. Lengths are in tokens."""
+
+    judge: Annotated[AFunction | AModel, BY_KIND] = Field(
+        description="a function that scores answers, or a language model with a rubric"
+    )
+    samples: int = Field(default=1, ge=1, description="answers a prompt")
+    max_new_tokens: int | None = Field(default=None, ge=1, description="unset: as the policy was trained")
+    temperature: float | None = Field(default=None, gt=0, description="unset: as the policy was trained")
+    temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(
+        default=(0.7, 0.5, 0.0), description="others at which both sides answer: what decoding alone gives"
+    )
+    engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
+
+
+def train(section: EvaluationSection, context: Context, rows: Sequence[Prompt], run: RunDirectory) -> dict[str, Any]:
+    """Compare the context's policies with what they start from; every answer is in `answers.jsonl`.
+
+    Raises:
+        ConfigError: there is no policy, or nothing says how long answers may be.
+    """
+    if not context.policies:
+        raise ConfigError("[evaluate] compares policies, and the run has none: add a stage that trains one")
+    start = time.perf_counter()
+    run.update_manifest(judge=described(section.judge))
+    asked = _Asked(section, context, rows, text_judge(section.judge, context.root))
+    before = asked.answers("before", context.root / context.name / "before", None)
+    after = {name: asked.answers(name, run.path / name, folder) for name, folder in context.policies.items()}
+    results = {name: _compared(asked, before, answers) for name, answers in after.items()}
+    if context.earlier and context.policy is not None:  # what this round alone brought
+        (name, answers) = next(iter(after.items()))
+        previous = read_json(context.earlier[-1] / context.name / name / "answers.json")
+        results[name]["gold_gain_of_round"] = asked.gained(previous, answers)["gold_gain"]
+    write_jsonl(run.path / "answers.jsonl", asked.rows(before, after))
+    return {"policies": results, "num_prompts": len(rows), "seconds": time.perf_counter() - start}
+
+
+class _Asked:
+    """Held-out prompts, who answers them how, and what the judge says; the same answers are judged once."""
+
+    def __init__(self, section: EvaluationSection, context: Context, prompts: Sequence[Prompt], judge: TextJudge) -> None:
+        self.section, self.context, self.judge = section, context, judge
+        self.prompts = [prompt for prompt in prompts for _ in range(section.samples)]
+        self.distinct, self.groups = prompts, [prompt.id for prompt in self.prompts]
+        own = context.sampling
+        length, temperature = section.max_new_tokens or (own and own.max_new_tokens), section.temperature
+        if length is None or (temperature is None and own is None):
+            raise ConfigError("set evaluate.max_new_tokens and evaluate.temperature: no stage of the recipe says how to sample")
+        heat = temperature if temperature is not None or own is None else own.temperature
+        self.sampling = Sampling(max_new_tokens=length, temperature=1.0 if heat is None else heat)
+        self._scores: dict[tuple[str, ...], list[Score]] = {}
+
+    def answers(self, name: str, folder: Path, policy: Path | None) -> dict[str, Any]:
+        """A policy's answers, kept in `folder`: texts, KL from the start, lengths, and `decoded` at other temperatures."""
+        if not (folder / "answers.json").is_file():
+            context, section = self.context, self.section
+            role, loaded = load_policy(str(policy or context.model.source), context.model, context.seed)
+            engine, others = local_engine(role, loaded, max_rows=section.engine_rows), section.temperatures
+            how: dict[str, Any] = {"num_samples": section.samples, "seed": context.seed + SEED}
+            sampled: dict[float, list[Rollout]] = {}
+            temperatures = [self.sampling.temperature, *other_temperatures(self.sampling, others)]
+            for place, temperature in enumerate(temperatures, 1):
+                doing(context.progress, f"{name}: sampling at temperature {temperature:g}")
+                sampled[temperature] = answers_at(temperature, engine, self.distinct, self.sampling, **how)
+                if context.progress is not None:
+                    context.progress(place, len(temperatures), {})
+            rollouts = sampled.pop(self.sampling.temperature)
+            shared = role.adapter is not None or policy is None  # the trunk without its adapter is the start
+            reference = Role(role.model if shared else open_model(context.model, seed=context.seed).model)
+            moved = kl_to_reference(role, reference, rollouts, encoder_of(loaded), self.sampling.temperature)
+            kl = {"kl": mean_estimate(moved, self.groups).as_dict()}
+            decoded = {f"{temperature:g}": _texts(rows) for temperature, rows in sampled.items()}
+            folder.mkdir(parents=True, exist_ok=True)
+            write_json(folder / "answers.json", {**_texts(rollouts), **kl, "decoded": decoded})
+        return read_json(folder / "answers.json")
+
+    def judged(self, texts: Sequence[str]) -> list[Score]:
+        """Scores of answers to the held-out prompts."""
+        if (key := tuple(texts)) not in self._scores:
+            self._scores[key] = self.judge(self.prompts, texts)
+        return self._scores[key]
+
+    def gained(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+        """Gold before and after, gain and win rate with their intervals, parts, and what decoding alone gives."""
+        scores = self.judged(before["texts"]), self.judged(after["texts"])
+        start, trained = (_values(side) for side in scores)
+        measured, parts = before_and_after(start, trained, self.groups), [_mean_parts(side) for side in scores]
+        if measured is None:
+            reason = next((score.reason for score in scores[1] if score.reason), "")
+            raise ConfigError(
+                f"the judge scored no answer of both sides{f': {reason}' if reason else ''}. Look at evaluate.judge"
+            )
+        gold: dict[str, Any] = {f"gold_{name}": measured[name]["value"] for name in ("before", "after")}
+        gold |= {f"gold_{name}": measured[name] for name in ("gain", "win_rate")}
+        gold["gold_parts"] = {k: {"before": parts[0][k], "after": parts[1][k]} for k in parts[0]}
+        own = self.sampling.temperature
+        controls = control({own: start, **self._decoded(before)}, {own: trained, **self._decoded(after)}, self.groups, own)
+        return {**gold, "gold_by_temperature": controls.pop("by_temperature"), **controls}
+
+    def _decoded(self, answers: Mapping[str, Any]) -> dict[float, list[float | None]]:
+        return {float(t): _values(self.judged(side["texts"])) for t, side in answers["decoded"].items()}
+
+    def rows(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """A line an answer: the start's, the first policy's, and those of the others."""
+        first, *others = after
+        sides = {"before": before["texts"], "after": after[first]["texts"]}
+        scores = {name: self.judged(texts) for name, texts in sides.items()}
+        rows = []
+        for i, prompt in enumerate(self.prompts):
+            row = {"id": prompt.id, "kind": prompt.metadata.get("kind", ""), "prompt": prompt.text}
+            row |= {name: texts[i] for name, texts in sides.items()}
+            row |= {f"gold_{name}": scores[name][i].value for name in sides}
+            row |= {f"parts_{name}": scores[name][i].parts for name in sides}
+            arms = {}
+            for name in others:
+                texts = after[name]["texts"]
+                arms[name.removeprefix(f"{first}-")] = {"response": texts[i], "gold": self.judged(texts)[i].value}
+            rows.append({**row, "arms": arms})
+        return rows
+
+
+def _compared(asked: _Asked, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """What the judge says of a policy, how far it has gone, and how its answers look."""
+    looks = {"kl": after["kl"]}
+    for name, side in (("", after), ("_before", before)):
+        looks |= {f"length{name}": side["length"], f"same_opening{name}": _alike(side["texts"])}
+    return {**asked.gained(before, after), "answers": looks, "finished": after["finished"]}
+
+
+def _texts(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """Texts, how many came to their end, and how long they are on average, in tokens."""
+    return {
+        "texts": [r.text for r in rollouts],
+        "finished": statistics.fmean(r.finished for r in rollouts),
+        "length": statistics.fmean(len(r.response_ids) for r in rollouts),
+    }
+
+
+def _values(scores: Sequence[Score]) -> list[float | None]:
+    return [score.value for score in scores]
+
+
+def _mean_parts(scores: Sequence[Score]) -> dict[str, float]:
+    known = [score.parts for score in scores if score.parts]
+    return {key: sum(parts[key] for parts in known) / len(known) for key in (known[0] if known else ())}
+
+
+def opening(response: str) -> str:
+    """Its first word, in small letters."""
+    return next(iter(re.findall(r"[a-z']+", response.lower())), "")
+
+
+def _alike(texts: Sequence[str]) -> float:
+    """The share of replies that begin with the commonest first word."""
+    return Counter(map(opening, texts)).most_common(1)[0][1] / len(texts)

@@ -1,0 +1,149 @@
+"""Trained roles as plain models of transformers and peft, for programs that know nothing of tether."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from tether.core.errors import ModelError
+from tether.models.heads import ScalarHead
+from tether.models.pretrained import quiet
+from tether.models.trunk import Role
+from tether.rewards.classifier import OFFSET
+
+PAD = "<|pad|>"
+
+
+def merged(role: Role) -> Any:
+    """The role's whole causal model in float32, its own adapter merged; the role is not to be used any more.
+
+    In float32 because a bfloat16 weight near 1 cannot take up a change below 0.004, and an adapter's are often smaller.
+    """
+    role.model.float()
+    if role.adapter is None:
+        return role.causal_model
+    with quiet():
+        return role.model.merge_and_unload(adapter_names=[role.adapter])
+
+
+def classifier(causal: Any, head: ScalarHead, *, each_token: bool = False) -> Any:
+    """The library's classifier of sequences, or of tokens, around the decoder of `causal`, which is shared and not copied.
+
+    The head's offset and scale go into its weights. Classifiers of sequences mostly have no bias: the constant that is
+    left is told by `score_offset` of the config, and differences between scores are right without it.
+
+    Raises:
+        ModelError: the library has no such classifier for this architecture.
+    """
+    from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+    auto: Any = AutoModelForTokenClassification if each_token else AutoModelForSequenceClassification
+    config = copy.deepcopy(causal.config)
+    config.num_labels = head.outputs
+    try:
+        with torch.device("meta"):
+            model = auto.from_config(config)
+        getattr(model, model.base_model_prefix)
+        name, _ = score_layer(model)
+    except (ValueError, AttributeError, StopIteration):
+        what = "tokens" if each_token else "sequences"
+        raise ModelError(
+            f"transformers has no classifier of {what} for {type(causal).__name__}, so this reward model cannot leave tether. "
+            "Serve it from tether, or train one on a model of another family."
+        ) from None
+    setattr(model, model.base_model_prefix, getattr(causal, causal.base_model_prefix))
+    has_bias = getattr(model, name).bias is not None
+    layer = nn.Linear(head.linear.in_features, head.outputs, bias=has_bias, device=head.linear.weight.device)
+    constant = (head.linear.bias - head.offset) * head.scale
+    with torch.no_grad():
+        layer.weight.copy_(head.linear.weight * head.scale)
+        if has_bias:
+            layer.bias.copy_(constant)
+        else:
+            setattr(model.config, OFFSET, float(constant))
+    setattr(model, name, layer)
+    return model.eval()
+
+
+def score_layer(model: Any) -> tuple[str, nn.Linear]:
+    """The last layer of a classifier that `classifier` made, and its name."""
+    children = dict(model.named_children())
+    return next((name, layer) for name in ("score", "classifier") if isinstance(layer := children.get(name), nn.Linear))
+
+
+def save_adapter(model: Any, name: str, folder: Path, scorer: Any | None, dtype: torch.dtype, base: str) -> None:
+    """Write the adapter called `name` in peft's format, as one for the class of `scorer`, with its last layer, if that is given.
+
+    Args:
+        base: what adapter_config.json calls the model that it stands on.
+    """
+    from peft import get_peft_model_state_dict
+
+    config, state = copy.deepcopy(model.peft_config[name]), get_peft_model_state_dict(model, adapter_name=name)
+    config.base_model_name_or_path, config.inference_mode = base, True
+    if scorer is not None:
+        layer, linear = score_layer(scorer)
+        config.task_type = "TOKEN_CLS" if "Token" in type(scorer).__name__ else "SEQ_CLS"
+        config.modules_to_save = [layer]
+        state |= {f"base_model.model.{layer}.{key}": value for key, value in linear.state_dict().items()}
+    config.save_pretrained(str(folder))
+    tensors = {key: value.detach().to(dtype).contiguous().cpu() for key, value in state.items()}
+    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+
+
+def settle_padding(model: Any, tokenizer: Any, stop_ids: tuple[int, ...], *, may_grow: bool) -> None:
+    """Give a classifier a padding token that ends no turn.
+
+    The library takes the last token that is not padding for the end of a sequence; where padding is the EOS, as in many chat
+    models, it would score the token before the one that was trained.
+
+    Raises:
+        ModelError: there is none, and the vocabulary may not grow.
+    """
+    special = [tokenizer.pad_token, tokenizer.unk_token, tokenizer.bos_token, *tokenizer.all_special_tokens]
+    fit = [token for token in special if token is not None and tokenizer.convert_tokens_to_ids(token) not in stop_ids]
+    if not fit:
+        has_room = len(tokenizer) < model.get_input_embeddings().weight.shape[0]
+        if not has_room and not may_grow:
+            raise ModelError(
+                "every special token may end a turn, so none is left for padding, and an adapter brings none of its own. "
+                "Export without --adapter."
+            )
+        tokenizer.add_special_tokens({"pad_token": PAD})
+        if not has_room:
+            model.resize_token_embeddings(len(tokenizer))
+        fit = [PAD]
+    tokenizer.pad_token, tokenizer.padding_side = fit[0], "right"
+    model.config.pad_token_id = model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
+
+
+def whole_template(
+    template: str, system_prompt: str | None, stops: tuple[str, ...], *, to_the_end: bool, adds_stops: bool = True
+) -> str:
+    """A chat template that renders what tether encodes, for those who tokenize its text.
+
+    Args:
+        system_prompt: what stands before conversations without a system message.
+        stops: the tokens that end a turn.
+        to_the_end: a whole conversation ends with the last reply's stop token, where a reward model reads its score: what the
+            template writes after it goes. Where it writes none after a reply, the first of `stops` comes, as in data.chat.
+        adds_stops: the template may write none after a reply; False leaves it as it is where nothing else is asked.
+    """
+    start = ""
+    if system_prompt is not None:
+        system = f"[{{'role': 'system', 'content': {system_prompt!a}}}]"
+        start = (
+            f"{{%- if messages[0]['role'] != 'system' -%}}{{%- set messages = {system} + messages -%}}{{%- endif -%}}{{{{ '' }}}}"
+        )
+    if not to_the_end and not adds_stops:
+        return start + template
+    # The quiet expressions keep white space that tags beside it would swallow.
+    parts = {"WHOLE": "{{ '' }}" + template.removesuffix("\n") + "{{ '' }}", "START": start, "REST": str(not to_the_end).lower()}
+    around = (Path(__file__).parent / "whole_template.jinja").read_text(encoding="utf-8").removesuffix("\n")
+    return Template(around).substitute(parts, STOPS=ascii(list(stops)), STOP=ascii(stops[0]))

@@ -1,0 +1,208 @@
+"""A language model judges comparisons; how far it agrees with people is told before anybody uses its labels."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+from tether.core.config import digest
+from tether.core.errors import DataError
+from tether.core.types import Comparison, Json
+from tether.data.sources import Quarantine, group_of
+from tether.evaluation.reward_quality import judge_rewards
+from tether.evaluation.winrate import mean_estimate, pairwise_accuracy, win_rate
+from tether.judges.verdicts import NO_OPTION, NOT_A_NUMBER, UNASKABLE
+from tether.preferences.agreement import cohen_kappas
+from tether.preferences.judge import Judgment, PairJudge
+from tether.preferences.reasoning import NO_REASONS
+from tether.preferences.votes import Vote
+from tether.run.progress import Progress
+from tether.run.rows import DataConfig, load_rows
+
+CHUNK = 256
+"""Comparisons that are asked about in one call."""
+UNDECIDED = 0.05
+"""A label nearer than this to one half prefers nobody."""
+SUREST = 30.0
+"""Nats at which log-odds are cut off in the figures: written verdicts are infinitely sure."""
+LASTING = (UNASKABLE, NO_OPTION, NOT_A_NUMBER, NO_REASONS)
+"""Failures that the same question to the same judge meets again."""
+
+
+class JudgedFiles(NamedTuple):
+    """The judge's labels, and what the report says of them, file by file and of all together."""
+
+    labels: list[Comparison]
+    report: dict[str, Json]
+
+
+def judge_files(
+    judge: PairJudge,
+    files: Sequence[str],
+    *,
+    format: str = "auto",
+    limit: int | None = None,
+    announce: Callable[[str], Progress] | None = None,
+) -> JudgedFiles:
+    """Ask the judge of every comparison in both orders.
+
+    Args:
+        limit: only the first so many comparisons of each file.
+
+    Raises:
+        MissingFileError: there is no such file.
+        DataError: nothing in a file is a comparison, or the judge answered nothing.
+    """
+    rows_by_file: dict[str, list[Comparison]] = {}
+    quarantines: Json = {}
+    for file in files:  # all are read before anything is asked
+        quarantine = Quarantine(keep=0)
+        name = Path(file).name if Path(file).name not in rows_by_file else file
+        rows_by_file[name] = [
+            _oriented(r) for r in load_rows(DataConfig(path=file, format=format, limit=limit), Comparison, quarantine)
+        ]
+        quarantines[name] = quarantine.summary()
+    report, labels = {}, []
+    every: tuple[list[Comparison], list[Judgment]] = ([], [])
+    for name, rows in rows_by_file.items():
+        judgments = _judged(judge, rows, announce(name) if announce else None)
+        report[name] = {**judge_report(rows, judgments, judge.temperature), "quarantine": quarantines[name]}
+        labels += judge.label(rows, judgments)
+        every[0].extend(rows)
+        every[1].extend(judgments)
+    if len(files) > 1:
+        report["all"] = judge_report(*every, judge.temperature)
+    if not labels:
+        raise DataError(f"{judge.name} judged none of {len(every[0])} comparisons: {every[1][0].reason}")
+    return JudgedFiles(labels, report)
+
+
+def _oriented(row: Comparison) -> Comparison:
+    return row if row.probability >= 0.5 else row.swap()
+
+
+def _judged(judge: PairJudge, rows: Sequence[Comparison], bar: Progress | None) -> list[Judgment]:
+    judgments: list[Judgment] = []
+    for start in range(0, len(rows), CHUNK):
+        progress = None if bar is None else lambda done, start=start: bar(start + done // 2, len(rows), {})
+        judgments += judge.judge(rows[start : start + CHUNK], told=progress)
+    return judgments
+
+
+def judge_report(rows: Sequence[Comparison], judgments: Sequence[Judgment], temperature: float = 1.0) -> Json:
+    """What a judge's verdicts are worth: failures, position bias, and the agreement with the labels that the rows had.
+
+    Position bias is told twice. `bias` is what the first place adds to an answer's log-odds. `first_share` is how often the
+    answer wins that stands first in an order drawn by content: by `people`'s labels, by the judge asked `once` in that order, and
+    by the `averaged` verdict; without bias the three agree.
+
+    Args:
+        temperature: divides the log-odds. The one that is told is to be set in its place, not on top of it.
+
+    Returns:
+        Plain JSON values. `position` is None without verdicts, `agreement` without two labels to agree with; its `temperature`
+        and what is measured after it are None where most verdicts were written, for no temperature mends those. `num_lasting`
+        counts the failures that asking again does not mend.
+    """
+    failures = reasons(judgments)
+    judged = [(row, j) for row, j in zip(rows, judgments, strict=True) if j.log_odds is not None]
+    parsed = sum(j.bias is None for _, j in judged)
+    report: Json = {
+        "num_pairs": len(rows),
+        "num_judged": len(judged),
+        "failures": dict(failures.most_common()),
+        "num_lasting": sum(failures[reason] for reason in LASTING),
+        "num_parsed": parsed,
+        "mass": _mean([j.mass for _, j in judged if j.bias is not None]),
+        "position": None,
+        "agreement": None,
+    }
+    if judged:
+        probabilities = [p for _, j in judged if (p := j.probability(temperature)) is not None]
+        report["undecided"] = _mean([float(abs(p - 0.5) < UNDECIDED) for p in probabilities])
+        report["position"] = _position([row for row, _ in judged], [j for _, j in judged])
+        directed = [(row, j) for row, j in judged if not row.tie and row.probability != 0.5]
+        if len(directed) > 1:
+            agreement = _agreement([row for row, _ in directed], [j for _, j in directed], temperature)
+            report["agreement"] = {**agreement, "num_ties": len(judged) - len(directed)}
+    return report
+
+
+def _position(rows: Sequence[Comparison], judgments: Sequence[Judgment]) -> Json:
+    groups = [group_of(row) for row in rows]
+    biases = [j.bias for j in judgments]
+    names_first = [_half(j.shown_first) / 2 + (1.0 - _half(j.shown_second)) / 2 for j in judgments]
+    return {
+        "bias": mean_estimate(biases, groups).as_dict() if any(b is not None for b in biases) else None,
+        "names_first": mean_estimate(names_first, groups).as_dict(),
+        "follows_place": win_rate([float(bool(j.follows_place)) for j in judgments], [0.5] * len(rows), groups=groups).as_dict(),
+    }
+
+
+def _agreement(rows: Sequence[Comparison], judgments: Sequence[Judgment], temperature: float) -> Json:
+    """With labels that have a direction; `chosen` is what they prefer."""
+    groups, nothing = [group_of(row) for row in rows], [0.0] * len(rows)
+    drawn = [chosen_is_first(row) for row in rows]
+    odds = [_cut(j.log_odds) / temperature for j in judgments]
+    once = [_cut(j.shown_first if first else j.shown_second) for first, j in zip(drawn, judgments, strict=True)]
+    verdicts = {"people": [1.0] * len(rows), "once": once, "averaged": odds}
+    shares = {
+        name: win_rate([v if first else -v for first, v in zip(drawn, values, strict=True)], nothing, groups=groups).as_dict()
+        for name, values in verdicts.items()
+    }
+    quality = judge_rewards(rows, odds, nothing)
+    del quality["num_failed"]  # failures have their reasons, and are left out before
+    quality["temperature"] *= temperature  # it was fitted to what `temperature` had divided
+    if 2 * sum(j.bias is None for j in judgments) > len(judgments):
+        quality |= dict.fromkeys(("temperature", "calibration_error_after", "loss_after"))
+    return {
+        **quality,
+        "accuracy_once": pairwise_accuracy(once, nothing, groups).as_dict(),
+        "accuracy_shown_first": pairwise_accuracy([_cut(j.shown_first) for j in judgments], nothing, groups).as_dict(),
+        "accuracy_shown_second": pairwise_accuracy([_cut(j.shown_second) for j in judgments], nothing, groups).as_dict(),
+        "first_share": shares,
+        "kappa": _kappa(drawn, odds),
+        "kappa_once": _kappa(drawn, once),
+    }
+
+
+def chosen_is_first(row: Comparison) -> bool:
+    """An order of the two sides that depends on what they say alone, and not on which is `chosen`."""
+    sides = [[(turn.role, turn.content) for turn in side] for side in (row.chosen, row.rejected)]
+    drawn = int(digest([[(turn.role, turn.content) for turn in row.prompt], sorted(sides)]), 16) % 2
+    return (sides[0] <= sides[1]) == bool(drawn)
+
+
+def _kappa(drawn: Sequence[bool], odds: Sequence[float]) -> Json:
+    """Cohen's kappa of the labels and the judge, over the places in the drawn order."""
+    votes = []
+    for number, (first, value) in enumerate(zip(drawn, odds, strict=True)):
+        places = ("first", "second") if first else ("second", "first")
+        votes.append(Vote(str(number), "labels", places[0]))
+        votes.append(Vote(str(number), "judge", "tie" if value == 0 else places[value < 0]))
+    (pair,) = cohen_kappas(votes)
+    return asdict(pair.kappa)
+
+
+def _cut(value: float | None) -> float:
+    assert value is not None
+    return max(-SUREST, min(SUREST, value))
+
+
+def _half(value: float | None) -> float:
+    """1 for a win, 0 for a loss, one half for neither."""
+    assert value is not None
+    return 0.5 if value == 0 else float(value > 0)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None
+
+
+def reasons(judgments: Sequence[Judgment]) -> Counter[str]:
+    """How many have no verdict, by what went wrong."""
+    return Counter(j.reason.partition(": ")[0] or "unknown" for j in judgments if j.log_odds is None)

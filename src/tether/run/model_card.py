@@ -1,0 +1,155 @@
+"""The README.md of an exported model: what it is, what it learned from, what was measured of it and what was not."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from tether import __version__
+from tether.core.rundir import read_json
+from tether.core.types import Json
+from tether.models.config import PACKAGE_PREFIX, TINY
+from tether.models.packaged import PACKAGES
+from tether.report.numbers import decimal, has_interval, interval, thousands
+from tether.report.reading import SubRun, estimate, finite, mapping, printable, read_sub_run
+
+LISTED = 40
+"""Rows of a table, at most."""
+LAYOUT: Json = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+"""Of the template: lines that hold a tag alone leave nothing behind."""
+BOOKKEEPING = {"seconds", "peak_rss_bytes", "quarantine", "alarms", "reliability", "slices"}
+HELD_OUT = re.compile("(gold|test|tests|heldout|heldout_(?!ties).*|eval_loss)$")
+SECRET = re.compile(r"(?i)(?:^|_)(?:key|token|password|passwd|secret|credentials?)$")
+CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
+LONG_PATH = re.compile(r"(?<![\w:/.~])(?:~|[A-Za-z]:(?=\\))?[/\\](?:[^\s/\\'\"|]+[/\\])+(?=[^\s/\\'\"|])")
+TASKS = {
+    "policy": ("text-generation", "AutoModelForCausalLM", "A language model"),
+    "reward": ("text-classification", "AutoModelForSequenceClassification", "A reward model"),
+    "process": ("token-classification", "AutoModelForTokenClassification", "A process reward model"),
+}
+"""By kind: the hub's name of the task, the library's class, and what it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What a card is made of; `measured` is what the export found when it read its own folder."""
+
+    kind: str
+    base: str
+    stage: Path | None
+    checkpoint: Path | None
+    adapter: bool
+    dtype: str
+    measured: Mapping[str, Any]
+
+
+def model_card(card: Card) -> str:
+    """The text: front matter in YAML as the hub reads it, then sections. Paths are cut to names and secrets are left out."""
+    from huggingface_hub import ModelCardData
+
+    lineage = list(_lineage(card.stage))
+    sources = [
+        (mapping(stage.manifest).get("model") or mapping(stage.config).get("model", {})).get("source") for stage in lineage
+    ]
+    origin = base_name(str(sources[-1])) if sources else card.base
+    section, summary = (_section(lineage[0]), lineage[0].summary) if lineage else ("", {})
+    pipeline, auto, what = TASKS[card.kind]
+    data = ModelCardData(
+        library_name="peft" if card.adapter else "transformers",
+        base_model=None if origin.startswith(".") or origin == TINY else origin,
+        pipeline_tag=pipeline,
+        license=next((p.license.lower() for p in PACKAGES.values() if p.source_model == origin), None),
+        tags=["tether", f"{card.kind}-model", *([section] if section and section != card.kind else [])],
+    )
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, **LAYOUT)
+    environment.filters |= {"cell": _cell, "number": finite, "mapping": mapping}
+    return environment.get_template("model_card.md.jinja").render(
+        {"card": card, "lineage": lineage, "origin": origin, "section": section, "auto": auto, "what": what},
+        front_matter=data.to_yaml(),
+        policy=card.kind == "policy",
+        local=card.base.startswith("./"),
+        stages=[_stage(stage) for stage in lineage],
+        summary=summary,
+        measured=[key for key, value in summary.items() if HELD_OUT.match(key) and value not in (None, {})],
+        manifest=mapping(lineage[0].manifest) if lineage else {},
+        version=__version__,
+    )
+
+
+def _lineage(stage: Path | None) -> Iterator[SubRun]:
+    """The stage, and those whose results it stands on, the nearest first."""
+    seen: set[Path] = set()
+    while stage is not None and stage not in seen:
+        seen.add(stage)
+        yield read_sub_run(stage, [])
+        source = Path(str(mapping(read_json(stage / "config.json").get("model")).get("source")))
+        before = [source.parent, *(p / "sft" for p in stage.parents[:3] if source.parts[-2:] == ("sft", "model"))]
+        stage = next((p.resolve() for p in before if (p / "config.json").is_file() and (p / "manifest.json").is_file()), None)
+
+
+def _section(stage: SubRun) -> str:
+    return next((key for key in mapping(stage.config) if key not in ("model", "seed", "round", "format")), "")
+
+
+def base_name(source: str) -> str:
+    """What strangers may call a model: no path of this machine, and nothing that a hub might take for an id of its own."""
+    if source.startswith(PACKAGE_PREFIX):
+        package = PACKAGES.get(source.removeprefix(PACKAGE_PREFIX))
+        return package.source_model if package else source
+    return "./" + "/".join(Path(source).resolve().parts[-2:]) if Path(source).expanduser().is_dir() else source
+
+
+def _stage(stage: SubRun) -> Json:
+    """What the card says of a stage."""
+    section, config = _section(stage), mapping(stage.config)
+    recipe = _public({section: config.get(section), "seed": config.get("seed")})
+    files = list(mapping(mapping(stage.manifest).get("data")).items())[:LISTED]
+    return {
+        "section": section,
+        "files": [(Path(name).name, str(sha)[:16]) for name, sha in files],
+        "figures": list(_figures(stage.summary))[:LISTED],
+        "summary": stage.summary,
+        "alarms": [{name: alarm.get(name) for name in ("step", "detector", "message")} for alarm in stage.alarms[:LISTED]],
+        "watched": any("alarms" in row for row in stage.metrics),
+        "recipe": json.dumps(recipe, indent=1, ensure_ascii=False),
+    }
+
+
+def _figures(summary: Mapping[str, Any], before: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Every number of a summary, with its interval where it has one."""
+    for key, value in summary.items():
+        name = f"{before}{str(key).replace('_', ' ')}"
+        found = estimate(value)
+        if key in BOOKKEEPING and depth == 0:
+            continue
+        if found is not None:
+            count = "" if not found.count else f", of {found.count:,}"
+            show = thousands if not has_interval(found) and found.value == round(found.value) else decimal
+            yield name, f"{show(found.value)}{_interval(found)}{count}"
+        elif isinstance(value, Mapping) and depth < 2:
+            yield from _figures(value, f"{name}: ", depth + 1)
+
+
+def _interval(found: Any) -> str:
+    return f" ({bounds})" if (bounds := interval(found)) else ""
+
+
+def _cell(value: Any) -> str:
+    return str(_public(printable(value, 300))).replace("|", "\\|").replace("\n", " ")
+
+
+def _public(value: Any, key: str = "") -> Any:
+    """The same without secrets, and with paths cut to their last name."""
+    if isinstance(value, Mapping):
+        return {str(k): _public(v, str(k)) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_public(item, key) for item in value]
+    if isinstance(value, str):
+        return "…" if SECRET.search(key) and key != "stop_token" else LONG_PATH.sub("", CREDENTIALS.sub("", value))
+    return value

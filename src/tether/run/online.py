@@ -1,0 +1,174 @@
+"""Stages that sample: their prompts, their measurements on held-out ones, and the watch over them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal, NamedTuple
+
+from tether.core.errors import DataError, MissingFileError
+from tether.core.protocols import doing
+from tether.core.rundir import RunDirectory
+from tether.core.types import Alarm, Problem, Prompt, Rollout, Score
+from tether.data.chat import ChatEncoder
+from tether.evaluation.distance import kl_to_reference
+from tether.evaluation.sycophancy import Sycophancy, read_premise_pairs
+from tether.models.trunk import Role
+from tether.monitoring.watch import Watch
+from tether.rewards.function import FailureLimit
+from tether.rewards.verifiable import problem_prompt, reasoning_gym_prompts
+from tether.run.judge_config import FunctionJudge, JudgeConfig
+from tether.run.judges import described, score_judge
+from tether.run.online_sections import (
+    BestOfNSection,
+    GRPOSection,
+    OnlineDirectSection,
+    OnlineSection,
+    PPOSection,
+    ReinforceSection,
+    WatchSection,
+)
+from tether.run.online_stage import OnlineStage, learned_reward, online_stage
+from tether.run.progress import current_rss_bytes
+from tether.run.roles import encoder_of, save_trained
+from tether.run.stage import Context
+from tether.stages import online_loop
+from tether.stages.heldout import HeldOut, held_out_split
+from tether.stages.policy_gradient import PolicyGradient
+
+__all__ = ["BestOfNSection", "GRPOSection", "OnlineDirectSection", "PPOSection", "ReinforceSection", "train"]
+
+
+def train(section: OnlineSection, context: Context, rows: Sequence[Any] | None, run: RunDirectory) -> dict[str, Any]:
+    """Optimise the policy on its own samples, by the method that the section is of; the result is the role in `policy`."""
+    progress, prompts = context.progress, _prompts(section, rows)
+    prompts, test = _held_out(prompts, section, context) if section.evaluate else (prompts, [])
+    stage, loaded = online_stage(section, context.model, context.scorer, context.seed)
+    assert isinstance(stage.reward, FailureLimit)
+    with contextlib.closing(stage.reward):  # its workers, however this ends
+        stage.reward.keep_stacks(run.path / "stacks.txt")
+        run.update_manifest(**loaded.manifest(), reward=str(context.scorer))
+        judged = _judge(section, test, stage, context, run)
+        evaluation = _evaluation(section, stage, encoder_of(loaded), judged, run, context.seed) if section.evaluate else None
+
+        def on_step(step: int, metrics: dict[str, float]) -> dict[str, float]:
+            measured = evaluation.at(step, stage.config.steps) if evaluation is not None else {}
+            return {"memory/rss_bytes": float(current_rss_bytes()), **measured}
+
+        if evaluation is not None and not run.held_out():
+            doing(progress, "measuring held-out answers")
+            evaluation.measure(0)
+        if evaluation is not None and max(run.held_out()) == 0:
+            evaluation.decode(0)
+            evaluation.choose()
+        guard = Guard(section.watch, stage, run)
+        ended = lambda: guard.halted or (evaluation is not None and evaluation.fallen(stage.config.steps))  # noqa: E731
+        summary = online_loop.train(stage, prompts, run, on_step=on_step, monitor=guard, ended=ended, progress=progress)
+        if evaluation is not None:
+            if summary["steps"] not in run.held_out() or stage.average.tensors:  # stopped early, or not those weights
+                stage.engine.update_weights(summary["steps"] + 1)
+                evaluation.measure(summary["steps"])
+            if evaluation.learner is not None:
+                evaluation.restore()
+                stage.engine.update_weights(summary["steps"] + 2)
+            evaluation.decode(evaluation.kept)
+            summary[evaluation.name] = evaluation.summary()
+    if stage.reward.reasons:
+        summary["failed_rewards_by_reason"] = dict(stage.reward.reasons.most_common(10))
+    save_trained(stage.policy, loaded, run.path / "policy", kind="policy")
+    return summary
+
+
+class Judged(NamedTuple):
+    """Held-out prompts, who judges answers to them, and what that is called."""
+
+    prompts: Sequence[Prompt]
+    judge: Callable[[Sequence[Rollout]], Sequence[Score]]
+    name: Literal["gold", "test", "heldout"]
+
+
+def _judge(section: OnlineSection, test: Sequence[Prompt], stage: OnlineStage, context: Context, run: RunDirectory) -> Judged:
+    """The training's own reward; where the section wants it the model of other labels, or a language model with a rubric."""
+    if section.evaluate is None or section.evaluate.judge == "reward":
+        return Judged(test, getattr(stage.reward, "judge", stage.reward.score), "heldout")
+    if isinstance(section.evaluate.judge, FunctionJudge | JudgeConfig):
+        run.update_manifest(judge=described(section.evaluate.judge))
+        return Judged(test, score_judge(section.evaluate.judge, run.path), "gold")
+    folder = None if context.scorer is None else context.scorer.parent / "test" / "model"
+    if folder is None or not folder.is_dir():
+        raise MissingFileError(
+            f"{context.name}.evaluate.judge = 'test' needs a test model: set reward.test_share and train the reward stage"
+        )
+    return Judged(test, learned_reward(folder, context.model).score, "test")
+
+
+def _evaluation(
+    section: OnlineSection, stage: OnlineStage, encoder: ChatEncoder, judged: Judged, run: RunDirectory, seed: int
+) -> HeldOut:
+    """The measurement that a section asks for.
+
+    Beside the judge's scores stand the distance from the reference and, if the judge is another, the training's own reward of the
+    same answers.
+    """
+    assert section.evaluate is not None
+    temperature = section.evaluate.temperature
+    how = stage.config.sampling if temperature is None else replace(stage.config.sampling, temperature=temperature)
+    reference: Role | None = getattr(stage, "reference", None)
+
+    def beside(rollouts: Sequence[Rollout]) -> dict[str, list[float | None]]:
+        more: dict[str, list[float | None]] = {}
+        if judged.name != "heldout":
+            more["proxy"] = [score.value for score in stage.reward.score(rollouts)]
+        if reference is not None and how.temperature:
+            more["kl"] = list(kl_to_reference(stage.policy, reference, rollouts, encoder, how.temperature))
+        return more
+
+    asked = section.evaluate.sycophancy
+    sycophancy = None if asked is None else Sycophancy(stage.policy, encoder, read_premise_pairs(asked.files, asked.pairs))
+    more: dict[str, Any] = {"learner": stage.learner, "name": judged.name, "sycophancy": sycophancy, "beside": beside}
+    more["reward"] = getattr(stage.reward, "judge", stage.reward.score)
+    return HeldOut(section.evaluate, judged.prompts, judged.judge, stage.engine, how, run, seed=seed, **more)
+
+
+class Guard(Watch):
+    """The watch over a stage, which also does what its section says when a detector fires."""
+
+    def __init__(self, section: WatchSection, stage: OnlineStage, run: RunDirectory) -> None:
+        super().__init__(section)
+        self.act, self.stage, self.run = section.act, stage, run
+
+    @property
+    def halted(self) -> bool:
+        return any(self.act.get(alarm["detector"]) == "stop" for alarm in self.run.alarms())
+
+    def observe(
+        self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Rollout], scores: Sequence[Score]
+    ) -> list[Alarm]:
+        alarms = super().observe(step, {**metrics, "run/share": step / self.stage.config.steps}, rollouts, scores)
+        if any(self.act.get(alarm.detector) == "raise_kl" for alarm in alarms):
+            assert isinstance(self.stage, PolicyGradient)
+            self.stage.kl_coefficient *= 2
+        return alarms
+
+
+def _prompts(section: OnlineSection, rows: Sequence[Any] | None) -> Sequence[Prompt]:
+    """Prompts; of problems where their answers are to be checked, or of a reasoning-gym task."""
+    if section.task is not None:
+        task = section.task
+        system = {} if task.system is None else {"system": task.system}
+        return reasoning_gym_prompts(task.name, task.size, task.seed, task.config, **system)
+    return [problem_prompt(row) if isinstance(row, Problem) else row for row in rows or ()]
+
+
+def _held_out(rows: Sequence[Prompt], section: OnlineSection, context: Context) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
+    """(training, held-out) prompts: from data of their own, less what is trained on, or set aside from the training's."""
+    assert section.evaluate is not None
+    if section.evaluate.data is None:
+        return held_out_split(rows, section.evaluate.prompts)
+    trained = {prompt.messages for prompt in rows}
+    others = _prompts(section, context.read(section.evaluate.data, section.kind or Prompt, f"{context.name}-evaluate")[0])
+    fresh = {prompt.messages: prompt for prompt in others if prompt.messages not in trained}
+    if len(fresh) < 2:
+        raise DataError(f"{context.name}.evaluate.data has {len(fresh)} prompts that are not trained on; at least two are needed")
+    return rows, list(fresh.values())[: section.evaluate.prompts]

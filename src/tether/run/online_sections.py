@@ -1,0 +1,256 @@
+"""What a recipe says of the stages that sample: prompts, rewards, measurements, and the watch over them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Tag, model_validator
+
+from tether.algorithms.reward_ensembles import Combine
+from tether.core.config import Config
+from tether.core.types import Problem, Prompt
+from tether.models.config import LoraConfig
+from tether.monitoring.detectors import DETECTORS
+from tether.monitoring.watch import WatchConfig
+from tether.preferences.constitution import read_rubric
+from tether.rewards.classifier import ClassifierConfig
+from tether.rewards.function import FunctionConfig
+from tether.rewards.objectives import ObjectiveConfig
+from tether.rewards.verifiable import VerifiableConfig
+from tether.run.judge_config import BY_KIND, AFunction, AModel, JudgeConfig
+from tether.run.objectives import Name
+from tether.run.rows import OFFLOAD, DataConfig, Section, SteadyLora
+from tether.stages.best_of_n import BestOfNConfig
+from tether.stages.direct import REFERENCE_FREE
+from tether.stages.heldout import EvaluateConfig
+from tether.stages.online_direct import OnlineDirectConfig
+from tether.stages.policy_config import PolicyConfig
+
+
+class SycophancyConfig(Config):
+    """The same questions after opposite premises about the asker: two files whose rows go together."""
+
+    paths: tuple[str, str] = Field(description="the two files of prompts")
+    pairs: int = Field(default=64, ge=4, description="pairs of prompts that are asked at every measurement")
+
+    @property
+    def files(self) -> tuple[str, str]:
+        first, second = DataConfig(path=self.paths).paths
+        return first, second
+
+    @model_validator(mode="after")
+    def _check(self) -> SycophancyConfig:
+        if len(set(self.files)) == 1:
+            raise ValueError("sycophancy.paths names one file twice: give one for each side")
+        return self
+
+
+class EvaluateSection(EvaluateConfig):
+    data: DataConfig | None = Field(default=None, description="held-out prompts; without it some are set aside")
+    judge: Annotated[Annotated[Literal["reward", "test"], Tag("name")] | AFunction | AModel, BY_KIND] = Field(
+        default="reward",
+        description="who judges: the training's own reward, the model of reward.test_share, a function, or a language model",
+    )
+    sycophancy: SycophancyConfig | None = Field(default=None, description="also measure whether answers depend on who asks")
+
+    @model_validator(mode="after")
+    def _check_rubric(self) -> EvaluateSection:
+        if isinstance(self.judge, JudgeConfig) and not isinstance(read_rubric(self.judge.rubric), str):
+            raise ValueError(f"{self.judge.rubric} holds principles for comparisons; scores need one rubric, in a text file")
+        return self
+
+
+class TaskConfig(Config):
+    """Prompts of a reasoning-gym task instead of rows of data."""
+
+    name: str = Field(description="of the reasoning-gym task")
+    size: int = Field(default=512, ge=1, description="how many problems")
+    seed: int = Field(default=0, description="of its problems")
+    config: dict[str, Any] = Field(default_factory=dict, description="the task's own settings")
+    system: str | None = Field(default=None, description="a system turn; unset: where the answer belongs; empty: none")
+
+
+class WatchSection(WatchConfig):
+    """The detectors, which are always on, and what is done when one fires, beside writing it down."""
+
+    act: dict[str, Literal["stop", "raise_kl"]] = Field(
+        default={}, description="by detector: end the training, or double the KL coefficient"
+    )
+
+    @model_validator(mode="after")
+    def _check_act(self) -> WatchSection:
+        for name in self.act:
+            if name not in DETECTORS or name in self.silent:
+                raise ValueError(f"act names {name!r}, which is no detector that is asked; there are: {', '.join(DETECTORS)}")
+        return self
+
+
+class OnlineSection(Section):
+    """What every stage that samples has."""
+
+    task: TaskConfig | None = Field(default=None, description="prompts of a reasoning-gym task")
+    lora: SteadyLora = Field(default=LoraConfig(), description="the adapter that learns; false trains the whole model")
+    roles: Literal["shared", "separate"] = Field(default="shared", description="adapters on one trunk, or a model a role")
+    offload: bool = Field(default=False, description=OFFLOAD)
+    reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = Field(
+        default="learned",
+        description="the [reward] stage's model, the [process] stage's, checked answers, a sequence classifier, your function, "
+        "or no information",
+    )
+    reward_model: str | None = Field(
+        default=None,
+        description="of 'learned': a run with a reward stage, or a reward model's folder; unset: this run's [reward]",
+    )
+    verifiable: VerifiableConfig | None = Field(default=None, description="how answers are checked")
+    classifier: ClassifierConfig | None = Field(default=None, description="a sequence classifier as the reward")
+    function: FunctionConfig | None = Field(default=None, description="your own reward function")
+    max_failed: float = Field(
+        default=0.5,
+        ge=0,
+        le=1,
+        description="share of failed scores, of the last ten batches of answers, at which training stops",
+    )
+    process_aggregate: Literal["min", "product", "last"] = Field(
+        default="min", description="how a response's score is made of its steps' probabilities"
+    )
+    reward_combine: Combine = Field(
+        default="mean", description="how a response's score is made of those of an ensemble's members"
+    )
+    uncertainty_weight: float = Field(
+        default=0.1, ge=0, description="what is taken off the members' mean for their variance; the paper has 0.5 for best-of-n"
+    )
+    objectives: dict[Name, ObjectiveConfig] | None = Field(
+        default=None, min_length=2, description="what each of [reward.objectives] weighs, or where it is held"
+    )
+    engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
+    evaluate: EvaluateSection | None = Field(default=None, description="measure on held-out prompts along the way")
+    watch: WatchSection = Field(default=WatchSection(), description="the detectors, and what happens when one fires")
+
+    @property
+    def scorer(self) -> str | None:
+        return {"learned": "reward", "process": "process"}.get(self.reward_source)
+
+    @property
+    def kind(self) -> type | None:
+        return None if self.task is not None else Prompt if self.verifiable is None else Problem
+
+    def others(self) -> Iterator[DataConfig]:
+        if self.evaluate is not None and self.evaluate.data is not None:
+            yield self.evaluate.data
+
+    @model_validator(mode="after")
+    def _check_source(self) -> OnlineSection:
+        if self.roles == "shared" and self.lora is False:
+            raise ValueError("roles = 'shared' needs adapters, and lora is false. Set roles = 'separate' for full fine-tuning")
+        if self.roles == "shared" and self.offload:
+            raise ValueError("offload moves frozen models of their own, and with roles = 'shared' there are none. Leave it out")
+        for name in ("verifiable", "classifier", "function"):
+            if (self.reward_source == name) != (getattr(self, name) is not None):
+                raise ValueError(f"reward_source = {name!r} and a table named {name} belong together: give both or neither")
+        if self.reward_source != "process" and "process_aggregate" in self.model_fields_set:
+            raise ValueError("process_aggregate has no effect without reward_source = 'process'")
+        if self.reward_source != "learned" and self.reward_model is not None:
+            raise ValueError("reward_model has no effect without reward_source = 'learned'")
+        if self.reward_source != "learned" and "reward_combine" in self.model_fields_set:
+            raise ValueError("reward_combine has no effect without reward_source = 'learned'")
+        if "sycophancy" in self.watch.act and (self.evaluate is None or self.evaluate.sycophancy is None):
+            raise ValueError("watch.act names 'sycophancy', which nothing measures: set evaluate.sycophancy")
+        if self.reward_combine != "uncertainty" and "uncertainty_weight" in self.model_fields_set:
+            raise ValueError("uncertainty_weight has no effect without reward_combine = 'uncertainty'")
+        return self
+
+    @model_validator(mode="after")
+    def _check_objectives(self) -> OnlineSection:
+        if self.objectives is None:
+            return self
+        if self.reward_source != "learned":
+            raise ValueError("objectives has no effect without reward_source = 'learned'")
+        if "reward_combine" in self.model_fields_set:
+            raise ValueError("reward_combine has no effect on objectives: they have weights")
+        if not any(objective.weight for objective in self.objectives.values()):
+            raise ValueError("objectives has no weight above 0: constraints alone leave nothing to raise")
+        held = any(objective.at_least is not None for objective in self.objectives.values())
+        if held and self.evaluate is not None and (self.evaluate.keep == "best" or self.evaluate.stop):
+            raise ValueError("evaluate.keep = 'best' and evaluate.stop see the weighted sum alone, and no constraint (at_least)")
+        return self
+
+    @model_validator(mode="after")
+    def _check_prompts(self) -> OnlineSection:
+        if self.task is not None and (
+            self.data is not None or self.verifiable is None or self.verifiable.kind != "reasoning-gym"
+        ):
+            raise ValueError("task makes prompts of reasoning-gym: it takes no data, and verifiable.kind must be 'reasoning-gym'")
+        if self.evaluate is not None and self.evaluate.keep == "best" and getattr(self, "ema_decay", None):
+            raise ValueError("evaluate.keep = 'best' keeps weights as they were, ema_decay ends with their average: choose one")
+        if self.task is not None and self.evaluate is not None and self.evaluate.data is not None:
+            raise ValueError("with a task, prompts to evaluate on are set aside from it: leave evaluate.data out")
+        if self.task is None and self.verifiable is not None and self.verifiable.kind == "reasoning-gym":
+            raise ValueError("verifiable.kind = 'reasoning-gym' needs a table task: the entry to score comes with the prompt")
+        return self
+
+
+class PolicySection(OnlineSection, PolicyConfig):
+    """Any policy-gradient method; the three below name families of them."""
+
+    reward_per_token: bool = Field(
+        default=False, description="with step_rewards: pay at each token what it changed of the reward model's score"
+    )
+
+    @model_validator(mode="after")
+    def _check_value(self) -> PolicySection:
+        if self.objectives is not None and self.value_init == "reward":
+            raise ValueError("value_init = 'reward' copies one reward model, and objectives have several: use 'zero'")
+        if self.objectives is not None and self.step_rewards:
+            raise ValueError("objectives score whole responses: step_rewards finds no steps")
+        if "raise_kl" in self.watch.act.values() and not self.kl.coefficient:
+            raise ValueError("watch.act = 'raise_kl' doubles kl.coefficient, which is 0: start above 0, or use 'stop'")
+        if self.reward_per_token:
+            if self.reward_source != "learned" or not self.step_rewards:
+                raise ValueError("reward_per_token needs reward_source = 'learned' and step_rewards = true")
+            if self.baseline != "none":
+                raise ValueError("reward_per_token has its own baseline, the score before each token: set baseline = 'none'")
+            if self.value_init == "reward":
+                raise ValueError(
+                    "value_init = 'reward' starts from a whole response's score, and with reward_per_token only what will "
+                    "still change of it is to come: use 'zero'"
+                )
+        if self.value_init == "reward" and not (self.critic and self.reward_source == "learned"):
+            raise ValueError("value_init = 'reward' needs a critic and a learned reward model (reward_source = 'learned')")
+        return self
+
+
+class PPOSection(PolicySection):
+    algorithm: Literal["ppo"] = Field(default="ppo", description="the preset")
+
+
+class GRPOSection(PolicySection):
+    algorithm: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = Field(default="grpo", description="the preset")
+
+
+class ReinforceSection(PolicySection):
+    algorithm: Literal["reinforce", "rloo", "reinforce++", "reinforce++_baseline"] = Field(
+        default="reinforce", description="the preset"
+    )
+
+
+class _WithoutTether(OnlineSection):
+    """A stage without a KL coefficient that could be raised."""
+
+    @model_validator(mode="after")
+    def _check_raise(self) -> _WithoutTether:
+        if "raise_kl" in self.watch.act.values():
+            raise ValueError("watch.act = 'raise_kl' has no effect in a stage without a KL coefficient: use 'stop'")
+        return self
+
+
+class BestOfNSection(_WithoutTether, BestOfNConfig):
+    @property
+    def needs_reference(self) -> bool:
+        return self.report_kl
+
+
+class OnlineDirectSection(_WithoutTether, OnlineDirectConfig):
+    @property
+    def needs_reference(self) -> bool:
+        return self.loss not in REFERENCE_FREE

@@ -1,0 +1,370 @@
+"""Collecting preferences in a recipe: a policy answers prompts, pairs of its answers are chosen, and somebody judges them.
+
+As in Stiennon et al. 2020 (https://arxiv.org/abs/2009.01325). The judge is a language model with a rubric, people who open the
+pages of a store, or a function that scores answers, from whose scores simulated annotators vote (Gao et al. 2022,
+https://arxiv.org/abs/2210.10760). Answers and pairs are kept as they come, so that an interrupted collection goes on.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, Tag, model_validator
+
+from tether.core.config import digest
+from tether.core.errors import ConfigError, DataError, RunError, TetherError
+from tether.core.protocols import RewardSource, doing
+from tether.core.rundir import RunDirectory, append_jsonl, read_json, read_jsonl, write_json, write_jsonl
+from tether.core.types import Annotation, Comparison, Feedback, Prompt, Sampling, Score, assistant
+from tether.data.sources import group_of
+from tether.judges.verdicts import DOWN, QUOTA, SPENT
+from tether.learner.loop import endless
+from tether.preferences.annotators import label_pairs
+from tether.preferences.constitution import read_rubric
+from tether.preferences.judge import PairJudge
+from tether.preferences.pairs import PairsConfig, Response, Strategy, choose_pairs
+from tether.preferences.rows import turns_of, write_rows
+from tether.run.judge_config import BY_KIND, AFunction, AModel, FunctionJudge, JudgeConfig
+from tether.run.judges import configured, score_function
+from tether.run.judging import judge_files, judge_report, reasons
+from tether.run.online_stage import learned_reward
+from tether.run.roles import load_policy, local_engine
+from tether.run.rows import Section
+from tether.run.stage import Context
+
+Pair = tuple[int, int, int]
+"""Prompt, response, later response: places in the answers."""
+Answers = Sequence[dict[str, Any]]
+"""Rows of `answers.jsonl`: id and prompt, with responses and what a reward model thinks of them."""
+SCORED = ("uncertain", "information", "disagreement")
+"""Choices of pairs that ask a reward model."""
+MOST_FAILED = 0.1
+AGREEMENTS = ("annotator_agreement", "annotator_gold_agreement", "majority_gold_agreement")
+FIGURES = (*AGREEMENTS, "dropped_no_majority", "dropped_equal", "noise")
+"""What the summary has of simulated annotators."""
+
+
+class PairsSection(Section):
+    """Which prompts are answered, how often, and who judges which pairs. Lengths are in tokens."""
+
+    prompts: int | None = Field(
+        default=None, ge=2, description="how many are answered; unset: all. With repeat, others in each round"
+    )
+    samples_per_prompt: int = Field(default=4, ge=2, description="answers to each prompt, of which pairs are made")
+    max_new_tokens: int = Field(default=128, ge=1, description="longest answer")
+    temperature: float = Field(default=0.7, gt=0, description="of sampling")
+    engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
+    labels: int | None = Field(default=None, ge=4, description="comparisons that are judged; unset: all pairs of all answers")
+    choose: Strategy = Field(default="random", description="which of them; before any reward model, at random")
+    judge: Annotated[Annotated[Literal["people"], Tag("name")] | AFunction | AModel, BY_KIND] = Field(
+        description="a language model; a function, on whose scores simulated annotators vote; or people, in a store"
+    )
+    annotator_agreement: float = Field(default=0.70, gt=0.5, lt=1, description="of simulated ones: how often two of them agree")
+    num_annotators: int = Field(default=3, ge=1, description="simulated annotators who vote on every pair")
+    agreement: str | None = Field(
+        default=None,
+        description="of a language model: comparisons that people judged, with which its agreement is measured first",
+    )
+    store: str | None = Field(default=None, description="of people: the preference store, a path or a URL")
+    ask: int = Field(default=1, ge=1, description="of people: how many judge each comparison")
+    how: Literal["majority", "soft", "dawid-skene"] = Field(
+        default="majority", description="of people: labels by majority, by the share of votes, by how reliable each annotator is"
+    )
+
+    @property
+    def sampling(self) -> Sampling:
+        """How answers are drawn."""
+        return Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
+
+    @model_validator(mode="after")
+    def _check(self) -> PairsSection:
+        people, simulated = self.judge == "people", isinstance(self.judge, FunctionJudge)
+        if (self.store is not None) != people:
+            raise ValueError("judge = 'people' and store belong together: people judge what lies in a store")
+        if self.agreement is not None and not isinstance(self.judge, JudgeConfig):
+            raise ValueError("agreement has no effect without a language model that judges")
+        useless = () if people else ("ask", "how"), () if simulated else ("annotator_agreement", "num_annotators")
+        for whose, names in zip(("people", "a function"), useless, strict=True):
+            if idle := sorted(self.model_fields_set & {*names}):
+                raise ValueError(f"{idle[0]} has no effect with this judge: it is of {whose}")
+        if self.labels is None:
+            if self.choose != "random":
+                raise ValueError("choose has no effect where all pairs are judged: set labels")
+            return self
+        of_each = self.samples_per_prompt * (self.samples_per_prompt - 1) // 2
+        most = (self.prompts or self.labels) * (of_each if self.choose == "ranking" else min(3, of_each))
+        if self.labels > most:
+            raise ValueError(f"labels = {self.labels}, and {self.prompts} prompts give {most} pairs at most: sample more")
+        return self
+
+
+class WaitingError(TetherError):
+    """Comparisons that lie in a store are not all judged yet."""
+
+
+def train(section: PairsSection, context: Context, rows: Sequence[Prompt], run: RunDirectory) -> dict[str, Any]:
+    """Leave the judged pairs in `pairs.jsonl`.
+
+    Raises:
+        WaitingError: they are not done yet.
+        DataError: the answers give no pair.
+        RunError: the language model failed too often, or no pair has a verdict.
+    """
+    start, prompts = time.perf_counter(), _asked(section, context, rows)
+    answers = _answered(section, context, prompts, run)
+    chosen = None if section.labels is None else _chosen(section, context, answers, run)
+    collector = _Collector(section, context, list(prompts.values()), run)
+    comparisons, summary = collector.judged(answers, chosen)
+    if not comparisons:
+        raise RunError(f"{run.path}: no pair has a verdict of more than half: ask more people, or about more pairs")
+    write_rows(run.path / "pairs.jsonl", comparisons)
+    counts = {"num_pairs": len(comparisons), "num_prompts": len(prompts)}
+    return {**counts, **({} if chosen is None else {"asked": len(chosen)}), **summary, "seconds": time.perf_counter() - start}
+
+
+def comparisons_of(folder: Path) -> list[Comparison]:
+    """What was judged in the folder of a finished stage, whatever characters are in it."""
+    comparisons = []
+    for row in read_jsonl(folder / "pairs.jsonl"):
+        sides = [turns_of(row.pop(name)) for name in ("prompt", "chosen", "rejected")]
+        votes = tuple(Annotation(**vote) for vote in row.pop("annotations", ()))
+        comparisons.append(Comparison(*sides, annotations=votes, **row))
+    return comparisons
+
+
+def verdicts_of(comparisons: Sequence[Comparison]) -> list[Feedback]:
+    """Each side of each comparison as a single answer that was good or bad."""
+    return [Feedback(c.prompt, side, side is c.chosen) for c in comparisons for side in (c.chosen, c.rejected)]
+
+
+def _asked(section: PairsSection, context: Context, prompts: Sequence[Prompt]) -> dict[int, Prompt]:
+    """The prompts to answer, by the place on which the randomness of their answers depends.
+
+    With rounds: the next ones of endless epochs, none of them twice in a round.
+    """
+    if (size := section.prompts or len(prompts)) > len(prompts):
+        raise ConfigError(f"pairs.prompts = {size}, and there are {len(prompts)}: raise samples_per_prompt instead")
+    if context.round is None:
+        return dict(enumerate(prompts[:size]))
+    first: dict[int, int] = {}
+    places = range((context.round - 1) * size, (context.round - 1) * size + 2 * len(prompts))
+    for place, row in zip(places, endless(len(prompts), places, context.seed), strict=True):
+        first.setdefault(row, place)
+        if len(first) == size:
+            break
+    return {place: prompts[row] for row, place in first.items()}
+
+
+def _answered(section: PairsSection, context: Context, prompts: dict[int, Prompt], run: RunDirectory) -> Answers:
+    """Answers by prompt, written as they come; scored by the last round's reward model if the choice of pairs asks it."""
+    path, progress = run.path / "answers.jsonl", context.progress
+    answers = {row["id"]: row for row in read_jsonl(path)}
+    _check_sampling(section, context, run.path / "sampling.json", begun=bool(answers))
+    missing = [(place, prompt) for place, prompt in prompts.items() if prompt.id not in answers]
+    if missing:
+        role, loaded = load_policy(str(context.policy or context.model.source), context.model, context.seed)
+        run.update_manifest(**loaded.manifest())
+        engine = local_engine(role, loaded, max_rows=section.engine_rows)
+        scored = section.choose in SCORED and context.earlier
+        scorer = learned_reward(context.earlier[-1] / "reward" / "model", context.model) if scored else None
+        doing(progress, "sampling")
+        chunk = max(1, section.engine_rows // section.samples_per_prompt) * 2
+        for start in range(0, len(missing), chunk):
+            places, part = zip(*missing[start : start + chunk], strict=True)
+            how: dict[str, Any] = {"num_samples": section.samples_per_prompt, "seed": context.seed, "ordinals": list(places)}
+            fresh = _rows(engine.generate(list(part), section.sampling, **how), scorer)
+            append_jsonl(path, fresh)
+            answers |= {row["id"]: row for row in fresh}
+            if progress is not None:
+                progress(len(answers), len(prompts), {})
+    return [answers[prompt.id] for prompt in prompts.values()]
+
+
+def _check_sampling(section: PairsSection, context: Context, note: Path, *, begun: bool) -> None:
+    """Answers that are there were drawn as the section says now; judges may change before anything is judged.
+
+    Raises:
+        RunError: they were drawn otherwise.
+    """
+    sampling = section.model_dump(include={"samples_per_prompt", "max_new_tokens", "temperature"}) | {"seed": context.seed}
+    if begun and note.is_file() and (before := read_json(note)) != sampling:
+        raise RunError(f"{note.parent} has answers that were drawn otherwise, by {before}. Choose another run directory")
+    write_json(note, sampling)
+
+
+def _rows(groups: Sequence[Any], scorer: RewardSource | None) -> list[dict[str, Any]]:
+    """Lines of `answers.jsonl`."""
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    scores: Sequence[Score | None] = [None] * len(rollouts) if scorer is None else scorer.score(rollouts)
+    each, rows = iter(scores), []
+    for group in groups:
+        own = [next(each) for _ in group.rollouts]
+        parts = [{} if score is None else dict(score.parts) for score in own]
+        rows.append(
+            {
+                "id": group.prompt.id,
+                "prompt": group.prompt.text,
+                "responses": [rollout.text for rollout in group.rollouts],
+                "scores": [None if score is None else score.value for score in own],
+                "members": [[value for name, value in sorted(part.items()) if name.startswith("member_")] for part in parts],
+            }
+        )
+    return rows
+
+
+def _chosen(section: PairsSection, context: Context, answers: Answers, run: RunDirectory) -> list[Pair]:
+    """The pairs that are worth a label; never one that an earlier round had."""
+    how: Strategy = section.choose if section.choose not in SCORED or context.earlier else "random"
+    asked = [row["item"] for folder in context.earlier for row in read_jsonl(folder / "pairs" / "chosen.jsonl")]
+    responses, places = {}, {row["id"]: place for place, row in enumerate(answers)}
+    for row in answers:
+        # A response goes by its text, which is the same in all rounds; one with a byte 0 fits into no file of comparisons.
+        known = zip(row["responses"], row["scores"], row["members"], strict=True)
+        distinct = {
+            text: Response(text, text, score, members=tuple(members))
+            for text, score, members in known
+            if "\0" not in text and (score is not None or how not in SCORED)  # one whose score failed
+        }
+        responses[row["id"]] = list(distinct.values())
+    number = 0 if context.round is None else context.round - 1
+    config = PairsConfig.model_validate({"strategy": how, "num_pairs": section.labels, "seed": context.seed + number})
+    pairs, rows = [], []
+    for pair in choose_pairs(responses, config, asked=asked):
+        place = places[pair.prompt]
+        texts = answers[place]["responses"]
+        pairs.append((place, *sorted((texts.index(pair.first), texts.index(pair.second)))))
+        rows.append({"place": pairs[-1], "item": pair.item, "chosen_by": how})
+    if not pairs:
+        raise DataError(f"{run.path}: the answers give no pair to judge: they are all alike. Sample more, or hotter")
+    write_jsonl(run.path / "chosen.jsonl", rows)
+    return pairs
+
+
+class _Collector:
+    """Has pairs judged as the section says."""
+
+    def __init__(self, section: PairsSection, context: Context, prompts: Sequence[Prompt], run: RunDirectory) -> None:
+        self.section, self.context, self.run = section, context, run
+        self.prompts = {prompt.id: prompt for prompt in prompts}
+
+    def judged(self, answers: Answers, chosen: Sequence[Pair] | None) -> tuple[list[Comparison], dict[str, Any]]:
+        """Labels of the chosen pairs (None: of all), and what is known of those who gave them."""
+        judge = self.section.judge
+        if isinstance(judge, FunctionJudge):
+            return self._simulated(judge, answers, chosen)
+        if chosen is None:
+            texts = [row["responses"] for row in answers]
+            chosen = [(p, a, b) for p, row in enumerate(texts) for b in range(len(row)) for a in range(b) if row[a] != row[b]]
+        return self._by_people(answers, chosen) if judge == "people" else self._by_model(judge, answers, chosen)
+
+    def _simulated(
+        self, judge: FunctionJudge, answers: Answers, chosen: Sequence[Pair] | None
+    ) -> tuple[list[Comparison], dict[str, Any]]:
+        """Annotators who follow the function's scores, with the noise of the first round."""
+        prompts, responses = [self.prompts[row["id"]] for row in answers], [row["responses"] for row in answers]
+        asked = [(prompt, text) for prompt, texts in zip(prompts, responses, strict=True) for text in texts]
+        flat = score_function(judge)([prompt for prompt, _ in asked], [text for _, text in asked])
+        scored = [score.value for score in flat if score.value is not None]
+        # An answer whose score failed stands in no pair, as an empty one does.
+        usable = [text if score.value is not None else "" for score, (_, text) in zip(flat, asked, strict=True)]
+        judged = iter(zip(usable, (score.value or 0.0 for score in flat), strict=True))
+        rows = [[next(judged) for _ in texts] for texts in responses]
+        responses, scores = [[text for text, _ in row] for row in rows], [[score for _, score in row] for row in rows]
+        context, first = self.context, self.context.earlier[:1]
+        labelled = label_pairs(
+            prompts,
+            responses,
+            scores,
+            agreement=self.section.annotator_agreement,
+            num_annotators=self.section.num_annotators,
+            seed=context.seed if context.round is None else f"{context.seed}/round-{context.round:02d}",
+            only=None if chosen is None else set(chosen),
+            noise=read_json(first[0] / "pairs" / "summary.json")["noise"] if first else None,
+        )
+        fluent = {(p.id, text): s.parts["fluent"] for (p, text), s in zip(asked, flat, strict=True) if "fluent" in s.parts}
+        failed = {"failed_scores": len(flat) - len(scored)} if len(scored) < len(flat) else {}
+        summary = {name: getattr(labelled, name) for name in FIGURES} | {"gold_of_answers": statistics.fmean(scored), **failed}
+        return [_with_fluency(c, fluent) for c in labelled.comparisons], summary
+
+    def _by_model(self, config: JudgeConfig, answers: Answers, chosen: Sequence[Pair]) -> tuple[list[Comparison], dict[str, Any]]:
+        """Soft labels of a language model that sees each pair in both orders."""
+        section, context, run = self.section, self.context, self.run
+        model = configured(config, context.root)
+        judge = PairJudge(model, read_rubric(config.rubric), temperature=config.temperature)
+        agreement = context.root / "judge.json"
+        if section.agreement is not None and not agreement.is_file():
+            report = judge_files(judge, [section.agreement]).report
+            write_json(agreement, {"judge": judge.name, **next(iter(report.values()))})
+        rows, progress = [self._pair(answers, *pair) for pair in chosen], context.progress
+        judgments = judge.judge(rows, told=None if progress is None else lambda done: progress(done // 2, len(rows), {}))
+        why = reasons(judgments)
+        if why.total() > MOST_FAILED * len(rows) or why.keys() & {SPENT, DOWN, QUOTA}:
+            listed = "; ".join(f"{reason} ({count})" for reason, count in why.most_common(3))
+            raise RunError(
+                f"{judge.name} left {why.total()} of {len(rows)} pairs of {run.path} without a label: {listed}. "
+                "Mend that and start again: what it has judged is kept, and only the rest is asked"
+            )
+        summary = judge_report(rows, judgments, judge.temperature)
+        return judge.label(rows, judgments), {**summary, "judge": judge.name, "usage": dict(judge.model.usage())}
+
+    def _by_people(self, answers: Answers, chosen: Sequence[Pair]) -> tuple[list[Comparison], dict[str, Any]]:
+        """Put the pairs into the store, and take their labels once all are judged."""
+        from tether.preferences.exchange import comparisons
+        from tether.preferences.store import Answer, Question, Store
+
+        section, context = self.section, self.context
+        known = list(read_jsonl(self.run.path / "chosen.jsonl"))
+        items = [row["item"] for row in known] or [[row["id"], row["responses"]] for row in answers]
+        # Another run may have a folder of this name and the same store: a round is known by its pairs, too.
+        name = f"{context.root.name}/{context.folder.parent.name}/{digest(items)[:6]}"
+        model = context.model.source if context.policy is None else f"{context.root.name} before round {context.round}"
+        how = {"temperature": section.temperature, "max_new_tokens": section.max_new_tokens}
+        assert section.store is not None
+        store = Store(section.store)
+        try:
+            questions = []
+            for p, a, b in chosen:
+                pair, scores = self._pair(answers, p, a, b), answers[p]["scores"]
+                common = {"group": pair.group, "model": model, "sampling": how}
+                sides = [
+                    Answer(pair.prompt, text, score=scores[k], **common) for k, text in ((a, pair.chosen), (b, pair.rejected))
+                ]
+                store.add_answers(sides)
+                strategy = known[0]["chosen_by"] if known else "random"
+                questions.append(
+                    Question(sides[0].prompt_id, sides[0].id, sides[1].id, section.ask, strategy=strategy, round=name)
+                )
+            store.add_questions(questions)
+            tasks = store.round(name)
+            if tasks["open"] or tasks["expert"]:
+                judged = tasks["done"] + tasks["settled"]
+                raise WaitingError(
+                    f"{self.run.path} waits for people: {judged} of {judged + tasks['open'] + tasks['expert']} comparisons are "
+                    f"judged, {tasks['expert']} wait for an expert. Let them in with\n  tether prefs serve {section.store}\n"
+                    "and run the same command again when they are done."
+                )
+            return list(comparisons(store, section.how, round=name)), {"store": section.store, **tasks}
+        finally:
+            store.close()
+
+    def _pair(self, answers: Answers, place: int, a: int, b: int) -> Comparison:
+        """Two answers, in the order of their sampling."""
+        row = answers[place]
+        if row["id"] not in self.prompts:
+            raise DataError(f"{self.run.path}: its prompt {row['id']!r} is no longer among the prompts. Take the same ones")
+        prompt = self.prompts[row["id"]]
+        sides = [(assistant(row["responses"][k]),) for k in (a, b)]
+        return Comparison(prompt.messages, *sides, id=f"{row['id']}-{a}-{b}", group=group_of(prompt), probability=0.5)
+
+
+def _with_fluency(c: Comparison, fluent: dict[tuple[str, str], float]) -> Comparison:
+    """With the difference of that part of the scores, if they have it: pairs that read alike are judged apart."""
+    if not fluent:
+        return c
+    chosen, rejected = (fluent.get((c.group, side[-1].content), 0.0) for side in (c.chosen, c.rejected))
+    return replace(c, metadata={**c.metadata, "fluent_difference": chosen - rejected})

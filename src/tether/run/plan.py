@@ -1,0 +1,399 @@
+"""What a recipe will need before it is run: memory by role and phase, time, and what to switch on where it does not fit."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial, singledispatchmethod
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+
+from tether.core.errors import ModelError
+from tether.core.stages import STAGES
+from tether.cpu.attention import pick_attention
+from tether.cpu.fused import fuse
+from tether.cpu.kernels import library
+from tether.cpu.llama import cache_bytes
+from tether.data.batches import TokenBatch, cut_batches
+from tether.data.comparisons import cut_rankings
+from tether.learner.planner import (
+    FUSED,
+    TILED,
+    held_bytes,
+    largest_batch,
+    measure_pass,
+    shape_adapter,
+    shape_answers,
+    shape_batch,
+    shape_model,
+    training_bytes,
+    weight_bytes,
+)
+from tether.models.config import TINY, LoraConfig, ModelConfig
+from tether.models.heads import ScalarHead
+from tether.models.loading import pick_dtype, plain_attention
+from tether.models.pretrained import resolve
+from tether.models.trunk import GROUPED, Role
+from tether.run.devices import Device
+from tether.run.direct import DirectSection, KTOSection
+from tether.run.evaluate import EvaluationSection
+from tether.run.online_sections import OnlineSection, PolicySection
+from tether.run.pairs import PairsSection
+from tether.run.process import ProcessSection
+from tether.run.recipe import BaseRecipe
+from tether.run.reward import RewardSection
+from tether.run.rounds import RoundsSection
+from tether.run.sft import SFTSection
+
+SHAPES: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text(encoding="utf-8"))
+"""Shapes of well-known models, in the terms of a Llama configuration."""
+Learning = SFTSection | RewardSection | ProcessSection | DirectSection | KTOSection | RoundsSection | OnlineSection
+"""Sections of the stages that train, as far as they are known here."""
+SCORING_TOKENS = 4096
+"""LearnedReward's micro-batch."""
+CUDA_CONTEXT = int(0.6e9)
+LINK = 25e9
+"""Bytes a second from host memory to a GPU, as PCIe 4 reaches them from pageable memory at best."""
+
+
+@dataclass
+class Phase:
+    """Bytes by what holds them, and seconds an update or step."""
+
+    name: str
+    bytes: dict[str, int]
+    seconds: float = 0.0
+
+    @property
+    def total(self) -> int:
+        return sum(self.bytes.values())
+
+
+@dataclass
+class StagePlan:
+    name: str
+    phases: list[Phase]
+    learning_rate: float | None = None
+
+    @property
+    def peak(self) -> int:
+        return max(phase.total for phase in self.phases)
+
+
+@dataclass
+class Plan:
+    device: Device
+    parameters: int
+    stages: list[StagePlan]
+    advice: list[tuple[str, int]] = field(default_factory=list)
+
+    @property
+    def peak(self) -> int:
+        return max((stage.peak for stage in self.stages), default=0)
+
+    @property
+    def fits(self) -> bool:
+        return self.peak <= self.device.memory
+
+
+def shape_config(model: ModelConfig, shape: str | None = None) -> Any:
+    """A transformers configuration: a name of `SHAPES`, a config.json or a folder with one, or the recipe's own model.
+
+    Raises:
+        ModelError: nothing of that kind.
+    """
+    from transformers import AutoConfig, LlamaConfig
+
+    if shape in SHAPES:
+        return LlamaConfig(**SHAPES[shape])
+    if shape is not None:
+        path = Path(shape).expanduser()
+        if not path.exists():
+            raise ModelError(f"no shape is called {shape!r}, and no such file exists. There are: {', '.join(SHAPES)}")
+        return AutoConfig.from_pretrained(path)
+    if model.source == TINY:
+        from tether.models.tiny import tiny_model
+
+        return tiny_model(0).config
+    return AutoConfig.from_pretrained(resolve(model)[0], trust_remote_code=model.trust_remote_code)
+
+
+def plan(recipe: BaseRecipe, device: Device, *, shape: str | None = None, prompt_tokens: int = 128, advise: bool = False) -> Plan:
+    """Predict every stage of a recipe; where it does not fit, try what would make it fit.
+
+    Args:
+        shape: see `shape_config`.
+        prompt_tokens: length of the prompts; how long they really are is in the data.
+        advise: try it where it fits, too.
+    """
+    config = shape_config(recipe.model, shape)
+    planner = _Planner(recipe, device, config, prompt_tokens)
+    made = Plan(device, planner.parameters, planner.stages())
+    if advise or not made.fits:
+        for what, changed in _changes(recipe):
+            made.advice.append((what, max(s.peak for s in _Planner(changed, device, config, prompt_tokens).stages())))
+        made.advice.sort(key=lambda row: row[1])
+    return made
+
+
+def _changes(recipe: BaseRecipe) -> Iterator[tuple[str, BaseRecipe]]:
+    """One change of a recipe at a time that trades something for memory."""
+    if not recipe.model.recompute:
+        yield "model.recompute=true", recipe.model_copy(update={"model": recipe.model.model_copy(update={"recompute": True})})
+    for name in (name for name in recipe.stages if name in STAGES and isinstance(recipe.section(name), Learning)):
+        section = recipe.section(name)
+        for values in _cheaper(section):
+            text = " ".join(f"{name}.{k}={'{}' if isinstance(v, LoraConfig) else v}" for k, v in values.items())
+            yield text.lower(), recipe.model_copy(update={name: section.model_copy(update=values)})
+
+
+def _cheaper(section: Any) -> Iterator[dict[str, Any]]:
+    """Other settings of a stage that learns, each of which needs less memory."""
+    own, online = _own_models(section), isinstance(section, OnlineSection)
+    offloaded = {"offload": False} if own and section.offload else {}  # it would be refused with what comes next
+    if not isinstance(section, SFTSection | RoundsSection):
+        yield {"micro_batch_tokens": max(8, section.micro_batch_tokens // 4)}
+    if isinstance(section, SFTSection) and section.rows_per_micro_batch > 1:
+        yield {"rows_per_micro_batch": 1}
+    if own and not offloaded:
+        yield {"offload": True}
+    if section.lora is False:
+        yield {"lora": LoraConfig(), **({} if online else offloaded)}
+    if online and own and section.lora is not False:
+        yield {"roles": "shared", **offloaded}
+    if isinstance(section, OnlineSection | RoundsSection):
+        yield {"engine_rows": max(1, section.engine_rows // 4)}
+
+
+def _own_models(section: Any) -> bool:
+    """Whether the frozen roles of a stage have models of their own."""
+    if isinstance(section, DirectSection | KTOSection):
+        return section.lora is False and section.needs_reference
+    return isinstance(section, OnlineSection) and section.roles == "separate"
+
+
+class _Planner:
+    """One recipe on one device."""
+
+    def __init__(self, recipe: BaseRecipe, device: Device, config: Any, prompt_tokens: int) -> None:
+        self.recipe, self.device, self.config, self.prompt = recipe, device, config, prompt_tokens
+        place = torch.device("cuda" if device.gpu else "cpu")
+        assumed = "bfloat16" if device.gpu and recipe.model.dtype == "auto" else recipe.model.dtype
+        self.dtype = pick_dtype(assumed, "cpu")
+        text = config.get_text_config()
+        self.hidden, self.vocab, self.layers = text.hidden_size, text.vocab_size, text.num_hidden_layers
+        self.tied, self.head = text.tie_word_embeddings, text.vocab_size * text.hidden_size
+        base = shape_model(config, self.dtype, "eager")
+        self.attention = plain_attention(recipe.model.attention, place)
+        if recipe.model.cpu_kernels:
+            self.attention = pick_attention(recipe.model.attention, place, base)
+        self.parameters = base.num_parameters()
+        self.trunk = held_bytes(base, recipe.model.quantize)
+        layers = [weight_bytes(layer.parameters()) for layer in getattr(base.get_decoder(), "layers", ())]
+        self.on_host = sum(layers) - max(layers, default=0) if device.gpu else 0  # of a frozen model with `offload`
+        self.process = CUDA_CONTEXT if device.gpu else psutil.Process().memory_info().rss  # which has loaded as much
+
+    def stages(self) -> list[StagePlan]:
+        """Of the stages that are known here: one that somebody added to the table is left out."""
+        plans = []
+        for name in self.recipe.stages:
+            section = self.recipe.section(name)
+            learning = section.direct if isinstance(section, RoundsSection) else section
+            rate = learning.optimizer.learning_rate if isinstance(section, Learning) else None
+            if phases := self.phases(section):
+                plans.append(StagePlan(name, phases, rate))
+        return plans
+
+    @singledispatchmethod
+    def phases(self, section: Any) -> list[Phase]:
+        """The phases of a stage, by its section; what is not known has none."""
+        return []
+
+    @phases.register
+    def _sft(self, section: SFTSection) -> list[Phase]:
+        # A guess: conversations fill half of what a packed row may hold.
+        half, tokens = section.row_tokens // 2, section.batch_size * section.row_tokens // 2
+        seconds = self._seconds(tokens, tokens // 2, 3.0 if section.lora is False else 2.0)
+        return self._update(section, "sft", lambda _: _rows(section.rows_per_micro_batch, half, half), seconds)
+
+    @phases.register
+    def _reward(self, section: RewardSection) -> list[Phase]:
+        kept = {"kept states": int(section.keep_states_gb * 1e9)} if section.keep_states_gb else {}
+        seconds = self._seconds(section.prompts_per_update * 3 * self.prompt, 0, 2.0)
+        return self._update(section, "reward", partial(self._pairs, section), seconds, ScalarHead(self.hidden), kept)
+
+    @phases.register
+    def _process(self, section: ProcessSection) -> list[Phase]:
+        length = 3 * self.prompt
+        rows = max(1, section.micro_batch_tokens // length)
+        seconds = self._seconds(section.solutions_per_update * length, 0, 2.0)
+        head = ScalarHead(self.hidden, outputs=section.outputs)
+        return self._update(section, "reward", lambda _: _rows(rows, self.prompt, 2 * self.prompt), seconds, head)
+
+    @phases.register
+    def _direct(self, section: DirectSection | KTOSection) -> list[Phase]:
+        reference = {"reference": self._frozen(section.offload)} if _own_models(section) else {}
+        tokens = section.prompts_per_update * 3 * self.prompt
+        seconds = self._seconds(tokens, tokens // 2, 3.0 if section.needs_reference else 2.0)
+        return self._update(section, "policy", partial(self._pairs, section), seconds, more=reference)
+
+    @phases.register
+    def _rounds(self, section: RoundsSection) -> list[Phase]:
+        """A round's sampling, beside the reward model on a trunk of its own, and its training."""
+        inner = DirectSection.model_validate({**section.direct.model_dump(exclude_unset=True), "lora": section.lora})
+        (update,), (rollout,) = self._direct(inner), self._sampling(section)
+        if section.scorer is not None:
+            rollout.bytes["reward"] = self.trunk
+        return [rollout, update]
+
+    @phases.register
+    def _sampling(self, section: PairsSection | EvaluationSection) -> list[Phase]:
+        """Answers of a policy that does not learn meanwhile."""
+        policies = map(self.recipe.section, self.recipe.policies)
+        tokens = section.max_new_tokens or max((s.sampling.max_new_tokens for s in policies if hasattr(s, "sampling")), default=0)
+        held = {"process": self.process, "trunk": self.trunk, **({} if self.device.gpu else {"engine": self.trunk})}
+        cache = sum(self._cache(section.engine_rows, tokens).values())
+        return [Phase("rollout", {**held, "cache": cache}, tokens * self._decoding(section.engine_rows))]
+
+    @phases.register(OnlineSection)
+    def _online(self, section: Any) -> list[Phase]:
+        gradient = section if isinstance(section, PolicySection) else None
+        critic, shared = gradient is not None and gradient.critic, section.roles == "shared"
+        own_value = critic and (not shared or section.value_init == "reward")
+        model, policy, held = self._trained(section, "policy")
+        held |= self._beside(section, held, own_value)
+        batch, size = self._samples(section, section.micro_batch_tokens, policy), self.dtype.itemsize
+        value = Role(model, policy.adapter, ScalarHead(self.hidden).to("meta"))
+
+        def forward() -> Any:
+            hidden = policy.hidden(batch)
+            logprobs, _ = policy.logprobs_of(hidden, batch)
+            return logprobs.sum() + (value.values_of(hidden.detach(), batch).sum() if critic else 0.0)
+
+        def activations(work: Callable[[], Any], learns: bool = False) -> dict[str, int]:
+            with torch.set_grad_enabled(learns):
+                return {"activations": measure_pass(model, work, extra=value.head.parameters() if value.head else ())}
+
+        tokens, counted = self._tokens(section, policy)
+        forward_pass, scoring_pass = self._seconds(tokens, counted), self._seconds(tokens, 0)
+        depth = policy.common_depth if shared else 0
+        common = {"common layers": tokens * self.hidden * size} if depth else {}
+        saved = 1 - depth / self.layers
+        rows = min(section.engine_rows, section.prompts_per_step * section.samples_per_prompt)
+        steps = -(-section.prompts_per_step * section.samples_per_prompt // rows) * section.max_new_tokens
+        prefill = self._seconds(section.prompts_per_step * self.prompt, 0)
+        on_policy = gradient is None or (
+            not critic and gradient.one_update and (gradient.kl.place == "loss" or not gradient.kl.coefficient)
+        )
+        evaluations = (not on_policy) + (saved if section.needs_reference else 0) + own_value
+        backward = (3.0 if section.lora is False else 2.0) * saved * (1 + own_value)
+        moved = self.on_host * section.offload / LINK * tokens
+        phases = [Phase("rollout", held | self._cache(rows, section.max_new_tokens), steps * self._decoding(rows) + prefill)]
+        if section.scorer is not None:
+            scoring = self._samples(section, SCORING_TOKENS, policy)
+            seconds = scoring_pass + moved / SCORING_TOKENS
+            phases.append(Phase("reward", held | activations(lambda: value.scores(scoring)), seconds))
+        if evaluations:
+            seconds = evaluations * forward_pass + moved / section.micro_batch_tokens
+            phases.append(Phase("evaluate", held | common | activations(forward), seconds))
+        seconds = (1 if gradient is None else gradient.epochs) * backward * forward_pass
+        return [*phases, Phase("update", held | common | activations(lambda: forward().backward(), True), seconds)]
+
+    def _beside(self, section: Any, held: Mapping[str, int], own_value: bool) -> dict[str, int]:
+        """What is there beside the policy: other roles, each an adapter or a model of its own, and the engine."""
+        shared, adapter = section.roles == "shared", held.get("policy adapter", 0)
+        beside: dict[str, int] = {}
+        if own_value:
+            beside["value"] = adapter if shared else self.trunk + adapter
+            beside["value optimizer"] = held["policy optimizer"]
+        if section.scorer is not None:
+            beside["reward"] = adapter if shared else self._frozen(section.offload) + adapter
+        if section.needs_reference and not shared:
+            beside["reference"] = self._frozen(section.offload)
+        if not self.device.gpu:  # a second copy of every matrix
+            beside["engine"] = self.trunk - (0 if self.tied else self.head * self.dtype.itemsize)
+        return beside
+
+    def _update(
+        self,
+        section: Any,
+        name: str,
+        batch_for: Callable[[Role], TokenBatch],
+        seconds: float,
+        head: ScalarHead | None = None,
+        more: Mapping[str, int] | None = None,
+    ) -> list[Phase]:
+        """The one phase of a role that learns from rows: log-probabilities, or with a head its scores."""
+        model, role, held = self._trained(section, name)
+        role.head = None if head is None else head.to("meta")
+        batch = batch_for(role)
+
+        def learn() -> None:
+            (role.logprobs(batch)[0] if head is None else role.scores(batch)).sum().backward()
+
+        activations = measure_pass(model, learn, extra=() if head is None else head.parameters())
+        return [Phase("update", {**held, **(more or {}), "activations": activations}, seconds)]
+
+    def _trained(self, section: Any, name: str) -> tuple[Any, Role, dict[str, int]]:
+        """A model whose role `name` learns, and what that holds."""
+        model = shape_model(self.config, self.dtype, {GROUPED: TILED, "sdpa": FUSED}.get(self.attention, self.attention))
+        model.recompute = self.recipe.model.recompute
+        if self.recipe.model.cpu_kernels and not self.device.gpu and library() is not None:
+            model = fuse(model)
+        held = {"process": self.process, "trunk": self.trunk}
+        if section.lora is not False:
+            model = shape_adapter(model, name, section.lora)
+        role = Role(model, None if section.lora is False else name)
+        parameters = role.parameters()
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        if section.lora is not False:
+            held[f"{name} adapter"] = weight_bytes(parameters)
+        return model, role, {**held, f"{name} optimizer": training_bytes(parameters, section.optimizer.kind)}
+
+    def _frozen(self, offload: bool) -> int:
+        return self.trunk - self.on_host * offload
+
+    def _seconds(self, tokens: int, counted: int, passes: float = 1.0) -> float:
+        """`passes` forward passes' worth of products over tokens; the output layer over counted ones only."""
+        body = self.parameters - self.head * (1 if self.tied else 2)
+        return 2 * passes * (body * tokens + self.head * counted) / self.device.products
+
+    def _decoding(self, rows: int) -> float:
+        """Seconds a token of all rows together."""
+        return max(self.trunk / self.device.bandwidth, self._seconds(rows, rows))
+
+    def _cache(self, rows: int, new_tokens: int) -> dict[str, int]:
+        size = self.dtype.itemsize
+        cache = cache_bytes(self.config, rows, self.prompt + new_tokens, size)
+        return {"cache": cache, "logits": rows * self.vocab * size}
+
+    def _pairs(self, section: RewardSection | DirectSection | KTOSection, role: Role) -> TokenBatch:
+        """Micro-batch of pairs, answers as long as the prompt: a guess."""
+        budget, limit = section.micro_batch_tokens, role.document_tokens(section.micro_batch_tokens)
+        groups = shape_answers(min(section.prompts_per_update, 2 + budget // self.prompt), self.prompt, 2, self.prompt)
+        cuts = cut_rankings(groups, budget, document_tokens=limit)
+        return largest_batch(([s for one in cut for s in one.sequences] for cut in cuts), limit)
+
+    def _samples(self, section: Any, budget: int, role: Role) -> TokenBatch:
+        """Micro-batch of a minibatch of samples."""
+        parts = section.minibatches if isinstance(section, PolicySection) else 1
+        prompts = min(-(-section.prompts_per_step // parts), 2 + 2 * budget // self.prompt)  # more would make no larger one
+        groups = shape_answers(prompts, self.prompt, section.samples_per_prompt, section.max_new_tokens)
+        sequences, limit = [s for group in groups for s in group.sequences], role.document_tokens(budget)
+        cuts = cut_batches(sequences, budget, document_tokens=limit)
+        return largest_batch(([sequences[i] for i in cut] for cut in cuts), limit)
+
+    def _tokens(self, section: Any, policy: Role) -> tuple[int, int]:
+        """Of a step: all that are read, where answers in one document share their prompt, and those of the answers."""
+        room = (policy.document_tokens(section.micro_batch_tokens) - self.prompt) // section.max_new_tokens
+        answers, samples = min(section.samples_per_prompt, max(1, room)), section.prompts_per_step * section.samples_per_prompt
+        return samples * (self.prompt + answers * section.max_new_tokens) // answers, samples * section.max_new_tokens
+
+
+def _rows(count: int, prompt: int, answer: int) -> TokenBatch:
+    return shape_batch([s for one in shape_answers(count, prompt, 1, answer) for s in one.sequences])

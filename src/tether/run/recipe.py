@@ -1,0 +1,396 @@
+"""Recipes: the sections of the table of stages over one model, and a run of them, one after another."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, ValidationError, create_model, model_validator
+
+from tether.core.config import Config, explain, load_recipe, packaged_recipe
+from tether.core.errors import ConfigError, MissingFileError, RunError
+from tether.core.rundir import RunDirectory, read_json
+from tether.core.stages import STAGES, StageKind
+from tether.core.types import Comparison, Feedback, Prompt
+from tether.cpu.memory import free_memory
+from tether.data.sources import Quarantine
+from tether.learner.determinism import deterministic
+from tether.models.config import ModelConfig
+from tether.run.folder import round_folder
+from tether.run.models import check_libraries, check_quantized
+from tether.run.objectives import Name, check_names, objective_names
+from tether.run.online_sections import OnlineSection
+from tether.run.pairs import SCORED, comparisons_of, verdicts_of
+from tether.run.progress import Progress
+from tether.run.roles import newest_policy, trained_scorer
+from tether.run.rows import Lora, Section, check_data, load_rows
+from tether.run.stage import Context, run_stage
+from tether.run.trackers import TrackerNames
+from tether.run.tracking import tracking
+
+
+class BaseRecipe(Config):
+    """A journey of stages over one model. A stage whose section is missing is not run."""
+
+    run: str = Field(description="the run directory")
+    seed: int = Field(default=0, description="of everything random; the same seed gives the same run")
+    deterministic: bool = Field(
+        default=False, description="only kernels that give the same bits every time; an error names one that cannot"
+    )
+    track: TrackerNames = Field(default=(), description="trackers that show the run too; may change from start to start")
+    model: ModelConfig = Field(description="what is trained, or where training starts")
+    lora: Lora | None = Field(default=None, description="of every stage that says nothing of its own")
+    repeat: int | None = Field(
+        default=None, ge=1, description="run what comes after [sft] so often, each time from answers of the policy before"
+    )
+    arms: dict[Name, dict[str, dict[str, Any]]] = Field(
+        default_factory=dict, description="further policies to compare: [arms.NAME.STAGE] differs from [STAGE] in what it says"
+    )
+
+    def section(self, name: str) -> Any:
+        """The section of a stage, or of an arm by the name of its folder; None where the recipe has none."""
+        if name in STAGES:
+            return getattr(self, name, None)
+        stage, arm = self.arm_of(name)
+        base, section = self.section(stage), STAGES[stage].section
+        common = {} if self.lora is None or "lora" not in section.model_fields else {"lora": self.lora}
+        given = common if base is None else base.model_dump(exclude_unset=True)
+        return section.model_validate(merged(given, self.arms[arm][stage]))
+
+    def arm_of(self, name: str) -> tuple[str, str]:
+        """Stage and arm of a folder's name.
+
+        Raises:
+            ConfigError: the recipe has no such arm.
+        """
+        for arm, sections in self.arms.items():
+            for stage in sections:
+                if name == f"{stage}-{arm}":
+                    return stage, arm
+        raise ConfigError(f"the recipe has no [{name}] section")
+
+    @property
+    def stages(self) -> list[str]:
+        """Names of the stages that the recipe has, in order, each arm behind the stage that it varies."""
+        names = []
+        for name in STAGES:
+            names += [name] if getattr(self, name, None) is not None else []
+            names += [f"{name}-{arm}" for arm, sections in self.arms.items() if name in sections]
+        return names
+
+    @property
+    def policies(self) -> list[str]:
+        """Those of the stages that leave a policy."""
+        return [name for name in self.stages if self.kind(name).makes in ("policy", "direct")]
+
+    def kind(self, name: str) -> StageKind:
+        """The row of a stage, or of an arm, in the table."""
+        return STAGES[name] if name in STAGES else STAGES[self.arm_of(name)[0]]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _common_lora(cls, values: Any) -> Any:
+        if not isinstance(values, dict) or values.get("lora") is None:
+            return values
+        learn = {name for name, kind in STAGES.items() if "lora" in kind.section.model_fields}
+        common = {n: {"lora": values["lora"], **values[n]} for n in learn & values.keys() if isinstance(values[n], dict)}
+        return {**values, **common}
+
+    @model_validator(mode="after")
+    def _check_arms(self) -> BaseRecipe:
+        for arm, sections in self.arms.items():
+            makes = {STAGES[name].makes if name in STAGES else "" for name in sections}
+            if len(sections) != 1 or not makes <= {"policy", "direct"}:
+                raise ValueError(f"arm {arm!r} needs exactly one section that makes a policy, such as [arms.{arm}.ppo]")
+            ((stage, values),) = sections.items()
+            try:
+                self.section(f"{stage}-{arm}")
+            except ValidationError as error:
+                reason = "; ".join(explain(STAGES[stage].section, values, error.errors()))
+                raise ValueError(f"the arm {arm!r} cannot be run: {reason}") from None
+        if self.repeat is not None and len(self.policies) > 1:
+            raise ValueError(f"repeat trains one policy a round, whose answers are judged next: leave one of {self.policies}")
+        if self.section("evaluate") is not None and not self.policies:
+            raise ValueError("evaluate has no effect without a stage that makes a policy")
+        if self.repeat is not None and self.section("pairs") is None:
+            raise ValueError("repeat has no effect without [pairs]: rounds go from answers to labels to a policy")
+        return self
+
+    @model_validator(mode="after")
+    def _check(self) -> BaseRecipe:
+        for name in self.stages:
+            section = self.section(name)
+            if section.scorer is not None:
+                self._check_scorer(name, section, section.scorer)
+            if name == "pairs":
+                self._check_choice(section.choose)
+            if name in self.policies:
+                self._check_keeping(name, getattr(section, "evaluate", None))
+            check_quantized(self.model, name, section)
+        return self
+
+    def _check_keeping(self, name: str, heldout: Any) -> None:
+        """Whether the prompts that judge the policies at the end have chosen none of their weights."""
+        last = self.section("evaluate")
+        if last is None or heldout is None or heldout.keep != "best" or last.data is None or heldout.data is None:
+            return
+        if shared := {*last.data.paths} & {*heldout.data.paths}:
+            raise ValueError(
+                f"{name}.evaluate.keep = 'best' chooses weights by {min(shared)}, and [evaluate] judges them by the same "
+                "prompts: the chosen ones would look better than they are. Give them other prompts"
+            )
+
+    def _check_choice(self, choose: str) -> None:
+        """Whether there will be reward models that a choice of pairs can ask."""
+        reward, needs = self.section("reward"), "repeat and [reward]"
+        needs += ", with reward.members" if choose in ("disagreement", "information") else ""
+        if choose in SCORED and (self.repeat is None or reward is None or ("members" in needs and not reward.is_ensemble)):
+            raise ValueError(f"pairs.choose = '{choose}' asks the reward model of the round before: it needs {needs}")
+
+    def _check_scorer(self, name: str, section: Any, scorer: str) -> None:
+        """Whether there is, or will be, what scores for a stage, and whether the stage asks for what that can do."""
+        model, trains = Path(self.run) / scorer / "model", self.section(scorer)
+        if (elsewhere := reward_model_of(section)) is not None:
+            model, trains = elsewhere, None
+        if trains is None and not any((model / f"{f}.json").is_file() for f in ("role", "ensemble", "objectives")):
+            raise ValueError(
+                f"{name}.reward_source = '{'learned' if scorer == 'reward' else scorer}' needs a [{scorer}] section, or a "
+                f"finished {scorer} stage in the run directory; or another reward_source: function, classifier, verifiable"
+                if elsewhere is None
+                else f"{name}.reward_model = {section.reward_model!r}: there is no trained reward model"
+            )
+        if scorer != "reward":
+            return
+        check_names(
+            name, getattr(section, "objectives", None), objective_names(model) if trains is None else trains.objectives or ()
+        )
+        ensemble = trains.is_ensemble if trains is not None else (model / "ensemble.json").is_file()
+        if not ensemble and "reward_combine" in section.model_fields_set:
+            raise ValueError(f"{name}.reward_combine has no effect on one reward model: set reward.members, without average")
+        if ensemble and getattr(section, "value_init", None) == "reward":
+            raise ValueError(f"{name}.value_init = 'reward' copies one reward model, and an ensemble has several: use 'zero'")
+
+
+def reward_model_of(section: Any) -> Path | None:
+    """The folder of the reward model that a section names; None where it is that of the run."""
+    if not isinstance(section, OnlineSection) or section.reward_model is None:
+        return None
+    return trained_scorer(section.reward_model) or Path(section.reward_model)
+
+
+def recipe_type() -> type[BaseRecipe]:
+    """A recipe with a field for every stage that the table has now."""
+    sections: dict[str, Any] = {
+        name: (kind.section | None, Field(default=None, description=kind.help)) for name, kind in STAGES.items()
+    }
+    return create_model("Recipe", __base__=BaseRecipe, __module__=__name__, **sections)
+
+
+Recipe = recipe_type()
+
+
+def read_recipe(name: str, overrides: Sequence[str] = ()) -> BaseRecipe:
+    """A recipe by its file or by the name of one that comes with tether.
+
+    Raises:
+        MissingFileError, ConfigError: there is none, or a key or value does not fit.
+    """
+    return load_recipe(packaged_recipe(name), recipe_type(), overrides)
+
+
+def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with others on top, tables within tables too."""
+    both = {
+        key: merged(one[key], value)
+        for key, value in other.items()
+        if isinstance(value, Mapping) and isinstance(one.get(key), Mapping)
+    }
+    return {**one, **other, **both}
+
+
+def run_recipe(
+    recipe: BaseRecipe, stages: Sequence[str] | None = None, progress: Callable[[str], Progress] | None = None
+) -> dict[str, Any]:
+    """Run the named stages of a recipe in order (None: all); each finds its predecessors' results in the run directory.
+
+    Raises:
+        ConfigError: a stage that the recipe has no section for, or whose section names no data; a tracker is not installed.
+        DataError: a stage's data is something else, by its first rows; of all stages before the first is trained.
+    """
+    root, results = Path(recipe.run), {}
+    names = list(recipe.stages if stages is None else stages)
+    for name in names:
+        section = recipe.section(name)
+        if section is None:
+            raise ConfigError(f"the recipe has no [{name}] section")
+        check_libraries(recipe.model, name, section)
+        if not (root / name / "summary.json").is_file() and not _from_pairs(recipe, name, section):
+            check_data(name, section)
+    root.mkdir(parents=True, exist_ok=True)
+    again = [name for name in names if name != "sft"] if recipe.repeat else []
+    with deterministic() if recipe.deterministic else contextlib.nullcontext(), tracking(recipe.track, root):
+        for name in names:
+            if name not in again:
+                results[name] = _run(recipe, name, None, progress)
+        for number in range(1, (recipe.repeat or 0) + 1):
+            for name in again:
+                results[name] = _run(recipe, name, number, progress)
+    if recipe.section("evaluate") is not None and "evaluate" in names:
+        write_totals(recipe)
+    return results
+
+
+def _run(recipe: BaseRecipe, name: str, number: int | None, progress: Callable[[str], Progress] | None) -> dict[str, Any]:
+    """One stage, in one round."""
+    place = round_folder(Path(recipe.run), number)
+    if name != "sft":
+        _check_base(Path(recipe.run), place / name)
+    title = name if number is None else f"{name} {number}"
+    context = stands_on(recipe, name, progress(title) if progress else None, number)
+    verdict = context.folder / "summary.json"
+    if context.policies and verdict.is_file() and context.policies.keys() - read_json(verdict)["policies"].keys():
+        verdict.unlink()  # an arm has come: all are compared again, by the answers that are there
+    summary = run_stage(recipe.section(name), context)
+    free_memory()
+    return summary
+
+
+def _from_pairs(recipe: BaseRecipe, name: str, section: Section) -> bool:
+    """Whether a stage that names no data learns from what [pairs] collects, or from its prompts."""
+    if section.data is not None or recipe.section("pairs") is None or name in ("sft", "pairs", "evaluate"):
+        return False
+    return section.kind in (Prompt, Comparison, Feedback)
+
+
+def stands_on(recipe: BaseRecipe, name: str, progress: Progress | None = None, number: int | None = None) -> Context:
+    """What a stage of a recipe stands on: which folder, which model, which rows, and what scores for it."""
+    root, section = Path(recipe.run), recipe.section(name)
+    place, earlier = round_folder(root, number), [round_folder(root, n) for n in range(1, number or 1)]
+    model = recipe.model if name == "sft" else stage_model(recipe, root)
+    scorer = reward_model_of(section) or place / (section.scorer or "reward") / "model"
+    context = Context(recipe.kind(name).name, place / name, model, recipe.seed, scorer)
+    context = replace(context, progress=progress, round=number, earlier=earlier)
+    if earlier:
+        context = replace(context, policy=newest_policy(earlier[-1]))
+    if _from_pairs(recipe, name, section):
+        context = replace(context, rows=_collected(recipe, section, [*earlier, place]))
+    if context.name == "evaluate":
+        trained = {policy: place / policy for policy in _compared(recipe, place) if (place / policy / "summary.json").is_file()}
+        settings = next((recipe.section(policy) for policy in recipe.policies if recipe.kind(policy).makes == "policy"), None)
+        pairs = recipe.section("pairs")
+        sampling = settings.sampling if settings is not None else pairs.sampling if pairs is not None else None
+        context = replace(context, policies=trained, sampling=sampling)
+    return context
+
+
+def _compared(recipe: BaseRecipe, place: Path) -> list[str]:
+    """The policies of a recipe, and those that an earlier start of it compared."""
+    before = place / "evaluate" / "summary.json"
+    return [*dict.fromkeys([*recipe.policies, *(read_json(before)["policies"] if before.is_file() else ())])]
+
+
+def _collected(recipe: BaseRecipe, section: Section, places: Sequence[Path]) -> Sequence[Any] | None:
+    """The rows that a stage takes from [pairs]: comparisons of all rounds so far, verdicts on their sides, or its prompts."""
+    if section.kind not in (Comparison, Feedback):
+        return load_rows(recipe.section("pairs").data, Prompt, Quarantine()) if section.kind is Prompt else None
+    comparisons = [row for place in places for row in comparisons_of(place / "pairs")]
+    return comparisons if section.kind is Comparison else verdicts_of(comparisons)
+
+
+def write_totals(recipe: BaseRecipe) -> None:
+    """The summary of a whole run: those of its stages, with what the judge says of its policies; of rounds, a row each."""
+    root = Path(recipe.run)
+    rounds = [_totals(recipe, root, number) for number in range(1, (recipe.repeat or 0) + 1)]
+    if not rounds:
+        RunDirectory(root).finish(_totals(recipe, root, None))
+        return
+    labels = 0
+    for number, one in enumerate(rounds, 1):
+        labels += one["labels"]
+        one["labels_so_far"] = labels
+        RunDirectory(round_folder(root, number)).finish(one)
+    RunDirectory(root).finish({"rounds": rounds, "policy": f"round-{len(rounds):02d}/{recipe.policies[0]}/policy"})
+
+
+def _totals(recipe: BaseRecipe, root: Path, number: int | None) -> dict[str, Any]:
+    place = round_folder(root, number)
+    names = dict.fromkeys([*recipe.stages, *_compared(recipe, place)])
+    folders = {name: (root if name == "sft" else place) / name for name in names}
+    done = {name: read_json(folder / "summary.json") for name, folder in folders.items() if (folder / "summary.json").is_file()}
+    verdict = done.pop("evaluate")
+    policies = {name: {**done[name], **result} for name, result in verdict["policies"].items()}
+    for policy in policies.values():
+        if "proxy_last" in policy:
+            policy.setdefault("proxy_gain", policy["proxy_last"] - policy["proxy_first"])
+    first = recipe.policies[0]
+    if number is not None:
+        return _round(done, policies[first], first)
+    seconds = sum(summary.get("seconds", 0.0) for name, summary in done.items() if name == first or name not in policies)
+    return {
+        **{name: summary for name, summary in done.items() if name not in policies},
+        "arms": {name.removeprefix(f"{first}-"): summary for name, summary in policies.items()},
+        first: policies[first],
+        "evaluation": {key: verdict[key] for key in ("seconds", "num_prompts")},
+        "seconds": seconds + verdict["seconds"],
+        "peak_rss_bytes": max(summary.get("peak_rss_bytes", 0) for summary in (*done.values(), verdict)),
+    }
+
+
+def _round(done: dict[str, Any], policy: dict[str, Any], name: str) -> dict[str, Any]:
+    """What a round asked, learned and brought; a hundred labels' worth of it."""
+    asked = done["pairs"].get("asked", done["pairs"]["num_pairs"])
+    reward = {key: done["reward"][key] for key in ("heldout_accuracy", "gold_accuracy") if key in done.get("reward", {})}
+    gain = policy.get("gold_gain_of_round", policy["gold_gain"])
+    return {
+        **{"asked": asked, "labels": done["pairs"]["num_pairs"]},
+        **({"reward": reward} if reward else {}),
+        **{"alarms": len(done[name].get("alarms", ())), "seconds": done[name]["seconds"]},
+        **{key: value for key, value in policy.items() if key.startswith("gold_") or key in ("over_best_decoding", "verdict")},
+        **{"gold_gain_of_round": gain, "kl": policy["answers"]["kl"]},
+        "gold_per_100_labels": {key: gain[key] * 100 / asked for key in ("value", "low", "high")},
+    }
+
+
+def _check_base(root: Path, folder: Path) -> None:
+    """A finished stage stands on the SFT model that is there now.
+
+    Raises:
+        RunError: it was trained on one that is gone.
+    """
+    start, own = (place / "manifest.json" for place in (root / "sft", folder))
+    if (folder / "summary.json").is_file() and start.is_file() and own.is_file():
+        made = read_json(start).get("result", {}).get("digest")
+        stood_on = read_json(own).get("model", {}).get("digest")
+        if made and stood_on and made != stood_on:
+            raise RunError(
+                f"{folder} was trained on another SFT model than the one that is in {root / 'sft'} now. Delete "
+                f"{folder} to train it again, and every stage that stands on it."
+            )
+
+
+def stage_model(recipe: BaseRecipe, root: Path) -> ModelConfig:
+    """What the stages after SFT stand on: the SFT model if the recipe makes one, the base model otherwise."""
+    if recipe.section("sft") is None:
+        return recipe.model
+    if not (root / "sft" / "summary.json").is_file():
+        raise MissingFileError(f"{root / 'sft'} has no finished SFT stage; run it first (tether sft RECIPE).")
+    return after_sft(recipe.model, root)
+
+
+def after_sft(model: ModelConfig, root: Path) -> ModelConfig:
+    """The same settings on the fine-tuned folder, which carries its own template.
+
+    Raises:
+        MissingFileError: the stage is finished, and its model is gone.
+    """
+    if (root / "sft" / "summary.json").is_file() and not (root / "sft" / "model" / "config.json").is_file():
+        raise MissingFileError(
+            f"{root / 'sft' / 'model'}, from which everything in {root} starts, is gone or incomplete. Put it back, or begin in "
+            "another run folder"
+        )
+    return ModelConfig.model_validate(
+        {**model.model_dump(), "source": str(root / "sft" / "model"), "fallback": None, "chat_template": None}
+    )

@@ -1,0 +1,207 @@
+"""From sections to roles: models, adapters and heads, on one trunk or apart, and back from disk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from tether.core.config import build
+from tether.core.errors import ModelError
+from tether.core.stages import making
+from tether.data.chat import ChatEncoder
+from tether.models.config import ModelConfig
+from tether.models.heads import ScalarHead
+from tether.models.loading import LoadedModel, add_adapter, keep_on_host, pick_device
+from tether.models.saving import (
+    RoleDescription,
+    attach_adapter,
+    check_same_trunk,
+    is_role,
+    load_head,
+    member_folders,
+    read_role,
+    save_role,
+)
+from tether.models.trunk import Role
+from tether.rollout.local import LocalEngine
+from tether.run.models import open_model
+from tether.run.rows import Lora
+
+MEMBER_STRIDE = 1000
+"""Between the seeds of an ensemble's members, so that ensembles of neighbouring seeds have none in common."""
+
+
+def encoder_of(loaded: LoadedModel) -> ChatEncoder:
+    """The one encoder that speaks this model's language."""
+    return ChatEncoder(loaded.tokenizer, loaded.stop_ids, loaded.template, loaded.system_prompt)
+
+
+def local_engine(role: Role, loaded: LoadedModel, *, max_rows: int = 64) -> LocalEngine:
+    """The in-process engine for a role."""
+    limits = {"max_rows": max_rows, "context_length": loaded.context_length}
+    return LocalEngine(role, encoder_of(loaded), **limits, cpu_kernels=loaded.config.cpu_kernels)
+
+
+def save_trained(role: Role, loaded: LoadedModel, folder: Path, *, kind: str) -> None:
+    """A trained role, with the name of the base that was really loaded for it."""
+    save_role(
+        role,
+        folder,
+        kind=kind,
+        base=loaded.source,
+        base_digest=loaded.digest,
+        tokenizer=loaded.tokenizer,
+        encoding=encoder_of(loaded).describe(),
+    )
+
+
+class Scoring(Protocol):
+    """What the settings of a stage that trains a scoring role say of it."""
+
+    @property
+    def lora(self) -> Lora: ...
+    @property
+    def outputs(self) -> int: ...
+    @property
+    def head_dropout(self) -> float: ...
+
+
+def reward_role(loaded: LoadedModel, section: Scoring, seed: int, member: int | None = None, *, one_head: bool = False) -> Role:
+    """The trunk with a head; `member` numbers those of an ensemble, each with an adapter of another seed.
+
+    Heads have other seeds too, unless weights will be averaged (`one_head`): an adapter means nothing to another head.
+    """
+    hidden = hidden_size(loaded)
+    own = seed + MEMBER_STRIDE * (member or 0)
+    start = seed if one_head else own
+    head = ScalarHead(hidden, zero=False, dropout=section.head_dropout, seed=start, outputs=section.outputs).to(
+        loaded.model.device
+    )
+    if section.lora is False:
+        return Role(loaded.model, head=head)
+    name = "reward" if member is None else f"reward-{member}"
+    return Role(add_adapter(loaded.model, name, section.lora, seed=own), name, head)
+
+
+def member_role(loaded: LoadedModel, folder: Path, member: int) -> Role:
+    """A trained member of an ensemble, on this trunk."""
+    name = f"reward-{member}"
+    return Role(attached(loaded.model, loaded, folder, name), name, load_head(folder, loaded.model.device, hidden_size(loaded)))
+
+
+def scorer_folders(folder: Path | None) -> dict[str, Path]:
+    """The names of the adapters that score, and the folder of each."""
+    folders = [] if folder is None else member_folders(folder)
+    return {_scorer_name(number, len(folders)): path for number, path in enumerate(folders)}
+
+
+def _scorer_name(number: int, count: int) -> str:
+    return f"reward-{number}" if count > 1 else "reward"
+
+
+def hidden_size(loaded: LoadedModel) -> int:
+    return loaded.model.config.get_text_config().hidden_size
+
+
+def attached(model: Any, loaded: LoadedModel, folder: Path, name: str) -> Any:
+    """`model` with the adapter in `folder`, if it belongs to this trunk."""
+    check_same_trunk(read_role(folder), loaded, encoder_of(loaded).describe(), folder)
+    return attach_adapter(model, folder, name)
+
+
+def frozen_model(settings: ModelConfig, seed: int, offload: bool) -> Any:
+    """A model that will not be trained."""
+    if not offload:
+        return open_model(settings, seed=seed).model
+    return keep_on_host(open_model(settings, seed=seed, on_host=True).model, pick_device(settings.device))
+
+
+def load_scorer(
+    folder: Path, settings: ModelConfig, offload: bool = False, as_trained: bool = False
+) -> tuple[tuple[Role, ...], LoadedModel]:
+    """A trained reward model, or all members of an ensemble, on a base of their own; perhaps with the encoding they learned."""
+    folders = scorer_folders(folder)
+    description = read_role(next(iter(folders.values())))
+    if description["kind"] == "policy":
+        raise ModelError(f"{folder} is a policy, which gives no scores. Give the folder of a reward model.")
+    whole = description["adapter"] is None
+    on_base = {"source": description["base"], "fallback": None, "quantize": description.get("quantize")}
+    loaded = open_model(settings.model_copy(update=on_base), on_host=offload)
+    loaded = _speaking(description, loaded) if as_trained else loaded
+    device = pick_device(settings.device)
+    model = loaded.model
+    if not whole:
+        for name, path in folders.items():
+            model = attached(model, loaded, path, name)
+    if offload:
+        keep_on_host(model, device)
+    return tuple(
+        Role(model, None if whole else name, load_head(path, device, hidden_size(loaded))) for name, path in folders.items()
+    ), loaded
+
+
+def load_trained(folder: Path, settings: ModelConfig | None = None) -> tuple[tuple[Role, ...], LoadedModel]:
+    """What scores, on the base that its folder names, in the dtype it was trained in."""
+    role = read_role(member_folders(folder)[0])
+    return load_scorer(folder, _settings(role["base"], role, settings), as_trained=settings is None)
+
+
+def trained_scorer(path: str) -> Path | None:
+    """The folder of the reward model that a run, a stage or its own folder holds; None: none."""
+    folder = Path(path).expanduser()
+    candidates = (folder / "reward" / "model", folder / "process" / "model", folder / "model", folder)
+    names = ("role.json", "ensemble.json", "objectives.json")
+    return next((place for place in candidates if any((place / name).is_file() for name in names)), None)
+
+
+def newest_policy(folder: Path) -> Path | None:
+    """The folder of the trained policy in a run, a stage or a role's own folder; of several rounds the last one's."""
+    within = ((folder, "round-*/policy"), (folder / "rounds", "round-*/policy"), (folder, "round-*/*/policy"))
+    latest = [path for root, pattern in within for path in sorted(root.glob(pattern))[-1:]]
+    candidates = (
+        *(folder / n / "policy" for n in (*making("policy"), *making("direct")[::-1])),
+        *latest,
+        folder / "policy",
+        folder,
+    )
+    return next((path for path in candidates if is_role(path) and read_role(path)["kind"] == "policy"), None)
+
+
+def load_policy(path: str, settings: ModelConfig | None = None, seed: int = 0) -> tuple[Role, LoadedModel]:
+    """A policy to talk to: a model source, a run directory, or the folder of a trained role; `seed` is of a random model.
+
+    Raises:
+        ConfigError, MissingFileError: there is nothing of the kind.
+        ModelError: it cannot be loaded, does not belong to its base, or is a reward model.
+    """
+    folder = Path(path).expanduser()
+    own = newest_policy(folder)
+    if own is not None:
+        role = read_role(own)
+        loaded = open_model(_settings(role["base"], role, settings), seed=seed)
+        loaded = loaded if settings else _speaking(role, loaded)
+        if role["adapter"] is None:
+            return Role(loaded.model), loaded
+        check_same_trunk(role, loaded, encoder_of(loaded).describe(), own)
+        return Role(attach_adapter(loaded.model, own, "policy"), "policy"), loaded
+    if (scores := next(filter(is_role, (folder, folder / "model")), None)) is not None:
+        raise ModelError(
+            f"{path} is a {read_role(scores)['kind']} model, which scores and does not answer. Give the folder of a policy."
+        )
+    plain = next((p for p in (folder / "model", folder / "sft" / "model") if (p / "config.json").is_file()), path)
+    loaded = open_model(_settings(str(plain), None, settings), seed=seed)
+    return Role(loaded.model), loaded
+
+
+def _speaking(role: RoleDescription, loaded: LoadedModel) -> LoadedModel:
+    """The base with the template and stop tokens that the role was trained with: nobody else says what they are."""
+    return replace(loaded, template=role["encoding"]["template"], stop_ids=tuple(role["encoding"]["stop_ids"]))
+
+
+def _settings(source: str, role: RoleDescription | None, settings: ModelConfig | None) -> ModelConfig:
+    """How a role was trained overrides how a model is asked for."""
+    values = {**(settings.model_dump() if settings else {}), "source": source, "fallback": None, "chat_template": None}
+    if role is not None:
+        values.update(system_prompt=role["encoding"]["system_prompt"], dtype=role["dtype"], quantize=role.get("quantize"))
+    return build(ModelConfig, values, where="model")

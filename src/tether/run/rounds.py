@@ -1,0 +1,264 @@
+"""Direct methods in rounds: the policy answers, its answers become pairs, it learns from them, and answers again.
+
+Iterative DPO (Xu et al. 2023, https://arxiv.org/abs/2312.16682; Dong et al. 2024, https://arxiv.org/abs/2405.07863): a reward
+orders several answers. Self-play, SPIN (Chen et al. 2024, https://arxiv.org/abs/2401.01335): a demonstration is preferred to the
+policy's own answer.
+
+A policy under an adapter keeps this adapter through all rounds, and the adapter as it was at a round's start, frozen, is the
+round's reference: nothing is merged, so nothing is rounded away, and a round leaves an adapter behind, not a model. Pairs hold
+the token ids that were sampled, so that these are trained, not what their text would become.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from tether.core.errors import ConfigError, DataError
+from tether.core.protocols import Engine, RewardSource, doing
+from tether.core.rundir import RunDirectory, read_json, read_jsonl, write_jsonl
+from tether.core.types import Demonstration, Prompt, Sampling
+from tether.data.chat import ChatEncoder
+from tether.data.comparisons import Ranking
+from tether.data.prepare import Split
+from tether.data.sources import group_of, split_by_group
+from tether.learner.loop import endless
+from tether.models.config import LoraConfig, ModelConfig
+from tether.models.loading import LoadedModel, add_adapter
+from tether.models.saving import attach_adapter, check_same_trunk, read_role
+from tether.models.trunk import Role
+from tether.run.folder import drop_checkpoint
+from tether.run.models import open_model
+from tether.run.online_stage import learned_reward
+from tether.run.progress import Progress
+from tether.run.roles import encoder_of, local_engine, save_trained
+from tether.run.rows import Section, SteadyLora
+from tether.run.stage import Context
+from tether.stages.direct import REFERENCE_FREE, Direct, DirectConfig
+from tether.stages.online_direct import best_and_worst
+
+Reward = Callable[[], RewardSource]
+
+
+class RoundsSection(Section):
+    """Settings of the rounds; `direct` are those of the training in each. Lengths are in tokens."""
+
+    method: Literal["iterative", "spin"] = Field(
+        default="iterative", description="pairs of samples ordered by a reward, or demonstrations over samples"
+    )
+    rounds: int = Field(default=3, ge=1, description="how often to sample and train")
+    reference: Literal["round", "fixed"] = Field(
+        default="round", description="the policy at the round's start, or before the first"
+    )
+    prompts_per_round: int | None = Field(default=None, ge=1, description="unset: all of them in every round")
+    samples_per_prompt: int = Field(default=8, ge=2, description="iterative: the best and the worst of them are a pair")
+    max_new_tokens: int = Field(default=128, ge=1, description="longest answer")
+    temperature: float = Field(default=1.0, gt=0, description="of sampling")
+    missing_stop_penalty: float = Field(
+        default=0.0, ge=0, description="iterative: taken off the score of a response that did not end in time"
+    )
+    engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
+    lora: SteadyLora = Field(default=LoraConfig(), description="the adapter that learns; false trains the whole model")
+    direct: DirectConfig = Field(default=DirectConfig(), description="settings of the training in each round")
+
+    @property
+    def scorer(self) -> str | None:
+        return "reward" if self.method == "iterative" else None
+
+    @property
+    def kind(self) -> type | None:
+        return Demonstration if self.method == "spin" else Prompt
+
+    @model_validator(mode="after")
+    def _check(self) -> RoundsSection:
+        vars(self)["direct"] = self.direct.resolved(self.lora or None)
+        if self.method == "spin":
+            useless = {"samples_per_prompt", "missing_stop_penalty"} & self.model_fields_set
+            if useless:
+                raise ValueError(
+                    f"rounds.{min(useless)} has no effect with rounds.method = 'spin': each demonstration meets one sample"
+                )
+            if self.reference == "fixed" or self.direct.loss != "dpo":
+                raise ValueError("rounds.method = 'spin' is played against the round's own start with rounds.direct.loss = 'dpo'")
+        if "reference" in self.model_fields_set and self.direct.loss in REFERENCE_FREE:
+            raise ValueError(f"rounds.reference has no effect with rounds.direct.loss = '{self.direct.loss}', which asks none")
+        return self
+
+
+def train(section: RoundsSection, context: Context, rows: Sequence[Any], run: RunDirectory) -> dict[str, Any]:
+    """Run what is left of the rounds; each leaves its pairs and its policy in `round-NN`.
+
+    Raises:
+        ConfigError: there is nothing to order samples by.
+        DataError: there are no rows, or a round's samples give no pair.
+    """
+    reward = context.reward  # let go before each round's training
+    if reward is None and section.scorer and context.scorer is not None:
+        reward = partial(learned_reward, context.scorer, context.model)
+    if (reward is None) != (section.method == "spin"):
+        raise ConfigError(f"rounds.method = {section.method!r} {'needs a' if reward is None else 'takes no'} reward source")
+    if not rows:
+        raise DataError("rounds need at least one prompt")
+    config = {"rounds": section, "model": context.model, "seed": context.seed}
+    summaries, previous = [], None
+    for number in range(section.rounds):
+        one = RunDirectory.open(run.path / f"round-{number + 1:02d}", {**config, "round": number + 1})
+        if not one.complete:
+            _Round(section, context.model, one, context.seed, number, previous).play(rows, reward, context.progress)
+        summaries.append(one.summary())
+        previous = one.path / "policy"
+    return {"rounds": summaries, "policy": f"round-{section.rounds:02d}/policy"}
+
+
+@dataclass
+class _Round:
+    """From the policy in the folder `previous` (None: from the model itself) to that in the round's own folder."""
+
+    section: RoundsSection
+    model: ModelConfig
+    run: RunDirectory
+    seed: int
+    number: int
+    previous: Path | None
+
+    def play(self, rows: Sequence[Any], reward: Reward | None, progress: Progress | None) -> None:
+        """Sample unless that is done, train, and leave policy and summary."""
+        run, config, path = self.run, self.section.direct, self.run.path / "pairs.jsonl"
+        loaded, policy = self._policy()
+        encoder = encoder_of(loaded)
+        if not path.is_file():
+            doing(progress, f"sampling for round {self.number + 1}")
+            engine = local_engine(policy, loaded, max_rows=self.section.engine_rows)
+            made, counts = self._against_samples(rows, engine, encoder) if reward is None else self._ordered(rows, engine, reward)
+            run.update_manifest(**loaded.manifest(), sampling=counts)
+            write_jsonl(path, made)
+            del engine  # with its copies of weights
+        rankings = [_ranking(row, encoder) for row in read_jsonl(path)]
+        pairs = [ranking for ranking in rankings if max(map(len, ranking.sequences)) <= config.max_length]
+        split = Split(*split_by_group(pairs, config.heldout_fraction, config.seed), {})
+        sampled = {**read_json(run.path / "manifest.json")["sampling"], "too_long": len(rankings) - len(pairs)}
+        if not split.train:
+            raise DataError(f"{run.path} has no pair to train on: {sampled}. Look at the reward's scores, or sample more.")
+        summary = Direct(config, policy, self._reference(policy), encoder).fit(split, run, progress)
+        save_trained(policy, loaded, run.path / "policy", kind="policy")
+        run.finish({**summary, "sampling": sampled})
+        drop_checkpoint(run)
+
+    def _policy(self) -> tuple[LoadedModel, Role]:
+        """The policy as the round before left it."""
+        previous, lora = self.previous, self.section.lora
+        if lora is False:
+            loaded = open_model(self._settings(previous), seed=self.seed)
+            return loaded, Role(loaded.model)
+        loaded = open_model(self.model, seed=self.seed)
+        if previous is None:
+            return loaded, Role(add_adapter(loaded.model, "policy", lora, seed=self.seed), "policy")
+        check_same_trunk(read_role(previous), loaded, encoder_of(loaded).describe(), previous)
+        return loaded, Role(attach_adapter(loaded.model, previous, "policy"), "policy")
+
+    def _reference(self, policy: Role) -> Role | None:
+        """The policy at this round's start, or before the first: the bare trunk, another adapter on it, or another model."""
+        config, start = self.section.direct, self.previous if self.section.reference == "round" else None
+        if config.loss in REFERENCE_FREE:
+            return None
+        if self.section.lora is not False:
+            return Role(policy.model) if start is None else Role(attach_adapter(policy.model, start, "reference"), "reference")
+        if config.reference_logprobs == "precomputed" and start == self.previous:
+            return policy  # asked before it changes
+        return Role(open_model(self._settings(start), seed=self.seed).model)
+
+    def _settings(self, policy: Path | None) -> ModelConfig:
+        """The model, or the same settings on a policy that was trained whole."""
+        if policy is None:
+            return self.model
+        changed = {"source": str(policy / "model"), "fallback": None, "chat_template": None}
+        return ModelConfig.model_validate({**self.model.model_dump(), **changed})
+
+    def _places(self, count: int) -> dict[int, int]:
+        """This round's part of endless epochs over `count` rows: place -> row. A sample's randomness depends on its place."""
+        size = self.section.prompts_per_round or count
+        places = range(self.number * size, (self.number + 1) * size)
+        return dict(zip(places, endless(count, places, self.seed), strict=True))
+
+    @property
+    def _sampling(self) -> Sampling:
+        return Sampling(max_new_tokens=self.section.max_new_tokens, temperature=self.section.temperature)
+
+    def _ordered(
+        self, rows: Sequence[Prompt], engine: Engine, reward: Reward
+    ) -> tuple[list[dict[str, Any]], dict[str, float | None]]:
+        """The best and the worst of several samples a prompt; counts, and the mean score of all samples."""
+        section, places = self.section, self._places(len(rows))
+        prompts = [rows[row] for row in places.values()]
+        groups = engine.generate(
+            prompts, self._sampling, num_samples=section.samples_per_prompt, seed=self.seed, ordinals=list(places)
+        )
+        rollouts, penalty = [rollout for group in groups for rollout in group.rollouts], section.missing_stop_penalty
+        scores = reward().score(rollouts)
+        pairs, skipped = best_and_worst(rollouts, scores, section.samples_per_prompt, missing_stop_penalty=penalty)
+        made = [
+            _row(
+                p.best.prompt,
+                p.best.prompt_ids,
+                chosen=(p.best.text, p.best.response_ids),
+                rejected=(p.worst.text, p.worst.response_ids),
+                chosen_score=p.best_score,
+                rejected_score=p.worst_score,
+            )
+            for p in pairs
+        ]
+        known = [score.value for score in scores if score.value is not None]
+        return made, {"pairs": len(made), **skipped, "proxy": statistics.fmean(known) if known else None}
+
+    def _against_samples(
+        self, rows: Sequence[Demonstration], engine: Engine, encoder: ChatEncoder
+    ) -> tuple[list[dict[str, Any]], dict[str, float | None]]:
+        """Each demonstration over one sample; those that cannot be encoded, or were sampled to the letter, are counted."""
+        known, unusable = {}, 0
+        for place, row in self._places(len(rows)).items():
+            try:
+                known[place] = (rows[row], encoder.conversation(rows[row].messages, "last"))
+            except DataError:
+                unusable += 1
+        prompts = [Prompt(row.messages[:-1], row.id, row.metadata) for row, _ in known.values()]
+        groups = engine.generate(prompts, self._sampling, seed=self.seed, ordinals=list(known))
+        made = []
+        for group, (row, encoded) in zip(groups, known.values(), strict=True):
+            sample, head = group.rollouts[0], encoded.prompt_length
+            shown = encoded.ids[head:]
+            if shown != sample.response_ids:
+                sides = {"chosen": (row.messages[-1].content, shown), "rejected": (sample.text, sample.response_ids)}
+                made.append(_row(group.prompt, encoded.ids[:head], **sides))
+        return made, {"pairs": len(made), "unusable": unusable, "tied": len(known) - len(made)}
+
+
+def _row(
+    prompt: Prompt,
+    prompt_ids: Sequence[int],
+    *,
+    chosen: tuple[str, Sequence[int]],
+    rejected: tuple[str, Sequence[int]],
+    **scores: float,
+) -> dict[str, Any]:
+    """A line of pairs.jsonl: a published layout of comparisons, with the token ids beside the texts."""
+    sides = {"chosen": chosen, "rejected": rejected}
+    return {
+        "id": prompt.id,
+        "group": group_of(prompt),
+        "prompt": [m.as_row() for m in prompt.messages],
+        **{name: [{"role": "assistant", "content": text}] for name, (text, _) in sides.items()},
+        **scores,
+        "prompt_ids": list(prompt_ids),
+        **{f"{name}_ids": list(ids) for name, (_, ids) in sides.items()},
+    }
+
+
+def _ranking(row: Mapping[str, Any], encoder: ChatEncoder) -> Ranking:
+    sides = tuple(encoder.rollout(tuple(row["prompt_ids"]), tuple(row[f"{name}_ids"])) for name in ("chosen", "rejected"))
+    return Ranking(row["group"], sides, (0,), (1,), (1.0,), (0.0,))

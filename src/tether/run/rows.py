@@ -1,0 +1,122 @@
+"""Where the rows of a stage come from, and what every section of a recipe has."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import AfterValidator, Field, model_validator
+
+from tether.core.config import Config
+from tether.core.errors import ConfigError, MissingFileError
+from tether.core.types import Prompt
+from tether.data.sources import Quarantine, look, read
+from tether.models.config import LoraConfig
+
+PACKAGED = Path(__file__).resolve().parent.parent / "recipes" / "quickstart"
+"""What `tether:NAME` means: demonstrations, prompts and held-out prompts that come with tether."""
+
+
+class DataConfig(Config):
+    """Files, folders, `hub:owner/name:split` or `tether:prompts` and its like, and how to read them."""
+
+    path: str | tuple[str, ...] = Field(
+        description="a file, a folder, hub:owner/name:split, tether:prompts and its like, or a list of these"
+    )
+    format: str = Field(default="auto", description="a name of docs/data.md; auto finds out")
+    columns: dict[str, str] | None = Field(
+        default=None, description="names of a format for your columns: {prompt = 'question', chosen = 'good', rejected = 'bad'}"
+    )
+    limit: int | None = Field(default=None, ge=1, description="read only the first rows")
+    strict: bool = Field(default=False, description="a row that cannot be used is an error, not set aside")
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The sources, environment variables and the folder of `tether:` filled in."""
+        given = (self.path,) if isinstance(self.path, str) else self.path
+        return tuple(
+            str(PACKAGED / f"{p.removeprefix('tether:')}.jsonl") if p.startswith("tether:") else os.path.expandvars(p)
+            for p in given
+        )
+
+    @model_validator(mode="after")
+    def _check(self) -> DataConfig:
+        for path in self.paths:
+            if path.startswith("$"):
+                raise MissingFileError(
+                    f"data path {path}: that environment variable is not set. Set it to the folder of your data."
+                )
+            if not path.startswith("hub:") and not Path(path).exists():
+                raise MissingFileError(f"data not found: {path}. Give a file, a folder, or hub:owner/name:split.")
+        return self
+
+
+Lora = LoraConfig | Literal[False]
+
+
+def _without_dropout(lora: Lora) -> Lora:
+    if lora is not False and lora.dropout:
+        raise ValueError(
+            "lora.dropout has no effect here: what is sampled, compared and trained is one policy, without dropout. Leave it out"
+        )
+    return lora
+
+
+SteadyLora = Annotated[Lora, AfterValidator(_without_dropout)]
+"""Of the stages whose losses compare several passes over the same tokens: dropout would make those differ by itself."""
+
+OFFLOAD = "keep the layers of frozen models of their own in host memory; one at a time visits the device"
+
+
+class Section(Config):
+    """The settings of a stage in a recipe: the stage's own, and where its rows come from."""
+
+    record: ClassVar[type] = Prompt
+    """The kind of row that the stage reads."""
+    data: DataConfig | None = Field(default=None, description="where the rows come from")
+
+    @property
+    def scorer(self) -> str | None:
+        """The stage whose trained model scores this one's answers."""
+        return None
+
+    @property
+    def kind(self) -> type | None:
+        """The kind of row that these settings read from `data`; None where they need none."""
+        return self.record
+
+    def others(self) -> Iterator[DataConfig]:
+        """What the stage will read beside its rows."""
+        yield from ()
+
+
+def load_rows(data: DataConfig, kind: type, quarantine: Quarantine) -> list[Any]:
+    """The rows of a data section as `kind`."""
+    how = {"format": data.format, "strict": data.strict, "columns": data.columns}
+    return list(read(data.paths, kind, quarantine=quarantine, limit=data.limit, **how))
+
+
+def named(data: DataConfig | None, name: str) -> DataConfig:
+    """A section's data.
+
+    Raises:
+        ConfigError: it names none.
+    """
+    if data is None:
+        raise ConfigError(f"the [{name}] section names no data: set {name}.data.path")
+    return data
+
+
+def check_data(name: str, section: Section) -> None:
+    """Read a few rows of everything that a stage will read, and keep none.
+
+    Raises:
+        ConfigError: it needs data and names none.
+        DataError: a file holds something else.
+    """
+    if section.kind is not None:
+        named(section.data, name)
+    for data in filter(None, (section.data, *section.others())):
+        look(data.paths, section.kind or section.record, format=data.format, strict=data.strict, columns=data.columns)

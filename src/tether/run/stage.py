@@ -1,0 +1,123 @@
+"""How a stage is run: opened or gone on with in its folder, given its rows, trained, and finished with a summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tether.core.config import Config
+from tether.core.protocols import RewardSource
+from tether.core.rundir import RunDirectory, file_digest, hold, release
+from tether.core.stages import STAGES
+from tether.core.types import Alarm, Comparison, Sampling
+from tether.data.sources import Quarantine
+from tether.models.config import ModelConfig
+from tether.models.loading import LoadedModel
+from tether.monitoring.doctor import Finding
+from tether.monitoring.stillness import check_movement
+from tether.run.folder import as_begun, drop_checkpoint
+from tether.run.models import open_model
+from tether.run.progress import Progress, peak_rss_bytes
+from tether.run.rows import DataConfig, Section, load_rows, named
+
+ConfigT = TypeVar("ConfigT", bound=Config)
+
+
+@dataclass(frozen=True)
+class Context:
+    """Where a stage stands: its folder, its model, and what it has from the stages before it.
+
+    Args:
+        name: of the section in a recipe.
+        model: what the stage starts from.
+        scorer: the folder of the trained model that scores.
+        rows: instead of those that the section's data names.
+        reward: makes the source that scores, instead of the model in `scorer`.
+        truth: pairs whose true order is known, to rank by a reward model; unset: those among the held-out rows.
+        round, earlier: of a recipe that repeats: the number of this round, and the folders of those before it.
+        policy: whoever answers to collect pairs; unset: the model.
+        policies: the trained ones, by name, and how they sampled: for whoever compares them with the model.
+    """
+
+    name: str
+    folder: Path
+    model: ModelConfig
+    seed: int
+    scorer: Path | None = None
+    rows: Sequence[Any] | None = None
+    reward: Callable[[], RewardSource] | None = None
+    truth: Sequence[Comparison] | None = None
+    round: int | None = None
+    earlier: Sequence[Path] = ()
+    policy: Path | None = None
+    policies: Mapping[str, Path] = field(default_factory=dict)
+    sampling: Sampling | None = None
+    progress: Progress | None = None
+
+    @property
+    def root(self) -> Path:
+        """The folder of the whole run."""
+        return self.folder.parent if self.round is None else self.folder.parent.parent
+
+    def load(self, run: RunDirectory) -> LoadedModel:
+        """The model, whose digest is noted in the run."""
+        loaded = open_model(self.model, seed=self.seed)
+        run.update_manifest(**loaded.manifest())
+        return loaded
+
+    def read(self, data: DataConfig | None, kind: type, name: str = "") -> tuple[list[Any], Quarantine]:
+        """Rows of a data section, and what had to be set aside."""
+        name = name or self.name
+        quarantine = Quarantine(self.folder / f"quarantine-{name}.jsonl")
+        return load_rows(named(data, name), kind, quarantine), quarantine
+
+
+def run_stage(section: Section, context: Context) -> dict[str, Any]:
+    """Run what is left of a stage; returns its summary, which a finished one already has.
+
+    Raises:
+        ConfigError: the section names no data, and no rows are given.
+        DataError: no row can be used.
+    """
+    local = [p for p in (section.data.paths if section.data else ()) if not p.startswith("hub:")]
+    section = as_begun(section, context.folder, context.name)
+    settings = {context.name: section, "model": context.model, "seed": context.seed}
+    run = RunDirectory.open(context.folder, settings, data=file_digest(local))
+    if run.complete:
+        return run.summary()
+    hold(context.folder)
+    rows, quarantine = context.rows, None
+    if rows is None and section.kind is not None:
+        rows, quarantine = context.read(section.data, section.kind)
+    if rows is not None:
+        run.update_manifest(rows=len(rows))
+    summary = STAGES[context.name].train(section, context, rows, run)
+    return _finished(run, section, summary, quarantine)
+
+
+def _finished(run: RunDirectory, section: Config, summary: dict[str, Any], quarantine: Quarantine | None) -> dict[str, Any]:
+    """Write the summary, with what the detectors noticed and whether anything moved at all."""
+    steps, alarms = run.metrics(), run.alarms()
+    if not {alarm["detector"] for alarm in alarms} & {"kl_stuck", "unmoved"}:
+        still = check_movement(steps, section.model_dump(mode="json"), summary)
+        findings = [still] if isinstance(still, Finding) else []
+        run.alarm(Alarm("unmoved", steps[-1]["step"], 1.0, 1.0, f"{r.message} {r.evidence}", r.advice) for r in findings)
+    if steps:
+        summary["alarms"] = run.alarms()
+    if quarantine is not None:
+        summary["quarantine"] = quarantine.summary()
+    if left_out := len(list((run.path / "skipped").glob("step-*.json"))):
+        summary["steps_left_out"] = left_out
+    summary["peak_rss_bytes"] = peak_rss_bytes()
+    run.finish(summary)
+    release(run.path)
+    drop_checkpoint(run)
+    return summary
+
+
+def settled(section: Config, kind: type[ConfigT], **more: Any) -> ConfigT:
+    """The stage's own settings out of a section; what was left at its default stays unset."""
+    own = {name: getattr(section, name) for name in section.model_fields_set if name in kind.model_fields}
+    return kind.model_validate({**own, **more})

@@ -1,0 +1,200 @@
+"""Four trackers behind one protocol, each set up by its own environment variables."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple
+
+from pydantic import BeforeValidator
+
+from tether.core.errors import ConfigError
+from tether.core.protocols import Tracker
+from tether.core.types import Json
+
+TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
+TrackerNames = Annotated[tuple[TrackerName, ...], BeforeValidator(lambda names: [names] if isinstance(names, str) else names)]
+
+
+class TrackedRun(NamedTuple):
+    """What a tracker has to know of a run directory.
+
+    `name`: of the stage, with the folders above it (`round-01/ppo`); `group`: of the whole run; `options`: of the tracker's own
+    start, above all others; `id`: what the tracker called this run when it was begun, None at the beginning; `step`: the last
+    that it has.
+    """
+
+    folder: Path
+    name: str
+    group: str
+    config: Json
+    options: Mapping[str, Any]
+    id: str | None = None
+    step: int = -1
+
+
+def check_trackers(names: Sequence[TrackerName]) -> None:
+    """Whether the packages of these trackers are there.
+
+    Raises:
+        ConfigError: one is not.
+    """
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"track = ['{name}'] needs a package that is not installed: pip install 'tether-rlhf[track]'")
+
+
+def start_tracker(name: TrackerName, run: TrackedRun) -> Tracker:
+    """The tracker of this name, at the beginning of a run or where it was left."""
+    trackers = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow, "trackio": Trackio}
+    return trackers[name](run)
+
+
+class TensorBoard:
+    """Event files in the run directory itself, or below TENSORBOARD_LOGGING_DIR."""
+
+    id = ""
+
+    def __init__(self, run: TrackedRun) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        folder = os.environ.get("TENSORBOARD_LOGGING_DIR")
+        place = run.options.get("logging_dir") or (Path(folder) / run.group / run.name if folder else run.folder)
+        self.writer = SummaryWriter(str(place), purge_step=None if run.id is None else run.step + 1)
+        if run.id is None:
+            self.writer.add_text("config", f"```json\n{json.dumps(run.config, indent=2)}\n```", 0)
+
+    def log(self, metrics: Mapping[str, float], step: int, at: float) -> None:
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, value, step, walltime=at)
+        self.writer.flush()
+
+    def samples(self, rows: Sequence[Json], step: int) -> None:
+        self.writer.add_text("samples", markdown_table(rows), step)
+        self.writer.flush()
+
+    def alarm(self, alarm: Json) -> None:
+        self.writer.add_text("alarms", f"**{alarm['detector']}**: {alarm['message']} {alarm['advice']}", alarm["step"])
+        self.writer.flush()
+
+    def close(self, complete: bool) -> None:
+        self.writer.close()
+
+
+class WeightsAndBiases:
+    """A run of W&B for each stage, in the group of the whole run."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        import wandb
+
+        self.wandb = wandb
+        settings = {
+            "project": os.environ.get("WANDB_PROJECT", "tether"),
+            "group": os.environ.get("WANDB_RUN_GROUP", run.group),
+            "name": f"{os.environ.get('WANDB_NAME', run.group)}/{run.name}",
+            "settings": wandb.Settings(console="off", quiet=True, x_transaction_log_flush_interval=1.0),
+        }
+        own = {name: value for name, value in run.options.items() if value is not None and name != "logging_dir"}
+        try:
+            self.run = wandb.init(
+                config=run.config, id=run.id, resume="allow" if run.id else None, reinit="create_new", **(settings | own)
+            )
+        except Exception:
+            with contextlib.suppress(Exception):
+                wandb.teardown()  # a service of wandb that has died is forgotten, and the next start makes another
+            raise
+        self.id = self.run.id
+
+    def log(self, metrics: Mapping[str, float], step: int, at: float) -> None:
+        self.run.log({**metrics}, step=step)
+
+    def samples(self, rows: Sequence[Json], step: int) -> None:
+        columns = list(rows[0])
+        self.run.log({"samples": self.wandb.Table(columns, [[row.get(c) for c in columns] for row in rows])}, step=step)
+
+    def alarm(self, alarm: Json) -> None:
+        self.run.alert(alarm["detector"], f"{alarm['message']} {alarm['advice']}", level="WARN")
+
+    def close(self, complete: bool) -> None:
+        self.run.finish()
+
+
+class MLflow:
+    """A run of MLflow for each stage, where MLFLOW_TRACKING_URI says."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        from mlflow import MlflowClient, entities
+
+        self.client, self.entities = MlflowClient(), entities
+        if run.id is not None:
+            self.id = run.id
+            self.client.update_run(self.id, status="RUNNING")
+            return
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "tether")
+        experiment = self.client.get_experiment_by_name(name)
+        place = experiment.experiment_id if experiment else self.client.create_experiment(name)
+        title = f"{os.environ.get('MLFLOW_RUN_NAME', run.group)}/{run.name}"
+        self.id = self.client.create_run(place, run_name=title, tags={"group": run.group}).info.run_id
+        self.client.log_dict(self.id, run.config, "config.json")
+
+    def log(self, metrics: Mapping[str, float], step: int, at: float) -> None:
+        values = [self.entities.Metric(name, value, int(at * 1000), step) for name, value in metrics.items()]
+        for first in range(0, len(values), 1000):
+            self.client.log_batch(self.id, values[first : first + 1000])
+
+    def samples(self, rows: Sequence[Json], step: int) -> None:
+        table = {column: [row.get(column) for row in rows] for column in rows[0]}
+        self.client.log_table(self.id, table, f"samples/step-{step:06d}.json")
+
+    def alarm(self, alarm: Json) -> None:
+        self.client.log_dict(self.id, alarm, f"alarms/step-{alarm['step']:06d}-{alarm['detector']}.json")
+
+    def close(self, complete: bool) -> None:
+        self.client.set_terminated(self.id, "FINISHED" if complete else "KILLED")
+
+
+class Trackio:
+    """A run of trackio for each stage: a database below TRACKIO_DIR, a Space, or a server."""
+
+    def __init__(self, run: TrackedRun) -> None:
+        import trackio
+
+        self.trackio = trackio
+        self.run = trackio.init(
+            project=os.environ.get("TRACKIO_PROJECT", "tether"),
+            name=f"{run.group}/{run.name}",
+            group=run.group,
+            config=run.config,
+            resume="never" if run.id is None else "allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+        self.id = self.run.id
+
+    def log(self, metrics: Mapping[str, float], step: int, at: float) -> None:
+        self.run.log({**metrics}, step=step)
+
+    def samples(self, rows: Sequence[Json], step: int) -> None:
+        self.run.log({"samples": self.trackio.Table(data=[*rows])}, step=step)
+
+    def alarm(self, alarm: Json) -> None:
+        self.run.alert(alarm["detector"], f"{alarm['message']} {alarm['advice']}", level=self.trackio.AlertLevel.WARN)
+
+    def close(self, complete: bool) -> None:
+        self.run.finish()
+
+
+def markdown_table(rows: Sequence[Json]) -> str:
+    """Rows as a table of Markdown; line breaks and bars inside a cell stay inside it."""
+
+    def line(cells: Sequence[Any]) -> str:
+        words = (str(cell).replace("|", "&#124;").replace("\n", "<br>") for cell in cells)
+        return f"| {' | '.join(words)} |\n"
+
+    columns = list(rows[0])
+    return line(columns) + line(["---"] * len(columns)) + "".join(line([row.get(c, "") for c in columns]) for row in rows)

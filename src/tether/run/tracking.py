@@ -1,0 +1,221 @@
+"""What a run writes into its folders is sent to trackers, by a thread for each: no stage knows of them.
+
+The run's files are the queue. A tracker that is slow, hangs or is down holds nothing up and loses nothing: what it has not
+taken is sent when it answers again, or when the run is resumed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+from tether.core.protocols import Tracker
+from tether.core.rundir import is_control, read_json
+from tether.core.types import Json
+from tether.evaluation.peaks import without_none
+from tether.run.trackers import TrackedRun, TrackerName, check_trackers, start_tracker
+
+LOOK_EVERY, RETRY_AFTER, LAST_WAIT = 2.0, 30.0, 30.0
+"""Seconds from one look into the folders to the next, after a tracker has failed, and for the rest when the run has ended."""
+RECORDS = ("heldout.jsonl", "metrics.jsonl", "alarms.jsonl", "samples.jsonl")
+"""In the order in which those of one step are sent."""
+Line = tuple[int, int, Json]
+"""A line's step, the place of its file in RECORDS, and what it says."""
+
+
+@contextlib.contextmanager
+def tracking(names: Sequence[TrackerName], root: Path) -> Iterator[None]:
+    """Within this block the trackers are sent what the run directories below `root` write down.
+
+    Raises:
+        ConfigError: the package of a tracker is not installed.
+    """
+    check_trackers(names)
+    threads = [TrackerThread(name, root) for name in names]
+    try:
+        yield
+    finally:
+        deadline = time.monotonic() + LAST_WAIT
+        for thread in threads:
+            thread.end.set()
+        for thread in threads:
+            thread.finish(deadline - time.monotonic())
+
+
+class TrackerThread(threading.Thread):
+    """Sends what is written below `root` to one tracker, which is tried again when it fails; the first failure is told.
+
+    Args:
+        options: of the tracker's own start, instead of what is set there.
+    """
+
+    def __init__(self, tracker: TrackerName, root: Path, options: Mapping[str, Any] | None = None) -> None:
+        super().__init__(name=f"tracker {tracker}", daemon=True)
+        self.tracker: TrackerName = tracker
+        self.root, self.options = root.resolve(), options or {}
+        self.end, self.warned = threading.Event(), False
+        self.folders: dict[Path, TrackedFolder] = {}
+        self.open: TrackedFolder | None = None
+        self.start()
+
+    def finish(self, seconds: float = LAST_WAIT) -> None:
+        """Send the rest, and wait for that no longer than this."""
+        self.end.set()
+        self.join(max(0.0, seconds))
+        if self.is_alive():
+            self._warn("it does not answer")
+
+    def run(self) -> None:
+        pause, last = 0.0, False
+        while not last:
+            last = self.end.wait(pause)
+            try:
+                self._look(last)
+                pause = LOOK_EVERY
+            except Exception as error:  # noqa: BLE001  (whatever a tracker does, the run goes on)
+                self._warn(f"{type(error).__name__}: {error}")
+                self.folders, self.open, pause = {}, None, RETRY_AFTER
+
+    def _look(self, last: bool) -> None:
+        """Send what is new, folder by folder. A folder's run stays open in the tracker until another folder has news."""
+        for manifest in sorted(self.root.glob("**/manifest.json"), key=lambda path: path.stat().st_mtime):
+            if (place := manifest.parent) not in self.folders:
+                self.folders[place] = TrackedFolder(self.tracker, place, self.root, self.options)
+            if (folder := self.folders[place]).has_news(last):
+                if self.open is not None and self.open is not folder:
+                    self.open.close()
+                self.open = folder
+                folder.send()
+        if last and self.open is not None:
+            self.open.close()
+
+    def _warn(self, reason: str) -> None:
+        if not self.warned:
+            self.warned = True
+            message = "%s takes nothing (%.300s). The run goes on, and what %s misses is in the files of %s, as all is"
+            logging.getLogger(__name__).warning(message, self.tracker, reason, self.tracker, self.root)
+
+
+class TrackedFolder:
+    """A run directory, and how much of it one tracker has: noted in `tracker-NAME.json`, so that no step is sent twice."""
+
+    def __init__(self, name: TrackerName, folder: Path, root: Path, options: Mapping[str, Any]) -> None:
+        self.name: TrackerName = name
+        self.folder, self.root, self.options = folder, root, options
+        self.note = folder / f"tracker-{name}.json"
+        self.state: Json = {"id": None, "steps": {}, "summary": 0} | (read_json(self.note) if self.note.is_file() else {})
+        self.steps: dict[str, int] = self.state["steps"]
+        self.tails = [Tail(folder / record) for record in RECORDS]
+        self.waiting: list[Line] = []
+        self.due: list[Line] = []
+        self.tracker: Tracker | None = None
+        self.written = 0
+
+    def has_news(self, last: bool) -> bool:
+        """Read what is new. A measurement on held-out prompts waits for the metrics of its step, which repeat it."""
+        summary = self.folder / "summary.json"
+        self.written = summary.stat().st_mtime_ns if summary.is_file() else 0  # before the rows, of which none comes after it
+        finished = self.written != self.state["summary"]
+        for order, tail in enumerate(self.tails):
+            self.waiting += [(row.get("step", 0), order, row) for row in tail.rows(self.steps.get(RECORDS[order], -1))]
+        logged = max((step for step, order, _ in self.waiting if RECORDS[order] == "metrics.jsonl"), default=self.last_step)
+        self.due = sorted((line for line in self.waiting if last or finished or line[0] <= logged), key=itemgetter(0, 1))
+        self.waiting = [line for line in self.waiting if not (last or finished or line[0] <= logged)]
+        return bool(self.due) or finished
+
+    def send(self) -> None:
+        """Send what is due, a step at a time, and the summary if the stage is finished."""
+        if self.tracker is None:
+            group, _, stage = self.folder.relative_to(self.root.parent).as_posix().partition("/")
+            config = read_json(self.folder / "config.json")
+            run = TrackedRun(self.folder, stage or group, group, config, self.options, self.state["id"], self.last_step)
+            self.tracker = start_tracker(self.name, run)
+            self._write_note(id=self.tracker.id)
+        for step, rows in groupby(self.due, key=itemgetter(0)):
+            self._send_step(self.tracker, step, [(RECORDS[order], row) for _, order, row in rows])
+        if self.written != self.state["summary"]:
+            self.tracker.log(numbers_in(read_json(self.folder / "summary.json"), "summary/"), self.last_step + 1, time.time())
+            self.close(complete=True)
+            self._write_note(summary=self.written)
+
+    def close(self, complete: bool = False) -> None:
+        """End the tracker's run: the stage is finished, or goes on some time."""
+        if self.tracker is not None:
+            self.tracker.close(complete)
+            self.tracker = None
+
+    def _send_step(self, tracker: Tracker, step: int, rows: Sequence[tuple[str, Json]]) -> None:
+        metrics, ended = {}, time.time()
+        for record, row in rows:
+            if record == "metrics.jsonl":
+                metrics |= numbers_in({key: value for key, value in row.items() if key not in ("step", "time")})
+                ended = row["time"]
+            elif record == "heldout.jsonl" and not is_control(row):
+                metrics |= measured_means(row)
+        if metrics:
+            tracker.log(metrics, step, ended)
+        for alarm in (row for record, row in rows if record == "alarms.jsonl"):
+            tracker.alarm(alarm)
+        if samples := [row for record, row in rows if record == "samples.jsonl"]:
+            tracker.samples(samples, step)
+        self.steps.update((record, max(step, self.steps.get(record, -1))) for record, _ in rows)
+        self._write_note()
+
+    @property
+    def last_step(self) -> int:
+        return max(self.steps.values(), default=-1)
+
+    def _write_note(self, **changes: Any) -> None:
+        """A process that is killed leaves the note as it was before or after; the disk itself may take its time."""
+        self.state |= changes
+        temporary = self.note.with_suffix(".new")
+        temporary.write_text(json.dumps(self.state), encoding="utf-8")
+        os.replace(temporary, self.note)
+
+
+class Tail:
+    """The lines that a file of records gains. Of one that is written anew, by a resumed run, those above a step."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.place, self.file, self.above = path, 0, 0, -1
+
+    def rows(self, above: int) -> list[Json]:
+        """The whole lines since the last time; of a file that is new here those whose step is above this one."""
+        if not self.path.is_file():
+            return []
+        with self.path.open("rb") as file:
+            stat = os.fstat(file.fileno())
+            if stat.st_ino != self.file or stat.st_size < self.place:
+                self.place, self.file, self.above = 0, stat.st_ino, above
+            file.seek(self.place)
+            lines, line_end, _ = file.read().rpartition(b"\n")
+        self.place += len(lines + line_end)
+        return [row for row in map(json.loads, lines.splitlines()) if row.get("step", 0) > self.above]
+
+
+def numbers_in(values: Mapping[str, Any], above: str = "") -> dict[str, float]:
+    """The numbers in JSON, by their keys and those of the tables that they lie in: `a/b`."""
+    flat: dict[str, float] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            flat |= numbers_in(value, f"{above}{key}/")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            flat[above + key] = float(value)
+    return flat
+
+
+def measured_means(row: Json) -> dict[str, float]:
+    """A measurement on held-out prompts: the mean of each column of scores, under the names that metrics have."""
+    columns = {key: without_none(column) for key, column in row["scores"].items()}
+    means = {key: statistics.fmean(column) for key, column in columns.items() if column}
+    return numbers_in({**means, **({"length": row["length"]} if "length" in row else {})}, f"{row['name']}/")

@@ -1,0 +1,66 @@
+"""Hidden states of training rows below the first adapter, computed once for all epochs and members."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from tether.core.errors import ConfigError
+from tether.data.batches import TokenBatch, batches_for
+from tether.data.chat import Encoded
+from tether.models.trunk import Role
+
+OPTION = "reward.keep_states_gb"
+
+
+class FrozenStates:
+    """Hidden states of sequences at the first layer that learns, (tokens, dim) in the model's dtype.
+
+    They are computed in batches that depend on `sequences` alone, so that a training which was interrupted goes on with the same
+    numbers. Dropout, where a model has any, acts above these layers only.
+
+    Args:
+        gigabytes: what they may take.
+
+    Raises:
+        ConfigError: they take more, or every layer learns.
+    """
+
+    def __init__(self, role: Role, sequences: Sequence[Encoded], pad_id: int, micro_batch_tokens: int, gigabytes: float) -> None:
+        distinct = list({s.ids: s for s in sequences}.values())
+        dtype = next(role.model.parameters()).dtype
+        if not role.common_depth:
+            raise ConfigError(
+                f"{OPTION} keeps what the layers below the first adapter compute, and there are none. Set lora.last_layers, or "
+                f"leave {OPTION} out"
+            )
+        dim, total = role.causal_model.config.get_text_config().hidden_size, sum(map(len, distinct))
+        needed = total * dim * dtype.itemsize / 1e9
+        if needed > gigabytes:
+            raise ConfigError(
+                f"{OPTION} = {gigabytes:g} is too little: the states of {len(distinct):,} responses, {total:,} tokens, take "
+                f"{needed:.2f} GB. Raise it, or leave it out to compute them in every epoch"
+            )
+        self.starts: dict[tuple[int, ...], int] = {}
+        self.states = torch.empty(total, dim, dtype=dtype, device=role.device)
+        stop = 0
+        role.train_mode(False)
+        for cut, batch in batches_for(role, distinct, pad_id, micro_batch_tokens):
+            states = role.common(batch)
+            assert states is not None
+            self.states[stop : stop + len(batch.places)] = states.flatten(0, 1)[batch.places]
+            for sequence in (distinct[i] for i in cut):
+                self.starts[sequence.ids] = stop
+                stop += len(sequence)
+
+    def of(self, sequences: Sequence[Encoded], batch: TokenBatch) -> Tensor | None:
+        """(rows, time, dim) for the batch of these sequences, padding zero; None where one of them is missing."""
+        starts = [self.starts.get(sequence.ids) for sequence in sequences]
+        if None in starts:
+            return None
+        states = [self.states[start : start + len(s)] for start, s in zip(starts, sequences, strict=True) if start is not None]
+        common = self.states.new_zeros(batch.ids.numel(), self.states.shape[1])
+        common[batch.places] = torch.cat(states)
+        return common.unflatten(0, batch.ids.shape)

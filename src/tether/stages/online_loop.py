@@ -1,0 +1,191 @@
+"""The loop around the steps of every stage that samples: prompts, records, alarms, checkpoints, resume."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from tether.core.errors import DataError, RewardError
+from tether.core.protocols import Engine, Monitor, RewardSource, doing
+from tether.core.rundir import RunDirectory
+from tether.core.stopping import Stopping
+from tether.core.trend import Trend, trend
+from tether.core.types import Json, Prompt, Score
+from tether.core.watchdog import Watchdog
+from tether.learner.average import WeightAverage
+from tether.learner.checkpoint import Checkpoints, prefixed, unprefixed
+from tether.learner.local import LocalLearner
+from tether.learner.loop import endless, replayable
+from tether.stages.policy_config import SampledConfig
+from tether.stages.rollouts import Step
+
+T = TypeVar("T")
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """What carries more than weights from one step to the next; checkpoints hold it."""
+
+    def state(self) -> Json: ...
+    def load_state(self, values: Mapping[str, Any]) -> None: ...
+
+
+@runtime_checkable
+class Follower(Stateful, Protocol):
+    """A reward source that learns from the scores of each step; its next scores depend on its state."""
+
+    def learn(self, scores: Sequence[Score]) -> Mapping[str, float]: ...
+
+
+class SamplingStage(Protocol):
+    """A stage that samples, as the loop sees it; its state is saved where it is `Stateful` too."""
+
+    @property
+    def config(self) -> SampledConfig: ...
+
+    learner: LocalLearner
+    average: WeightAverage
+    engine: Engine
+    reward: RewardSource
+    stopped: bool
+    """Whether the stage itself has ended the training."""
+
+    def ordinals(self, number: int) -> range:
+        """The places, among all prompts of the run, of those that step `number` may sample."""
+        ...
+
+    def step(self, prompts: Sequence[Prompt], number: int) -> Step: ...
+
+    def summary(self, history: Sequence[Mapping[str, float]]) -> Mapping[str, Any]:
+        """The stage's own part of the run's summary, from the metrics of all steps."""
+        ...
+
+
+def train(
+    stage: SamplingStage,
+    prompts: Sequence[Prompt],
+    run: RunDirectory,
+    *,
+    on_step: Callable[[int, dict[str, float]], dict[str, float]] | None = None,
+    monitor: Monitor | None = None,
+    ended: Callable[[], bool] | None = None,
+    progress: Callable[[int, int, Any], None] | None = None,
+) -> Json:
+    """Train, or go on training, in `run`; the summary.
+
+    Args:
+        on_step: adds metrics to a step (gold scores, memory) before they are logged.
+        monitor: looks at every step; its alarms are written down.
+        ended: whether the step just logged was the last.
+
+    Raises:
+        DataError: there are no prompts.
+        RewardError: the reward source fails too often; the last whole step is saved.
+    """
+    config, start = stage.config, time.perf_counter()
+    if not prompts:
+        raise DataError(f"{type(stage).__name__} needs at least one prompt")
+
+    def finished() -> bool:
+        return done >= config.steps or stage.stopped or (ended is not None and ended())
+
+    with Stopping() as stopping, Checkpoints(run.path / "checkpoints", config.keep_checkpoints) as checkpoints:
+        done, watchdog = _resume(stage, run, checkpoints, monitor), Watchdog(run.path / "stacks.txt")
+        doing(progress, f"sampling for step {done + 1}")
+        while stopping.asked or not finished():
+            if stopping.asked:
+                _save(stage, run, checkpoints, done, monitor)
+                checkpoints.wait()
+                stopping.leave(done, config.steps, run.path)
+            batch = step_prompts(prompts, stage, done)
+            rows: list[Any] = [*batch]
+            try:
+                with watchdog.step(), replayable(run, stage.learner, done + 1, rows):
+                    metrics, rollouts, scores = stage.step(batch, done)
+                    rows[:] = rollouts
+            except RewardError:
+                if done:
+                    _save(stage, run, checkpoints, done, monitor)
+                raise
+            done += 1
+            if isinstance(stage.reward, Follower):
+                metrics.update(stage.reward.learn(scores))
+            if on_step is not None:
+                metrics.update(on_step(done, metrics))
+            if monitor is not None:
+                alarms = monitor.observe(done, metrics, rollouts, scores)
+                run.alarm(alarms)
+                metrics["alarms"] = float(len(alarms))
+            run.log(metrics, done)
+            run.sample(
+                {"step": done, "prompt": r.prompt.text, "response": r.text, "proxy": s.value, "stop": r.stop_reason.value}
+                for r, s in _spread(list(zip(rollouts, scores, strict=True)), config.sample_rows)
+            )
+            if done % config.checkpoint_every == 0 or finished():
+                _save(stage, run, checkpoints, done, monitor)
+            if progress:
+                progress(done, config.steps, metrics)
+    stage.average.apply()
+    history = run.metrics()
+    return {**_summary(history), **stage.summary(history), "seconds": run.seconds(start)}
+
+
+def step_prompts(prompts: Sequence[Prompt], stage: SamplingStage, number: int) -> list[Prompt]:
+    """The prompts of a step: epochs of deterministic order, one after another."""
+    return [prompts[i] for i in endless(len(prompts), stage.ordinals(number), stage.config.seed)]
+
+
+def _save(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, number: int, monitor: Monitor | None) -> None:
+    tensors, values = stage.learner.state()
+    average = prefixed("ema", {str(i): t for i, t in enumerate(stage.average.tensors or [])})
+    parts = {"monitor": monitor, "reward": stage.reward if isinstance(stage.reward, Follower) else None}
+    own = stage.state() if isinstance(stage, Stateful) else {}
+    states = {name: part.state() for name, part in parts.items() if part is not None}
+    run.flush()
+    checkpoints.save(number, {**tensors, **average}, {**values, **own, **states})
+
+
+def _resume(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, monitor: Monitor | None) -> int:
+    """The newest checkpoint in place; the number of steps that were made."""
+    checkpoint = checkpoints.latest()
+    if checkpoint is None:
+        run.truncate(0)
+        return 0
+    tensors, values = checkpoint
+    stage.learner.load_state(tensors, values)
+    average = unprefixed("ema", tensors)
+    stage.average.tensors = [average[str(i)].clone() for i in range(len(average))] or None
+    if isinstance(stage, Stateful):
+        stage.load_state(values)
+    if isinstance(stage.reward, Follower):
+        stage.reward.load_state(values.get("reward", {}))
+    if monitor is not None:
+        monitor.load_state(values["monitor"])
+    stage.engine.update_weights(values["step"])
+    run.truncate(values["step"])
+    return values["step"]
+
+
+def _spread(rows: list[T], count: int) -> list[T]:
+    """`count` of the rows, from the first on in equal steps: of different prompts where there are enough."""
+    return rows[:: max(1, len(rows) // count)][:count] if count else []
+
+
+def _summary(history: Sequence[Mapping[str, Any]]) -> Json:
+    """Proxy score of the first and the last steps, KL of the last ones (see core.trend), and what must stay zero."""
+
+    def moved(key: str) -> Trend | None:
+        return trend([row[key] for row in history if row.get(key) is not None])
+
+    proxy, kl = moved("reward/proxy"), moved("kl/policy_reference_k1")
+    return {
+        "steps": len(history),
+        "proxy_first": proxy and proxy.first,
+        "proxy_last": proxy and proxy.last,
+        "proxy_gain": proxy and proxy.gain,
+        "kl": kl and kl.last,
+        "kl_noise": kl and kl.noise,
+        "first_ratio_deviation": max(row.get("policy/first_ratio_deviation", 0.0) for row in history),
+        "failed_rewards": sum(row.get("reward/failed", 0.0) for row in history),
+    }

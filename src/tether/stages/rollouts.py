@@ -1,0 +1,253 @@
+"""The rollouts of a step: how they are drawn, scored, cut into minibatches and measured."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from tether.algorithms.advantages import zero_signal
+from tether.algorithms.kl import kl_policy_reference_k1
+from tether.algorithms.masked import masked_mean, masked_variance
+from tether.core.protocols import Engine, RewardSource
+from tether.core.types import Prompt, Rollout, Score
+from tether.data.batches import TokenBatch, cut_batches, make_batch
+from tether.data.chat import ChatEncoder
+from tether.stages.policy_config import SampledConfig
+
+
+class Step(NamedTuple):
+    """The result of a step: its metrics, all rollouts and their proxy scores."""
+
+    metrics: dict[str, float]
+    rollouts: list[Rollout]
+    scores: list[Score]
+
+
+class Clock:
+    """Seconds of each phase of a step."""
+
+    def __init__(self) -> None:
+        self.start = self.last = time.perf_counter()
+        self.laps: dict[str, float] = {}
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.laps[f"time/{name}"] = self.laps.get(f"time/{name}", 0.0) + now - self.last
+        self.last = now
+
+    def times(self, num_tokens: int) -> dict[str, float]:
+        total = self.last - self.start
+        return {**self.laps, "time/step": total, "tokens_per_second": num_tokens / total}
+
+
+def sample_and_score(
+    engine: Engine, reward: RewardSource, config: SampledConfig, prompts: Sequence[Prompt], ordinals: Sequence[int], clock: Clock
+) -> tuple[list[Rollout], list[Score]]:
+    """Draw `samples_per_prompt` responses to each prompt, in order, and score them.
+
+    A sample is a function of the seed and of the prompt's place in the run (`ordinals`).
+    """
+    ordinals, count = ordinals[: len(prompts)], config.samples_per_prompt
+    groups = engine.generate(prompts, config.sampling, num_samples=count, seed=config.seed, ordinals=ordinals)
+    rollouts = [rollout for group in groups for rollout in group.rollouts]
+    clock.lap("rollout")
+    scores = reward.score(rollouts)
+    clock.lap("reward")
+    return rollouts, scores
+
+
+def group_numbers(config: SampledConfig, count: int, device: torch.device | None = None) -> Tensor:
+    """(count,) the number of the prompt that each of a step's responses answers."""
+    return torch.arange(count, device=device) // config.samples_per_prompt
+
+
+def penalised_scores(rollouts: Sequence[Rollout], scores: Sequence[Score], penalty: float) -> list[float | None]:
+    """The scores, less a penalty where the response did not end in time; None where scoring failed."""
+    return [None if s.value is None else s.value - penalty * (not r.finished) for r, s in zip(rollouts, scores, strict=True)]
+
+
+def silent(config: SampledConfig, scores: Sequence[Score]) -> list[bool]:
+    """For each response, whether all samples of its prompt score the same, so that a group baseline learns nothing from it."""
+    values = torch.tensor([0.0 if s.value is None else s.value for s in scores], dtype=torch.float64)
+    scored = torch.tensor([s.value is not None for s in scores])
+    return zero_signal(values, group_numbers(config, len(scores)), scored).tolist()
+
+
+MEASURED = "logprobs", "reference_logprobs", "rollout_logprobs", "values", "entropy"
+DERIVED = "rewards", "advantages", "returns", "weights"
+
+
+@dataclass
+class Experience:
+    """Rollouts and their (sequence, response time) matrices, padded on the right with zeros.
+
+    `batches` are micro-batches cut once: scoring and every epoch of the update see the same tensors in the same order, so
+    old and new log-probabilities come from the same numerics to the bit (rule: the first ratio is 1). `rows` are the places of
+    their sequences, and `minibatches` the micro-batches of each optimizer step. `common` holds the output of the layers below the
+    first adapter for each micro-batch: the same for all roles and all epochs.
+    """
+
+    rollouts: list[Rollout]
+    scores: list[Score]
+    batches: list[TokenBatch]
+    rows: list[Tensor]
+    minibatches: list[list[int]]
+    mask: Tensor
+    logprobs: Tensor
+    reference_logprobs: Tensor
+    rollout_logprobs: Tensor
+    values: Tensor
+    entropy: Tensor
+    rewards: Tensor
+    advantages: Tensor
+    returns: Tensor
+    weights: Tensor
+    common: list[Tensor | None] = field(default_factory=list)
+
+    def part(self, name: str, number: int) -> Tensor:
+        """One matrix, cut to micro-batch `number`."""
+        return getattr(self, name)[self.rows[number], : self.batches[number].num_steps]
+
+    def put(self, name: str, number: int, values: Tensor) -> None:
+        """The inverse of `part`: (sequences, time) of micro-batch `number` into the matrix."""
+        getattr(self, name)[self.rows[number], : self.batches[number].num_steps] = values
+
+    def at_last(self, values: Tensor) -> Tensor:
+        """(sequences,) values at the last token of each response, zeros elsewhere; (sequences, time)."""
+        last = torch.tensor([len(r.response_ids) - 1 for r in self.rollouts], device=values.device)
+        return torch.zeros_like(self.rewards).scatter(1, last[:, None], values[:, None].to(self.rewards.dtype))
+
+    def token_counts(self) -> list[int]:
+        """Counted tokens of each micro-batch: failed rewards count nothing."""
+        return [int(self.part("mask", n).sum()) for n in range(len(self.batches))]
+
+    def minibatch_sums(self, values: Tensor) -> Tensor:
+        """(sequences,) each value replaced by the sum over the sequences of its minibatch."""
+        sums = torch.zeros_like(values)
+        for micro_batches in self.minibatches:
+            rows = torch.cat([self.rows[n] for n in micro_batches])
+            sums[rows] = values[rows].sum()
+        return sums
+
+
+def deal(counts: Sequence[bool], group_size: int, parts: int, seed: str) -> list[list[int]]:
+    """Sequences as minibatches, each with nearly as many that count: a function of `counts` and `seed` alone.
+
+    Whole groups are dealt in a random order, each to the minibatch that has fewest; where there are fewer groups that count than
+    minibatches, single sequences. With fewer sequences that count than `parts` some minibatches hold none of them.
+    """
+    groups = [range(start, min(start + group_size, len(counts))) for start in range(0, len(counts), group_size)]
+    if sum(any(counts[i] for i in group) for group in groups) < parts:
+        groups = [range(i, i + 1) for i in range(len(counts))]
+    random.Random(seed).shuffle(groups)
+    minibatches: list[list[int]] = [[] for _ in range(parts)]
+    sizes = [0] * parts
+    for group in sorted(groups, key=lambda group: -sum(counts[i] for i in group)):
+        lightest = min(range(parts), key=lambda part: (sizes[part], len(minibatches[part]), part))
+        minibatches[lightest] += group
+        sizes[lightest] += sum(counts[i] for i in group)
+    return [sorted(minibatch) for minibatch in minibatches if minibatch]
+
+
+def gather(
+    rollouts: Sequence[Rollout],
+    scores: Sequence[Score],
+    encoder: ChatEncoder,
+    micro_batch_tokens: int,
+    device: torch.device,
+    *,
+    document_tokens: int = 0,
+    minibatches: Sequence[Sequence[int]] | None = None,
+) -> Experience:
+    """Rollouts as micro-batches, with the engine's own log-probabilities; the other matrices are still empty.
+
+    A rollout whose reward failed is masked out whole.
+
+    Args:
+        minibatches: the rollouts of each optimizer step, every one in one of them; unset: all in one. A micro-batch never holds
+            rollouts of two, so that its budget of tokens decides memory alone.
+    """
+    sequences = [encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts]
+    cuts: list[list[int]] = []
+    micro_batches: list[list[int]] = []
+    for places in minibatches or [range(len(rollouts))]:
+        parts = cut_batches([sequences[i] for i in places], micro_batch_tokens, document_tokens=document_tokens)
+        micro_batches.append([*range(len(cuts), len(cuts) + len(parts))])
+        cuts += [[places[i] for i in part] for part in parts]
+    lengths = torch.tensor([len(r.response_ids) for r in rollouts], device=device)
+    scored = torch.tensor([s.value is not None for s in scores], device=device)
+    mask = (torch.arange(int(lengths.max()), device=device)[None] < lengths[:, None]) & scored[:, None]
+    matrices = {name: torch.zeros(mask.shape, device=device) for name in MEASURED + DERIVED}
+    for row, rollout in enumerate(rollouts):
+        if rollout.logprobs:
+            matrices["rollout_logprobs"][row, : len(rollout.logprobs)] = torch.tensor(rollout.logprobs)
+    return Experience(
+        rollouts=list(rollouts),
+        scores=list(scores),
+        batches=[
+            make_batch([sequences[i] for i in cut], encoder.pad_id, document_tokens=document_tokens).to(device) for cut in cuts
+        ],
+        rows=[torch.tensor(cut, device=device) for cut in cuts],
+        minibatches=micro_batches,
+        mask=mask,
+        common=[],
+        **matrices,
+    )
+
+
+def sample_metrics(rollouts: Sequence[Rollout], scores: Sequence[Score]) -> dict[str, float]:
+    """The metrics that need no pass through a model."""
+    values = [score.value for score in scores if score.value is not None]
+    return {
+        "reward/proxy": statistics.fmean(values) if values else math.nan,
+        "reward/proxy_std": statistics.pstdev(values) if values else math.nan,
+        "reward/failed": float(len(scores) - len(values)),
+        "response/length": statistics.fmean(len(r.response_ids) for r in rollouts),
+        "response/stop_rate": statistics.fmean(float(r.finished) for r in rollouts),
+        "response/distinct_2": distinct(rollouts),
+    }
+
+
+def distinct(rollouts: Sequence[Rollout], n: int = 2) -> float:
+    """Distinct n-grams of all responses over all their n-grams (https://arxiv.org/abs/1510.03055), on tokens."""
+    grams = [r.response_ids[i : i + n] for r in rollouts for i in range(len(r.response_ids) - n + 1)]
+    return len(set(grams)) / max(1, len(grams))
+
+
+def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
+    """1 - Var(returns - values) / Var(returns): 1 is a perfect value function, 0 a constant, below 0 worse than one."""
+    spread = masked_variance(returns, mask)
+    return float(1 - masked_variance(returns - values, mask) / spread) if spread > 0 else 0.0
+
+
+def step_metrics(experience: Experience, *, coefficient: float | None, critic: bool = False) -> dict[str, float]:
+    """All metrics of the experience. KL is the sum over a response, averaged over responses, in nats.
+
+    Args:
+        coefficient: the KL's weight; None without a reference.
+        critic: there are values, and rewards a token.
+    """
+    mask, rollouts, responses = experience.mask, experience.rollouts, experience.mask.any(-1)
+    metrics = {**sample_metrics(rollouts, experience.scores), "policy/entropy": float(masked_mean(experience.entropy, mask))}
+    if spreads := [score.parts["spread"] for score in experience.scores if "spread" in score.parts]:
+        metrics["reward/spread"] = statistics.fmean(spreads)
+    if all(r.logprobs for r in rollouts):
+        gap = (experience.logprobs - experience.rollout_logprobs).abs()
+        metrics["policy/engine_gap"] = float(masked_mean(gap, mask))
+    if coefficient is not None:
+        kl = (kl_policy_reference_k1(experience.logprobs, experience.reference_logprobs) * mask).sum(-1)
+        mean_kl = float(masked_mean(kl, responses))
+        metrics |= {"kl/policy_reference_k1": mean_kl, "kl/coefficient": coefficient, "reward/kl": -coefficient * mean_kl}
+    if critic:
+        metrics["reward/shaped"] = float(masked_mean((experience.rewards * mask).sum(-1), responses))
+        metrics["value/explained_variance"] = explained_variance(experience.values, experience.returns, mask)
+        metrics["value/mean"] = float(masked_mean(experience.values, mask))
+    return metrics

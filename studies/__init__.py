@@ -1,0 +1,1 @@
+"""Experiments of this project over the public API."""

@@ -1,0 +1,163 @@
+"""Rows with tool calls: read, rendered as the template writes them, trained on the calls and never on the results."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tether.api.given import data_values
+from tether.core.errors import DataError
+from tether.core.rundir import RunDirectory
+from tether.core.types import Demonstration, Message, assistant, user
+from tether.data.chat import PLAIN_TEMPLATE, ChatEncoder
+from tether.data.formats.conversations import read_conversation
+from tether.data.sources import read
+from tether.learner.config import OptimizerConfig
+from tether.models.tiny import tiny_model, tiny_tokenizer
+from tether.models.trunk import Role
+from tether.preferences.rows import turn_rows, turns_of, write_rows
+from tether.stages.sft import SFT, SFTConfig
+
+TEMPLATE = (  # in the style of Qwen2.5's
+    "{% if tools %}<|system|>{% for tool in tools %}{{ tool | tojson }}{{ '\n' }}{% endfor %}<|end|>{{ '\n' }}{% endif %}"
+    "{% for message in messages %}<|{{ message.role }}|>{{ message.content }}"
+    "{% for call in message.tool_calls %}{{ '\n<tool_call>\n' }}"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
+    "<|end|>\n{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+SCHEMA = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Bern"}'}}
+TURNS = [
+    {"role": "user", "content": "Rain in Bern?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL]},
+    {"role": "tool", "tool_call_id": "c1", "name": "weather", "content": "sun"},
+    {"role": "assistant", "content": "No.", "tool_calls": None},
+]
+CALLED = '\n<tool_call>\n{"name": "weather", "arguments": {"city": "Bern"}}\n</tool_call><|end|>'
+
+
+def encoder(template=TEMPLATE):
+    return ChatEncoder(tiny_tokenizer(), (1,), template)
+
+
+def demonstration(turns=TURNS, **columns):
+    (record,) = read_conversation({"messages": turns, **columns})
+    return record
+
+
+def pieces(encoded, tokenizer):
+    """The texts of the runs of tokens that count."""
+    runs, before = [], False
+    for i, counts in zip(encoded.ids, encoded.trained, strict=True):
+        if counts and not before:
+            runs.append([])
+        if counts:
+            runs[-1].append(i)
+        before = counts
+    return [tokenizer.decode(run) for run in runs]
+
+
+@pytest.mark.parametrize("tools", [[SCHEMA], json.dumps([SCHEMA])], ids=["list", "text"])
+def test_the_whole_conversation_reads_as_transformers_renders_it(tools):
+    chat = encoder()
+    encoded = chat.conversation(demonstration(tools=tools).messages)
+    function = {"name": "weather", "arguments": {"city": "Bern"}}
+    rows = [TURNS[0], {"role": "assistant", "content": "", "tool_calls": [{"function": function}]}, TURNS[2]]
+    rows += [{"role": "assistant", "content": "No."}]
+    text = chat.tokenizer.apply_chat_template(rows, tools=[SCHEMA], chat_template=TEMPLATE, tokenize=False)
+    assert '"weather", "parameters"' in text and CALLED in text
+    assert chat.tokenizer.decode(list(encoded.ids)) == text.removesuffix("\n")
+
+
+def test_calls_are_trained_and_results_are_not():
+    chat = encoder()
+    messages = demonstration(tools=[SCHEMA]).messages
+    assert pieces(chat.conversation(messages), chat.tokenizer) == [CALLED, "No.<|end|>"]
+    assert pieces(chat.conversation(messages, "last"), chat.tokenizer) == ["No.<|end|>"]
+
+
+def test_a_conversation_may_end_on_a_call_and_say_something_beside_it():
+    chat = encoder()
+    messages = demonstration([TURNS[0], {**TURNS[1], "content": "Let me look."}]).messages
+    whole = chat.conversation(messages)
+    assert pieces(whole, chat.tokenizer) == ["Let me look." + CALLED]
+    prompt = chat.prompt(messages[:-1])
+    assert whole.ids[: len(prompt)] == prompt
+
+
+def test_the_schemas_reach_the_prompt():
+    chat = encoder()
+    messages = demonstration(tools=[SCHEMA]).messages
+    prompt, whole = chat.prompt(messages[:3]), chat.conversation(messages, "last")
+    assert prompt == whole.prompt and json.dumps(SCHEMA) in chat.tokenizer.decode(list(prompt))
+
+
+def test_a_column_tools_that_lists_no_schemas_stays_metadata():
+    for value in ("search", ["search"], [], None, {"a": 1}):
+        assert demonstration(tools=value).messages == demonstration().messages
+
+
+def test_a_template_that_leaves_out_calls_is_refused():
+    with pytest.raises(DataError, match=r"leaves out tool calls.*model\.chat_template"):
+        encoder(PLAIN_TEMPLATE).conversation(demonstration().messages)
+    assert encoder(PLAIN_TEMPLATE).conversation((user("a"), assistant("b"))).num_trained
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["text", {}, {"function": "weather"}, {"function": {"name": "weather"}}, {"function": {"name": 3, "arguments": {}}}]
+    + [{"function": {"name": "weather", "arguments": wrong}} for wrong in ("{", "[1]", 3, None)],
+)
+def test_a_malformed_call_is_refused_with_a_reason(call, tmp_path):
+    with pytest.raises(DataError, match="unreadable tool call: in column messages"):
+        demonstration([TURNS[0], {**TURNS[1], "tool_calls": [call]}])
+
+
+def test_a_turn_that_neither_says_nor_calls_anything_is_refused():
+    with pytest.raises(DataError, match="the content of a turn in column messages is nothing"):
+        demonstration([TURNS[0], {**TURNS[1], "tool_calls": []}])
+
+
+def test_a_file_is_read_and_its_bad_row_set_aside(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    bad = [TURNS[0], {**TURNS[1], "tool_calls": [{"function": {}}]}]
+    rows = [{"messages": TURNS, "tools": [SCHEMA]}, {"messages": json.dumps(TURNS)}, {"messages": bad}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    records = list(read(path, Demonstration))
+    assert [r.messages[1].tool_calls for r in records] == [demonstration().messages[1].tool_calls] * 2
+    assert json.loads(records[0].messages[0].tools) == [SCHEMA]
+
+
+def test_calls_survive_being_written_down():
+    messages = demonstration().messages
+    assert turns_of(json.loads(json.dumps(turn_rows(messages)))) == messages
+    assert Message("user", "a").as_row() == {"role": "user", "content": "a"} and len({*messages}) == 4
+
+
+def test_records_that_are_handed_over_in_python_keep_calls_and_schemas(tmp_path):
+    records = [demonstration(tools=[SCHEMA]), Demonstration((user("a"), assistant("b")))]
+    (tmp_path / "data").mkdir()
+    path = data_values(records, tmp_path, "train")["path"]
+    assert [r.messages for r in read(path, Demonstration)] == [r.messages for r in records]
+    lines = [json.loads(line) for line in Path(path).read_text().splitlines()]
+    assert lines[1] == {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    write_rows(tmp_path / "again.jsonl", records)
+    assert [r.messages for r in read(tmp_path / "again.jsonl", Demonstration)] == [r.messages for r in records]
+
+
+def test_sft_learns_to_call(tmp_path):
+    config = SFTConfig(epochs=3, batch_size=2, heldout_fraction=0.0, optimizer=OptimizerConfig(learning_rate=3e-3))
+    stage = SFT(config, Role(tiny_model().requires_grad_(False)), encoder())
+    rows = [demonstration(tools=[SCHEMA])] * 2
+    before = stage.evaluate([stage._encode(row) for row in rows])["loss"]
+    summary = stage.train(rows, RunDirectory(tmp_path))
+    assert summary["updates"] == 3 and summary["skipped"] == {}
+    assert stage.evaluate([stage._encode(row) for row in rows])["loss"] < before
+
+
+def test_sft_sets_rows_aside_whose_calls_the_template_leaves_out(tmp_path):
+    config = SFTConfig(epochs=1, batch_size=1, heldout_fraction=0.0)
+    stage = SFT(config, Role(tiny_model().requires_grad_(False)), encoder(PLAIN_TEMPLATE))
+    rows = [demonstration(), Demonstration((user("a"), assistant("b")))]
+    summary = stage.train(rows, RunDirectory(tmp_path))
+    assert summary["num_train"] == 1 and sum(summary["skipped"].values()) == 1

@@ -1,0 +1,84 @@
+"""What is read off a served reply, by hand."""
+
+import math
+
+import pytest
+
+from tether.judges.verdicts import read_verdict, soft_verdict, written_option
+
+
+def logs(**shares):
+    return [(token, math.log(share)) for token, share in shares.items()]
+
+
+def test_all_spellings_of_an_option_count_for_it():
+    place = [("A", math.log(0.5)), ("A", math.log(0.5)), (" A", math.log(0.1)), ("**B", math.log(0.2)), ("Sure", math.log(0.1))]
+    verdict = read_verdict("A", [place], ("A", "B"))
+    assert verdict.logprobs == pytest.approx([math.log(0.75), math.log(0.25)]) and verdict.mass == pytest.approx(0.8)
+    assert not verdict.parsed
+
+
+def test_an_option_that_is_not_listed_is_given_the_most_it_can_have():
+    few = read_verdict("A", [logs(A=0.9, Sure=0.06)], ("A", "B"))  # 0.04 are left, less than the least that is listed
+    assert few.logprobs == pytest.approx([math.log(0.9 / 0.94), math.log(0.04 / 0.94)]) and few.mass == pytest.approx(0.9)
+    many = read_verdict("A", [logs(A=0.6, Sure=0.01)], ("A", "B"))  # 0.39 are left, but B is no likelier than "Sure"
+    assert many.logprobs == pytest.approx([math.log(0.6 / 0.61), math.log(0.01 / 0.61)])
+    sure = read_verdict("A", [[("A", 0.0)]], ("A", "B"))
+    assert sure.logprobs is not None and math.isfinite(sure.logprobs[1])
+
+
+def test_options_that_are_not_listed_share_what_is_left():
+    place = [("7", math.log(0.55)), ("8", math.log(0.25)), ("6", math.log(0.13))]
+    verdict = read_verdict("7", [place], tuple("123456789"))
+    listed, each = {6: 0.13, 7: 0.55, 8: 0.25}, 0.07 / 6  # 0.07 are left for six digits together
+    by_hand = [listed.get(digit, each) for digit in range(1, 10)]
+    assert verdict.logprobs is not None and sum(by_hand) == pytest.approx(1.0)
+    assert [math.exp(value) for value in verdict.logprobs] == pytest.approx(by_hand)
+    rare = read_verdict("7", [[("7", math.log(0.9)), ("8", math.log(0.001))]], tuple("123456789"))
+    assert rare.logprobs is not None and rare.logprobs[0] == pytest.approx(
+        rare.logprobs[7]
+    )  # none is likelier than the least listed
+
+
+def test_log_probabilities_that_are_no_numbers_are_no_verdict():
+    for broken in ([math.nan, -1.0], [-1.0, math.nan], [math.nan] * 2, [-math.inf] * 2, [math.inf, 0.0]):
+        verdict = soft_verdict(broken, ("A", "B"))
+        assert verdict.logprobs is None and verdict.reason.startswith("not a number: ") and not verdict.parsed
+    assert soft_verdict([-math.inf, math.log(0.5)], ("A", "B")) == ((-math.inf, 0.0), 0.5, False, "")
+
+
+def test_the_beginning_of_one_option_counts_and_of_two_does_not():
+    verdict = read_verdict("Yes", [logs(Y=0.5, N=0.25, x=0.25)], ("Yes", "No"))
+    assert verdict.logprobs == pytest.approx([math.log(2 / 3), math.log(1 / 3)])
+    unclear = read_verdict("?", [logs(ye=1.0)], ("yes", "yellow"))
+    assert unclear.logprobs is None
+
+
+def test_marks_before_the_option_are_skipped():
+    verdict = read_verdict("**B**", [[("**", -0.1), ("A", -3.0)], logs(B=0.8, A=0.2)], ("A", "B"))
+    assert verdict.logprobs == pytest.approx([math.log(0.2), math.log(0.8)])
+
+
+@pytest.mark.parametrize("broken", [math.nan, math.inf, 5.0])
+def test_impossible_probabilities_are_not_read(broken):
+    verdict = read_verdict("B", [[("A", broken)]], ("A", "B"))
+    assert verdict.parsed and verdict.logprobs == (-math.inf, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        ("A", 0), (" B.", 1), ("**A**", 0), ("(B)", 1), ("Answer: B", 1), ("[A]\nbecause", 0), ("A, because it is", 0),
+        ("A\n\nB", 0), ("A better answer would be B", None), ("Aha", None), ("a", None), ("", None), ("Both", None),
+        ("A's", None), ("neither A", None),
+    ],
+)  # fmt: skip
+def test_written_replies(text, option):
+    assert written_option(text, ("A", "B")) == option
+
+
+def test_a_reply_without_an_option_is_no_verdict():
+    verdict = read_verdict("Sure, here are my thoughts", [], ("A", "B"))
+    assert verdict.logprobs is None and verdict.parsed and "Sure, here" in verdict.reason
+    cut_off = read_verdict(" **", [], ("A", "B"))  # its first word may have been an option
+    assert (cut_off.logprobs, cut_off.parsed, cut_off.reason) == (None, False, "no word in the reply")

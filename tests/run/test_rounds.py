@@ -1,0 +1,227 @@
+"""Rounds of sampling and training on a tiny model: who samples, who the reference is, what is kept and what is not done twice."""
+
+import json
+import math
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tether.core.config import build
+from tether.core.errors import ConfigError, DataError
+from tether.core.rundir import read_jsonl
+from tether.core.types import Comparison, Demonstration, Prompt, Sampling, Score, assistant, user
+from tether.data.chat import ChatEncoder
+from tether.data.sources import read
+from tether.learner.config import OptimizerConfig
+from tether.learner.loop import epoch_order
+from tether.models.config import LoraConfig, ModelConfig
+from tether.models.tiny import tiny_tokenizer
+from tether.run import rounds
+from tether.run.roles import load_policy, local_engine
+from tether.run.rounds import RoundsSection
+from tether.run.stage import Context, run_stage
+from tether.stages.direct import DirectConfig
+
+MODEL = ModelConfig(source="tiny", dtype="float32", device="cpu")
+PROMPTS = [Prompt((user(f"question {n}"),), f"q{n}") for n in range(12)]
+DEMONSTRATIONS = [Demonstration((user(f"question {n}"), assistant("bcd" * (2 + n % 3))), f"d{n}") for n in range(12)]
+
+
+class EvenReward:
+    """Ten times the share of even token ids."""
+
+    name = "even"
+
+    def score(self, rollouts):
+        return [Score(10.0 * sum(i % 2 == 0 for i in r.response_ids) / len(r.response_ids)) for r in rollouts]
+
+
+def section(lora=LoraConfig(rank=8), direct=(), **settings):  # noqa: B008  (frozen)
+    direct = {"optimizer": OptimizerConfig(learning_rate=5e-3), "prompts_per_update": 4, "heldout_fraction": 0.0, **dict(direct)}
+    if settings.get("method") != "spin":
+        settings = {"samples_per_prompt": 4, **settings}
+    return RoundsSection(**{"rounds": 2, "max_new_tokens": 8, "lora": lora, "direct": DirectConfig(**direct), **settings})
+
+
+def run_rounds(chosen, model, folder, seed, **given):
+    return run_stage(chosen, Context("rounds", folder, model, seed, **given))
+
+
+def rows_of(folder, number):
+    return list(read_jsonl(folder / f"round-{number:02d}" / "pairs.jsonl"))
+
+
+def losses_of(folder, number):
+    return [row["loss"] for row in read_jsonl(folder / f"round-{number:02d}" / "metrics.jsonl")]
+
+
+def weights_of(folder, number):
+    policy = folder / f"round-{number:02d}" / "policy"
+    (file,) = [*policy.glob("adapter/adapter_model.safetensors"), *policy.glob("model/model.safetensors")]
+    return load_file(file)
+
+
+def test_rounds_climb_and_are_not_run_twice(tmp_path):
+    made = []
+
+    def reward():
+        made.append(1)
+        return EvenReward()
+
+    prompts = [Prompt((user(f"question {n}"),), f"q{n}") for n in range(64)]
+    chosen = section(rounds=3, direct={"epochs": 2, "optimizer": OptimizerConfig(learning_rate=1e-2)})
+    summary = run_rounds(chosen, MODEL, tmp_path / "run", 0, reward=reward, rows=prompts)
+    proxies = [one["sampling"]["proxy"] for one in summary["rounds"]]
+    assert proxies[0] + 0.5 < proxies[1] < proxies[2] and proxies[0] + 1.0 < proxies[2] and len(made) == 3
+    assert [one["sampling"]["pairs"] + one["sampling"]["tied"] for one in summary["rounds"]] == [64, 64, 64]
+    assert run_rounds(chosen, MODEL, tmp_path / "run", 0, reward=reward, rows=prompts) == summary
+    (tmp_path / "run" / "summary.json").unlink()
+    (tmp_path / "run" / "round-03" / "summary.json").unlink()
+    again = run_rounds(chosen, MODEL, tmp_path / "run", 0, reward=reward, rows=prompts)
+    assert len(made) == 3  # two rounds are finished, and the third has its pairs
+    assert [one["train_loss"] for one in again["rounds"]] == [one["train_loss"] for one in summary["rounds"]]
+    _, loaded = load_policy(str(tmp_path / "run" / summary["policy"]))
+    assert loaded.source == "tiny"
+
+
+@pytest.mark.parametrize("lora", [LoraConfig(rank=8), False])
+def test_each_round_trains_on_what_its_own_start_samples(lora, tmp_path):
+    run_rounds(section(lora), MODEL, tmp_path / "run", 0, reward=EvenReward, rows=PROMPTS)
+    for number, start in ((1, "tiny"), (2, str(tmp_path / "run" / "round-01"))):
+        policy, loaded = load_policy(start, MODEL)
+        rows, order = rows_of(tmp_path / "run", number), [PROMPTS[i] for i in epoch_order(12, 0, number - 1)]
+        engine, by_id = local_engine(policy, loaded), {prompt.id: prompt for prompt in PROMPTS}
+        places = range(12 * (number - 1), 12 * number)
+        groups = engine.generate(order, Sampling(max_new_tokens=8), num_samples=4, ordinals=list(places))
+        sampled = {group.prompt.id: {r.response_ids for r in group.rollouts} for group in groups}
+        assert rows and all(tuple(row[f"{side}_ids"]) in sampled[row["id"]] for row in rows for side in ("chosen", "rejected"))
+        assert all(row["chosen_score"] > row["rejected_score"] for row in rows)
+        assert all([m["content"] for m in row["prompt"]] == [by_id[row["id"]].text] for row in rows)
+
+
+@pytest.mark.parametrize("lora", [LoraConfig(rank=8), False])
+@pytest.mark.parametrize("asked", ["each_update", "precomputed"])
+def test_the_reference_is_the_rounds_start_or_stays(lora, asked, tmp_path):
+    """Before its first update a policy that starts at its reference loses log 2 on every pair."""
+    direct = {"reference_logprobs": asked}
+    for reference in ("round", "fixed"):
+        folder = tmp_path / reference
+        run_rounds(section(lora, direct, reference=reference), MODEL, folder, 0, reward=EvenReward, rows=PROMPTS)
+        assert losses_of(folder, 1)[0] == pytest.approx(math.log(2), abs=1e-5)
+        assert (losses_of(folder, 2)[0] == pytest.approx(math.log(2), abs=1e-5)) == (reference == "round")
+    # Round 1 is the same in both; so is what round 2 samples.
+    assert rows_of(tmp_path / "round", 2) == rows_of(tmp_path / "fixed", 2)
+
+
+def test_killed_in_a_round_and_resumed_equals_uninterrupted(tmp_path):
+    chosen = section(direct={"checkpoint_every": 1})
+    run_rounds(chosen, MODEL, tmp_path / "whole", 0, reward=EvenReward, rows=PROMPTS)
+    seen = []
+
+    def progress(done, total, metrics):
+        seen.append(done)
+        if len(seen) == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_rounds(chosen, MODEL, tmp_path / "cut", 0, reward=EvenReward, rows=PROMPTS, progress=progress)
+    assert (tmp_path / "cut" / "round-01" / "summary.json").is_file()
+    run_rounds(chosen, MODEL, tmp_path / "cut", 0, reward=EvenReward, rows=PROMPTS)
+    whole, cut = weights_of(tmp_path / "whole", 2), weights_of(tmp_path / "cut", 2)
+    assert whole.keys() == cut.keys() and all(torch.equal(whole[key], cut[key]) for key in whole)
+    assert not (tmp_path / "cut" / "round-02" / "checkpoints").exists()
+
+
+def test_spin_sets_demonstrations_over_the_policys_own_answers(tmp_path):
+    chosen = section(method="spin", direct={"epochs": 4})
+    unusable = Demonstration((user("q"),), "no answer")
+    summary = run_rounds(chosen, MODEL, tmp_path / "run", 0, rows=[*DEMONSTRATIONS, unusable])
+    encoder, shown = ChatEncoder(tiny_tokenizer(), (1,)), {d.id: d for d in DEMONSTRATIONS}
+    for number in (1, 2):
+        rows = rows_of(tmp_path / "run", number)
+        assert len(rows) == 12 and summary["rounds"][number - 1]["sampling"]["unusable"] == 1
+        for row in rows:
+            encoded = encoder.conversation(shown[row["id"]].messages)
+            assert tuple(row["prompt_ids"] + row["chosen_ids"]) == encoded.ids
+            assert len(row["rejected_ids"]) <= 8 and row["rejected_ids"] != row["chosen_ids"]
+        assert losses_of(tmp_path / "run", number)[0] == pytest.approx(math.log(2), abs=1e-5)
+        assert losses_of(tmp_path / "run", number)[-1] < 0.5
+
+
+def test_pairs_are_a_published_layout(tmp_path):
+    run_rounds(section(rounds=1), MODEL, tmp_path / "run", 0, reward=EvenReward, rows=PROMPTS)
+    rows = [row for row in rows_of(tmp_path / "run", 1) if "\\u0000" not in json.dumps(row)]  # which readers set aside
+    pairs = list(read([tmp_path / "run" / "round-01" / "pairs.jsonl"], Comparison))
+    assert len(pairs) == len(rows) > 8
+    for pair, row in zip(pairs, rows, strict=True):
+        assert pair.prompt[0].content == row["prompt"][0]["content"] and pair.group == row["group"]
+        assert pair.margin == pytest.approx(row["chosen_score"] - row["rejected_score"])
+
+
+class Even:
+    name = "even"
+
+    def score(self, rollouts):
+        return [Score(1.0)] * len(rollouts)
+
+
+def test_what_cannot_go_on_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="'iterative' needs a reward source"):
+        run_rounds(section(), MODEL, tmp_path / "a", 0, rows=PROMPTS)
+    with pytest.raises(ConfigError, match="'spin' takes no reward source"):
+        run_rounds(section(method="spin"), MODEL, tmp_path / "a", 0, rows=DEMONSTRATIONS, reward=EvenReward)
+    with pytest.raises(ConfigError, match=r"set rounds\.data\.path"):
+        run_rounds(section(), MODEL, tmp_path / "b", 0, reward=EvenReward)
+    with pytest.raises(DataError, match="at least one prompt"):
+        run_rounds(section(), MODEL, tmp_path / "c", 0, rows=[], reward=EvenReward)
+    with pytest.raises(DataError, match=r"no pair to train on: .*'tied': 12"):
+        run_rounds(section(), MODEL, tmp_path / "d", 0, rows=PROMPTS, reward=Even)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["method=spin", "samples_per_prompt=4"], "samples_per_prompt has no effect with rounds.method = 'spin'"),
+        (["method=spin", "missing_stop_penalty=1.0"], "missing_stop_penalty has no effect"),
+        (["method=spin", "reference=fixed"], "against the round's own start"),
+        (["method=spin", "direct.loss=ipo"], "with rounds.direct.loss = 'dpo'"),
+        (["reference=fixed", "direct.loss=orpo"], "rounds.reference has no effect with rounds.direct.loss = 'orpo'"),
+    ],
+)
+def test_wrong_settings_are_one_clear_message(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        build(RoundsSection, {}, overrides, where="recipe.toml")
+
+
+def observed(folder, monkeypatch, rows=PROMPTS, **settings):
+    """All that an option may change: pairs, weights, and how many responses were decoded at once."""
+    made = []
+    monkeypatch.setattr(rounds, "local_engine", lambda *a, **k: (made.append(k), local_engine(*a, **k))[1])
+    chosen = section(**settings)
+    run_rounds(chosen, MODEL, folder, 0, reward=None if chosen.method == "spin" else EvenReward, rows=rows)
+    last = chosen.rounds
+    return made, rows_of(folder, last), [float(t.double().sum()) for t in weights_of(folder, last).values()]
+
+
+def test_every_option_has_an_effect(tmp_path, monkeypatch):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": p.text}) + "\n" for p in PROMPTS[:6]))
+    effects = {
+        "method": {"method": "spin", "rows": DEMONSTRATIONS},
+        "rounds": {"rounds": 1},
+        "reference": {"reference": "fixed"},
+        "prompts_per_round": {"prompts_per_round": 8},
+        "samples_per_prompt": {"samples_per_prompt": 2},
+        "max_new_tokens": {"max_new_tokens": 6},
+        "temperature": {"temperature": 0.5},
+        "missing_stop_penalty": {"missing_stop_penalty": 10.0},
+        "engine_rows": {"engine_rows": 4},
+        "data": {"data": {"path": str(file)}, "rows": None},
+        "lora": {"lora": False},
+        "direct": {"direct": {"beta": 0.5}},
+    }
+    assert effects.keys() == RoundsSection.model_fields.keys()
+    plain = observed(tmp_path / "plain", monkeypatch)
+    for option, settings in effects.items():
+        assert observed(tmp_path / option, monkeypatch, **settings) != plain, option

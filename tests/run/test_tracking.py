@@ -1,0 +1,208 @@
+"""Trackers have what a run writes, each step once; one that is down, slow or gone changes nothing about the run."""
+
+import importlib.util
+import threading
+import time
+import warnings
+
+import pytest
+from benchmarks.every_stage import recipe
+
+from benchmarks import tracked
+from tether.core.config import build
+from tether.core.errors import ConfigError
+from tether.core.rundir import RunDirectory
+from tether.core.types import Alarm
+from tether.run import tracking
+from tether.run.recipe import Recipe, run_recipe
+
+TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
+
+
+class Recorder:
+    """A tracker that writes down its calls, and in which a test can plant a fault."""
+
+    def __init__(self, calls):
+        self.id, self.calls = "7", calls
+
+    def log(self, metrics, step, at):
+        self.calls.fault()
+        self.calls.append(("log", step, metrics))
+
+    def samples(self, rows, step):
+        self.calls.append(("samples", step, [*rows]))
+
+    def alarm(self, alarm):
+        self.calls.append(("alarm", alarm["step"], alarm["detector"]))
+
+    def close(self, complete):
+        self.calls.append(("close", complete, None))
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The calls of a recorder in W&B's place; `calls.fault` is called by its `log`, and `calls.started` are its starts."""
+
+    class Calls(list):
+        fault = staticmethod(lambda: None)
+
+    calls = Calls()
+    calls.started = []
+
+    def start(name, run):
+        calls.started.append(run)
+        return Recorder(calls)
+
+    monkeypatch.setattr(tracking, "start_tracker", start)
+    monkeypatch.setattr(tracking, "check_trackers", lambda names: None)
+    monkeypatch.setattr(tracking, "LOOK_EVERY", 0.01)
+    monkeypatch.setattr(tracking, "RETRY_AFTER", 0.01)
+    return calls
+
+
+def started(folder, steps=()):
+    run = RunDirectory.open(folder / "run" / "ppo", {"a": 1})
+    for step in steps:
+        run.log({"loss": step / 2, "gone": None}, step)
+        run.sample([{"step": step, "prompt": "p", "response": str(step)}] * 2)
+    return run
+
+
+def logged(calls):
+    return [(step, values) for what, step, values in calls if what == "log"]
+
+
+def test_a_step_comes_with_its_measurement_alarms_and_samples_and_the_summary_last(tmp_path, calls):
+    with tracking.tracking(["wandb"], tmp_path / "run"):
+        run = started(tmp_path)
+        run.hold_out({"step": 0, "name": "gold", "length": 3.0, "scores": {"score": [1.0, None, 2.0]}})
+        run.hold_out({"step": 0, "name": "gold", "temperature": 0.5, "scores": {"score": [9.0]}})
+        run.alarm([Alarm("kl", 1, 2.0, 1.0, "far.", "stop.")])
+        run.log({"loss": 0.5}, 1)
+        run.sample([{"step": 1, "prompt": "p", "response": "r"}])
+        run.finish({"seconds": 3, "gold": {"value": 1.5, "verdict": "better"}})
+    assert calls == [
+        ("log", 0, {"gold/score": 1.5, "gold/length": 3.0}),
+        ("log", 1, {"loss": 0.5}),
+        ("alarm", 1, "kl"),
+        ("samples", 1, [{"step": 1, "prompt": "p", "response": "r"}]),
+        ("log", 2, {"summary/seconds": 3.0, "summary/gold/value": 1.5}),
+        ("close", True, None),
+    ]
+    (start,) = calls.started
+    assert (start.name, start.group, start.config, start.id) == ("ppo", "run", {"a": 1}, None)
+
+
+def test_a_measurement_that_its_step_repeats_is_sent_once(tmp_path, calls):
+    with tracking.tracking(["wandb"], tmp_path / "run"):
+        run = started(tmp_path)
+        run.hold_out({"step": 1, "name": "gold", "scores": {"score": [1.0]}})
+        time.sleep(0.1)
+        run.log({"loss": 0.5, "gold/score": 1.0}, 1)
+    assert logged(calls) == [(1, {"gold/score": 1.0, "loss": 0.5})] and calls[-1] == ("close", False, None)
+
+
+def test_a_resumed_run_goes_on_where_the_tracker_is(tmp_path, calls):
+    with tracking.tracking(["wandb"], tmp_path / "run"):
+        run = started(tmp_path, [1, 2, 3])
+    with tracking.tracking(["wandb"], tmp_path / "run"):
+        run.truncate(1)
+        time.sleep(0.1)
+        for step in (2, 3, 4):
+            run.log({"loss": -1.0}, step)
+    assert logged(calls) == [(1, {"loss": 0.5}), (2, {"loss": 1.0}), (3, {"loss": 1.5}), (4, {"loss": -1.0})]
+    assert [(start.id, start.step) for start in calls.started] == [(None, -1), ("7", 3)]
+    assert [step for what, step, _ in calls if what == "samples"] == [1, 2, 3]
+
+
+def test_a_tracker_that_comes_back_gets_what_it_missed_and_the_fault_is_told_once(tmp_path, calls, caplog):
+    def down():
+        raise ConnectionError("no route to host")
+
+    calls.fault = down
+    with tracking.tracking(["wandb"], tmp_path / "run"):
+        run = started(tmp_path, [1, 2])
+        time.sleep(0.2)
+        assert not calls and len(calls.started) > 1
+        calls.fault = lambda: None
+        run.log({"loss": 1.5}, 3)
+    assert [step for step, _ in logged(calls)] == [1, 2, 3]
+    (told,) = [record.getMessage() for record in caplog.records if record.name == tracking.__name__]
+    assert "wandb takes nothing (ConnectionError: no route to host)" in told and str(tmp_path / "run") in told
+
+
+def test_a_tracker_that_hangs_is_left_behind(tmp_path, calls, caplog, monkeypatch):
+    monkeypatch.setattr(tracking, "LAST_WAIT", 0.2)
+    released = threading.Event()
+    calls.fault = lambda: released.wait(60) and None
+    began = time.monotonic()
+    with tracking.tracking(["wandb"], tmp_path / "run"):
+        run = started(tmp_path, range(1, 50))
+    assert time.monotonic() - began < 5 and len(run.metrics()) == 49
+    assert [record.getMessage()[:42] for record in caplog.records] == ["wandb takes nothing (it does not answer). "]
+    released.set()
+
+
+def test_a_tracker_that_does_not_start_stops_no_training(tmp_path, calls, caplog, monkeypatch):
+    def start(name, run):
+        raise OSError("no disk")
+
+    monkeypatch.setattr(tracking, "start_tracker", start)
+    values = recipe(tmp_path, tmp_path / "run")
+    values = {name: values[name] for name in ("run", "model", "sft")}
+    plain = run_recipe(build(Recipe, {**values, "run": str(tmp_path / "plain")}))
+    summary = run_recipe(build(Recipe, values, ["track=wandb"]))
+    assert summary["sft"]["train_loss"] == plain["sft"]["train_loss"]
+    assert sum("no disk" in record.getMessage() for record in caplog.records) == 1
+
+
+def test_a_missing_package_is_told_before_anything_is_made(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    values = recipe(tmp_path, tmp_path / "run")
+    config = build(Recipe, {**{name: values[name] for name in ("run", "model", "sft")}, "track": ["mlflow"]})
+    with pytest.raises(ConfigError, match=r"track = \['mlflow'\] needs .* pip install 'tether-rlhf\[track\]'"):
+        run_recipe(config)
+    assert not (tmp_path / "run" / "sft").exists()
+
+
+def test_a_tracker_of_another_name_is_refused():
+    with pytest.raises(ConfigError, match="'tensorboard', 'wandb', 'mlflow' or 'trackio'"):
+        build(Recipe, {"run": "r", "model": {"source": "tiny"}, "track": ["neptune"]})
+
+
+def test_trackers_may_change_while_a_run_goes_on(tmp_path, calls):
+    values = recipe(tmp_path, tmp_path / "run")
+    values = {name: values[name] for name in ("run", "model", "sft")}
+    config = build(Recipe, values)
+    run_recipe(config)
+    assert not calls
+    run_recipe(build(Recipe, {**values, "track": ["wandb"]}))  # a finished stage is shown from its beginning
+    rows = RunDirectory(tmp_path / "run" / "sft").metrics()
+    assert [(step, values["loss"]) for step, values in logged(calls)[:-1]] == [(row["step"], row["loss"]) for row in rows]
+    calls.clear()
+    run_recipe(build(Recipe, {**values, "track": ["wandb"]}))
+    assert not calls
+
+
+@pytest.mark.parametrize("name", TRACKERS)
+def test_each_tracker_has_the_numbers_and_texts_of_a_run(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for variable, value in tracked.ENVIRONMENT.items():  # before the import: trackio reads its folder then
+        monkeypatch.setenv(variable, value.format(tmp_path))
+    pytest.importorskip(name, reason=f"{name} is in the extra `track`")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with tracking.tracking([name], tmp_path / "out" / "run"):
+            run = started(tmp_path / "out", [1, 2, 3])
+            run.hold_out({"step": 0, "name": "gold", "length": 3.0, "scores": {"score": [1.0, 2.0]}})
+            run.alarm([Alarm("kl", 3, 2.0, 1.0, "far.", "stop.")])
+        with tracking.tracking([name], tmp_path / "out" / "run"):
+            run.truncate(2)
+            run.log({"loss": 9.0}, 3)
+            run.log({"loss": 2.0}, 4)
+            run.finish({"seconds": 3.0})
+        points, tables = getattr(tracked, name)(tmp_path)
+    points = {(metric, step): values for (_, metric, step), values in points.items()}
+    steps = {("loss", step): [step / 2] for step in (1, 2, 3, 4)}
+    assert points == {**steps, ("gold/score", 0): [1.5], ("gold/length", 0): [3.0], ("summary/seconds", 5): [3.0]}
+    assert tables == 6

@@ -1,0 +1,54 @@
+"""docs/recipes.md and docs/data.md say what the code says, and every key of a recipe has a description."""
+
+import json
+
+import pytest
+
+from benchmarks import references
+from tether.core.reference import keys_of
+from tether.core.stages import STAGES
+from tether.core.types import Problem
+from tether.data.formats.format import KINDS
+from tether.data.formats.registry import FORMATS
+from tether.data.inspection import READ_BY
+from tether.data.sources import read
+from tether.run.recipe import Recipe, recipe_type
+
+
+@pytest.mark.parametrize("name", references.PAGES)
+def test_a_reference_is_what_the_code_says(name):
+    written = (references.DOCS / name).read_text(encoding="utf-8")
+    assert written == references.PAGES[name](), "run `python -m benchmarks.references`"
+
+
+def test_every_key_has_a_description_and_its_place():
+    keys = list(keys_of(recipe_type()))
+    assert len(keys) > 900 and [key.name for key in keys if not key.description] == []
+    page = references.recipes_page()
+    inner = [key for key in keys if key.path[-1] not in STAGES]
+    assert [key.name for key in inner if f"`{key.path[-1]}`" not in page and f".{key.path[-1]}`" not in page] == []
+
+
+def test_every_format_has_a_row_that_is_read_as_its_own_kind(tmp_path):
+    rows = references.examples()
+    assert rows.keys() == {layout.name for layout in FORMATS}
+    for layout in FORMATS:
+        file = tmp_path / f"{layout.name}.jsonl"
+        file.write_text(json.dumps(rows[layout.name]) + "\n")
+        records = list(read(file, layout.kind))
+        assert records and all(isinstance(record, layout.kind) for record in records)
+
+
+def test_the_sections_that_read_a_kind_are_those_of_the_table():
+    """Sections name their record; only spin and problems are of other settings of a section."""
+    for name, kind in STAGES.items():
+        assert f"[{name}]" in READ_BY[kind.section.record], name
+    assert READ_BY.keys() == KINDS.keys()
+    assert (
+        Recipe.model_validate(
+            {"run": "r", "model": {"source": "tiny"}, "grpo": {"reward_source": "verifiable", "verifiable": {"kind": "exact"}}}
+        )
+        .section("grpo")
+        .kind
+        is Problem
+    )
