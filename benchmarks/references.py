@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import inspect
 import json
 import re
@@ -156,9 +157,14 @@ PAGES = {"recipes.md": recipes_page, "data.md": data_page}
 
 def main() -> None:
     """Write both pages."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.references", description=__doc__)
+    parser.add_argument("--smoke", action="store_true", help="write nothing; only say how long each page is")
+    smoke = parser.parse_args().smoke
     for name, page in PAGES.items():
-        (DOCS / name).write_text(page(), encoding="utf-8")
-        print(DOCS / name)
+        text = page()
+        if not smoke:
+            (DOCS / name).write_text(text, encoding="utf-8")
+        print(f"{DOCS / name}: {len(text.splitlines())} lines")
 
 
 if __name__ == "__main__":

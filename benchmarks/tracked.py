@@ -6,15 +6,14 @@ each number with metrics.jsonl. With `--only-read` the runs are there already.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import sqlite3
 import struct
-import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 from tether.core.rundir import read_json, read_jsonl
 from tether.run.tracking import measured_means, numbers_in
@@ -134,11 +133,13 @@ def compare(ours: Points, theirs: Mapping[tuple[str, str, int], list[float]]) ->
     return f"{equal} of {len(ours)} equal; " + ", ".join(f"{len(keys)} {what} {keys[:2]}" for what, keys in faults.items())
 
 
-def main(folder: Path, words: list[str]) -> None:
+READERS = {"tensorboard": tensorboard, "wandb": wandb, "mlflow": mlflow, "trackio": trackio}
+
+
+def main(folder: Path, names: list[str], only_read: bool) -> None:
     for name, value in ENVIRONMENT.items():
         os.environ[name] = value.format(folder)
-    names: Any = [word for word in words if word[0] != "-"] or ["tensorboard", "wandb", "mlflow", "trackio"]
-    if "--only-read" not in words:
+    if not only_read:
         from benchmarks.every_stage import loop_recipe, recipe
 
         from tether.core.config import build
@@ -152,9 +153,20 @@ def main(folder: Path, words: list[str]) -> None:
     runs = {run for run, _, _ in ours}
     print(f"{len(runs)} run directories, {len(ours)} numbers, {rows} samples: {', '.join(sorted(runs))}")
     for name in names:
-        points, tables = globals()[name](folder)
+        points, tables = READERS[name](folder)
         print(f"{name}: {compare(ours, points)}; {tables} samples")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve(), sys.argv[2:])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tracked", description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, help="a new folder for the runs and what the trackers write")
+    parser.add_argument("trackers", nargs="*", choices=[*READERS, []], help="all four when none is named")
+    parser.add_argument("--only-read", action="store_true", help="the runs are there already")
+    parser.add_argument("--smoke", action="store_true", help="run nothing; compare what is read of no run")
+    asked = parser.parse_args()
+    if asked.smoke:
+        print(compare({}, {}))
+    elif asked.folder is None:
+        parser.error("a folder is needed")
+    else:
+        main(asked.folder.resolve(), asked.trackers or list(READERS), asked.only_read)

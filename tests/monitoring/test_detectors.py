@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import scipy.stats
+from benchmarks.replay import replay
 
 from tether.core.config import build
 from tether.core.errors import ConfigError
@@ -19,7 +20,7 @@ from tether.core.protocols import Monitor
 from tether.core.types import Prompt, Rollout, Sampling, Score, StopReason, user
 from tether.monitoring import texts
 from tether.monitoring.detectors import DETECTORS
-from tether.monitoring.watch import Watch, WatchConfig, replay
+from tether.monitoring.watch import Watch, WatchConfig
 
 ONSET, STEPS, PROMPTS, SAMPLES = 9, 15, 12, 4
 SYLLABLES = [a + b for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u", "an", "el", "ir", "on", "um")]

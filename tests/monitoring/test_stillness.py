@@ -9,12 +9,13 @@ import random
 import numpy as np
 import pytest
 import scipy.stats
+from benchmarks.replay import replay
 
 from tether.core.config import build
 from tether.monitoring.doctor import Finding, Healthy, Unexamined
 from tether.monitoring.stillness import check_movement
 from tether.monitoring.trends import drift
-from tether.monitoring.watch import Watch, replay
+from tether.monitoring.watch import Watch
 from tether.report.page import write_report
 from tether.run.doctor import examine_run
 from tether.run.recipe import Recipe, run_recipe

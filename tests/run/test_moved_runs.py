@@ -146,7 +146,7 @@ def test_a_run_answers_is_exported_and_examined_wherever_it_lies(run, place, hom
     typed("export", place, tmp_path / "out")
     typed("generate", tmp_path / "out", "-p", "nine", *GREEDY, "-o", tmp_path / "exported")
     assert json.loads((tmp_path / "exported").read_text())["response"].strip() == expected["grpo"].strip()
-    assert "policy and reward model have one encoding and one base" in typed("doctor", place)
+    assert "policy and reward model have one encoding and one base" in typed("doctor", place, "--all")
     assert "report.html" in typed("report", place)
 
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -122,18 +123,15 @@ def fit_overoptimization(kl: Sequence[float], gold: Sequence[float], kind: Liter
         raise ValueError(
             "KLs and gold rewards must be finite, and a KL 0 or more; an estimate below 0 is noise around 0: leave it out"
         )
-    points = [(*_terms(kind, k), g) for k, g in zip(kl, gold, strict=True) if k > 0]
-    rise_rise, rise_fall, fall_fall, rise_gold, fall_gold = (
-        math.fsum(point[i] * point[j] for point in points) for i, j in ((0, 0), (0, 1), (1, 1), (0, 2), (1, 2))
-    )
-    determinant = rise_rise * fall_fall - rise_fall**2
-    if len(points) < 3 or determinant <= 1e-12 * rise_rise * fall_fall:
-        raise ValueError(f"a fit needs at least three points beyond KL 0, not all at one distance; got {len(points)}")
-    alpha = (fall_fall * rise_gold - rise_fall * fall_gold) / determinant
-    beta = (rise_rise * fall_gold - rise_fall * rise_gold) / determinant
-    squares = math.fsum((g - alpha * rise - beta * fall) ** 2 for rise, fall, g in points)
-    scale = squares / (len(points) - 2) / determinant
-    return OveroptimizationFit(kind, alpha, beta, (scale * fall_fall, -scale * rise_fall, scale * rise_rise))
+    terms = np.array([_terms(kind, k) for k in kl if k > 0]).reshape(-1, 2)
+    target = np.array([g for k, g in zip(kl, gold, strict=True) if k > 0])
+    square = terms.T @ terms
+    if len(terms) < 3 or np.linalg.det(square) <= 1e-12 * square[0, 0] * square[1, 1]:
+        raise ValueError(f"a fit needs at least three points beyond KL 0, not all at one distance; got {len(terms)}")
+    inverse = np.linalg.inv(square)
+    alpha, beta = inverse @ terms.T @ target
+    covariance = np.square(target - terms @ (alpha, beta)).sum() / (len(terms) - 2) * inverse
+    return OveroptimizationFit(kind, alpha, beta, (covariance[0, 0], covariance[0, 1], covariance[1, 1]))
 
 
 def _terms(kind: Literal["best_of_n", "rl"], kl: float) -> tuple[float, float]:

@@ -51,8 +51,8 @@ def data_values(rows: Any, root: Path, name: str) -> Json | None:
         return {"path": str(rows.path / "pairs" / "pairs.jsonl")}
     if isinstance(rows, str | Path):
         return {"path": _source(str(rows))}
-    if hasattr(rows, "iterrows"):  # pandas
-        rows = (dict(row) for _, row in rows.iterrows())
+    if (table := getattr(rows, "iterrows", None)) is not None:  # pandas
+        rows = (dict(row) for _, row in table())
     if not isinstance(rows, Iterable):
         raise ConfigError(f"{name} is a {type(rows).__name__}: give a file, a hub data set, or rows")
     lines = [_row(row, f"{name}[{number}]") for number, row in enumerate(rows)]

@@ -3,6 +3,7 @@
 The room has the name of the front door's function, so the module can be called: `tether.run("quickstart")`.
 """
 
+import importlib
 import sys
 import types
 from typing import Any
@@ -10,9 +11,7 @@ from typing import Any
 
 class _Room(types.ModuleType):
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        import tether
-
-        return tether.__getattr__("run")(*arguments, **options)
+        return importlib.import_module("tether.api.methods").run(*arguments, **options)
 
 
 sys.modules[__name__].__class__ = _Room

@@ -131,9 +131,9 @@ def comparisons_of(folder: Path) -> list[Comparison]:
     """What was judged in the folder of a finished stage, whatever characters are in it."""
     comparisons = []
     for row in read_jsonl(folder / "pairs.jsonl"):
-        sides = [turns_of(row.pop(name)) for name in ("prompt", "chosen", "rejected")]
+        prompt, chosen, rejected = (turns_of(row.pop(name)) for name in ("prompt", "chosen", "rejected"))
         votes = tuple(Annotation(**vote) for vote in row.pop("annotations", ()))
-        comparisons.append(Comparison(*sides, annotations=votes, **row))
+        comparisons.append(Comparison(prompt, chosen, rejected, annotations=votes, **row))
     return comparisons
 
 
