@@ -71,7 +71,7 @@ LOOK = {"no_args_is_help": True, "pretty_exceptions_enable": False, "rich_markup
 app = typer.Typer(
     name="tether",
     cls=Commands,
-    context_settings={"help_option_names": ["--help", "-h"]},
+    context_settings={"help_option_names": ["--help", "-h"], "token_normalize_func": lambda word: word.replace("_", "-")},
     help="Align language models with human preferences, and know whether they got better.",
     **LOOK,
 )

@@ -96,6 +96,9 @@ def _stages(config: BaseRecipe, chosen: list[str], given: Sequence[str] = ()) ->
 
     console, root = Console(), Path(config.run)
     remember(root, "stages", config, chosen)
+    left = [name for name in config.stages if config.repeat or not (root / name / "summary.json").is_file()]
+    if not set(chosen) & set(left):
+        console.print("Finished before: nothing is trained again. For a new run, name another folder with run=PATH.")
     try:
         with bars(console) as announce:
             results = run_recipe(config, chosen, announce)
@@ -112,7 +115,7 @@ def _stages(config: BaseRecipe, chosen: list[str], given: Sequence[str] = ()) ->
         for name in chosen:
             show_stage(console, root / name, results[name])
         point_to(console, "The page", write_report(root))
-    waiting = [] if config.repeat else [name for name in config.stages if not (root / name / "summary.json").is_file()]
+    waiting = [name for name in left if name not in chosen]
     again = ["tether", "run", given[0], waiting[0], *given[1:]] if given and waiting else []
     show_next(console, root, chosen, again)
 
@@ -176,10 +179,11 @@ def plan(
     device = this_machine() if gpu_memory is None and gpu is None else gpu_of(gpu_memory, gpu)
     made = make(config, device, shape=shape, prompt_tokens=prompt_tokens)
     title = f"{made.parameters / 1e9:,.2f} billion parameters on {device.name}"
-    table = Table("stage", "learning rate", "phase", "GB", "of these", "seconds an update", title=title, title_justify="left")
+    table = Table("stage", "learning rate", "phase", "GB", "most of it", "s/update", title=title, title_justify="left")
     for stage in made.stages:
         for phase in stage.phases:
-            shares = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in phase.bytes.items() if size >= 5e6)
+            largest = sorted(((size, name) for name, size in phase.bytes.items() if size >= 5e6), reverse=True)[:2]
+            shares = ", ".join(f"{name} {size / 1e9:.2f}" for size, name in largest)
             size = f"{phase.total / 1e9:.2f}{' peak' if phase.total == stage.peak else ''}"
             rate = "" if stage.learning_rate is None else f"{stage.learning_rate:g}"
             name = PHASES.get(phase.name, phase.name)

@@ -37,7 +37,7 @@ def list_recipes(
     heads = {title: _head(path) for title, path in sorted(packaged_recipes().items())}
     Console().print(fact_table("recipes that come with tether", heads.items()))
     typer.echo("Print one: tether recipes NAME    Run it: tether run NAME")
-    typer.echo(f"Begin your own: tether new {' | '.join(sorted(path.stem for path in BEGINNINGS.glob('*.toml')))}")
+    typer.echo(f"Begin your own: tether new {' | '.join(sorted({*METHODS, *(path.stem for path in BEGINNINGS.glob('*.toml'))}))}")
 
 
 def _head(path: Path) -> str:

@@ -77,6 +77,7 @@ def show_next(console: Console, run: Path, done: Sequence[str], again: Sequence[
         rows.append((f"tether chat {run}", "talk to the result"))
         rows.append((f'tether generate {run} -p "I lost my keys."', "or let it answer once"))
         rows.append((f"tether report {run}", "a page of the whole run"))
+        rows.append((f"tether doctor {run}", "what may have gone wrong in it"))
         rows.append((f"tether export {run} {run}-export", "a folder for transformers, vLLM, TRL"))
     width = max((len(command) for command, _ in rows), default=0)
     for command, why in rows:

@@ -88,11 +88,11 @@ def _by_loss(summary: Mapping[str, Any]) -> Reading:
 
 
 def _by_ranking(summary: Mapping[str, Any]) -> Reading:
-    """It has moved where it beats a coin for sure; that it does not would be no proof of rest."""
+    """It has moved where it clearly beats a coin on ten pairs or more; that it does not would be no proof of rest."""
     accuracy = summary.get("heldout_accuracy")
-    if not isinstance(accuracy, Mapping) or not (accuracy.get("low") or 0) > 0.5:
+    if not isinstance(accuracy, Mapping) or accuracy.get("count", 10) < 10 or not (accuracy.get("low") or 0) > 0.5:
         return None, ""
-    return False, f"{accuracy['value']:.1%} of held-out pairs are ranked right, for sure more than half"
+    return False, f"{accuracy['value']:.1%} of held-out pairs are ranked right, clearly more than half"
 
 
 def _by_trend(rows: Rows) -> Reading:

@@ -272,6 +272,8 @@ def _conclusion_without_policy(journey: Journey) -> Conclusion:
         return Conclusion("open", "Before a policy is trained", [*sentences, SAYS["no-policy"]], doubts)
     accuracy = direct.estimate("heldout_accuracy")
     tone, headline = RANKED[side(accuracy, 0.5)] if accuracy else ("open", "Trained, and nothing held out to judge it by")
+    if accuracy and 0 < accuracy.count < ENOUGH_PROMPTS:
+        tone, headline = "open", f"Trained, and only {accuracy.count} held-out pairs to judge it by"
     return Conclusion(tone, headline, [*sentences, _direct_sentence(direct), SAYS["no-judge"]], doubts)
 
 
