@@ -7,7 +7,6 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -123,15 +122,16 @@ def fit_overoptimization(kl: Sequence[float], gold: Sequence[float], kind: Liter
         raise ValueError(
             "KLs and gold rewards must be finite, and a KL 0 or more; an estimate below 0 is noise around 0: leave it out"
         )
-    terms = np.array([_terms(kind, k) for k in kl if k > 0]).reshape(-1, 2)
-    target = np.array([g for k, g in zip(kl, gold, strict=True) if k > 0])
+    terms = torch.tensor([_terms(kind, k) for k in kl if k > 0], dtype=torch.float64).reshape(-1, 2)
+    target = torch.tensor([g for k, g in zip(kl, gold, strict=True) if k > 0], dtype=torch.float64)
     square = terms.T @ terms
-    if len(terms) < 3 or np.linalg.det(square) <= 1e-12 * square[0, 0] * square[1, 1]:
+    if len(terms) < 3 or torch.linalg.det(square) <= 1e-12 * square[0, 0] * square[1, 1]:
         raise ValueError(f"a fit needs at least three points beyond KL 0, not all at one distance; got {len(terms)}")
-    inverse = np.linalg.inv(square)
-    alpha, beta = inverse @ terms.T @ target
-    covariance = np.square(target - terms @ (alpha, beta)).sum() / (len(terms) - 2) * inverse
-    return OveroptimizationFit(kind, alpha, beta, (covariance[0, 0], covariance[0, 1], covariance[1, 1]))
+    inverse = torch.linalg.inv(square)
+    best = inverse @ terms.T @ target
+    variances = (target - terms @ best).square().sum() / (len(terms) - 2) * inverse
+    alpha, beta = best.tolist()
+    return OveroptimizationFit(kind, alpha, beta, (float(variances[0, 0]), float(variances[0, 1]), float(variances[1, 1])))
 
 
 def _terms(kind: Literal["best_of_n", "rl"], kl: float) -> tuple[float, float]:
