@@ -61,7 +61,7 @@ PANELS = {
     "Preferences": "pairs prefs",
     "Judge": "evaluate judge constitution reward-bench",
     "Look": "chat generate report export",
-    "Run": "new recipes explain plan run resume doctor",
+    "Run": "new recipes explain plan run resume doctor engine",
     "Research": "prove sycophancy",
 }
 """The commands of `tether --help`, in its order."""
@@ -94,7 +94,7 @@ for method, (section, key, value) in METHODS.items():
     _add(method.replace("_", "-"), journeys.stage(section, method), **shown)
 for name, command in (
     ("quickstart", journeys.quickstart), ("export", export.export_result), ("prove", prove.prove_recipe),
-    ("run", journeys.run), ("resume", journeys.resume), ("plan", journeys.plan),
+    ("engine", serve.engine), ("run", journeys.run), ("resume", journeys.resume), ("plan", journeys.plan),
     ("generate", talk.generate), ("chat", talk.chat), ("report", looking.report), ("doctor", doctor.doctor),
     ("reward-bench", bench.reward_bench), ("sycophancy", bench.sycophancy), ("judge", judge.judge_pairs),
     ("constitution", judge.constitution),

@@ -80,3 +80,16 @@ def read_guidelines(path: Path) -> str:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: guidelines are text in UTF-8: {error}") from error
+
+
+def engine(
+    model: Annotated[str, typer.Option(help="A model's folder or name: the base under the adapters that a run sends.")],
+    host: Annotated[str, typer.Option(help="Where to listen; only within a network that is trusted.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16; as in the run that it samples for.")] = "auto",
+    rows: Annotated[int, typer.Option(min=1, help="Responses decoded at once.")] = 64,
+) -> None:
+    """Serve tether's engine to runs with engine.addresses. It takes adapters by name from folders that it can read."""
+    from tether.run.engines import start_server
+
+    start_server(model, host, port, dtype, rows, lambda address: typer.echo(f"Sampling at {address}; Ctrl-C ends it."))

@@ -12,16 +12,16 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tether.core.errors import DataError, ModelError
-from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, StopReason
+from tether.core.errors import ModelError
+from tether.core.types import Prompt, RolloutGroup, Sampling, StopReason
 from tether.cpu.llama import KeysAndValues
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
 from tether.rollout.cache import SlotCache, rows_that_fit
 from tether.rollout.decoding import engine_decoder
+from tether.rollout.drawn import Drawn, Ids, as_group, encoded
 from tether.rollout.sampling import counter_uniform, sample_tokens
 
-Ids = tuple[int, ...]
 ROWS = 16
 """With nobody waiting, row counts fall in multiples of this: every new shape costs a CPU's matrix kernels a set-up."""
 PREFILL_TOKENS = {"cpu": 2**10}
@@ -57,7 +57,6 @@ class LocalEngine:
         """Stamp what is sampled from now on. The tensors are the learner's own, or copies that `generate` brings up to date."""
         self.policy_version = version
 
-    @torch.no_grad()
     def generate(
         self,
         prompts: Sequence[Prompt],
@@ -73,36 +72,34 @@ class LocalEngine:
         Raises:
             DataError: a prompt and its response do not fit the model's context.
         """
-        encoded = [self.encoder.prompt(prompt.messages) for prompt in prompts]
-        for prompt, ids in zip(prompts, encoded, strict=True):
-            if len(ids) + sampling.max_new_tokens > self.context_length:
-                raise DataError(
-                    f"prompt {prompt.id or prompt.text[:40]!r} has {len(ids)} tokens; with {sampling.max_new_tokens} new ones it "
-                    f"does not fit the model's context of {self.context_length}. Shorten it or lower max_new_tokens."
-                )
+        rows = encoded(self.encoder, prompts, sampling, self.context_length)
         ordinals = range(len(prompts)) if ordinals is None else ordinals
+        drawn = self.draw(rows, ordinals, sampling, num_samples, seed, progress)
+        return [
+            as_group(self.encoder, prompt, ids, samples, sampling, self.policy_version)
+            for prompt, ids, samples in zip(prompts, rows, drawn, strict=True)
+        ]
+
+    @torch.no_grad()
+    def draw(
+        self,
+        rows: list[Ids],
+        ordinals: Sequence[int],
+        sampling: Sampling,
+        num_samples: int,
+        seed: int,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[list[Drawn]]:
+        """`num_samples` responses to each row of prompt ids: `generate` in tokens."""
         for product in self.decoder.products:
             product.refresh()
-        decoding = _Decoding(self, encoded, list(ordinals), sampling, num_samples, seed)
+        decoding = _Decoding(self, rows, list(ordinals), sampling, num_samples, seed)
         while decoding.busy:
             decoding.admit()
             decoding.step()
             if progress:
                 progress(len(decoding.finished))
-
-        def rollout(number: int, sample: int) -> Rollout:
-            response, logprobs, reason = decoding.finished[number * num_samples + sample]
-            text, version = self._text(response, sampling), self.policy_version
-            return Rollout(encoded[number], response, logprobs, reason, text, sample, version, sampling, prompts[number])
-
-        return [RolloutGroup(p, tuple(rollout(n, sample) for sample in range(num_samples))) for n, p in enumerate(prompts)]
-
-    def _text(self, response: Ids, sampling: Sampling) -> str:
-        """The response up to its first stop string."""
-        text = self.encoder.decode(response)
-        for stop in sampling.stop_strings:
-            text = text.split(stop)[0]
-        return text
+        return [[decoding.finished[n * num_samples + sample] for sample in range(num_samples)] for n in range(len(rows))]
 
 
 class _Decoding:
@@ -133,7 +130,7 @@ class _Decoding:
         self.logprobs = torch.zeros(slots, sampling.max_new_tokens, device=device)
         self.stop_ids = torch.tensor(engine.encoder.stop_ids, device=device)
         self.rows = 0
-        self.finished: dict[int, tuple[Ids, tuple[float, ...], StopReason]] = {}
+        self.finished: dict[int, Drawn] = {}
 
     @property
     def busy(self) -> bool:
@@ -212,8 +209,8 @@ class _Decoding:
                 reason, ended[row] = StopReason.STOP_STRING, True
             if ended[row]:
                 length = int(self.steps[row])
-                drawn = tuple(self.tokens[row, :length].tolist()), tuple(self.logprobs[row, :length].tolist())
-                self.finished[numbers[row]] = (*drawn, reason)
+                ids, logprobs = tuple(self.tokens[row, :length].tolist()), tuple(self.logprobs[row, :length].tolist())
+                self.finished[numbers[row]] = Drawn(ids, logprobs, reason)
                 self.request[row], self.steps[row], self.cache_lengths[row] = -1, 0, 0
 
     def _has_stop_string(self, row: int) -> bool:

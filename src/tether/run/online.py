@@ -18,6 +18,7 @@ from tether.models.trunk import Role
 from tether.monitoring.watch import Watch
 from tether.rewards.function import FailureLimit
 from tether.rewards.verifiable import problem_prompt, reasoning_gym_prompts
+from tether.run.engines import served_engine
 from tether.run.judge_config import FunctionJudge, JudgeConfig
 from tether.run.judges import described, score_judge
 from tether.run.online_sections import (
@@ -46,7 +47,13 @@ def train(section: OnlineSection, context: Context, rows: Sequence[Any] | None, 
     prompts, test = _held_out(prompts, section, context) if section.evaluate else (prompts, [])
     stage, loaded = online_stage(section, context.model, context.scorer, context.seed)
     assert isinstance(stage.reward, FailureLimit)
-    with contextlib.closing(stage.reward):  # its workers, however this ends
+    with contextlib.ExitStack() as ends:  # of workers and servers, however this ends
+        ends.enter_context(contextlib.closing(stage.reward))
+        if section.engine.kind != "local":
+            doing(progress, "starting engine servers")
+            rank = section.lora.rank if section.lora else 0
+            served = served_engine(section.engine, stage.policy, loaded, run.path, rank, section.engine_rows, context.seed)
+            stage.engine = ends.enter_context(contextlib.closing(served))
         stage.reward.keep_stacks(run.path / "stacks.txt")
         run.update_manifest(**loaded.manifest(), reward=str(context.scorer))
         judged = _judge(section, test, stage, context, run)

@@ -18,6 +18,7 @@ from tether.rewards.classifier import ClassifierConfig
 from tether.rewards.function import FunctionConfig
 from tether.rewards.objectives import ObjectiveConfig
 from tether.rewards.verifiable import VerifiableConfig
+from tether.rollout.config import EngineConfig
 from tether.run.judge_config import BY_KIND, AFunction, AModel, JudgeConfig
 from tether.run.objectives import Name
 from tether.run.rows import OFFLOAD, DataConfig, Section, SteadyLora
@@ -123,6 +124,7 @@ class OnlineSection(Section):
     objectives: dict[Name, ObjectiveConfig] | None = Field(
         default=None, min_length=2, description="what each of [reward.objectives] weighs, or where it is held"
     )
+    engine: EngineConfig = Field(default=EngineConfig(), description="what samples the answers: this process, or servers")
     engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
     evaluate: EvaluateSection | None = Field(default=None, description="measure on held-out prompts along the way")
     watch: WatchSection = Field(default=WatchSection(), description="the detectors, and what happens when one fires")

@@ -1,0 +1,62 @@
+"""What every engine does around the drawing of tokens: prompts to ids before, ids to rollouts after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from tether.core.errors import DataError
+from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, StopReason
+from tether.data.batches import make_batch
+from tether.data.chat import ChatEncoder, Encoded
+from tether.models.trunk import Role
+
+Ids = tuple[int, ...]
+
+
+class Drawn(NamedTuple):
+    """One response: its ids with the stop token, the log-probability of each (nats), and why it ended."""
+
+    ids: Ids
+    logprobs: tuple[float, ...]
+    reason: StopReason
+
+
+def encoded(encoder: ChatEncoder, prompts: Sequence[Prompt], sampling: Sampling, context_length: int) -> list[Ids]:
+    """The prompts as ids.
+
+    Raises:
+        DataError: a prompt and its response do not fit the model's context.
+    """
+    rows = [encoder.prompt(prompt.messages) for prompt in prompts]
+    for prompt, ids in zip(prompts, rows, strict=True):
+        if len(ids) + sampling.max_new_tokens > context_length:
+            raise DataError(
+                f"prompt {prompt.id or prompt.text[:40]!r} has {len(ids)} tokens; with {sampling.max_new_tokens} new ones it "
+                f"does not fit the model's context of {context_length}. Shorten it or lower max_new_tokens."
+            )
+    return rows
+
+
+def as_group(
+    encoder: ChatEncoder, prompt: Prompt, ids: Ids, drawn: Sequence[Drawn], sampling: Sampling, version: int
+) -> RolloutGroup:
+    """All samples of one prompt; a text ends before its first stop string."""
+
+    def text(response: Ids) -> str:
+        words = encoder.decode(response)
+        for stop in sampling.stop_strings:
+            words = words.split(stop)[0]
+        return words
+
+    rollouts = (Rollout(ids, *one, text(one.ids), index, version, sampling, prompt) for index, one in enumerate(drawn))
+    return RolloutGroup(prompt, tuple(rollouts))
+
+
+@torch.no_grad()
+def score_ids(role: Role, ids: Ids) -> list[float]:
+    """The log-probability of every token but the first, in nats, at temperature 1."""
+    batch = make_batch([Encoded(ids, (False, *(True,) * (len(ids) - 1)))], ids[0]).to(role.device)
+    return role.logprobs(batch)[0].tolist()

@@ -1,0 +1,189 @@
+"""The state of every engine server, as a machine without threads, sockets or a clock of its own.
+
+Whoever talks to the servers reports what happened (`answered`, `failed`, `exited`, `started`, `loaded`) and asks what to do
+(`pick`, `due`). A server that died holds no adapter, so it comes back as STALE and samples only once it has the wanted version:
+
+    HEALTHY --failed--> SUSPECT --failed often, or too long--> DEAD --due--> RESTARTING --started--> STALE --loaded--> HEALTHY
+    SUSPECT --answered--> HEALTHY     HEALTHY --a new version is wanted--> STALE     DEAD --restarted too often--> RETIRED
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+BLOCK = 16
+"""Tokens of one block of a prefix, as vLLM's cache keeps them."""
+REMEMBERED = 4096
+"""Blocks of prefixes that the router knows of a server."""
+
+
+class State(Enum):
+    """What may be asked of a server: HEALTHY samples; SUSPECT is probed; DEAD waits for its restart; RETIRED is given up."""
+
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    DEAD = "dead"
+    RESTARTING = "restarting"
+    STALE = "stale"
+    RETIRED = "retired"
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When a server counts as dead and when it is given up; seconds by the fleet's clock."""
+
+    failures: int = 3
+    suspect_seconds: float = 10.0
+    start_seconds: float = 300.0
+    restarts: int = 5
+    """Within `window`."""
+    window: float = 600.0
+    backoff: float = 0.5
+    """Before a restart; twice as long for each earlier one in the window."""
+    spill: int = 8
+    """Requests by which the server that knows a prompt's prefix may be fuller than the emptiest."""
+
+
+@dataclass
+class Member:
+    """A server: its state, since when, what it holds and does."""
+
+    name: str
+    since: float
+    state: State = State.RESTARTING
+    version: str = ""
+    failures: int = 0
+    inflight: int = 0
+    restarts: list[float] = field(default_factory=list)
+    prefixes: dict[int, None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One line of the fleet's log."""
+
+    at: float
+    server: str
+    before: str
+    after: str
+    why: str
+
+
+class Fleet:
+    """Servers by name, the version that is wanted, and every change of state in `changes`."""
+
+    def __init__(self, names: Iterable[str], clock: Callable[[], float], limits: Limits | None = None) -> None:
+        self.clock, self.limits = clock, limits or Limits()
+        self.members = {name: Member(name, clock()) for name in names}
+        self.wanted = ""
+        self.changes: list[Change] = []
+
+    def _move(self, name: str, state: State, why: str) -> None:
+        member = self.members[name]
+        if member.state not in (state, State.RETIRED):
+            self.changes.append(Change(self.clock(), name, member.state.value, state.value, why))
+            member.state, member.since = state, self.clock()
+
+    def want(self, version: str) -> None:
+        """From now on only servers that hold this version sample."""
+        self.wanted = version
+        for name in self.at(State.HEALTHY, State.SUSPECT):
+            if self.members[name].version != version:
+                self._move(name, State.STALE, f"{version} is wanted")
+
+    def answered(self, name: str) -> None:
+        """A request came back whole."""
+        self.members[name].failures = 0
+        if self.members[name].state is State.SUSPECT:
+            self._move(name, State.HEALTHY, "answered")
+
+    def failed(self, name: str, why: str) -> None:
+        """A request was lost: no connection, no answer in time, garbage."""
+        member = self.members[name]
+        member.failures += 1
+        if member.state is State.HEALTHY:
+            self._move(name, State.SUSPECT, why)
+        if member.state in (State.SUSPECT, State.STALE) and member.failures >= self.limits.failures:
+            self.exited(name, f"{member.failures} failures, the last: {why}")
+
+    def exited(self, name: str, why: str) -> None:
+        """Its process has ended, or nothing more is expected of it."""
+        self.members[name].version, self.members[name].failures = "", 0
+        self.members[name].prefixes.clear()
+        self._move(name, State.DEAD, why)
+
+    def started(self, name: str) -> None:
+        """It answers, and holds no adapter yet."""
+        if self.members[name].state is State.RESTARTING:
+            self._move(name, State.STALE, "started")
+
+    def loaded(self, name: str, version: str) -> None:
+        """It holds this version, and a probe has shown that it samples with it."""
+        member = self.members[name]
+        if member.state in (State.STALE, State.HEALTHY, State.SUSPECT):
+            member.version, member.failures = version, 0
+            self._move(name, State.HEALTHY if version == self.wanted else State.STALE, f"holds {version}")
+
+    def emptied(self, name: str, why: str) -> None:
+        """It says that it does not hold the wanted version: somebody restarted it, or it let go of it."""
+        self.members[name].version = ""
+        if self.members[name].state in (State.HEALTHY, State.SUSPECT):
+            self._move(name, State.STALE, why)
+
+    def retire(self, name: str, why: str) -> None:
+        """It is not asked again."""
+        self._move(name, State.RETIRED, why)
+
+    def at(self, *states: State) -> list[str]:
+        return [name for name, member in self.members.items() if member.state in states]
+
+    def due(self, name: str) -> str:
+        """What is to be done with a server now: "probe", "load", "restart" or nothing; deaths by the clock happen here."""
+        now, limits, member = self.clock(), self.limits, self.members[name]
+        waited = now - member.since
+        if member.state is State.SUSPECT and waited > limits.suspect_seconds:
+            self.exited(name, f"no whole answer for {limits.suspect_seconds:g} s")
+        elif member.state is State.RESTARTING and waited > limits.start_seconds:
+            self.exited(name, f"not started after {limits.start_seconds:g} s")
+        if member.state is State.DEAD:
+            member.restarts = [at for at in member.restarts if now - at < limits.window]
+            if len(member.restarts) >= limits.restarts:
+                self.retire(name, f"restarted {limits.restarts} times in {limits.window:g} s")
+            elif now - member.since >= (limits.backoff * 2 ** len(member.restarts) if member.restarts else 0):
+                member.restarts.append(now)
+                self._move(name, State.RESTARTING, "dead")
+                return "restart"
+        return {State.SUSPECT: "probe", State.STALE: "load" if self.wanted else ""}.get(member.state, "")
+
+    def pick(self, prompt: Sequence[int], avoid: Iterable[str] = ()) -> str | None:
+        """The server for a prompt: who knows most of its beginning, unless that one is much fuller than the emptiest.
+
+        None while none is healthy. `avoid` are those that have failed this request; they are taken where there is no other.
+        """
+        able = self.at(State.HEALTHY)
+        able = [name for name in able if name not in avoid] or able
+        if not able:
+            return None
+        blocks = list(_blocks(self.wanted, prompt))
+        least = min(self.members[name].inflight for name in able)
+
+        def rank(name: str) -> tuple[int, int, str]:
+            member = self.members[name]
+            known = sum(block in member.prefixes for block in blocks)
+            return (-known if member.inflight <= least + self.limits.spill else 1, member.inflight, name)
+
+        chosen = self.members[min(able, key=rank)]
+        chosen.prefixes.update(dict.fromkeys(blocks))
+        while len(chosen.prefixes) > REMEMBERED:
+            del chosen.prefixes[next(iter(chosen.prefixes))]
+        return chosen.name
+
+
+def _blocks(version: str, prompt: Sequence[int]) -> Iterator[int]:
+    """A hash of each whole block with all before it; another adapter computes other keys and values."""
+    key = hash(version)
+    for start in range(0, len(prompt) - BLOCK + 1, BLOCK):
+        key = hash((key, *prompt[start : start + BLOCK]))
+        yield key

@@ -1,0 +1,364 @@
+"""The engine of servers: prompts go out as token ids over HTTP, tokens and their log-probabilities come back.
+
+Weights cannot be stale. Every version is an adapter of a new name, published by renaming its folder, loaded on every server and
+sampled by that name; before a server samples, a probe compares its log-probabilities with the learner's. What fails for reasons
+of the machine is tried elsewhere with the same seed and ordinal, so it is the same sample; what the server refuses is an error.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from tether.core.errors import DataError, ModelError, RunError
+from tether.core.types import Json, Prompt, RolloutGroup, Sampling, StopReason, user
+from tether.data.chat import ChatEncoder
+from tether.models.trunk import Role
+from tether.rollout.config import EngineConfig
+from tether.rollout.drawn import Drawn, Ids, as_group, encoded, score_ids
+from tether.rollout.fleet import Fleet, Limits, State
+from tether.rollout.launch import Servers
+
+PROBE = "Name three things that one can find in a kitchen, and say in a sentence what each of them is good for."
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
+"""Nats by which the log-probability of a probe's token may differ between two programs that compute the same."""
+SHORT = 60.0
+"""Seconds that everything but sampling may take."""
+PAUSE = 0.05
+"""Seconds between two looks at a server that needs nothing."""
+
+
+class RefusedError(Exception):
+    """A server's answer that another server would give, too."""
+
+
+class ServedEngine:
+    """Speaks core.protocols.Engine.
+
+    Args:
+        role: the policy that is trained, with an adapter.
+        folder: for adapters, the servers' logs and the fleet's (`fleet.jsonl`); every server must see it.
+        ours: the servers are tether's own, which take seed and ordinal as they are; vLLM gets a seed made of both.
+
+    Raises:
+        ModelError: the policy has no adapter, or a server serves something else.
+        RunError: no server starts.
+    """
+
+    def __init__(
+        self,
+        role: Role,
+        encoder: ChatEncoder,
+        servers: Servers,
+        folder: Path,
+        config: EngineConfig,
+        *,
+        context_length: int,
+        ours: bool,
+    ) -> None:
+        if role.adapter is None:
+            raise ModelError("engine servers get adapters, and this policy is trained whole. Set lora, or engine.kind = 'local'.")
+        self.role, self.encoder, self.servers, self.folder, self.config = role, encoder, servers, folder, config
+        self.context_length, self.ours, self.policy_version = context_length, ours, 0
+        dtype = str(role.model.dtype).removeprefix("torch.")
+        self.tolerance = config.tolerance or TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
+        limits = Limits(start_seconds=config.start_seconds, restarts=config.restarts)
+        self.fleet, self.changed = Fleet(servers.names, time.monotonic, limits), threading.Condition()
+        self.users, self.told, self.fault, self.closed = Counter[str](), 0, "", False
+        self.probe_ids, self.expected = encoder.prompt((user(PROBE),)), list[float]()
+        self.client = httpx2.Client(timeout=config.request_seconds, limits=httpx2.Limits(max_connections=None))
+        self.pool = ThreadPoolExecutor(64 * len(servers.names))
+        self.run, self.count = uuid.uuid4().hex[:8], 0
+        for name in servers.names:
+            threading.Thread(target=self._tend, args=(name,), daemon=True).start()
+        self.update_weights(0)
+
+    def close(self) -> None:
+        """End the servers that were started for it."""
+        self.closed = True
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        self.servers.close()
+        self.client.close()
+
+    # Weights.
+
+    def update_weights(self, version: int) -> None:
+        """Publish the adapter under a new name; returns when every server that lives samples with it.
+
+        Raises:
+            ModelError: a server refuses it, or computes something else than the learner.
+            RunError: no server is left.
+        """
+        self.count += 1
+        name = f"policy-{self.run}-{self.count}-v{version}"
+        unfinished, adapter = self.folder / "adapters" / f".{name}", str(self.role.adapter)
+        self.role.model.save_pretrained(unfinished, selected_adapters=[adapter])
+        (unfinished / adapter).rename(unfinished / "adapter")
+        unfinished.rename(self.folder / "adapters" / name)
+        self.expected = score_ids(self.role, self.probe_ids)
+        with self.changed:
+            self.policy_version = version
+            self.fleet.want(name)
+            self.changed.notify_all()
+            self._wait("a server to take the new weights", lambda: not self._coming() and self._able())
+        for old in (self.folder / "adapters").iterdir():
+            if old.name != name and not self.users[old.name]:
+                shutil.rmtree(old)
+
+    def _coming(self) -> bool:
+        """Whether a server that could sample soon does not yet; one that restarts is not waited for while another is able."""
+        return bool(self.fleet.at(State.STALE) or (self.fleet.at(State.RESTARTING, State.SUSPECT) and not self._able()))
+
+    def _able(self) -> bool:
+        return bool(self.fleet.at(State.HEALTHY))
+
+    def _wait(self, what: str, until: Callable[[], bool]) -> None:
+        """Wait for a change of the fleet, which is locked; bounded by the servers' own limits, since each gives up some time.
+
+        Raises:
+            ModelError: a server refuses what others would refuse, too.
+            RunError: no server is left, or nothing has happened for too long.
+        """
+        start, limit = time.monotonic(), 2 * (self.config.start_seconds + self.config.request_seconds)
+        while not until():
+            states = ", ".join(f"{name} {member.state.value}" for name, member in self.fleet.members.items())
+            if self.fault:
+                raise ModelError(self.fault)
+            if self.closed or not self.fleet.at(*set(State) - {State.RETIRED}):
+                last = "; ".join(f"{c.server}: {c.why}" for c in self.fleet.changes[-2:])
+                raise RunError(f"no engine server is left ({last}). Their logs are in {self.folder}; the same command goes on.")
+            if time.monotonic() - start > limit:
+                raise RunError(f"waited {limit:.0f} s for {what} ({states}). The logs are in {self.folder}.")
+            self.changed.wait(1.0)
+
+    # Servers: one thread looks after each.
+
+    def _tend(self, name: str) -> None:
+        while not self.closed:
+            with self.changed:
+                member = self.fleet.members[name]
+                if (status := self.servers.ended(name)) is not None and member.state not in (State.DEAD, State.RETIRED):
+                    self.fleet.exited(name, f"its process ended with status {status}: {self.servers.last_words(name)}")
+                if member.state is State.RESTARTING and name not in self.servers.addresses:
+                    task = "restart"
+                else:
+                    task = "ask" if member.state is State.RESTARTING else self.fleet.due(name)
+                self._tell()
+                if not task:
+                    self.changed.wait(PAUSE)
+                    continue
+            try:
+                self._do(name, task)
+            except RefusedError as error:
+                self.fault = f"{name} ({self.servers.addresses[name]}): {error}"
+            except (httpx2.HTTPError, OSError, ValueError) as error:
+                if task != "ask":
+                    with self.changed:
+                        self.fleet.failed(name, f"{task}: {type(error).__name__}: {error}")
+                time.sleep(PAUSE)
+            except RuntimeError:
+                if not self.closed:  # the client closes while it is asked
+                    raise
+            with self.changed:
+                self._tell()
+
+    def _do(self, name: str, task: str) -> None:
+        """One thing that a server needs; what it holds already is unloaded when nobody samples with it any more."""
+        match task:
+            case "restart":
+                self.servers.start(name)
+            case "ask":
+                self._get(name, "/health")
+                self._check_model(name)
+                with self.changed:
+                    self.fleet.started(name)
+            case "load":
+                wanted, held = self.fleet.wanted, self._held(name)
+                if wanted not in held:
+                    self._load(name, wanted)
+                self._compare(name, wanted)
+                for old in held:
+                    if old != wanted and not self.users[old]:
+                        self._post(name, "/v1/unload_lora_adapter", {"lora_name": old})
+                with self.changed:
+                    self.fleet.loaded(name, wanted)
+            case _:
+                self._compare(name, self.fleet.wanted)
+                with self.changed:
+                    self.fleet.answered(name)
+
+    def _check_model(self, name: str) -> None:
+        """Raises: RefusedError: it serves no sequences as long as the learner's, or no adapters."""
+        longest = self._get(name, "/v1/models")["data"][0].get("max_model_len")
+        if longest is not None and longest < min(self.context_length, 2**20):
+            self.context_length = longest
+
+    def _held(self, name: str) -> list[str]:
+        """This run's adapters on a server."""
+        return [one["id"] for one in self._get(name, "/v1/models")["data"] if one["id"].startswith(f"policy-{self.run}-")]
+
+    def _load(self, name: str, version: str) -> None:
+        path = self.folder / "adapters" / version / "adapter"
+        self._post(name, "/v1/load_lora_adapter", {"lora_name": version, "lora_path": str(path.resolve())})
+
+    def _compare(self, name: str, version: str) -> None:
+        """Raises: RefusedError: the server's log-probabilities of the probe are not the learner's."""
+        sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+        answer = self._post(name, GENERATE, {"model": version, "token_ids": self.probe_ids, "sampling_params": sampling})
+        rows = zip(self.probe_ids[1:], answer["prompt_logprobs"][1:], strict=True)
+        theirs = [float(row[str(i)]["logprob"]) for i, row in rows]
+        apart = max(abs(a - b) for a, b in zip(theirs, self.expected, strict=True))
+        if version == self.fleet.wanted and not apart <= self.tolerance:
+            raise RefusedError(
+                f"its log-probabilities of {version} differ from the learner's by up to {apart:.3g} nats a token, and "
+                f"{self.tolerance:g} is allowed: it holds other weights, another model, or computes in another dtype"
+            )
+
+    def _get(self, name: str, path: str) -> Any:
+        answer = self.client.get(self.servers.addresses[name] + path, timeout=10)
+        answer.raise_for_status()
+        return answer.json() if answer.content and path != "/health" else {}
+
+    def _post(self, name: str, path: str, body: Json) -> Json:
+        """Raises: RefusedError: the server understands, and does not do it."""
+        limit = self.config.request_seconds
+        limit = limit if "n" in body.get("sampling_params", {}) else min(limit, SHORT)
+        answer = self.client.post(self.servers.addresses[name] + path, json=body, timeout=limit)
+        if answer.status_code in (400, 401, 403, 413, 422) or (answer.status_code == 404 and path != GENERATE):
+            raise RefusedError(_reason(answer))
+        answer.raise_for_status()
+        return answer.json() if path == GENERATE else {}
+
+    def _tell(self) -> None:
+        """Write new changes of state down, and wake who waits; the fleet is locked."""
+        if new := self.fleet.changes[self.told :]:
+            with (self.folder / "fleet.jsonl").open("a", encoding="utf-8") as log:
+                log.writelines(json.dumps({"time": time.time(), **asdict(change)}) + "\n" for change in new)
+            self.told += len(new)
+            self.changed.notify_all()
+
+    # Samples.
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        *,
+        num_samples: int = 1,
+        seed: int = 0,
+        ordinals: Sequence[int] | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[RolloutGroup]:
+        """See core.protocols.Engine.generate.
+
+        Raises:
+            DataError: a prompt and its response do not fit the model's context, or a server refuses it.
+            RunError: no server is left.
+        """
+        rows = encoded(self.encoder, prompts, sampling, self.context_length)
+        version, done = self.fleet.wanted, 0
+        ordinals = range(len(rows)) if ordinals is None else ordinals
+        bodies = [self._body(ids, ordinal, sampling, num_samples, seed) for ids, ordinal in zip(rows, ordinals, strict=True)]
+        asked = [self.pool.submit(self._ask, version, body) for body in bodies]
+        groups = []
+        try:
+            for prompt, ids, future in zip(prompts, rows, asked, strict=True):
+                groups.append(as_group(self.encoder, prompt, ids, future.result(), sampling, self.policy_version))
+                done += num_samples
+                if progress:
+                    progress(done)
+        finally:
+            for future in asked:
+                future.cancel()
+        return groups
+
+    def _body(self, ids: Ids, ordinal: int, sampling: Sampling, count: int, seed: int) -> Json:
+        """A request in vLLM's words. Seeds of vLLM's samples are this one and those after it."""
+        own = {"extra_args": {"seed": seed, "ordinal": ordinal}} if self.ours else {}
+        params = {
+            **{"n": count, "max_tokens": sampling.max_new_tokens, "temperature": sampling.temperature, "logprobs": 0, **own},
+            **{"top_p": sampling.top_p, "top_k": sampling.top_k, "min_p": sampling.min_p, "stop": list(sampling.stop_strings)},
+            **{"stop_token_ids": list(self.encoder.stop_ids), "seed": (seed * 1_000_003 + ordinal) * 4096 % 2**62},
+        }
+        return {"token_ids": ids, "sampling_params": params}
+
+    def _ask(self, version: str, body: Json) -> list[Drawn]:
+        """The samples of one prompt, from whichever server gives them."""
+        avoid: set[str] = set()
+        with self.changed:
+            self.users[version] += 1
+        try:
+            while True:
+                with self.changed:
+                    self._wait("a server that samples", self._able)
+                    name = self.fleet.pick(body["token_ids"], avoid)
+                    assert name is not None
+                    self.fleet.members[name].inflight += 1
+                why = lacking = ""
+                try:
+                    answer = self._post(name, GENERATE, {**body, "model": version})
+                    return _read(answer, version, body["sampling_params"])
+                except RefusedError as error:
+                    raise DataError(f"{name} refuses a prompt of {len(body['token_ids'])} tokens: {error}") from None
+                except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
+                    why = f"{type(error).__name__}: {error}"
+                    lacking = version if isinstance(error, httpx2.HTTPStatusError) and error.response.status_code == 404 else ""
+                    avoid.add(name)
+                finally:
+                    with self.changed:
+                        self.fleet.members[name].inflight -= 1
+                        if lacking:
+                            self.fleet.emptied(name, f"it has no {lacking}")
+                        elif why:
+                            self.fleet.failed(name, why)
+                        else:
+                            self.fleet.answered(name)
+                        self._tell()
+        finally:
+            with self.changed:
+                self.users[version] -= 1
+
+
+GENERATE = "/inference/v1/generate"
+
+
+def _read(answer: Json, version: str, asked: Json) -> list[Drawn]:
+    """The responses of an answer.
+
+    Raises:
+        ValueError: it is of another version, or nothing that a policy can have sampled.
+    """
+    choices = sorted(answer["choices"], key=lambda one: one["index"])
+    if answer.get("model", version) != version or len(choices) != asked["n"]:
+        raise ValueError(f"asked {version} for {asked['n']} samples, got {len(choices)} of {answer.get('model')}")
+    drawn = []
+    for one in choices:
+        ids, logprobs = tuple(one["token_ids"]), tuple(float(row["logprob"]) for row in one["logprobs"]["content"])
+        possible = all(-1e3 < x <= 1e-3 for x in logprobs)
+        if not possible or not 0 < len(ids) == len(logprobs) <= asked["max_tokens"]:
+            raise ValueError(f"{len(ids)} ids and {len(logprobs)} log-probabilities that no policy gives")
+        stop = one.get("stop_reason")
+        reason = StopReason.STOP_STRING if isinstance(stop, str) else StopReason.STOP_TOKEN
+        drawn.append(Drawn(ids, logprobs, StopReason.LENGTH if one["finish_reason"] == "length" else reason))
+    return drawn
+
+
+def _reason(answer: Any) -> str:
+    """What a server says of its refusal."""
+    try:
+        body = answer.json()
+    except ValueError:
+        return f"HTTP {answer.status_code}"
+    inner = body.get("error", body) if isinstance(body, dict) else body
+    return str(inner.get("message", inner) if isinstance(inner, dict) else inner)

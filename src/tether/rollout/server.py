@@ -1,0 +1,174 @@
+"""An engine behind HTTP, on the standard library: the endpoints of vLLM's that a served engine asks.
+
+`GET /health`, `GET /v1/models`, `POST /v1/load_lora_adapter`, `POST /v1/unload_lora_adapter`, `POST /inference/v1/generate`.
+Requests that wait together and ask alike are decoded together by the local engine, in one thread.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tether.core.errors import TetherError
+from tether.core.types import Json, Sampling, StopReason
+from tether.rollout.drawn import Drawn, Ids, score_ids
+from tether.rollout.local import LocalEngine
+
+Loader = Callable[[str, Path], LocalEngine]
+"""From an adapter's name and folder to an engine that samples with it."""
+
+
+class Asked(NamedTuple):
+    """A request, and the queue on which its responses go back, or the error."""
+
+    kind: tuple[str, int, int, Ids, Sampling]
+    """Adapter, samples, seed, stop ids and sampling: what requests must share to be decoded together."""
+    ids: Ids
+    ordinal: int
+    back: queue.Queue[Any]
+
+
+class EngineServer(ThreadingHTTPServer):
+    """Serves the adapters that are loaded into it, by name.
+
+    Args:
+        address: host and port; port 0 takes a free one (`server_address`).
+        base: what /v1/models calls the model under the adapters.
+        load: opens an adapter.
+        limits: of /v1/models: the longest sequence, in tokens.
+    """
+
+    daemon_threads, request_queue_size = True, 512
+
+    def __init__(self, address: tuple[str, int], base: str, load: Loader, unload: Callable[[str], None], context: int) -> None:
+        super().__init__(address, _Handler)
+        self.base, self.load, self.unload, self.context = base, load, unload, context
+        self.engines: dict[str, LocalEngine] = {}
+        self.asked: queue.Queue[Asked | Callable[[], None]] = queue.Queue()
+        threading.Thread(target=self._work, daemon=True).start()
+
+    def _work(self) -> None:
+        """The one thread that touches the model: loads, unloads, and batches of requests that ask alike."""
+        while True:
+            waiting = [self.asked.get()]
+            while not self.asked.empty():
+                waiting.append(self.asked.get())
+            for task in waiting:
+                if not isinstance(task, Asked):
+                    task()
+            asked = [task for task in waiting if isinstance(task, Asked)]
+            for kind in dict.fromkeys(one.kind for one in asked):
+                self._draw([one for one in asked if one.kind == kind])
+
+    def _draw(self, batch: list[Asked]) -> None:
+        model, count, seed, stop_ids, sampling = batch[0].kind
+        try:
+            engine = self.engines[model]
+            engine.encoder.stop_ids = stop_ids
+            results: list[Any] = engine.draw([one.ids for one in batch], [one.ordinal for one in batch], sampling, count, seed)
+        except KeyError:
+            results = [(404, f"no adapter is called {model!r}")] * len(batch)
+        except (TetherError, RuntimeError, ValueError) as error:
+            results = [(400, str(error))] * len(batch)
+        for one, result in zip(batch, results, strict=True):
+            one.back.put(result)
+
+    def generate(self, body: Json) -> tuple[int, Json]:
+        """Status and answer of a request for samples, or for the log-probabilities of a prompt (`prompt_logprobs`)."""
+        given, ids, back = body["sampling_params"], tuple(body["token_ids"]), queue.Queue[Any]()
+        extra = given.get("extra_args") or {}
+        if "prompt_logprobs" in given:
+            self.asked.put(lambda: back.put(self._scored(body["model"], ids)))
+        else:
+            sampling = Sampling(given["max_tokens"], *(given[name] for name in ("temperature", "top_k", "top_p", "min_p")))
+            sampling = replace(sampling, stop_strings=tuple(given.get("stop") or ()))
+            if len(ids) + sampling.max_new_tokens > self.context:
+                return 400, {"error": f"{len(ids)} + {sampling.max_new_tokens} tokens; the context holds {self.context}"}
+            stop_ids = tuple(given["stop_token_ids"])
+            kind = body["model"], given.get("n", 1), extra.get("seed", given.get("seed", 0)), stop_ids, sampling
+            self.asked.put(Asked(kind, ids, extra.get("ordinal", 0), back))
+        if isinstance(answer := back.get(), tuple):
+            return answer[0], {"error": answer[1]}
+        if isinstance(answer, dict):
+            return 200, {"model": body["model"], **answer}
+        return 200, {"model": body["model"], "choices": [choice(index, one) for index, one in enumerate(answer)]}
+
+    def _scored(self, model: str, ids: Ids) -> Any:
+        if model not in self.engines:
+            return 404, f"no adapter is called {model!r}"
+        logprobs = score_ids(self.engines[model].role, ids)
+        return {
+            "choices": [],
+            "prompt_logprobs": [None, *({str(i): {"logprob": x}} for i, x in zip(ids[1:], logprobs, strict=True))],
+        }
+
+    def adapt(self, path: str, body: Json) -> tuple[int, Json]:
+        """Load or unload an adapter; a name is never given to another one."""
+        name, back = body["lora_name"], queue.Queue[str]()
+
+        def task() -> None:
+            try:
+                if path.endswith("unload_lora_adapter"):
+                    del self.engines[name]
+                    self.unload(name)
+                elif name in self.engines:
+                    raise ValueError(f"an adapter is called {name!r} already")
+                else:
+                    self.engines[name] = self.load(name, Path(body["lora_path"]))
+                back.put("")
+            except (TetherError, KeyError, ValueError, OSError, RuntimeError) as error:
+                back.put(f"{type(error).__name__}: {error}")
+
+        self.asked.put(task)
+        return (400, {"error": error}) if (error := back.get()) else (200, {})
+
+
+def choice(index: int, drawn: Drawn) -> Json:
+    """A response on the wire."""
+    stopped = drawn.reason is not StopReason.LENGTH
+    words = {
+        "finish_reason": "stop" if stopped else "length",
+        "stop_reason": "" if drawn.reason is StopReason.STOP_STRING else None,
+    }
+    content = [{"token_id": i, "logprob": logprob} for i, logprob in zip(drawn.ids, drawn.logprobs, strict=True)]
+    return {"index": index, "token_ids": drawn.ids, "logprobs": {"content": content}, **words}
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: EngineServer
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        models = {
+            "data": [{"id": self.server.base, "max_model_len": self.server.context}, *({"id": n} for n in self.server.engines)]
+        }
+        self._reply(200, models if self.path == "/v1/models" else {})
+
+    def do_POST(self) -> None:
+        try:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            if self.path == "/inference/v1/generate":
+                self._reply(*self.server.generate(body))
+            elif self.path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+                self._reply(*self.server.adapt(self.path, body))
+            else:
+                self._reply(404, {"error": f"nothing is at {self.path}"})
+        except (KeyError, TypeError, ValueError) as error:
+            self._reply(400, {"error": f"{type(error).__name__}: {error}"})
+
+    def _reply(self, status: int, body: Json) -> None:
+        content = json.dumps(body).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Nothing: the fleet's own log says what failed."""

@@ -1,0 +1,110 @@
+"""The engine that a section asks for, and the server of tether's own engine."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from tether.core.errors import ConfigError
+from tether.models.config import ModelConfig
+from tether.models.loading import LoadedModel, save_model
+from tether.models.saving import attach_adapter
+from tether.models.trunk import Role
+from tether.rollout.config import EngineConfig
+from tether.rollout.launch import Servers
+from tether.rollout.local import LocalEngine
+from tether.rollout.served import ServedEngine
+from tether.rollout.server import EngineServer
+from tether.run.models import open_model
+from tether.run.roles import encoder_of
+
+VLLM = (
+    *("-m", "vllm.entrypoints.openai.api_server", "--enable-lora", "--max-loras", "3", "--logprobs-mode", "processed_logprobs"),
+    *("--generation-config", "vllm", "--enable-scale-out", "--disable-log-requests"),
+)
+"""vLLM's own words for: adapters by name, log-probabilities of the distribution that was sampled, tokens in and out."""
+
+
+def served_engine(
+    config: EngineConfig, policy: Role, loaded: LoadedModel, folder: Path, rank: int, rows: int, seed: int
+) -> ServedEngine:
+    """Engine servers for a policy: started here, or those at `addresses`.
+
+    Args:
+        folder: of the stage; servers find the model under the adapters, and the adapters, in `engine` there.
+        rank: the largest of an adapter.
+        rows: responses that a server of our own decodes at once.
+
+    Raises:
+        ConfigError: vLLM's Python is not there.
+        ModelError, RunError: see ServedEngine.
+    """
+    root = folder / "engine"
+    shutil.rmtree(root / "adapters", ignore_errors=True)
+    base = _base(loaded, root, seed)
+    dtype = str(policy.model.dtype).removeprefix("torch.")
+    python, ours = Path(config.python).expanduser(), config.kind == "served"
+    if not ours and not config.addresses and not python.exists():
+        raise ConfigError(
+            f"engine.kind = 'vllm' needs a Python that has vLLM, and there is none at {python}. Make an environment for it, "
+            "name its program with engine.python, or give the addresses of servers that run (engine.addresses)"
+        )
+
+    def command(port: int) -> Sequence[str]:
+        where = "--model", str(base), "--port", str(port), "--dtype", dtype, *config.arguments
+        if ours:
+            return sys.executable, "-m", "tether", "engine", *where, "--rows", str(rows)
+        return str(python), *VLLM, "--host", "127.0.0.1", "--max-lora-rank", str(_allowed(rank)), *where
+
+    addresses = {f"server-{number}": address.rstrip("/") for number, address in enumerate(config.addresses)}
+    names = [] if addresses else [f"server-{number}" for number in range(config.servers)]
+    servers = Servers(command, names, root, addresses)
+    try:
+        return ServedEngine(policy, encoder_of(loaded), servers, root, config, context_length=loaded.context_length, ours=ours)
+    except BaseException:
+        servers.close()
+        raise
+
+
+def _allowed(rank: int) -> int:
+    """The smallest limit of ranks that vLLM takes and that holds this one."""
+    return next((limit for limit in (8, 16, 32, 64, 128, 256, 320, 512) if limit >= rank), rank)
+
+
+def _base(loaded: LoadedModel, root: Path, seed: int) -> Path:
+    """The folder of the model under the adapters; a copy where it comes from a package, or was made in code."""
+    source = Path(loaded.source)
+    if source.is_dir() and any(source.glob("*.safetensors")):
+        return source.resolve()
+    if not (root / "base" / "config.json").is_file():
+        fresh = open_model(loaded.config.model_copy(update={"quantize": None, "cpu_kernels": False}), seed=seed)
+        shutil.rmtree(root / "unfinished", ignore_errors=True)
+        save_model(fresh.model, fresh.tokenizer, encoder_of(fresh).template, root / "unfinished")
+        (root / "unfinished").rename(root / "base")
+    return (root / "base").resolve()
+
+
+def start_server(model: str, host: str, port: int, dtype: str, rows: int, ready: Callable[[str], None]) -> None:
+    """Serve tether's engine until the process is ended.
+
+    Args:
+        ready: told the address as soon as it answers.
+    """
+    loaded = open_model(ModelConfig.model_validate({"source": model, "dtype": dtype}))
+    encoder, roles = encoder_of(loaded), [loaded.model]
+
+    def load(name: str, path: Path) -> LocalEngine:
+        roles[0] = attach_adapter(roles[0], path.parent, name)
+        role = Role(roles[0], name)
+        limits = {"max_rows": rows, "context_length": loaded.context_length}
+        return LocalEngine(role, copy.copy(encoder), **limits, cpu_kernels=loaded.config.cpu_kernels)
+
+    def unload(name: str) -> None:
+        roles[0].delete_adapter(name)
+
+    server = EngineServer((host, port), model, load, unload, loaded.context_length)
+    ready("http://{}:{}".format(*server.server_address[:2]))
+    server.serve_forever()
