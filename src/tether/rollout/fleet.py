@@ -53,6 +53,8 @@ class Member:
     name: str
     since: float
     state: State = State.RESTARTING
+    lived: bool = False
+    """Whether it ever answered."""
     version: str = ""
     failures: int = 0
     inflight: int = 0
@@ -117,6 +119,7 @@ class Fleet:
     def started(self, name: str) -> None:
         """It answers, and holds no adapter yet."""
         if self.members[name].state is State.RESTARTING:
+            self.members[name].lived = True
             self._move(name, State.STALE, "started")
 
     def loaded(self, name: str, version: str) -> None:

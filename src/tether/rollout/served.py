@@ -149,7 +149,9 @@ class ServedEngine:
             with self.changed:
                 member = self.fleet.members[name]
                 if (status := self.servers.ended(name)) is not None and member.state not in (State.DEAD, State.RETIRED):
-                    self.fleet.exited(name, f"its process ended with status {status}: {self.servers.last_words(name)}")
+                    why = f"its process ended with status {status}: {self.servers.last_words(name)}"
+                    self.fault = self.fault if member.lived else f"{name} does not start, {why}. Its log is in {self.folder}"
+                    self.fleet.exited(name, why)
                 if member.state is State.RESTARTING and name not in self.servers.addresses:
                     task = "restart"
                 else:

@@ -23,7 +23,7 @@ from tether.run.roles import encoder_of
 
 VLLM = (
     *("-m", "vllm.entrypoints.openai.api_server", "--enable-lora", "--max-loras", "3", "--logprobs-mode", "processed_logprobs"),
-    *("--generation-config", "vllm", "--enable-scale-out", "--disable-log-requests"),
+    *("--generation-config", "vllm", "--enable-scale-out"),
 )
 """vLLM's own words for: adapters by name, log-probabilities of the distribution that was sampled, tokens in and out."""
 
@@ -57,7 +57,8 @@ def served_engine(
         where = "--model", str(base), "--port", str(port), "--dtype", dtype, *config.arguments
         if ours:
             return sys.executable, "-m", "tether", "engine", *where, "--rows", str(rows)
-        return str(python), *VLLM, "--host", "127.0.0.1", "--max-lora-rank", str(_allowed(rank)), *where
+        share = ("--gpu-memory-utilization", "0.2") if policy.device.type == "cpu" else ()  # the learner has memory, too
+        return str(python), *VLLM, *share, "--host", "127.0.0.1", "--max-lora-rank", str(_allowed(rank)), *where
 
     addresses = {f"server-{number}": address.rstrip("/") for number, address in enumerate(config.addresses)}
     names = [] if addresses else [f"server-{number}" for number in range(config.servers)]

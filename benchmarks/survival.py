@@ -1,0 +1,170 @@
+"""`python -m benchmarks.survival --kills 30 --json`: engine servers are killed while a run trains, and the run goes on.
+
+GRPO on the tiny model with two servers. A server is drawn, whatever it is doing, and gets SIGKILL, or is made to hang
+(`--how hang`, SIGSTOP). Counted against the same run without disturbance, by the prompts' ordinals:
+samples that never came (`lost`), came twice (`twice`), or are other tokens (`differs`).
+`recovery_s`: from the kill until that server samples again with the weights of that time. `pause_s`: the longest step, less the
+median one, which is what the run itself loses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import signal
+import statistics
+import tempfile
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tether.core.config import build
+from tether.core.rundir import read_jsonl
+from tether.core.stopping import Interrupted
+from tether.rollout.fleet import State
+from tether.rollout.served import ServedEngine
+from tether.run.recipe import Recipe, run_recipe
+
+PROMPTS = 8
+
+
+class Recorder:
+    """Every group that the engine handed over, by (generate's number, ordinal), and the engine itself."""
+
+    def __init__(self, calls: int | None = None) -> None:
+        self.limit = calls
+        self.seen: Counter[tuple[int, int]] = Counter()
+        self.tokens: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = {}
+        self.engine: ServedEngine | None = None
+        self.calls = 0
+
+    def __enter__(self) -> Recorder:
+        self.original = original = ServedEngine.generate
+
+        recorder = self
+
+        def generate(self: Any, prompts: Any, sampling: Any, *, ordinals: Any = None, **more: Any) -> Any:
+            recorder.engine = self
+            groups = original(self, prompts, sampling, ordinals=ordinals, **more)
+            for ordinal, group in zip(range(len(prompts)) if ordinals is None else ordinals, groups, strict=True):
+                key = recorder.calls, ordinal
+                recorder.seen[key] += 1
+                recorder.tokens[key] = tuple(rollout.response_ids for rollout in group.rollouts)
+            recorder.calls += 1
+            if recorder.calls == recorder.limit:
+                os.kill(os.getpid(), signal.SIGINT)  # the run saves, and ends
+            return groups
+
+        ServedEngine.generate = generate
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        ServedEngine.generate = self.original
+
+
+def recipe(folder: Path, name: str, steps: int, engine: dict[str, Any]) -> Any:
+    prompts = folder / "prompts.jsonl"
+    prompts.write_text("".join(json.dumps({"prompt": f"What do you think of the number {n}?"}) + "\n" for n in range(64)))
+    section = {
+        **{
+            "data": {"path": str(prompts)},
+            "steps": steps,
+            "prompts_per_step": PROMPTS,
+            "samples_per_prompt": 4,
+            "max_new_tokens": 24,
+        },
+        **{"reward_source": "random", "checkpoint_every": 50, "engine": engine},
+    }
+    model = {"source": "tiny", "dtype": "float32"}
+    return build(Recipe, {"run": str(folder / name), "model": model, "grpo": section})
+
+
+def disturb(recorder: Recorder, how: str, kills: int, every: float, ended: threading.Event, told: list[dict[str, Any]]) -> None:
+    """Kill, again and again, a server drawn at random among those that sample, once the one before has come back."""
+    draw = random.Random(0)
+    while len(told) < kills and not ended.wait(every):
+        if (engine := recorder.engine) is None or len(engine.fleet.at(State.HEALTHY)) < 2:
+            continue
+        name = draw.choice(sorted(engine.fleet.at(State.HEALTHY)))
+        process, busy, start = engine.servers.processes[name], engine.fleet.members[name].inflight, time.monotonic()
+        if how == "kill":
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            os.killpg(process.pid, signal.SIGSTOP)
+        row = {"server": name, "serving": busy > 0, "recovery_s": None}
+        told.append(row)
+        while not ended.wait(0.02) and process is engine.servers.processes.get(name):
+            pass
+        while not ended.wait(0.02) and engine.fleet.members[name].state is not State.HEALTHY:
+            pass
+        if engine.fleet.members[name].state is State.HEALTHY:
+            row["recovery_s"] = round(time.monotonic() - start, 3)
+    if not ended.is_set():
+        os.kill(os.getpid(), signal.SIGINT)
+
+
+def measured(folder: Path, steps: int, kills: int, engine: dict[str, Any], how: str, every: float) -> dict[str, Any]:
+    """Both runs, and what differs."""
+    told: list[dict[str, Any]] = []
+    ended = threading.Event()
+    with Recorder() as wild, contextlib.suppress(Interrupted):
+        hand = threading.Thread(target=disturb, args=(wild, how, kills, every, ended, told))
+        hand.start()
+        try:
+            run_recipe(recipe(folder, "wild", steps, engine))
+        finally:
+            ended.set()
+            hand.join()
+    with Recorder(wild.calls) as calm, contextlib.suppress(Interrupted):
+        run_recipe(recipe(folder, "calm", steps, engine))
+    expected = {(call, call * PROMPTS + place) for call in range(wild.calls) for place in range(PROMPTS)}
+    recovered = [row["recovery_s"] for row in told if row["recovery_s"] is not None]
+    times = [[row["time/step"] for row in read_jsonl(folder / name / "grpo" / "metrics.jsonl")] for name in ("calm", "wild")]
+    typed = Counter(row["why"].partition(":")[0] for row in read_jsonl(folder / "wild" / "grpo" / "engine" / "fleet.jsonl"))
+    words = ("its process ended", "ReadTimeout", "ConnectError", "ReadError", "RemoteProtocolError")
+    return {
+        "kills": len(told),
+        "while_serving": sum(row["serving"] for row in told),
+        "steps": len(times[1]),
+        "groups": len(expected),
+        "lost": len(expected - wild.seen.keys()) + len(wild.seen.keys() - expected),
+        "twice": sum(count > 1 for count in wild.seen.values()),
+        "differs": sum(calm.tokens[key] != wild.tokens[key] for key in calm.tokens.keys() & wild.tokens.keys()),
+        "not_recovered": len(told) - len(recovered),
+        "recovery_s": {"median": statistics.median(recovered), "max": max(recovered)} if recovered else None,
+        "pause_s": round(max(times[1]) - statistics.median(times[1]), 3),
+        "step_s": {"calm": round(statistics.median(times[0]), 3), "wild": round(statistics.median(times[1]), 3)},
+        "typed": {why: count for why, count in typed.items() if why.startswith(words)},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.survival", description=__doc__)
+    parser.add_argument("--kills", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=100_000, help="at most; the run is stopped after the last recovery")
+    parser.add_argument("--engine", choices=["local", "vllm"], default="local", help="servers of tether's own engine, or vLLM's")
+    parser.add_argument("--how", choices=["kill", "hang"], default="kill")
+    parser.add_argument("--every", type=float, default=2.0, help="seconds between a recovery and the next kill")
+    parser.add_argument("--python", default=".bench/vllm/bin/python", help="the Python that has vLLM")
+    parser.add_argument("--json", action="store_true", help="the last line is JSON alone")
+    parser.add_argument("--smoke", action="store_true", help="one kill in a few steps")
+    asked = parser.parse_args()
+    kills = 1 if asked.smoke else asked.kills
+    engine: dict[str, Any] = {"kind": "served" if asked.engine == "local" else "vllm", "servers": 2, "restarts": 10 * kills}
+    engine["request_seconds"] = 5.0 if asked.how == "hang" else 60.0
+    if asked.engine == "vllm":
+        engine |= {"python": asked.python, "arguments": ["--max-model-len", "512"]}
+    with tempfile.TemporaryDirectory() as folder:
+        result = measured(Path(folder), asked.steps, kills, engine, asked.how, 0.2 if asked.smoke else asked.every)
+    if not asked.json:
+        print(f"{result['kills']} of two servers ended by {asked.how}; {result['lost']} groups lost, {result['twice']} twice")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()
