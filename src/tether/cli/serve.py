@@ -90,6 +90,15 @@ def engine(
     rows: Annotated[int, typer.Option(min=1, help="Responses decoded at once.")] = 64,
 ) -> None:
     """Serve tether's engine to runs with engine.addresses. It takes adapters by name from folders that it can read."""
-    from tether.run.engines import start_server
+    from tether.cli.progress import starting
 
-    start_server(model, host, port, dtype, rows, lambda address: typer.echo(f"Sampling at {address}; Ctrl-C ends it."))
+    with starting("loading the model"):
+        from tether.core.config import build
+        from tether.models.config import ModelConfig
+        from tether.run.engines import engine_server
+        from tether.run.models import open_model
+
+        loaded = open_model(build(ModelConfig, {"source": model, "dtype": dtype}, where="tether engine"))
+    server = engine_server(loaded, (host, port), rows)
+    typer.echo("Sampling at http://{}:{}; Ctrl-C ends it.".format(*server.server_address[:2]))
+    server.serve_forever()

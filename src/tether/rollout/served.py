@@ -80,16 +80,25 @@ class ServedEngine:
         self.client = httpx2.Client(timeout=config.request_seconds, limits=httpx2.Limits(max_connections=None))
         self.pool = ThreadPoolExecutor(64 * len(servers.names))
         self.run, self.count = uuid.uuid4().hex[:8], 0
-        for name in servers.names:
-            threading.Thread(target=self._tend, args=(name,), daemon=True).start()
-        self.update_weights(0)
+        self.keepers = [threading.Thread(target=self._tend, args=(name,), daemon=True) for name in servers.names]
+        for keeper in self.keepers:
+            keeper.start()
+        try:
+            self.update_weights(0)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """End the servers that were started for it."""
-        self.closed = True
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
         self.pool.shutdown(wait=False, cancel_futures=True)
         self.servers.close()
         self.client.close()
+        for keeper in self.keepers:
+            keeper.join(1.0)
 
     # Weights.
 

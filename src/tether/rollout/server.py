@@ -50,8 +50,15 @@ class EngineServer(ThreadingHTTPServer):
         super().__init__(address, _Handler)
         self.base, self.load, self.unload, self.context = base, load, unload, context
         self.engines: dict[str, LocalEngine] = {}
-        self.asked: queue.Queue[Asked | Callable[[], None]] = queue.Queue()
-        threading.Thread(target=self._work, daemon=True).start()
+        self.asked: queue.Queue[Asked | Callable[[], None] | None] = queue.Queue()
+        self.worker = threading.Thread(target=self._work, daemon=True)
+        self.worker.start()
+
+    def server_close(self) -> None:
+        """Close the port, and end the thread that samples."""
+        super().server_close()
+        self.asked.put(None)
+        self.worker.join()
 
     def _work(self) -> None:
         """The one thread that touches the model: loads, unloads, and batches of requests that ask alike."""
@@ -59,8 +66,10 @@ class EngineServer(ThreadingHTTPServer):
             waiting = [self.asked.get()]
             while not self.asked.empty():
                 waiting.append(self.asked.get())
+            if None in waiting:
+                return
             for task in waiting:
-                if not isinstance(task, Asked):
+                if task is not None and not isinstance(task, Asked):
                     task()
             asked = [task for task in waiting if isinstance(task, Asked)]
             for kind in dict.fromkeys(one.kind for one in asked):
@@ -153,7 +162,9 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         try:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if self.path == "/inference/v1/generate":
+            if not self.server.worker.is_alive():
+                self._reply(503, {"error": "the server is closed"})
+            elif self.path == "/inference/v1/generate":
                 self._reply(*self.server.generate(body))
             elif self.path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
                 self._reply(*self.server.adapt(self.path, body))

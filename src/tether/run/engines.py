@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tether.core.errors import ConfigError
-from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel, save_model
 from tether.models.saving import attach_adapter
 from tether.models.trunk import Role
@@ -63,11 +62,7 @@ def served_engine(
     addresses = {f"server-{number}": address.rstrip("/") for number, address in enumerate(config.addresses)}
     names = [] if addresses else [f"server-{number}" for number in range(config.servers)]
     servers = Servers(command, names, root, addresses)
-    try:
-        return ServedEngine(policy, encoder_of(loaded), servers, root, config, context_length=loaded.context_length, ours=ours)
-    except BaseException:
-        servers.close()
-        raise
+    return ServedEngine(policy, encoder_of(loaded), servers, root, config, context_length=loaded.context_length, ours=ours)
 
 
 def _allowed(rank: int) -> int:
@@ -88,24 +83,16 @@ def _base(loaded: LoadedModel, root: Path, seed: int) -> Path:
     return (root / "base").resolve()
 
 
-def start_server(model: str, host: str, port: int, dtype: str, rows: int, ready: Callable[[str], None]) -> None:
-    """Serve tether's engine until the process is ended.
-
-    Args:
-        ready: told the address as soon as it answers.
-    """
-    loaded = open_model(ModelConfig.model_validate({"source": model, "dtype": dtype}))
-    encoder, roles = encoder_of(loaded), [loaded.model]
+def engine_server(loaded: LoadedModel, address: tuple[str, int], rows: int) -> EngineServer:
+    """A server of tether's engine with this model under the adapters; `serve_forever` makes it answer."""
+    encoder, under = encoder_of(loaded), [loaded.model]
+    limits = {"max_rows": rows, "context_length": loaded.context_length, "cpu_kernels": loaded.config.cpu_kernels}
 
     def load(name: str, path: Path) -> LocalEngine:
-        roles[0] = attach_adapter(roles[0], path.parent, name)
-        role = Role(roles[0], name)
-        limits = {"max_rows": rows, "context_length": loaded.context_length}
-        return LocalEngine(role, copy.copy(encoder), **limits, cpu_kernels=loaded.config.cpu_kernels)
+        under[0] = attach_adapter(under[0], path.parent, name)
+        return LocalEngine(Role(under[0], name), copy.copy(encoder), **limits)
 
     def unload(name: str) -> None:
-        roles[0].delete_adapter(name)
+        under[0].delete_adapter(name)
 
-    server = EngineServer((host, port), model, load, unload, loaded.context_length)
-    ready("http://{}:{}".format(*server.server_address[:2]))
-    server.serve_forever()
+    return EngineServer(address, loaded.source, load, unload, loaded.context_length)

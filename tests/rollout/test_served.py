@@ -1,0 +1,207 @@
+"""The served engine against the local one, with servers of tether's own on the loopback, some of which misbehave."""
+
+import json
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from tether.core.errors import DataError, ModelError, RunError
+from tether.core.types import Prompt, Sampling, user
+from tether.models.config import LoraConfig, ModelConfig
+from tether.models.loading import add_adapter
+from tether.models.trunk import Role
+from tether.rollout.config import EngineConfig
+from tether.rollout.fleet import State
+from tether.rollout.launch import Servers
+from tether.rollout.local import LocalEngine
+from tether.rollout.served import ServedEngine
+from tether.run.engines import engine_server
+from tether.run.models import open_model
+from tether.run.roles import encoder_of
+
+PROMPTS = [Prompt((user(text),), str(n)) for n, text in enumerate(["a", "what is it?", "tell me a longer story", "no"])]
+SAMPLING = Sampling(max_new_tokens=12, temperature=0.9)
+ASKED = {"num_samples": 3, "seed": 5, "ordinals": [9, 2, 7, 4]}
+TINY = ModelConfig.model_validate({"source": "tiny", "dtype": "float32"})
+
+
+@pytest.fixture
+def served(tmp_path):
+    """A function that makes an engine of so many servers; `change` may spoil a server's class before it serves."""
+    ends = []
+
+    def make(count=1, spoil=None, **config):
+        loaded = open_model(TINY)
+        role = Role(add_adapter(loaded.model, "policy", LoraConfig(), seed=0), "policy")
+        moved(role, 0.05)
+        servers = [engine_server(open_model(TINY), ("127.0.0.1", 0), 16) for _ in range(count)]
+        for number, server in enumerate(servers):
+            if spoil is not None:
+                spoil(number, server)
+            threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+            ends.append(server)
+        addresses = {f"s{n}": f"http://127.0.0.1:{server.server_address[1]}" for n, server in enumerate(servers)}
+        settings = EngineConfig(kind="served", addresses=tuple(addresses.values()), **{"start_seconds": 5, **config})
+        fleet = Servers(lambda port: [], [], tmp_path / "engine", addresses)
+        engine = ServedEngine(role, encoder_of(loaded), fleet, tmp_path / "engine", settings, context_length=256, ours=True)
+        ends.insert(0, engine)
+        local = LocalEngine(role, encoder_of(loaded), context_length=256)
+        return engine, local, servers
+
+    yield make
+    for end in ends:
+        end.close() if isinstance(end, ServedEngine) else (end.shutdown(), end.server_close())
+
+
+def moved(role, by):
+    """Change the adapter as an update would."""
+    generator = torch.Generator().manual_seed(int(by * 1000))
+    with torch.no_grad():
+        for parameter in role.parameters():
+            parameter += by * torch.randn(parameter.shape, generator=generator)
+
+
+def drawn(groups):
+    return [(r.prompt_ids, r.response_ids, r.stop_reason, r.text, r.sample_index) for g in groups for r in g.rollouts]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_served_samples_are_the_local_ones_over_updates(served, count):
+    engine, local, servers = served(count)
+    for version in range(3):
+        if version:
+            moved(engine.role, 0.02 * version)
+            engine.update_weights(version), local.update_weights(version)
+        theirs, ours = (one.generate(PROMPTS, SAMPLING, **ASKED) for one in (engine, local))
+        assert drawn(theirs) == drawn(ours)
+        for a, b in zip(theirs, ours, strict=True):
+            for one, other in zip(a.rollouts, b.rollouts, strict=True):
+                assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5) and one.policy_version == version
+    assert all(len(server.engines) == 1 for server in servers), "old versions are unloaded"
+    assert len(list((engine.folder / "adapters").iterdir())) == 1
+
+
+def test_an_update_that_was_not_sent_is_caught(served):
+    engine, _, (server,) = served()
+    load, first = server.load, next(iter((engine.folder / "adapters").iterdir()))
+    kept = engine.folder / "kept"
+    shutil.copytree(first, kept)
+    server.load = lambda name, path: load(name, kept / "adapter")  # the server reads what it had
+    moved(engine.role, 0.02)
+    with pytest.raises(ModelError, match=r"differ from the learner's by up to .* nats a token"):
+        engine.update_weights(1)
+
+
+def test_two_servers_of_different_weights_are_caught(served):
+    def spoil(number, server):
+        if number == 1:
+            load = server.load
+
+            def other(name, path):
+                engine = load(name, path)
+                moved(engine.role, 0.05)
+                return engine
+
+            server.load = other
+
+    with pytest.raises(ModelError, match=r"s1 .* it holds other weights"):
+        served(2, spoil)
+
+
+def test_a_failed_request_is_the_same_sample_elsewhere(served):
+    engine, local, servers = served(2)
+    garbage = [{"choices": []}, {"choices": [{"index": 0}]}, {"model": "policy-other", "choices": [1, 2, 3]}]
+    answer, said = servers[0].generate, []
+
+    def spoilt(body):
+        if "n" in body["sampling_params"] and len(said) < 3:
+            said.append(1)
+            return 200, garbage[len(said) - 1]
+        return answer(body)
+
+    servers[0].generate = spoilt
+    for _ in range(4):
+        assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(local.generate(PROMPTS, SAMPLING, **ASKED))
+    assert len(said) == 3
+    log = [json.loads(line) for line in (engine.folder / "fleet.jsonl").read_text().splitlines()]
+    assert any(row["after"] == "suspect" and ("KeyError" in row["why"] or "ValueError" in row["why"]) for row in log)
+
+
+def test_a_server_that_hangs_is_left_after_its_time(served):
+    engine, local, servers = served(2, request_seconds=0.5)
+    answer, hung = servers[0].generate, threading.Event()
+
+    def hanging(body):
+        if not hung.is_set() and "n" in body["sampling_params"]:
+            hung.set()
+            time.sleep(3)
+        return answer(body)
+
+    servers[0].generate = hanging
+    start = time.monotonic()
+    for _ in range(3):
+        assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(local.generate(PROMPTS, SAMPLING, **ASKED))
+    assert hung.is_set() and time.monotonic() - start < 30
+    log = (engine.folder / "fleet.jsonl").read_text()
+    assert "ReadTimeout" in log
+
+
+def test_a_server_that_forgot_the_adapter_is_given_it_again(served):
+    engine, local, (server,) = served()
+    server.engines.clear()
+    assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(local.generate(PROMPTS, SAMPLING, **ASKED))
+    assert "it has no policy-" in (engine.folder / "fleet.jsonl").read_text()
+
+
+def test_what_a_server_refuses_is_not_tried_elsewhere(served):
+    engine, _, servers = served(2)
+    for server in servers:
+        server.generate = lambda body: (400, {"error": {"message": "token 9 is not in the vocabulary"}})
+    with pytest.raises(DataError, match=r"refuses a prompt of \d+ tokens: token 9 is not in the vocabulary"):
+        engine.generate(PROMPTS, SAMPLING, **ASKED)
+    assert engine.fleet.at(State.HEALTHY) == ["s0", "s1"]
+
+
+def test_a_prompt_that_does_not_fit_is_refused_before_it_is_sent(served):
+    engine, _, _ = served()
+    with pytest.raises(DataError, match="does not fit the model's context of 256"):
+        engine.generate(PROMPTS, Sampling(max_new_tokens=300))
+
+
+def test_when_no_server_is_left_the_run_ends_and_says_so(served):
+    engine, _, (server,) = served(restarts=0, start_seconds=1)
+    server.shutdown(), server.server_close()
+    with pytest.raises(RunError, match="no engine server is left"):
+        engine.generate(PROMPTS, SAMPLING, **ASKED)
+
+
+def test_a_policy_without_an_adapter_is_refused(tmp_path):
+    loaded = open_model(TINY)
+    servers = Servers(lambda port: [], [], tmp_path, {})
+    with pytest.raises(ModelError, match="trained whole"):
+        ServedEngine(Role(loaded.model), encoder_of(loaded), servers, tmp_path, EngineConfig(), context_length=256, ours=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"servers": 2}, "servers has no effect with kind = 'local'"),
+        ({"kind": "vllm", "servers": 2, "addresses": ["http://127.0.0.1:1"]}, "give one of them"),
+    ],
+)
+def test_settings_without_effect_are_refused(given, says):
+    with pytest.raises(ValueError, match=says):
+        EngineConfig.model_validate(given)
+
+
+def test_started_servers_end_with_whoever_started_them(tmp_path):
+    servers = Servers(lambda port: ["sleep", "60"], ["s0"], tmp_path)
+    servers.start("s0")
+    process = servers.processes["s0"]
+    assert servers.ended("s0") is None
+    servers.close()
+    assert process.poll() == -9 and Path(tmp_path / "s0.log").is_file()
