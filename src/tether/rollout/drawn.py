@@ -24,7 +24,7 @@ class Drawn(NamedTuple):
     reason: StopReason
 
 
-def encoded(encoder: ChatEncoder, prompts: Sequence[Prompt], sampling: Sampling, context_length: int) -> list[Ids]:
+def encode_prompts(encoder: ChatEncoder, prompts: Sequence[Prompt], sampling: Sampling, context_length: int) -> list[Ids]:
     """The prompts as ids.
 
     Raises:

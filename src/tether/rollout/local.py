@@ -19,7 +19,7 @@ from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
 from tether.rollout.cache import SlotCache, rows_that_fit
 from tether.rollout.decoding import engine_decoder
-from tether.rollout.drawn import Drawn, Ids, as_group, encoded
+from tether.rollout.drawn import Drawn, Ids, as_group, encode_prompts
 from tether.rollout.sampling import counter_uniform, sample_tokens
 
 ROWS = 16
@@ -72,7 +72,7 @@ class LocalEngine:
         Raises:
             DataError: a prompt and its response do not fit the model's context.
         """
-        rows = encoded(self.encoder, prompts, sampling, self.context_length)
+        rows = encode_prompts(self.encoder, prompts, sampling, self.context_length)
         ordinals = range(len(prompts)) if ordinals is None else ordinals
         drawn = self.draw(rows, ordinals, sampling, num_samples, seed, progress)
         return [

@@ -26,7 +26,7 @@ from tether.core.types import Json, Prompt, RolloutGroup, Sampling, StopReason, 
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
 from tether.rollout.config import EngineConfig
-from tether.rollout.drawn import Drawn, Ids, as_group, encoded, score_ids
+from tether.rollout.drawn import Drawn, Ids, as_group, encode_prompts, score_ids
 from tether.rollout.fleet import Fleet, Limits, State
 from tether.rollout.launch import Servers
 
@@ -229,10 +229,10 @@ class ServedEngine:
         answer = self._post(name, GENERATE, {"model": version, "token_ids": self.probe_ids, "sampling_params": sampling})
         rows = zip(self.probe_ids[1:], answer["prompt_logprobs"][1:], strict=True)
         theirs = [float(row[str(i)]["logprob"]) for i, row in rows]
-        apart = max(abs(a - b) for a, b in zip(theirs, self.expected, strict=True))
-        if version == self.fleet.wanted and not apart <= self.tolerance:
+        distance = max(abs(a - b) for a, b in zip(theirs, self.expected, strict=True))
+        if version == self.fleet.wanted and not distance <= self.tolerance:
             raise RefusedError(
-                f"its log-probabilities of {version} differ from the learner's by up to {apart:.3g} nats a token, and "
+                f"its log-probabilities of {version} differ from the learner's by up to {distance:.3g} nats a token, and "
                 f"{self.tolerance:g} is allowed: it holds other weights, another model, or computes in another dtype"
             )
 
@@ -277,20 +277,20 @@ class ServedEngine:
             DataError: a prompt and its response do not fit the model's context, or a server refuses it.
             RunError: no server is left.
         """
-        rows = encoded(self.encoder, prompts, sampling, self.context_length)
+        rows = encode_prompts(self.encoder, prompts, sampling, self.context_length)
         version, done = self.fleet.wanted, 0
         ordinals = range(len(rows)) if ordinals is None else ordinals
         bodies = [self._body(ids, ordinal, sampling, num_samples, seed) for ids, ordinal in zip(rows, ordinals, strict=True)]
-        asked = [self.pool.submit(self._ask, version, body) for body in bodies]
+        futures = [self.pool.submit(self._ask, version, body) for body in bodies]
         groups = []
         try:
-            for prompt, ids, future in zip(prompts, rows, asked, strict=True):
+            for prompt, ids, future in zip(prompts, rows, futures, strict=True):
                 groups.append(as_group(self.encoder, prompt, ids, future.result(), sampling, self.policy_version))
                 done += num_samples
                 if progress:
                     progress(done)
         finally:
-            for future in asked:
+            for future in futures:
                 future.cancel()
         return groups
 

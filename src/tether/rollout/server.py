@@ -71,9 +71,9 @@ class EngineServer(ThreadingHTTPServer):
             for task in waiting:
                 if task is not None and not isinstance(task, Asked):
                     task()
-            asked = [task for task in waiting if isinstance(task, Asked)]
-            for kind in dict.fromkeys(one.kind for one in asked):
-                self._draw([one for one in asked if one.kind == kind])
+            requests = [task for task in waiting if isinstance(task, Asked)]
+            for kind in dict.fromkeys(one.kind for one in requests):
+                self._draw([one for one in requests if one.kind == kind])
 
     def _draw(self, batch: list[Asked]) -> None:
         model, count, seed, stop_ids, sampling = batch[0].kind
