@@ -205,3 +205,29 @@ def test_started_servers_end_with_whoever_started_them(tmp_path):
     assert servers.ended("s0") is None
     servers.close()
     assert process.poll() == -9 and Path(tmp_path / "s0.log").is_file()
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [
+        ("/v1/load_lora_adapter", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora"),
+        ("/inference/v1/generate", "--enable-scale-out"),
+    ],
+)
+def test_a_server_without_what_is_needed_is_told_before_anything_is_trained(served, path, says):
+    def spoil(number, server):
+        if path.endswith("generate"):
+            server.generate = lambda body: (404, {"detail": "Not Found"})
+        else:
+            server.adapt = lambda path, body: (404, {"detail": "Not Found"})
+
+    with pytest.raises(ModelError, match=says):
+        served(1, spoil)
+
+
+def test_a_rank_beyond_the_servers_limit_is_told_in_its_words(served):
+    def spoil(number, server):
+        server.adapt = lambda path, body: (400, {"error": {"message": "LoRA rank 16 is greater than max_lora_rank 8."}})
+
+    with pytest.raises(ModelError, match=r"s0 \(http://127.0.0.1:\d+\): LoRA rank 16 is greater than max_lora_rank 8"):
+        served(1, spoil)

@@ -47,7 +47,7 @@ class Limits:
 
 
 @dataclass
-class Member:
+class ServerState:
     """A server: its state, since when, what it holds and does."""
 
     name: str
@@ -78,7 +78,7 @@ class Fleet:
 
     def __init__(self, names: Iterable[str], clock: Callable[[], float], limits: Limits | None = None) -> None:
         self.clock, self.limits = clock, limits or Limits()
-        self.members = {name: Member(name, clock()) for name in names}
+        self.members = {name: ServerState(name, clock()) for name in names}
         self.wanted = ""
         self.changes: list[Change] = []
 
@@ -174,8 +174,8 @@ class Fleet:
 
         def rank(name: str) -> tuple[int, int, str]:
             member = self.members[name]
-            known = sum(block in member.prefixes for block in blocks)
-            return (-known if member.inflight <= least + self.limits.spill else 1, member.inflight, name)
+            shared = sum(block in member.prefixes for block in blocks)
+            return (-shared if member.inflight <= least + self.limits.spill else 1, member.inflight, name)
 
         chosen = self.members[min(able, key=rank)]
         chosen.prefixes.update(dict.fromkeys(blocks))

@@ -51,14 +51,11 @@ class Servers:
         self.stop(name)
         port = free_port()
         with (self.folder / f"{name}.log").open("ab") as log:
-            words: dict[str, Any] = {
-                "env": {**os.environ, **QUIET},
-                "stdout": log,
-                "stderr": subprocess.STDOUT,
-                "stdin": subprocess.DEVNULL,
-            }
-            bound = [sys.executable, "-c", BOUND, *self.command(port)]
-            self.processes[name] = subprocess.Popen(bound, start_new_session=True, **words)
+            self.processes[name] = subprocess.Popen(
+                [sys.executable, "-c", BOUND, *self.command(port)],
+                env={**os.environ, **QUIET}, start_new_session=True,
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
         self.addresses[name] = f"http://127.0.0.1:{port}"
 
     def ended(self, name: str) -> int | None:

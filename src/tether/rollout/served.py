@@ -246,8 +246,9 @@ class ServedEngine:
         limit = self.config.request_seconds
         limit = limit if "n" in body.get("sampling_params", {}) else min(limit, SHORT)
         answer = self.client.post(self.servers.addresses[name] + path, json=body, timeout=limit)
-        if answer.status_code in (400, 401, 403, 413, 422) or (answer.status_code == 404 and path != GENERATE):
-            raise RefusedError(_reason(answer))
+        lacking = answer.status_code == 404 and "n" not in body.get("sampling_params", {})
+        if lacking or answer.status_code in (400, 401, 403, 413, 422):
+            raise RefusedError(_reason(answer) + (f". {NEEDED[path]}" if lacking else ""))
         answer.raise_for_status()
         return answer.json() if path == GENERATE else {}
 
@@ -342,6 +343,12 @@ class ServedEngine:
 
 
 GENERATE = "/inference/v1/generate"
+NEEDED = {
+    GENERATE: "Tokens in and out need vLLM 0.32 or later, started with --enable-scale-out.",
+    "/v1/load_lora_adapter": "It needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora and --max-lora-rank, and must see that folder.",
+    "/v1/unload_lora_adapter": "It needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.",
+}
+"""What a server is started with that does this."""
 
 
 def _read(answer: Json, version: str, asked: Json) -> list[Drawn]:
