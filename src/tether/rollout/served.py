@@ -345,8 +345,8 @@ class ServedEngine:
 GENERATE = "/inference/v1/generate"
 NEEDED = {
     GENERATE: "Tokens in and out need vLLM 0.32 or later, started with --enable-scale-out.",
-    "/v1/load_lora_adapter": "It needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora and --max-lora-rank, and must see that folder.",
-    "/v1/unload_lora_adapter": "It needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.",
+    "/v1/load_lora_adapter": "It must see that folder; vLLM needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora.",
+    "/v1/unload_lora_adapter": "vLLM needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.",
 }
 """What a server is started with that does this."""
 

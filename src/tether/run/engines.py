@@ -12,12 +12,12 @@ from tether.core.errors import ConfigError
 from tether.models.loading import LoadedModel, save_model
 from tether.models.saving import attach_adapter
 from tether.models.trunk import Role
-from tether.rollout.config import EngineConfig
 from tether.rollout.launch import Servers
 from tether.rollout.local import LocalEngine
 from tether.rollout.served import ServedEngine
 from tether.rollout.server import EngineServer
 from tether.run.models import open_model
+from tether.run.online_sections import OnlineSection
 from tether.run.roles import encoder_of
 
 VLLM = (
@@ -27,21 +27,22 @@ VLLM = (
 """vLLM's own words for: adapters by name, log-probabilities of the distribution that was sampled, tokens in and out."""
 
 
-def served_engine(
-    config: EngineConfig, policy: Role, loaded: LoadedModel, folder: Path, rank: int, rows: int, seed: int
-) -> ServedEngine:
+def served_engine(section: OnlineSection, policy: Role, loaded: LoadedModel, folder: Path, seed: int) -> ServedEngine:
     """Engine servers for a policy: started here, or those at `addresses`.
 
     Args:
         folder: of the stage; servers find the model under the adapters, and the adapters, in `engine` there.
-        rank: the largest of an adapter.
-        rows: responses that a server of our own decodes at once.
 
     Raises:
-        ConfigError: vLLM's Python is not there.
+        ConfigError: vLLM's Python is not there, or the policy is what servers cannot take.
         ModelError, RunError: see ServedEngine.
     """
-    root = folder / "engine"
+    config, lora, root = section.engine, section.lora, folder / "engine"
+    if not lora or loaded.config.quantize or (lora.dora and config.kind == "vllm"):
+        what = "model.quantize" if loaded.config.quantize else "lora.dora" if lora else "lora = false"
+        raise ConfigError(
+            f"engine.kind = {config.kind!r} samples with plain adapters, and {what} is another thing: drop one of them"
+        )
     shutil.rmtree(root / "adapters", ignore_errors=True)
     base = _base(loaded, root, seed)
     dtype = str(policy.model.dtype).removeprefix("torch.")
@@ -55,9 +56,9 @@ def served_engine(
     def command(port: int) -> Sequence[str]:
         where = "--model", str(base), "--port", str(port), "--dtype", dtype, *config.arguments
         if ours:
-            return sys.executable, "-m", "tether", "engine", *where, "--rows", str(rows)
+            return sys.executable, "-m", "tether", "engine", *where, "--rows", str(section.engine_rows)
         share = ("--gpu-memory-utilization", "0.2") if policy.device.type == "cpu" else ()  # the learner has memory, too
-        return str(python), *VLLM, *share, "--host", "127.0.0.1", "--max-lora-rank", str(_allowed(rank)), *where
+        return str(python), *VLLM, *share, "--host", "127.0.0.1", "--max-lora-rank", str(_allowed(lora.rank)), *where
 
     addresses = {f"server-{number}": address.rstrip("/") for number, address in enumerate(config.addresses)}
     names = [] if addresses else [f"server-{number}" for number in range(config.servers)]

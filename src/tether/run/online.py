@@ -51,8 +51,7 @@ def train(section: OnlineSection, context: Context, rows: Sequence[Any] | None, 
         ends.enter_context(contextlib.closing(stage.reward))
         if section.engine.kind != "local":
             doing(progress, "starting engine servers")
-            rank = section.lora.rank if section.lora else 0
-            served = served_engine(section.engine, stage.policy, loaded, run.path, rank, section.engine_rows, context.seed)
+            served = served_engine(section, stage.policy, loaded, run.path, context.seed)
             stage.engine = ends.enter_context(contextlib.closing(served))
         stage.reward.keep_stacks(run.path / "stacks.txt")
         run.update_manifest(**loaded.manifest(), reward=str(context.scorer))
