@@ -231,3 +231,14 @@ def test_a_rank_beyond_the_servers_limit_is_told_in_its_words(served):
 
     with pytest.raises(ModelError, match=r"s0 \(http://127.0.0.1:\d+\): LoRA rank 16 is greater than max_lora_rank 8"):
         served(1, spoil)
+
+
+def test_a_server_that_never_answers_ends_the_start_in_time(tmp_path):
+    loaded = open_model(TINY)
+    role = Role(add_adapter(loaded.model, "policy", LoraConfig(), seed=0), "policy")
+    servers = Servers(lambda port: [], [], tmp_path, {"s0": "http://127.0.0.1:9"})
+    config = EngineConfig(kind="served", addresses=("http://127.0.0.1:9",), start_seconds=0.5, restarts=0)
+    start = time.monotonic()
+    with pytest.raises(RunError, match=r"no engine server is left .*not started after 0.5 s"):
+        ServedEngine(role, encoder_of(loaded), servers, tmp_path, config, context_length=256, ours=True)
+    assert time.monotonic() - start < 20

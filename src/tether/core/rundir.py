@@ -30,6 +30,8 @@ from tether.core.files import whole_file
 from tether.core.secrets import redact_addresses, redact_value
 from tether.core.types import Alarm, Json
 
+ENGINE = "engine"
+"""Of a config: what samples. It may change from one start to the next, and its folder holds no result."""
 BESIDE = ("log.txt", "command.json", "manifest.json", ".lock")
 """What may lie in a folder that becomes a run directory: written before config.json, or by who started it."""
 RECORDS = ("metrics.jsonl", "samples.jsonl", "heldout.jsonl", "alarms.jsonl")
@@ -207,7 +209,8 @@ class RunDirectory:
     def begun(self) -> bool:
         """True if anything was made here: a step, a checkpoint, a stage. A run that failed earlier may begin anew."""
         made = ("metrics.jsonl", "summary.json")
-        return any((self.path / name).is_file() for name in made) or any(p.is_file() for p in self.path.glob("*/**/*"))
+        inside = (folder for folder in self.path.glob("*/") if folder.name != ENGINE)
+        return any((self.path / name).is_file() for name in made) or any(p.is_file() for f in inside for p in f.glob("**/*"))
 
     @property
     def complete(self) -> bool:
@@ -295,7 +298,7 @@ def _without_new_defaults(new: Any, old: Any, chosen: Any) -> Any:
 def _differences(old: Any, new: Any, folders: tuple[str, str], prefix: str = "") -> Iterator[str]:
     """A sentence for each setting whose values differ; a path that moved along with the run's folder is the same."""
     if isinstance(old, dict) and isinstance(new, dict):
-        for key in {**old, **new}:
+        for key in (key for key in {**old, **new} if key != ENGINE):
             yield from _differences(old.get(key), new.get(key), folders, f"{prefix}{key}.")
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for place, (before, now) in enumerate(zip(old, new, strict=True)):

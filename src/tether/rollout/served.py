@@ -161,10 +161,9 @@ class ServedEngine:
                     why = f"its process ended with status {status}: {self.servers.last_words(name)}"
                     self.fault = self.fault if member.lived else f"{name} does not start, {why}. Its log is in {self.folder}"
                     self.fleet.exited(name, why)
-                if member.state is State.RESTARTING and name not in self.servers.addresses:
-                    task = "restart"
-                else:
-                    task = "ask" if member.state is State.RESTARTING else self.fleet.due(name)
+                task = self.fleet.due(name)
+                if not task and member.state is State.RESTARTING:
+                    task = "ask" if name in self.servers.addresses else "restart"
                 self._tell()
                 if not task:
                     self.changed.wait(PAUSE)
