@@ -210,7 +210,7 @@ def test_started_servers_end_with_whoever_started_them(tmp_path):
 @pytest.mark.parametrize(
     ("path", "says"),
     [
-        ("/v1/load_lora_adapter", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, --enable-lora"),
+        ("/v1/load_lora_adapter", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora"),
         ("/inference/v1/generate", "--enable-scale-out"),
     ],
 )
