@@ -55,7 +55,8 @@ class WeightAverage:
 
     @tensors.setter
     def tensors(self, values: list[Tensor] | None) -> None:
-        count = len(self.learner.masters)
+        count, device = len(self.learner.masters), self.learner.masters[0].device
+        values = None if values is None else [value.to(device) for value in values]
         self.averages = None if values is None else values[:count]
         self.sketches = [] if values is None else values[count:] or self._sketched(values)
 

@@ -137,10 +137,10 @@ class LocalLearner:
 
     def _moments(self, tensors: Mapping[str, Tensor], index: int) -> dict[str, Tensor | int]:
         """What the optimizer holds for a master, as `state` gave it."""
-        if self.config.kind == "adamw":
-            return {key: tensors[f"{key}.{index}"].clone() for key in ("step", "exp_avg", "exp_avg_sq")}
-        device = self.masters[index].device
-        held = {key: tensors[f"{key}.{index}"].to(device, copy=True) for key in MOMENTS if f"{key}.{index}" in tensors}
+        device, keys = self.masters[index].device, ("exp_avg", "exp_avg_sq", *MOMENTS)
+        held = {key: tensors[f"{key}.{index}"].to(device, copy=True) for key in keys if f"{key}.{index}" in tensors}
+        if self.config.kind == "adamw":  # which counts its steps on the CPU
+            return {"step": tensors[f"step.{index}"].clone(), **held}
         if "absmax1" in held:  # a small tensor's moments are in float32
             maps: Any = self.optimizer
             held |= {"qmap1": maps.name2qmap["dynamic"].to(device), "qmap2": maps.name2qmap["udynamic"].to(device)}
