@@ -10,8 +10,10 @@ Every method of a recipe is a function here (docs/python.md); nothing heavy is i
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft loads it; on a CPU it warns of kernels that nobody asks for
 __version__ = "0.1.0"
 
 _HOMES = {

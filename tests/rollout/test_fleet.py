@@ -108,6 +108,16 @@ def test_restarts_wait_longer_each_time_and_end(clock):
     assert fleet.members["a"].state is State.RETIRED and fleet.due("a") == ""
 
 
+def test_a_server_that_came_back_whole_is_restarted_at_once_the_next_time(clock):
+    fleet = healthy(clock, "a", restarts=10, window=100, backoff=1.0)
+    for _ in range(6):
+        fleet.exited("a", "killed")
+        assert fleet.due("a") == "restart"
+        fleet.started("a")
+        fleet.loaded("a", "v0")
+    assert fleet.pick([1]) == "a"
+
+
 def test_old_restarts_are_forgotten(clock):
     fleet = healthy(clock, "a", restarts=2, window=100, backoff=0.5)
     for _ in range(6):

@@ -92,8 +92,12 @@ def _stages(config: BaseRecipe, chosen: list[str], given: Sequence[str] = ()) ->
     from tether.report.page import write_report
     from tether.run.folder import remember
     from tether.run.pairs import WaitingError
+    from tether.run.ranks import is_other
     from tether.run.recipe import run_recipe
 
+    if is_other():
+        run_recipe(config, chosen)
+        return
     console, root = Console(), Path(config.run)
     remember(root, "stages", config, chosen)
     left = [name for name in config.stages if config.repeat or not (root / name / "summary.json").is_file()]

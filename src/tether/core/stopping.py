@@ -56,19 +56,18 @@ class Stopping:
         self.asked = signal.Signals(number)
         logging.getLogger(__name__).warning("%s: finishing this step, then saving. Once more stops at once.", self.asked.name)
 
-    def leave(self, step: int, total: int, place: Path) -> NoReturn:
-        """End the training of which `step` has just been saved in `place`."""
-        assert self.asked is not None
+    def leave(self, step: int, total: int, place: Path, by: signal.Signals | None = None) -> NoReturn:
+        """End the training of which `step` has just been saved in `place`; `by`: what another rank was told, if not this one."""
+        by = by or self.asked
+        assert by is not None
         root = run_of(place)
         if root is None:
             raise Interrupted(
                 f"stopped after step {step} of {total}, which is saved. {place} has the checkpoint: run the same again to go on.",
-                self.asked,
+                by,
             )
         which = f" of {place.relative_to(root)}" if place != root else ""
-        raise Interrupted(
-            f"stopped after step {step} of {total}{which}, which is saved. Go on with: tether resume {root}", self.asked
-        )
+        raise Interrupted(f"stopped after step {step} of {total}{which}, which is saved. Go on with: tether resume {root}", by)
 
 
 def run_of(place: Path) -> Path | None:

@@ -22,6 +22,7 @@ from torch import Tensor
 from tether.core.errors import RunError, TrainingError
 from tether.core.rundir import flush, read_json, write_json
 from tether.core.types import Json
+from tether.learner.ranks import here
 
 FORMAT = 1
 STATE = ("state.safetensors", "state.json")
@@ -53,13 +54,15 @@ class Checkpoints:
             self._writer.shutdown()
 
     def save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Save `step`, once the save before is done.
+        """Save `step`, once the save before is done; of several ranks, which have the same, the first does.
 
         Raises:
             RunError: there is no space for it, or for the one before.
             TrainingError: a number is not finite.
         """
         self.wait()
+        if not here().first:
+            return
         if not _room_for(tensors):
             save_checkpoint(self.folder, step, tensors, values, keep=self.keep)
             return
@@ -75,6 +78,9 @@ class Checkpoints:
     def latest(self) -> tuple[dict[str, Tensor], Json] | None:
         """The newest whole checkpoint's tensors and values, or None."""
         self.wait()
+        return here().once(self._newest)
+
+    def _newest(self) -> tuple[dict[str, Tensor], Json] | None:
         whole = complete_checkpoints(self.folder)
         return load_checkpoint(whole[-1]) if whole else None
 

@@ -9,6 +9,19 @@ from pydantic import Field, model_validator
 from tether.core.config import Config
 
 
+class LearnerConfig(Config):
+    """The processes that train together; learner.ranks says how."""
+
+    ranks: int = Field(default=1, ge=1, description="processes that train together, each on its share of every step's rows")
+    timeout: float = Field(default=60.0, ge=5, description="seconds without a sign of life after which a rank is lost")
+
+    @model_validator(mode="after")
+    def _check_timeout(self) -> LearnerConfig:
+        if self.ranks == 1 and "timeout" in self.model_fields_set:
+            raise ValueError("learner.timeout has no effect on one rank: set learner.ranks to 2 or more, or leave it out")
+        return self
+
+
 class Rates(NamedTuple):
     """The default learning rates of a stage: adapters bear, and need, far higher ones than whole models."""
 

@@ -18,6 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tether.core.errors import TrainingError
 from tether.learner.config import OptimizerConfig
+from tether.learner.ranks import here
 from tether.models.quantized import bitsandbytes
 
 _CLAIMS: MutableMapping[Tensor, RemovableHandle] = WeakTensorKeyDictionary()
@@ -88,6 +89,7 @@ class LocalLearner:
         Raises:
             TrainingError: more than `max_skipped` of them.
         """
+        self._sum_over_ranks()
         rate = self.rate * schedule_factor(self.config, self.updates, self.total_updates)
         norm = torch.nn.utils.clip_grad_norm_(self.masters, self.config.max_grad_norm)
         if not self._poisoned and not torch.isfinite(norm):
@@ -101,6 +103,19 @@ class LocalLearner:
         self._round()
         self.updates += 1
         return {"grad_norm": float(norm), "learning_rate": rate}
+
+    def _sum_over_ranks(self) -> None:
+        """The gradients of all ranks together; of a rank whose loss was not finite all leave the update out."""
+        if here().size == 1:
+            return
+        gradients = [torch.zeros_like(m) if m.grad is None else m.grad for m in self.masters]
+        marks = torch.tensor([self._poisoned, *(m.grad is not None for m in self.masters)], device=self.masters[0].device).float()
+        here().sum_([*gradients, marks])
+        poisoned, *present = marks.tolist()
+        if poisoned and not self._poisoned:
+            self.fault, self._poisoned = f"the loss of update {self.updates} is not finite", True
+        for master, gradient, somewhere in zip(self.masters, gradients, present, strict=True):
+            master.grad = gradient if somewhere else None
 
     @torch.no_grad()
     def _round(self) -> None:

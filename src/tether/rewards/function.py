@@ -6,7 +6,7 @@ import importlib
 import importlib.util
 import threading
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -202,6 +202,9 @@ def as_score(value: Any, source: str = "the reward function") -> Score:
     return replace(score, value=number).finite(source, number)
 
 
+Ask = Callable[[Callable[[Sequence[Rollout]], list[Score]], Sequence[Rollout]], list[Score]]
+
+
 class FailureLimit:
     """A source that may fail now and then, but not most of the time.
 
@@ -209,10 +212,11 @@ class FailureLimit:
 
     Args:
         share: of the scores of the last ten calls of `score` and `judge`; beyond it there is nothing left to learn from.
+        ask: how the source is asked; by several ranks, not by each of them.
     """
 
-    def __init__(self, source: RewardSource, share: float) -> None:
-        self.source, self.share, self.name = source, share, source.name
+    def __init__(self, source: RewardSource, share: float, ask: Ask = lambda score, rollouts: score(rollouts)) -> None:
+        self.source, self.share, self.name, self.ask = source, share, source.name, ask
         self.reasons: Counter[str] = Counter()
         self.recent: deque[tuple[int, int]] = deque(maxlen=WINDOW)
 
@@ -222,7 +226,7 @@ class FailureLimit:
         Raises:
             RewardError: too many of the last ones failed, or the source gave another number of them than it was asked for.
         """
-        scores = self.source.score(rollouts)
+        scores = self.ask(self.source.score, rollouts)
         if len(scores) != len(rollouts):
             raise RewardError(f"the reward source {self.name!r} gave {len(scores)} scores for {len(rollouts)} responses")
         reasons = [score.reason or "no reason given" for score in scores if score.value is None]
@@ -245,7 +249,7 @@ class FailureLimit:
 
     def judge(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """Scores that mean the same at every step, for measurements."""
-        return self.source.judge(rollouts) if isinstance(self.source, AdaptiveReward) else self.score(rollouts)
+        return self.ask(self.source.judge, rollouts) if isinstance(self.source, AdaptiveReward) else self.score(rollouts)
 
     def learn(self, scores: Sequence[Score]) -> dict[str, float]:
         """Tell the source what a step of training scored, if it follows that; its metrics."""

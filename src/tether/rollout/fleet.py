@@ -41,7 +41,7 @@ class Limits:
     """Within `window`."""
     window: float = 600.0
     backoff: float = 0.5
-    """Before a restart; twice as long for each earlier one in the window."""
+    """Before a restart after one that came to nothing; twice as long for each of them."""
     spill: int = 8
     """Requests by which the server that knows a prompt's prefix may be fuller than the emptiest."""
 
@@ -58,6 +58,8 @@ class ServerState:
     version: str = ""
     failures: int = 0
     inflight: int = 0
+    tries: int = 0
+    """Restarts since it last sampled."""
     restarts: list[float] = field(default_factory=list)
     prefixes: dict[int, None] = field(default_factory=dict)
 
@@ -126,7 +128,7 @@ class Fleet:
         """It holds this version, and a probe has shown that it samples with it."""
         member = self.members[name]
         if member.state in (State.STALE, State.HEALTHY, State.SUSPECT):
-            member.version, member.failures = version, 0
+            member.version, member.failures, member.tries = version, 0, 0
             self._move(name, State.HEALTHY if version == self.wanted else State.STALE, f"holds {version}")
 
     def emptied(self, name: str, why: str) -> None:
@@ -154,7 +156,8 @@ class Fleet:
             member.restarts = [at for at in member.restarts if now - at < limits.window]
             if len(member.restarts) >= limits.restarts:
                 self.retire(name, f"restarted {limits.restarts} times in {limits.window:g} s")
-            elif now - member.since >= (limits.backoff * 2 ** len(member.restarts) if member.restarts else 0):
+            elif now - member.since >= (limits.backoff * 2**member.tries if member.tries else 0):
+                member.tries += 1
                 member.restarts.append(now)
                 self._move(name, State.RESTARTING, "dead")
                 return "restart"

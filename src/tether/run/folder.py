@@ -40,7 +40,7 @@ def _with_rates(config: ConfigT, before: Any) -> ConfigT:
     return config.model_copy(update=changes) if changes else config
 
 
-GROWING = {"run", "arms", "repeat", "track"}
+GROWING = {"run", "arms", "repeat", "track", "learner"}
 """What of a recipe may change from one start to the next."""
 
 
@@ -80,6 +80,23 @@ def remembered(place: Path) -> tuple[Path, dict[str, Any]]:
 def round_folder(root: Path, number: int | None) -> Path:
     """Where the stages of a round lie; without rounds, the run's own folder."""
     return root if number is None else root / f"round-{number:02d}"
+
+
+def check_base(root: Path, folder: Path) -> None:
+    """A finished stage stands on the SFT model that is there now.
+
+    Raises:
+        RunError: it was trained on one that is gone.
+    """
+    start, own = (place / "manifest.json" for place in (root / "sft", folder))
+    if (folder / "summary.json").is_file() and start.is_file() and own.is_file():
+        made = read_json(start).get("result", {}).get("digest")
+        stood_on = read_json(own).get("model", {}).get("digest")
+        if made and stood_on and made != stood_on:
+            raise RunError(
+                f"{folder} was trained on another SFT model than the one that is in {root / 'sft'} now. Delete "
+                f"{folder} to train it again, and every stage that stands on it."
+            )
 
 
 def drop_checkpoint(run: RunDirectory) -> None:

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
-from tether.core.errors import DataError, MissingFileError
+from tether.core.errors import ConfigError, DataError, MissingFileError
 from tether.core.protocols import doing
 from tether.core.rundir import RunDirectory
 from tether.core.types import Alarm, Problem, Prompt, Rollout, Score
 from tether.data.chat import ChatEncoder
 from tether.evaluation.distance import kl_to_reference
 from tether.evaluation.sycophancy import Sycophancy, read_premise_pairs
+from tether.learner.ranks import by_first, by_share, here
 from tether.models.trunk import Role
 from tether.monitoring.watch import Watch
 from tether.rewards.function import FailureLimit
@@ -43,6 +45,10 @@ __all__ = ["BestOfNSection", "GRPOSection", "OnlineDirectSection", "PPOSection",
 
 def train(section: OnlineSection, context: Context, rows: Sequence[Any] | None, run: RunDirectory) -> dict[str, Any]:
     """Optimise the policy on its own samples, by the method that the section is of; the result is the role in `policy`."""
+    if here().size > 1 and section.engine.kind != "local":
+        raise ConfigError(
+            f"engine.kind = {section.engine.kind!r} samples for one rank: take engine.kind = 'local', or learner.ranks = 1"
+        )
     progress, prompts = context.progress, _prompts(section, rows)
     prompts, test = _held_out(prompts, section, context) if section.evaluate else (prompts, [])
     stage, loaded = online_stage(section, context.model, context.scorer, context.seed)
@@ -100,13 +106,13 @@ def _judge(section: OnlineSection, test: Sequence[Prompt], stage: OnlineStage, c
         return Judged(test, getattr(stage.reward, "judge", stage.reward.score), "heldout")
     if isinstance(section.evaluate.judge, FunctionJudge | JudgeConfig):
         run.update_manifest(judge=described(section.evaluate.judge))
-        return Judged(test, score_judge(section.evaluate.judge, run.path), "gold")
+        return Judged(test, partial(by_first, score_judge(section.evaluate.judge, run.path)), "gold")
     folder = None if context.scorer is None else context.scorer.parent / "test" / "model"
     if folder is None or not folder.is_dir():
         raise MissingFileError(
             f"{context.name}.evaluate.judge = 'test' needs a test model: set reward.test_share and train the reward stage"
         )
-    return Judged(test, learned_reward(folder, context.model).score, "test")
+    return Judged(test, partial(by_share, learned_reward(folder, context.model).score), "test")
 
 
 def _evaluation(

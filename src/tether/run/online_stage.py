@@ -12,6 +12,7 @@ from tether.algorithms.reward_ensembles import Combine
 from tether.core.errors import ConfigError, MissingFileError
 from tether.core.protocols import RewardSource
 from tether.data.chat import ChatEncoder
+from tether.learner.ranks import by_first, by_share, shared
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, add_adapter
@@ -36,6 +37,8 @@ from tether.stages.policy_gradient import PolicyGradient
 
 Roles = tuple[Role, Role | None, Role | None, tuple[Role, ...]]
 """Policy, reference, value, and what scores: nothing, one reward model, or the members of an ensemble."""
+SINGLY = LearnedReward, EnsembleReward, ClassifierReward, ProcessReward
+"""The sources whose score of a response is the same whatever is scored beside it."""
 OnlineStage = PolicyGradient | BestOfN | OnlineDirect
 
 
@@ -57,8 +60,9 @@ def online_stage(
         policy, reference, value, scorers = shared_roles(section, loaded, folder, seed)
     else:
         policy, reference, value, scorers = separate_roles(section, loaded, settings, folder, seed)
-    source = FailureLimit(_source(section, scorers, folder, encoder, seed, policy.device), section.max_failed)
-    engine = local_engine(policy, loaded, max_rows=section.engine_rows)
+    source = _source(section, scorers, folder, encoder, seed, policy.device)
+    source = FailureLimit(source, section.max_failed, by_share if isinstance(source, SINGLY) else by_first)
+    engine = shared(local_engine(policy, loaded, max_rows=section.engine_rows))
     match section:
         case PolicySection():
             config = settled(section, PolicyConfig, algorithm=section.algorithm)

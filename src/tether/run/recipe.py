@@ -11,20 +11,23 @@ from typing import Any
 from pydantic import Field, ValidationError, create_model, model_validator
 
 from tether.core.config import Config, explain, load_recipe, packaged_recipe
-from tether.core.errors import ConfigError, MissingFileError, RunError
+from tether.core.errors import ConfigError, MissingFileError
 from tether.core.rundir import RunDirectory, read_json
 from tether.core.stages import STAGES, StageKind
 from tether.core.types import Comparison, Feedback, Prompt
 from tether.cpu.memory import free_memory
 from tether.data.sources import Quarantine
+from tether.learner.config import LearnerConfig
 from tether.learner.determinism import deterministic
+from tether.learner.ranks import here
 from tether.models.config import ModelConfig
-from tether.run.folder import round_folder
+from tether.run.folder import check_base, round_folder
 from tether.run.models import check_libraries, check_quantized
 from tether.run.objectives import Name, check_names, objective_names
 from tether.run.online_sections import OnlineSection
 from tether.run.pairs import SCORED, comparisons_of, verdicts_of
 from tether.run.progress import Progress
+from tether.run.ranks import together
 from tether.run.roles import newest_policy, trained_scorer
 from tether.run.rows import Lora, Section, check_data, load_rows
 from tether.run.stage import Context, run_stage
@@ -42,6 +45,9 @@ class BaseRecipe(Config):
     )
     track: TrackerNames = Field(default=(), description="trackers that show the run too; may change from start to start")
     model: ModelConfig = Field(description="what is trained, or where training starts")
+    learner: LearnerConfig = Field(
+        default=LearnerConfig(), description="processes that train together; may change from start to start"
+    )
     lora: Lora | None = Field(default=None, description="of every stage that says nothing of its own")
     repeat: int | None = Field(
         default=None, ge=1, description="run what comes after [sft] so often, each time from answers of the policy before"
@@ -231,28 +237,40 @@ def run_recipe(
             check_data(name, section)
     root.mkdir(parents=True, exist_ok=True)
     again = [name for name in names if name != "sft"] if recipe.repeat else []
-    with deterministic() if recipe.deterministic else contextlib.nullcontext(), tracking(recipe.track, root):
+    with (
+        together(recipe, names),
+        deterministic() if recipe.deterministic else contextlib.nullcontext(),
+        tracking(recipe.track if here().first else (), root),
+    ):
         for name in names:
             if name not in again:
                 results[name] = _run(recipe, name, None, progress)
         for number in range(1, (recipe.repeat or 0) + 1):
             for name in again:
                 results[name] = _run(recipe, name, number, progress)
-    if recipe.section("evaluate") is not None and "evaluate" in names:
-        write_totals(recipe)
+        if recipe.section("evaluate") is not None and "evaluate" in names and here().first:
+            write_totals(recipe)
     return results
+
+
+ALONE = ("pairs", "rounds", "verdict")
+"""What the first rank makes while the others wait."""
 
 
 def _run(recipe: BaseRecipe, name: str, number: int | None, progress: Callable[[str], Progress] | None) -> dict[str, Any]:
     """One stage, in one round."""
+    if here().size > 1 and recipe.kind(name).makes in ALONE:
+        return here().once(lambda: _run(recipe, name, number, progress))
     place = round_folder(Path(recipe.run), number)
     if name != "sft":
-        _check_base(Path(recipe.run), place / name)
+        check_base(Path(recipe.run), place / name)
     title = name if number is None else f"{name} {number}"
     context = stands_on(recipe, name, progress(title) if progress else None, number)
     verdict = context.folder / "summary.json"
     if context.policies and verdict.is_file() and context.policies.keys() - read_json(verdict)["policies"].keys():
         verdict.unlink()  # an arm has come: all are compared again, by the answers that are there
+    if not here().first:
+        context = replace(context, folder=here().desk / place.name / name)
     summary = run_stage(recipe.section(name), context)
     free_memory()
     return summary
@@ -352,23 +370,6 @@ def _round(done: dict[str, Any], policy: dict[str, Any], name: str) -> dict[str,
         **{"gold_gain_of_round": gain, "kl": policy["answers"]["kl"]},
         "gold_per_100_labels": {key: gain[key] * 100 / asked for key in ("value", "low", "high")},
     }
-
-
-def _check_base(root: Path, folder: Path) -> None:
-    """A finished stage stands on the SFT model that is there now.
-
-    Raises:
-        RunError: it was trained on one that is gone.
-    """
-    start, own = (place / "manifest.json" for place in (root / "sft", folder))
-    if (folder / "summary.json").is_file() and start.is_file() and own.is_file():
-        made = read_json(start).get("result", {}).get("digest")
-        stood_on = read_json(own).get("model", {}).get("digest")
-        if made and stood_on and made != stood_on:
-            raise RunError(
-                f"{folder} was trained on another SFT model than the one that is in {root / 'sft'} now. Delete "
-                f"{folder} to train it again, and every stage that stands on it."
-            )
 
 
 def stage_model(recipe: BaseRecipe, root: Path) -> ModelConfig:

@@ -9,6 +9,7 @@ from pydantic import Field
 
 from tether.core.rundir import RunDirectory
 from tether.core.types import Demonstration
+from tether.learner.ranks import here
 from tether.models.config import LoraConfig
 from tether.models.loading import add_adapter, save_model, weights_digest
 from tether.models.quantized import dequantized
@@ -32,6 +33,7 @@ def train(section: SFTSection, context: Context, rows: Sequence[Demonstration], 
     summary = SFT(settled(section, SFTConfig), role, encoder).train(rows, run, context.progress)
     role = dequantized(role)
     merged = role.model.merge_and_unload() if role.adapter is not None else role.model
-    save_model(merged, loaded.tokenizer, encoder.template, run.path / "model")
+    if here().first:
+        save_model(merged, loaded.tokenizer, encoder.template, run.path / "model")
     run.update_manifest(result={"digest": weights_digest(merged)})
     return summary

@@ -13,6 +13,7 @@ from tether.core.rundir import RunDirectory, file_digest, hold, release
 from tether.core.stages import STAGES
 from tether.core.types import Alarm, Comparison, Sampling
 from tether.data.sources import Quarantine
+from tether.learner.ranks import here
 from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel
 from tether.monitoring.doctor import Finding
@@ -81,20 +82,29 @@ def run_stage(section: Section, context: Context) -> dict[str, Any]:
         ConfigError: the section names no data, and no rows are given.
         DataError: no row can be used.
     """
+    section, original = here().once(lambda: _opened(section, context))
+    if original.complete:
+        return original.summary()
+    with here().workplace(context.folder, original.path):
+        run = RunDirectory(context.folder)
+        rows, quarantine = context.rows, None
+        if rows is None and section.kind is not None:
+            rows, quarantine = context.read(section.data, section.kind)
+        if rows is not None:
+            run.update_manifest(rows=len(rows))
+        summary = STAGES[context.name].train(section, context, rows, run)
+        return _finished(run, section, summary, quarantine)
+
+
+def _opened(section: Section, context: Context) -> tuple[Section, RunDirectory]:
+    """The settings with which a stage was begun, and its folder, which no other run works in from here on."""
     local = [p for p in (section.data.paths if section.data else ()) if not p.startswith("hub:")]
     section = as_begun(section, context.folder, context.name)
     settings = {context.name: section, "model": context.model, "seed": context.seed}
     run = RunDirectory.open(context.folder, settings, data=file_digest(local))
-    if run.complete:
-        return run.summary()
-    hold(context.folder)
-    rows, quarantine = context.rows, None
-    if rows is None and section.kind is not None:
-        rows, quarantine = context.read(section.data, section.kind)
-    if rows is not None:
-        run.update_manifest(rows=len(rows))
-    summary = STAGES[context.name].train(section, context, rows, run)
-    return _finished(run, section, summary, quarantine)
+    if not run.complete:
+        hold(context.folder)
+    return section, run
 
 
 def _finished(run: RunDirectory, section: Config, summary: dict[str, Any], quarantine: Quarantine | None) -> dict[str, Any]:

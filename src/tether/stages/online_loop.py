@@ -17,6 +17,7 @@ from tether.learner.average import WeightAverage
 from tether.learner.checkpoint import Checkpoints, prefixed, unprefixed
 from tether.learner.local import LocalLearner
 from tether.learner.loop import endless, replayable
+from tether.learner.ranks import here
 from tether.stages.policy_config import SampledConfig
 from tether.stages.rollouts import Step
 
@@ -88,16 +89,16 @@ def train(
         raise DataError(f"{type(stage).__name__} needs at least one prompt")
 
     def finished() -> bool:
-        return done >= config.steps or stage.stopped or (ended is not None and ended())
+        return here().once(lambda: done >= config.steps or stage.stopped or (ended is not None and ended()))
 
     with Stopping() as stopping, Checkpoints(run.path / "checkpoints", config.keep_checkpoints) as checkpoints:
         done, watchdog = _resume(stage, run, checkpoints, monitor), Watchdog(run.path / "stacks.txt")
         doing(progress, f"sampling for step {done + 1}")
-        while stopping.asked or not finished():
-            if stopping.asked:
+        while (stop := here().agreed(stopping.asked)) or not finished():
+            if stop:
                 _save(stage, run, checkpoints, done, monitor)
                 checkpoints.wait()
-                stopping.leave(done, config.steps, run.path)
+                stopping.leave(done, config.steps, run.path, stop)
             batch = step_prompts(prompts, stage, done)
             rows: list[Any] = [*batch]
             try:

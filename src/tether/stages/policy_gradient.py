@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -159,14 +160,18 @@ class PolicyGradient:
 
     @torch.no_grad()
     def evaluate(self, experience: Experience) -> None:
-        """Log-probabilities of policy and reference, entropies and values of every response token, before the update."""
+        """Log-probabilities of policy and reference, entropies and values of every response token, before the update.
+
+        Each rank measures its share; the matrices are zero elsewhere, and their sums over the ranks are whole.
+        """
         reference = self.reference
         one_trunk = reference is None or reference.model is self.policy.model
         passes = (not self.late) + (reference is not None) + self.config.epochs
         reused = one_trunk and passes > 1
-        experience.common = [self.policy.common(batch) if reused else None for batch in experience.batches]
-        for number, batch in enumerate(experience.batches):
-            common, flat = experience.common[number], {}
+        experience.common = [None] * len(experience.batches)
+        for number in experience.own:
+            batch, flat = experience.batches[number], {}
+            common = experience.common[number] = self.policy.common(batch) if reused else None
             if not self.late:
                 flat["logprobs"], flat["entropy"], flat["values"] = self.forward(batch, common)
             if reference is not None:
@@ -174,6 +179,7 @@ class PolicyGradient:
             for name, values in flat.items():
                 if values is not None:
                     experience.put(name, number, batch.scatter(values))
+        experience.complete()
 
     def forward(self, batch: TokenBatch, common: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Policy log-probabilities, entropies and values (None without a critic) of the counted tokens, each (N,)."""
@@ -232,8 +238,7 @@ class PolicyGradient:
             for part in epoch_order(len(experience.minibatches), config.seed + number, epoch):
                 if not tokens[part]:
                     continue
-                for index in experience.minibatches[part]:
-                    stats = self.accumulate(experience, index, tokens[part])
+                for stats in experience.each(part, partial(self.accumulate, experience, denominator=tokens[part])):
                     high, low = stats.pop("ratio_max"), stats.pop("ratio_min")
                     ratio_max, ratio_min = max(ratio_max, high), min(ratio_min, low)
                     if updates == 0:
@@ -246,6 +251,8 @@ class PolicyGradient:
                 updates += 1
             if config.target_kl is not None and epoch_kl > config.target_kl:
                 break
+        if self.late:
+            experience.complete("logprobs", "entropy")
         if first_deviation > 0.2:
             raise TrainingError(
                 f"before any update the ratio is off by {first_deviation:.3f}: old and new log-probabilities disagree"

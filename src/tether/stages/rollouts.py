@@ -6,9 +6,9 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,10 @@ from tether.core.protocols import Engine, RewardSource
 from tether.core.types import Prompt, Rollout, Score
 from tether.data.batches import TokenBatch, cut_batches, make_batch
 from tether.data.chat import ChatEncoder
+from tether.learner.ranks import here
 from tether.stages.policy_config import SampledConfig
+
+T = TypeVar("T")
 
 
 class Step(NamedTuple):
@@ -81,8 +84,8 @@ def silent(config: SampledConfig, scores: Sequence[Score]) -> list[bool]:
     return zero_signal(values, group_numbers(config, len(scores)), scored).tolist()
 
 
-MEASURED = "logprobs", "reference_logprobs", "rollout_logprobs", "values", "entropy"
-DERIVED = "rewards", "advantages", "returns", "weights"
+EVALUATED = "logprobs", "reference_logprobs", "values", "entropy"
+REST = "rollout_logprobs", "rewards", "advantages", "returns", "weights"
 
 
 @dataclass
@@ -111,6 +114,23 @@ class Experience:
     returns: Tensor
     weights: Tensor
     common: list[Tensor | None] = field(default_factory=list)
+
+    @property
+    def own(self) -> list[int]:
+        """The micro-batches that are this rank's: of each minibatch its share, the same in every epoch."""
+        return [part[i] for part in self.minibatches for i in here().share([self.size(number) for number in part])]
+
+    def size(self, number: int) -> int:
+        """Tokens of micro-batch `number`, padding and all."""
+        return self.batches[number].ids.numel()
+
+    def each(self, part: int, work: Callable[[int], T]) -> Iterable[T]:
+        """The results of all micro-batches of minibatch `part`, each worked out by the rank whose it is."""
+        return here().map(work, self.minibatches[part], self.size)
+
+    def complete(self, *names: str) -> None:
+        """Matrices (none named: all that come from models) to which every rank has `put` its own, so that all have the whole."""
+        here().sum_([getattr(self, name) for name in names or EVALUATED])
 
     def part(self, name: str, number: int) -> Tensor:
         """One matrix, cut to micro-batch `number`."""
@@ -185,7 +205,7 @@ def gather(
     lengths = torch.tensor([len(r.response_ids) for r in rollouts], device=device)
     scored = torch.tensor([s.value is not None for s in scores], device=device)
     mask = (torch.arange(int(lengths.max()), device=device)[None] < lengths[:, None]) & scored[:, None]
-    matrices = {name: torch.zeros(mask.shape, device=device) for name in MEASURED + DERIVED}
+    matrices = {name: torch.zeros(mask.shape, device=device) for name in EVALUATED + REST}
     for row, rollout in enumerate(rollouts):
         if rollout.logprobs:
             matrices["rollout_logprobs"][row, : len(rollout.logprobs)] = torch.tensor(rollout.logprobs)

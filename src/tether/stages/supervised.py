@@ -16,6 +16,7 @@ from tether.data.prepare import Split
 from tether.learner.config import SupervisedConfig
 from tether.learner.local import LocalLearner
 from tether.learner.loop import Progress, SupervisedLoop
+from tether.learner.ranks import here
 from tether.models.trunk import Role
 
 HEADLINE = "loss", "accuracy"
@@ -53,13 +54,20 @@ class Objective(Protocol[Row_contra]):
 
 
 def accumulate(update: Update[Any], learner: LocalLearner | None = None) -> tuple[float, list[Any]]:
-    """The update's loss, and with a learner its gradient, micro-batch by micro-batch; with what was measured of each."""
-    total, measured = 0.0, []
-    for micro in update.micro_batches:
+    """The update's loss, and with a learner its gradient, micro-batch by micro-batch; with what was measured of each.
+
+    Every rank has the loss and the measurements of all micro-batches, and the gradient of its share.
+    """
+
+    def pass_through(micro: Any) -> tuple[float, Any]:
         loss, part = update.loss(micro)
         if learner is not None:
             learner.backward(loss)
-        total += float(loss.detach())
+        return float(loss.detach()), part.cpu() if isinstance(part, Tensor) else part
+
+    total, measured = 0.0, []
+    for loss, part in here().map(pass_through, update.micro_batches):
+        total += loss
         measured.append(part)
     return total, measured
 

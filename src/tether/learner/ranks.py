@@ -1,0 +1,293 @@
+"""Ranks: processes that train one model together, each on its share of a step's micro-batches.
+
+All of them have the same data, the same plan and the same weights, and cut a step alike. A rank runs forward and backward for
+its share alone, under the denominators of the whole step; gradients are summed once a step. So every rank takes the same step,
+the one that a single process would have taken, to the rounding of a sum. Whatever is cheap, each computes for itself.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import math
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from tether.core.errors import RunError
+from tether.core.protocols import Engine
+from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, Score
+
+T = TypeVar("T")
+Item = TypeVar("Item")
+COLLECTIVE = "collective"
+LOOK_EVERY, BLAME, COMING = 1.0, 4.0, 60.0
+"""Seconds between two signs of life; without one after a collective has failed, until that rank is named; at least, to start."""
+
+
+class Ranks:
+    """The ranks as one of them sees them. Alone, which is the rule, every method gives what there is without others.
+
+    Each gives a sign of life every second, in a store that all can reach; one that has lost the store has lost rank 0, which
+    keeps it, and ends. So a rank may well wait for an hour while the first asks a judge, and yet not for one that is dead.
+
+    Args:
+        store: of torch.distributed; who sees a rank end without a word of its own notes that there under ended/RANK.
+        timeout: seconds without a sign of life after which a rank is lost.
+    """
+
+    def __init__(self, store: Any = None, rank: int = 0, size: int = 1, timeout: float = 0) -> None:
+        self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
+        self.first = rank == 0
+        """Whether this is the rank that writes the run's files and speaks."""
+        self.sums: Any = None
+        """The group of processes that sums; unset: that of everything else."""
+        self.desk = Path()
+        """The folder in which another rank than the first writes down what a stage does; it goes with the process."""
+        self.seen = {other: (b"", time.monotonic()) for other in range(size) if other != rank}
+        self.ended = threading.Event()
+        if size > 1:
+            threading.Thread(target=self._give_signs, name="signs of life", daemon=True).start()
+
+    def share(self, sizes: Sequence[int]) -> list[int]:
+        """Places of the items that are this rank's, by their sizes: the largest goes to the rank that has least."""
+        loads, mine = [0] * self.size, []
+        for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
+            lightest = loads.index(min(loads))
+            loads[lightest] += sizes[place]
+            mine += [place] if lightest == self.rank else []
+        return sorted(mine)
+
+    def map(self, work: Callable[[Item], T], items: Iterable[Item], size: Callable[[Item], int] = lambda _: 1) -> Iterable[T]:
+        """The results of all items, in order, each worked out by one rank. To be gone through to the end."""
+        if self.size == 1:
+            return map(work, items)
+        return self.spread(lambda mine: [work(item) for item in mine], [*items], size)
+
+    def spread(
+        self, work: Callable[[list[Item]], Sequence[T]], items: Sequence[Item], size: Callable[[Item], int] = lambda _: 1
+    ) -> Sequence[T]:
+        """The same where a rank works out all of its items at once."""
+        if self.size == 1:
+            return work(list(items))
+        mine = self.share([size(item) for item in items])
+        own = dict(zip(mine, work([items[place] for place in mine]) if mine else (), strict=True))
+        results = {place: result for part in self.gather(own) for place, result in part.items()}
+        return [results[place] for place in range(len(items))]
+
+    def gather(self, value: T) -> list[T]:
+        """What each rank has, in their order."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        self._together(lambda: dist.all_gather_object(values, value))
+        return values
+
+    def agreed(self, value: T) -> T | None:
+        """What any rank has to say (the first of them that has); None if none has."""
+        return next(filter(None, self.gather(value)), None)
+
+    def once(self, work: Callable[[], T]) -> T:
+        """What the first rank, alone, works out, on all of them."""
+        if self.size == 1:
+            return work()
+        values: list[Any] = [None]
+        if self.first:
+            with _standing(Ranks()):
+                values = [work()]
+        self._together(lambda: dist.broadcast_object_list(values, 0))
+        return values[0]
+
+    @torch.no_grad()
+    def sum_(self, tensors: Sequence[Tensor]) -> None:
+        """Replace tensors by their sums over the ranks, which have the same bits on all of them; in float32, at one go."""
+        if self.size == 1:
+            return
+        flat = torch.cat([tensor.float().flatten() for tensor in tensors])
+        self._together(lambda: (dist.all_reduce(flat, group=self.sums), flat[:1].tolist()))  # on a GPU too: until it is done
+        for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
+            tensor.copy_(part.view_as(tensor))
+
+    def _together(self, collective: Callable[[], Any]) -> None:
+        """Take part in what needs all ranks, for as long as all of them live.
+
+        Raises:
+            RunError: one of them does not; it is named.
+        """
+        future: Future[Any] = Future()
+        threading.Thread(target=_settle, args=(future, collective), name=COLLECTIVE, daemon=True).start()
+        patience, deadline, reason = self.timeout, math.inf, ""
+        while not reason:
+            try:
+                future.result(LOOK_EVERY)
+                return
+            except TimeoutError:
+                reason = self._lost(patience)
+            except RuntimeError as error:  # torch's, when another's connection has closed
+                patience, deadline = min(patience, BLAME), min(deadline, time.monotonic() + 2 * BLAME)
+                late = f"rank {self.rank} of {self.size} has lost the others ({str(error).splitlines()[0]})"
+                reason = self._lost(patience) or (late if time.monotonic() > deadline else "")
+                time.sleep(LOOK_EVERY / 4)
+        raise RunError(f"{reason}. Start the same command again: it goes on from the last checkpoint.")
+
+    def _meet(self) -> bool:
+        """Wait until every rank has given a sign; whether they have before this one left."""
+        while not self.ended.wait(0.05):
+            if self.store.check([f"sign/{other}" for other in self.seen]):
+                return True
+        return False
+
+    def _give_signs(self) -> None:
+        for count in itertools.count():
+            try:
+                self.store.set(f"sign/{self.rank}", str(count))
+            except RuntimeError:
+                if not self.ended.wait(2 * BLAME):  # the main thread may say why, if it is not deep in a pass
+                    os._exit(2)
+            if self.ended.wait(LOOK_EVERY):
+                return
+
+    def _lost(self, patience: float) -> str:
+        """Which rank has ended, and why, or has given no sign for `patience` seconds; empty if none."""
+        try:
+            for other, (before, since) in self.seen.items():
+                sign, name = self._read(f"sign/{other}"), f"rank {other} of {self.size}"
+                if words := self._read(f"ended/{other}"):
+                    return f"{name} has ended: {words.decode()}"
+                if sign != before:
+                    self.seen[other] = sign, time.monotonic()
+                elif time.monotonic() - since > (limit := patience if sign else max(patience, COMING)):
+                    return f"{name} {'has given no sign of life' if sign else 'has not come'} for {limit:g} s"
+        except RuntimeError:
+            return f"rank 0 of {self.size}, which keeps the ranks together, does not answer any more"
+        return ""
+
+    def _read(self, key: str) -> bytes:
+        return self.store.get(key) if self.store.check([key]) else b""
+
+    def leave(self, reason: str) -> None:
+        """Give no more signs; with a reason, tell the others why."""
+        self.ended.set()
+        if reason:
+            with contextlib.suppress(RuntimeError):
+                self.store.set(f"ended/{self.rank}", reason)
+
+    @contextlib.contextmanager
+    def workplace(self, folder: Path, original: Path) -> Iterator[None]:
+        """Within this block another rank than the first has a copy of a stage's folder, to write into what nobody reads."""
+        if not self.first:
+            shutil.copytree(original, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("checkpoints", ".lock"))
+        self.gather(None)
+        yield
+        self.gather(None)
+
+
+_HERE = [Ranks()]
+
+
+def here() -> Ranks:
+    """The ranks to which this process belongs at present; there is one alone unless `joined`."""
+    return _HERE[-1]
+
+
+@contextlib.contextmanager
+def _standing(ranks: Ranks) -> Iterator[Ranks]:
+    """Within this block these are the ranks that `here` gives."""
+    _HERE.append(ranks)
+    try:
+        yield ranks
+    finally:
+        _HERE.pop()
+
+
+@contextlib.contextmanager
+def joined(ranks: Ranks, on_gpu: bool) -> Iterator[None]:
+    """Within this block the ranks train together.
+
+    Raises:
+        RunError: a rank has not come, has ended or is lost; it is named.
+    """
+    reason, own = "", dist.PrefixStore("group", ranks.store.clone())  # not the one that signs go through: it will wait
+    place = {"rank": ranks.rank, "world_size": ranks.size, "timeout": timedelta(days=30)}  # the signs of life decide
+    try:
+        ranks._together(lambda: ranks._meet() and dist.init_process_group("gloo", store=own, **place))
+        ranks.sums = dist.new_group(backend="nccl") if on_gpu else None
+        with tempfile.TemporaryDirectory(prefix=f"tether-rank-{ranks.rank}-") as desk, _standing(ranks):
+            ranks.desk = Path(desk)
+            yield
+            ranks.gather(None)
+    except BaseException as error:
+        reason = str(error) or type(error).__name__
+        raise
+    finally:
+        ranks.leave(reason)
+
+
+def close() -> None:
+    """Forget the group of processes, once they have left it."""
+    collectives = [thread for thread in threading.enumerate() if thread.name == COLLECTIVE]
+    for thread in collectives:
+        thread.join(BLAME)
+    if any(thread.is_alive() for thread in collectives):  # torch would wait for it before the interpreter ends
+        atexit.register(lambda: (sys.stdout.flush(), sys.stderr.flush(), os._exit(2)))
+    elif dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _settle(future: Future[Any], work: Callable[[], Any]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:  # noqa: BLE001  (told to the thread that waits)
+        future.set_exception(error)
+
+
+class SharedEngine:
+    """An engine on every rank: each samples for its share of the prompts, by their ordinals, and all have all groups."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine, self.policy_version = engine, engine.policy_version
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling: Sampling, *, ordinals: Sequence[int] | None = None, **how: Any
+    ) -> list[RolloutGroup]:
+        places = range(len(prompts)) if ordinals is None else ordinals
+
+        def sample(mine: list[tuple[Prompt, int]]) -> list[RolloutGroup]:
+            return self.engine.generate([p for p, _ in mine], sampling, ordinals=[place for _, place in mine], **how)
+
+        return [*here().spread(sample, list(zip(prompts, places, strict=True)))]
+
+    def update_weights(self, version: int) -> None:
+        self.engine.update_weights(version)
+        self.policy_version = version
+
+
+def shared(engine: Engine) -> Engine:
+    """The engine itself where there is one rank; else all ranks sample."""
+    return engine if here().size == 1 else SharedEngine(engine)
+
+
+Scoring = Callable[[Sequence[Rollout]], list[Score]]
+
+
+def by_share(score: Scoring, rollouts: Sequence[Rollout]) -> list[Score]:
+    """Scores of which each rank works out its share: for what scores a response the same whatever stands beside it."""
+    return [*here().spread(score, rollouts, lambda rollout: len(rollout.prompt_ids) + len(rollout.response_ids))]
+
+
+def by_first(score: Scoring, rollouts: Sequence[Rollout]) -> list[Score]:
+    """Scores for which the first rank alone asks: whatever costs, remembers, or wants to see all responses."""
+    return here().once(lambda: score(rollouts))

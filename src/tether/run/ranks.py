@@ -1,0 +1,129 @@
+"""How the ranks of a training come to be: this process starts the others, or all of them were started by torchrun."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from tether.core.config import build
+from tether.core.errors import ConfigError, RunError, TetherError
+from tether.core.stopping import Interrupted, stop_on_sigterm
+from tether.learner.config import LearnerConfig
+from tether.learner.ranks import Ranks, close, joined
+from tether.models.loading import pick_device
+
+if TYPE_CHECKING:
+    from tether.run.recipe import BaseRecipe
+
+LOOPBACK = "127.0.0.1"
+LEAVE = 10.0
+"""Seconds that a rank has to end by itself, once it is told to."""
+
+
+@contextlib.contextmanager
+def together(recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[None]:
+    """Within this block the ranks that a recipe asks for train together; on leaving it those started here have ended.
+
+    Where RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set (torchrun's), this is one of those. Otherwise it is rank 0, and
+    starts the others on this machine.
+
+    Raises:
+        ConfigError: torchrun has started another number of them, or this machine has fewer GPUs.
+        RunError: a rank has not come, has ended or is lost; it is named.
+    """
+    settings, given, on_gpu = recipe.learner, os.environ.get("WORLD_SIZE"), pick_device(recipe.model.device).type == "cuda"
+    if given is not None and int(given) != settings.ranks:
+        raise ConfigError(f"torchrun has started {given} processes and learner.ranks is {settings.ranks}: make them the same")
+    if settings.ranks == 1:
+        yield
+        return
+    local, beside = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", given or str(settings.ranks)))
+    if on_gpu and torch.cuda.device_count() < beside:
+        raise ConfigError(f"learner.ranks puts {beside} ranks on this machine, which has {torch.cuda.device_count()} GPUs")
+    if on_gpu:
+        torch.cuda.set_device(local)
+    torch.set_num_threads(max(1, torch.get_num_threads() // beside))
+    with contextlib.ExitStack() as stack:
+        stack.callback(close)
+        ranks = stack.enter_context(_placed(settings, recipe, stages) if given is None else _found(settings))
+        stack.enter_context(joined(ranks, on_gpu))
+        yield
+
+
+@contextlib.contextmanager
+def _found(settings: LearnerConfig) -> Iterator[Ranks]:
+    """The ranks that torchrun has started, by the store at its address, which rank 0 keeps unless torchrun itself does."""
+    rank, address, port = int(os.environ["RANK"]), os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    keeps = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        limit = timedelta(seconds=settings.timeout)
+        store = dist.TCPStore(address, port, is_master=keeps, wait_for_workers=False, timeout=limit)
+    except RuntimeError as error:
+        reason = f"cannot reach rank 0 at {address}:{port} within {settings.timeout:g} s ({str(error).splitlines()[0]})"
+        raise RunError(f"rank {rank} of {settings.ranks} {reason}") from None
+    start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    yield Ranks(dist.PrefixStore(f"tether/{start}", store), rank, settings.ranks, settings.timeout)
+
+
+@contextlib.contextmanager
+def _placed(settings: LearnerConfig, recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[Ranks]:
+    """This process as rank 0 on the loopback, and the others, none of which outlives the block."""
+    task, children = json.dumps(recipe.model_dump(mode="json", exclude_unset=True)), list[subprocess.Popen[bytes]]()
+    server = socket.create_server((LOOPBACK, 0))
+    port = server.getsockname()[1]
+    keeper = dist.TCPStore(LOOPBACK, port, is_master=True, master_listen_fd=server.detach(), wait_for_workers=False)
+    store, command = dist.PrefixStore("tether/0", keeper), [sys.executable, "-m", __name__, task, *stages]
+    try:
+        for rank in range(1, settings.ranks):
+            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": settings.ranks, "MASTER_ADDR": LOOPBACK, "MASTER_PORT": port}
+            environment = {**os.environ, **{key: str(value) for key, value in place.items()}}
+            children.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+            threading.Thread(target=_attend, args=(children[-1], rank, store), daemon=True).start()
+        yield Ranks(store, 0, settings.ranks, settings.timeout)
+    except BaseException:
+        for child in children:
+            child.terminate()
+        raise
+    finally:
+        for child in children:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                child.wait(LEAVE)
+            child.kill()
+            child.wait()
+
+
+def _attend(process: subprocess.Popen[bytes], rank: int, store: Any) -> None:
+    """Note the end of a process that has not told its reason itself, with the last line that it has written."""
+    lines = process.communicate()[0].decode(errors="replace").strip().splitlines()
+    store.compare_set(f"ended/{rank}", "", f"exit code {process.returncode}; {lines[-1] if lines else 'it said nothing'}")
+
+
+def is_other() -> bool:
+    """Whether torchrun has started this process as another rank than the first."""
+    return int(os.environ.get("RANK", "0")) > 0
+
+
+def _train_along(recipe: str, *stages: str) -> None:
+    """The life of another rank than the first: it says nothing, and its faults are told by those whom it leaves."""
+    from tether.run.recipe import recipe_type, run_recipe
+
+    stop_on_sigterm()
+    try:
+        run_recipe(build(recipe_type(), json.loads(recipe)), stages)
+    except (TetherError, Interrupted) as end:
+        sys.exit(str(end))
+
+
+if __name__ == "__main__":
+    _train_along(*sys.argv[1:])

@@ -1,0 +1,161 @@
+"""Two processes train what one would have trained; where one dies, hangs or is told to stop, the other says so and ends."""
+
+import json
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+from benchmarks.every_stage import recipe
+from safetensors.torch import load_file
+
+from tether.core.config import build
+from tether.core.errors import ConfigError, RunError
+from tether.core.stopping import Interrupted
+from tether.learner.ranks import Ranks
+from tether.run.recipe import Recipe, run_recipe
+
+STAGES = ["sft", "reward", "process", "direct", "kto", "ppo", "grpo"]
+
+
+@pytest.fixture(scope="module")
+def values(tmp_path_factory):
+    """A recipe of all these stages, without dropout and with several micro-batches in every update."""
+    values = recipe(tmp_path_factory.mktemp("rows"), "")
+    values = {name: values[name] for name in ("model", *STAGES)}
+    for name in STAGES:
+        # A large epsilon: without it AdamW makes whole steps of the rounding of gradients that are nearly 0.
+        optimizer = {"learning_rate": 5e-3, "epsilon": 1e-3}
+        values[name] |= {"checkpoint_every": 1, "micro_batch_tokens": 48, "optimizer": optimizer}
+        for key in ("lora", "head_dropout", "ema_decay"):  # the last leaves factors that are the same but for rotations
+            values[name].pop(key, None)
+    del values["sft"]["micro_batch_tokens"]
+    values["sft"] |= {"batch_size": 6, "epochs": 3, "rows_per_micro_batch": 1, "row_tokens": 24}
+    for name, prompts in (("reward", 3), ("direct", 6), ("kto", 6)):
+        values[name] |= {"prompts_per_update": prompts, "epochs": 3}
+    values["process"] |= {"solutions_per_update": 4, "epochs": 2}
+    values["ppo"] |= {"evaluate": {"every": 2, "prompts": 4, "keep": "best", "best_of": [2], "temperatures": [0.0]}}
+    values["grpo"] |= {"verifiable": {"kind": "exact", "format_pattern": "^[^a-m]*$"}, "samples_per_prompt": 4}
+    return values
+
+
+def trained(values, root, stages, ranks=1, progress=None, **learner):
+    """Run these stages in `root`."""
+    settings = {"learner": {"ranks": ranks, **learner}} if ranks > 1 else {}
+    run_recipe(build(Recipe, {**values, **settings, "run": str(root)}), stages, progress)
+
+
+@pytest.fixture(scope="module")
+def alone(values, tmp_path_factory):
+    """What one process makes of all stages."""
+    root = tmp_path_factory.mktemp("alone")
+    trained(values, root, STAGES)
+    return root
+
+
+def records(folder):
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    noise = ("time", "memory/", "policy/engine_gap", "policy/first_ratio_deviation")
+    rows = [{k: v for k, v in row.items() if not k.startswith(noise) and "per_second" not in k} for row in rows]
+    rows[0].pop("accuracy", None)  # of a policy that is its own reference: which side rounds higher
+    return rows
+
+
+def assert_same(one, other):
+    """The same steps and the same weights, to the rounding of sums in float32."""
+    rows = records(one)
+    assert len(rows) >= 5
+    for row, again in zip(rows, records(other), strict=True):
+        assert row == pytest.approx(again, rel=2e-3, abs=2e-4)
+    for path in one.rglob("*.safetensors"):
+        if "checkpoints" not in path.parts:
+            weights, others = load_file(path), load_file(other / path.relative_to(one))
+            assert weights.keys() == others.keys()
+            for name, tensor in weights.items():
+                torch.testing.assert_close(tensor, others[name], rtol=1e-3, atol=2e-4)
+
+
+def others():
+    """The processes of other ranks."""
+    return [child for child in psutil.Process().children() if "tether.run.ranks" in " ".join(child.cmdline())]
+
+
+def at_step(step, act):
+    """A progress bar that acts once, after that many steps."""
+
+    def bar(done, *_):
+        if done == step and others():
+            act(others()[0])
+
+    return lambda phase: bar
+
+
+def test_two_ranks_make_what_one_makes(values, alone, tmp_path):
+    trained(values, tmp_path, STAGES, ranks=2)
+    for stage in STAGES:
+        assert_same(alone / stage, tmp_path / stage)
+    assert not others()
+    assert {p.name for p in tmp_path.iterdir()} == {*STAGES}
+
+
+def test_steps_of_two_ranks_and_of_one_make_six(values, alone, tmp_path):
+    for stage in ("sft", "reward"):
+        (tmp_path / stage).symlink_to(alone / stage)
+    with pytest.raises(RunError, match=r"rank 1 of 2 has ended: exit code -9"):
+        trained(values, tmp_path, ["ppo"], 2, at_step(2, lambda other: other.kill()))
+    with pytest.raises(Interrupted, match="stopped after step 4"):  # one alone is told, and both stop
+        trained(values, tmp_path, ["ppo"], 2, at_step(3, lambda other: other.terminate()))
+    assert not others()
+    trained(values, tmp_path, ["ppo"])
+    assert_same(alone / "ppo", tmp_path / "ppo")
+
+
+def test_a_rank_that_hangs_is_named_within_the_timeout(values, tmp_path):
+    started = []
+
+    def stop(other):
+        started.append(time.monotonic())
+        other.suspend()
+
+    with pytest.raises(RunError, match="rank 1 of 2 has given no sign of life for 5 s"):
+        trained(values, tmp_path, ["sft"], 2, at_step(2, stop), timeout=5)
+    assert time.monotonic() - started[0] < 30 and not others()
+    assert not (tmp_path / "sft" / "summary.json").is_file()
+
+
+def test_torchrun_starts_the_ranks(values, alone, tmp_path):
+    path, run = tmp_path / "recipe.toml", tmp_path / "run"
+    tables = {"model": values["model"], "learner": {"ranks": 2}, "sft": values["sft"]}
+    for name in ("data", "optimizer"):
+        tables[f"sft.{name}"] = values["sft"][name]
+    tables["sft"] = {key: value for key, value in values["sft"].items() if f"sft.{key}" not in tables}
+    lines = [f"run = '{run}'"]
+    for table, keys in tables.items():
+        lines += [f"[{table}]", *(f"{key} = {json.dumps(value)}" for key, value in keys.items())]
+    path.write_text("\n".join(lines))
+    started = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "tether", "run"]
+    done = subprocess.run([*started, str(path)], capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert_same(alone / "sft", run / "sft")
+    assert (run / "report.html").is_file() and done.stdout.count("report.html") == 1  # one of them speaks
+
+
+def test_numbers_that_cannot_be(values, tmp_path, monkeypatch):
+    with pytest.raises(ConfigError, match=r"learner\.ranks"):
+        build(Recipe, {**values, "run": str(tmp_path), "learner": {"ranks": 0}})
+    with pytest.raises(ConfigError, match="timeout has no effect on one rank"):
+        build(Recipe, {**values, "run": str(tmp_path), "learner": {"timeout": 9}})
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(ConfigError, match=r"torchrun has started 3 processes and learner\.ranks is 2"):
+        trained(values, tmp_path, ["sft"], ranks=2)
+
+
+def test_shares_are_of_nearly_equal_size_and_make_the_whole(monkeypatch):
+    monkeypatch.setattr(Ranks, "_give_signs", lambda ranks: None)
+    sizes = [9, 1, 1, 1, 8, 1, 1, 7]
+    shares = [Ranks(rank=rank, size=3).share(sizes) for rank in range(3)]
+    assert sorted(place for share in shares for place in share) == list(range(8))
+    assert sorted(sum(sizes[place] for place in share) for share in shares) == [9, 10, 10]
+    assert Ranks().share(sizes) == list(range(8))
