@@ -152,6 +152,8 @@ def conclusion(journey: Journey) -> Conclusion:
         sentences += decoding.sentences(control)
     elif tone == "good":
         tone, headline, warnings = "open", f"{headline}, at one temperature", [WARNS["no-control"]]
+    if (rate := policy.estimate("gold_win_rate")) and 0 < rate.count < ENOUGH_PROMPTS:
+        tone, headline = "open", f"Only {rate.count} comparisons: too few to tell"
     if gain:
         sentences.append(SAYS["gold"].format(gain=_with_bounds(gain, signed)))
     sentences += [*_part_sentences(gold_parts(journey)), *_price(policy, SAYS["reward" if journey.own_reward else "proxy"])]
