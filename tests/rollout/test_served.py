@@ -131,6 +131,38 @@ def test_a_failed_request_is_the_same_sample_elsewhere(served):
     assert any(row["after"] == "suspect" and ("KeyError" in row["why"] or "ValueError" in row["why"]) for row in log)
 
 
+def test_a_server_whose_probe_is_garbage_is_given_up_and_the_other_goes_on(served):
+    engine, local, servers = served(2, restarts=0, start_seconds=2)
+    answer = servers[0].generate
+    servers[0].generate = lambda body: answer(body) if "n" in body["sampling_params"] else (200, {"prompt_logprobs": [{}]})
+    moved(engine.role, 0.02)
+    engine.update_weights(1)
+    assert engine.fleet.at(State.HEALTHY) == ["s1"] and engine.fleet.at(State.STALE) == []
+    assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(local.generate(PROMPTS, SAMPLING, **ASKED))
+
+
+def test_a_refusal_of_weights_that_were_replaced_meanwhile_ends_nothing(served):
+    engine, local, servers = served(2)
+    load, slow = servers[0].load, threading.Event()
+
+    def late(name, path):
+        if not slow.is_set():  # the server comes back with the old version just when the new one is published
+            slow.set()
+            time.sleep(0.5)
+            raise ModelError(f"{path} has gone")
+        return load(name, path)
+
+    servers[0].load = late
+    servers[0].engines.clear()
+    engine.fleet.emptied("s0", "restarted by somebody")
+    while not slow.is_set():
+        time.sleep(0.01)
+    moved(engine.role, 0.02)
+    engine.update_weights(1)
+    assert engine.fleet.at(State.HEALTHY) == ["s0", "s1"]
+    assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(local.generate(PROMPTS, SAMPLING, **ASKED))
+
+
 def test_a_server_that_hangs_is_left_after_its_time(served):
     engine, local, servers = served(2, request_seconds=0.5)
     answer, hung = servers[0].generate, threading.Event()

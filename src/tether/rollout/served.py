@@ -115,9 +115,9 @@ class ServedEngine:
         self.role.model.save_pretrained(unfinished, selected_adapters=[adapter])
         (unfinished / adapter).rename(unfinished / "adapter")
         unfinished.rename(self.folder / "adapters" / name)
-        self.expected = score_ids(self.role, self.probe_ids)
+        expected = score_ids(self.role, self.probe_ids)
         with self.changed:
-            self.policy_version = version
+            self.policy_version, self.expected = version, expected
             self.fleet.want(name)
             self.changed.notify_all()
             self._wait("a server to take the new weights", lambda: not self._coming() and self._able())
@@ -156,7 +156,7 @@ class ServedEngine:
     def _tend(self, name: str) -> None:
         while not self.closed:
             with self.changed:
-                member = self.fleet.members[name]
+                member, wanted = self.fleet.members[name], self.fleet.wanted
                 if (status := self.servers.ended(name)) is not None and member.state not in (State.DEAD, State.RETIRED):
                     why = f"its process ended with status {status}: {self.servers.last_words(name)}"
                     self.fault = self.fault if member.lived else f"{name} does not start, {why}. Its log is in {self.folder}"
@@ -171,15 +171,15 @@ class ServedEngine:
             try:
                 self._do(name, task)
             except RefusedError as error:
-                self.fault = f"{name} ({self.servers.addresses[name]}): {error}"
-            except (httpx2.HTTPError, OSError, ValueError) as error:
+                if wanted == self.fleet.wanted:  # or what it was about has been replaced meanwhile
+                    self.fault = f"{name} ({self.servers.addresses[name]}): {error}"
+            except (httpx2.HTTPError, OSError, ValueError, LookupError, TypeError) as error:
                 if task != "ask":
                     with self.changed:
                         self.fleet.failed(name, f"{task}: {type(error).__name__}: {error}")
                 time.sleep(PAUSE)
-            except RuntimeError:
-                if not self.closed:  # the client closes while it is asked
-                    raise
+            except Exception as error:  # noqa: BLE001  (ours: the run ends with it, and does not wait for this thread)
+                self.fault = f"{name}, {task}: {type(error).__name__}: {error}"
             with self.changed:
                 self._tell()
 
@@ -190,7 +190,7 @@ class ServedEngine:
                 self.servers.start(name)
             case "ask":
                 self._get(name, "/health")
-                self._check_model(name)
+                self._take_limit(name)
                 with self.changed:
                     self.fleet.started(name)
             case "load":
@@ -208,11 +208,10 @@ class ServedEngine:
                 with self.changed:
                     self.fleet.answered(name)
 
-    def _check_model(self, name: str) -> None:
-        """Raises: RefusedError: it serves no sequences as long as the learner's, or no adapters."""
+    def _take_limit(self, name: str) -> None:
+        """Refuse longer prompts from now on, where a server takes shorter ones than the model does."""
         longest = self._get(name, "/v1/models")["data"][0].get("max_model_len")
-        if longest is not None and longest < min(self.context_length, 2**20):
-            self.context_length = longest
+        self.context_length = min(self.context_length, longest or self.context_length)
 
     def _held(self, name: str) -> list[str]:
         """This run's adapters on a server."""
@@ -224,12 +223,14 @@ class ServedEngine:
 
     def _compare(self, name: str, version: str) -> None:
         """Raises: RefusedError: the server's log-probabilities of the probe are not the learner's."""
+        with self.changed:
+            expected = self.expected
         sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
         answer = self._post(name, GENERATE, {"model": version, "token_ids": self.probe_ids, "sampling_params": sampling})
         rows = zip(self.probe_ids[1:], answer["prompt_logprobs"][1:], strict=True)
         theirs = [float(row[str(i)]["logprob"]) for i, row in rows]
-        distance = max(abs(a - b) for a, b in zip(theirs, self.expected, strict=True))
-        if version == self.fleet.wanted and not distance <= self.tolerance:
+        distance = max(abs(a - b) for a, b in zip(theirs, expected, strict=True))
+        if not distance <= self.tolerance:
             raise RefusedError(
                 f"its log-probabilities of {version} differ from the learner's by up to {distance:.3g} nats a token, and "
                 f"{self.tolerance:g} is allowed: it holds other weights, another model, or computes in another dtype"
