@@ -12,6 +12,7 @@ import torch
 from benchmarks.every_stage import differences, recipe, results
 from safetensors.torch import load_file
 from tests.device.pretend import DEVICE, NAME, Pretended, run
+from tests.run.journeys import Killed, dying_after
 from torch import nn
 
 from tether.classic import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
@@ -38,21 +39,6 @@ SAMPLED = [name for name, kind in STAGES.items() if kind.makes == "policy"]
 UNSTEADY = ("second", "memory", "accuracy")
 """In the names of metrics that no two runs share, or that count signs of what is nearly 0."""
 PROMPTS = [Prompt((user(text),)) for text in ("one", "two or three", "and four")]
-
-
-class Killed(BaseException):
-    """No handler of ours catches it."""
-
-
-def killed_after(calls):
-    left = [calls]
-
-    def bar(*_):
-        left[0] -= 1
-        if left[0] == 0:
-            raise Killed
-
-    return lambda phase: bar
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +190,7 @@ def test_a_killed_stage_goes_on_from_a_checkpoint_to_the_same_bits(values, whole
     """The moments of AdamW, the best weights so far and (reinforce) the moving average come back to where the weights are."""
     cut = again(values, whole, tmp_path, stage)
     with pytest.raises(Killed):
-        run_recipe(cut, [stage], killed_after(1))
+        run_recipe(cut, [stage], dying_after(1))
     assert list((tmp_path / stage / "checkpoints").glob("step-*"))
     run_recipe(cut, [stage])
     assert differences(results(whole(stage) / stage), results(tmp_path / stage)) == []
@@ -241,7 +227,7 @@ def test_weights_in_bfloat16_have_masters_there_and_go_on_from_them(values, whol
         one = again(values, whole, tmp_path / name, "sft", dtype="bfloat16")
         if name == "cut":
             with pytest.raises(Killed):
-                run_recipe(one, ["sft"], killed_after(1))
+                run_recipe(one, ["sft"], dying_after(1))
         run_recipe(one, ["sft"])
         ends.append(load_file(tmp_path / name / "sft/model/model.safetensors"))
     assert {tensor.dtype for tensor in ends[0].values()} == {torch.bfloat16}

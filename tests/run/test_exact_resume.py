@@ -5,26 +5,11 @@ import shutil
 
 import pytest
 from benchmarks.every_stage import differences, loop_recipe, recipe, results
+from tests.run.journeys import Killed, dying_after
 
 from tether.core.config import build
 from tether.core.stages import STAGES
 from tether.run.recipe import Recipe, run_recipe
-
-
-class Killed(BaseException):
-    """No handler of ours catches it."""
-
-
-def dying_after(calls):
-    """A progress bar that ends the process, as far as a test can, at its n-th call."""
-    left = [calls]
-
-    def bar(*_):
-        left[0] -= 1
-        if left[0] == 0:
-            raise Killed
-
-    return lambda phase: bar
 
 
 @pytest.fixture(scope="module")
