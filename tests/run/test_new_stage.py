@@ -33,6 +33,9 @@ def train(section, context, rows, run):
     return {"steps": section.times, "num_prompts": len(rows), "seconds": 0.1}
 '''
 HOUSE = """
+import contextlib
+import io
+import json
 import sys
 
 from tether.core.stages import STAGES, StageKind
@@ -41,7 +44,14 @@ STAGES["echo"] = StageKind("echo", "policy", "echo_stage:EchoSection", "Repeat w
 
 from tether.cli import main
 
-main()
+for line in sys.stdin:
+    sys.argv, code = ["tether", *json.loads(line)], 0
+    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):
+        try:
+            main()
+        except SystemExit as end:
+            code = end.code or 0
+    print(json.dumps([code, said.getvalue()]), flush=True)
 """
 RECIPE = """
 run = "run"
@@ -65,10 +75,21 @@ def test_a_new_stage_is_one_row_and_one_module(tmp_path):
     (tmp_path / "prompts.txt").write_text("one\ntwo\nthree\n")
 
     def tether(*arguments):
-        done = subprocess.run([sys.executable, "house.py", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert "Traceback" not in done.stderr, done.stderr
-        return done.returncode, " ".join((done.stdout + done.stderr).split())
+        """The exit code and the words of a command, one of many in one process: each start would load torch again."""
+        process.stdin.write(json.dumps(arguments) + "\n")
+        process.stdin.flush()
+        code, words = json.loads(process.stdout.readline())
+        assert "Traceback" not in words, words
+        return code, " ".join(words.split())
 
+    command, pipe = [sys.executable, "house.py"], subprocess.PIPE
+    with subprocess.Popen(command, cwd=tmp_path, stdin=pipe, stdout=pipe, text=True) as process:
+        commands(tether, tmp_path)
+        process.stdin.close()
+
+
+def commands(tether, tmp_path):
+    """Every command that concerns a stage, given to one that no module of tether names."""
     code, text = tether("--help")
     assert code == 0 and "echo" in text and "Repeat what was said" in text
     code, text = tether("echo", "recipe.toml", "echo.tims=4")
