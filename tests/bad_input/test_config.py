@@ -197,3 +197,14 @@ def test_the_command_line_exits_with_2_and_one_line(
         main()
     assert capsys.readouterr().err == "tether: a.toml: unknown key 'sead' (did you mean 'seed'?)\n"
     assert [p.name for p in tmp_path.iterdir()] == ["a.toml"]
+
+
+def test_a_table_of_settings_that_do_not_fit_together_is_not_printed():
+    values = {
+        "run": "r",
+        "model": {"source": "tiny"},
+        "grpo": {"data": {"path": "tether:prompts"}, "roles": "shared", "lora": False},
+    }
+    with pytest.raises(ConfigError) as caught:
+        build(Recipe, values)
+    assert "needs adapters, and lora is false" in str(caught.value) and "(got" not in str(caught.value)

@@ -729,8 +729,13 @@ def test_nothing_is_in_the_way_of_a_screen_reader(tmp_path: Path, synthetic: Any
 def test_what_was_not_learned_from_is_a_warning(tmp_path, synthetic):
     run = synthetic.write_quickstart(tmp_path / "run")
     assert not any("set aside" in w or "left out" in w for w in conclusion(read_journey(run)).warnings)
-    for stage, more in (("reward", {"quarantine": {"count": 20, "reasons": {}}}), ("ppo", {"steps_left_out": 3})):
+    for stage, more in (
+        ("reward", {"quarantine": {"count": 20, "reasons": {}}}),
+        ("ppo", {"steps_left_out": 3}),
+        ("sft", {"updates": 1}),
+    ):
         path = run / stage / "summary.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
     told = " ".join(conclusion(read_journey(run)).warnings)
     assert "reward: 20 rows of its data could not be used" in told and "ppo: in 3 steps an update was left out" in told
+    assert "sft: only 1 update, next to nothing" in told

@@ -94,7 +94,7 @@ def test_a_policy_can_be_trained_on_it_and_it_can_be_examined(tmp_path):
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": w}) + "\n" for w in ("a b", "c", "d e f")))
     grpo = {"data": {"path": str(prompts)}, "steps": 2, "prompts_per_step": 2, "samples_per_prompt": 2, "max_new_tokens": 6}
-    grpo |= {"reward_source": "classifier", "classifier": {"source": source}}
+    grpo |= {"classifier": {"source": source}}  # the table says that it is the reward
     values = {"run": str(tmp_path / "run"), "model": {"source": "tiny", "dtype": "float32"}}
     assert run_recipe(build(Recipe, {**values, "grpo": grpo}), ["grpo"])["grpo"]["steps"] == 2
     with pytest.raises(ConfigError, match="a table named classifier belong together"):

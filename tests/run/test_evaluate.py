@@ -101,3 +101,12 @@ def test_what_cannot_be_is_refused_at_once(tmp_path, evaluate, message):
         journey(tmp_path / "run", evaluate=evaluate)
     with pytest.raises(ConfigError, match=r"evaluate has no effect without a stage that makes a policy"):
         journey(tmp_path / "run", ppo=None)
+
+
+def test_a_policy_is_judged_before_the_first_of_the_recipe_is_trained(tmp_path, own):
+    _, direct, heldout = own
+    bare = {**dict.fromkeys(("sft", "reward", "ppo")), "pairs": {"prompts": None, "labels": None, "samples_per_prompt": 2}}
+    evaluate = {"data": heldout, "judge": LETTERS, "temperatures": (0.5,)}
+    recipe = journey(tmp_path, **bare, direct=direct, evaluate=evaluate, arms={"other": {"direct": {"seed": 5}}})
+    run_recipe(recipe, ["direct-other", "evaluate"])
+    assert set(json.loads((tmp_path / "summary.json").read_text())["arms"]) == {"direct-other"}

@@ -104,17 +104,15 @@ def reward_values(reward: Any, weights: Sequence[float] | None, *, conversations
         values: Json = {"call": names[0] if callable(reward) else names}
         values |= {"completions": "messages"} if conversations else {}
         values |= {} if weights is None else {"weights": list(weights)}
-        return {"reward_source": "function", "function": values}
+        return {"function": values}
     if weights is not None:
         raise ConfigError("reward_weights belong to several reward functions: give reward=[f, g, ...]")
-    if isinstance(reward, Run):
-        return {"reward_source": "learned", "reward_model": str(reward.path)}
-    if reward == "random":
+    source = reward.path if isinstance(reward, Run) else reward
+    if source == "random":
         return {"reward_source": "random"}
-    if isinstance(reward, str | Path):
-        if trained_scorer(str(reward)) is not None:
-            return {"reward_source": "learned", "reward_model": str(reward)}
-        return {"reward_source": "classifier", "classifier": {"source": str(reward)}}
+    if isinstance(source, str | Path):
+        trained = isinstance(reward, Run) or trained_scorer(str(source)) is not None
+        return {"reward_model": str(source)} if trained else {"classifier": {"source": str(source)}}
     raise ConfigError(
         f"reward is a {type(reward).__name__}: give a function (prompts, responses) -> a number for each, several of them, a run "
         "or the folder of a reward model, the hub id of a sequence classifier, or 'random'"

@@ -153,7 +153,8 @@ def _phrase(kind: type[BaseModel], place: tuple[Any, ...], items: Sequence[Any],
         return message
     if item["type"] == "missing":
         return f"key {location!r} is required"
-    return f"key {location!r}: {message} (got {item['input']!r:.80})"
+    got = "" if isinstance(item["input"], Mapping | BaseModel) else f" (got {item['input']!r:.80})"
+    return f"key {location!r}: {message}{got}"
 
 
 def _hint(kind: type[BaseModel], place: tuple[Any, ...], values: Mapping[str, Any], given: Any) -> str:

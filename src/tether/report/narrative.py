@@ -16,6 +16,8 @@ from tether.report.sentences import SENTENCES
 from tether.stats import Estimate
 
 ENOUGH_PROMPTS = 10
+ENOUGH_UPDATES = 10
+"""Of a method that learns from rows: fewer teach it next to nothing."""
 BETTER = {1: ("good", "Better"), 0: ("open", "Not shown to be better"), -1: ("bad", "Worse")}
 """Tone and headline by the side of no difference on which an interval lies."""
 UNJUDGED = ("open", "Not judged by gold")
@@ -243,11 +245,13 @@ def _alarms(policy: SubRun) -> Iterator[str]:
 
 
 def _doubts(journey: Journey) -> Iterator[str]:
-    """A reward model that is no better than a coin, and rows and updates that a stage did not learn from."""
+    """A reward model that is no better than a coin, a stage that hardly learned, and rows and updates that it left out."""
     accuracy = journey.stage("reward").estimate("gold_accuracy")
     if accuracy and has_interval(accuracy) and not side(accuracy, 0.5):
         yield WARNS["reward"].format(accuracy=_of(accuracy))
     for stage in journey.stages:
+        if (made := finite(stage.summary.get("updates"))) and made < ENOUGH_UPDATES:
+            yield WARNS["few-updates"].format(stage=stage.name, updates=f"{made:.0f} update{'s' if made > 1 else ''}")
         if steps := finite(stage.summary.get("steps_left_out")):
             yield WARNS["updates"].format(stage=stage.name, steps=thousands(steps))
         if rows := finite(mapping(stage.summary.get("quarantine")).get("count")):

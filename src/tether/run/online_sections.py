@@ -87,6 +87,12 @@ class WatchSection(WatchConfig):
         return self
 
 
+TABLES = ("verifiable", "classifier", "function")
+"""The sources of reward that have a table of their own."""
+OF_SOURCE = {"process_aggregate": "process", "reward_model": "learned", "reward_combine": "learned", "objectives": "learned"}
+"""The keys that one source alone reads."""
+
+
 class OnlineSection(Section):
     """What every stage that samples has."""
 
@@ -141,21 +147,25 @@ class OnlineSection(Section):
         if self.evaluate is not None and self.evaluate.data is not None:
             yield self.evaluate.data
 
+    @model_validator(mode="before")
+    @classmethod
+    def _named_by_its_table(cls, values: Any) -> Any:
+        """A table named `function`, `verifiable` or `classifier` says what scores: reward_source need not repeat it."""
+        tables = [name for name in TABLES if isinstance(values, dict) and values.get(name) is not None]
+        return {"reward_source": tables[0], **values} if len(tables) == 1 else values
+
     @model_validator(mode="after")
     def _check_source(self) -> OnlineSection:
         if self.roles == "shared" and self.lora is False:
             raise ValueError("roles = 'shared' needs adapters, and lora is false. Set roles = 'separate' for full fine-tuning")
         if self.roles == "shared" and self.offload:
             raise ValueError("offload moves frozen models of their own, and with roles = 'shared' there are none. Leave it out")
-        for name in ("verifiable", "classifier", "function"):
+        for name in TABLES:
             if (self.reward_source == name) != (getattr(self, name) is not None):
                 raise ValueError(f"reward_source = {name!r} and a table named {name} belong together: give both or neither")
-        if self.reward_source != "process" and "process_aggregate" in self.model_fields_set:
-            raise ValueError("process_aggregate has no effect without reward_source = 'process'")
-        if self.reward_source != "learned" and self.reward_model is not None:
-            raise ValueError("reward_model has no effect without reward_source = 'learned'")
-        if self.reward_source != "learned" and "reward_combine" in self.model_fields_set:
-            raise ValueError("reward_combine has no effect without reward_source = 'learned'")
+        for key, source in OF_SOURCE.items():
+            if self.reward_source != source and key in self.model_fields_set and getattr(self, key) is not None:
+                raise ValueError(f"{key} has no effect without reward_source = {source!r}")
         if "sycophancy" in self.watch.act and (self.evaluate is None or self.evaluate.sycophancy is None):
             raise ValueError("watch.act names 'sycophancy', which nothing measures: set evaluate.sycophancy")
         if self.reward_combine != "uncertainty" and "uncertainty_weight" in self.model_fields_set:
@@ -166,8 +176,6 @@ class OnlineSection(Section):
     def _check_objectives(self) -> OnlineSection:
         if self.objectives is None:
             return self
-        if self.reward_source != "learned":
-            raise ValueError("objectives has no effect without reward_source = 'learned'")
         if "reward_combine" in self.model_fields_set:
             raise ValueError("reward_combine has no effect on objectives: they have weights")
         if not any(objective.weight for objective in self.objectives.values()):
@@ -179,15 +187,14 @@ class OnlineSection(Section):
 
     @model_validator(mode="after")
     def _check_prompts(self) -> OnlineSection:
-        if self.task is not None and (
-            self.data is not None or self.verifiable is None or self.verifiable.kind != "reasoning-gym"
-        ):
+        checked = self.verifiable and self.verifiable.kind
+        if self.task is not None and (self.data is not None or checked != "reasoning-gym"):
             raise ValueError("task makes prompts of reasoning-gym: it takes no data, and verifiable.kind must be 'reasoning-gym'")
         if self.evaluate is not None and self.evaluate.keep == "best" and getattr(self, "ema_decay", None):
             raise ValueError("evaluate.keep = 'best' keeps weights as they were, ema_decay ends with their average: choose one")
         if self.task is not None and self.evaluate is not None and self.evaluate.data is not None:
             raise ValueError("with a task, prompts to evaluate on are set aside from it: leave evaluate.data out")
-        if self.task is None and self.verifiable is not None and self.verifiable.kind == "reasoning-gym":
+        if self.task is None and checked == "reasoning-gym":
             raise ValueError("verifiable.kind = 'reasoning-gym' needs a table task: the entry to score comes with the prompt")
         return self
 
@@ -213,10 +220,7 @@ class PolicySection(OnlineSection, PolicyConfig):
             if self.baseline != "none":
                 raise ValueError("reward_per_token has its own baseline, the score before each token: set baseline = 'none'")
             if self.value_init == "reward":
-                raise ValueError(
-                    "value_init = 'reward' starts from a whole response's score, and with reward_per_token only what will "
-                    "still change of it is to come: use 'zero'"
-                )
+                raise ValueError("value_init = 'reward' knows whole scores, reward_per_token pays their changes: use 'zero'")
         if self.value_init == "reward" and not (self.critic and self.reward_source == "learned"):
             raise ValueError("value_init = 'reward' needs a critic and a learned reward model (reward_source = 'learned')")
         return self

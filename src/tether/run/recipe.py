@@ -343,7 +343,7 @@ def _totals(recipe: BaseRecipe, root: Path, number: int | None) -> dict[str, Any
     for policy in policies.values():
         if "proxy_last" in policy:
             policy.setdefault("proxy_gain", policy["proxy_last"] - policy["proxy_first"])
-    first = recipe.policies[0]
+    first = next(name for name in (*recipe.policies, *policies) if name in policies)  # others may not be trained yet
     if number is not None:
         return _round(done, policies[first], first)
     seconds = sum(summary.get("seconds", 0.0) for name, summary in done.items() if name == first or name not in policies)
