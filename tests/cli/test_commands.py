@@ -371,7 +371,9 @@ def test_a_new_recipe_runs_as_it_is(method, here, project):
         ("dpo.beta", ["direct.beta"]),
         ("[sft]", ["batch_size"]),
         ("num_generations", ["did you mean 'samples_per_prompt'?"]),
-        ("sft.temperature", ["no key is called 'sft.temperature': did you mean 'pairs.temperature'"]),
+        ("sft.temperature", ["no key is called 'sft.temperature': did you mean 'ppo.temperature'?"]),
+        ("ppo.beta", ["no key is called 'ppo.beta': did you mean 'ppo.kl.coefficient'?"]),
+        ("grpo.lr", ["did you mean 'grpo.optimizer.learning_rate'?"]),
         ("zzz", ["`tether explain ppo` lists the keys of a section"]),
     ],
 )

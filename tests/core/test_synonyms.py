@@ -70,7 +70,8 @@ def test_a_word_of_another_library_is_answered_with_the_key(key, meant):
 @pytest.mark.parametrize("method", ["dpo", "ipo", "orpo", "simpo"])
 def test_a_section_named_after_a_method_says_which_it_is(method):
     meant = "DPO is [direct] with loss = 'dpo': write [direct] and in it loss = \"dpo\"".replace("DPO", method.upper())
-    assert f"unknown key '{method}' ({meant.replace('dpo', method)})" in complaint(f"{method}.beta=1")
+    meant = f"{meant.replace('dpo', method)}; {method}.beta is direct.beta"
+    assert f"unknown key '{method}' ({meant})" in complaint(f"{method}.beta=1")
     build(Recipe, BASE, [f"direct.loss={method}"])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,9 +13,6 @@ from tether.cli.options import complete_recipe
 from tether.core.errors import ConfigError
 from tether.core.stages import STAGES
 from tether.core.synonyms import KEYS, METHODS, NOTES, SECTIONS
-
-if TYPE_CHECKING:
-    from tether.core.reference import Key
 
 BEGINNINGS = Path(__file__).resolve().parent.parent / "recipes" / "new"
 """A small recipe of each method."""
@@ -89,6 +86,7 @@ def explain_key(
     from rich.table import Table
 
     from tether.cli.progress import starting
+    from tether.core.config import key_hint
     from tether.core.reference import keys_of
 
     with starting():
@@ -97,12 +95,12 @@ def explain_key(
     parts, keys = _sections(key), list(keys_of(recipe_type()))
     exact = [one for one in keys if list(one.path) == parts] or [one for one in keys if one.path[-1] == parts[-1]]
     if not exact or (len(parts) > 1 and list(exact[0].path) != parts):
-        raise ConfigError(f"no key is called {key!r}: {_alike(key, {one.path[-1] for one in keys}, exact)}")
+        inside = len(parts) > 1 and any(one.path[0] == parts[0] for one in keys)
+        near = key_hint(recipe_type(), parts, {}, None) if inside else _alike(key, {one.path[-1] for one in keys})
+        raise ConfigError(f"no key is called {key!r}: {near}")
     console = Console(highlight=False)
-    meanings: dict[str, list[Key]] = {}
-    for one in exact:
-        meanings.setdefault(one.meaning, []).append(one)
-    for meaning, same in meanings.items():
+    for meaning in dict.fromkeys(one.meaning for one in exact):
+        same = [one for one in exact if one.meaning == meaning]
         names = ", ".join(one.name for one in same[:4])
         console.print(f"[bold]{names}[/]{f' and {len(same) - 4} more' if len(same) > 4 else ''}")
         console.print(f"  {meaning}", markup=False)
@@ -119,12 +117,11 @@ def _sections(key: str) -> list[str]:
     return [METHODS[part][0] if part in METHODS else SECTIONS.get(part, part) for part in parts]
 
 
-def _alike(key: str, names: set[str], elsewhere: list[Key]) -> str:
-    """What else a word may mean: the same key of another table, a key for another library's word, one that is written alike."""
+def _alike(key: str, names: set[str]) -> str:
+    """What else a word may mean: a key for another library's word, or one that is written alike."""
     word = key.rpartition(".")[2].replace("-", "_").lower()
     if word in NOTES:
         return NOTES[word]
-    here = [one.name for one in elsewhere[:3]]
-    if near := here or KEYS.get(word) or difflib.get_close_matches(word, names, n=3, cutoff=0.6):
+    if near := KEYS.get(word) or difflib.get_close_matches(word, names, n=3, cutoff=0.6):
         return f"did you mean {' or '.join(map(repr, near))}?"
     return "`tether explain ppo` lists the keys of a section, docs/recipes.md all of them"

@@ -145,7 +145,7 @@ def _location(values: Any, item: Any) -> tuple[Any, ...]:
 def _phrase(kind: type[BaseModel], place: tuple[Any, ...], items: Sequence[Any], values: Any) -> str:
     location, item = ".".join(map(str, place)), items[0]
     if item["type"] == "extra_forbidden":
-        return f"unknown key {location!r} ({_hint(kind, place, values, item['input'])})"
+        return f"unknown key {location!r} ({key_hint(kind, place, values, item['input'])})"
     table = {"model_type": "a table belongs here"}
     reasons = (table.get(item["type"]) or item["msg"].removeprefix("Value error, ") for item in items)
     message = ", or ".join(dict.fromkeys(reasons))
@@ -157,13 +157,15 @@ def _phrase(kind: type[BaseModel], place: tuple[Any, ...], items: Sequence[Any],
     return f"key {location!r}: {message}{got}"
 
 
-def _hint(kind: type[BaseModel], place: tuple[Any, ...], values: Mapping[str, Any], given: Any) -> str:
+def key_hint(kind: type[BaseModel], place: tuple[Any, ...], values: Mapping[str, Any], given: Any) -> str:
     """A guess at the key that was meant: another library's word, a key of another table, a slip of the fingers."""
     *outer, last = place
     word, keys = _word(last), _known_keys(kind, outer)
     if not outer and word in METHODS and METHODS[word][0] in keys:
         section, key, value = METHODS[word]
-        return f'{word.upper()} is [{section}] with {key} = {value!r}: write [{section}] and in it {key} = "{value}"'
+        same = [name for name in _known_keys(kind, (section,)) if isinstance(given, Mapping) and name in given]
+        instead = f"; {word}.{same[0]} is {section}.{same[0]}" if same else ""
+        return f'{word.upper()} is [{section}] with {key} = {value!r}: write [{section}] and in it {key} = "{value}"{instead}'
     if not outer and SECTIONS.get(word) in keys:
         return f"did you mean [{SECTIONS[word]}]?"
     near = difflib.get_close_matches(str(last), keys, n=1, cutoff=0.65)
@@ -212,7 +214,7 @@ def _meant(kind: type[BaseModel], outer: Sequence[Any], word: str, values: Mappi
     stages = [name for name in (*making("direct", "policy"), *STAGES) if name in kind.model_fields and name not in outer]
     own = [".".join((n, *p)) for n in STAGES if n in stages and n in values for p in targets if _is_key(kind, (n, *p))]
     anywhere = (next((".".join((n, *p)) for n in stages if _is_key(kind, (n, *p))), "") for p in targets)
-    return list(dict.fromkeys(own))[:3] or list(filter(None, anywhere))[:2]
+    return list(dict.fromkeys(own))[:3] or list(dict.fromkeys(filter(None, anywhere)))[:2]
 
 
 def _is_key(kind: type[BaseModel], path: Sequence[Any]) -> bool:
