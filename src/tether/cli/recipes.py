@@ -96,7 +96,7 @@ def explain_key(
     exact = [one for one in keys if list(one.path) == parts] or [one for one in keys if one.path[-1] == parts[-1]]
     if not exact or (len(parts) > 1 and list(exact[0].path) != parts):
         inside = len(parts) > 1 and any(one.path[0] == parts[0] for one in keys)
-        near = key_hint(recipe_type(), parts, {}, None) if inside else _alike(key, {one.path[-1] for one in keys})
+        near = key_hint(recipe_type(), tuple(parts), {}, None) if inside else _alike(key, {one.path[-1] for one in keys})
         raise ConfigError(f"no key is called {key!r}: {near}")
     console = Console(highlight=False)
     for meaning in dict.fromkeys(one.meaning for one in exact):
