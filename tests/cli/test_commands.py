@@ -226,7 +226,7 @@ def here(project, monkeypatch, capsys):
         (
             ["run", "recipe.toml", "dpo.beta=0.1"],
             2,
-            "(DPO is [direct] with loss = 'dpo': write [direct] and in it loss = \"dpo\")",
+            "(DPO is [direct] with loss = 'dpo': write [direct] and in it loss = \"dpo\"; dpo.beta is direct.beta)",
         ),
         (["serve"], 2, "No such command 'serve'. It is `tether prefs serve`."),
         (["inspect", "pairs.jsonl"], 2, "No such command 'inspect'. It is `tether data inspect`."),

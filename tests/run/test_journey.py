@@ -133,7 +133,7 @@ def test_dropout_is_refused_where_it_would_never_act(tmp_path, stage):
         ({"reward": {"disentangle_length": 1.0, "lora": {"dropout": 0.1}}}, "with lora.dropout they would differ"),
         (
             {"reward": {}, "ppo": {"value_init": "reward", "step_rewards": True, "reward_per_token": True}},
-            "only what will still change of it is to come",
+            "knows whole scores, reward_per_token pays their changes",
         ),
     ],
 )

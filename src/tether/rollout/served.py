@@ -14,8 +14,9 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ PROBE = "Name three things that one can find in a kitchen, and say in a sentence
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
 """Nats by which the log-probability of a probe's token may differ between two programs that compute the same."""
 SHORT = 60.0
-"""Seconds that everything but sampling may take."""
+"""Seconds that everything but sampling may take, on a server that does not sample."""
 PAUSE = 0.05
 """Seconds between two looks at a server that needs nothing."""
 
@@ -76,7 +77,9 @@ class ServedEngine:
         limits = Limits(start_seconds=config.start_seconds, restarts=config.restarts)
         self.fleet, self.changed = Fleet(servers.names, time.monotonic, limits), threading.Condition()
         self.users, self.told, self.fault, self.closed = Counter[str](), 0, "", False
-        self.probe_ids, self.expected = encoder.prompt((user(PROBE),)), list[float]()
+        self.probe_ids, self.expected = encoder.prompt((user(PROBE),)), dict[str, list[float]]()
+        self.probe_gap = 0.0
+        """The largest difference of the last probes, in nats a token."""
         self.client = httpx2.Client(timeout=config.request_seconds, limits=httpx2.Limits(max_connections=None))
         self.pool = ThreadPoolExecutor(64 * len(servers.names))
         self.run, self.count = uuid.uuid4().hex[:8], 0
@@ -117,7 +120,8 @@ class ServedEngine:
         unfinished.rename(self.folder / "adapters" / name)
         expected = score_ids(self.role, self.probe_ids)
         with self.changed:
-            self.policy_version, self.expected = version, expected
+            self.policy_version, self.probe_gap = version, 0.0
+            self.expected = {name: expected, **{old: kept for old, kept in self.expected.items() if self.users[old]}}
             self.fleet.want(name)
             self.changed.notify_all()
             self._wait("a server to take the new weights", lambda: not self._coming() and self._able())
@@ -195,9 +199,12 @@ class ServedEngine:
                     self.fleet.started(name)
             case "load":
                 wanted, held = self.fleet.wanted, self._held(name)
-                if wanted not in held:
-                    self._load(name, wanted)
-                self._compare(name, wanted)
+                sampling = [one for one in [*self.expected] if one != wanted and self.users[one]]
+                for version in (*sampling, wanted):
+                    if version not in held:
+                        self._load(name, version)
+                    if version not in held or version == wanted:
+                        self._compare(name, version)
                 for old in held:
                     if old != wanted and not self.users[old]:
                         self._post(name, "/v1/unload_lora_adapter", {"lora_name": old})
@@ -224,12 +231,15 @@ class ServedEngine:
     def _compare(self, name: str, version: str) -> None:
         """Raises: RefusedError: the server's log-probabilities of the probe are not the learner's."""
         with self.changed:
-            expected = self.expected
+            expected = self.expected.get(version)
+        if expected is None:
+            raise RefusedError(f"{version} has been replaced meanwhile")
         sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
         answer = self._post(name, GENERATE, {"model": version, "token_ids": self.probe_ids, "sampling_params": sampling})
         rows = zip(self.probe_ids[1:], answer["prompt_logprobs"][1:], strict=True)
         theirs = [float(row[str(i)]["logprob"]) for i, row in rows]
         distance = max(abs(a - b) for a, b in zip(theirs, expected, strict=True))
+        self.probe_gap = max(self.probe_gap, distance)
         if not distance <= self.tolerance:
             raise RefusedError(
                 f"its log-probabilities of {version} differ from the learner's by up to {distance:.3g} nats a token, and "
@@ -244,7 +254,8 @@ class ServedEngine:
     def _post(self, name: str, path: str, body: Json) -> Json:
         """Raises: RefusedError: the server understands, and does not do it."""
         limit = self.config.request_seconds
-        limit = limit if "n" in body.get("sampling_params", {}) else min(limit, SHORT)
+        busy = "n" in body.get("sampling_params", {}) or self.fleet.members[name].inflight
+        limit = limit if busy else min(limit, SHORT)
         answer = self.client.post(self.servers.addresses[name] + path, json=body, timeout=limit)
         lacking = answer.status_code == 404 and "n" not in body.get("sampling_params", {})
         if lacking or answer.status_code in (400, 401, 403, 413, 422):
@@ -278,22 +289,48 @@ class ServedEngine:
             DataError: a prompt and its response do not fit the model's context, or a server refuses it.
             RunError: no server is left.
         """
+        how: Any = {"num_samples": num_samples, "seed": seed, "ordinals": ordinals, "progress": progress}
+        return self.begin(prompts, sampling, **how)()
+
+    def begin(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        *,
+        num_samples: int,
+        seed: int,
+        ordinals: Sequence[int] | None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Callable[[], list[RolloutGroup]]:
+        """Ask for samples with the weights of now; what comes back waits for them."""
         rows = encode_prompts(self.encoder, prompts, sampling, self.context_length)
-        version, done = self.fleet.wanted, 0
         ordinals = range(len(rows)) if ordinals is None else ordinals
         bodies = [self._body(ids, ordinal, sampling, num_samples, seed) for ids, ordinal in zip(rows, ordinals, strict=True)]
+        with self.changed:
+            version, number = self.fleet.wanted, self.policy_version
+            self.users[version] += len(bodies)
         futures = [self.pool.submit(self._ask, version, body) for body in bodies]
-        groups = []
-        try:
-            for prompt, ids, future in zip(prompts, rows, futures, strict=True):
-                groups.append(as_group(self.encoder, prompt, ids, future.result(), sampling, self.policy_version))
-                done += num_samples
-                if progress:
-                    progress(done)
-        finally:
-            for future in futures:
-                future.cancel()
-        return groups
+        for future in futures:
+            future.add_done_callback(partial(self._ended, version))
+
+        def collect() -> list[RolloutGroup]:
+            groups = []
+            try:
+                for prompt, ids, future in zip(prompts, rows, futures, strict=True):
+                    groups.append(as_group(self.encoder, prompt, ids, future.result(), sampling, number))
+                    if progress:
+                        progress(len(groups) * num_samples)
+            finally:
+                for future in futures:
+                    future.cancel()
+            return groups
+
+        return collect
+
+    def _ended(self, version: str, _: Future[Any]) -> None:
+        """A request that names this version is answered, or given up."""
+        with self.changed:
+            self.users[version] -= 1
 
     def _body(self, ids: Ids, ordinal: int, sampling: Sampling, count: int, seed: int) -> Json:
         """A request in vLLM's words. Seeds of vLLM's samples are this one and those after it."""
@@ -308,38 +345,32 @@ class ServedEngine:
     def _ask(self, version: str, body: Json) -> list[Drawn]:
         """The samples of one prompt, from whichever server gives them."""
         avoid: set[str] = set()
-        with self.changed:
-            self.users[version] += 1
-        try:
-            while True:
-                with self.changed:
-                    self._wait("a server that samples", self._able)
-                    name = self.fleet.pick(body["token_ids"], avoid)
-                    assert name is not None
-                    self.fleet.members[name].inflight += 1
-                why = lacking = ""
-                try:
-                    answer = self._post(name, GENERATE, {**body, "model": version})
-                    return _read(answer, version, body["sampling_params"])
-                except RefusedError as error:
-                    raise DataError(f"{name} refuses a prompt of {len(body['token_ids'])} tokens: {error}") from None
-                except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
-                    why = f"{type(error).__name__}: {error}"
-                    lacking = version if isinstance(error, httpx2.HTTPStatusError) and error.response.status_code == 404 else ""
-                    avoid.add(name)
-                finally:
-                    with self.changed:
-                        self.fleet.members[name].inflight -= 1
-                        if lacking:
-                            self.fleet.emptied(name, f"it has no {lacking}")
-                        elif why:
-                            self.fleet.failed(name, why)
-                        else:
-                            self.fleet.answered(name)
-                        self._tell()
-        finally:
+        while True:
             with self.changed:
-                self.users[version] -= 1
+                self._wait("a server that samples", self._able)
+                name = self.fleet.pick(body["token_ids"], avoid)
+                assert name is not None
+                self.fleet.members[name].inflight += 1
+            why = lacking = ""
+            try:
+                answer = self._post(name, GENERATE, {**body, "model": version})
+                return _read(answer, version, body["sampling_params"])
+            except RefusedError as error:
+                raise DataError(f"{name} refuses a prompt of {len(body['token_ids'])} tokens: {error}") from None
+            except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
+                why = f"{type(error).__name__}: {error}"
+                lacking = version if isinstance(error, httpx2.HTTPStatusError) and error.response.status_code == 404 else ""
+                avoid.add(name)
+            finally:
+                with self.changed:
+                    self.fleet.members[name].inflight -= 1
+                    if lacking:
+                        self.fleet.emptied(name, f"it has no {lacking}")
+                    elif why:
+                        self.fleet.failed(name, why)
+                    else:
+                        self.fleet.answered(name)
+                    self._tell()
 
 
 GENERATE = "/inference/v1/generate"

@@ -17,11 +17,11 @@ from tether.rollout.local import LocalEngine
 from tether.rollout.served import ServedEngine
 from tether.rollout.server import EngineServer
 from tether.run.models import open_model
-from tether.run.online_sections import OnlineSection
+from tether.run.online_sections import OnlineSection, PolicySection
 from tether.run.roles import encoder_of
 
 VLLM = (
-    *("-m", "vllm.entrypoints.openai.api_server", "--enable-lora", "--max-loras", "3", "--logprobs-mode", "processed_logprobs"),
+    *("-m", "vllm.entrypoints.openai.api_server", "--enable-lora", "--logprobs-mode", "processed_logprobs"),
     *("--generation-config", "vllm", "--enable-scale-out"),
 )
 """vLLM's own words for: adapters by name, log-probabilities of the distribution that was sampled, tokens in and out."""
@@ -46,6 +46,7 @@ def served_engine(section: OnlineSection, policy: Role, loaded: LoadedModel, fol
     shutil.rmtree(root / "adapters", ignore_errors=True)
     base = _base(loaded, root, seed)
     dtype = str(policy.model.dtype).removeprefix("torch.")
+    ahead = section.max_staleness if isinstance(section, PolicySection) else 0  # whose weights are held, too
     python, ours = Path(config.python).expanduser(), config.kind == "served"
     if not ours and not config.addresses and not python.exists():
         raise ConfigError(
@@ -58,7 +59,18 @@ def served_engine(section: OnlineSection, policy: Role, loaded: LoadedModel, fol
         if ours:
             return sys.executable, "-m", "tether", "engine", *where, "--rows", str(section.engine_rows)
         share = ("--gpu-memory-utilization", "0.2") if policy.device.type == "cpu" else ()  # the learner has memory, too
-        return str(python), *VLLM, *share, "--host", "127.0.0.1", "--max-lora-rank", str(_allowed(lora.rank)), *where
+        return (
+            str(python),
+            *VLLM,
+            *share,
+            "--max-loras",
+            str(3 + ahead),
+            "--host",
+            "127.0.0.1",
+            "--max-lora-rank",
+            str(_allowed(lora.rank)),
+            *where,
+        )
 
     addresses = {f"server-{number}": address.rstrip("/") for number, address in enumerate(config.addresses)}
     names = [] if addresses else [f"server-{number}" for number in range(config.servers)]

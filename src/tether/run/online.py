@@ -20,6 +20,7 @@ from tether.models.trunk import Role
 from tether.monitoring.watch import Watch
 from tether.rewards.function import FailureLimit
 from tether.rewards.verifiable import problem_prompt, reasoning_gym_prompts
+from tether.rollout.ahead import AheadEngine
 from tether.run.engines import served_engine
 from tether.run.judge_config import FunctionJudge, JudgeConfig
 from tether.run.judges import described, score_judge
@@ -55,10 +56,13 @@ def train(section: OnlineSection, context: Context, rows: Sequence[Any] | None, 
     assert isinstance(stage.reward, FailureLimit)
     with contextlib.ExitStack() as ends:  # of workers and servers, however this ends
         ends.enter_context(contextlib.closing(stage.reward))
+        served = None
         if section.engine.kind != "local":
             doing(progress, "starting engine servers")
             served = served_engine(section, stage.policy, loaded, run.path, context.seed)
             stage.engine = ends.enter_context(contextlib.closing(served))
+        if isinstance(stage, PolicyGradient) and stage.config.max_staleness:
+            stage.engine = AheadEngine(stage.engine, stage.config.max_staleness)
         stage.reward.keep_stacks(run.path / "stacks.txt")
         run.update_manifest(**loaded.manifest(), reward=str(context.scorer))
         judged = _judge(section, test, stage, context, run)
@@ -66,7 +70,8 @@ def train(section: OnlineSection, context: Context, rows: Sequence[Any] | None, 
 
         def on_step(step: int, metrics: dict[str, float]) -> dict[str, float]:
             measured = evaluation.at(step, stage.config.steps) if evaluation is not None else {}
-            return {"memory/rss_bytes": float(current_rss_bytes()), **measured}
+            probed = {} if served is None else {"engine/probe_gap": served.probe_gap}
+            return {"memory/rss_bytes": float(current_rss_bytes()), **probed, **measured}
 
         if evaluation is not None and not run.held_out():
             doing(progress, "measuring held-out answers")

@@ -18,6 +18,7 @@ from tether.learner.checkpoint import Checkpoints, prefixed, unprefixed
 from tether.learner.local import LocalLearner
 from tether.learner.loop import endless, replayable
 from tether.learner.ranks import here
+from tether.rollout.ahead import AheadEngine
 from tether.stages.policy_config import SampledConfig
 from tether.stages.rollouts import Step
 
@@ -100,6 +101,7 @@ def train(
                 checkpoints.wait()
                 stopping.leave(done, config.steps, run.path, stop)
             batch = step_prompts(prompts, stage, done)
+            order_ahead(stage, prompts, done)
             rows: list[Any] = [*batch]
             try:
                 with watchdog.step(), replayable(run, stage.learner, done + 1, rows):
@@ -137,10 +139,22 @@ def step_prompts(prompts: Sequence[Prompt], stage: SamplingStage, number: int) -
     return [prompts[i] for i in endless(len(prompts), stage.ordinals(number), stage.config.seed)]
 
 
+def order_ahead(stage: SamplingStage, prompts: Sequence[Prompt], number: int) -> None:
+    """Ask for the samples of step `number` and of those that may be sampled with the same weights; else nothing."""
+    engine, config = stage.engine, stage.config
+    if not isinstance(engine, AheadEngine):
+        return
+    engine.forget(number)
+    for later in range(number, min(number + engine.max_staleness + 1, config.steps)):
+        how: Any = {"num_samples": config.samples_per_prompt, "seed": config.seed, "ordinals": stage.ordinals(later)}
+        engine.order(later, step_prompts(prompts, stage, later), config.sampling, **how)
+
+
 def _save(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, number: int, monitor: Monitor | None) -> None:
     tensors, values = stage.learner.state()
     average = prefixed("ema", {str(i): t for i, t in enumerate(stage.average.tensors or [])})
-    parts = {"monitor": monitor, "reward": stage.reward if isinstance(stage.reward, Follower) else None}
+    reward, engine = isinstance(stage.reward, Follower), isinstance(stage.engine, AheadEngine)
+    parts: Json = {"monitor": monitor, "reward": stage.reward if reward else None, "engine": stage.engine if engine else None}
     own = stage.state() if isinstance(stage, Stateful) else {}
     states = {name: part.state() for name, part in parts.items() if part is not None}
     run.flush()
@@ -161,6 +175,8 @@ def _resume(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, m
         stage.load_state(values)
     if isinstance(stage.reward, Follower):
         stage.reward.load_state(values.get("reward", {}))
+    if isinstance(stage.engine, AheadEngine):
+        stage.engine.load_state(values["engine"])
     if monitor is not None:
         monitor.load_state(values["monitor"])
     stage.engine.update_weights(values["step"])

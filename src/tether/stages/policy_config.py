@@ -146,6 +146,11 @@ class PolicyConfig(SampledConfig):
         default="none", description="correct for an engine whose numerics differ: cap the weight, or drop tokens beyond the cap"
     )
     importance_cap: float = Field(default=2.0, ge=1, description="bound of the importance weight between engine and trainer")
+    max_staleness: int = Field(
+        default=0,
+        ge=0,
+        description="updates that the weights that sample may lack: engine servers sample while the learner learns",
+    )
     entropy_coefficient: float = Field(default=0.0, ge=0, description="weight of the entropy bonus")
     value_clip_range: float | None = Field(
         default=0.2, gt=0, description="how far a value may move in an update; unset: as far as it likes"
@@ -233,6 +238,14 @@ _KL_EFFECTS: tuple[Rule, ...] = (
     (("report",), lambda c: c.kl.coefficient == 0, "with kl.coefficient above 0: the reference is run anyway"),
 )
 _CONFLICTS: tuple[tuple[Callable[[PolicyConfig], bool], str], ...] = (
+    (
+        lambda c: c.max_staleness > 0 and c.importance == "none",
+        "max_staleness above 0 learns from answers of earlier weights: correct for that, with importance = 'truncate' or 'mask'",
+    ),
+    (
+        lambda c: c.max_staleness > 0 and c.filter_groups,
+        "max_staleness asks for a step's answers before it is known which groups teach something: leave filter_groups out",
+    ),
     (
         lambda c: c.top_p < 1.0,
         "top_p < 1 samples from a distribution whose log-probabilities the update does not have (its ratios would be of another "

@@ -101,6 +101,9 @@ class PolicyGradient:
         metrics = self.learn(rollouts, scores, number, clock)
         self.engine.update_weights(number + 1)
         clock.lap("update")
+        if self.config.max_staleness:
+            ages = [number - rollout.policy_version for rollout in rollouts]
+            metrics |= {"policy/staleness": sum(ages) / len(ages), "policy/staleness_max": float(max(ages))}
         return Step({**metrics, **sampling, **clock.times(sum(len(r.response_ids) for r in rollouts))}, rollouts, scores)
 
     def learn(

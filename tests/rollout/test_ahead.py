@@ -1,0 +1,123 @@
+"""Sampling while the learner learns: which weights sample what, the same bits after a kill, servers against this process."""
+
+import json
+from collections import Counter
+
+import pytest
+from benchmarks.every_stage import differences, results
+from tests.run.journeys import Killed, dying_after, lines, numbered_prompts
+
+from tether.core.config import build
+from tether.core.errors import ConfigError
+from tether.learner.checkpoint import complete_checkpoints, load_checkpoint
+from tether.run.recipe import Recipe, run_recipe
+
+SERVED = {"kind": "served", "servers": 2, "start_seconds": 60}
+STEPS = 6
+
+
+def recipe(folder, name, stage="grpo", **more):
+    settings = {"data": numbered_prompts(folder), "function": {"call": "tether.quickstart.judges:letters"}, "steps": STEPS}
+    settings |= {"prompts_per_step": 4, "samples_per_prompt": 2, "max_new_tokens": 8, "checkpoint_every": 2, "sample_rows": 8}
+    settings |= {"importance": "truncate", "max_staleness": 2, "optimizer": {"learning_rate": 1e-2}, **more}
+    return build(Recipe, {"run": str(folder / name), "model": {"source": "tiny", "dtype": "float32"}, stage: settings})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    run_recipe(recipe(folder, "whole"))
+    return folder
+
+
+def test_a_step_learns_from_weights_that_are_as_old_as_allowed_and_no_older(whole):
+    ages = [row["policy/staleness"] for row in lines(whole / "whole" / "grpo" / "metrics.jsonl")]
+    assert ages == [0, 1, 2, 2, 2, 2]
+    assert [row["policy/staleness_max"] for row in lines(whole / "whole" / "grpo" / "metrics.jsonl")] == ages
+    gaps = [row["policy/engine_gap"] for row in lines(whole / "whole" / "grpo" / "metrics.jsonl")]
+    assert gaps[0] < 1e-4 < min(gaps[2:]), "the log-probabilities are those of the weights that sampled"
+
+
+def test_without_staleness_it_is_the_synchronous_run(tmp_path, monkeypatch):
+    """The wrapper with a bound of 0 changes no bit: its order of calls is that of a step without it."""
+    from tether.rollout.ahead import AheadEngine
+    from tether.stages import online_loop
+
+    run_recipe(recipe(tmp_path, "plain", max_staleness=0))
+    train = online_loop.train
+
+    def wrapped(stage, *others, **named):
+        stage.engine = AheadEngine(stage.engine, 0)
+        return train(stage, *others, **named)
+
+    monkeypatch.setattr(online_loop, "train", wrapped)
+    run_recipe(recipe(tmp_path, "wrapped", max_staleness=0))
+    assert differences(results(tmp_path / "plain"), results(tmp_path / "wrapped")) == []
+
+
+@pytest.mark.parametrize("calls", range(1, 1 + STEPS))
+def test_killed_after_any_step_it_ends_with_the_same_bits(whole, tmp_path, calls):
+    with pytest.raises(Killed):
+        run_recipe(recipe(tmp_path, "cut"), progress=dying_after(calls))
+    run_recipe(recipe(tmp_path, "cut"))
+    wanted = {name: value for name, value in results(whole / "whole").items() if "grpo" in name}
+    assert differences(wanted, {name: value for name, value in results(tmp_path / "cut").items() if "grpo" in name}) == []
+
+
+def test_what_is_under_way_is_part_of_a_checkpoint(tmp_path):
+    with pytest.raises(Killed):
+        run_recipe(recipe(tmp_path, "cut"), progress=dying_after(5))
+    (saved,) = complete_checkpoints(tmp_path / "cut" / "grpo" / "checkpoints")
+    _, values = load_checkpoint(saved)
+    later = range(values["step"], values["step"] + 2)
+    versions = {n: {row[4] for group in values["engine"]["orders"][str(n)] for row in group["drawn"]} for n in later}
+    assert versions == {n: {n - 2} for n in later}
+
+
+@pytest.mark.parametrize("stage", ["grpo", "ppo"])
+def test_servers_sample_what_this_process_samples(tmp_path, stage):
+    """To the token; they compute the log-probabilities in other batches, so losses agree to rounding."""
+    more = {} if stage == "grpo" else {"samples_per_prompt": 1, "epochs": 1}
+    run_recipe(recipe(tmp_path, "local", stage, **more))
+    run_recipe(recipe(tmp_path, "served", stage, engine=SERVED, **more))
+    ours, theirs = (lines(tmp_path / name / stage / "samples.jsonl") for name in ("local", "served"))
+    assert [row["response"] for row in ours] == [row["response"] for row in theirs]
+    ours, theirs = (lines(tmp_path / name / stage / "metrics.jsonl") for name in ("local", "served"))
+    assert [row["policy/staleness"] for row in theirs] == [0, 1, 2, 2, 2, 2]
+    assert [row["loss"] for row in theirs] == pytest.approx([row["loss"] for row in ours], abs=1e-4)
+
+
+def test_a_server_that_dies_is_given_the_older_weights_again_and_nothing_is_lost_or_drawn_twice(tmp_path, monkeypatch):
+    """The process of a server ends in the middle of the run, with samples of older weights under way."""
+    from tether.rollout.served import ServedEngine
+
+    begin, begun = ServedEngine.begin, Counter()
+
+    def killing(engine, prompts, sampling, **how):
+        collect = begin(engine, prompts, sampling, **how)
+        begun.update(tuple(how["ordinals"]))
+        if len(begun) == 16:
+            engine.servers.processes["server-0"].kill()
+        return collect
+
+    monkeypatch.setattr(ServedEngine, "begin", killing)
+    run_recipe(recipe(tmp_path, "killed", engine={**SERVED, "servers": 1}))
+    run_recipe(recipe(tmp_path, "local"))
+    assert begun == Counter(range(4 * STEPS))
+    ours, theirs = (lines(tmp_path / name / "grpo" / "samples.jsonl") for name in ("local", "killed"))
+    assert [row["response"] for row in ours] == [row["response"] for row in theirs]
+    states = [json.loads(line)["after"] for line in (tmp_path / "killed/grpo/engine/fleet.jsonl").read_text().splitlines()]
+    assert "dead" in states and states[-1] == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"importance": "none"}, "importance = 'truncate' or 'mask'"),
+        ({"algorithm": "dapo"}, "leave filter_groups out"),
+        ({"max_staleness": -1}, "max_staleness"),
+    ],
+)
+def test_settings_that_do_not_go_with_it(tmp_path, more, says):
+    with pytest.raises(ConfigError, match=says):
+        recipe(tmp_path, "run", **more)
