@@ -37,6 +37,27 @@ class Engine(Protocol):
 
 
 @runtime_checkable
+class OrderingEngine(Engine, Protocol):
+    """An engine that is asked for the next steps' samples while a step learns. Its state holds what is under way."""
+
+    max_staleness: int
+
+    def order(
+        self, number: int, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int, ordinals: Sequence[int]
+    ) -> None:
+        """Ask for the samples of step `number` with the weights of now, unless that was done."""
+        ...
+
+    def forget(self, number: int) -> None:
+        """Let go of the samples of the steps before `number`."""
+        ...
+
+    def state(self) -> Json: ...
+
+    def load_state(self, values: Mapping[str, Any]) -> None: ...
+
+
+@runtime_checkable
 class RewardSource(Protocol):
     """Scores finished rollouts. The proxy that a policy is trained on."""
 

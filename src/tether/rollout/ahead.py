@@ -30,7 +30,7 @@ class Order:
 
 
 class AheadEngine:
-    """Speaks core.protocols.Engine. Engine servers sample while the learner learns; an engine in this process samples at once.
+    """Speaks core.protocols.OrderingEngine: servers sample while the learner learns; an engine in this process samples at once.
 
     Args:
         max_staleness: updates that may lie between the weights that sample and those that learn from the samples; 1 or more.

@@ -23,13 +23,14 @@ from typing import Any
 import httpx2
 
 from tether.core.errors import DataError, ModelError, RunError
-from tether.core.types import Json, Prompt, RolloutGroup, Sampling, StopReason, user
+from tether.core.types import Json, Prompt, RolloutGroup, Sampling, user
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
 from tether.rollout.config import EngineConfig
-from tether.rollout.drawn import Drawn, Ids, as_group, encode_prompts, score_ids
+from tether.rollout.drawn import Drawn, as_group, encode_prompts, score_ids
 from tether.rollout.fleet import Fleet, Limits, State
 from tether.rollout.launch import Servers
+from tether.rollout.wire import GENERATE, NEEDED, RefusedError, as_request, read_drawn, reason
 
 PROBE = "Name three things that one can find in a kitchen, and say in a sentence what each of them is good for."
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.5}
@@ -38,10 +39,6 @@ SHORT = 60.0
 """Seconds that everything but sampling may take, on a server that does not sample."""
 PAUSE = 0.05
 """Seconds between two looks at a server that needs nothing."""
-
-
-class RefusedError(Exception):
-    """A server's answer that another server would give, too."""
 
 
 class ServedEngine:
@@ -71,7 +68,8 @@ class ServedEngine:
         if role.adapter is None:
             raise ModelError("engine servers get adapters, and this policy is trained whole. Set lora, or engine.kind = 'local'.")
         self.role, self.encoder, self.servers, self.folder, self.config = role, encoder, servers, folder, config
-        self.context_length, self.ours, self.policy_version = context_length, ours, 0
+        self.context_length, self.policy_version = context_length, 0
+        self._request = partial(as_request, stop_ids=encoder.stop_ids, ours=ours)
         dtype = str(role.model.dtype).removeprefix("torch.")
         self.tolerance = config.tolerance or TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
         limits = Limits(start_seconds=config.start_seconds, restarts=config.restarts)
@@ -121,7 +119,7 @@ class ServedEngine:
         expected = score_ids(self.role, self.probe_ids)
         with self.changed:
             self.policy_version, self.probe_gap = version, 0.0
-            self.expected = {name: expected, **{old: kept for old, kept in self.expected.items() if self.users[old]}}
+            self.expected = {name: expected, **{old: numbers for old, numbers in self.expected.items() if self.users[old]}}
             self.fleet.want(name)
             self.changed.notify_all()
             self._wait("a server to take the new weights", lambda: not self._coming() and self._able())
@@ -259,7 +257,7 @@ class ServedEngine:
         answer = self.client.post(self.servers.addresses[name] + path, json=body, timeout=limit)
         lacking = answer.status_code == 404 and "n" not in body.get("sampling_params", {})
         if lacking or answer.status_code in (400, 401, 403, 413, 422):
-            raise RefusedError(_reason(answer) + (f". {NEEDED[path]}" if lacking else ""))
+            raise RefusedError(reason(answer) + (f". {NEEDED[path]}" if lacking else ""))
         answer.raise_for_status()
         return answer.json() if path == GENERATE else {}
 
@@ -289,23 +287,16 @@ class ServedEngine:
             DataError: a prompt and its response do not fit the model's context, or a server refuses it.
             RunError: no server is left.
         """
-        how: Any = {"num_samples": num_samples, "seed": seed, "ordinals": ordinals, "progress": progress}
-        return self.begin(prompts, sampling, **how)()
+        how: Any = {"num_samples": num_samples, "seed": seed, "ordinals": ordinals}
+        return self.begin(prompts, sampling, **how)(progress)
 
     def begin(
-        self,
-        prompts: Sequence[Prompt],
-        sampling: Sampling,
-        *,
-        num_samples: int,
-        seed: int,
-        ordinals: Sequence[int] | None,
-        progress: Callable[[int], None] | None = None,
-    ) -> Callable[[], list[RolloutGroup]]:
+        self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int, ordinals: Sequence[int] | None
+    ) -> Callable[..., list[RolloutGroup]]:
         """Ask for samples with the weights of now; what comes back waits for them."""
         rows = encode_prompts(self.encoder, prompts, sampling, self.context_length)
         ordinals = range(len(rows)) if ordinals is None else ordinals
-        bodies = [self._body(ids, ordinal, sampling, num_samples, seed) for ids, ordinal in zip(rows, ordinals, strict=True)]
+        bodies = [self._request(ids, sampling, num_samples, seed, ordinal) for ids, ordinal in zip(rows, ordinals, strict=True)]
         with self.changed:
             version, number = self.fleet.wanted, self.policy_version
             self.users[version] += len(bodies)
@@ -313,7 +304,7 @@ class ServedEngine:
         for future in futures:
             future.add_done_callback(partial(self._ended, version))
 
-        def collect() -> list[RolloutGroup]:
+        def collect(progress: Callable[[int], None] | None = None) -> list[RolloutGroup]:
             groups = []
             try:
                 for prompt, ids, future in zip(prompts, rows, futures, strict=True):
@@ -332,16 +323,6 @@ class ServedEngine:
         with self.changed:
             self.users[version] -= 1
 
-    def _body(self, ids: Ids, ordinal: int, sampling: Sampling, count: int, seed: int) -> Json:
-        """A request in vLLM's words. Seeds of vLLM's samples are this one and those after it."""
-        own = {"extra_args": {"seed": seed, "ordinal": ordinal}} if self.ours else {}
-        params = {
-            **{"n": count, "max_tokens": sampling.max_new_tokens, "temperature": sampling.temperature, "logprobs": 0, **own},
-            **{"top_p": sampling.top_p, "top_k": sampling.top_k, "min_p": sampling.min_p, "stop": list(sampling.stop_strings)},
-            **{"stop_token_ids": list(self.encoder.stop_ids), "seed": (seed * 1_000_003 + ordinal) * 4096 % 2**62},
-        }
-        return {"token_ids": ids, "sampling_params": params}
-
     def _ask(self, version: str, body: Json) -> list[Drawn]:
         """The samples of one prompt, from whichever server gives them."""
         avoid: set[str] = set()
@@ -354,7 +335,7 @@ class ServedEngine:
             why = lacking = ""
             try:
                 answer = self._post(name, GENERATE, {**body, "model": version})
-                return _read(answer, version, body["sampling_params"])
+                return read_drawn(answer, version, body["sampling_params"])
             except RefusedError as error:
                 raise DataError(f"{name} refuses a prompt of {len(body['token_ids'])} tokens: {error}") from None
             except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
@@ -371,43 +352,3 @@ class ServedEngine:
                     else:
                         self.fleet.answered(name)
                     self._tell()
-
-
-GENERATE = "/inference/v1/generate"
-NEEDED = {
-    GENERATE: "Tokens in and out need vLLM 0.32 or later, started with --enable-scale-out.",
-    "/v1/load_lora_adapter": "It must see that folder; vLLM needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora.",
-    "/v1/unload_lora_adapter": "vLLM needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.",
-}
-"""What a server is started with that does this."""
-
-
-def _read(answer: Json, version: str, asked: Json) -> list[Drawn]:
-    """The responses of an answer.
-
-    Raises:
-        ValueError: it is of another version, or nothing that a policy can have sampled.
-    """
-    choices = sorted(answer["choices"], key=lambda one: one["index"])
-    if answer.get("model", version) != version or len(choices) != asked["n"]:
-        raise ValueError(f"asked {version} for {asked['n']} samples, got {len(choices)} of {answer.get('model')}")
-    drawn = []
-    for one in choices:
-        ids, logprobs = tuple(one["token_ids"]), tuple(float(row["logprob"]) for row in one["logprobs"]["content"])
-        possible = all(-1e3 < x <= 1e-3 for x in logprobs)
-        if not possible or not 0 < len(ids) == len(logprobs) <= asked["max_tokens"]:
-            raise ValueError(f"{len(ids)} ids and {len(logprobs)} log-probabilities that no policy gives")
-        stop = one.get("stop_reason")
-        reason = StopReason.STOP_STRING if isinstance(stop, str) else StopReason.STOP_TOKEN
-        drawn.append(Drawn(ids, logprobs, StopReason.LENGTH if one["finish_reason"] == "length" else reason))
-    return drawn
-
-
-def _reason(answer: Any) -> str:
-    """What a server says of its refusal."""
-    try:
-        body = answer.json()
-    except ValueError:
-        return f"HTTP {answer.status_code}"
-    inner = body.get("error", body) if isinstance(body, dict) else body
-    return str(inner.get("message", inner) if isinstance(inner, dict) else inner)

@@ -59,18 +59,8 @@ def served_engine(section: OnlineSection, policy: Role, loaded: LoadedModel, fol
         if ours:
             return sys.executable, "-m", "tether", "engine", *where, "--rows", str(section.engine_rows)
         share = ("--gpu-memory-utilization", "0.2") if policy.device.type == "cpu" else ()  # the learner has memory, too
-        return (
-            str(python),
-            *VLLM,
-            *share,
-            "--max-loras",
-            str(3 + ahead),
-            "--host",
-            "127.0.0.1",
-            "--max-lora-rank",
-            str(_allowed(lora.rank)),
-            *where,
-        )
+        sizes = "--max-loras", str(3 + ahead), "--max-lora-rank", str(_allowed(lora.rank))
+        return str(python), *VLLM, *share, *sizes, "--host", "127.0.0.1", *where
 
     addresses = {f"server-{number}": address.rstrip("/") for number, address in enumerate(config.addresses)}
     names = [] if addresses else [f"server-{number}" for number in range(config.servers)]

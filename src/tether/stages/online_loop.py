@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from tether.core.errors import DataError, RewardError
-from tether.core.protocols import Engine, Monitor, RewardSource, doing
+from tether.core.protocols import Engine, Monitor, OrderingEngine, RewardSource, doing
 from tether.core.rundir import RunDirectory
 from tether.core.stopping import Stopping
 from tether.core.trend import Trend, trend
@@ -18,7 +18,6 @@ from tether.learner.checkpoint import Checkpoints, prefixed, unprefixed
 from tether.learner.local import LocalLearner
 from tether.learner.loop import endless, replayable
 from tether.learner.ranks import here
-from tether.rollout.ahead import AheadEngine
 from tether.stages.policy_config import SampledConfig
 from tether.stages.rollouts import Step
 
@@ -142,7 +141,7 @@ def step_prompts(prompts: Sequence[Prompt], stage: SamplingStage, number: int) -
 def order_ahead(stage: SamplingStage, prompts: Sequence[Prompt], number: int) -> None:
     """Ask for the samples of step `number` and of those that may be sampled with the same weights; else nothing."""
     engine, config = stage.engine, stage.config
-    if not isinstance(engine, AheadEngine):
+    if not isinstance(engine, OrderingEngine):
         return
     engine.forget(number)
     for later in range(number, min(number + engine.max_staleness + 1, config.steps)):
@@ -153,7 +152,7 @@ def order_ahead(stage: SamplingStage, prompts: Sequence[Prompt], number: int) ->
 def _save(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, number: int, monitor: Monitor | None) -> None:
     tensors, values = stage.learner.state()
     average = prefixed("ema", {str(i): t for i, t in enumerate(stage.average.tensors or [])})
-    reward, engine = isinstance(stage.reward, Follower), isinstance(stage.engine, AheadEngine)
+    reward, engine = isinstance(stage.reward, Follower), isinstance(stage.engine, OrderingEngine)
     parts: Json = {"monitor": monitor, "reward": stage.reward if reward else None, "engine": stage.engine if engine else None}
     own = stage.state() if isinstance(stage, Stateful) else {}
     states = {name: part.state() for name, part in parts.items() if part is not None}
@@ -175,7 +174,7 @@ def _resume(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, m
         stage.load_state(values)
     if isinstance(stage.reward, Follower):
         stage.reward.load_state(values.get("reward", {}))
-    if isinstance(stage.engine, AheadEngine):
+    if isinstance(stage.engine, OrderingEngine):
         stage.engine.load_state(values["engine"])
     if monitor is not None:
         monitor.load_state(values["monitor"])

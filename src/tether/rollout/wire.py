@@ -1,0 +1,67 @@
+"""What goes over the wire between the engine of servers and a server: vLLM's endpoints, a request and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tether.core.types import Json, Sampling, StopReason
+from tether.rollout.drawn import Drawn, Ids
+
+GENERATE = "/inference/v1/generate"
+NEEDED = {
+    GENERATE: "Tokens in and out need vLLM 0.32 or later, started with --enable-scale-out.",
+    "/v1/load_lora_adapter": "It must see that folder; vLLM needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora.",
+    "/v1/unload_lora_adapter": "vLLM needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.",
+}
+"""What a server is started with that does this."""
+
+
+class RefusedError(Exception):
+    """A server's answer that another server would give, too."""
+
+
+def as_request(ids: Ids, sampling: Sampling, count: int, seed: int, ordinal: int, *, stop_ids: Sequence[int], ours: bool) -> Json:
+    """`count` samples of a prompt, in vLLM's words; seeds of vLLM's samples are this one and those after it.
+
+    Args:
+        ours: the server is tether's own, which takes seed and ordinal as they are; vLLM gets a seed made of both.
+    """
+    own = {"extra_args": {"seed": seed, "ordinal": ordinal}} if ours else {}
+    params = {
+        **{"n": count, "max_tokens": sampling.max_new_tokens, "temperature": sampling.temperature, "logprobs": 0, **own},
+        **{"top_p": sampling.top_p, "top_k": sampling.top_k, "min_p": sampling.min_p, "stop": list(sampling.stop_strings)},
+        **{"stop_token_ids": list(stop_ids), "seed": (seed * 1_000_003 + ordinal) * 4096 % 2**62},
+    }
+    return {"token_ids": ids, "sampling_params": params}
+
+
+def read_drawn(answer: Json, version: str, asked: Json) -> list[Drawn]:
+    """The responses of an answer.
+
+    Raises:
+        ValueError: it is of another version, or nothing that a policy can have sampled.
+    """
+    choices = sorted(answer["choices"], key=lambda one: one["index"])
+    if answer.get("model", version) != version or len(choices) != asked["n"]:
+        raise ValueError(f"asked {version} for {asked['n']} samples, got {len(choices)} of {answer.get('model')}")
+    drawn = []
+    for one in choices:
+        ids, logprobs = tuple(one["token_ids"]), tuple(float(row["logprob"]) for row in one["logprobs"]["content"])
+        possible = all(-1e3 < x <= 1e-3 for x in logprobs)
+        if not possible or not 0 < len(ids) == len(logprobs) <= asked["max_tokens"]:
+            raise ValueError(f"{len(ids)} ids and {len(logprobs)} log-probabilities that no policy gives")
+        stop = one.get("stop_reason")
+        reason = StopReason.STOP_STRING if isinstance(stop, str) else StopReason.STOP_TOKEN
+        drawn.append(Drawn(ids, logprobs, StopReason.LENGTH if one["finish_reason"] == "length" else reason))
+    return drawn
+
+
+def reason(answer: Any) -> str:
+    """What a server says of its refusal."""
+    try:
+        body = answer.json()
+    except ValueError:
+        return f"HTTP {answer.status_code}"
+    inner = body.get("error", body) if isinstance(body, dict) else body
+    return str(inner.get("message", inner) if isinstance(inner, dict) else inner)
