@@ -357,6 +357,13 @@ def test_a_healthy_log_raises_nothing():
     assert not [r for r in check_rows(log(2), {}) + check_rows([{"step": 1}], {}) if isinstance(r, Finding)]
 
 
+def test_the_age_of_samples_is_no_disagreement_of_the_engine():
+    ages = {"policy/staleness": lambda r, n: float(min(n, 2)), "policy/engine_gap": lambda r, n: 0.4 if n else 0.01}
+    assert not [r for r in check_rows(log(**ages), SETTINGS) if isinstance(r, Finding)]
+    ages["policy/engine_gap"] = lambda r, n: 0.4
+    assert [r.check for r in check_rows(log(**ages), SETTINGS) if isinstance(r, Finding)] == ["temperature"]
+
+
 @pytest.mark.parametrize("planted", PLANTED)
 def test_a_planted_bug_shows_in_the_log(planted):
     changes, check = PLANTED[planted]

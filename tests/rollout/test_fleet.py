@@ -165,3 +165,20 @@ def test_a_server_that_failed_a_request_is_avoided_where_there_is_another(clock)
     assert fleet.pick([1], avoid={"a"}) == "b"
     fleet.exited("b", "killed")
     assert fleet.pick([1], avoid={"a"}) == "a"
+
+
+def test_the_share_of_the_time_in_which_servers_work(clock):
+    fleet = healthy(clock, "a", "b")
+    fleet.usage()
+    fleet.use("a", 1), fleet.use("a", 1)
+    clock.now += 3
+    fleet.use("a", -1)
+    clock.now += 1
+    fleet.use("a", -1)
+    clock.now += 6
+    assert fleet.usage() == pytest.approx({"engine/busy": (4 + 0) / 2 / 10, "engine/queue": 2})
+    fleet.use("b", 1)
+    clock.now += 2
+    assert fleet.usage() == pytest.approx({"engine/busy": 0.5, "engine/queue": 1})
+    clock.now += 5  # still under way
+    assert fleet.usage() == pytest.approx({"engine/busy": 0.5, "engine/queue": 1})

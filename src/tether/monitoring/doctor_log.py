@@ -50,7 +50,8 @@ def first_ratio(log: StageLog, deviations: list[float]) -> Result:
 
 
 def engine_gap(log: StageLog, gaps: list[float]) -> Result:
-    """The engine's log-probabilities of its own samples against the learner's."""
+    """The engine's log-probabilities of its own samples against the learner's, where both had the same weights."""
+    gaps = numbers([row for row in log.rows if not row.get("policy/staleness")], "policy/engine_gap") or gaps
     gap = statistics.median(gaps)
     evidence = f"engine and learner differ by {gap:.3g} nats a token (median over {len(gaps)} steps)"
     return diagnose("temperature", evidence, {"engine-disagreed": gap > 0.12})

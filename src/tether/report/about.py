@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import re
+import statistics
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tether.core.synonyms import METHODS
-from tether.report.numbers import duration, thousands
-from tether.report.reading import Journey, Row, SubRun, finite, mapping, printable
+from tether.report.numbers import duration, percent, thousands
+from tether.report.reading import Journey, Row, SubRun, finite, mapping, present, printable
 from tether.report.sentences import SENTENCES
 
 NAMES, GOLD, PARTS = SENTENCES["methods"], SENTENCES["gold"], SENTENCES["parts"]
 COUNTED = ("train", "heldout", "pairs", "heldout_pairs", "answers", "problems")
+IDLE = 0.1
+"""Share of a step that the learner may wait and yet be the one that takes the time."""
 PACKAGES = ("torch", "transformers", "peft")
 
 
@@ -42,6 +45,16 @@ def title(journey: Journey) -> str:
     return method_name(last) if last else NAMES["pairs"] if journey.pairs else NAMES["evaluate"]
 
 
+def _servers(stage: SubRun) -> Iterator[str]:
+    """Who waited for whom, where engine servers sampled."""
+    shares = [[value for _, value in present(stage.metrics, f"engine/{name}")] for name in ("busy", "wait")]
+    if all(shares):
+        busy, wait = map(statistics.fmean, shares)
+        ahead = finite(stage.settings.get("max_staleness"))
+        meaning = "learner" if wait < IDLE else "turns" if not ahead else "sampling" if busy > 1 - 2 * IDLE else "neither"
+        yield SENTENCES["servers"]["shares"].format(busy=percent(busy), wait=percent(wait), meaning=SENTENCES["servers"][meaning])
+
+
 def facts(journey: Journey, run: Path) -> list[tuple[str, list[str]]]:
     """A name and lines for everything that is known of what was run, where and when."""
     stages = journey.folders
@@ -56,6 +69,7 @@ def facts(journey: Journey, run: Path) -> list[tuple[str, list[str]]]:
         ("data", [line for stage in stages for line in _data(stage)]),
         ("date", [started.replace("T", " ").replace("Z", " UTC")]),
         ("time", [duration(seconds) if seconds else ""]),
+        ("servers", [line for stage in journey.arms for line in _servers(stage)]),
         ("machine", [_machine(manifests[0], models)] if manifests else []),
         ("versions", [_versions(manifests[0])] if manifests else []),
         ("seed", list(dict.fromkeys(str(seed) for seed in seeds))),

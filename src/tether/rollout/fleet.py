@@ -58,6 +58,11 @@ class ServerState:
     version: str = ""
     failures: int = 0
     inflight: int = 0
+    most: int = 0
+    """Requests at once, at most, since `usage` was asked."""
+    busy: float = 0.0
+    """Seconds with a request, since then and up to `used`."""
+    used: float = 0.0
     tries: int = 0
     """Restarts since it last sampled."""
     restarts: list[float] = field(default_factory=list)
@@ -81,7 +86,7 @@ class Fleet:
     def __init__(self, names: Iterable[str], clock: Callable[[], float], limits: Limits | None = None) -> None:
         self.clock, self.limits = clock, limits or Limits()
         self.members = {name: ServerState(name, clock()) for name in names}
-        self.wanted = ""
+        self.wanted, self.counted = "", clock()
         self.changes: list[Change] = []
 
     def _move(self, name: str, state: State, why: str) -> None:
@@ -96,6 +101,25 @@ class Fleet:
         for name in self.at(State.HEALTHY, State.SUSPECT):
             if self.members[name].version != version:
                 self._move(name, State.STALE, f"{version} is wanted")
+
+    def use(self, name: str, requests: int) -> None:
+        """So many requests more, or with a minus fewer, are under way at a server."""
+        member, now = self.members[name], self.clock()
+        member.busy += (now - max(member.used, self.counted)) * (member.inflight > 0)
+        member.used, member.inflight = now, member.inflight + requests
+        member.most = max(member.most, member.inflight)
+
+    def usage(self) -> dict[str, float]:
+        """Since the last call: the share of the time in which a server had work, their mean; the most requests at one server."""
+        for name in self.members:
+            self.use(name, 0)
+        members, now = self.members.values(), self.clock()
+        share = sum(member.busy for member in members) / len(members) / max(now - self.counted, 1e-9)
+        queue = max(member.most for member in members)
+        self.counted = now
+        for member in members:
+            member.busy, member.most = 0.0, member.inflight
+        return {"engine/busy": share, "engine/queue": float(queue)}
 
     def answered(self, name: str) -> None:
         """A request came back whole."""

@@ -153,6 +153,11 @@ class ServedEngine:
                 raise RunError(f"waited {limit:.0f} s for {what} ({states}). The logs are in {self.folder}.")
             self.changed.wait(1.0)
 
+    def measured(self) -> dict[str, float]:
+        """Of the fleet since the last call, and the distance of its log-probabilities from the learner's, in nats a token."""
+        with self.changed:
+            return {**self.fleet.usage(), "engine/probe_gap": self.probe_gap}
+
     # Servers: one thread looks after each.
 
     def _tend(self, name: str) -> None:
@@ -331,7 +336,7 @@ class ServedEngine:
                 self._wait("a server that samples", self._able)
                 name = self.fleet.pick(body["token_ids"], avoid)
                 assert name is not None
-                self.fleet.members[name].inflight += 1
+                self.fleet.use(name, 1)
             why = lacking = ""
             try:
                 answer = self._post(name, GENERATE, {**body, "model": version})
@@ -344,7 +349,7 @@ class ServedEngine:
                 avoid.add(name)
             finally:
                 with self.changed:
-                    self.fleet.members[name].inflight -= 1
+                    self.fleet.use(name, -1)
                     if lacking:
                         self.fleet.emptied(name, f"it has no {lacking}")
                     elif why:

@@ -70,7 +70,9 @@ def train(section: OnlineSection, context: Context, rows: Sequence[Any] | None, 
 
         def on_step(step: int, metrics: dict[str, float]) -> dict[str, float]:
             measured = evaluation.at(step, stage.config.steps) if evaluation is not None else {}
-            probed = {} if served is None else {"engine/probe_gap": served.probe_gap}
+            probed = (
+                {} if served is None else {**served.measured(), "engine/wait": metrics["time/rollout"] / metrics["time/step"]}
+            )
             return {"memory/rss_bytes": float(current_rss_bytes()), **probed, **measured}
 
         if evaluation is not None and not run.held_out():
