@@ -4,11 +4,12 @@ import json
 from collections import Counter
 
 import pytest
+import torch
 from benchmarks.every_stage import differences, results
 from tests.run.journeys import Killed, dying_after, lines, numbered_prompts
 
 from tether.core.config import build
-from tether.core.errors import ConfigError
+from tether.core.errors import ConfigError, ModelError
 from tether.learner.checkpoint import complete_checkpoints, load_checkpoint
 from tether.run.recipe import Recipe, run_recipe
 
@@ -124,3 +125,22 @@ def test_a_server_that_dies_is_given_the_older_weights_again_and_nothing_is_lost
 def test_settings_that_do_not_go_with_it(tmp_path, more, says):
     with pytest.raises(ConfigError, match=says):
         recipe(tmp_path, "run", **more)
+
+
+@pytest.mark.parametrize(("ahead", "servers", "each", "learner"), [(0, 1, None, 4), (0, 2, "2", 4), (1, 1, "2", 2), (2, 3, "1", 1)])
+def test_who_works_at_the_same_time_shares_the_cores(tmp_path, monkeypatch, ahead, servers, each, learner):
+    threads = torch.get_num_threads()
+    seen = []
+
+    def engine(policy, encoder, servers, *args, **more):
+        seen.extend((servers.environment.get("OMP_NUM_THREADS"), torch.get_num_threads()))
+        raise ModelError("far enough")
+
+    monkeypatch.setattr("tether.run.engines.ServedEngine", engine)
+    torch.set_num_threads(4)
+    try:
+        with pytest.raises(ModelError, match="far enough"):
+            run_recipe(recipe(tmp_path, "one", "grpo", engine={"kind": "served", "servers": servers}, max_staleness=ahead))
+        assert seen == [each, learner] and torch.get_num_threads() == 4
+    finally:
+        torch.set_num_threads(threads)

@@ -30,10 +30,14 @@ class Servers:
         command: of a started one.
         names: of those to start; each has its log in `folder`.
         addresses: of others, which are only talked to.
+        threads: of each started one; 0 leaves that to it.
     """
 
-    def __init__(self, command: Command, names: Sequence[str], folder: Path, addresses: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, command: Command, names: Sequence[str], folder: Path, addresses: Mapping[str, str] | None = None, threads: int = 0
+    ) -> None:
         self.command, self.folder, self.addresses = command, folder, dict(addresses or {})
+        self.environment = QUIET | ({"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"} if threads else {})
         self.started = set(names)
         self.processes: dict[str, subprocess.Popen[Any]] = {}
         self.names = [*names, *self.addresses]
@@ -53,7 +57,7 @@ class Servers:
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-c", BOUND, *self.command(port)],
-                env={**os.environ, **QUIET}, start_new_session=True,
+                env={**os.environ, **self.environment}, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
         self.addresses[name] = f"http://127.0.0.1:{port}"

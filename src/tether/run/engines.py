@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 from tether.core.errors import ConfigError
 from tether.models.loading import LoadedModel, save_model
 from tether.models.saving import attach_adapter
@@ -29,6 +31,8 @@ VLLM = (
 
 def served_engine(section: OnlineSection, policy: Role, loaded: LoadedModel, folder: Path, seed: int) -> ServedEngine:
     """Engine servers for a policy: started here, or those at `addresses`.
+
+    Those that work at the same time on this machine's processor share its cores; the learner is one of them with max_staleness.
 
     Args:
         folder: of the stage; servers find the model under the adapters, and the adapters, in `engine` there.
@@ -64,7 +68,12 @@ def served_engine(section: OnlineSection, policy: Role, loaded: LoadedModel, fol
 
     addresses = {f"server-{number}": address.rstrip("/") for number, address in enumerate(config.addresses)}
     names = [] if addresses else [f"server-{number}" for number in range(config.servers)]
-    servers = Servers(command, names, root, addresses)
+    threads = 0
+    if policy.device.type == "cpu" and len(names) + (ahead > 0) > 1:  # else they would wait for each other's threads
+        threads = max(1, torch.get_num_threads() // (len(names) + (ahead > 0)))
+    if threads and ahead:
+        torch.set_num_threads(threads)
+    servers = Servers(command, names, root, addresses, threads)
     return ServedEngine(policy, encoder_of(loaded), servers, root, config, context_length=loaded.context_length, ours=ours)
 
 

@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+import torch
+
 from tether.core.errors import ConfigError, DataError, MissingFileError
 from tether.core.protocols import doing
 from tether.core.rundir import RunDirectory
@@ -57,6 +59,7 @@ def train(section: OnlineSection, context: Context, rows: Sequence[Any] | None, 
     with contextlib.ExitStack() as ends:  # of workers and servers, however this ends
         ends.enter_context(contextlib.closing(stage.reward))
         served = None
+        ends.callback(torch.set_num_threads, torch.get_num_threads())  # servers may take some
         if section.engine.kind != "local":
             doing(progress, "starting engine servers")
             served = served_engine(section, stage.policy, loaded, run.path, context.seed)
