@@ -127,7 +127,9 @@ def test_settings_that_do_not_go_with_it(tmp_path, more, says):
         recipe(tmp_path, "run", **more)
 
 
-@pytest.mark.parametrize(("ahead", "servers", "each", "learner"), [(0, 1, None, 4), (0, 2, "2", 4), (1, 1, "2", 2), (2, 3, "1", 1)])
+@pytest.mark.parametrize(
+    ("ahead", "servers", "each", "learner"), [(0, 1, None, 4), (0, 2, "2", 4), (1, 1, "2", 2), (2, 3, "1", 1)]
+)
 def test_who_works_at_the_same_time_shares_the_cores(tmp_path, monkeypatch, ahead, servers, each, learner):
     threads = torch.get_num_threads()
     seen = []
