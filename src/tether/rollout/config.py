@@ -27,7 +27,7 @@ class EngineConfig(Config):
     tolerance: float | None = Field(
         default=None,
         gt=0,
-        description="nats by which a server's log-probability of a token may differ from the learner's; unset: by the dtype",
+        description="nats a token by which a server's log-probabilities may differ from the learner's; unset: by the dtype",
     )
 
     @model_validator(mode="after")
