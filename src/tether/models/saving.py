@@ -175,6 +175,26 @@ def _weights_digest(folder: Path) -> str:
     return digest(list(file_digest([folder / "adapter" / "adapter_model.safetensors", folder / "head.safetensors"]).values()))
 
 
+def refill_adapter(model: Any, folder: Path, name: str) -> None:
+    """Give the adapter `name` of a model the weights of the one saved in `folder`, which has the same settings.
+
+    Raises:
+        ModelError: they do not fit.
+    """
+    from peft import get_peft_model_state_dict
+
+    path = folder / "adapter"
+    try:
+        stored, own = load_file(path / "adapter_model.safetensors"), get_peft_model_state_dict(model, adapter_name=name)
+        if wrong := stored.keys() ^ own.keys():
+            raise ValueError(f"{len(wrong)} tensors are missing or too many, such as {min(wrong)}")
+        with torch.no_grad():
+            for key, tensor in own.items():
+                tensor.copy_(stored[key])
+    except Exception as error:  # safetensors, peft and torch have an error of their own each
+        raise ModelError(f"the adapter in {path} cannot be used: {one_line(error)}. {RESTORE}") from error
+
+
 def attach_adapter(model: Any, folder: Path, name: str) -> Any:
     """`model` with the saved adapter of `folder` on it, called `name`, frozen, in the model's dtype.
 

@@ -12,7 +12,7 @@ import torch
 
 from tether.core.errors import ConfigError
 from tether.models.loading import LoadedModel, save_model
-from tether.models.saving import attach_adapter
+from tether.models.saving import attach_adapter, refill_adapter
 from tether.models.trunk import Role
 from tether.rollout.launch import Servers
 from tether.rollout.local import LocalEngine
@@ -100,11 +100,20 @@ def engine_server(loaded: LoadedModel, address: tuple[str, int], rows: int) -> E
     encoder, under = encoder_of(loaded), [loaded.model]
     limits = {"max_rows": rows, "context_length": loaded.context_length, "cpu_kernels": loaded.config.cpu_kernels}
 
+    slots, spare = dict[str, tuple[str, str]](), list[tuple[str, str]]()  # name of an adapter in the model, and its settings
+
     def load(name: str, path: Path) -> LocalEngine:
-        under[0] = attach_adapter(under[0], path.parent, name)
-        return LocalEngine(Role(under[0], name), copy.copy(encoder), **limits)
+        settings = (path / "adapter_config.json").read_text(encoding="utf-8")
+        if slot := next((one for one in spare if one[1] == settings), None):  # making the modules anew takes a second
+            refill_adapter(under[0], path.parent, slot[0])
+            spare.remove(slot)
+        else:
+            slot = name, settings
+            under[0] = attach_adapter(under[0], path.parent, name)
+        slots[name] = slot
+        return LocalEngine(Role(under[0], slot[0]), copy.copy(encoder), **limits)
 
     def unload(name: str) -> None:
-        under[0].delete_adapter(name)
+        spare.append(slots.pop(name))
 
     return EngineServer(address, loaded.source, load, unload, loaded.context_length)
