@@ -21,7 +21,7 @@ import openai
 
 from tether.core.errors import ModelError
 from tether.core.protocols import Reply, Verdict
-from tether.core.types import Conversation, Sampling
+from tether.core.types import Conversation, Json, Message, Sampling
 from tether.judges.server_config import JudgeServerConfig
 from tether.judges.verdicts import DOWN, QUOTA, SPENT, Likeliest, check_options, read_verdict
 
@@ -216,7 +216,7 @@ class ServedChat:
         Raises:
             ModelError: every other request would meet the same, and the user can mend it.
         """
-        messages: Any = [{"role": turn.role, "content": CONTROL.sub(r"\g<0> ", turn.content)} for turn in conversation]
+        messages: Any = [_wire_row(turn) for turn in conversation]
         while True:
             level, name = self._level, self._length_name
             wording: Any = {name: length, **how()}
@@ -263,6 +263,15 @@ class ServedChat:
         else:
             return False
         return True
+
+
+def _wire_row(turn: Message) -> Json:
+    """A turn as OpenAI's requests have it: the arguments of a call are text there; no control token is left whole."""
+    row = turn.as_row() | {"content": CONTROL.sub(r"\g<0> ", turn.content)}
+    for number, call in enumerate(row.get("tool_calls", ())):
+        call.setdefault("id", f"call_{number}")
+        call["function"]["arguments"] = CONTROL.sub(r"\g<0> ", json.dumps(call["function"]["arguments"], ensure_ascii=False))
+    return row
 
 
 class Completion(NamedTuple):

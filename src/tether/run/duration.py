@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import ceil
+from math import ceil, comb
 from typing import Any
 
 from tether.core.types import Prompt
@@ -12,7 +12,6 @@ from tether.run.online_sections import OnlineSection
 from tether.run.plan import Plan
 from tether.run.recipe import BaseRecipe
 from tether.run.rows import Section
-from tether.run.sft import SFTSection
 
 
 def run_seconds(recipe: BaseRecipe, made: Plan) -> dict[str, float | None]:
@@ -41,11 +40,7 @@ def _times(recipe: BaseRecipe, name: str, phase: str) -> float | None:
         prompts = min(rows, settings.get("prompts") or settings.get("prompts_per_round") or rows)
         return settings.get("rounds", 1) * ceil(prompts * answers / settings["engine_rows"])
     inner = settings.get("direct") or settings
-    size = (
-        inner["batch_size"]
-        if isinstance(section, SFTSection)
-        else inner.get("solutions_per_update") or inner["prompts_per_update"]
-    )
+    size = inner.get("batch_size") or inner.get("solutions_per_update") or inner["prompts_per_update"]
     share = 1.0 - settings.get("heldout_fraction", 0.0)
     return settings.get("rounds", 1) * inner.get("epochs", 1) * ceil(rows * share / size)
 
@@ -57,9 +52,8 @@ def _rows(recipe: BaseRecipe, section: Section) -> int | None:
         if section.kind is Prompt:
             data = pairs.data
         else:
-            return pairs.labels or (
-                pairs.prompts and pairs.prompts * pairs.samples_per_prompt * (pairs.samples_per_prompt - 1) // 2
-            )
+            each = comb(pairs.samples_per_prompt, 2)
+            return pairs.labels or (pairs.prompts and pairs.prompts * each)
     if data is None or section.kind is None or any(path.startswith("hub:") for path in data.paths):
         return None
     return sum(1 for _ in read(data.paths, section.kind, format=data.format, quarantine=Quarantine(keep=0), limit=data.limit))

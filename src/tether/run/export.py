@@ -309,7 +309,7 @@ class Writer:
         from transformers import AutoTokenizer
 
         tokenizer, waiting = AutoTokenizer.from_pretrained(folder), self.kind == "policy"
-        rows = [{"role": m.role, "content": m.content} for m in (talk[:-1] if waiting else talk)]
+        rows = [turn.as_row() for turn in (talk[:-1] if waiting else talk)]
         text = tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=waiting)
         return tokenizer(text, add_special_tokens=False)["input_ids"]
 
