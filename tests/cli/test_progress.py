@@ -70,3 +70,20 @@ def test_a_log_gets_a_line_every_half_minute():
     shown = [re.fullmatch(r"grpo \S+ (\d)/(\d|\?) (\d:\d\d)\S* (.*)", line).groups() for line in screen.lines]
     assert [(done, clock) for done, _, clock, _ in shown] == [("2", "0:30"), ("5", "1:00"), ("8", "1:20")]
     assert shown[0][3] == "sampling for step 3 …" and shown[-1][3] == "loss 0.500"
+
+
+@pytest.mark.parametrize(("steps", "stands"), [(0, False), (3, True)])
+def test_an_error_before_anything_was_done_leaves_no_bar(steps, stands):
+    screen = Screen(terminal=True)
+
+    def broken():
+        with bars(screen) as announce:
+            bar = announce("sft")
+            if steps:
+                bar(steps, 6, {})
+            raise ValueError("settings differ")
+
+    with pytest.raises(ValueError, match="settings differ"):
+        broken()
+    left = screen.file.getvalue().rsplit("\x1b[2K", 1)[-1]  # what stands there once the last drawing has been wiped
+    assert ("sft" in left) == ("3/6" in left) == stands

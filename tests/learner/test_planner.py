@@ -1,5 +1,7 @@
 """The planner against sums done by hand and against torch's own record of what real passes allocate."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -153,3 +155,15 @@ def test_every_change_that_is_proposed_is_a_recipe_that_is_taken(sections):
     assert any("offload=true" in change for change in proposed) == (not next(iter(sections.values())).get("offload", False))
     for change in proposed:
         build(Recipe, {**BASE, **sections}, change.replace("={}", "={rank=4}").split(), where="test")
+
+
+def test_a_quantized_trunk_is_proposed_on_a_gpu_where_all_stages_have_adapters():
+    def planned(device, model=None, **sections):
+        recipe = build(Recipe, {"run": "x", "model": {"source": "tiny", **(model or {})}, **sections})
+        return plan(recipe, device, shape="llama-2-7b", advise=True)
+
+    sft = {"data": {"path": "tether:demonstrations"}}
+    whole, held = planned(gpu(16), sft=sft), planned(gpu(16), {"quantize": "nf4"}, sft=sft)
+    assert dict(whole.advice)["model.quantize=nf4"] == held.peak < whole.peak - 8e9
+    assert "model.quantize=nf4" not in dict(planned(gpu(16), sft={**sft, "lora": False}).advice)
+    assert "model.quantize=nf4" not in dict(planned(replace(gpu(16), gpu=False), sft=sft).advice)

@@ -759,3 +759,19 @@ def test_who_waits_for_whom(tmp_path, synthetic, busy, wait, ahead, words):
     page = Page(write_report(run.parent))
     assert f"{busy:.1%} of the time" in page.text and f"{wait:.1%} of a step" in page.text and words in page.text
     assert "Who waits for whom" in page.text
+
+
+@pytest.mark.parametrize("section", ["reward", "direct"])
+@pytest.mark.parametrize(
+    ("longer", "count", "told"), [(0.8, 200, "in 80.0% of its pairs the longer"), (0.2, 200, "80.0% of its pairs the shorter"),
+                                 (0.8, 5, ""), (0.6, 200, ""), (0.5, 200, "")],
+)  # fmt: skip
+def test_pairs_that_length_decides_are_told(tmp_path, synthetic, section, longer, count, told):
+    from tether.data.inspection import share
+
+    run = tmp_path / "run" / section
+    synthetic.write_lines(run / "metrics.jsonl", [{"step": i, "loss": 0.5, "accuracy": 0.9, "margin": 0.1} for i in (1, 2)])
+    synthetic.write(run / "config.json", {section: {"loss": "dpo"} if section == "direct" else {}})
+    synthetic.write(run / "summary.json", {"longer_chosen": share(round(longer * count), count).as_dict()})
+    warnings = [w for w in conclusion(read_journey(run.parent)).warnings if "of its pairs the" in w]
+    assert len(warnings) == bool(told) and told in "".join(warnings)

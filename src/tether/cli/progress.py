@@ -101,5 +101,7 @@ def bars(console: Console) -> Iterator[Callable[[str], Bar]]:
             clear()
             return Bar(progress, phase)
 
-        yield announce
-        clear()
+        try:
+            yield announce
+        finally:
+            clear()

@@ -41,6 +41,13 @@ class Message:
         """True if the turn neither says nor calls anything."""
         return not (self.content.strip() or self.tool_calls)
 
+    @property
+    def spoken(self) -> str:
+        """The turn for people and judges to read: what it says, then each call as name(arguments)."""
+        calls = [json.loads(call)["function"] for call in self.tool_calls]
+        lines = [f"{call['name']}({json.dumps(call['arguments'], ensure_ascii=False)})" for call in calls]
+        return "\n".join([*([self.content] if self.content.strip() or not lines else []), *lines])
+
     def as_row(self) -> Json:
         """The turn as chat templates and files have it."""
         row: Json = {"role": self.role, "content": self.content}

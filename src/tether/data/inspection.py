@@ -235,7 +235,7 @@ def _example(record: Any, texts: Mapping[str, str]) -> Mapping[str, str]:
     """The texts of a record as people read them: who says what, and which verdict a response or a step has."""
     shown, turns = dict(texts), prompt_of(record)
     if len(turns) > 1:
-        shown["prompt"] = "\n".join(f"{turn.role}: {turn.content}" for turn in turns)
+        shown["prompt"] = "\n".join(f"{turn.role}: {turn.spoken}" for turn in turns)
     if isinstance(record, Feedback):
         shown["label"] = "desirable" if record.desirable else "undesirable"
     if isinstance(record, StepLabels):
@@ -252,7 +252,14 @@ def _labels(record: Any) -> list[str]:
 
 
 def _words(messages: Conversation) -> str:
-    return "\n\n".join(turn.content for turn in messages)
+    return "\n\n".join(turn.spoken for turn in messages)
+
+
+def longer_chosen(pairs: Sequence[Comparison]) -> Estimate | None:
+    """The share of the pairs whose preferred side has more words, among those of unequal length without ties."""
+    sides = [[len(_words(side).split()) for side in (pair.chosen, pair.rejected)] for pair in pairs if not pair.tie]
+    longer = [chosen > rejected for chosen, rejected in sides if chosen != rejected]
+    return share(sum(longer), len(longer))
 
 
 def summarise(counts: Mapping[int, int]) -> Lengths:

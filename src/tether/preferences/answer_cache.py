@@ -85,7 +85,7 @@ class CachedModel:
         return self._answers(keys, ask, lambda values: Reply(*values), lambda reply: reply.text is not None, told)
 
     def _key(self, kind: str, conversation: Conversation, more: Any) -> str:
-        question = [kind, self.name, [[turn.role, turn.content] for turn in conversation], more]
+        question = [kind, self.name, [[turn.role, turn.content, *turn.tool_calls] for turn in conversation], more]
         return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
 
     def _answers(

@@ -59,11 +59,11 @@ def score_question(prompt: Conversation, response: str, rubric: str) -> Conversa
 
 
 def _question(words: Mapping[str, str], rubric: str, prompt: Conversation, answers: Mapping[str, Conversation]) -> Conversation:
-    mark = _mark([turn.content for part in (prompt, *answers.values()) for turn in part])
-    blocks = [(turn.role, turn.content) for turn in prompt]
+    mark = _mark([turn.spoken for part in (prompt, *answers.values()) for turn in part])
+    blocks = [(turn.role, turn.spoken) for turn in prompt]
     for name, turns in answers.items():
-        blocks.append((name, turns[0].content))
-        blocks += [(f"{name}, {turn.role}", turn.content) for turn in turns[1:]]
+        blocks.append((name, turns[0].spoken))
+        blocks += [(f"{name}, {turn.role}", turn.spoken) for turn in turns[1:]]
     material = "\n\n".join(f"[{heading} {mark}]\n{content}" for heading, content in blocks)
     return (user(FRAME.format(**words, rubric=rubric.strip(), mark=mark, material=material)),)
 

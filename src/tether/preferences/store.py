@@ -100,7 +100,7 @@ class Question:
 
 def content_id(*conversations: Conversation) -> str:
     """A digest of what was said, so that the same answer to the same prompt is one row wherever it comes from."""
-    plain = [[(m.role, m.content) for m in conversation] for conversation in conversations]
+    plain = [[(m.role, m.content, *m.tool_calls) for m in conversation] for conversation in conversations]
     return hashlib.sha256(json.dumps(plain, ensure_ascii=False).encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 

@@ -29,8 +29,8 @@ _RECORDED = ("seconds", "guidelines", "at", "role")
 def spoken(conversation: Conversation) -> str:
     """A conversation for people to read; the text alone where there is one turn."""
     if len(conversation) == 1:
-        return conversation[0].content
-    return "\n\n".join(f"{turn.role}: {turn.content}" for turn in conversation)
+        return conversation[0].spoken
+    return "\n\n".join(f"{turn.role}: {turn.spoken}" for turn in conversation)
 
 
 def in_view(case: Case, tool: str, names: Sequence[str]) -> tuple[tuple[Answer, Answer], dict[str, str], list[str]]:

@@ -18,6 +18,8 @@ from tether.stats import Estimate
 ENOUGH_PROMPTS = 10
 ENOUGH_UPDATES = 10
 """Of a method that learns from rows: fewer teach it next to nothing."""
+LOPSIDED = 0.6
+"""Share of pairs whose longer side is preferred, above which length is told of; and of those whose shorter one is."""
 BETTER = {1: ("good", "Better"), 0: ("open", "Not shown to be better"), -1: ("bad", "Worse")}
 """Tone and headline by the side of no difference on which an interval lies."""
 UNJUDGED = ("open", "Not judged by gold")
@@ -252,6 +254,10 @@ def _doubts(journey: Journey) -> Iterator[str]:
     for stage in journey.stages:
         if (made := finite(stage.summary.get("updates"))) and made < ENOUGH_UPDATES:
             yield WARNS["few-updates"].format(stage=stage.name, updates=f"{made:.0f} update{'s' if made > 1 else ''}")
+        longer, words = stage.estimate("longer_chosen"), WARNS.get(f"length-{stage.section}")
+        if longer and words and (side(longer, LOPSIDED) > 0 or side(longer, 1 - LOPSIDED) < 0):
+            share, which = max((longer.value, "longer"), (1 - longer.value, "shorter"))
+            yield words.format(stage=stage.name, which=which, share=percent(share))
         if steps := finite(stage.summary.get("steps_left_out")):
             yield WARNS["updates"].format(stage=stage.name, steps=thousands(steps))
         if rows := finite(mapping(stage.summary.get("quarantine")).get("count")):

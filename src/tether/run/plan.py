@@ -134,18 +134,21 @@ def plan(recipe: BaseRecipe, device: Device, *, shape: str | None = None, prompt
     planner = _Planner(recipe, device, config, prompt_tokens)
     made = Plan(device, planner.parameters, planner.stages())
     if advise or not made.fits:
-        for what, changed in _changes(recipe):
+        for what, changed in _changes(recipe, device.gpu):
             made.advice.append((what, max(s.peak for s in _Planner(changed, device, config, prompt_tokens).stages())))
         made.advice.sort(key=lambda row: row[1])
     return made
 
 
-def _changes(recipe: BaseRecipe) -> Iterator[tuple[str, BaseRecipe]]:
+def _changes(recipe: BaseRecipe, gpu: bool) -> Iterator[tuple[str, BaseRecipe]]:
     """One change of a recipe at a time that trades something for memory."""
     if not recipe.model.recompute:
         yield "model.recompute=true", recipe.model_copy(update={"model": recipe.model.model_copy(update={"recompute": True})})
-    for name in (name for name in recipe.stages if name in STAGES and isinstance(recipe.section(name), Learning)):
-        section = recipe.section(name)
+    learning = {n: recipe.section(n) for n in recipe.stages if n in STAGES and isinstance(recipe.section(n), Learning)}
+    whole = [n for n, section in learning.items() if section.lora is False or section.model_dump().get("offload")]
+    if gpu and not recipe.model.quantize and not whole:
+        yield "model.quantize=nf4", recipe.model_copy(update={"model": recipe.model.model_copy(update={"quantize": "nf4"})})
+    for name, section in learning.items():
         for values in _cheaper(section):
             text = " ".join(f"{name}.{k}={'{}' if isinstance(v, LoraConfig) else v}" for k, v in values.items())
             yield text.lower(), recipe.model_copy(update={name: section.model_copy(update=values)})

@@ -12,6 +12,7 @@ from tether.core.protocols import RewardSource
 from tether.core.rundir import RunDirectory, file_digest, hold, release
 from tether.core.stages import STAGES
 from tether.core.types import Alarm, Comparison, Sampling
+from tether.data.inspection import longer_chosen
 from tether.data.sources import Quarantine
 from tether.learner.ranks import here
 from tether.models.config import ModelConfig
@@ -93,6 +94,8 @@ def run_stage(section: Section, context: Context) -> dict[str, Any]:
         if rows is not None:
             run.update_manifest(rows=len(rows))
         summary = STAGES[context.name].train(section, context, rows, run)
+        if rows and isinstance(rows[0], Comparison) and (longer := longer_chosen(rows)):
+            summary["longer_chosen"] = longer.as_dict()
         return _finished(run, section, summary, quarantine)
 
 

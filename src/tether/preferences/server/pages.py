@@ -167,7 +167,7 @@ def whole_text(visit: Judge, assignment: Number, part: str, turn: Place = None) 
     if not turns:
         raise HTTPException(404, "There is no such text, or it is not yours to read.")
     show = markdown.as_written if part == "prompt" and turn is None else markdown.rendered
-    return visit.page("whole.html", title=names[part], texts=[(m.role, show(m.content)) for m in turns])
+    return visit.page("whole.html", title=names[part], texts=[(m.role, show(m.spoken)) for m in turns])
 
 
 @router.get("/experts")
