@@ -14,6 +14,7 @@ import torch
 
 from tether.core.errors import ModelError
 from tether.core.stages import STAGES
+from tether.core.types import Json
 from tether.cpu.attention import pick_attention
 from tether.cpu.fused import fuse
 from tether.cpu.kernels import library
@@ -142,16 +143,15 @@ def plan(recipe: BaseRecipe, device: Device, *, shape: str | None = None, prompt
 
 def _changes(recipe: BaseRecipe, gpu: bool) -> Iterator[tuple[str, BaseRecipe]]:
     """One change of a recipe at a time that trades something for memory."""
-    if not recipe.model.recompute:
-        yield "model.recompute=true", recipe.model_copy(update={"model": recipe.model.model_copy(update={"recompute": True})})
     learning = {n: recipe.section(n) for n in recipe.stages if n in STAGES and isinstance(recipe.section(n), Learning)}
-    whole = [n for n, section in learning.items() if section.lora is False or section.model_dump().get("offload")]
+    changes: list[tuple[str, Any, Json]] = [] if recipe.model.recompute else [("model", recipe.model, {"recompute": True})]
+    whole = any(section.lora is False or section.model_dump().get("offload") for section in learning.values())
     if gpu and not recipe.model.quantize and not whole:
-        yield "model.quantize=nf4", recipe.model_copy(update={"model": recipe.model.model_copy(update={"quantize": "nf4"})})
-    for name, section in learning.items():
-        for values in _cheaper(section):
-            text = " ".join(f"{name}.{k}={'{}' if isinstance(v, LoraConfig) else v}" for k, v in values.items())
-            yield text.lower(), recipe.model_copy(update={name: section.model_copy(update=values)})
+        changes.append(("model", recipe.model, {"quantize": "nf4"}))
+    changes += [(name, section, values) for name, section in learning.items() for values in _cheaper(section)]
+    for name, section, values in changes:
+        text = " ".join(f"{name}.{k}={'{}' if isinstance(v, LoraConfig) else v}" for k, v in values.items())
+        yield text.lower(), recipe.model_copy(update={name: section.model_copy(update=values)})
 
 
 def _cheaper(section: Any) -> Iterator[dict[str, Any]]:
