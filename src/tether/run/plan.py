@@ -14,7 +14,6 @@ import torch
 
 from tether.core.errors import ModelError
 from tether.core.stages import STAGES
-from tether.core.types import Json
 from tether.cpu.attention import pick_attention
 from tether.cpu.fused import fuse
 from tether.cpu.kernels import library
@@ -144,9 +143,8 @@ def plan(recipe: BaseRecipe, device: Device, *, shape: str | None = None, prompt
 def _changes(recipe: BaseRecipe, gpu: bool) -> Iterator[tuple[str, BaseRecipe]]:
     """One change of a recipe at a time that trades something for memory."""
     learning = {n: recipe.section(n) for n in recipe.stages if n in STAGES and isinstance(recipe.section(n), Learning)}
-    changes: list[tuple[str, Any, Json]] = [] if recipe.model.recompute else [("model", recipe.model, {"recompute": True})]
-    whole = any(section.lora is False or section.model_dump().get("offload") for section in learning.values())
-    if gpu and not recipe.model.quantize and not whole:
+    changes: list[tuple[str, Any, Any]] = [] if recipe.model.recompute else [("model", recipe.model, {"recompute": True})]
+    if gpu and not recipe.model.quantize and not any(s.lora is False or s.model_dump().get("offload") for s in learning.values()):
         changes.append(("model", recipe.model, {"quantize": "nf4"}))
     changes += [(name, section, values) for name, section in learning.items() for values in _cheaper(section)]
     for name, section, values in changes:
