@@ -4,8 +4,8 @@
 
 GRPO on the tiny model with one engine server, for 0, 1 and 2 updates of staleness: samples a second after the first steps, the
 reward of the last ten steps, how old samples were. Then the run with staleness 2 is killed at random moments and started again,
-until it ends; every sample is counted by step and prompt, against the run in one process that nobody killed: none lost, none twice.
-Servers give log-probabilities to rounding, so after enough updates a token differs; `alike` is the median step until then.
+until it ends; every sample is counted by step and prompt, against the run in one process that nobody killed. Servers give
+log-probabilities to rounding, so after enough updates a token differs; `alike` is the median step until then.
 """
 
 from __future__ import annotations
