@@ -536,6 +536,7 @@ SWITCHED = {
     "kl.horizon": ("ppo", 100, {"kl": {"mode": "adaptive"}}),
 }
 NOT_OF_THE_LOSS = {
+    "max_staleness",
     "steps",
     "prompts_per_step",
     "top_p",
