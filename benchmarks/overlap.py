@@ -91,39 +91,44 @@ def spread(values: list[float]) -> list[float | None]:
 
 
 def killed(folder: Path, kills: int, steps: int) -> dict[str, Any]:
-    """A run with staleness 2 that is killed so often; new runs where one ends before."""
-    whole, chance, made, runs = folder / "whole", random.Random(0), 0, 0
+    """A run with staleness 2 that is killed so often while it learns; new runs where one ends before."""
+    whole, chance, runs = folder / "whole", random.Random(0), 0
+    at, alike = list[int](), list[int]()
     lost = twice = 0
-    alike: list[int] = []
-    began = time.monotonic()
     if started(settings(whole, 0, 2, steps, served=False)).wait():
         raise SystemExit(f"{whole} ended with an error")
-    longest = 2 * (time.monotonic() - began)
-    while made < kills:
+    times = [row["time"] for row in read_jsonl(whole / "grpo" / "metrics.jsonl")]
+    while len(at) < kills:
         run, runs = folder / f"killed-{runs}", runs + 1
-        for _ in range(kills):
-            process = started(settings(run, 0, 2, steps, served=True))
-            try:
-                process.wait(chance.uniform(4, 4 + longest) if made < kills else None)
+        while (process := started(settings(run, 0, 2, steps, served=True))).poll() is None:
+            learns(run, process)
+            time.sleep(chance.uniform(0, times[-1] - times[0]))
+            if process.poll() is not None or len(at) == kills:
                 break
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-                made += 1
-        else:
-            started(settings(run, 0, 2, steps, served=True)).wait()
+            process.kill()
+            process.wait()
+            at.append(logged(run)[0])
+        if process.wait():
+            raise SystemExit(f"{run} ended with an error")
         ours, theirs = texts(run), texts(whole)
         mine, yours = (Counter((step, prompt) for step, prompt, *_ in rows) for rows in (ours, theirs))
         lost, twice = lost + (yours - mine).total(), twice + (mine - yours).total()
         alike.append(next((a[0] for a, b in zip(ours, theirs, strict=False) if a != b), steps))
-    return {
-        "kills": made,
-        "runs": runs,
-        "samples": len(texts(whole)),
-        "lost": lost,
-        "twice": twice,
-        "alike": statistics.median(alike),
-    }
+    counts = {"kills": len(at), "after_step": at, "runs": runs, "samples": len(texts(whole)), "lost": lost, "twice": twice}
+    return {**counts, "alike": statistics.median(alike)}
+
+
+def logged(run: Path) -> tuple[int, int]:
+    """The number of steps in a run's log, and when it was written, by the file system."""
+    path = run / "grpo" / "metrics.jsonl"
+    return (len(path.read_bytes().splitlines()), path.stat().st_mtime_ns) if path.is_file() else (0, 0)
+
+
+def learns(run: Path, process: subprocess.Popen[bytes]) -> None:
+    """Wait until it has logged a step, or has ended."""
+    before = logged(run)
+    while process.poll() is None and logged(run) == before:
+        time.sleep(0.05)
 
 
 def texts(run: Path) -> list[Any]:

@@ -10,6 +10,8 @@ from tether.core.errors import ConfigError
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.stages import STAGES, making
 from tether.core.types import Prompt, Sampling, user
+from tether.report.narrative import conclusion
+from tether.report.reading import read_journey
 from tether.run import online, stage
 from tether.run.devices import gpu
 from tether.run.plan import plan
@@ -147,3 +149,17 @@ def test_every_stage_can_be_planned(recipe):
     made = plan(recipe, gpu(80), shape="smollm2-135m")
     assert [stage.name for stage in made.stages] == list(STAGES)
     assert all(3e8 < phase.total < 20e9 and phase.seconds > 0 for stage in made.stages for phase in stage.phases)
+
+
+@pytest.mark.parametrize(("longer", "told"), [(True, True), (False, False)])
+def test_pairs_that_length_decides_are_told_after_training(tmp_path, longer, told):
+    rows = []
+    for n in range(40):
+        sides = ["yes it is so", "no"] if longer or n % 2 else ["no", "yes it is so"]
+        rows.append({"prompt": f"Is it {n}?", "chosen": sides[0], "rejected": sides[1]})
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    section = {"data": {"path": str(tmp_path / "pairs.jsonl")}, "epochs": 1, "loss": "dpo"}
+    values = {"run": str(tmp_path / "run"), "model": {"source": "tiny", "dtype": "float32"}, "direct": section}
+    summary = run_recipe(build(Recipe, values))["direct"]
+    assert summary["longer_chosen"]["value"] == (1.0 if longer else 0.5) and summary["longer_chosen"]["count"] == 40
+    assert any("the longer answer is the preferred one" in w for w in conclusion(read_journey(tmp_path / "run")).warnings) == told

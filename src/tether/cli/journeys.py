@@ -172,8 +172,8 @@ def plan(
 ) -> None:
     """Say how much memory and time a recipe needs, and what to change where it does not fit (exit 1)."""
     with starting():
+        from tether.run.devices import DECODING_EFFICIENCY, EFFICIENCY, this_machine
         from tether.run.devices import gpu as gpu_of
-        from tether.run.devices import this_machine
         from tether.run.duration import run_seconds
         from tether.run.plan import plan as make
         from tether.run.recipe import read_recipe
@@ -197,9 +197,8 @@ def plan(
     console.print(table)
     console.print(_times(run_seconds(config, made)), highlight=False)
     if device.gpu:
-        console.print(
-            "A GPU's times are its maker's peak figures, 40% of the products and 60% of the bandwidth; none was measured."
-        )
+        shares = f"{EFFICIENCY} of its products and {DECODING_EFFICIENCY} of its bandwidth"
+        console.print(f"A GPU's times are not measured: they assume {shares}, by its maker's data sheet.", highlight=False)
     if made.fits:
         console.print(f"It fits: {made.peak / 1e9:.1f} GB of {device.memory / 1e9:.0f}.")
         return

@@ -295,8 +295,7 @@ class _Planner:
         moved = self.on_host * section.offload / LINK * tokens
         phases = [Phase("rollout", held | self._cache(rows, section.max_new_tokens), steps * self._decoding(rows) + prefill)]
         if section.scorer is not None:
-            scoring = self._samples(section, SCORING_TOKENS, policy)
-            seconds = scoring_pass + moved / SCORING_TOKENS
+            scoring, seconds = self._samples(section, SCORING_TOKENS, policy), scoring_pass + moved / SCORING_TOKENS
             phases.append(Phase("reward", held | activations(lambda: value.scores(scoring)), seconds))
         if evaluations:
             seconds = evaluations * forward_pass + moved / section.micro_batch_tokens
