@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
@@ -22,8 +22,7 @@ from tether.stats import Array, Spread, jackknife, share_interval
 
 Level = Literal["nominal", "ordinal", "interval"]
 LARGEST_DOMAIN = 128
-MOST_PARTS = 1000
-"""At most this number of parts of the items is left out in turn."""
+ALIKE = "all items are alike, so that leaving one out shows no spread"
 
 
 @dataclass(frozen=True)
@@ -70,10 +69,16 @@ class Table:
         first, second = self.multiplicity @ self.first, self.multiplicity @ self.second
         return 1.0 - float(first @ second / (first.sum() * second.sum()))
 
-    def coincidences(self, weights: Array) -> Array:
-        """Counts of each value beside each other one, for several weights of the kinds: (parts, values, values)."""
-        met = (weights[:, None, :] * self.first.T) @ self.second
-        return met - (weights @ self.first)[:, :, None] * np.eye(len(self.domain)) if self.first is self.second else met
+    @property
+    def parts(self) -> list[slice]:
+        """The kinds by parts of which all coincidences fit into memory at once."""
+        step = max(1, 4_000_000 // len(self.domain) ** 2)
+        return [slice(start, start + step) for start in range(0, len(self.multiplicity), step)]
+
+    def coincidences(self, part: slice) -> Array:
+        """How often each value stands beside each other one on an item of these kinds: (kinds, values, values)."""
+        met = self.first[part, :, None] * self.second[part, None, :]
+        return met - self.first[part, :, None] * np.eye(len(self.domain)) if self.first is self.second else met
 
 
 Votes = Sequence[Vote] | Table
@@ -246,8 +251,7 @@ def _figure(
         own: votes that a vote cannot meet by chance: itself, in Krippendorff's alpha.
     """
 
-    def statistic(weights: Array) -> Array:
-        met = table.coincidences(weights * scale)
+    def statistic(met: Array) -> Array:
         rows, columns, total = met.sum(2), met.sum(1), met.sum((1, 2))
         if not chance:
             return np.trace(met, axis1=1, axis2=2) / total
@@ -259,18 +263,24 @@ def _figure(
     if not len(table.multiplicity):
         return Coefficient(None, None, None, 0, 0, table.empty)
     number, votes = round(float(table.multiplicity.sum())), round(float(table.multiplicity @ table.votes))
-    value, room, reason = float(statistic(table.multiplicity[None])[0]), table.room if chance else 1.0, ""
+    weights = np.broadcast_to(scale, len(table.multiplicity))
+    parts = [np.tensordot((table.multiplicity * weights)[part], table.coincidences(part), 1) for part in table.parts]
+    whole = np.sum(parts, axis=0)
+    value, room, reason = float(statistic(whole[None])[0]), table.room if chance else 1.0, ""
     if math.isnan(value):
         return Coefficient(None, None, None, number, votes, "only one value was ever given, so agreement by chance is certain")
     if abs(value - 1) < 1e-12:
         value = 1.0
         spread, reason = Spread(0.0, number, number), "all agree on every item; the lower bound is Wilson's of the raw share"
+    elif number == 1:
+        return Coefficient(value, None, None, number, votes, ALIKE)
     else:
-        spread = _spread(table, statistic) if number > 1 else Spread(0.0, 1, 1.0)
+        without = [statistic(whole - weights[part, None, None] * table.coincidences(part)) for part in table.parts]
+        spread = jackknife(np.concatenate(without), repeats=table.multiplicity)
         if math.isnan(spread.error):
             return Coefficient(value, None, None, number, votes, "too few items: without one of them only one value is left")
         if spread.error < 1e-12:
-            return Coefficient(value, None, None, number, votes, "all items are alike, so that leaving one out shows no spread")
+            return Coefficient(value, None, None, number, votes, ALIKE)
     # 1 less the coefficient, times the room, is a share of pairs that disagree; the interval is made of that.
     share = max(1 - room * (1 - value), 0.0)
     low, high = share_interval(share, spread._replace(error=room * spread.error), confidence)
@@ -284,18 +294,3 @@ def _distance(margins: Array, domain: Sequence[Any], level: Level) -> Array:
     # Between two values of an ordinal scale lie all votes from the middle of the one to the middle of the other.
     places = margins.cumsum(1) - margins / 2 if level == "ordinal" else np.array(domain, float)[None]
     return (places[:, :, None] - places[:, None, :]) ** 2
-
-
-def _spread(table: Table, statistic: Callable[[Array], Array]) -> Spread:
-    """One item of each distinct kind is left out in turn; of more than a thousand kinds, a thousandth of them at a time."""
-    kinds, weights = len(table.multiplicity), table.multiplicity
-    parts = min(kinds, MOST_PARTS)
-    part = np.arange(kinds) if parts == kinds else np.random.default_rng(0).permutation(kinds) % parts
-    left_out = np.ones(kinds) if parts == kinds else weights
-    # Bounded memory: each part has a matrix of rows x values.
-    at_once = max(1, 4_000_000 // table.first.size)
-    pieces = [np.arange(start, min(start + at_once, parts)) for start in range(0, parts, at_once)]
-    without = np.concatenate([statistic(weights - left_out * (part == piece[:, None])) for piece in pieces])
-    if parts == kinds:
-        return jackknife(without, repeats=weights)
-    return jackknife(without)._replace(groups=round(float(weights.sum())), equal=float(parts))
