@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tether.cli.options import Output
+
 if TYPE_CHECKING:
     from tether.preferences.store import Store
 
@@ -63,22 +65,20 @@ def import_(
         raise ConfigError(f"--{without} has no effect on {what}")
     if gold and labels:
         raise ConfigError("--gold and --labels both say what the file's labels are; give one of them")
-    if fields and fields.count(",") != 2:
+    split = tuple(name.strip() for name in fields.split(",") if name.strip())
+    if fields and len(split) != 3:
         raise ConfigError(f"--fields names three fields, PROMPT,FIRST,SECOND, not {fields!r}")
+    rows: Iterator[Any]
     if answers:
         rows = read_answers(files, prompts=prompts, quarantine=quarantine, limit=limit, model=model, checkpoint=checkpoint)
-        # The first row is read before the store is opened: without a usable one no new store is made.
-        first = list(islice(rows, 1))
-        imported = import_answers(opened(store, new=True), chain(first, rows))
     else:
-        split = tuple(name.strip() for name in fields.split(",") if name.strip())
-        how = {"fields": split, "labels": labels, "gold": gold, "limit": limit}
-        cases = read_cases(files, format=format, quarantine=quarantine, **how)
-        first = list(islice(cases, 1))
-        imported = import_cases(opened(store, new=True), chain(first, cases), ask=ask, round=round, prefix=prefix)
-    numbers = {"rows": imported.rows, "new answers": imported.answers}
-    numbers |= {"new tasks": imported.tasks, "new judgments": imported.judgments}
-    _print([(name, f"{number:,}") for name, number in numbers.items()])
+        rows = read_cases(files, format=format, quarantine=quarantine, fields=split, labels=labels, gold=gold, limit=limit)
+    # The first row is read before the store is opened: without a usable one no new store is made.
+    first = list(islice(rows, 1))
+    where, rows = opened(store, new=True), chain(first, rows)
+    imported = import_answers(where, rows) if answers else import_cases(where, rows, ask=ask, round=round, prefix=prefix)
+    numbers = {"rows": imported.rows, "new answers": imported.answers, "new tasks": imported.tasks}
+    _print((name, f"{number:,}") for name, number in {**numbers, "new judgments": imported.judgments}.items())
     if imported.widened:
         typer.echo(f"{imported.widened:,} pairs that were there already are asked of {ask} people now.")
     if imported.not_gold:
@@ -105,8 +105,8 @@ def _export(
     from tether.preferences.exporting import export_labels
     from tether.preferences.label_studio import CONFIG
 
-    which = {"round": round, "unfinished": unfinished, "least": least}
-    count = export_labels(opened(store), file, format, how=how, names=names, **which)  # type: ignore[arg-type]
+    which = {"round": round, "names": names, "unfinished": unfinished, "least": least}
+    count = export_labels(opened(store), file, format, how=how, **which)  # type: ignore[arg-type]
     typer.echo(f"{count:,} rows in {file}")
     if format == "label-studio":
         interface = file.with_suffix(".xml")
@@ -133,7 +133,7 @@ def agree(
     round: Round = None,
     names: Names = False,
     windows: Annotated[int, typer.Option(min=0, help="Also over time, in this many parts.")] = 0,
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="Write everything as JSON here.")] = None,
+    output: Output = None,
 ) -> None:
     """Measure how far people agree beyond chance, how good each is, and who clicks without reading."""
     from dataclasses import asdict
@@ -186,9 +186,9 @@ def _ask(
     from tether.preferences.answers import ask_pairs
     from tether.preferences.pairs import PairsConfig
 
-    values = {"strategy": strategy, "num_pairs": pairs, "overlap": people, "shared_share": shared_share}
+    values = {"strategy": strategy, "num_pairs": pairs, "overlap": people, "shared_share": shared_share, "seed": seed}
     values |= {"shared_overlap": shared_ask, "per_prompt": per_prompt, "ranked": ranked, "length_difference": length_difference}
-    config = build(PairsConfig, {**{k: v for k, v in values.items() if v is not None}, "seed": seed}, where="tether prefs ask")
+    config = build(PairsConfig, values, where="tether prefs ask")
     count = ask_pairs(opened(store), config, round=round, priority=priority)
     typer.echo(f"{count:,} pairs are to be judged" + ("" if count else ": the store has no others of this kind"))
 
@@ -279,12 +279,10 @@ def _guidelines(
 
 def _print(rows: Iterable[Iterable[str]], *headers: str, title: str = "") -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(*headers, title=title or None, show_header=bool(headers), title_justify="left")
-    if not headers:
-        table.add_column()
-        table.add_column(justify="right")
+    columns = headers or (Column(), Column(justify="right"))
+    table = Table(*columns, title=title or None, show_header=bool(headers), title_justify="left")
     for row in rows:
         table.add_row(*row)
     Console().print(table)
@@ -303,8 +301,7 @@ FIGURES = {
 def _figures(report: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """Rows of a table: all figures overall, two of each slice and window."""
     parts = {"": report["overall"]}
-    slices = [(name, some) for name, some in report["slices"].items() if len(some) > 1]
-    parts |= {f"{name} = {value}: ": part for name, some in slices for value, part in some.items()}
+    parts |= {f"{name} = {value}: ": part for name, of in report["slices"].items() if len(of) > 1 for value, part in of.items()}
     parts |= {f"part {number}: ": part for number, part in enumerate(report["windows"], 1)}
     for head, part in parts.items():
         for key in ("raw", "alpha_nominal") if head else FIGURES:
@@ -316,6 +313,5 @@ def _figures(report: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 
 COMMANDS = {
     "import": import_, "export": _export, "stats": stats, "agree": agree, "ask": _ask, "invite": _invite, "lock-out": lock_out,
-    "escalate": _escalate, "rank": rank,
-    "guidelines": _guidelines,
+    "escalate": _escalate, "rank": rank, "guidelines": _guidelines,
 }  # fmt: skip

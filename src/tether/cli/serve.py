@@ -31,7 +31,7 @@ def serve(
     """Let invited people judge in their browsers: annotators, experts for disputed pairs, an administrator."""
     from tether.core.config import build
     from tether.preferences.server.app import listen, run_server
-    from tether.preferences.server.settings import SiteConfig
+    from tether.preferences.server.site import SiteConfig
 
     given = {"host": host, "port": port, "address": address, "lease_minutes": lease_minutes, "gold_every": gold_every}
     config = build(SiteConfig, {**given, "rest_every": rest_every, "seed": seed}, where="tether prefs serve")
@@ -53,7 +53,7 @@ def serve(
 
 def put_in_force(store: Store, text: str | None, criteria: list[str] | None) -> None:
     """Put guidelines and criteria in force as a new version, unless they are already."""
-    from tether.preferences.server.settings import checked_criteria
+    from tether.preferences.store import checked_criteria
 
     now = store.guidelines()
     wanted = now.text if text is None else text.strip(), now.criteria if criteria is None else checked_criteria(criteria)

@@ -17,27 +17,18 @@ from tether.preferences.votes import more_than_half
 
 _FIRST, _SECOND = aliased(ResponseRow), aliased(ResponseRow)
 LIVE = JudgmentRow.withdrawn.is_(None)
-TASKS = (
-    select(TaskRow, PromptRow, _FIRST, _SECOND)
-    .join(PromptRow, PromptRow.id == TaskRow.prompt_id)
-    .join(_FIRST, _FIRST.id == TaskRow.first_id)
-    .join(_SECOND, _SECOND.id == TaskRow.second_id)
-)
+TASKS = select(TaskRow, PromptRow, _FIRST, _SECOND).select_from(TaskRow).join(PromptRow)
+TASKS = TASKS.join(_FIRST, _FIRST.id == TaskRow.first_id).join(_SECOND, _SECOND.id == TaskRow.second_id)
 """Tasks, each with its prompt and its two answers."""
-JUDGED = (
-    select(JudgmentRow, AssignmentRow, AnnotatorRow)
-    .join(AssignmentRow, AssignmentRow.id == JudgmentRow.assignment_id)
-    .join(AnnotatorRow, AnnotatorRow.id == JudgmentRow.annotator_id)
-    .where(LIVE)
-)
+JUDGED = select(JudgmentRow, AssignmentRow, AnnotatorRow).select_from(JudgmentRow).join(AssignmentRow).where(LIVE)
+JUDGED = JUDGED.join(AnnotatorRow, AnnotatorRow.id == JudgmentRow.annotator_id)
 """Live judgments, each with its assignment and its person."""
-LENT = (
-    select(AssignmentRow, TaskRow, AnnotatorRow)
-    .join(TaskRow, TaskRow.id == AssignmentRow.task_id)
-    .join(AnnotatorRow, AnnotatorRow.id == AssignmentRow.annotator_id)
-)
+LENT = select(AssignmentRow, TaskRow, AnnotatorRow).select_from(AssignmentRow).join(TaskRow).join(AnnotatorRow)
 """Assignments, each with its task and its person."""
-HELD = select(AssignmentRow).where(AssignmentRow.annotator_id == bindparam("annotator"), text(Where.LEASED))
+ANYBODY = bindparam("annotator")
+MINE = AssignmentRow.annotator_id == ANYBODY
+HELD = select(AssignmentRow).where(MINE, text(Where.LEASED))
+"""The task that somebody has on the screen."""
 _OPEN_FLAGS = select(func.count()).select_from(FlagRow).where(FlagRow.task_id == bindparam("task"), FlagRow.resolved.is_(None))
 _PLACES = (
     select(AssignmentRow.role, AssignmentRow.counted, JudgmentRow.choice)
@@ -46,15 +37,52 @@ _PLACES = (
 )
 
 
-def had_by(annotator: Any, *states: str) -> Any:
+def count(session: Session, table: Any, *only: Any) -> int:
+    """The number of rows of a table on which these conditions hold."""
+    return session.scalar(select(func.count()).select_from(table).where(*only)) or 0
+
+
+def states(session: Session, *only: Any) -> dict[str, int]:
+    """The numbers of these tasks by state."""
+    numbers = dict(session.execute(select(TaskRow.state, func.count()).where(*only).group_by(TaskRow.state)).all())
+    return {state: numbers.get(state, 0) for state in TaskRow.STATES}
+
+
+def counts(session: Session) -> dict[str, int]:
+    """Everything that is counted of a store: see `Store.counts`."""
+    skipped = exists().where(AssignmentRow.task_id == TaskRow.id, AssignmentRow.state == "skipped")
+    able = exists().where(AnnotatorRow.role == "annotator", AnnotatorRow.disabled.is_(False), ~had_by(AnnotatorRow.id))
+    ours = TaskRow.known.is_(None)
+    places = select(func.sum(TaskRow.needed - TaskRow.judged)).where(TaskRow.state == "open", ours)
+    return {
+        "prompts": count(session, PromptRow),
+        "responses": count(session, ResponseRow),
+        "tasks": count(session, TaskRow, ours),
+        **{f"tasks_{state}": number for state, number in states(session, ours).items()},
+        "tasks_that_nobody_can_take": count(session, TaskRow, text(Where.WANTED), skipped, ~able.correlate(TaskRow)),
+        "gold_questions": count(session, TaskRow, ~ours),
+        "judgments": count(session, JudgmentRow, LIVE),
+        "open_judgments": int(session.scalar(places) or 0),
+        "open_flags": count(session, FlagRow, FlagRow.resolved.is_(None)),
+        "annotators": count(session, AnnotatorRow),
+        "assignments": count(session, AssignmentRow),
+    }
+
+
+def had_by(annotator: Any = ANYBODY) -> Any:
     """A condition: somebody was given the two answers of a task, in whatever round; leases that ran out do not count.
 
     Nested, so that a database looks for the few tasks of a pair and not through all that a person was given.
     """
     other = aliased(TaskRow)
-    state = AssignmentRow.state.in_(states) if states else AssignmentRow.state != "expired"
-    given = exists().where(AssignmentRow.task_id == other.id, AssignmentRow.annotator_id == annotator, state)
-    return exists().where(other.pair == TaskRow.pair, given.correlate(other, AnnotatorRow)).correlate(TaskRow, AnnotatorRow)
+    given = exists().where(AssignmentRow.annotator_id == annotator, AssignmentRow.state != "expired")
+    given = given.where(AssignmentRow.task_id == other.id).correlate(other, AnnotatorRow)
+    return exists().where(other.pair == TaskRow.pair, given).correlate(TaskRow, AnnotatorRow)
+
+
+def offered(role: str, annotator: Any = ANYBODY) -> tuple[Any, Any]:
+    """The conditions on a task that a person of this role may get still."""
+    return text(Where.WANTED if role == "annotator" else Where.DISPUTED), ~had_by(annotator)
 
 
 def recount(session: Session, task: TaskRow) -> None:

@@ -22,28 +22,16 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, get_args
 
-from sqlalchemy import delete, exists, func, insert, select, text, update
+from sqlalchemy import delete, insert, select, text, update
 from sqlalchemy.exc import SQLAlchemyError
 from sqlmodel import Session
 
 from tether.core.errors import ConfigError, DataError
 from tether.core.types import Conversation, Json
 from tether.preferences.database import database_url, engine_of, migrate, shown
-from tether.preferences.queries import HELD, LIVE, free, had_by
+from tether.preferences.queries import HELD, counts, free, states
 from tether.preferences.rows import turn_rows, turns_of
-from tether.preferences.tables import (
-    AnnotatorRow,
-    AssignmentRow,
-    FlagRow,
-    GuidelineRow,
-    JudgmentRow,
-    PromptRow,
-    ResponseRow,
-    Role,
-    SessionRow,
-    TaskRow,
-    TaskState,
-)
+from tether.preferences.tables import AnnotatorRow, GuidelineRow, PromptRow, ResponseRow, Role, SessionRow, TaskRow
 from tether.preferences.votes import CHOICES
 
 DAY = 86400.0
@@ -163,8 +151,8 @@ class Store:
         rows, new = iter(answers), 0
         with self.transaction() as session:
             while part := list(islice(rows, PART)):
-                _insert(session, PromptRow, (PromptRow.id,), {(a.prompt_id,): _prompt_row(a) for a in part})
-                new += _insert(session, ResponseRow, (ResponseRow.id,), {(a.id,): _response_row(a) for a in part})
+                _insert(session, PromptRow, map(_prompt_row, part), "id")
+                new += _insert(session, ResponseRow, map(_response_row, part), "id")
         return new
 
     def add_questions(self, questions: Iterable[Question]) -> int:
@@ -179,8 +167,7 @@ class Store:
                 sides = {side for q in part for side in (q.first_id, q.second_id)}
                 belongs = select(ResponseRow.id, ResponseRow.prompt_id).where(ResponseRow.id.in_(sides))
                 prompts = dict(session.execute(belongs).all())
-                tasks = {(row["pair"], row["round"]): row for row in (_task_row(question, prompts) for question in part)}
-                new += _insert(session, TaskRow, (TaskRow.pair, TaskRow.round), tasks)
+                new += _insert(session, TaskRow, (_task_row(question, prompts) for question in part), "pair", "round")
         return new
 
     # Who judges.
@@ -224,10 +211,9 @@ class Store:
 
     def who(self, session_secret: str) -> AnnotatorRow | None:
         """The person whose session this is, while it lasts."""
-        query = select(AnnotatorRow).join(SessionRow, SessionRow.annotator_id == AnnotatorRow.id)
-        query = query.where(SessionRow.digest == secret_digest(session_secret), SessionRow.expires > self.clock())
+        lasting = SessionRow.digest == secret_digest(session_secret), SessionRow.expires > self.clock()
         with self.reading() as session:
-            return session.scalar(query.where(AnnotatorRow.disabled.is_(False)))
+            return session.scalar(select(AnnotatorRow).join(SessionRow).where(*lasting, AnnotatorRow.disabled.is_(False)))
 
     def leave(self, session_secret: str) -> None:
         with self.transaction() as session:
@@ -272,42 +258,33 @@ class Store:
     def counts(self) -> dict[str, int]:
         """Rows by kind, tasks by state (what everybody has skipped waits for new people), open places; gold questions apart."""
         with self.reading() as session:
-            count = lambda table, *only: session.scalar(select(func.count()).select_from(table).where(*only)) or 0  # noqa: E731
-            skipped = exists().where(AssignmentRow.task_id == TaskRow.id, AssignmentRow.state == "skipped")
-            able = exists().where(AnnotatorRow.role == "annotator", AnnotatorRow.disabled.is_(False), ~had_by(AnnotatorRow.id))
-            ours = TaskRow.known.is_(None)
-            stuck = (ours, TaskRow.state == "open", TaskRow.taken < TaskRow.needed, skipped, ~able.correlate(TaskRow))
-            places = select(func.sum(TaskRow.needed - TaskRow.judged)).where(TaskRow.state == "open", ours)
-            return {
-                "prompts": count(PromptRow),
-                "responses": count(ResponseRow),
-                "tasks": count(TaskRow, ours),
-                **{f"tasks_{state}": number for state, number in _states(session, ours).items()},
-                "tasks_that_nobody_can_take": count(TaskRow, *stuck),
-                "gold_questions": count(TaskRow, ~ours),
-                "judgments": count(JudgmentRow, LIVE),
-                "open_judgments": int(session.scalar(places) or 0),
-                "open_flags": count(FlagRow, FlagRow.resolved.is_(None)),
-                "annotators": count(AnnotatorRow),
-                "assignments": count(AssignmentRow),
-            }
+            return counts(session)
 
     def round(self, name: str) -> dict[str, int]:
         """Tasks of a round (gold questions apart), by state."""
         with self.reading() as session:
-            return _states(session, TaskRow.round == name, TaskRow.known.is_(None))
+            return states(session, TaskRow.round == name, TaskRow.known.is_(None))
 
 
-def _states(session: Session, *only: Any) -> dict[str, int]:
-    numbers = dict(session.execute(select(TaskRow.state, func.count()).where(*only).group_by(TaskRow.state)).all())
-    return {state: numbers.get(state, 0) for state in get_args(TaskState)}
+def checked_criteria(names: list[str]) -> list[str]:
+    """The criteria without blanks around them and without empty ones.
+
+    Raises:
+        ConfigError: too many, too long, or one twice.
+    """
+    criteria = [name.strip() for name in names if name.strip()]
+    odd = any(len(name) > 30 or not name.isprintable() for name in criteria)
+    if len(criteria) > 10 or len(set(criteria)) < len(criteria) or odd:
+        raise ConfigError("criteria: at most 10 different ones, each of at most 30 characters")
+    return criteria
 
 
-def _insert(session: Session, table: Any, columns: Sequence[Any], rows: Mapping[tuple[str, ...], Json]) -> int:
+def _insert(session: Session, table: Any, rows: Iterable[Json], *columns: str) -> int:
     """Insert the rows whose values of these columns are not in the table yet; returns how many."""
-    query = select(*columns).where(columns[0].in_({key[0] for key in rows}))
-    seen = set(map(tuple, session.execute(query)))
-    if fresh := [row for key, row in rows.items() if key not in seen]:
+    by_key = {tuple(row[name] for name in columns): row for row in rows}
+    first, *others = (getattr(table, name) for name in columns)
+    seen = set(map(tuple, session.execute(select(first, *others).where(first.in_({key[0] for key in by_key})))))
+    if fresh := [row for key, row in by_key.items() if key not in seen]:
         session.execute(insert(table), fresh)
     return len(fresh)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from sqlalchemy import JSON, Column, Index, UniqueConstraint, text
 from sqlalchemy.orm import declared_attr
@@ -12,8 +12,6 @@ from sqlmodel import Field, SQLModel
 from tether.core.types import Json
 
 Role = Literal["annotator", "expert", "admin"]
-TaskState = Literal["open", "done", "expert", "settled"]
-"""Wants judgments; has them and they agree; waits for an expert; decided by one."""
 
 
 class Where(StrEnum):
@@ -78,6 +76,8 @@ class TaskRow(_Numbered, table=True):
         _only("tasks_disputed", "priority", "id", where=Where.DISPUTED),
         _only("tasks_gold", "id", where=Where.GOLD),
     )
+    STATES: ClassVar[tuple[str, ...]] = ("open", "done", "expert", "settled")
+    """Wants judgments; has them and they agree; waits for an expert; decided by one."""
     pair: str
     """Both answers' ids in alphabetical order: the same two are one task, whichever comes first."""
     round: str = ""

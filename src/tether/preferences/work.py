@@ -13,7 +13,7 @@ from sqlalchemy import bindparam, exists, func, select, text, update
 from sqlmodel import Session
 
 from tether.core.types import Conversation
-from tether.preferences.queries import HELD, LENT, LIVE, TASKS, free, had_by, recount
+from tether.preferences.queries import HELD, LENT, LIVE, MINE, TASKS, free, had_by, offered, recount
 from tether.preferences.rows import turns_of
 from tether.preferences.store import Store, StoreError
 from tether.preferences.tables import AnnotatorRow, AssignmentRow, FlagRow, JudgmentRow, TaskRow, Where
@@ -21,16 +21,16 @@ from tether.preferences.votes import FLIPPED, MAX_COMMENT, Opinion
 
 # Written once: to build and compile a statement costs more than to run it.
 _LATE = select(AssignmentRow).where(text(Where.LEASED), AssignmentRow.expires < bindparam("now"))
-_GIVEN = LENT.where(AssignmentRow.id == bindparam("assignment"), AssignmentRow.annotator_id == bindparam("annotator"))
+_GIVEN = LENT.where(AssignmentRow.id == bindparam("assignment"), MINE)
 _SHOWN = TASKS.where(TaskRow.id == bindparam("task"))
-_MINE = AssignmentRow.annotator_id == bindparam("annotator")
-_HOW_MANY = select(func.count()).select_from(AssignmentRow).where(_MINE)
-_UNSEEN = ~had_by(bindparam("annotator"))
+_LAST = select(JudgmentRow).order_by(JudgmentRow.id.desc()).limit(1)
+_WITHDRAWN = _LAST.where(JudgmentRow.assignment_id == bindparam("assignment"), ~LIVE)
+_HOW_MANY = select(func.count()).select_from(AssignmentRow).where(MINE)
 _FREE = ~exists().where(AssignmentRow.task_id == TaskRow.id, text(Where.LEASED), AssignmentRow.counted.is_(False))
 _ORDERED = select(TaskRow).order_by(TaskRow.priority, TaskRow.id).limit(1)
-_WANTED = _ORDERED.where(text(Where.WANTED), _UNSEEN)
-_DISPUTED = _ORDERED.where(text(Where.DISPUTED), _UNSEEN, _FREE)  # no expert sees what another one holds
-_GOLD = select(TaskRow).where(text(Where.GOLD), TaskRow.state == "open", _UNSEEN).order_by(TaskRow.id).limit(64)
+_WANTED = _ORDERED.where(*offered("annotator"))
+_DISPUTED = _ORDERED.where(*offered("expert"), _FREE)  # no expert sees what another one holds
+_GOLD = select(TaskRow).where(text(Where.GOLD), TaskRow.state == "open", ~had_by()).order_by(TaskRow.id).limit(64)
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,8 @@ class Assigned:
     second: Conversation
     left: str
     expires: float
+    before: Opinion | None = None
+    """What this person said of it and took back last, to start from."""
     others: tuple[Opinion, ...] = ()
     """For an expert: the opinions of others, without names."""
     flags: tuple[str, ...] = ()
@@ -86,9 +88,14 @@ class Work:
             held.expires = now + self.lease
             return _assigned(session, held)
 
+    def shown(self, assignment: int, annotator: int) -> Assigned:
+        """A task that was lent to this person, as it stands on the screen; StoreError where it was not."""
+        with self.store.reading() as session:
+            return _assigned(session, _given(session, assignment, annotator)[0])
+
     def _lend(self, session: Session, task: TaskRow, person: AnnotatorRow, now: float) -> AssignmentRow:
         left = random.Random(f"{self.seed}/{task.id}/{person.id}").choice(("first", "second"))
-        row = session.scalar(select(AssignmentRow).where(AssignmentRow.task_id == task.id, _MINE), {"annotator": person.id})
+        row = session.scalar(select(AssignmentRow).where(AssignmentRow.task_id == task.id, MINE), {"annotator": person.id})
         row = row or AssignmentRow(task_id=task.id or 0, annotator_id=person.id or 0, left=left, begun=now, expires=now)
         row.state, row.begun, row.expires = "leased", now, now + self.lease
         _take(session, row, task, person)
@@ -104,7 +111,7 @@ class Work:
             raise StoreError(problem)
         now = self.store.clock()
         with self.store.transaction() as session:
-            row, task, person = given(session, assignment, annotator)
+            row, task, person = _given(session, assignment, annotator)
             if row.state == "judged":
                 before = session.scalars(select(JudgmentRow).where(LIVE, JudgmentRow.assignment_id == assignment)).one()
                 if any(getattr(before, name) != getattr(opinion, name) for name in ("choice", "strength", "ratings", "comment")):
@@ -133,11 +140,10 @@ class Work:
         now = self.store.clock()
         with self.store.transaction() as session:
             _release(session, now)
-            mine = select(JudgmentRow).where(LIVE, JudgmentRow.annotator_id == annotator)
-            last = session.scalar(mine.order_by(JudgmentRow.id.desc()).limit(1))
+            last = session.scalar(_LAST.where(LIVE, JudgmentRow.annotator_id == annotator))
             if last is None:
                 return None
-            row, task, _ = given(session, last.assignment_id, annotator)
+            row, task, _ = _given(session, last.assignment_id, annotator)
             if task.state == "settled" and row.role == "annotator":
                 raise StoreError("an expert has decided this task since; it cannot be taken back")
             # What the person holds goes back, so that they may hold this; it may come to them later.
@@ -166,7 +172,7 @@ class Work:
 
     def _give_back(self, assignment: int, annotator: int, state: str, reason: str = "") -> None:
         with self.store.transaction() as session:
-            row, task, _ = given(session, assignment, annotator)
+            row, task, _ = _given(session, assignment, annotator)
             if row.state == state:
                 return
             _check_open(row)
@@ -188,7 +194,7 @@ class Work:
         return session.scalar(_WANTED, who)
 
 
-def given(session: Session, assignment: int, annotator: int) -> tuple[AssignmentRow, TaskRow, AnnotatorRow]:
+def _given(session: Session, assignment: int, annotator: int) -> tuple[AssignmentRow, TaskRow, AnnotatorRow]:
     """An assignment of a person, its task, and the person; StoreError where it is nobody's or another's."""
     row = session.execute(_GIVEN, {"assignment": assignment, "annotator": annotator}).one_or_none()
     if row is None:
@@ -228,10 +234,14 @@ def _release(session: Session, now: float) -> None:
 
 def _assigned(session: Session, row: AssignmentRow) -> Assigned:
     task, *texts = session.execute(_SHOWN, {"task": row.task_id}).one()
-    others, flags = (), ()
+    before, others, flags = session.scalar(_WITHDRAWN, {"assignment": row.id}), (), ()
     if row.role != "annotator":
         judged = select(JudgmentRow).where(LIVE, JudgmentRow.task_id == task.id, JudgmentRow.annotator_id != row.annotator_id)
-        others = tuple(Opinion(j.choice, j.strength, comment=j.comment) for j in session.scalars(judged))
+        others = tuple(map(_opinion, session.scalars(judged)))
         flags = tuple(session.scalars(select(FlagRow.reason).where(FlagRow.task_id == task.id)))
-    sides = (turns_of(text.messages) for text in texts)
-    return Assigned(row.id or 0, task.id, *sides, left=row.left, expires=row.expires, others=others, flags=flags)
+    sides, mine = (turns_of(text.messages) for text in texts), None if before is None else _opinion(before)
+    return Assigned(row.id or 0, task.id, *sides, row.left, row.expires, mine, others, flags)
+
+
+def _opinion(judgment: JudgmentRow) -> Opinion:
+    return Opinion(judgment.choice, judgment.strength, judgment.ratings, judgment.comment)

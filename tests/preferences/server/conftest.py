@@ -13,7 +13,7 @@ pytest.importorskip("fastapi", reason="needs fastapi: pip install 'tether-rlhf[p
 from fastapi.testclient import TestClient
 
 from tether.preferences.server.app import create_app
-from tether.preferences.server.settings import SiteConfig
+from tether.preferences.server.site import SiteConfig
 
 ORIGIN = "http://127.0.0.1:8765"
 

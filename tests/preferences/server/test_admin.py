@@ -8,9 +8,9 @@ from tests.preferences.conftest import filled, people
 
 from tether.core.errors import ConfigError
 from tether.core.types import assistant, user
-from tether.preferences.server.overview import overview
-from tether.preferences.server.settings import SiteConfig, checked_criteria
-from tether.preferences.store import Answer, Question
+from tether.preferences.server.figures import Overview, Remembered
+from tether.preferences.server.site import SiteConfig
+from tether.preferences.store import Answer, Question, checked_criteria
 from tether.preferences.tables import TaskRow
 from tether.preferences.votes import Opinion
 from tether.preferences.work import Work
@@ -34,7 +34,7 @@ def judged(store, clock, said):
 def test_the_overview_by_hand(store, clock):
     filled(store, prompts=4, answers=2, needed=3)
     judged(store, clock, ["fff", "ffs", "tbs", "ss-"])
-    found = overview(store)
+    found = Overview(store)
     # Pairs of equal verdicts by task: 3 of 3, 1 of 3, 1 of 3 (both_bad is a tie), 1 of 1.
     assert found.raw.value == pytest.approx(6 / 10)
     # Coincidences: each ordered pair weighs 1 / (votes - 1). Observed disagreement: 0 + 4/2 + 4/2 + 0 of 11 votes; the margins
@@ -55,7 +55,7 @@ def test_gold_and_sides_by_hand_and_gold_is_not_in_the_agreement(store, clock):
             held = work.next(name)
             lefts.append(choice == held.left)
             work.judge(held.assignment, name, Opinion(choice))
-    found = overview(store)
+    found = Overview(store)
     assert [str(p.gold) for p in found.people] == ["67% of 3"] * 2 and found.raw.value is None
     assert [p.left.count for p in found.people] == [sum(lefts[:3]), sum(lefts[3:])] and found.people[0].left.total == 3
 
@@ -67,12 +67,12 @@ def test_withdrawn_judgments_and_experts_are_not_in_the_agreement(store, clock):
     for name, choice in ((first, "first"), (second, "second")):
         work.judge(work.next(name).assignment, name, Opinion(choice))
     work.judge(work.next(expert).assignment, expert, Opinion("first"))
-    assert overview(store).raw.value == 0.0 and overview(store).people[2].judged == 1
+    assert Overview(store).raw.value == 0.0 and Overview(store).people[2].judged == 1
     other = people(store, 3)[2]
     filled(store, prompts=1, answers=2, round="again")
     work.judge(work.next(other).assignment, other, Opinion("tie"))
     work.undo(other)
-    assert overview(store).people[3].judged == 0
+    assert Overview(store).people[3].judged == 0
 
 
 def test_an_invitation_is_shown_once_and_lets_in(come, visit, store):
@@ -153,22 +153,22 @@ def test_settings_that_cannot_work_are_refused(wrong):
         SiteConfig(**wrong)
 
 
-def test_a_big_store_is_not_summed_up_at_every_visit(store, monkeypatch):
-    from tether.preferences.server import overview as module
-
+def test_a_big_store_is_not_summed_up_at_every_visit(monkeypatch):
     calls, clock = [], [0.0]
 
-    def slow(_):
+    def summed(seconds):
         calls.append(1)
-        clock[0] += 1.0
+        clock[0] += seconds
         return len(calls)
 
-    monkeypatch.setattr(module, "overview", slow)
-    monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
-    remembered = module.CachedOverview(store, patience=20)
-    assert [remembered.get(), remembered.get()] == [1, 1]
-    clock[0] += 21
-    assert remembered.get() == 2
+    monkeypatch.setattr("tether.preferences.server.figures.time.monotonic", lambda: clock[0])
+    remembered = Remembered(patience=20, quick=0.5)
+    visit = lambda seconds: remembered.of("all", lambda: summed(seconds))  # noqa: E731
+    assert [visit(0.4), visit(1.0), visit(1.0)] == [1, 2, 2]
+    clock[0] += 19
+    assert visit(1.0) == 2
+    clock[0] += 2
+    assert visit(1.0) == 3
 
 
 def test_the_queue_shows_the_first_fifty(come, store):
@@ -189,7 +189,7 @@ def test_who_clicks_one_side_is_named_on_the_overview(come, store):
     for place, name in enumerate(names):
         while held := work.next(name):
             work.judge(held.assignment, name, Opinion(held.left if place == 2 else "first", seconds=5.0))
-    assert {one.annotator for one in overview(store).suspects} == {"annotator 2"}
+    assert {one.annotator for one in Overview(store).suspects} == {"annotator 2"}
     page = come("admin").get("/admin").text
     assert "Look at what they do" in page and page.index("annotator 2", page.index("Look at what")) > 0
 

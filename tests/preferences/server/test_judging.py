@@ -10,7 +10,7 @@ from tests.preferences.conftest import filled, people
 
 from tether.core.types import assistant, user
 from tether.preferences.server.app import create_app
-from tether.preferences.server.settings import SiteConfig
+from tether.preferences.server.site import SiteConfig
 from tether.preferences.store import Answer, Question
 from tether.preferences.tables import AssignmentRow, FlagRow, JudgmentRow, TaskRow
 from tether.preferences.votes import Opinion

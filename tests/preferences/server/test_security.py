@@ -73,7 +73,7 @@ def test_behind_https_cookies_are_secure(store):
     from tests.preferences.server.conftest import Browser
 
     from tether.preferences.server.app import create_app
-    from tether.preferences.server.settings import SiteConfig
+    from tether.preferences.server.site import SiteConfig
 
     site = "https://judge.example.org"
     browser = Browser(create_app(store, SiteConfig(address=site)))
@@ -99,7 +99,7 @@ def test_an_address_may_be_written_otherwise_than_browsers_say_it(store, address
     from tests.preferences.server.conftest import Browser
 
     from tether.preferences.server.app import create_app
-    from tether.preferences.server.settings import SiteConfig
+    from tether.preferences.server.site import SiteConfig
 
     browser = Browser(create_app(store, SiteConfig(address=address)))
     browser.client.base_url = said.replace("https:", "http:")  # a proxy that does not tell that people came by https
@@ -118,7 +118,7 @@ def test_an_address_may_be_written_otherwise_than_browsers_say_it(store, address
     "rest", ["judge.example.org:99999", "judge.example.org:0", "me@judge.example.org", "judge.example.org/a"]
 )
 def test_an_address_that_no_browser_would_say_is_refused(rest):
-    from tether.preferences.server.settings import SiteConfig
+    from tether.preferences.server.site import SiteConfig
 
     with pytest.raises(ValueError, match="address is what people open"):
         SiteConfig(address=f"https://{rest}")

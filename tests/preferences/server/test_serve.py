@@ -21,7 +21,7 @@ import httpx2
 
 from tether.core.errors import ConfigError
 from tether.preferences.server.app import listen
-from tether.preferences.server.settings import SiteConfig
+from tether.preferences.server.site import SiteConfig
 from tether.preferences.store import Store
 
 COMMAND = [sys.executable, "-m", "tether", "prefs", "serve"]

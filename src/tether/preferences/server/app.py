@@ -14,13 +14,12 @@ from starlette.exceptions import HTTPException as PlainHTTPException
 from tether.core.errors import ConfigError, TetherError
 from tether.preferences.server import pages
 from tether.preferences.server.guard import HEADERS, guarded
-from tether.preferences.server.settings import SiteConfig
-from tether.preferences.server.site import STATIC, NotInvitedError, Site, go, site_of
+from tether.preferences.server.site import STATIC, Site, SiteConfig, go, site_of
 from tether.preferences.store import Store
 
 TITLES = {
-    400: "This cannot be read", 403: "Not allowed", 404: "There is nothing here", 405: "This cannot be done here",
-    413: "Too large", 415: "This cannot be read",
+    400: "This cannot be read", 401: "You are not signed in", 403: "Not allowed", 404: "There is nothing here",
+    405: "This cannot be done here", 413: "Too large", 415: "This cannot be read",
 }  # fmt: skip
 
 
@@ -31,7 +30,7 @@ def create_app(store: Store, settings: SiteConfig | None = None) -> FastAPI:
     app.state.site = Site(store, settings)
     app.include_router(pages.router)
     app.add_api_route("/static/{name}", static, include_in_schema=False)
-    for kind in (TetherError, NotInvitedError, PlainHTTPException, RequestValidationError, OperationalError, Exception):
+    for kind in (TetherError, PlainHTTPException, RequestValidationError, OperationalError, Exception):
         app.add_exception_handler(kind, _apology)
     app.middleware("http")(guarded)
     return app
@@ -81,11 +80,8 @@ async def _apology(request: Request, error: Exception) -> Response:
     """A page that says in a sentence what did not work, and shows a way on."""
     site = site_of(request)
     match error:
-        case NotInvitedError() if request.method == "GET":
+        case PlainHTTPException(status_code=401) if request.method == "GET":
             return go("/join")
-        case NotInvitedError():
-            text = "Your session has ended, so nothing was done."
-            return site.message(401, "You are not signed in", text, ("/join", "Sign in"))
         case TetherError():
             text = str(error)
             return site.message(409, "This did not work", text[:1].upper() + text[1:] + ("" if text.endswith(".") else "."))
@@ -98,7 +94,8 @@ async def _apology(request: Request, error: Exception) -> Response:
         case PlainHTTPException():
             standard = error.detail in ("Not Found", "Method Not Allowed")
             text = "Perhaps the address was cut off." if standard else str(error.detail)
-            response = site.message(error.status_code, TITLES.get(error.status_code, "This did not work"), text)
+            link = ("/join", "Sign in") if error.status_code == 401 else ("/", "Go on")
+            response = site.message(error.status_code, TITLES.get(error.status_code, "This did not work"), text, link)
             response.headers.update(error.headers or {})
             return response
     text = "Something is wrong on our side, and what you sent may not have been kept. The server's log says more."

@@ -12,7 +12,7 @@ import math
 import re
 import time
 from collections.abc import Awaitable, Callable
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl
 
 from fastapi import HTTPException, Request
 from fastapi.responses import PlainTextResponse, Response
@@ -35,8 +35,8 @@ NOT_OURS = "This server does not answer to that name. Open it by the address in 
 
 async def guarded(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
     """Middleware: refuses names that are not ours (DNS rebinding) and puts the headers on every response."""
-    names = request.headers.getlist("host")
-    is_ours = len(names) == 1 and _hostname(names[0]) in request.app.state.site.settings.hosts
+    names = [re.sub(r":\d*$", "", name).lower() for name in request.headers.getlist("host")]
+    is_ours = len(names) == 1 and names[0].strip("[]") in request.app.state.site.settings.hosts
     response = await call_next(request) if is_ours else PlainTextResponse(NOT_OURS, 421)
     for name, value in {"cache-control": "no-store", **HEADERS}.items():
         response.headers.setdefault(name, value)
@@ -49,8 +49,8 @@ class Form:
     def __init__(self, fields: dict[str, str]) -> None:
         self.fields = fields
 
-    def text(self, name: str, default: str = "") -> str:
-        return self.fields.get(name, default)
+    def text(self, name: str) -> str:
+        return self.fields.get(name, "")
 
     def whole(self, name: str, low: int = 0, high: int = 2**31 - 1) -> int:
         """A whole number.
@@ -123,28 +123,17 @@ def _check_origin(request: Request) -> None:
         raise HTTPException(403, "This was not sent from a page of this server, so nothing was done.")
 
 
-def _hostname(header: str) -> str | None:
-    try:
-        parts = urlsplit(f"//{header}")
-        return parts.hostname if header and not (parts.path or parts.query or parts.fragment or parts.username) else None
-    except ValueError:
-        return None
-
-
 class Attempts:
     """Failed attempts by network address: `allowed` a minute, with at most `capacity` addresses remembered."""
 
     def __init__(self, allowed: int, capacity: int = 10_000, clock: Callable[[], float] = time.monotonic) -> None:
         self.allowed, self.capacity, self.clock = allowed, capacity, clock
-        self.failed: dict[str, tuple[float, int]] = {}
+        self.failed: dict[str, list[float]] = {}
 
     def blocked(self, address: str) -> bool:
-        since, count = self.failed.get(address, (0.0, 0))
-        return count >= self.allowed and self.clock() - since < 60
+        return sum(self.clock() - at < 60 for at in self.failed.get(address, ())) >= self.allowed
 
     def fail(self, address: str) -> None:
-        since, count = self.failed.pop(address, (self.clock(), 0))
-        fresh = self.clock() - since >= 60
-        self.failed[address] = (self.clock(), 1) if fresh else (since, count + 1)
+        self.failed[address] = [*self.failed.pop(address, ()), self.clock()][-self.allowed :]
         while len(self.failed) > self.capacity:
             del self.failed[next(iter(self.failed))]

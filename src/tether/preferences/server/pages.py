@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Annotated, Any, get_args
 
 from fastapi import APIRouter, Depends, HTTPException, Path, Query
 from fastapi.responses import Response
 
 from tether.preferences.server import markdown
-from tether.preferences.server.guard import Form, check_token, posted_form
-from tether.preferences.server.progress import shown_conversation, side_on_left, taken_back, waiting
-from tether.preferences.server.settings import checked_criteria
-from tether.preferences.server.site import SESSION, VISIT, Visit, go, seen_by, sent_by, visit
-from tether.preferences.store import DAY, StoreError
+from tether.preferences.server.figures import Overview, waiting
+from tether.preferences.server.guard import Form, check_token
+from tether.preferences.server.site import SESSION, VISIT, Anybody, Posted, Visit, go, seen_by, sent
+from tether.preferences.store import DAY, StoreError, checked_criteria
 from tether.preferences.tables import GuidelineRow, Role
 from tether.preferences.votes import MAX_COMMENT, Opinion, answer_on, placed
 from tether.preferences.work import Assigned
 
 router = APIRouter()
 ROLES: tuple[str, ...] = get_args(Role)
-Anybody = Annotated[Visit, Depends(visit)]
-Judge = Annotated[Visit, Depends(seen_by(*ROLES))]
-JudgeSent = Annotated[Visit, Depends(sent_by(*ROLES))]
-Expert = Annotated[Visit, Depends(seen_by("expert", "admin"))]
-Admin = Annotated[Visit, Depends(seen_by("admin"))]
-AdminSent = Annotated[Visit, Depends(sent_by("admin"))]
+Judge = Annotated[Visit, seen_by(*ROLES)]
+Expert = Annotated[Visit, seen_by("expert", "admin")]
+Admin = Annotated[Visit, seen_by("admin")]
+Sent = Annotated[Form, Depends(sent)]
 Number = Annotated[int, Path(ge=1, lt=2**31)]
 Place = Annotated[int | None, Query(ge=0, lt=2**31)]
 DONE = {
@@ -63,7 +61,7 @@ def join(visit: Anybody) -> Response:
 
 
 @router.post("/join")
-def enter(visit: Anybody, form: Annotated[Form, Depends(posted_form)]) -> Response:
+def enter(visit: Anybody, form: Posted) -> Response:
     site, client = visit.site, visit.request.client
     address = client.host if client else ""
     check_token(form, *visit.cookies)  # who follows a link from elsewhere shows no session, and sends it with the form
@@ -85,7 +83,7 @@ def enter(visit: Anybody, form: Annotated[Form, Depends(posted_form)]) -> Respon
 
 
 @router.post("/leave")
-def leave(visit: JudgeSent) -> Response:
+def leave(visit: Judge, _: Sent) -> Response:
     visit.site.store.leave(visit.secret)
     response = go("/join")
     response.delete_cookie(SESSION, path="/")
@@ -103,23 +101,21 @@ def task(visit: Judge, done: str = "") -> Response:
     common: Any = {"said": DONE.get(done, ""), "progress": progress, "expert": person.role != "annotator"}
     if assigned is None:
         return visit.page("nothing.html", **common)
-    before = taken_back(site.store, assigned.assignment)
-    ratings = placed(before.ratings, assigned.places) if before else {}
+    ratings = placed(assigned.before.ratings, assigned.places) if assigned.before else {}
     # A conversation's latest turns say what is asked for.
-    left, right = assigned.sides
     return visit.page(
-        "judge.html", assigned=assigned, left=left, right=right, guidelines=site.store.guidelines(),
+        "judge.html", assigned=assigned, guidelines=site.store.guidelines(),
         earlier=max(len(assigned.prompt) - MAX_TURNS, 0), turns=assigned.prompt[-MAX_TURNS:], opened=site.store.clock(),
-        before=before, ratings=ratings, others=[_seen(assigned, other) for other in assigned.others],
-        STRENGTHS=STRENGTHS, SIDES=SIDES, MAX_COMMENT=MAX_COMMENT, **common,
+        ratings=ratings, others=[_seen(assigned, other) for other in assigned.others],
+        STRENGTHS=STRENGTHS, MAX_COMMENT=MAX_COMMENT, **common,
     )  # fmt: skip
 
 
 @router.post("/judge")
-def keep_judgment(visit: JudgeSent) -> Response:
-    site, form = visit.site, visit.form
+def keep_judgment(visit: Judge, form: Sent) -> Response:
+    site = visit.site
     assignment, choice = form.whole("assignment", 1), form.text("choice")
-    left = side_on_left(site.store, assignment, visit.number)
+    left = site.work.shown(assignment, visit.number).left
     guidelines = site.store.guidelines(form.whole("guidelines"))
     strength = form.whole("strength", 0, 3) if form.text("strength") else 0
     strength = (strength or None) if choice in ("left", "right") else None
@@ -132,19 +128,19 @@ def keep_judgment(visit: JudgeSent) -> Response:
 
 
 @router.post("/undo")
-def undo(visit: JudgeSent) -> Response:
+def undo(visit: Judge, _: Sent) -> Response:
     return _moved_on(visit, "undone" if visit.site.work.undo(visit.number) else "nothing")
 
 
 @router.post("/skip")
-def skip(visit: JudgeSent) -> Response:
-    visit.site.work.skip(visit.form.whole("assignment", 1), visit.number)
+def skip(visit: Judge, form: Sent) -> Response:
+    visit.site.work.skip(form.whole("assignment", 1), visit.number)
     return _moved_on(visit, "skipped")
 
 
 @router.post("/flag")
-def flag(visit: JudgeSent) -> Response:
-    visit.site.work.flag(visit.form.whole("assignment", 1), visit.number, visit.form.text("reason"))
+def flag(visit: Judge, form: Sent) -> Response:
+    visit.site.work.flag(form.whole("assignment", 1), visit.number, form.text("reason"))
     return _moved_on(visit, "flagged")
 
 
@@ -162,10 +158,12 @@ def rest(visit: Judge) -> Response:
 def whole_text(visit: Judge, assignment: Number, part: str, turn: Place = None) -> Response:
     """All of a text that the task's page shows the beginning of."""
     names = {"prompt": "The whole conversation", "left": "The whole of answer 1", "right": "The whole of answer 2"}
-    turns = shown_conversation(visit.site.store, assignment, visit.number, part) if part in names else None
-    turns = turns if turn is None or turns is None else turns[turn : turn + 1]
-    if not turns:
-        raise HTTPException(404, "There is no such text, or it is not yours to read.")
+    try:
+        shown = visit.site.work.shown(assignment, visit.number)
+        turns = {"prompt": shown.prompt, "left": shown.sides[0], "right": shown.sides[1]}[part]
+        turns = turns if turn is None else (turns[turn],)
+    except (StoreError, LookupError):
+        raise HTTPException(404, "There is no such text, or it is not yours to read.") from None
     show = markdown.as_written if part == "prompt" and turn is None else markdown.rendered
     return visit.page("whole.html", title=names[part], texts=[(m.role, show(m.spoken)) for m in turns])
 
@@ -210,16 +208,16 @@ def _summary(choices: Counter[str]) -> str:
 
 @router.get("/admin")
 def overview_page(visit: Admin, done: str = "") -> Response:
-    figures = visit.site.overview.get()
+    figures = visit.site.overview.of("all", partial(Overview, visit.site.store))
     hours, days = ("Judgments an hour, the last day", "hour"), ("Judgments a day, the last two weeks", "day")
     charts = [(*hours, figures.hours), (*days, figures.days)]
     return visit.page("admin.html", o=figures, charts=charts, said=DONE.get(done, ""), ROLES=ROLES)
 
 
 @router.post("/admin/invite")
-def invite_person(visit: AdminSent) -> Response:
+def invite_person(visit: Admin, form: Sent) -> Response:
     """Make an invitation and show its link, this one time."""
-    site, form, request = visit.site, visit.form, visit.request
+    site, request = visit.site, visit.request
     name, role, days = form.text("name").strip(), form.text("role") or None, form.whole("days", 1, 365)
     if name == visit.person.name:
         raise StoreError("a new invitation for yourself would log you out. Ask another administrator or the command line")
@@ -231,8 +229,8 @@ def invite_person(visit: AdminSent) -> Response:
 
 
 @router.post("/admin/access")
-def access(visit: AdminSent) -> Response:
-    name, lock = visit.form.text("name"), visit.form.text("lock") == "1"
+def access(visit: Admin, form: Sent) -> Response:
+    name, lock = form.text("name"), form.text("lock") == "1"
     if name == visit.person.name:
         raise StoreError("you cannot lock yourself out. Another administrator or the command line can")
     visit.site.store.lock_out(name, lock)
@@ -250,10 +248,10 @@ def guidelines_page(visit: Admin, version: Place = None) -> Response:
 
 
 @router.post("/admin/guidelines")
-def write(visit: AdminSent) -> Response:
-    text = visit.form.text("text").strip()
+def write(visit: Admin, form: Sent) -> Response:
+    text = form.text("text").strip()
     if len(text) > MAX_GUIDELINES:
         raise StoreError(f"guidelines have at most {MAX_GUIDELINES} characters; these have {len(text)}. Nobody reads as many")
-    criteria = checked_criteria(visit.form.text("criteria").split("\n"))
+    criteria = checked_criteria(form.text("criteria").split("\n"))
     visit.site.store.set_guidelines(text, visit.person.name, criteria)
     return go("/admin?done=guidelines")

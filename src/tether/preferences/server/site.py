@@ -1,32 +1,87 @@
-"""The common part of all pages: the store, the visitor, and the making of a page."""
+"""The common part of all pages: the settings, the store, the visitor, and the making of a page."""
 
 from __future__ import annotations
 
 import datetime
 import hashlib
 import secrets
-from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import Depends, HTTPException, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from pydantic import Field, HttpUrl, ValidationError, model_validator
 
+from tether.core.config import Config
 from tether.preferences.server import markdown
+from tether.preferences.server.figures import Overview, Remembered, WorkCount
 from tether.preferences.server.guard import Attempts, Form, check_token, form_token, posted_form
-from tether.preferences.server.overview import CachedOverview
-from tether.preferences.server.progress import WorkCount
-from tether.preferences.server.settings import SiteConfig
 from tether.preferences.store import Store
 from tether.preferences.tables import AnnotatorRow
 from tether.preferences.work import Work
 
 FOLDER = Path(__file__).parent
 STATIC = {"judge.css": "text/css; charset=utf-8", "judge.js": "text/javascript; charset=utf-8"}
+LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 SESSION, VISIT = "tether_session", "tether_visit"
 """Cookies: a session that an invitation opened; and a random mark of a browser that has none yet, for the form of /join."""
+
+
+class SiteConfig(Config):
+    """The address to listen at and the rules of handing out work; people open `address` where that is not `http://host:port`."""
+
+    host: str = "127.0.0.1"
+    port: int = Field(default=8765, ge=0, le=65535)
+    address: str = ""
+    lease_minutes: float = Field(default=30.0, gt=0)
+    gold_every: int = Field(default=10, ge=0)
+    rest_every: int = Field(default=50, ge=0)
+    """The number of a person's judgments after which a pause is offered; 0: never."""
+    seed: int = 0
+    tries: int = Field(default=10, ge=1)
+    """Invitations that one network address may get wrong in a minute."""
+
+    @model_validator(mode="after")
+    def _reachable(self) -> SiteConfig:
+        if self.address and not _is_plain(self.address):
+            raise ValueError("address is what people open, such as https://judge.example.org, without a path")
+        if self.host in ("0.0.0.0", "::", "") and not self.address:
+            raise ValueError(f"host {self.host!r} listens everywhere; give the address that people open as well")
+        return self
+
+    @property
+    def origin(self) -> str:
+        """Scheme, host and port of the links that people get: in lower case, and without the port that the scheme has anyway."""
+        return str(self._opened).rstrip("/")
+
+    @property
+    def _opened(self) -> HttpUrl:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return HttpUrl(self.address or f"http://{host}:{self.port}")
+
+    @property
+    def secure(self) -> bool:
+        return self.origin.startswith("https://")
+
+    @property
+    def hosts(self) -> frozenset[str]:
+        """Names by which a browser may ask for this server; any other was put there by somebody else's DNS."""
+        return LOOPBACK | {self.host, (self._opened.host or self.host).strip("[]")}
+
+    @property
+    def local(self) -> bool:
+        return self.host in LOOPBACK
+
+
+def _is_plain(address: str) -> bool:
+    try:
+        url = HttpUrl(address)
+    except ValidationError:
+        return False
+    is_bare = url.path == "/" and not (url.query or url.username or url.fragment)
+    return url.scheme in ("http", "https") and bool(url.port) and is_bare
 
 
 class Site:
@@ -36,7 +91,7 @@ class Site:
         self.store, self.settings = store, settings
         self.work = Work(store, lease=60 * settings.lease_minutes, gold_every=settings.gold_every, seed=settings.seed)
         self.attempts = Attempts(settings.tries)
-        self.work_count, self.overview = WorkCount(store), CachedOverview(store)
+        self.work_count, self.overview = WorkCount(store), Remembered[Overview](patience=20, quick=0.5)
         self.static = {name: (FOLDER / "static" / name).read_bytes() for name in STATIC}
         self.version = hashlib.sha256(b"".join(self.static.values())).hexdigest()[:12]
 
@@ -62,15 +117,11 @@ class Site:
         response.set_cookie(name, value, int(seconds), httponly=True, samesite="strict", secure=secure, path="/")
 
 
-class NotInvitedError(Exception):
-    """Nobody is signed in; the page to enter an invitation is shown instead."""
-
-
 class Visit:
     """A request and whoever makes it, as far as a session says; a cookie of a session that has ended counts for nothing."""
 
     def __init__(self, request: Request) -> None:
-        self.request, self.site, self.form = request, site_of(request), Form({})
+        self.request, self.site = request, site_of(request)
         self.cookies = session, visit = tuple(request.cookies.get(name, "") for name in (SESSION, VISIT))
         self.somebody = self.site.store.who(session) if session else None
         self.fresh = self.somebody is None and not visit
@@ -78,9 +129,13 @@ class Visit:
 
     @property
     def person(self) -> AnnotatorRow:
-        """The visitor of a page that not everybody may see; NotInvitedError where nobody is signed in."""
+        """The visitor of a page that not everybody may see.
+
+        Raises:
+            HTTPException: 401, nobody is signed in; the page to enter an invitation is shown instead.
+        """
         if self.somebody is None:
-            raise NotInvitedError
+            raise HTTPException(401, "Your session has ended, so nothing was done.")
         return self.somebody
 
     @property
@@ -104,26 +159,25 @@ def visit(request: Request) -> Visit:
     return Visit(request)
 
 
-def seen_by(*roles: str) -> Callable[..., Any]:
+Anybody = Annotated[Visit, Depends(visit)]
+Posted = Annotated[Form, Depends(posted_form)]
+
+
+def seen_by(*roles: str) -> Any:
     """A dependency: the visit of a person with one of these roles."""
 
-    async def seen(visit: Visit = Depends(visit)) -> Visit:  # noqa: B008  (async: not worth a thread)
+    async def seen(visit: Anybody) -> Visit:  # async: not worth a thread
         if visit.person.role not in roles:
             raise HTTPException(403, f"This page is for {' and '.join(f'{role}s' for role in roles)}.")
         return visit
 
-    return seen
+    return Depends(seen)
 
 
-def sent_by(*roles: str) -> Callable[..., Any]:
-    """A dependency: the visit of a person with one of these roles, with a form of one's own pages."""
-
-    async def sent(form: Form = Depends(posted_form), visit: Visit = Depends(seen_by(*roles))) -> Visit:  # noqa: B008
-        check_token(form, visit.secret)
-        visit.form = form
-        return visit
-
-    return sent
+async def sent(visit: Anybody, form: Posted) -> Form:
+    """A dependency: a form of the visitor's own pages."""
+    check_token(form, visit.secret)
+    return form
 
 
 def go(path: str) -> Response:
