@@ -31,7 +31,7 @@ def serve(
     """Let invited people judge in their browsers: annotators, experts for disputed pairs, an administrator."""
     from tether.core.config import build
     from tether.preferences.server.app import listen, run_server
-    from tether.preferences.server.site import SiteConfig
+    from tether.preferences.server.site import LOOPBACK, SiteConfig
 
     given = {"host": host, "port": port, "address": address, "lease_minutes": lease_minutes, "gold_every": gold_every}
     config = build(SiteConfig, {**given, "rest_every": rest_every, "seed": seed}, where="tether prefs serve")
@@ -39,7 +39,7 @@ def serve(
     where = opened(store)
     put_in_force(where, text, criterion)
     socket, config = listen(config)
-    if not config.local:
+    if config.host not in LOOPBACK:
         typer.secho(f"{WIDE.format(where=config.origin)} {'' if config.secure else BARE}", fg="yellow", err=True)
     if secret := first_admin(where):
         typer.echo("There is no administrator yet. This link is for you, valid for a day, shown this once:")

@@ -64,12 +64,6 @@ class Table:
     """The reason why there are no kinds."""
 
     @property
-    def room(self) -> float:
-        """The share of pairs of votes that would disagree by chance."""
-        first, second = self.multiplicity @ self.first, self.multiplicity @ self.second
-        return 1.0 - float(first @ second / (first.sum() * second.sum()))
-
-    @property
     def parts(self) -> list[slice]:
         """The kinds by parts of which all coincidences fit into memory at once."""
         step = max(1, 4_000_000 // len(self.domain) ** 2)
@@ -266,7 +260,7 @@ def _figure(
     weights = np.broadcast_to(scale, len(table.multiplicity))
     parts = [np.tensordot((table.multiplicity * weights)[part], table.coincidences(part), 1) for part in table.parts]
     whole = np.sum(parts, axis=0)
-    value, room, reason = float(statistic(whole[None])[0]), table.room if chance else 1.0, ""
+    value, reason = float(statistic(whole[None])[0]), ""
     if math.isnan(value):
         return Coefficient(None, None, None, number, votes, "only one value was ever given, so agreement by chance is certain")
     if abs(value - 1) < 1e-12:
@@ -281,7 +275,10 @@ def _figure(
             return Coefficient(value, None, None, number, votes, "too few items: without one of them only one value is left")
         if spread.error < 1e-12:
             return Coefficient(value, None, None, number, votes, ALIKE)
-    # 1 less the coefficient, times the room, is a share of pairs that disagree; the interval is made of that.
+    # The room is the share of pairs that would disagree by chance. 1 less the coefficient, times the room, is the share that do
+    # disagree; the interval is made of that.
+    first, second = table.multiplicity @ table.first, table.multiplicity @ table.second
+    room = 1.0 - float(first @ second / (first.sum() * second.sum())) if chance else 1.0
     share = max(1 - room * (1 - value), 0.0)
     low, high = share_interval(share, spread._replace(error=room * spread.error), confidence)
     return Coefficient(value, max(-1.0, 1 - (1 - low) / room), 1 - (1 - high) / room, number, votes, reason)

@@ -29,7 +29,6 @@ ANYBODY = bindparam("annotator")
 MINE = AssignmentRow.annotator_id == ANYBODY
 HELD = select(AssignmentRow).where(MINE, text(Where.LEASED))
 """The task that somebody has on the screen."""
-_OPEN_FLAGS = select(func.count()).select_from(FlagRow).where(FlagRow.task_id == bindparam("task"), FlagRow.resolved.is_(None))
 _PLACES = (
     select(AssignmentRow.role, AssignmentRow.counted, JudgmentRow.choice)
     .outerjoin(JudgmentRow, and_(JudgmentRow.assignment_id == AssignmentRow.id, LIVE))
@@ -95,7 +94,7 @@ def recount(session: Session, task: TaskRow) -> None:
         task.state = "settled"
     elif task.state == "settled":  # by an expert whose role a store of an older tether did not keep
         return
-    elif task.state == "expert" and session.scalar(_OPEN_FLAGS, {"task": task.id}):
+    elif task.state == "expert" and count(session, FlagRow, FlagRow.task_id == task.id, FlagRow.resolved.is_(None)):
         return  # a flag makes its task wait for an expert at once, so that no other task has one
     elif task.known is None:
         task.needed = max(task.needed, task.taken)

@@ -70,10 +70,6 @@ class SiteConfig(Config):
         """Names by which a browser may ask for this server; any other was put there by somebody else's DNS."""
         return LOOPBACK | {self.host, (self._opened.host or self.host).strip("[]")}
 
-    @property
-    def local(self) -> bool:
-        return self.host in LOOPBACK
-
 
 def _is_plain(address: str) -> bool:
     try:
