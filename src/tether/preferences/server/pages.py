@@ -223,7 +223,7 @@ def invite_person(visit: Admin, form: Sent) -> Response:
         raise StoreError("a new invitation for yourself would log you out. Ask another administrator or the command line")
     secret = site.store.invite(name, role, days)  # type: ignore[arg-type]
     role = next(person.role for person in site.store.annotators() if person.name == name)
-    base = site.settings.address.rstrip("/") or f"{request.url.scheme}://{request.headers['host']}"
+    base = site.settings.origin if site.settings.address else f"{request.url.scheme}://{request.headers['host']}"
     until = site.store.clock() + days * DAY
     return visit.page("invited.html", name=name, role=role, link=f"{base}/join#{secret}", until=until)
 
