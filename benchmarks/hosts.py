@@ -1,8 +1,8 @@
 """`python -m benchmarks.hosts --cuts 5 --json`: a run over two hosts of a Ray cluster, one of which is cut off and comes back.
 
 Two network namespaces of this machine, each with an address and a node of Ray of its own. GRPO on the tiny model trains on the
-first, with an engine server on each. Then the second one's cable is pulled for a while, again and again; whatever Ray ended there is
-started again once it is plugged in, as a cluster's manager would. Counted as in benchmarks.survival: groups lost, twice, or of
+first, with an engine server on each. Then the second one's cable is pulled for a while, again and again; whatever Ray ended
+there is started again, as a cluster's manager would. Counted as in benchmarks.survival: groups lost, twice, or of
 other tokens than in a run without disturbance. `recovery_s`: from the moment the cable is back until that host samples again.
 Needs Linux, root and iproute2.
 """

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 
 import pytest
 
@@ -30,18 +31,41 @@ def test_ranks_are_shared_out_over_nodes(tmp_path):
         job_script(tmp_path / "slurm.sh", ["run", "r.toml"], "nodes=3", 8)
 
 
-def test_the_script_starts_what_it_says(tmp_path, monkeypatch):
-    """With stand-ins for srun and scontrol: the program's own words, its status, and another start after SIGTERM."""
-    tools = tmp_path / "bin"
+def test_a_job_whose_time_is_over_saves_and_comes_again(tmp_path):
+    """With stand-ins for srun, which ends once its step is signalled, for scancel, which signals it, and for scontrol."""
+    tools, told = tmp_path / "bin", tmp_path / "told"
     tools.mkdir()
-    for name, body in {"srun": 'echo "srun $@"; exit 143', "scontrol": 'echo "scontrol $@"'}.items():
+    stand_ins = {
+        "srun": f'echo "srun $*" >> {told}; while [ ! -e {tmp_path}/stop ]; do sleep 0.05; done; exit 130',
+        "scancel": f'echo "scancel $*" >> {told}; touch {tmp_path}/stop',
+        "scontrol": f'echo "scontrol $*" >> {told}',
+    }
+    for name, body in stand_ins.items():
         (tools / name).write_text(f"#!/bin/bash\n{body}\n")
         (tools / name).chmod(0o755)
     script = tmp_path / "slurm.sh"
     script.write_text(job_script(script, ["run", "it's mine.toml"], "", 1))
     settings = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
-    done = subprocess.run(["bash", str(script)], env=settings, capture_output=True, text=True, check=False)
-    assert "-m tether run it's mine.toml" in done.stdout and "scontrol requeue 7" in done.stdout and done.returncode == 143
+    job = subprocess.Popen(["bash", str(script)], env=settings)
+    while not told.exists():
+        time.sleep(0.05)
+    job.terminate()
+    assert job.wait(60) == 130
+    first, *rest = told.read_text().splitlines()
+    assert first.endswith("-m tether run it's mine.toml") and rest == ["scancel --signal=TERM 7", "scontrol requeue 7"]
+
+
+def test_a_job_that_ends_by_itself_does_not_come_again(tmp_path):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, body in {"srun": "exit 3", "scontrol": f"touch {tmp_path}/again"}.items():
+        (tools / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tools / name).chmod(0o755)
+    script = tmp_path / "slurm.sh"
+    script.write_text(job_script(script, ["run", "r.toml"], "", 1))
+    settings = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    assert subprocess.run(["bash", str(script)], env=settings, check=False).returncode == 3
+    assert not (tmp_path / "again").exists()
 
 
 def test_sbatch_gets_the_script_of_the_run(tmp_path, monkeypatch):
@@ -73,4 +97,15 @@ def test_every_node_starts_its_ranks_by_torchrun(tmp_path, monkeypatch):
     done = subprocess.run(["bash", str(script)], env=settings, capture_output=True, text=True, check=True)
     words = done.stdout.splitlines()
     assert words[:6] == ["-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", "1"]
-    assert words[6:] == ["--nproc-per-node", "2", "--master-addr", "first", "--master-port", "29500", "-m", "tether", "run", "it's mine.toml"]
+    assert words[6:] == [
+        "--nproc-per-node",
+        "2",
+        "--master-addr",
+        "first",
+        "--master-port",
+        "29500",
+        "-m",
+        "tether",
+        "run",
+        "it's mine.toml",
+    ]

@@ -13,15 +13,15 @@ from tether.core.errors import ConfigError
 SCRIPT = """#!/bin/bash
 # Made by tether; `sbatch {script}` starts the same run again, which goes on from its last checkpoint.
 {options}
-export HF_HUB_OFFLINE="${{HF_HUB_OFFLINE:-0}}"
-{program}
-status=$?
-# Stopped before the end of its time (SIGTERM), with its last step saved: the same job again.
-if [ $status = 143 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
+# Two minutes before its time is over the job is told: the run saves the step in hand, and the same job comes again.
+trap 'over=1; scancel --signal=TERM "$SLURM_JOB_ID"' TERM
+{program} &
+while wait $!; status=$?; kill -0 $! 2>/dev/null; do :; done
+[ -z "$over" ] || scontrol requeue "$SLURM_JOB_ID"
 exit $status
 """
-DEFAULTS = {"ntasks-per-node": "1", "open-mode": "append", "requeue": "", "signal": "TERM@120"}
-"""Options of sbatch; the signal comes two minutes before the job's time is over, and tether saves the step in hand."""
+DEFAULTS = {"ntasks-per-node": "1", "open-mode": "append", "requeue": "", "signal": "B:TERM@120"}
+"""Options of sbatch, where nobody names others."""
 ALONE = "srun {python} -m tether {command}"
 TOGETHER = """export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 srun --kill-on-bad-exit=1 bash -c 'exec "$0" -m torch.distributed.run --nnodes "$SLURM_NNODES" --node-rank "$SLURM_NODEID" \\
