@@ -124,7 +124,7 @@ def measured(counts: Sequence[int], rounds: int, prompts: int) -> dict[int, dict
         with crowd() as address, tempfile.TemporaryDirectory() as place:
             addresses = {f"s{n}": f"{address}/{n}" for n in range(count)}
             config = EngineConfig(kind="served", addresses=tuple(addresses.values()), tolerance=1e9, start_seconds=60)
-            fleet = Servers(lambda port: [], [], Path(place), addresses)
+            fleet = Servers(lambda host, port: [], [], Path(place), addresses)
             engine = ServedEngine(role, encoder_of(loaded), fleet, Path(place), config, context_length=256, ours=True)
             updates: list[float] = []
             requests: dict[int, list[float]] = {SHORT: [], LONG: []}

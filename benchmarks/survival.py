@@ -91,14 +91,14 @@ def disturb(recorder: Recorder, how: str, kills: int, every: float, ended: threa
         if (engine := recorder.engine) is None or len(engine.fleet.at(State.HEALTHY)) < 2:
             continue
         name = draw.choice(sorted(engine.fleet.at(State.HEALTHY)))
-        process, busy, start = engine.servers.processes[name], engine.fleet.members[name].inflight, time.monotonic()
+        process, busy, start = engine.servers.launcher.processes[name], engine.fleet.members[name].inflight, time.monotonic()
         if how == "kill":
             os.killpg(process.pid, signal.SIGKILL)
         else:
             os.killpg(process.pid, signal.SIGSTOP)
         row = {"server": name, "serving": busy > 0, "recovery_s": None}
         told.append(row)
-        while not ended.wait(0.02) and process is engine.servers.processes.get(name):
+        while not ended.wait(0.02) and process is engine.servers.launcher.processes.get(name):
             pass
         while not ended.wait(0.02) and engine.fleet.members[name].state is not State.HEALTHY:
             pass

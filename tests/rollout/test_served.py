@@ -46,7 +46,7 @@ def served(tmp_path):
             ends.append(server)
         addresses = {f"s{n}": f"http://127.0.0.1:{server.server_address[1]}" for n, server in enumerate(servers)}
         settings = EngineConfig(kind="served", addresses=tuple(addresses.values()), **{"start_seconds": 5, **config})
-        fleet = Servers(lambda port: [], [], tmp_path / "engine", addresses)
+        fleet = Servers(lambda host, port: [], [], tmp_path / "engine", addresses)
         engine = ServedEngine(role, encoder_of(loaded), fleet, tmp_path / "engine", settings, context_length=256, ours=True)
         ends.insert(0, engine)
         local = LocalEngine(role, encoder_of(loaded), context_length=256)
@@ -213,7 +213,7 @@ def test_when_no_server_is_left_the_run_ends_and_says_so(served):
 
 def test_a_policy_without_an_adapter_is_refused(tmp_path):
     loaded = open_model(TINY)
-    servers = Servers(lambda port: [], [], tmp_path, {})
+    servers = Servers(lambda host, port: [], [], tmp_path, {})
     with pytest.raises(ModelError, match="trained whole"):
         ServedEngine(Role(loaded.model), encoder_of(loaded), servers, tmp_path, EngineConfig(), context_length=256, ours=True)
 
@@ -231,9 +231,9 @@ def test_settings_without_effect_are_refused(given, says):
 
 
 def test_started_servers_end_with_whoever_started_them(tmp_path):
-    servers = Servers(lambda port: ["sleep", "60"], ["s0"], tmp_path)
+    servers = Servers(lambda host, port: ["sleep", "60"], ["s0"], tmp_path)
     servers.start("s0")
-    process = servers.processes["s0"]
+    process = servers.launcher.processes["s0"]
     assert servers.ended("s0") is None
     servers.close()
     assert process.poll() == -9 and Path(tmp_path / "s0.log").is_file()
@@ -268,7 +268,7 @@ def test_a_rank_beyond_the_servers_limit_is_told_in_its_words(served):
 def test_a_server_that_never_answers_ends_the_start_in_time(tmp_path):
     loaded = open_model(TINY)
     role = Role(add_adapter(loaded.model, "policy", LoraConfig(), seed=0), "policy")
-    servers = Servers(lambda port: [], [], tmp_path, {"s0": "http://127.0.0.1:9"})
+    servers = Servers(lambda host, port: [], [], tmp_path, {"s0": "http://127.0.0.1:9"})
     config = EngineConfig(kind="served", addresses=("http://127.0.0.1:9",), start_seconds=0.5, restarts=0)
     start = time.monotonic()
     with pytest.raises(RunError, match=r"no engine server is left .*not started after 0.5 s"):

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tether.cli.options import Overrides, RecipeArgument, Words
+from tether.cli.options import On, Overrides, RecipeArgument, Words
 from tether.cli.progress import bars, starting
 from tether.core.errors import ConfigError, RunError, memory_error
 from tether.core.stages import STAGES
@@ -50,9 +50,9 @@ def stage(section: str, method: str = "") -> Callable[[str, list[str] | None], N
     return command
 
 
-def run(recipe: RecipeArgument, words: Words = None) -> None:
+def run(recipe: RecipeArgument, words: Words = None, on: On = None) -> None:
     """Run all stages of a recipe in order, or the named ones. The same command resumes."""
-    _run(recipe, words or [])
+    _run(recipe, [*(words or []), *([f"on={on}"] if on else [])])
 
 
 def _run(recipe: str, words: list[str], method: str = "") -> None:
@@ -65,7 +65,13 @@ def _run(recipe: str, words: list[str], method: str = "") -> None:
             config = read_recipe(recipe, [*overrides, *_what_makes(method, config, recipe)])
         if not (chosen := names or config.stages):
             raise ConfigError(f"{recipe} has no section of a stage, so there is nothing to do. Add one, such as [sft].")
-    _stages(config, chosen, [recipe, *overrides])
+    if config.on in ("local", "ray"):
+        _stages(config, chosen, [recipe, *overrides])
+        return
+    from tether.run.launching import submit
+
+    there = str(Path(recipe).resolve()) if Path(recipe).is_file() else recipe
+    raise typer.Exit(submit(config, ["run", there, *names, *(word for word in overrides if not word.startswith("on="))]))
 
 
 def _what_makes(method: str, config: BaseRecipe, recipe: str) -> list[str]:

@@ -37,6 +37,10 @@ Words = Annotated[
         autocompletion=complete_stage,
     ),
 ]
+On = Annotated[
+    str | None,
+    typer.Option(help="Where: local; ray (this machine's cluster); ray://HOST:PORT; slurm, or slurm:nodes=2,partition=gpu."),
+]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as ppo.kl.coefficient=0.1 or run=runs/mine.")]
 Talker = Annotated[str, typer.Argument(help="A model folder, a hub id, or a run directory.")]
 Format = Annotated[str, typer.Option(help="Name of a format; auto finds out.")]

@@ -21,6 +21,10 @@ class EngineConfig(Config):
     )
     python: str = Field(default=".bench/vllm/bin/python", description="the Python that has vLLM, where servers are started")
     arguments: tuple[str, ...] = Field(default=(), description="more arguments for a server's command line")
+    resources: dict[str, float] | None = Field(
+        default=None,
+        description="what a server needs of a machine of the cluster, { GPU = 2 }; unset: one GPU, or one CPU",
+    )
     request_seconds: float = Field(default=600.0, gt=0, description="without an answer, after which a request is sent elsewhere")
     start_seconds: float = Field(default=600.0, gt=0, description="that a server may take to start")
     restarts: int = Field(default=5, ge=0, description="of a server in ten minutes; then the run goes on without it")
@@ -36,4 +40,6 @@ class EngineConfig(Config):
             raise ValueError(f"{min(idle)} has no effect with kind = 'local'; choose 'served' or 'vllm', or leave it out")
         if self.addresses and "servers" in self.model_fields_set:
             raise ValueError("addresses are of servers that run already, and servers is how many to start: give one of them")
+        if self.addresses and self.resources:
+            raise ValueError("resources are of servers that are started, and addresses of others: give one of them")
         return self

@@ -1,4 +1,4 @@
-"""Engine servers as processes of this machine, or as addresses where they run already."""
+"""Engine servers as programs that a launcher starts, or as addresses where they run already."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-Command = Callable[[int], Sequence[str]]
-"""From a port to the command line of a server that listens there."""
+Command = Callable[[str, int], Sequence[str]]
+"""From a host and a port to the command line of a server that listens there."""
 QUIET = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
 BOUND = """import ctypes, os, sys
 if sys.platform == "linux":
@@ -23,26 +23,81 @@ os.execvp(sys.argv[1], sys.argv[1:])"""
 """Becomes another program that is killed when the thread that started it has gone (PR_SET_PDEATHSIG), however that ended."""
 
 
+class Launcher(Protocol):
+    """Starts programs by name, on machines of its choice; none of them outlives the run."""
+
+    def place(self, name: str) -> tuple[str, int]:
+        """The host where this program will run, by an address that others reach, and a port that is free there."""
+        ...
+
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        """Start a program whose output is added to a file; OSError where that cannot be done now."""
+        ...
+
+    def ended(self, name: str) -> int | None:
+        """The exit status of a program that no longer runs; answers at once."""
+        ...
+
+    def stop(self, name: str) -> None:
+        """End a program, and what it started."""
+        ...
+
+    def close(self) -> None:
+        """End all of them."""
+        ...
+
+
+class Processes:
+    """The launcher of one machine: programs on the loopback, which end with this process however it ends."""
+
+    def __init__(self) -> None:
+        self.processes: dict[str, subprocess.Popen[Any]] = {}
+        atexit.register(self.close)
+
+    def place(self, name: str) -> tuple[str, int]:
+        return "127.0.0.1", free_port("127.0.0.1")
+
+    def start(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self.processes[name] = start_bound(command, environment, log)
+
+    def ended(self, name: str) -> int | None:
+        process = self.processes.get(name)
+        return None if process is None else process.poll()
+
+    def stop(self, name: str) -> None:
+        if (process := self.processes.pop(name, None)) is not None:
+            end_group(process)
+
+    def close(self) -> None:
+        for name in list(self.processes):
+            self.stop(name)
+
+
 class Servers:
-    """Servers by name: started ones are restarted on a free port, and end with this process however it ends.
+    """Servers by name: those that are started get a new address each time, others are only talked to.
 
     Args:
         command: of a started one.
         names: of those to start; each has its log in `folder`.
-        addresses: of others, which are only talked to.
+        addresses: of the others.
         threads: of each started one; 0 leaves that to it.
+        launcher: unset: processes of this machine.
     """
 
     def __init__(
-        self, command: Command, names: Sequence[str], folder: Path, addresses: Mapping[str, str] | None = None, threads: int = 0
+        self,
+        command: Command,
+        names: Sequence[str],
+        folder: Path,
+        addresses: Mapping[str, str] | None = None,
+        threads: int = 0,
+        launcher: Launcher | None = None,
     ) -> None:
         self.command, self.folder, self.addresses = command, folder, dict(addresses or {})
         self.environment = QUIET | ({"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"} if threads else {})
-        self.started = set(names)
-        self.processes: dict[str, subprocess.Popen[Any]] = {}
+        self.started, self.launcher = set(names), launcher or Processes()
         self.names = [*names, *self.addresses]
         folder.mkdir(parents=True, exist_ok=True)
-        atexit.register(self.close)
 
     def start(self, name: str) -> None:
         """Start, or start again; a server that was not started here is left alone.
@@ -53,26 +108,18 @@ class Servers:
         if name not in self.started:
             return
         self.stop(name)
-        port = free_port()
-        with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(
-                [sys.executable, "-c", BOUND, *self.command(port)],
-                env={**os.environ, **self.environment}, start_new_session=True,
-                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
-            )  # fmt: skip
-        self.addresses[name] = f"http://127.0.0.1:{port}"
+        host, port = self.launcher.place(name)
+        self.launcher.start(name, self.command(host, port), self.environment, self.folder / f"{name}.log")
+        self.addresses[name] = f"http://{host}:{port}"
 
     def ended(self, name: str) -> int | None:
         """The exit status of a started server that is no longer running."""
-        process = self.processes.get(name)
-        return None if process is None else process.poll()
+        return self.launcher.ended(name) if name in self.started else None
 
     def stop(self, name: str) -> None:
         """End a started server, and what it started."""
-        if (process := self.processes.pop(name, None)) is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        if name in self.started:
+            self.launcher.stop(name)
 
     def last_words(self, name: str, lines: int = 3) -> str:
         """The end of its log, in one line."""
@@ -82,12 +129,31 @@ class Servers:
 
     def close(self) -> None:
         """End all that were started."""
-        for name in list(self.processes):
-            self.stop(name)
+        self.launcher.close()
 
 
-def free_port() -> int:
-    """A port of the loopback that nobody listens on now."""
+def start_bound(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[Any]:
+    """A process of this machine, leader of a group of its own, that ends with the thread that calls."""
+    with log.open("ab") as output:
+        return subprocess.Popen(
+            [sys.executable, "-c", BOUND, *command],
+            env={**os.environ, **environment},
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def end_group(process: subprocess.Popen[Any]) -> None:
+    """End a process that leads its group, and the group with it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def free_port(host: str) -> int:
+    """A port of this machine, at one of its addresses, that nobody listens on now."""
     with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
+        listener.bind((host, 0))
         return listener.getsockname()[1]

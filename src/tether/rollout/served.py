@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
 import statistics
 import threading
 import time
@@ -36,8 +37,14 @@ from tether.rollout.wire import GENERATE, NEEDED, RefusedError, as_request, read
 PROBE = "Name three things that one can find in a kitchen, and say in a sentence what each of them is good for."
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
 """Nats by which log-probabilities of the probe's tokens may differ on average between two programs that compute the same."""
+KEEPING = {"IDLE": 5, "INTVL": 5, "CNT": 3}
 SHORT = 60.0
 """Seconds that everything but sampling may take, on a server that does not sample."""
+CONNECT = 10.0
+"""Seconds until a connection must stand."""
+KEEP_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+if hasattr(socket, "TCP_KEEPIDLE"):  # a host that is cut off is noticed after 5 + 3 * 5 s, however long an answer may take
+    KEEP_ALIVE += [(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{what}"), value) for what, value in KEEPING.items()]
 PAUSE = 0.05
 """Seconds between two looks at a server that needs nothing."""
 
@@ -79,7 +86,8 @@ class ServedEngine:
         self.probe_ids, self.expected = encoder.prompt((user(PROBE),)), dict[str, list[float]]()
         self.probe_gap = 0.0
         """The largest of the last probes, in nats a token."""
-        self.client = httpx2.Client(timeout=config.request_seconds, limits=httpx2.Limits(max_connections=None))
+        lines = httpx2.HTTPTransport(limits=httpx2.Limits(max_connections=None), socket_options=KEEP_ALIVE)
+        self.client = httpx2.Client(transport=lines)
         self.pool = ThreadPoolExecutor(64 * len(servers.names))
         self.run, self.count = uuid.uuid4().hex[:8], 0
         self.keepers = [threading.Thread(target=self._tend, args=(name,), daemon=True) for name in servers.names]
@@ -259,7 +267,8 @@ class ServedEngine:
         limit = self.config.request_seconds
         busy = "n" in body.get("sampling_params", {}) or self.fleet.members[name].inflight
         limit = limit if busy else min(limit, SHORT)
-        answer = self.client.post(self.servers.addresses[name] + path, json=body, timeout=limit)
+        timeout = httpx2.Timeout(limit, connect=min(limit, CONNECT))
+        answer = self.client.post(self.servers.addresses[name] + path, json=body, timeout=timeout)
         lacking = answer.status_code == 404 and "n" not in body.get("sampling_params", {})
         if lacking or answer.status_code in (400, 401, 403, 413, 422):
             raise RefusedError(reason(answer) + (f". {NEEDED[path]}" if lacking else ""))

@@ -18,6 +18,7 @@ from tether.rollout.launch import Servers
 from tether.rollout.local import LocalEngine
 from tether.rollout.served import ServedEngine
 from tether.rollout.server import EngineServer
+from tether.run.launching import launcher
 from tether.run.models import open_model
 from tether.run.online_sections import OnlineSection, PolicySection
 from tether.run.roles import encoder_of
@@ -58,22 +59,24 @@ def served_engine(section: OnlineSection, policy: Role, loaded: LoadedModel, fol
             "name its program with engine.python, or give the addresses of servers that run (engine.addresses)"
         )
 
-    def command(port: int) -> Sequence[str]:
-        where = "--model", str(base), "--port", str(port), "--dtype", dtype, *config.arguments
+    def command(host: str, port: int) -> Sequence[str]:
+        where = "--model", str(base), "--host", host, "--port", str(port), "--dtype", dtype, *config.arguments
         if ours:
             return sys.executable, "-m", "tether", "engine", *where, "--rows", str(section.engine_rows)
         share = ("--gpu-memory-utilization", "0.2") if policy.device.type == "cpu" else ()  # the learner has memory, too
         sizes = "--max-loras", str(3 + ahead), "--max-lora-rank", str(_allowed(lora.rank))
-        return str(python), *VLLM, *share, *sizes, "--host", "127.0.0.1", *where
+        return str(python), *VLLM, *share, *sizes, *where
 
     addresses = {f"server-{number}": address.rstrip("/") for number, address in enumerate(config.addresses)}
     names = [] if addresses else [f"server-{number}" for number in range(config.servers)]
+    needs = config.resources or ({"CPU": 1.0} if policy.device.type == "cpu" else {"GPU": 1.0})
+    starter = launcher(folder.parent, dict.fromkeys(names, needs), config.start_seconds) if names else None
     threads = 0
     if policy.device.type == "cpu" and len(names) + (ahead > 0) > 1:  # else they would wait for each other's threads
         threads = max(1, torch.get_num_threads() // (len(names) + (ahead > 0)))
     if threads and ahead:
         torch.set_num_threads(threads)
-    servers = Servers(command, names, root, addresses, threads)
+    servers = Servers(command, names, root, addresses, threads, starter)
     return ServedEngine(policy, encoder_of(loaded), servers, root, config, context_length=loaded.context_length, ours=ours)
 
 

@@ -40,7 +40,7 @@ def _with_rates(config: ConfigT, before: Any) -> ConfigT:
     return config.model_copy(update=changes) if changes else config
 
 
-GROWING = {"run", "arms", "repeat", "track", "learner"}
+GROWING = {"run", "arms", "repeat", "track", "learner", "on"}
 """What of a recipe may change from one start to the next."""
 
 

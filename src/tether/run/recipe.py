@@ -22,6 +22,7 @@ from tether.learner.determinism import deterministic
 from tether.learner.ranks import here
 from tether.models.config import ModelConfig
 from tether.run.folder import check_base, round_folder
+from tether.run.launching import HERE, On, placed
 from tether.run.models import check_libraries, check_quantized
 from tether.run.objectives import Name, check_names, objective_names
 from tether.run.online_sections import OnlineSection
@@ -47,6 +48,11 @@ class BaseRecipe(Config):
     model: ModelConfig = Field(description="what is trained, or where training starts")
     learner: LearnerConfig = Field(
         default=LearnerConfig(), description="processes that train together; may change from start to start"
+    )
+    on: On = Field(
+        default="local",
+        description="where engine servers and further ranks start: local, or ray, this machine's cluster; ray://HOST:PORT and "
+        "slurm:OPTION=VALUE,... send all of the run there; may change from start to start",
     )
     lora: Lora | None = Field(default=None, description="of every stage that says nothing of its own")
     repeat: int | None = Field(
@@ -226,6 +232,10 @@ def run_recipe(
         ConfigError: a stage that the recipe has no section for, or whose section names no data; a tracker is not installed.
         DataError: a stage's data is something else, by its first rows; of all stages before the first is trained.
     """
+    if recipe.on not in HERE:
+        raise ConfigError(
+            f"on = {recipe.on!r} sends the whole run away: start it by the command, tether run RECIPE --on {recipe.on}"
+        )
     root, results = Path(recipe.run), {}
     names = list(recipe.stages if stages is None else stages)
     for name in names:
@@ -238,6 +248,7 @@ def run_recipe(
     root.mkdir(parents=True, exist_ok=True)
     again = [name for name in names if name != "sft"] if recipe.repeat else []
     with (
+        placed(recipe.on),
         together(recipe, names),
         deterministic() if recipe.deterministic else contextlib.nullcontext(),
         tracking(recipe.track if here().first else (), root),

@@ -1,0 +1,81 @@
+"""Where a run and the programs beside it start: this machine, a Ray cluster, or a job of Slurm."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from pydantic import StringConstraints
+
+from tether.core.errors import ConfigError
+from tether.rollout.launch import Launcher, Processes
+
+if TYPE_CHECKING:
+    from tether.run.recipe import BaseRecipe
+
+On = Annotated[str, StringConstraints(pattern=r"^(local|ray(://\S+)?|slurm(:\w[\w-]*=[^,\s]+(,\w[\w-]*=[^,\s]+)*)?)$")]
+"""local; ray: the cluster of this machine; ray://HOST:PORT: all of the run on another; slurm: as a job, with sbatch's options."""
+HERE = ("local", "ray")
+"""Places from which this process takes part itself."""
+_PLACES = ["local"]
+
+
+@contextlib.contextmanager
+def placed(on: str) -> Iterator[None]:
+    """Within this block `launcher` starts programs there."""
+    _PLACES.append(on)
+    try:
+        yield
+    finally:
+        _PLACES.pop()
+
+
+def launcher(run: Path, needs: Mapping[str, Mapping[str, float]], patience: float) -> Launcher:
+    """What starts programs of a run, each of which needs so much of one machine.
+
+    Raises:
+        ConfigError: the cluster cannot be reached, or is too small.
+        RunError: others use it for longer than `patience` seconds.
+    """
+    if _PLACES[-1] == "local":
+        return Processes()
+    return _ray().RayLauncher(None, run.resolve().name, needs, patience)
+
+
+def submit(recipe: BaseRecipe, command: Sequence[str]) -> int:
+    """Have the whole of a run done elsewhere by a command of tether's; the exit status.
+
+    Raises:
+        ConfigError: there is no such cluster, or it is too small.
+    """
+    from tether.models.loading import pick_device
+
+    kind, _, rest = recipe.on.partition(":")
+    if kind == "slurm":
+        from tether.scale.slurm import submit_job
+
+        return submit_job(Path(recipe.run), command, rest, recipe.learner.ranks)
+    device = pick_device(recipe.model.device).type
+    needs = {"GPU": 1.0} if device == "cuda" else {"CPU": 1.0}
+
+    def write(text: bytes) -> None:
+        sys.stdout.buffer.write(text)
+        sys.stdout.buffer.flush()
+
+    return _ray().run_elsewhere(recipe.on, [*command, "on=ray"], needs, Path(recipe.run).resolve().name, write)
+
+
+def _ray():
+    """The module that speaks to Ray.
+
+    Raises:
+        ConfigError: Ray is not installed.
+    """
+    try:
+        from tether.scale import ray
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"on = 'ray' needs {error.name}: pip install 'tether-rlhf[scale]'") from None
+    return ray

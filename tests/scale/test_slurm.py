@@ -1,0 +1,111 @@
+"""A run as a job of Slurm: what the script says, whether a shell takes it, and what sbatch is handed."""
+
+import os
+import subprocess
+import time
+
+import pytest
+
+from tether.core.errors import ConfigError
+from tether.scale.slurm import job_script, submit_job
+
+
+def test_a_job_of_one_rank_runs_the_command_on_one_node(tmp_path):
+    script = tmp_path / "my run" / "slurm.sh"
+    text = job_script(script, ["run", "a recipe.toml", "ppo"], "partition=gpu,time=02:00:00", 1)
+    assert "#SBATCH --partition=gpu\n" in text and "#SBATCH --time=02:00:00\n" in text and "#SBATCH --job-name=my run\n" in text
+    assert "-m tether run 'a recipe.toml' ppo" in text and "MASTER_ADDR" not in text
+
+
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_a_shell_takes_the_script(tmp_path, ranks):
+    script = tmp_path / "slurm.sh"
+    script.write_text(job_script(script, ["run", "it's mine.toml"], "nodes=1", ranks))
+    assert subprocess.run(["bash", "-n", str(script)], check=False).returncode == 0
+
+
+def test_ranks_are_shared_out_over_nodes(tmp_path):
+    text = job_script(tmp_path / "slurm.sh", ["run", "r.toml"], "nodes=2,gres=gpu:4", 8)
+    assert "--nproc-per-node 4" in text and "#SBATCH --nodes=2\n" in text and "#SBATCH --gres=gpu:4\n" in text
+    with pytest.raises(ConfigError, match="8 ranks cannot be shared out over 3 nodes"):
+        job_script(tmp_path / "slurm.sh", ["run", "r.toml"], "nodes=3", 8)
+
+
+def test_a_job_whose_time_is_over_saves_and_comes_again(tmp_path):
+    """With stand-ins for srun, which ends once its step is signalled, for scancel, which signals it, and for scontrol."""
+    tools, told = tmp_path / "bin", tmp_path / "told"
+    tools.mkdir()
+    stand_ins = {
+        "srun": f'echo "srun $*" >> {told}; while [ ! -e {tmp_path}/stop ]; do sleep 0.05; done; exit 130',
+        "scancel": f'echo "scancel $*" >> {told}; touch {tmp_path}/stop',
+        "scontrol": f'echo "scontrol $*" >> {told}',
+    }
+    for name, body in stand_ins.items():
+        (tools / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tools / name).chmod(0o755)
+    script = tmp_path / "slurm.sh"
+    script.write_text(job_script(script, ["run", "it's mine.toml"], "", 1))
+    settings = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    job = subprocess.Popen(["bash", str(script)], env=settings)
+    while not told.exists():
+        time.sleep(0.05)
+    job.terminate()
+    assert job.wait(60) == 130
+    first, *rest = told.read_text().splitlines()
+    assert first.endswith("-m tether run it's mine.toml") and rest == ["scancel --signal=TERM 7", "scontrol requeue 7"]
+
+
+def test_a_job_that_ends_by_itself_does_not_come_again(tmp_path):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    for name, body in {"srun": "exit 3", "scontrol": f"touch {tmp_path}/again"}.items():
+        (tools / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tools / name).chmod(0o755)
+    script = tmp_path / "slurm.sh"
+    script.write_text(job_script(script, ["run", "r.toml"], "", 1))
+    settings = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    assert subprocess.run(["bash", str(script)], env=settings, check=False).returncode == 3
+    assert not (tmp_path / "again").exists()
+
+
+def test_sbatch_gets_the_script_of_the_run(tmp_path, monkeypatch):
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    (tools / "sbatch").write_text(f'#!/bin/bash\necho "$1" > {tmp_path}/asked\nexit 3\n')
+    (tools / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
+    assert submit_job(tmp_path / "run", ["run", "r.toml"], "", 1) == 3
+    assert (tmp_path / "asked").read_text().strip() == str(tmp_path / "run" / "slurm.sh")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(ConfigError, match=r"sbatch is not on this machine.*slurm\.sh"):
+        submit_job(tmp_path / "run", ["run", "r.toml"], "", 1)
+
+
+def test_every_node_starts_its_ranks_by_torchrun(tmp_path, monkeypatch):
+    """With stand-ins for srun, scontrol and Python, which says how it was called."""
+    tools = tmp_path / "bin"
+    tools.mkdir()
+    stand_ins = {"srun": 'shift; exec "$@"', "scontrol": "echo first; echo second", "python": 'printf "%s\\n" "$@"'}
+    for name, body in stand_ins.items():
+        (tools / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tools / name).chmod(0o755)
+    monkeypatch.setattr("tether.scale.slurm.sys.executable", str(tools / "python"))
+    script = tmp_path / "slurm.sh"
+    script.write_text(job_script(script, ["run", "it's mine.toml"], "nodes=2", 4))
+    place = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "2", "SLURM_NODEID": "1", "SLURM_JOB_NODELIST": "first,second"}
+    settings = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", **place}
+    done = subprocess.run(["bash", str(script)], env=settings, capture_output=True, text=True, check=True)
+    words = done.stdout.splitlines()
+    assert words[:6] == ["-m", "torch.distributed.run", "--nnodes", "2", "--node-rank", "1"]
+    assert words[6:] == [
+        "--nproc-per-node",
+        "2",
+        "--master-addr",
+        "first",
+        "--master-port",
+        "29500",
+        "-m",
+        "tether",
+        "run",
+        "it's mine.toml",
+    ]
