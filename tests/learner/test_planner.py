@@ -83,7 +83,7 @@ def test_shapes_need_what_a_real_pass_allocates(attention, shapes, recompute):
         role = Role(model, "policy")
         for parameter in role.parameters():
             parameter.requires_grad_(True)
-        batch = shape_batch([s for one in shape_answers(4, 100, 1, 156) for s in one.sequences])
+        batch = shape_batch([s for one in shape_answers(4, 100, 1, 156) for s in one])
         if real:
             zeros = torch.zeros(batch.ids.shape, dtype=torch.long)
             order = torch.arange(batch.ids.shape[1]).expand_as(zeros)
