@@ -140,6 +140,14 @@ def test_what_does_not_fit_is_met_with_changes_that_help():
     assert all(after <= made.peak for after in advice.values())
 
 
+def test_a_reference_that_is_asked_before_training_takes_no_room():
+    direct = {"lora": False, "reference_logprobs": "precomputed"}
+    made = plan(build(Recipe, {**BASE, "direct": direct}, [], where="test"), gpu(1), shape="llama-2-7b")
+    assert "reference" not in made.stages[0].phases[0].bytes
+    for change, _ in made.advice:
+        build(Recipe, {**BASE, "direct": direct}, change.replace("={}", "={rank=4}").split(), where="test")
+
+
 @pytest.mark.parametrize(
     "sections",
     [

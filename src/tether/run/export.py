@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from tether.models.trunk import Role
 from tether.report.reading import mapping, read_sub_run
 from tether.rewards.classifier import OFFSET
 from tether.run.export_hf import classifier, merged, save_adapter, settle_padding, whole_template
-from tether.run.model_card import TASKS, base_name, model_card, section_of
+from tether.run.model_card import TASKS, Source, base_name, model_card, section_of
 from tether.run.models import open_model
 from tether.run.roles import encoder_of, load_policy, load_trained, newest_policy
 
@@ -45,18 +45,6 @@ PROBES: tuple[Conversation, ...] = (
 )
 APART = 0.01
 """Nats, or units of a score: what no rounding in float32 explains."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """What is to be exported. `stage` is the run directory it comes from; `folder` that of the role, None for a checkpoint or for
-    a model that tether did not train."""
-
-    kind: str
-    source: str
-    folder: Path | None = None
-    stage: Path | None = None
-    checkpoint: Path | None = None
 
 
 def export_model(source: str, output: Path, *, adapter: bool = False, dtype: str = "auto", shard_size: str = "5GB") -> Json:
@@ -92,8 +80,8 @@ def export_model(source: str, output: Path, *, adapter: bool = False, dtype: str
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.", suffix=".partial") as temporary:
         folder, base = Path(temporary) / "model", base_name(loaded.source)
         measured = Writer(origin.kind, role, loaded, adapter).write(folder, weights, shard_size)
-        what = (origin.kind, base, str(weights).removeprefix("torch."), measured)
-        card = model_card(*what, stage=origin.stage, checkpoint=origin.checkpoint, adapter=adapter)
+        outputs = 1 if role.head is None else role.head.outputs
+        card = model_card(origin, base, str(weights).removeprefix("torch."), measured, adapter=adapter, outputs=outputs)
         (folder / "README.md").write_text(card, encoding="utf-8")
         make_readable(folder)
         folder.rename(output)

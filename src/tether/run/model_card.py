@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,18 +37,29 @@ TASKS = {
 """By kind: the hub's name of the task, the library's class, and what it is."""
 
 
-def model_card(
-    kind: str, base: str, dtype: str, check: Mapping[str, Any], *, stage: Path | None, checkpoint: Path | None, adapter: bool
-) -> str:
+@dataclass(frozen=True)
+class Source:
+    """What is to be exported. `stage` is the run directory it comes from; `folder` that of the role, None for a checkpoint or for
+    a model that tether did not train."""
+
+    kind: str
+    source: str
+    folder: Path | None = None
+    stage: Path | None = None
+    checkpoint: Path | None = None
+
+
+def model_card(source: Source, base: str, dtype: str, check: Mapping[str, Any], *, adapter: bool, outputs: int) -> str:
     """The text: front matter in YAML as the hub reads it, then sections. Paths are cut to names and secrets are left out.
 
     Args:
         base: the model below an adapter, or that was exported, as strangers may call it.
         check: what the export found when it read its own folder.
+        outputs: numbers that a head gives.
     """
     from huggingface_hub import ModelCardData
 
-    lineage = list(_lineage(stage))
+    kind, lineage = source.kind, list(_lineage(source.stage))
     notes = [mapping(each.manifest).get("model") or mapping(each.config).get("model", {}) for each in lineage]
     origin = base_name(str(notes[-1].get("source"))) if notes else base
     section, summary = (section_of(mapping(lineage[0].config)) or "", lineage[0].summary) if lineage else ("", {})
@@ -62,7 +74,8 @@ def model_card(
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, **LAYOUT)
     environment.filters |= {"cell": _cell, "number": finite, "mapping": mapping}
     return environment.get_template("model_card.md.jinja").render(
-        {"kind": kind, "base": base, "dtype": dtype, "check": check, "checkpoint": checkpoint, "adapter": adapter},
+        {"kind": kind, "base": base, "dtype": dtype, "check": check, "checkpoint": source.checkpoint, "adapter": adapter},
+        outputs=outputs,
         **{"lineage": lineage, "origin": origin, "section": section, "auto": auto, "what": what},
         front_matter=data.to_yaml(),
         policy=kind == "policy",

@@ -160,7 +160,7 @@ def _cheaper(section: Any) -> Iterator[dict[str, Any]]:
 def _own_models(section: Any) -> bool:
     """Whether the frozen roles of a stage have models of their own."""
     if isinstance(section, DirectSection | KTOSection):
-        return section.lora is False and section.needs_reference
+        return section.lora is False and section.needs_reference and not section.precomputed
     return isinstance(section, OnlineSection) and section.roles == "separate"
 
 
