@@ -39,7 +39,9 @@ class _Layer:
     def __init__(self, module: Any, adapter: str | None, window: int | None) -> None:
         attention, mlp = module.self_attn, module.mlp
         self.before, self.after = module.input_layernorm.weight.detach(), module.post_attention_layernorm.weight.detach()
-        self.head_norms = (attention.q_norm.weight, attention.k_norm.weight) if hasattr(attention, "q_norm") else (None, None)
+        self.head_norms: tuple[Tensor | None, Tensor | None] = (None, None)
+        if hasattr(attention, "q_norm"):
+            self.head_norms = (attention.q_norm.weight, attention.k_norm.weight)
         self.attention = Product([attention.q_proj, attention.k_proj, attention.v_proj], adapter)
         self.out = Product([attention.o_proj], adapter)
         self.both = Product([mlp.gate_proj, mlp.up_proj], adapter)

@@ -230,7 +230,7 @@ def bench_rewards(
         DataError: nothing in a file is a comparison, or all of it is too long.
     """
     source, encoder = scorer_of(model, label, max_length)
-    results: Reports = {}
+    results: dict[str, Json] = {}
     every: list[tuple[Comparison, float | None, float | None]] = []
     for file in files:
         quarantine = Quarantine(keep=0)
