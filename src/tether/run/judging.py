@@ -253,16 +253,12 @@ def scorer_of(model: str, label: str | None = None, max_length: int = 2048) -> t
     """What scores: a trained reward model, with its encoder, or a sequence classifier."""
     folder = Path(model).expanduser()
     if (trained := trained_scorer(model)) is not None:
-        return _trained(trained)
+        roles, loaded = load_trained(trained)
+        encoder = encoder_of(loaded)
+        return (LearnedReward(roles[0], encoder) if len(roles) == 1 else EnsembleReward(roles, encoder)), encoder
     if folder.is_dir() and not (folder / "config.json").is_file():
         raise MissingFileError(f"{folder} holds no trained reward model: give a run with a reward stage, or its model folder")
     return ClassifierReward.load(ClassifierConfig(source=model, label=label, max_length=max_length)), None
-
-
-def _trained(folder: Path) -> tuple[RewardSource, ChatEncoder]:
-    roles, loaded = load_trained(folder)
-    encoder = encoder_of(loaded)
-    return (LearnedReward(roles[0], encoder) if len(roles) == 1 else EnsembleReward(roles, encoder)), encoder
 
 
 def _fits(row: Comparison, encoder: ChatEncoder | None, max_length: int) -> bool:
