@@ -37,8 +37,7 @@ from tether.evaluation.winrate import gain, mean_estimate
 from tether.models.config import ModelConfig
 from tether.models.trunk import Role
 from tether.run.folder import as_begun
-from tether.run.judge_config import FunctionJudge, JudgeConfig
-from tether.run.judges import score_judge
+from tether.run.judges import FunctionJudge, JudgeConfig, score_judge
 from tether.run.models import open_model
 from tether.run.online_sections import PPOSection
 from tether.run.online_stage import learned_reward

@@ -18,9 +18,9 @@ from tether.models.saving import save_ensemble
 from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rewards.classifier import ClassifierConfig, ClassifierReward
+from tether.run.judging import bench_rewards
 from tether.run.online_stage import online_stage
 from tether.run.recipe import Recipe, run_recipe
-from tether.run.reward_bench import bench_rewards
 from tether.run.roles import encoder_of, load_policy, local_engine, save_trained
 
 PAIRS = [{"prompt": "a", "chosen": "b!", "rejected": "c"}, {"prompt": "d", "chosen": "e!", "rejected": "f"}]

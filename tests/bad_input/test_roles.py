@@ -11,7 +11,7 @@ from tests.bad_input.folders import PAIRS, ask_steps, bench, cut, edited, make, 
 from tether.core.errors import TetherError
 from tether.models.config import ModelConfig
 from tether.models.heads import ScalarHead
-from tether.run.reward_bench import bench_rewards
+from tether.run.judging import bench_rewards
 from tether.run.roles import load_policy, load_trained
 
 

@@ -83,7 +83,7 @@ def test_shapes_need_what_a_real_pass_allocates(attention, shapes, recompute):
         role = Role(model, "policy")
         for parameter in role.parameters():
             parameter.requires_grad_(True)
-        batch = shape_batch([s for one in shape_answers(4, 100, 1, 156) for s in one.sequences])
+        batch = shape_batch([s for one in shape_answers(4, 100, 1, 156) for s in one])
         if real:
             zeros = torch.zeros(batch.ids.shape, dtype=torch.long)
             order = torch.arange(batch.ids.shape[1]).expand_as(zeros)
@@ -138,6 +138,14 @@ def test_what_does_not_fit_is_met_with_changes_that_help():
     assert min(advice.values()) < made.peak
     assert any("recompute" in change for change in advice) and any("lora" in change for change in advice)
     assert all(after <= made.peak for after in advice.values())
+
+
+def test_a_reference_that_is_asked_before_training_takes_no_room():
+    direct = {"lora": False, "reference_logprobs": "precomputed"}
+    made = plan(build(Recipe, {**BASE, "direct": direct}, [], where="test"), gpu(1), shape="llama-2-7b")
+    assert "reference" not in made.stages[0].phases[0].bytes
+    for change, _ in made.advice:
+        build(Recipe, {**BASE, "direct": direct}, change.replace("={}", "={rank=4}").split(), where="test")
 
 
 @pytest.mark.parametrize(

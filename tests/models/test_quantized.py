@@ -25,7 +25,7 @@ from tether.models.quantized import dequantized, is_quantized, quantize
 from tether.models.tiny import tiny_model
 from tether.models.trunk import Role
 from tether.monitoring.doctor import Finding
-from tether.run.check_stage import check_stage
+from tether.run.doctor import check_stage
 from tether.run.export import export_model
 from tether.run.models import open_model
 from tether.run.online_stage import online_stage

@@ -28,8 +28,7 @@ from tether.monitoring.doctor import Finding, Healthy
 from tether.monitoring.doctor_log import check_rows
 from tether.rewards.learned import LearnedReward
 from tether.rollout.local import LocalEngine
-from tether.run.check_stage import check_stage
-from tether.run.doctor import examine_recipe, examine_run, examine_stage
+from tether.run.doctor import check_stage, examine_recipe, examine_run, examine_stage
 from tether.run.recipe import Recipe, run_recipe
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient

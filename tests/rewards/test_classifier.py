@@ -12,8 +12,8 @@ from tether.core.errors import ConfigError, MissingFileError, ModelError
 from tether.core.types import Message, Prompt, Rollout, Sampling, StopReason, assistant, user
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.rewards.classifier import ClassifierConfig, ClassifierReward
+from tether.run.judging import bench_rewards
 from tether.run.recipe import Recipe, run_recipe
-from tether.run.reward_bench import bench_rewards
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefgh"]
 

@@ -19,10 +19,10 @@ from tether.models.trunk import Role
 from tether.rewards.learned import LearnedReward
 from tether.rollout.local import LocalEngine
 from tether.run import online, stage
+from tether.run.judging import as_rollout
 from tether.run.models import open_model
 from tether.run.online_stage import learned_reward, settled
 from tether.run.recipe import Recipe, run_recipe
-from tether.run.reward_bench import as_rollout
 from tether.run.roles import encoder_of, load_scorer
 from tether.run.rows import load_rows
 from tether.stages.reward import RewardConfig, RewardModeling

@@ -22,8 +22,8 @@ from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
 from tether.rewards.classifier import ClassifierConfig, ClassifierReward
 from tether.run import export as exporting
 from tether.run.export import export_model
+from tether.run.judging import bench_rewards
 from tether.run.recipe import Recipe, run_recipe
-from tether.run.reward_bench import bench_rewards
 from tether.run.roles import encoder_of, load_policy, load_trained
 
 FAST = {"optimizer": {"learning_rate": 1e-2}, "heldout_fraction": 0.0}
@@ -252,7 +252,7 @@ def test_what_cannot_be_exported_is_one_message_and_leaves_nothing(run, tmp_path
         patch.setattr(exporting.Writer, "_computed", lambda self, model, ids: torch.tensor(3.0))
         with pytest.raises(ModelError, match=r"differs by .* Nothing was kept"):
             export_model(str(run / "direct"), tmp_path / "out")
-    monkeypatch.setattr(exporting, "model_card", lambda card: 1 / 0)
+    monkeypatch.setattr(exporting, "model_card", lambda *about, **more: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         export_model(str(run / "sft"), tmp_path / "out")
     assert sorted(p.name for p in tmp_path.iterdir()) == ["empty", "several", "sft", "there"]
@@ -278,6 +278,12 @@ def test_the_card_tells_what_was_measured_and_nothing_of_the_machine(run, tmp_pa
         assert f"stage `{stage}`" in told and ("Pairs or solutions" in told) == (stage == "reward")
     export_model("tiny", tmp_path / "tiny")
     assert "not made by a run" in (tmp_path / "tiny" / "README.md").read_text()
+
+
+def test_a_card_loads_the_base_with_as_many_outputs_as_the_head_has():
+    check = {"difference": 0.0, "same_ids": True, "constant": 0.0}
+    text = exporting.model_card(exporting.Source("process", ""), "./sft/model", "float32", check, adapter=True, outputs=3)
+    assert 'AutoModelForTokenClassification.from_pretrained("BASE", num_labels=3)' in text
 
 
 def test_a_cards_recipe_has_no_secrets():

@@ -198,13 +198,13 @@ class RewardModel:
     """A model that scores: of a run, or of the folder of a trained reward model."""
 
     def __init__(self, source: str | Path) -> None:
-        from tether.run.reward_bench import scorer_of
+        from tether.run.judging import scorer_of
 
         self.source, self.encoder = scorer_of(str(source))
 
     def score(self, prompts: Sequence[Any], responses: Sequence[str]) -> list[float | None]:
         """A number for each response, in the reward model's own units; None where scoring failed."""
-        from tether.run.reward_bench import as_rollout
+        from tether.run.judging import as_rollout
 
         both = zip(prompts, responses, strict=True)
         rows = [as_rollout((*turns(prompt, "user", "prompts"), assistant(text)), self.encoder) for prompt, text in both]

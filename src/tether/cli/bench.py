@@ -26,7 +26,7 @@ def reward_bench(
 ) -> None:
     """Test a reward model on comparisons: accuracy by slice, calibration, what length alone would say."""
     from tether.cli.results import fact_table, save, show_columns
-    from tether.run.reward_bench import bench_rewards
+    from tether.run.judging import bench_rewards
 
     console = Console()
     with bars(console) as announce:

@@ -7,7 +7,6 @@ kernels. A model is taken only if it is of a known family, and then only after i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -21,7 +20,6 @@ from tether.models.trunk import Role, layer_windows, setting
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Largest relative difference of the states that rounding may make: a few percent in bfloat16, 2e-5 in float32."""
-LINEAR = {"self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"), "mlp": ("gate_proj", "up_proj", "down_proj")}
 KeysAndValues = list[tuple[Tensor, Tensor]]
 """Of every layer: (rows, kv heads, places, dim)."""
 
@@ -35,20 +33,20 @@ class Slots(Protocol):
     def stores(self) -> Sequence[tuple[Tensor, Tensor]]: ...
 
 
-@dataclass(frozen=True)
 class _Layer:
-    before: Tensor
-    attention: Product
-    head_norms: tuple[Tensor | None, Tensor | None]
-    out: Product
-    after: Tensor
-    both: Product
-    down: Product
-    window: int | None
+    """What a layer of `FAMILIES` computes with: its norms' weights and its products, side by side where they have one input."""
 
-    @property
-    def products(self) -> tuple[Product, ...]:
-        return self.attention, self.out, self.both, self.down
+    def __init__(self, module: Any, adapter: str | None, window: int | None) -> None:
+        attention, mlp = module.self_attn, module.mlp
+        self.before, self.after = module.input_layernorm.weight.detach(), module.post_attention_layernorm.weight.detach()
+        self.head_norms: tuple[Tensor | None, Tensor | None] = (None, None)
+        if hasattr(attention, "q_norm"):
+            self.head_norms = (attention.q_norm.weight, attention.k_norm.weight)
+        self.attention = Product([attention.q_proj, attention.k_proj, attention.v_proj], adapter)
+        self.out = Product([attention.o_proj], adapter)
+        self.both = Product([mlp.gate_proj, mlp.up_proj], adapter)
+        self.down = Product([mlp.down_proj], adapter)
+        self.products, self.window = (self.attention, self.out, self.both, self.down), window
 
 
 class LlamaDecoder:
@@ -60,7 +58,7 @@ class LlamaDecoder:
         self.embedding, self.rotary, self.norm = decoder.embed_tokens, decoder.rotary_emb, decoder.norm
         self.heads, self.kv_heads, self.dim = config.num_attention_heads, config.num_key_value_heads, head_dim(config)
         self.epsilon = config.rms_norm_eps
-        self.layers = [_layer(m, role.adapter, window) for m, window in zip(decoder.layers, layer_windows(config), strict=True)]
+        self.layers = [_Layer(m, role.adapter, window) for m, window in zip(decoder.layers, layer_windows(config), strict=True)]
         self.head = Product([role.causal_model.get_output_embeddings()], role.adapter)
         self.products = [p for layer in self.layers for p in layer.products] + [self.head]
         self.in_place = True
@@ -129,27 +127,18 @@ def cache_bytes(config: Any, rows: int, places: int, element_size: int) -> int:
     return 2 * config.num_hidden_layers * heads * head_dim(config) * rows * places * element_size
 
 
-def _layer(module: Any, adapter: str | None, window: int | None) -> _Layer:
-    attention, mlp = module.self_attn, module.mlp
-    return _Layer(
-        before=module.input_layernorm.weight.detach(),
-        attention=Product([attention.q_proj, attention.k_proj, attention.v_proj], adapter),
-        head_norms=(attention.q_norm.weight, attention.k_norm.weight) if hasattr(attention, "q_norm") else (None, None),
-        out=Product([attention.o_proj], adapter),
-        after=module.post_attention_layernorm.weight.detach(),
-        both=Product([mlp.gate_proj, mlp.up_proj], adapter),
-        down=Product([mlp.down_proj], adapter),
-        window=window,
-    )
-
-
 @torch.no_grad()
 def llama_decoder(role: Role) -> LlamaDecoder | None:
     """A decoder that computes what `role` computes, or None where this kind cannot."""
-    if not _is_of_a_family(role):
+    config, model = role.causal_model.config, role.causal_model
+    if config.model_type not in FAMILIES or config.hidden_act != "silu":
         return None
-    decoder, vocab = LlamaDecoder(role), role.causal_model.config.vocab_size
-    ids = (torch.arange(1, 33) * (vocab // 33))[None]
+    if library_for(model.get_input_embeddings().weight) is None or not room_for_a_copy(model):
+        return None
+    decoder = LlamaDecoder(role)
+    if not all(is_product(source, role.adapter) for product in decoder.products for source in product.sources):
+        return None
+    ids = (torch.arange(1, 33) * (config.vocab_size // 33))[None]
     for product in decoder.products:
         product.refresh()
     role.activate()
@@ -158,14 +147,3 @@ def llama_decoder(role: Role) -> LlamaDecoder | None:
     rest, _ = decoder.prefill(ids[:, 9:], cached)
     difference = (torch.cat([first, rest], 1).float() - expected).norm() / expected.norm()
     return decoder if difference < TOLERANCE[first.dtype] else None
-
-
-def _is_of_a_family(role: Role) -> bool:
-    config, model = role.causal_model.config, role.causal_model
-    if config.model_type not in FAMILIES or config.hidden_act != "silu":
-        return False
-    if library_for(model.get_input_embeddings().weight) is None:
-        return False
-    decoder: Any = role.decoder
-    parts = [layer.get_submodule(f"{part}.{name}") for layer in decoder.layers for part in LINEAR for name in LINEAR[part]]
-    return all(is_product(part, role.adapter) for part in (*parts, model.get_output_embeddings())) and room_for_a_copy(model)

@@ -43,7 +43,6 @@ def own_heap() -> Any:
     if heap is None:
         return None
     heap.install.argtypes = [ctypes.c_size_t]
-    heap.occupied.argtypes = [ctypes.POINTER(ctypes.c_size_t)] * 2
     addresses = 2 * os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
     return heap if heap.install(addresses) else None
 
@@ -54,20 +53,8 @@ def needs_heap() -> bool:
     return version is not None and (int(version[1]), int(version[2])) < GOOD_GLIBC
 
 
-def _heap_in_use() -> Any:
-    return own_heap() if own_heap.cache_info().currsize else None
-
-
-def occupied() -> tuple[int, int]:
-    """Bytes of tensors in the heap, and how far it has ever reached; both 0 where there is none."""
-    used, reached = ctypes.c_size_t(), ctypes.c_size_t()
-    if (heap := _heap_in_use()) is not None:
-        heap.occupied(ctypes.byref(used), ctypes.byref(reached))
-    return used.value, reached.value
-
-
 def free_memory() -> None:
-    """Between stages: collect garbage, and give the heap's free pages back to the system."""
+    """Between stages: collect garbage, and give the heap's free pages, if it is in use, back to the system."""
     gc.collect()
-    if (heap := _heap_in_use()) is not None:
+    if own_heap.cache_info().currsize and (heap := own_heap()) is not None:
         heap.trim()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -114,18 +113,11 @@ def shape_adapter(model: Any, name: str, lora: LoraConfig) -> Any:
         return add_adapter(model, name, lora)
 
 
-@dataclass(frozen=True)
-class Answers:
-    """One prompt's answers, which cut_rankings does not separate."""
-
-    sequences: tuple[Encoded, ...]
-
-
-def shape_answers(prompts: int, prompt: int, answers: int, length: int) -> list[Answers]:
-    """Prompts that begin alike, as a template makes them, and several answers to each."""
+def shape_answers(prompts: int, prompt: int, answers: int, length: int) -> list[list[Encoded]]:
+    """Prompts that begin alike, as a template makes them, and several answers to each, which belong together."""
     trained = (False,) * prompt + (True,) * length
     starts = [(0,) * min(COMMON, prompt - 1) + (number,) * max(1, prompt - COMMON) for number in range(1, prompts + 1)]
-    return [Answers(tuple(Encoded((*ids, *(n,) * length), trained) for n in range(answers))) for ids in starts]
+    return [[Encoded((*ids, *(n,) * length), trained) for n in range(answers)] for ids in starts]
 
 
 def largest_batch(cuts: Iterable[Sequence[Encoded]], document_tokens: int) -> TokenBatch:

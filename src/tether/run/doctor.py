@@ -1,43 +1,59 @@
-"""The doctor's rounds: a recipe's stages that sample, assembled and probed with a few prompts, or the files of a run."""
+"""The doctor's rounds: a recipe's stages that sample, assembled and probed with a few prompts, or the files of a run.
+
+`check_stage` is for stages of one's own: what it looks at, tether's own stages guarantee by construction.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from tether.core.errors import ConfigError, DataError, RunError
+from tether.core.protocols import RewardSource
 from tether.core.rundir import noted_path, read_json
 from tether.core.stages import making
-from tether.core.types import Problem, Prompt
+from tether.core.types import Problem, Prompt, Score
 from tether.cpu.memory import free_memory
 from tether.data.chat import ChatEncoder
 from tether.data.sources import Quarantine
 from tether.models.config import ModelConfig
 from tether.models.loading import quiet
 from tether.models.saving import member_folders, read_role
+from tether.models.trunk import Role
 from tether.monitoring import doctor
-from tether.monitoring.doctor import Healthy, Result, Unexamined
+from tether.monitoring.doctor import Finding, Healthy, Result, Unexamined
 from tether.monitoring.doctor_log import check_rows
 from tether.monitoring.stillness import check_movement
 from tether.report.reading import finite, mapping, read_journey
 from tether.rewards.control import RandomReward
+from tether.rewards.ensemble import EnsembleReward
 from tether.rewards.function import FailureLimit
 from tether.rewards.learned import LearnedReward
+from tether.rewards.objectives import ObjectivesReward
+from tether.rewards.process import ProcessReward
 from tether.rewards.verifiable import VerifiableReward, problem_prompt, reasoning_gym_prompts
 from tether.rollout.local import LocalEngine
-from tether.run.check_stage import Probe, source, unseeded
 from tether.run.online_sections import OnlineSection
 from tether.run.online_stage import OnlineStage, online_stage
-from tether.run.recipe import BaseRecipe, stage_model
+from tether.run.recipe import BaseRecipe, reward_model_of, stage_model
+from tether.run.roles import trained_scorer
 from tether.run.rows import load_rows, named
+from tether.stages.online_direct import OnlineDirect
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
+from tether.stages.reference import role_digest
+from tether.stages.rollouts import Experience, gather
 
 RESPONSES = 16
 """How many samples a probe takes at least."""
+TOKENS = 32
+"""At most, of a sample of a probe."""
 
 
 def examine_recipe(recipe: BaseRecipe) -> dict[str, list[Result]]:
@@ -119,26 +135,159 @@ def _reward_checks(stage: OnlineStage, probe: Probe, trained: ChatEncoder | None
     return [encoding, sound, *scale, *doctor.empty_or_endless(values, paid)]
 
 
+def check_stage(stage: OnlineStage, prompts: Sequence[Prompt], *, digest: str | None = None) -> list[Result]:
+    """Dropout, reference, optimizer and shaped rewards of a stage; weights, random state and training modes stay as they are.
+
+    Args:
+        digest: of the model that the reference should be.
+    """
+    with unseeded(stage):
+        probe, results = Probe(stage, prompts), []
+        for name, role in _roles(stage).items():
+            results.append(doctor.dropout(name, role, lambda role=role: probe.hidden(role)))
+        if any(isinstance(result, Finding) for result in results):
+            return [*results, Unexamined("all else", "dropout would look like other faults: switch it off first")]
+        results += [*_reference_checks(stage, probe, digest), doctor.lost_updates(stage.learner.optimizer)]
+        if isinstance(stage, PolicyGradient):
+            return [*results, *_shaping_checks(stage, probe)]
+        return [*results, Unexamined("KL sign", "this stage takes no KL off a reward")]
+
+
+def unseeded(stage: OnlineStage) -> AbstractContextManager[None]:
+    """A context that leaves torch's random state as it was."""
+    return torch.random.fork_rng(devices=[stage.policy.device] if stage.policy.device.type == "cuda" else [])
+
+
+class Probe:
+    """A few samples of a stage's policy, and what its roles say about them."""
+
+    def __init__(self, stage: OnlineStage, prompts: Sequence[Prompt]) -> None:
+        self.stage, config = stage, stage.config
+        self.limit = min(config.max_new_tokens, TOKENS)
+        sampling = replace(config.sampling, max_new_tokens=self.limit)
+        groups = stage.engine.generate(prompts, sampling, num_samples=config.samples_per_prompt, seed=config.seed)
+        self.rollouts = [rollout for group in groups for rollout in group.rollouts]
+        self.experience = self.gathered()
+        self.mask = self.experience.mask
+        self.logprobs, self.entropy = self.measure(stage.policy)
+        self.engine = self.experience.rollout_logprobs if all(r.logprobs for r in self.rollouts) else None
+        self.tolerance = 0.01 if stage.policy.model.dtype == torch.float32 else 0.12
+
+    def gathered(self) -> Experience:
+        """The stage's own matrices for the samples, with scores that all differ."""
+        stage, size = self.stage, self.stage.config.micro_batch_tokens
+        limit = stage.policy.document_tokens(size)
+        scores = [Score(0.5 + n, steps=((len(r.response_ids) - 1, 0.5 + n),)) for n, r in enumerate(self.rollouts)]
+        return gather(self.rollouts, scores, stage.encoder, size, stage.policy.device, document_tokens=limit)
+
+    @torch.no_grad()
+    def hidden(self, role: Role) -> Tensor:
+        return role.hidden(self.experience.batches[0]).float()
+
+    @torch.no_grad()
+    def measure(self, role: Role, temperature: float | None = None) -> tuple[Tensor, Tensor]:
+        """(sequences, time) log-probabilities and entropies by a role, from a pass of its own; unset: the stage's temperature."""
+        logprobs, entropies = (torch.zeros_like(self.experience.logprobs) for _ in range(2))
+        for rows, batch in zip(self.experience.rows, self.experience.batches, strict=True):
+            flat = role.logprobs(batch, temperature or self.stage.config.temperature)
+            for matrix, values in zip((logprobs, entropies), flat, strict=True):
+                matrix[rows, : batch.num_steps] = batch.scatter(values)
+        return logprobs, entropies
+
+
+def source(stage: OnlineStage) -> RewardSource:
+    """The reward itself: a limit of failures would end the examination that should report them, and remember the probe."""
+    return stage.reward.source if isinstance(stage.reward, FailureLimit) else stage.reward
+
+
+def _roles(stage: OnlineStage) -> dict[str, Role]:
+    """Every role that a stage runs, by its name."""
+    reward, scorers = source(stage), []
+    if isinstance(reward, EnsembleReward | ObjectivesReward):
+        scorers = list(reward.scorers.members)
+    elif isinstance(reward, LearnedReward | ProcessReward):
+        scorers = [reward.role]
+    value = stage.value if isinstance(stage, PolicyGradient) else None
+    roles = {"policy": stage.policy, "reference": _reference(stage), "value model": value}
+    roles |= {f"reward model{f' {n}' if n else ''}": role for n, role in enumerate(scorers)}
+    return {name: role for name, role in roles.items() if role is not None}
+
+
+def _reference(stage: OnlineStage) -> Role | None:
+    reference = stage.pairs.likelihoods.reference if isinstance(stage, OnlineDirect) else stage.reference
+    return reference if isinstance(reference, Role) else None
+
+
+def _reference_checks(stage: OnlineStage, probe: Probe, digest: str | None) -> list[Result]:
+    reference = _reference(stage)
+    if reference is None:
+        return [Unexamined(name, "the stage asks no reference") for name in ("reference", "shared weights")]
+    offloaded = any(p.is_meta for p in reference.model.parameters())
+    digests = None if digest is None or offloaded else (role_digest(reference), digest)
+    theirs, ours = lambda: probe.measure(reference)[0], lambda: probe.measure(stage.policy)[0]
+    return [
+        doctor.wrong_reference(probe.logprobs, theirs(), probe.mask, digests),
+        doctor.shared_weights(stage.learner.parameters, reference, ours, theirs),
+    ]
+
+
+def _shaping_checks(stage: PolicyGradient, probe: Probe) -> list[Result]:
+    """The stage's own `shape` and loss, on a policy that has drifted from its reference, and on scores alone."""
+    config, state = stage.config, stage.state()
+    drifted = torch.zeros_like(probe.logprobs)
+    drifted[:: config.samples_per_prompt] = 1.0  # one sample of each group: a drift of all would vanish in the baseline
+    try:
+        calm, moved = (_shaped(stage, probe, drift) for drift in (torch.zeros_like(drifted), drifted))
+        results = [doctor.score_once(calm, [len(r.response_ids) for r in probe.rollouts])]
+        if not stage.kl_coefficient:
+            return [*results, Unexamined("KL sign", "kl.coefficient = 0: no KL is paid")]
+        place: Literal["reward", "loss"] = "loss" if config.kl.place == "loss" else "reward"
+        change = float(((moved - calm) * drifted.bool().any(-1, keepdim=True)).sum())
+        if place == "loss":
+            change = _loss(stage, probe, 2.0) - _loss(stage, probe, 1.0)
+        return [*results, doctor.kl_sign(change, stage.kl_coefficient, place)]
+    finally:
+        stage.load_state(state)
+
+
+@torch.no_grad()
+def _shaped(stage: PolicyGradient, probe: Probe, drift: Tensor) -> Tensor:
+    """Rewards where the policy stands `drift` nats a token above its reference."""
+    experience = probe.gathered()
+    experience.logprobs = probe.logprobs * probe.mask
+    experience.reference_logprobs = (probe.logprobs - drift) * probe.mask
+    return stage.shape(experience)
+
+
+def _loss(stage: PolicyGradient, probe: Probe, drift: float) -> float:
+    """The loss of the first micro-batch at no advantage, the reference `drift` nats a token below the policy."""
+    experience = probe.gathered()
+    experience.logprobs, experience.reference_logprobs = probe.logprobs.clone(), probe.logprobs - drift
+    experience.weights, experience.common = stage.weights(experience), [None] * len(experience.batches)
+    try:
+        return stage.accumulate(experience, 0, max(1, experience.token_counts()[0]))["loss"]
+    finally:
+        stage.learner.optimizer.zero_grad(set_to_none=True)
+
+
 def _standing(recipe: BaseRecipe, name: str) -> tuple[OnlineSection, ModelConfig, Path | None, list[Result]]:
     """A section, the model it stands on and its reward's folder; what is not trained yet has a stand-in and a note."""
     section, root, notes = recipe.section(name), Path(recipe.run), []
-    scorer = "process" if section.reward_source == "process" else "reward"
-    folder = root / scorer / "model" if section.reward_source in ("learned", "process") else None
+    folder = section.scorer and (reward_model_of(section) or root / section.scorer / "model")
     started = recipe.section("sft") is None or (root / "sft" / "summary.json").is_file()
     if not started:
         notes.append(Unexamined("reference", "the SFT stage has not run: the base model stands in for its result"))
-    trained = folder is not None and any((folder / file).is_file() for file in ("role.json", "ensemble.json", "objectives.json"))
-    if folder is not None and not (started and trained):
-        notes.append(Unexamined("scores", f"the {scorer} stage has not run on that model: a random reward stands in"))
+    if folder and not (started and trained_scorer(str(folder)) == folder):
+        notes.append(Unexamined("scores", f"the {section.scorer} stage has not run on that model: a random reward stands in"))
         section, folder = section.model_copy(update={"reward_source": "random"}), None
     return section, stage_model(recipe, root) if started else recipe.model, folder, notes
 
 
 def _probe_prompts(recipe: BaseRecipe, section: OnlineSection, name: str, samples: int) -> list[Prompt]:
     count = max(2, -(-RESPONSES // samples))
-    if section.task is not None:
-        task = section.task
-        return reasoning_gym_prompts(task.name, count, task.seed, task.config, system=task.system or "")
+    if (task := section.task) is not None:
+        system = {} if task.system is None else {"system": task.system}
+        return reasoning_gym_prompts(task.name, count, task.seed, task.config, **system)
     source = named(section.data or (recipe.section("pairs") and recipe.section("pairs").data), name)
     limit = min(8 * count, source.limit or 8 * count)
     kind = Prompt if section.verifiable is None else Problem

@@ -24,8 +24,7 @@ from tether.evaluation.decoding import answers_at, control, other_temperatures
 from tether.evaluation.distance import kl_to_reference
 from tether.evaluation.winrate import before_and_after, mean_estimate
 from tether.models.trunk import Role
-from tether.run.judge_config import BY_KIND, AFunction, AModel
-from tether.run.judges import TextJudge, described, text_judge
+from tether.run.judges import BY_KIND, AFunction, AModel, TextJudge, described, text_judge
 from tether.run.models import open_model
 from tether.run.roles import encoder_of, load_policy, local_engine
 from tether.run.rows import Section

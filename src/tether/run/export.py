@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from torch import Tensor
 from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, MissingFileError, ModelError, RunError
 from tether.core.rundir import read_json
-from tether.core.stages import STAGES
 from tether.core.types import Conversation, Json, Message, assistant, user
 from tether.data.batches import make_batch
 from tether.data.chat import Encoded
@@ -29,7 +28,7 @@ from tether.models.trunk import Role
 from tether.report.reading import mapping, read_sub_run
 from tether.rewards.classifier import OFFSET
 from tether.run.export_hf import classifier, merged, save_adapter, settle_padding, whole_template
-from tether.run.model_card import Card, base_name, model_card
+from tether.run.model_card import TASKS, Source, base_name, model_card, section_of
 from tether.run.models import open_model
 from tether.run.roles import encoder_of, load_policy, load_trained, newest_policy
 
@@ -46,18 +45,6 @@ PROBES: tuple[Conversation, ...] = (
 )
 APART = 0.01
 """Nats, or units of a score: what no rounding in float32 explains."""
-
-
-@dataclass(frozen=True)
-class Source:
-    """What is to be exported. `stage` is the run directory it comes from; `folder` that of the role, None for a checkpoint or for
-    a model that tether did not train."""
-
-    kind: str
-    source: str
-    folder: Path | None = None
-    stage: Path | None = None
-    checkpoint: Path | None = None
 
 
 def export_model(source: str, output: Path, *, adapter: bool = False, dtype: str = "auto", shard_size: str = "5GB") -> Json:
@@ -93,8 +80,9 @@ def export_model(source: str, output: Path, *, adapter: bool = False, dtype: str
     with tempfile.TemporaryDirectory(dir=output.parent, prefix=f".{output.name}.", suffix=".partial") as temporary:
         folder, base = Path(temporary) / "model", base_name(loaded.source)
         measured = Writer(origin.kind, role, loaded, adapter).write(folder, weights, shard_size)
-        card = Card(origin.kind, base, origin.stage, origin.checkpoint, adapter, str(weights).removeprefix("torch."), measured)
-        (folder / "README.md").write_text(model_card(card), encoding="utf-8")
+        outputs = 1 if role.head is None else role.head.outputs
+        card = model_card(origin, base, str(weights).removeprefix("torch."), measured, adapter=adapter, outputs=outputs)
+        (folder / "README.md").write_text(card, encoding="utf-8")
         make_readable(folder)
         folder.rename(output)
     return {"kind": origin.kind, "folder": str(output), "source": str(origin.stage or source), **measured}
@@ -131,7 +119,7 @@ def find_source(source: str) -> Source:
 def stage_of(folder: Path) -> Path | None:
     """The run directory of the stage that a result lies in."""
     for parent in list(folder.resolve().parents)[:2]:
-        if (parent / "config.json").is_file() and _section_of(read_json(parent / "config.json")) is not None:
+        if (parent / "config.json").is_file() and section_of(read_json(parent / "config.json")) is not None:
             return parent
     return None
 
@@ -149,11 +137,6 @@ def standing(source: str) -> str:
     return f"Run {root.name}, stage {place.stage.relative_to(root)}, after step {step}"
 
 
-def _section_of(config: Json) -> str | None:
-    """The name of the section that a stage's config.json is of."""
-    return next((name for name in STAGES if name in config and "model" in config and "seed" in config), None)
-
-
 def _checkpoint(path: Path) -> Source:
     if not (path / "COMPLETE").is_file():
         whole = sorted(p.parent.name for p in path.parent.glob("step-*/COMPLETE"))
@@ -161,7 +144,7 @@ def _checkpoint(path: Path) -> Source:
             f"{path} is not a whole checkpoint. " + (f"There are {', '.join(whole)}." if whole else "There is no other.")
         )
     stage = path.resolve().parent.parent
-    section = _section_of(read_json(stage / "config.json"))
+    section = section_of(read_json(stage / "config.json"))
     if section is None:
         raise RunError(
             f"{stage / 'config.json'} is not that of a stage of tether, so nobody knows what {path} is a checkpoint of."
@@ -200,7 +183,7 @@ def role_of_checkpoint(path: Path, config: Json) -> tuple[Role, LoadedModel]:
     Raises:
         RunError: it does not fit the model of its run.
     """
-    name = _section_of(config)
+    name = section_of(config)
     assert name is not None
     tensors, _ = load_checkpoint(path)
     weights = unprefixed("best", tensors) or unprefixed("ema", tensors) or unprefixed("master", tensors)
@@ -285,8 +268,7 @@ class Writer:
                         base, ScalarHead(head.linear.in_features, outputs=head.outputs), each_token=self.kind == "process"
                     )
                 return PeftModel.from_pretrained(base, str(folder)).float().eval()
-            kind = {"policy": "CausalLM", "reward": "SequenceClassification", "process": "TokenClassification"}[self.kind]
-            read = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder, dtype=torch.float32)
+            read = getattr(transformers, TASKS[self.kind][1]).from_pretrained(folder, dtype=torch.float32)
         return read.to(self.role.device).eval()
 
     def _probes(self) -> list[tuple[Conversation, tuple[int, ...]]]:

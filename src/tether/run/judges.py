@@ -1,12 +1,16 @@
-"""Language models that are asked: in this process or behind an address, with or without a memory."""
+"""Those who judge: how a recipe names them, and the language model or the function that a name stands for."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Annotated, Any
 
-from tether.core.config import build, digest
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from tether.core.config import Config, build, digest
 from tether.core.errors import ConfigError, RewardError
 from tether.core.protocols import ChatModel
 from tether.core.types import Prompt, Rollout, Score
@@ -19,13 +23,58 @@ from tether.preferences.constitution import read_rubric
 from tether.preferences.judge import ScoreJudge
 from tether.preferences.reasoning import Reasoning
 from tether.rewards.function import as_score, load_function
-from tether.run.judge_config import FunctionJudge, JudgeConfig
 from tether.run.roles import encoder_of, load_policy, local_engine
 
 
-def chat_model(
-    model: str | JudgeServerConfig, cache: str | Path | None = None, *, engine_rows: int = 32, reasoning_tokens: int = 0
-) -> ChatModel:
+class FunctionJudge(Config):
+    """A function that scores answers; higher is better. Nothing is trained on its scores themselves."""
+
+    call: str = Field(description="module:name, or path/to/file.py:name; (prompts, responses) -> a number for each")
+
+
+class JudgeConfig(Config):
+    """A model in this process or behind an address, and what it goes by."""
+
+    model: str | None = Field(default=None, description="a model folder, a hub id, package:NAME==VERSION, or a run directory")
+    server: JudgeServerConfig | None = Field(default=None, description="instead of model: an OpenAI-compatible server")
+    rubric: str = Field(
+        default="helpful", description="a text file; helpful, harmless; for comparisons also a .toml of principles"
+    )
+    temperature: float = Field(default=1.0, gt=0, description="of comparisons: divides the log-odds of the labels")
+    reasoning_tokens: int = Field(default=0, ge=0, description="of the reasons that it writes before each verdict; 0: none")
+    cache: str | None = Field(default=None, description="file in which answers are kept, so that none is asked for twice")
+
+    @model_validator(mode="after")
+    def _check(self) -> JudgeConfig:
+        if (self.model is None) == (self.server is None):
+            raise ValueError("a judge is either a model or a server: give one of the two")
+        read_rubric(self.rubric)
+        return self
+
+    @property
+    def name(self) -> str:
+        """Of the model that judges, wherever it is."""
+        return self.server.model if self.server else str(self.model)
+
+
+def _judge_kind(value: Any) -> str:
+    """Which of the ways to name a judge a value is."""
+    if isinstance(value, str):
+        return "name"
+    return "function" if isinstance(value, FunctionJudge) or (isinstance(value, dict) and "call" in value) else "model"
+
+
+AFunction = Annotated[FunctionJudge, Tag("function")]
+AModel = Annotated[JudgeConfig, Tag("model")]
+BY_KIND = Discriminator(_judge_kind)
+"""So that the error of one way of naming a judge is not hidden behind those of the others."""
+
+
+ENGINE_ROWS = 32
+"""Replies that a model in this process writes at once."""
+
+
+def chat_model(model: str | JudgeServerConfig, cache: str | Path | None = None, *, reasoning_tokens: int = 0) -> ChatModel:
     """A model to ask.
 
     Args:
@@ -37,7 +86,20 @@ def chat_model(
         ModelError: it cannot be loaded.
         ConfigError: the name is that of no model; or the server's key is not where it should be.
     """
-    chat: ChatModel = _served(model) if isinstance(model, JudgeServerConfig) else _local(model, engine_rows)
+    chat: ChatModel
+    if isinstance(model, JudgeServerConfig):
+        try:
+            from tether.judges.openai import ServedChat
+        except ImportError:
+            raise ConfigError("asking a server needs the package openai: pip install 'tether-rlhf[judge]'") from None
+        chat = ServedChat(model)
+    else:
+        if not Path(model).expanduser().exists():
+            build(ModelConfig, {"source": model}, where="model")
+        role, loaded = load_policy(model)
+        weights = loaded.digest if role.adapter is None else weights_digest(role.model)
+        name = f"{loaded.source}@{digest([weights, role.adapter, encoder_of(loaded).describe()])[:12]}"
+        chat = LocalChat(name, local_engine(role, loaded, max_rows=ENGINE_ROWS))
     chat = chat if cache is None else CachedModel(chat, cache)
     return Reasoning(chat, reasoning_tokens) if reasoning_tokens else chat
 
@@ -48,68 +110,44 @@ def configured(config: JudgeConfig, folder: Path) -> ChatModel:
     return chat_model(config.server or str(config.model), cache, reasoning_tokens=config.reasoning_tokens)
 
 
-def _served(config: JudgeServerConfig) -> ChatModel:
-    try:
-        from tether.judges.openai import ServedChat
-    except ImportError:
-        raise ConfigError("asking a server needs the package openai: pip install 'tether-rlhf[judge]'") from None
-    return ServedChat(config)
-
-
-def _local(source: str, engine_rows: int) -> LocalChat:
-    if not Path(source).expanduser().exists():
-        build(ModelConfig, {"source": source}, where="model")
-    role, loaded = load_policy(source)
-    weights = loaded.digest if role.adapter is None else weights_digest(role.model)
-    name = f"{loaded.source}@{digest([weights, role.adapter, encoder_of(loaded).describe()])[:12]}"
-    return LocalChat(name, local_engine(role, loaded, max_rows=engine_rows))
-
-
 TextJudge = Callable[[Sequence[Prompt], Sequence[str]], list[Score]]
 """(prompts, responses) -> scores, higher being better."""
 
 
 def described(config: FunctionJudge | JudgeConfig) -> dict[str, str]:
     """Who judges, for the manifest: a function's name and the first line of its docstring, or the model that is asked."""
-    if not isinstance(config, FunctionJudge):
-        return {"name": config.server.model if config.server else str(config.model), "says": ""}
+    if isinstance(config, JudgeConfig):
+        return {"name": config.name, "says": ""}
     return {"name": config.call, "says": (inspect.getdoc(load_function(config.call)) or "").partition("\n")[0]}
 
 
 def text_judge(config: FunctionJudge | JudgeConfig, folder: Path) -> TextJudge:
-    """Whoever a recipe names to score answers; what a language model says is kept in `folder`.
+    """Whoever a recipe names to score answers, asked about all of them at once; what a language model says is kept in `folder`.
 
     Raises:
         RewardError: when it is asked, of a judge that scores nothing at all; the message has its reason.
     """
     if isinstance(config, FunctionJudge):
-        return score_function(config)
-    rubric = read_rubric(config.rubric)
-    assert isinstance(rubric, str)
-    judge = ScoreJudge(configured(config, folder), rubric)
+        name, score = config.call, partial(_called, load_function(config.call), config.call)
+    else:
+        rubric = read_rubric(config.rubric)
+        assert isinstance(rubric, str)
+        judge = ScoreJudge(configured(config, folder), rubric)
+        name, score = judge.name, judge.score_texts
 
     def scored(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
-        return _some(judge.name, judge.score_texts(prompts, responses))
+        scores = score(prompts, responses)
+        if scores and all(score.value is None for score in scores):
+            raise RewardError(f"the judge {name} scored none of {len(scores)} answers: {scores[0].reason}")
+        return scores
 
     return scored
 
 
-def score_function(config: FunctionJudge) -> TextJudge:
-    """A judge that is a function, asked about all answers at once."""
-    function = load_function(config.call)
-
-    def scored(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
-        scores = [as_score(value, f"the judge {config.call}") for value in function(prompts, responses)]
-        if len(scores) != len(responses):
-            raise RewardError(f"the judge {config.call} gave {len(scores)} scores for {len(responses)} answers")
-        return _some(config.call, scores)
-
-    return scored
-
-
-def _some(name: str, scores: list[Score]) -> list[Score]:
-    if scores and all(score.value is None for score in scores):
-        raise RewardError(f"the judge {name} scored none of {len(scores)} answers: {scores[0].reason}")
+def _called(function: Callable[..., Any], name: str, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
+    scores = [as_score(value, f"the judge {name}") for value in function(prompts, responses)]
+    if len(scores) != len(responses):
+        raise RewardError(f"the judge {name} gave {len(scores)} scores for {len(responses)} answers")
     return scores
 
 

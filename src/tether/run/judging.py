@@ -1,4 +1,4 @@
-"""A language model judges comparisons; how far it agrees with people is told before anybody uses its labels."""
+"""A judge, or a reward model, against comparisons that people judged: how far it agrees, before anybody uses what it says."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tether.core.config import digest
-from tether.core.errors import DataError
-from tether.core.types import Comparison, Json
+from tether.core.errors import DataError, MissingFileError
+from tether.core.protocols import RewardSource
+from tether.core.types import Comparison, Conversation, Json, Prompt, Rollout, Sampling, StopReason
+from tether.data.chat import ChatEncoder
 from tether.data.sources import Quarantine, group_of
 from tether.evaluation.reward_quality import judge_rewards
 from tether.evaluation.winrate import mean_estimate, pairwise_accuracy, win_rate
@@ -20,11 +22,17 @@ from tether.preferences.agreement import cohen_kappas
 from tether.preferences.judge import Judgment, PairJudge
 from tether.preferences.reasoning import NO_REASONS
 from tether.preferences.votes import Vote
+from tether.rewards.classifier import ClassifierConfig, ClassifierReward
+from tether.rewards.ensemble import EnsembleReward
+from tether.rewards.learned import LearnedReward
 from tether.run.progress import Progress
+from tether.run.roles import encoder_of, load_trained, trained_scorer
 from tether.run.rows import DataConfig, load_rows
 
 CHUNK = 256
 """Comparisons that are asked about in one call."""
+SCORED = 64
+"""Answers that are scored in one call."""
 UNDECIDED = 0.05
 """A label nearer than this to one half prefers nobody."""
 SUREST = 30.0
@@ -62,27 +70,19 @@ def judge_files(
     for file in files:  # all are read before anything is asked
         quarantine = Quarantine(keep=0)
         name = Path(file).name if Path(file).name not in rows_by_file else file
-        rows_by_file[name] = [
-            _oriented(r) for r in load_rows(DataConfig(path=file, format=format, limit=limit), Comparison, quarantine)
-        ]
-        quarantines[name] = quarantine.summary()
-    report, labels = {}, []
-    every: tuple[list[Comparison], list[Judgment]] = ([], [])
-    for name, rows in rows_by_file.items():
-        judgments = _judged(judge, rows, announce(name) if announce else None)
-        report[name] = {**judge_report(rows, judgments, judge.temperature), "quarantine": quarantines[name]}
-        labels += judge.label(rows, judgments)
-        every[0].extend(rows)
-        every[1].extend(judgments)
+        rows = load_rows(DataConfig(path=file, format=format, limit=limit), Comparison, quarantine)
+        rows_by_file[name] = [row if row.probability >= 0.5 else row.swap() for row in rows]
+        quarantines[name] = {"quarantine": quarantine.summary()}
+    judged = {name: _judged(judge, rows, announce(name) if announce else None) for name, rows in rows_by_file.items()}
+    every = [row for rows in rows_by_file.values() for row in rows]
+    judgments = [judgment for own in judged.values() for judgment in own]
+    report = {name: judge_report(rows_by_file[name], judged[name], judge.temperature) | quarantines[name] for name in judged}
     if len(files) > 1:
-        report["all"] = judge_report(*every, judge.temperature)
+        report["all"] = judge_report(every, judgments, judge.temperature)
+    labels = judge.label(every, judgments)
     if not labels:
-        raise DataError(f"{judge.name} judged none of {len(every[0])} comparisons: {every[1][0].reason}")
+        raise DataError(f"{judge.name} judged none of {len(every)} comparisons: {judgments[0].reason}")
     return JudgedFiles(labels, report)
-
-
-def _oriented(row: Comparison) -> Comparison:
-    return row if row.probability >= 0.5 else row.swap()
 
 
 def _judged(judge: PairJudge, rows: Sequence[Comparison], bar: Progress | None) -> list[Judgment]:
@@ -206,3 +206,83 @@ def _mean(values: Sequence[float]) -> float | None:
 def reasons(judgments: Sequence[Judgment]) -> Counter[str]:
     """How many have no verdict, by what went wrong."""
     return Counter(j.reason.partition(": ")[0] or "unknown" for j in judgments if j.log_odds is None)
+
+
+def bench_rewards(
+    model: str,
+    files: Sequence[str],
+    *,
+    format: str = "auto",
+    limit: int | None = None,
+    label: str | None = None,
+    max_length: int = 2048,
+    announce: Callable[[str], Progress] | None = None,
+) -> dict[str, Json]:
+    """What `evaluation.reward_quality` says of the model, file by file and of all together.
+
+    Args:
+        model: a run with a reward stage, the folder of a trained role, or a sequence classifier of the hub.
+        label: of a classifier with several outputs.
+        max_length: tokens; pairs with a longer side are left out and counted.
+
+    Raises:
+        MissingFileError: there is no such model.
+        DataError: nothing in a file is a comparison, or all of it is too long.
+    """
+    source, encoder = scorer_of(model, label, max_length)
+    results: dict[str, Json] = {}
+    every: list[tuple[Comparison, float | None, float | None]] = []
+    for file in files:
+        quarantine = Quarantine(keep=0)
+        rows = load_rows(DataConfig(path=file, format=format, limit=limit), Comparison, quarantine)
+        name = Path(file).name if Path(file).name not in results else file
+        fitting = [row for row in rows if _fits(row, encoder, max_length)]
+        if not fitting:
+            raise DataError(f"{file}: none of its {len(rows)} pairs fits into {max_length} tokens. Raise --max-length")
+        bar = announce(name) if announce else None
+        chosen, rejected = _scores(source, encoder, fitting, bar)
+        results[name] = judge_rewards(fitting, chosen, rejected)
+        results[name] |= {"num_too_long": len(rows) - len(fitting), "quarantine": quarantine.summary()}
+        every += zip(fitting, chosen, rejected, strict=True)
+    if len(files) > 1:
+        results["all"] = judge_rewards(*(list(column) for column in zip(*every, strict=True)))
+    return results
+
+
+def scorer_of(model: str, label: str | None = None, max_length: int = 2048) -> tuple[RewardSource, ChatEncoder | None]:
+    """What scores: a trained reward model, with its encoder, or a sequence classifier."""
+    folder = Path(model).expanduser()
+    if (trained := trained_scorer(model)) is not None:
+        roles, loaded = load_trained(trained)
+        encoder = encoder_of(loaded)
+        return (LearnedReward(roles[0], encoder) if len(roles) == 1 else EnsembleReward(roles, encoder)), encoder
+    if folder.is_dir() and not (folder / "config.json").is_file():
+        raise MissingFileError(f"{folder} holds no trained reward model: give a run with a reward stage, or its model folder")
+    return ClassifierReward.load(ClassifierConfig(source=model, label=label, max_length=max_length)), None
+
+
+def _fits(row: Comparison, encoder: ChatEncoder | None, max_length: int) -> bool:
+    sides = (row.chosen, row.rejected)
+    return encoder is None or all(len(encoder.conversation((*row.prompt, *side), "last")) <= max_length for side in sides)
+
+
+def _scores(
+    source: RewardSource, encoder: ChatEncoder | None, rows: Sequence[Comparison], bar: Progress | None
+) -> tuple[list[float | None], list[float | None]]:
+    rollouts = [as_rollout((*row.prompt, *side), encoder) for row in rows for side in (row.chosen, row.rejected)]
+    scores: list[float | None] = []
+    for start in range(0, len(rollouts), SCORED):
+        scores += [score.value for score in source.score(rollouts[start : start + SCORED])]
+        if bar:
+            bar(len(scores) // 2, len(rows), {})
+    return scores[::2], scores[1::2]
+
+
+def as_rollout(conversation: Conversation, encoder: ChatEncoder | None) -> Rollout:
+    """A conversation as if its last turn had been sampled; without an encoder by its text alone."""
+    ids, length = (), 0
+    if encoder is not None:
+        encoded = encoder.conversation(conversation, "last")
+        ids, length = encoded.ids, encoded.prompt_length
+    prompt, text = Prompt(conversation[:-1]), conversation[-1].content
+    return Rollout(ids[:length], ids[length:], (), StopReason.STOP_TOKEN, text, 0, 0, Sampling(), prompt)

@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tether import __version__
 from tether.core.rundir import read_json
+from tether.core.stages import STAGES
 from tether.core.types import Json
 from tether.models.config import PACKAGE_PREFIX, TINY
 from tether.models.packaged import PACKAGES
@@ -36,45 +37,50 @@ TASKS = {
 """By kind: the hub's name of the task, the library's class, and what it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class Card:
-    """What a card is made of; `measured` is what the export found when it read its own folder."""
+@dataclass(frozen=True)
+class Source:
+    """What is to be exported. `stage` is the run directory it comes from; `folder` that of the role, None for a checkpoint or for
+    a model that tether did not train."""
 
     kind: str
-    base: str
-    stage: Path | None
-    checkpoint: Path | None
-    adapter: bool
-    dtype: str
-    measured: Mapping[str, Any]
+    source: str
+    folder: Path | None = None
+    stage: Path | None = None
+    checkpoint: Path | None = None
 
 
-def model_card(card: Card) -> str:
-    """The text: front matter in YAML as the hub reads it, then sections. Paths are cut to names and secrets are left out."""
+def model_card(source: Source, base: str, dtype: str, check: Mapping[str, Any], *, adapter: bool, outputs: int) -> str:
+    """The text: front matter in YAML as the hub reads it, then sections. Paths are cut to names and secrets are left out.
+
+    Args:
+        base: the model below an adapter, or that was exported, as strangers may call it.
+        check: what the export found when it read its own folder.
+        outputs: numbers that a head gives.
+    """
     from huggingface_hub import ModelCardData
 
-    lineage = list(_lineage(card.stage))
-    sources = [
-        (mapping(stage.manifest).get("model") or mapping(stage.config).get("model", {})).get("source") for stage in lineage
-    ]
-    origin = base_name(str(sources[-1])) if sources else card.base
-    section, summary = (_section(lineage[0]), lineage[0].summary) if lineage else ("", {})
-    pipeline, auto, what = TASKS[card.kind]
+    kind, lineage = source.kind, list(_lineage(source.stage))
+    notes = [mapping(each.manifest).get("model") or mapping(each.config).get("model", {}) for each in lineage]
+    origin = base_name(str(notes[-1].get("source"))) if notes else base
+    section, summary = (section_of(mapping(lineage[0].config)) or "", lineage[0].summary) if lineage else ("", {})
+    pipeline, auto, what = TASKS[kind]
     data = ModelCardData(
-        library_name="peft" if card.adapter else "transformers",
+        library_name="peft" if adapter else "transformers",
         base_model=None if origin.startswith(".") or origin == TINY else origin,
         pipeline_tag=pipeline,
         license=next((p.license.lower() for p in PACKAGES.values() if p.source_model == origin), None),
-        tags=["tether", f"{card.kind}-model", *([section] if section and section != card.kind else [])],
+        tags=["tether", f"{kind}-model", *([section] if section and section != kind else [])],
     )
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), undefined=StrictUndefined, **LAYOUT)
     environment.filters |= {"cell": _cell, "number": finite, "mapping": mapping}
     return environment.get_template("model_card.md.jinja").render(
-        {"card": card, "lineage": lineage, "origin": origin, "section": section, "auto": auto, "what": what},
+        {"kind": kind, "base": base, "dtype": dtype, "check": check, "checkpoint": source.checkpoint, "adapter": adapter},
+        outputs=outputs,
+        **{"lineage": lineage, "origin": origin, "section": section, "auto": auto, "what": what},
         front_matter=data.to_yaml(),
-        policy=card.kind == "policy",
-        local=card.base.startswith("./"),
-        stages=[_stage(stage) for stage in lineage],
+        policy=kind == "policy",
+        local=base.startswith("./"),
+        stages=[_stage(each) for each in lineage],
         summary=summary,
         measured=[key for key, value in summary.items() if HELD_OUT.match(key) and value not in (None, {})],
         manifest=mapping(lineage[0].manifest) if lineage else {},
@@ -93,8 +99,9 @@ def _lineage(stage: Path | None) -> Iterator[SubRun]:
         stage = next((p.resolve() for p in before if (p / "config.json").is_file() and (p / "manifest.json").is_file()), None)
 
 
-def _section(stage: SubRun) -> str:
-    return next((key for key in mapping(stage.config) if key not in ("model", "seed", "round", "format")), "")
+def section_of(config: Json) -> str | None:
+    """The name of the section that a stage's config.json is of."""
+    return next((name for name in STAGES if name in config and "model" in config and "seed" in config), None)
 
 
 def base_name(source: str) -> str:
@@ -107,7 +114,8 @@ def base_name(source: str) -> str:
 
 def _stage(stage: SubRun) -> Json:
     """What the card says of a stage."""
-    section, config = _section(stage), mapping(stage.config)
+    config = mapping(stage.config)
+    section = section_of(config) or ""
     recipe = _public({section: config.get(section), "seed": config.get("seed")})
     files = list(mapping(mapping(stage.manifest).get("data")).items())[:LISTED]
     return {

@@ -24,8 +24,7 @@ from tether.rewards.function import FailureLimit
 from tether.rewards.verifiable import problem_prompt, reasoning_gym_prompts
 from tether.rollout.ahead import AheadEngine
 from tether.run.engines import served_engine
-from tether.run.judge_config import FunctionJudge, JudgeConfig
-from tether.run.judges import described, score_judge
+from tether.run.judges import FunctionJudge, JudgeConfig, described, score_judge
 from tether.run.online_sections import (
     BestOfNSection,
     GRPOSection,

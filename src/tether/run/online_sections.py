@@ -19,7 +19,7 @@ from tether.rewards.function import FunctionConfig
 from tether.rewards.objectives import ObjectiveConfig
 from tether.rewards.verifiable import VerifiableConfig
 from tether.rollout.config import EngineConfig
-from tether.run.judge_config import BY_KIND, AFunction, AModel, JudgeConfig
+from tether.run.judges import BY_KIND, AFunction, AModel, JudgeConfig
 from tether.run.objectives import Name
 from tether.run.rows import OFFLOAD, DataConfig, Section, SteadyLora
 from tether.stages.best_of_n import BestOfNConfig

@@ -29,8 +29,7 @@ from tether.preferences.constitution import read_rubric
 from tether.preferences.judge import PairJudge
 from tether.preferences.pairs import PairsConfig, Response, Strategy, choose_pairs
 from tether.preferences.rows import turns_of, write_rows
-from tether.run.judge_config import BY_KIND, AFunction, AModel, FunctionJudge, JudgeConfig
-from tether.run.judges import configured, score_function
+from tether.run.judges import BY_KIND, AFunction, AModel, FunctionJudge, JudgeConfig, configured, text_judge
 from tether.run.judging import judge_files, judge_report, reasons
 from tether.run.online_stage import learned_reward
 from tether.run.roles import load_policy, local_engine
@@ -268,7 +267,7 @@ class _Collector:
         """Annotators who follow the function's scores, with the noise of the first round."""
         prompts, responses = [self.prompts[row["id"]] for row in answers], [row["responses"] for row in answers]
         asked = [(prompt, text) for prompt, texts in zip(prompts, responses, strict=True) for text in texts]
-        flat = score_function(judge)([prompt for prompt, _ in asked], [text for _, text in asked])
+        flat = text_judge(judge, self.context.root)([prompt for prompt, _ in asked], [text for _, text in asked])
         scored = [score.value for score in flat if score.value is not None]
         # An answer whose score failed stands in no pair, as an empty one does.
         usable = [text if score.value is not None else "" for score, (_, text) in zip(flat, asked, strict=True)]

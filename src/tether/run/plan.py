@@ -5,11 +5,10 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial, singledispatchmethod
+from functools import singledispatchmethod
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
 from tether.core.errors import ModelError
@@ -18,21 +17,8 @@ from tether.cpu.attention import pick_attention
 from tether.cpu.fused import fuse
 from tether.cpu.kernels import library
 from tether.cpu.llama import cache_bytes
-from tether.data.batches import TokenBatch, cut_batches
-from tether.data.comparisons import cut_rankings
-from tether.learner.planner import (
-    FUSED,
-    TILED,
-    held_bytes,
-    largest_batch,
-    measure_pass,
-    shape_adapter,
-    shape_answers,
-    shape_batch,
-    shape_model,
-    training_bytes,
-    weight_bytes,
-)
+from tether.data.batches import TokenBatch, cut_batches, cut_together
+from tether.learner import planner
 from tether.models.config import TINY, LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import pick_dtype, plain_attention
@@ -44,6 +30,7 @@ from tether.run.evaluate import EvaluationSection
 from tether.run.online_sections import OnlineSection, PolicySection
 from tether.run.pairs import PairsSection
 from tether.run.process import ProcessSection
+from tether.run.progress import current_rss_bytes
 from tether.run.recipe import BaseRecipe
 from tether.run.reward import RewardSection
 from tether.run.rounds import RoundsSection
@@ -131,8 +118,8 @@ def plan(recipe: BaseRecipe, device: Device, *, shape: str | None = None, prompt
         advise: try it where it fits, too.
     """
     config = shape_config(recipe.model, shape)
-    planner = _Planner(recipe, device, config, prompt_tokens)
-    made = Plan(device, planner.parameters, planner.stages())
+    base = _Planner(recipe, device, config, prompt_tokens)
+    made = Plan(device, base.parameters, base.stages())
     if advise or not made.fits:
         for what, changed in _changes(recipe, device.gpu):
             made.advice.append((what, max(s.peak for s in _Planner(changed, device, config, prompt_tokens).stages())))
@@ -173,7 +160,7 @@ def _cheaper(section: Any) -> Iterator[dict[str, Any]]:
 def _own_models(section: Any) -> bool:
     """Whether the frozen roles of a stage have models of their own."""
     if isinstance(section, DirectSection | KTOSection):
-        return section.lora is False and section.needs_reference
+        return section.lora is False and section.needs_reference and not section.precomputed
     return isinstance(section, OnlineSection) and section.roles == "separate"
 
 
@@ -188,15 +175,15 @@ class _Planner:
         text = config.get_text_config()
         self.hidden, self.vocab, self.layers = text.hidden_size, text.vocab_size, text.num_hidden_layers
         self.tied, self.head = text.tie_word_embeddings, text.vocab_size * text.hidden_size
-        base = shape_model(config, self.dtype, "eager")
+        base = planner.shape_model(config, self.dtype, "eager")
         self.attention = plain_attention(recipe.model.attention, place)
         if recipe.model.cpu_kernels:
             self.attention = pick_attention(recipe.model.attention, place, base)
         self.parameters = base.num_parameters()
-        self.trunk = held_bytes(base, recipe.model.quantize)
-        layers = [weight_bytes(layer.parameters()) for layer in getattr(base.get_decoder(), "layers", ())]
+        self.trunk = planner.held_bytes(base, recipe.model.quantize)
+        layers = [planner.weight_bytes(layer.parameters()) for layer in getattr(base.get_decoder(), "layers", ())]
         self.on_host = sum(layers) - max(layers, default=0) if device.gpu else 0  # of a frozen model with `offload`
-        self.process = CUDA_CONTEXT if device.gpu else psutil.Process().memory_info().rss  # which has loaded as much
+        self.process = CUDA_CONTEXT if device.gpu else current_rss_bytes()  # which has loaded as much
 
     def stages(self) -> list[StagePlan]:
         """Of the stages that are known here: one that somebody added to the table is left out."""
@@ -219,28 +206,31 @@ class _Planner:
         # A guess: conversations fill half of what a packed row may hold.
         half, tokens = section.row_tokens // 2, section.batch_size * section.row_tokens // 2
         seconds = self._seconds(tokens, tokens // 2, 3.0 if section.lora is False else 2.0)
-        return self._update(section, "sft", lambda _: _rows(section.rows_per_micro_batch, half, half), seconds)
+        return [_update(*self._trained(section, "sft"), _rows(section.rows_per_micro_batch, half, half), seconds)]
 
     @phases.register
     def _reward(self, section: RewardSection) -> list[Phase]:
-        kept = {"kept states": int(section.keep_states_gb * 1e9)} if section.keep_states_gb else {}
+        role, held = self._trained(section, "reward", ScalarHead(self.hidden))
+        if section.keep_states_gb:
+            held["kept states"] = int(section.keep_states_gb * 1e9)
         seconds = self._seconds(section.prompts_per_update * 3 * self.prompt, 0, 2.0)
-        return self._update(section, "reward", partial(self._pairs, section), seconds, ScalarHead(self.hidden), kept)
+        return [_update(role, held, self._pairs(section, role), seconds)]
 
     @phases.register
     def _process(self, section: ProcessSection) -> list[Phase]:
+        role, held = self._trained(section, "reward", ScalarHead(self.hidden, outputs=section.outputs))
         length = 3 * self.prompt
-        rows = max(1, section.micro_batch_tokens // length)
-        seconds = self._seconds(section.solutions_per_update * length, 0, 2.0)
-        head = ScalarHead(self.hidden, outputs=section.outputs)
-        return self._update(section, "reward", lambda _: _rows(rows, self.prompt, 2 * self.prompt), seconds, head)
+        batch = _rows(max(1, section.micro_batch_tokens // length), self.prompt, 2 * self.prompt)
+        return [_update(role, held, batch, self._seconds(section.solutions_per_update * length, 0, 2.0))]
 
     @phases.register
     def _direct(self, section: DirectSection | KTOSection) -> list[Phase]:
-        reference = {"reference": self._frozen(section.offload)} if _own_models(section) else {}
+        role, held = self._trained(section, "policy")
+        if _own_models(section):
+            held["reference"] = self._frozen(section.offload)
         tokens = section.prompts_per_update * 3 * self.prompt
         seconds = self._seconds(tokens, tokens // 2, 3.0 if section.needs_reference else 2.0)
-        return self._update(section, "policy", partial(self._pairs, section), seconds, more=reference)
+        return [_update(role, held, self._pairs(section, role), seconds)]
 
     @phases.register
     def _rounds(self, section: RoundsSection) -> list[Phase]:
@@ -265,19 +255,15 @@ class _Planner:
         gradient = section if isinstance(section, PolicySection) else None
         critic, shared = gradient is not None and gradient.critic, section.roles == "shared"
         own_value = critic and (not shared or section.value_init == "reward")
-        model, policy, held = self._trained(section, "policy")
+        policy, held = self._trained(section, "policy")
         held |= self._beside(section, held, own_value)
         batch, size = self._samples(section, section.micro_batch_tokens, policy), self.dtype.itemsize
-        value = Role(model, policy.adapter, ScalarHead(self.hidden).to("meta"))
+        value = Role(policy.model, policy.adapter, ScalarHead(self.hidden).to("meta"))
 
         def forward() -> Any:
             hidden = policy.hidden(batch)
             logprobs, _ = policy.logprobs_of(hidden, batch)
             return logprobs.sum() + (value.values_of(hidden.detach(), batch).sum() if critic else 0.0)
-
-        def activations(work: Callable[[], Any], learns: bool = False) -> dict[str, int]:
-            with torch.set_grad_enabled(learns):
-                return {"activations": measure_pass(model, work, extra=value.head.parameters() if value.head else ())}
 
         tokens, counted = self._tokens(section, policy)
         forward_pass, scoring_pass = self._seconds(tokens, counted), self._seconds(tokens, 0)
@@ -296,12 +282,12 @@ class _Planner:
         phases = [Phase("rollout", held | self._cache(rows, section.max_new_tokens), steps * self._decoding(rows) + prefill)]
         if section.scorer is not None:
             scoring, seconds = self._samples(section, SCORING_TOKENS, policy), scoring_pass + moved / SCORING_TOKENS
-            phases.append(Phase("reward", held | activations(lambda: value.scores(scoring)), seconds))
+            phases.append(Phase("reward", held | _activations(value, lambda: value.scores(scoring)), seconds))
         if evaluations:
             seconds = evaluations * forward_pass + moved / section.micro_batch_tokens
-            phases.append(Phase("evaluate", held | common | activations(forward), seconds))
+            phases.append(Phase("evaluate", held | common | _activations(value, forward), seconds))
         seconds = (1 if gradient is None else gradient.epochs) * backward * forward_pass
-        return [*phases, Phase("update", held | common | activations(lambda: forward().backward(), True), seconds)]
+        return [*phases, Phase("update", held | common | _activations(value, lambda: forward().backward(), learns=True), seconds)]
 
     def _beside(self, section: Any, held: Mapping[str, int], own_value: bool) -> dict[str, int]:
         """What is there beside the policy: other roles, each an adapter or a model of its own, and the engine."""
@@ -318,42 +304,25 @@ class _Planner:
             beside["engine"] = self.trunk - (0 if self.tied else self.head * self.dtype.itemsize)
         return beside
 
-    def _update(
-        self,
-        section: Any,
-        name: str,
-        batch_for: Callable[[Role], TokenBatch],
-        seconds: float,
-        head: ScalarHead | None = None,
-        more: Mapping[str, int] | None = None,
-    ) -> list[Phase]:
-        """The one phase of a role that learns from rows: log-probabilities, or with a head its scores."""
-        model, role, held = self._trained(section, name)
-        role.head = None if head is None else head.to("meta")
-        batch = batch_for(role)
-
-        def learn() -> None:
-            (role.logprobs(batch)[0] if head is None else role.scores(batch)).sum().backward()
-
-        activations = measure_pass(model, learn, extra=() if head is None else head.parameters())
-        return [Phase("update", {**held, **(more or {}), "activations": activations}, seconds)]
-
-    def _trained(self, section: Any, name: str) -> tuple[Any, Role, dict[str, int]]:
-        """A model whose role `name` learns, and what that holds."""
-        model = shape_model(self.config, self.dtype, {GROUPED: TILED, "sdpa": FUSED}.get(self.attention, self.attention))
+    def _trained(self, section: Any, name: str, head: ScalarHead | None = None) -> tuple[Role, dict[str, int]]:
+        """A role that learns, on a model of shapes, and what that holds."""
+        attention = {GROUPED: planner.TILED, "sdpa": planner.FUSED}.get(self.attention, self.attention)
+        model = planner.shape_model(self.config, self.dtype, attention)
         model.recompute = self.recipe.model.recompute
         if self.recipe.model.cpu_kernels and not self.device.gpu and library() is not None:
             model = fuse(model)
         held = {"process": self.process, "trunk": self.trunk}
         if section.lora is not False:
-            model = shape_adapter(model, name, section.lora)
+            model = planner.shape_adapter(model, name, section.lora)
         role = Role(model, None if section.lora is False else name)
         parameters = role.parameters()
         for parameter in parameters:
             parameter.requires_grad_(True)
         if section.lora is not False:
-            held[f"{name} adapter"] = weight_bytes(parameters)
-        return model, role, {**held, f"{name} optimizer": training_bytes(parameters, section.optimizer.kind)}
+            held[f"{name} adapter"] = planner.weight_bytes(parameters)
+        held[f"{name} optimizer"] = planner.training_bytes(parameters, section.optimizer.kind)
+        role.head = head and head.to("meta")
+        return role, held
 
     def _frozen(self, offload: bool) -> int:
         return self.trunk - self.on_host * offload
@@ -375,18 +344,18 @@ class _Planner:
     def _pairs(self, section: RewardSection | DirectSection | KTOSection, role: Role) -> TokenBatch:
         """Micro-batch of pairs, answers as long as the prompt: a guess."""
         budget, limit = section.micro_batch_tokens, role.document_tokens(section.micro_batch_tokens)
-        groups = shape_answers(min(section.prompts_per_update, 2 + budget // self.prompt), self.prompt, 2, self.prompt)
-        cuts = cut_rankings(groups, budget, document_tokens=limit)
-        return largest_batch(([s for one in cut for s in one.sequences] for cut in cuts), limit)
+        groups = planner.shape_answers(min(section.prompts_per_update, 2 + budget // self.prompt), self.prompt, 2, self.prompt)
+        cuts = cut_together(groups, budget, limit)
+        return planner.largest_batch(([s for i in cut for s in groups[i]] for cut in cuts), limit)
 
     def _samples(self, section: Any, budget: int, role: Role) -> TokenBatch:
         """Micro-batch of a minibatch of samples."""
         parts = section.minibatches if isinstance(section, PolicySection) else 1
         prompts = min(-(-section.prompts_per_step // parts), 2 + 2 * budget // self.prompt)  # more would make no larger one
-        groups = shape_answers(prompts, self.prompt, section.samples_per_prompt, section.max_new_tokens)
-        sequences, limit = [s for group in groups for s in group.sequences], role.document_tokens(budget)
+        groups = planner.shape_answers(prompts, self.prompt, section.samples_per_prompt, section.max_new_tokens)
+        sequences, limit = [s for group in groups for s in group], role.document_tokens(budget)
         cuts = cut_batches(sequences, budget, document_tokens=limit)
-        return largest_batch(([sequences[i] for i in cut] for cut in cuts), limit)
+        return planner.largest_batch(([sequences[i] for i in cut] for cut in cuts), limit)
 
     def _tokens(self, section: Any, policy: Role) -> tuple[int, int]:
         """Of a step: all that are read, where answers in one document share their prompt, and those of the answers."""
@@ -396,4 +365,19 @@ class _Planner:
 
 
 def _rows(count: int, prompt: int, answer: int) -> TokenBatch:
-    return shape_batch([s for one in shape_answers(count, prompt, 1, answer) for s in one.sequences])
+    return planner.shape_batch([s for one in planner.shape_answers(count, prompt, 1, answer) for s in one])
+
+
+def _update(role: Role, held: Mapping[str, int], batch: TokenBatch, seconds: float) -> Phase:
+    """The one phase of a role that learns from rows: log-probabilities, or with a head its scores."""
+
+    def learn() -> None:
+        (role.logprobs(batch)[0] if role.head is None else role.scores(batch)).sum().backward()
+
+    return Phase("update", {**held, **_activations(role, learn, learns=True)}, seconds)
+
+
+def _activations(role: Role, work: Callable[[], Any], *, learns: bool = False) -> dict[str, int]:
+    """The most that is alive beside weights while a role does something."""
+    with torch.set_grad_enabled(learns):
+        return {"activations": planner.measure_pass(role.model, work, extra=role.head.parameters() if role.head else ())}

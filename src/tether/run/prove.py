@@ -20,6 +20,8 @@ from tether.run.stage import Context, run_stage
 
 CUTS = (2, 1, 3)
 """Steps of each start of the interrupted run."""
+TENSORS = "weights and optimizer"
+"""What is compared of a stage's files of tensors."""
 CLOCKS = ("time", "memory/", "seconds", "peak_rss", "tokens_per_second")
 """Beginnings of the names of what no two runs have in common."""
 
@@ -105,19 +107,17 @@ def compare(stage: str, one: Path, other: Path) -> list[Compared]:
 def _tensors(stage: str, one: Path, other: Path) -> Compared:
     files = [sorted(p.relative_to(folder) for p in folder.rglob("*.safetensors")) for folder in (one, other)]
     if files[0] != files[1] or not files[0]:
-        return Compared(stage, "weights and optimizer", 0, f"not the same files: {[str(f) for f in files[0] + files[1]][:4]}")
+        return Compared(stage, TENSORS, 0, f"not the same files: {[str(f) for f in files[0] + files[1]][:4]}")
     count = 0
     for file in files[0]:
         left, right = load_file(one / file), load_file(other / file)
         if left.keys() != right.keys():
-            return Compared(stage, "weights and optimizer", count, f"{file}: not the same tensors")
+            return Compared(stage, TENSORS, count, f"{file}: not the same tensors")
         for name, tensor in left.items():
             count += tensor.numel()
-            if not torch.equal(
-                tensor.contiguous().view(-1).view(torch.uint8), right[name].contiguous().view(-1).view(torch.uint8)
-            ):
-                return Compared(stage, "weights and optimizer", count, f"{file}: {name}")
-    return Compared(stage, "weights and optimizer", count)
+            if not torch.equal(*(each.contiguous().view(-1).view(torch.uint8) for each in (tensor, right[name]))):
+                return Compared(stage, TENSORS, count, f"{file}: {name}")
+    return Compared(stage, TENSORS, count)
 
 
 def _records(stage: str, one: Path, other: Path) -> Iterator[Compared]:

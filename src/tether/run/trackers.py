@@ -6,7 +6,7 @@ import contextlib
 import importlib.util
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -50,8 +50,9 @@ def check_trackers(names: Sequence[TrackerName]) -> None:
 
 def start_tracker(name: TrackerName, run: TrackedRun) -> Tracker:
     """The tracker of this name, at the beginning of a run or where it was left."""
-    trackers = {"tensorboard": TensorBoard, "wandb": WeightsAndBiases, "mlflow": MLflow, "trackio": Trackio}
-    return trackers[name](run)
+    starts: Mapping[TrackerName, Callable[[TrackedRun], Tracker]]
+    starts = {"tensorboard": TensorBoard, "wandb": _wandb, "mlflow": MLflow, "trackio": _trackio}
+    return starts[name](run)
 
 
 class TensorBoard:
@@ -85,42 +86,61 @@ class TensorBoard:
         self.writer.close()
 
 
-class WeightsAndBiases:
-    """A run of W&B for each stage, in the group of the whole run."""
+class Wandb:
+    """A run of W&B, or of trackio, which has the same interface.
 
-    def __init__(self, run: TrackedRun) -> None:
-        import wandb
+    Args:
+        table: makes a table of rows.
+        warning: the level of an alert.
+    """
 
-        self.wandb = wandb
-        settings = {
-            "project": os.environ.get("WANDB_PROJECT", "tether"),
-            "group": os.environ.get("WANDB_RUN_GROUP", run.group),
-            "name": f"{os.environ.get('WANDB_NAME', run.group)}/{run.name}",
-            "settings": wandb.Settings(console="off", quiet=True, x_transaction_log_flush_interval=1.0),
-        }
-        own = {name: value for name, value in run.options.items() if value is not None and name != "logging_dir"}
-        try:
-            self.run = wandb.init(
-                config=run.config, id=run.id, resume="allow" if run.id else None, reinit="create_new", **(settings | own)
-            )
-        except Exception:
-            with contextlib.suppress(Exception):
-                wandb.teardown()  # a service of wandb that has died is forgotten, and the next start makes another
-            raise
-        self.id = self.run.id
+    def __init__(self, run: Any, table: Callable[[Sequence[Json]], Any], warning: Any) -> None:
+        self.run, self.table, self.warning, self.id = run, table, warning, run.id
 
     def log(self, metrics: Mapping[str, float], step: int, at: float) -> None:
         self.run.log({**metrics}, step=step)
 
     def samples(self, rows: Sequence[Json], step: int) -> None:
-        columns = list(rows[0])
-        self.run.log({"samples": self.wandb.Table(columns, [[row.get(c) for c in columns] for row in rows])}, step=step)
+        self.run.log({"samples": self.table(rows)}, step=step)
 
     def alarm(self, alarm: Json) -> None:
-        self.run.alert(alarm["detector"], f"{alarm['message']} {alarm['advice']}", level="WARN")
+        self.run.alert(alarm["detector"], f"{alarm['message']} {alarm['advice']}", level=self.warning)
 
     def close(self, complete: bool) -> None:
         self.run.finish()
+
+
+def _wandb(run: TrackedRun) -> Wandb:
+    """A run of W&B for each stage, in the group of the whole run."""
+    import wandb
+
+    settings = {
+        "project": os.environ.get("WANDB_PROJECT", "tether"),
+        "group": os.environ.get("WANDB_RUN_GROUP", run.group),
+        "name": f"{os.environ.get('WANDB_NAME', run.group)}/{run.name}",
+        "settings": wandb.Settings(console="off", quiet=True, x_transaction_log_flush_interval=1.0),
+    }
+    own = {name: value for name, value in run.options.items() if value is not None and name != "logging_dir"}
+    try:
+        resume = "allow" if run.id else None
+        begun = wandb.init(config=run.config, id=run.id, resume=resume, reinit="create_new", **(settings | own))
+    except Exception:
+        with contextlib.suppress(Exception):
+            wandb.teardown()  # a service of wandb that has died is forgotten, and the next start makes another
+        raise
+    return Wandb(begun, lambda rows: wandb.Table([*rows[0]], [[row.get(c) for c in rows[0]] for row in rows]), "WARN")
+
+
+def _trackio(run: TrackedRun) -> Wandb:
+    """A run of trackio for each stage: a database below TRACKIO_DIR, a Space, or a server."""
+    import trackio
+
+    project, resume = os.environ.get("TRACKIO_PROJECT", "tether"), "never" if run.id is None else "allow"
+    quiet: dict[str, bool] = dict.fromkeys(("embed", "auto_log_gpu", "auto_log_cpu"), False)
+    begun = trackio.init(
+        project=project, name=f"{run.group}/{run.name}", group=run.group, config=run.config, resume=resume, **quiet
+    )
+    return Wandb(begun, lambda rows: trackio.Table(data=[*rows]), trackio.AlertLevel.WARN)
 
 
 class MLflow:
@@ -155,38 +175,6 @@ class MLflow:
 
     def close(self, complete: bool) -> None:
         self.client.set_terminated(self.id, "FINISHED" if complete else "KILLED")
-
-
-class Trackio:
-    """A run of trackio for each stage: a database below TRACKIO_DIR, a Space, or a server."""
-
-    def __init__(self, run: TrackedRun) -> None:
-        import trackio
-
-        self.trackio = trackio
-        self.run = trackio.init(
-            project=os.environ.get("TRACKIO_PROJECT", "tether"),
-            name=f"{run.group}/{run.name}",
-            group=run.group,
-            config=run.config,
-            resume="never" if run.id is None else "allow",
-            embed=False,
-            auto_log_gpu=False,
-            auto_log_cpu=False,
-        )
-        self.id = self.run.id
-
-    def log(self, metrics: Mapping[str, float], step: int, at: float) -> None:
-        self.run.log({**metrics}, step=step)
-
-    def samples(self, rows: Sequence[Json], step: int) -> None:
-        self.run.log({"samples": self.trackio.Table(data=[*rows])}, step=step)
-
-    def alarm(self, alarm: Json) -> None:
-        self.run.alert(alarm["detector"], f"{alarm['message']} {alarm['advice']}", level=self.trackio.AlertLevel.WARN)
-
-    def close(self, complete: bool) -> None:
-        self.run.finish()
 
 
 def markdown_table(rows: Sequence[Json]) -> str:
