@@ -8,6 +8,7 @@ repeated one too, passes a meter that keeps the budget.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import re
@@ -21,7 +22,7 @@ import openai
 
 from tether.core.errors import ModelError
 from tether.core.protocols import Reply, Verdict
-from tether.core.types import Conversation, Json, Message, Sampling
+from tether.core.types import Conversation, Json, Sampling
 from tether.judges.server_config import JudgeServerConfig
 from tether.judges.verdicts import DOWN, QUOTA, SPENT, Likeliest, check_options, read_verdict
 
@@ -216,7 +217,7 @@ class ServedChat:
         Raises:
             ModelError: every other request would meet the same, and the user can mend it.
         """
-        messages: Any = [_wire_row(turn) for turn in conversation]
+        messages: Any = _wire_rows(conversation)
         while True:
             level, name = self._level, self._length_name
             wording: Any = {name: length, **how()}
@@ -265,13 +266,24 @@ class ServedChat:
         return True
 
 
-def _wire_row(turn: Message) -> Json:
-    """A turn as OpenAI's requests have it: the arguments of a call are text there; no control token is left whole."""
-    row = turn.as_row() | {"content": CONTROL.sub(r"\g<0> ", turn.content)}
-    for number, call in enumerate(row.get("tool_calls", ())):
-        call.setdefault("id", f"call_{number}")
-        call["function"]["arguments"] = CONTROL.sub(r"\g<0> ", json.dumps(call["function"]["arguments"], ensure_ascii=False))
-    return row
+def _wire_rows(conversation: Conversation) -> list[Json]:
+    """The turns as OpenAI's requests have them: the arguments of a call are text there, and no control token is left whole.
+
+    A tool's result names the call that it answers: turns have no such name, so results are taken in the order of their calls.
+    """
+    rows, unanswered, number = [], list[str](), itertools.count()
+    for turn in conversation:
+        row = turn.as_row() | {"content": CONTROL.sub(r"\g<0> ", turn.content)}
+        calls = row.get("tool_calls", ())
+        for call in calls:
+            call.setdefault("id", f"call_{next(number)}")
+            call["function"]["arguments"] = CONTROL.sub(r"\g<0> ", json.dumps(call["function"]["arguments"], ensure_ascii=False))
+        if turn.role == "tool":
+            row |= {"tool_call_id": unanswered.pop(0)} if unanswered else {}
+        else:
+            unanswered = [call["id"] for call in calls]
+        rows.append(row)
+    return rows
 
 
 class Completion(NamedTuple):
