@@ -15,18 +15,17 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import httpx2
 import openai
 
 from tether.core.errors import ModelError
-from tether.core.protocols import Reply, Verdict
+from tether.core.protocols import AnswerT, PlacedAnswers, Reply, Verdict
 from tether.core.types import Conversation, Json, Sampling
 from tether.judges.server_config import JudgeServerConfig
 from tether.judges.verdicts import DOWN, QUOTA, SPENT, Likeliest, check_options, read_verdict
 
-T = TypeVar("T")
 Options = dict[str, object]
 """Settings of a request, as the OpenAI client takes them."""
 
@@ -183,23 +182,22 @@ class ServedChat:
         return self._all(len(conversations), ask, told)
 
     def _all(
-        self, count: int, ask: Callable[[openai.AsyncOpenAI, int], Awaitable[T]], told: Callable[[int, T], None] | None
-    ) -> list[T]:
+        self,
+        count: int,
+        ask: Callable[[openai.AsyncOpenAI, int], Awaitable[AnswerT]],
+        told: Callable[[int, AnswerT], None] | None,
+    ) -> list[AnswerT]:
         """Every question once, `concurrency` of them under way at a time."""
-        answers: dict[int, T] = {}
-        places = iter(range(count))
+        answers, places, config = PlacedAnswers(told), iter(range(count)), self.config
 
         async def work(client: openai.AsyncOpenAI) -> None:
             for place in places:
                 answers[place] = await ask(client, place)
-                if told:
-                    told(place, answers[place])
 
         async def all_of_them() -> None:
-            limits = {"timeout": self.config.time_limit, "max_retries": self.config.attempts - 1}
-            how = {"api_key": self._key or "none", "base_url": self.config.url, "http_client": Meter(self)}
-            async with openai.AsyncOpenAI(**how, **limits) as client:
-                workers = [asyncio.create_task(work(client)) for _ in range(min(count, self.config.concurrency))]
+            how = {"timeout": config.time_limit, "max_retries": config.attempts - 1, "http_client": Meter(self)}
+            async with openai.AsyncOpenAI(api_key=self._key or "none", base_url=config.url, **how) as client:
+                workers = [asyncio.create_task(work(client)) for _ in range(min(count, config.concurrency))]
                 try:
                     await asyncio.gather(*workers)
                 finally:
@@ -207,7 +205,7 @@ class ServedChat:
                         worker.cancel()
 
         _run(all_of_them())
-        return [answers[place] for place in range(count)]
+        return answers.in_order()
 
     async def _complete(
         self, client: openai.AsyncOpenAI, conversation: Conversation, length: int, how: Callable[[], Options]

@@ -7,7 +7,7 @@ that names an unknown user is refused, so names stand in the results' `meta`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,6 +34,7 @@ CONFIG = """<View>
 """
 """The labelling interface for the tasks that are written here."""
 
+_SELECTED = {"first": "left", "second": "right"}
 _UNDECIDED = {"tie": "tie", "equal": "tie", "both": "tie", "both_bad": "both_bad", "neither": "both_bad"}
 
 
@@ -43,10 +44,8 @@ def _matches(row: Mapping[str, Any]) -> bool:
     )
 
 
-def _read_task(row: Mapping[str, Any], fields: Sequence[str] = (), skipped: list[str] | None = None) -> Case:
+def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> Iterator[Case | DataError]:
     """The case of a task; cancelled and unfinished annotations say nothing, and predictions are nobody's judgment.
-
-    What is wrong with an annotation that cannot be read is added to `skipped`.
 
     Raises:
         DataError: the prompt or the answers are not found, or of several annotations none holds a verdict that can be read.
@@ -58,7 +57,7 @@ def _read_task(row: Mapping[str, Any], fields: Sequence[str] = (), skipped: list
     task = task_json.unpacked_task(data["tether"]) if ours else task_json.foreign(data, fields)
     done = [a for a in task_json.objects(row.get("annotations"), "annotations") if not a.get("was_cancelled") and a.get("result")]
     details = {"id": f"label-studio:{row['id']}"} if "id" in row else {}
-    return task.judged(done, partial(_opinion, notes=task.notes), skipped, details)
+    return task.judged(done, partial(_opinion, notes=task.notes), details)
 
 
 def _opinion(annotation: Mapping[str, Any], notes: Mapping[str, Any]) -> Opinion:
@@ -90,17 +89,17 @@ def _user(who: Any) -> str:
 
 def _write_task(case: Case, label: Comparison | None, store: str) -> Json:
     """A task with every judgment as an annotation; its label stays here, since a prediction would be shown to those who judge."""
-    sides, names, texts = task_json.in_view(case, "label-studio", ("left", "right"))
-    data: Json = dict(zip(("prompt", "answer1", "answer2"), texts, strict=True))
-    annotations = [{"result": _result(opinion, names), "lead_time": opinion.seconds} for opinion in case.opinions]
-    return {"data": data | {"tether": task_json.packed_task(case, sides, store)}, "annotations": annotations}
+    task = task_json.shown_task(case, "label-studio")
+    data: Json = dict(zip(("prompt", "answer1", "answer2"), task.texts, strict=True))
+    annotations = [{"result": _result(opinion), "lead_time": opinion.seconds} for opinion in task.case.opinions]
+    return {"data": data | {"tether": task_json.packed_task(task, store)}, "annotations": annotations}
 
 
-def _result(opinion: Opinion, names: Mapping[str, str]) -> list[Json]:
-    tie, person = opinion.choice not in names, {"annotator": opinion.annotator, "role": opinion.role}
+def _result(opinion: Opinion) -> list[Json]:
+    side, person = _SELECTED.get(opinion.choice), {"annotator": opinion.annotator, "role": opinion.role}
     # The tag Pairwise is a result's source and its object in one.
-    source, target, kind = ("otherwise", "prompt", "choices") if tie else ("comparison", "comparison", "pairwise")
-    value = {"choices": [opinion.choice]} if tie else {"selected": names[opinion.choice]}
+    source, target, kind = ("comparison", "comparison", "pairwise") if side else ("otherwise", "prompt", "choices")
+    value = {"selected": side} if side else {"choices": [opinion.choice]}
     result = {"from_name": source, "to_name": target, "type": kind, "value": value, "meta": person}
     rating = {"from_name": "strength", "to_name": "prompt", "type": "rating", "value": {"rating": opinion.strength}}
     return [result, rating] if opinion.strength else [result]

@@ -20,8 +20,7 @@ from tether.models.loading import quiet
 from tether.models.saving import member_folders, read_role
 from tether.monitoring import doctor
 from tether.monitoring.doctor import Healthy, Result, Unexamined
-from tether.monitoring.doctor_log import check_rows
-from tether.monitoring.stillness import check_movement
+from tether.monitoring.doctor_log import check_movement, check_rows
 from tether.report.reading import finite, mapping, read_journey
 from tether.rewards.control import RandomReward
 from tether.rewards.function import FailureLimit
