@@ -142,11 +142,7 @@ class ChatModel(Protocol):
     name: str
 
     def verdicts(
-        self,
-        conversations: Sequence[Conversation],
-        options: Sequence[str],
-        *,
-        told: Callable[[int, Verdict], None] | None = None,
+        self, conversations: Sequence[Conversation], options: Sequence[str], *, told: Callable[[int, Verdict], None] | None = None
     ) -> list[Verdict]:
         """The probability that the reply to each conversation begins with each option; none may begin with another."""
         ...

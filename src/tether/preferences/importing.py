@@ -177,13 +177,7 @@ def json_safe(value: Any) -> Any:
 
 
 def import_cases(
-    store: Store,
-    incoming: Iterable[Case],
-    *,
-    ask: int | None = None,
-    round: str | None = None,
-    prefix: str = "",
-    priority: float = 0.0,
+    store: Store, incoming: Iterable[Case], *, ask: int | None = None, round: str | None = None, prefix: str = ""
 ) -> Imported:
     """Put cases into the store.
 
@@ -209,7 +203,7 @@ def import_cases(
 
     while part := [named(case) for case in islice(rows, PART)]:
         answers = store.add_answers(side for case in part for side in (case.first, case.second))
-        tasks = store.add_questions(_question(case, ask, priority) for case in part)
+        tasks = store.add_questions(_question(case, ask) for case in part)
         with store.transaction() as session:
             wanted = {(case.pair, case.round) for case in part}
             candidates = session.scalars(select(TaskRow).where(TaskRow.pair.in_({pair for pair, _ in wanted})))
@@ -223,11 +217,12 @@ def import_cases(
     return total
 
 
-def _question(case: Case, ask: int | None, priority: float) -> Question:
+def _question(case: Case, ask: int | None) -> Question:
     people = sum(opinion.role == "annotator" for opinion in case.opinions)
     sides = (case.first.prompt_id, case.first.id, case.second.id)
     details = json_safe({name: value for name, value in case.details.items() if name != "store"})
-    return Question(*sides, max(1, people, ask or case.needed), case.known, case.strategy, priority, case.round, details)
+    needed = max(1, people, ask or case.needed)
+    return Question(*sides, needed, case.known, case.strategy, round=case.round, details=details)
 
 
 def _widen(session: Session, tasks: Iterable[TaskRow], ask: int) -> int:

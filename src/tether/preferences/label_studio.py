@@ -16,7 +16,7 @@ from tether.core.types import Comparison, Json
 from tether.data.formats.fields import as_text, number, sequence
 from tether.preferences import task_json
 from tether.preferences.exchange import Case
-from tether.preferences.votes import Opinion
+from tether.preferences.votes import Choice, Opinion
 
 CONFIG = """<View>
   <Text name="prompt" value="$prompt"/>
@@ -34,8 +34,8 @@ CONFIG = """<View>
 """
 """The labelling interface for the tasks that are written here."""
 
-_SELECTED = {"first": "left", "second": "right"}
-_UNDECIDED = {"tie": "tie", "equal": "tie", "both": "tie", "both_bad": "both_bad", "neither": "both_bad"}
+_SIDES: dict[str, Choice] = {"left": "first", "right": "second"}
+_UNDECIDED: dict[str, Choice] = {"tie": "tie", "equal": "tie", "both": "tie", "both_bad": "both_bad", "neither": "both_bad"}
 
 
 def _matches(row: Mapping[str, Any]) -> bool:
@@ -66,7 +66,7 @@ def _opinion(annotation: Mapping[str, Any], notes: Mapping[str, Any]) -> Opinion
     meta = next((r["meta"] for r in results if isinstance(r.get("meta"), Mapping) and "annotator" in r["meta"]), None)
     side = str(values.get("pairwise", {}).get("selected"))
     word = str(sequence(values.get("choices", {}).get("choices") or [""], "choices")[0]).strip().lower().replace(" ", "_")
-    choice: Any = {"left": "first", "right": "second"}.get(side) or _UNDECIDED.get(word)
+    choice = _SIDES.get(side) or _UNDECIDED.get(word)
     if choice is None:
         raise DataError("no verdict: an annotation has neither a pairwise selection nor a choice of tie or both_bad")
     strength = task_json.strength_of(values.get("rating", {}).get("rating"))
@@ -96,7 +96,8 @@ def _write_task(case: Case, label: Comparison | None, store: str) -> Json:
 
 
 def _result(opinion: Opinion) -> list[Json]:
-    side, person = _SELECTED.get(opinion.choice), {"annotator": opinion.annotator, "role": opinion.role}
+    side = next((side for side, choice in _SIDES.items() if choice == opinion.choice), None)
+    person = {"annotator": opinion.annotator, "role": opinion.role}
     # The tag Pairwise is a result's source and its object in one.
     source, target, kind = ("comparison", "comparison", "pairwise") if side else ("otherwise", "prompt", "choices")
     value = {"selected": side} if side else {"choices": [opinion.choice]}
