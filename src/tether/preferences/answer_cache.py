@@ -104,8 +104,8 @@ class CachedModel:
 
         for key in places:
             row = self._file.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
-            fields = json.loads(row[0]) if row else ()
-            if row and _lasts(answer := kind(*(tuple(field) if isinstance(field, list) else field for field in fields))):
+            fields: list[Any] = [tuple(v) if isinstance(v, list) else v for v in json.loads(row[0])] if row else []
+            if row and _lasts(answer := kind(*fields)):
                 settle(key, answer)
             else:
                 new.append(key)

@@ -111,7 +111,7 @@ def _choice(value: Any, names: Sequence[str]) -> Any:
 def _write_task(case: Case, label: Comparison | None, store: str) -> Json:
     """A record with every judgment as a response and the label, where there is one, as a suggestion."""
     task = task_json.shown_task(case, "argilla")
-    names = dict(zip(("first", "second"), NAMES, strict=True))
+    names: dict[str, str] = dict(zip(("first", "second"), NAMES, strict=True))
     people = {opinion.annotator: str(uuid.uuid5(_USERS, opinion.annotator)) for opinion in case.opinions}
     answers: dict[str, list[Json]] = {"preference": [], "strength": []}
     for opinion in task.case.opinions:

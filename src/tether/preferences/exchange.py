@@ -21,7 +21,7 @@ from tether.core.types import Annotation, Comparison, Json
 from tether.preferences.aggregation import Label, dawid_skene
 from tether.preferences.quality import Share
 from tether.preferences.queries import JUDGED, TASKS
-from tether.preferences.store import Answer, Store, answer_of
+from tether.preferences.store import ORIGIN, Answer, Store, answer_of
 from tether.preferences.tables import AnnotatorRow, JudgmentRow, TaskRow
 from tether.preferences.votes import FLIPPED, STRENGTHS, Opinion, Vote, as_verdict, more_than_half
 
@@ -32,9 +32,7 @@ LONGEST_SLICE = 40
 OF_TASK = ("state", "needed", "known", "round", "strategy", "details")
 OF_JUDGMENT = ("choice", "strength", "ratings", "seconds", "guidelines", "at")
 """Columns that are fields of a case, and of an opinion."""
-PROVENANCE = {"model": "model", "checkpoint": "checkpoint", "sampling": "sampling"} | {
-    "score": "reward_score", "spread": "reward_spread", "details": "details"
-}  # fmt: skip
+PROVENANCE = {name: {"score": "reward_score", "spread": "reward_spread"}.get(name, name) for name in ORIGIN}
 """Fields of an answer and what they are called in a comparison's metadata, after `chosen_` or `rejected_`."""
 
 
