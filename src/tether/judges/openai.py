@@ -145,13 +145,11 @@ class ServedChat:
             ValueError: the options cannot be told apart by what a reply begins with.
         """
         check_options(options)
-
-        def how() -> Options:
-            most = LADDER[self._level]
-            return {"temperature": 0.0, **({"logprobs": True, "top_logprobs": most} if most else {})}
+        greedy: Options = {"temperature": 0.0}
 
         async def ask(client: openai.AsyncOpenAI, place: int) -> Verdict:
-            completion, reason = await self._complete(client, conversations[place], self.config.reply_tokens, how)
+            length = self.config.reply_tokens
+            completion, reason = await self._complete(client, conversations[place], length, greedy, likeliest=True)
             if completion is None:
                 return Verdict(None, reason=reason)
             return read_verdict(completion.text, completion.likeliest, options)
@@ -176,7 +174,7 @@ class ServedChat:
 
         async def ask(client: openai.AsyncOpenAI, place: int) -> Reply:
             how = {**fixed, "seed": random.Random(f"{seed}/{places[place]}").getrandbits(31)}
-            completion, reason = await self._complete(client, conversations[place], sampling.max_new_tokens, lambda: how)
+            completion, reason = await self._complete(client, conversations[place], sampling.max_new_tokens, how)
             return Reply(None, False, reason) if completion is None else Reply(completion.text.strip(), completion.finished)
 
         return self._all(len(conversations), ask, told)
@@ -208,7 +206,7 @@ class ServedChat:
         return answers.in_order()
 
     async def _complete(
-        self, client: openai.AsyncOpenAI, conversation: Conversation, length: int, how: Callable[[], Options]
+        self, client: openai.AsyncOpenAI, conversation: Conversation, length: int, how: Options, *, likeliest: bool = False
     ) -> tuple[Completion | None, str]:
         """A completion, or None and why; a refusal may change the wording, so that it is asked once more.
 
@@ -218,7 +216,8 @@ class ServedChat:
         messages: Any = _wire_rows(conversation)
         while True:
             level, name = self._level, self._length_name
-            wording: Any = {name: length, **how()}
+            most = LADDER[level] if likeliest else 0
+            wording: Any = {name: length, **how, **({"logprobs": True, "top_logprobs": most} if most else {})}
             try:
                 answer = await client.chat.completions.create(model=self.config.model, messages=messages, **wording)
                 self._fruitless, self._answered = 0, True
