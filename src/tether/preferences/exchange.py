@@ -22,16 +22,13 @@ from tether.preferences.aggregation import Label, dawid_skene
 from tether.preferences.quality import Share
 from tether.preferences.queries import JUDGED, TASKS
 from tether.preferences.store import ORIGIN, Answer, Store, answer_of
-from tether.preferences.tables import AnnotatorRow, JudgmentRow, TaskRow
+from tether.preferences.tables import AnnotatorRow, AssignmentRow, JudgmentRow, PromptRow, TaskRow
 from tether.preferences.votes import FLIPPED, STRENGTHS, Opinion, Vote, as_verdict, more_than_half
 
 How = Literal["majority", "soft", "dawid-skene"]
 CHUNK = 500
 FINISHED = ("done", "settled")
 LONGEST_SLICE = 40
-OF_TASK = ("state", "needed", "known", "round", "strategy", "details")
-OF_JUDGMENT = ("choice", "strength", "ratings", "seconds", "guidelines", "at")
-"""Columns that are fields of a case, and of an opinion."""
 PROVENANCE = {name: {"score": "reward_score", "spread": "reward_spread"}.get(name, name) for name in ORIGIN}
 """Fields of an answer and what they are called in a comparison's metadata, after `chosen_` or `rejected_`."""
 
@@ -81,13 +78,20 @@ def ordered(case: Case) -> Case:
     return case if case.in_order else turned(case)
 
 
+def opinion_of(judgment: JudgmentRow, lease: AssignmentRow, person: AnnotatorRow, names: bool) -> Opinion:
+    """The opinion that three rows hold, without its comment."""
+    recorded = {name: getattr(judgment, name) for name in ("choice", "strength", "ratings", "seconds", "guidelines", "at")}
+    annotator = person.name if names else f"annotator-{person.id}"
+    return Opinion(**recorded, annotator=annotator, left=lease.left or None, role=lease.role)
+
+
 def cases(store: Store, *, states: Sequence[str] = FINISHED, round: str | None = None, names: bool = False) -> Iterator[Case]:
     """The tasks of these states with their answers and live judgments, in order; gold questions are left out."""
     return _cases(store, round, names, TaskRow.state.in_(states), TaskRow.known.is_(None))
 
 
 def _cases(store: Store, round: str | None, names: bool, *which: Any) -> Iterator[Case]:
-    """The tasks that meet these conditions; opinions come without their comments."""
+    """The tasks that meet these conditions."""
     query = TASKS.where(*which).order_by(TaskRow.id).limit(CHUNK)
     query = query if round is None else query.where(TaskRow.round == round)
     last: Any = 0
@@ -96,12 +100,9 @@ def _cases(store: Store, round: str | None, names: bool, *which: Any) -> Iterato
             opinions: dict[int, list[Opinion]] = defaultdict(list)
             judged = JUDGED.where(JudgmentRow.task_id.in_([row[0].id for row in rows])).order_by(JudgmentRow.id)
             for judgment, lease, person in session.execute(judged):
-                recorded = {name: getattr(judgment, name) for name in OF_JUDGMENT}
-                annotator = person.name if names else f"annotator-{person.id}"
-                opinion = Opinion(**recorded, annotator=annotator, left=lease.left or None, role=lease.role)
-                opinions[judgment.task_id].append(opinion)
+                opinions[judgment.task_id].append(opinion_of(judgment, lease, person, names))
             for task, prompt, *sides in rows:
-                fields = {name: getattr(task, name) for name in OF_TASK}
+                fields = {name: getattr(task, name) for name in ("state", "needed", "known", "round", "strategy", "details")}
                 yield Case(*(answer_of(prompt, side) for side in sides), tuple(opinions[task.id]), **fields)
             last = rows[-1][0].id
             session.expunge_all()
@@ -227,16 +228,21 @@ def votes(
     store: Store, *, round: str | None = None, names: bool = False, gold: bool = False, experts: bool = False
 ) -> Iterator[Vote]:
     """The votes of annotators on every pair, finished or not; `gold` adds gold questions, `experts` the experts' votes."""
-    for case in map(ordered, _cases(store, round, names, *(() if gold else (TaskRow.known.is_(None),)))):
-        slices = {"strategy": case.strategy, "round": case.round, **case.first.prompt_details}
-        short = {key: text for key, text in slices.items() if isinstance(text, str) and 0 < len(text) <= LONGEST_SLICE}
-        for opinion in case.opinions:
-            expert = opinion.role != "annotator"
+    query = JUDGED.add_columns(TaskRow, PromptRow.details).join(TaskRow, TaskRow.id == JudgmentRow.task_id)
+    query = query.join(PromptRow, PromptRow.id == TaskRow.prompt_id).order_by(TaskRow.id, JudgmentRow.id)
+    query = query if round is None else query.where(TaskRow.round == round)
+    query = query if gold else query.where(TaskRow.known.is_(None))
+    query = query if experts else query.where(AssignmentRow.role == "annotator")
+    with store.reading() as session:  # not by `cases`: the texts would cost two thirds more
+        for judgment, lease, person, task, details in session.execute(query.execution_options(yield_per=CHUNK)):
+            opinion = opinion_of(judgment, lease, person, names)
+            opinion = opinion.turned() if task.first_id > task.second_id else opinion
             graded = opinion.strength is not None and opinion.choice in FLIPPED
             value = opinion.preference * STRENGTHS if graded else opinion.choice
-            if experts or not expert:
-                seconds = opinion.seconds or None
-                yield Vote(case.item, opinion.annotator, value, opinion.at, seconds, opinion.left, short, expert)
+            slices = {"strategy": task.strategy, "round": task.round, **details}
+            short = {key: text for key, text in slices.items() if isinstance(text, str) and 0 < len(text) <= LONGEST_SLICE}
+            seconds, expert, item = opinion.seconds or None, opinion.role != "annotator", f"{task.prompt_id}/{task.pair}"
+            yield Vote(item, opinion.annotator, value, opinion.at, seconds, opinion.left, short, expert)
 
 
 def gold_answers(store: Store) -> dict[str, str]:
