@@ -102,9 +102,9 @@ class Revisions:
 
 
 def _drafting(
-    prompt: Prompt, constitution: Constitution, rounds: int, seed: int
-) -> Generator[tuple[str, Conversation], str, tuple[str, list[Json]]]:
-    """What is asked about a prompt, and what the reply to it is called; returns the first answer and the steps from there."""
+    prompt: Prompt, constitution: Constitution, rounds: int, seed: int, model: str
+) -> Generator[tuple[str, Conversation], str, Demonstration]:
+    """What the reply to each question about a prompt is called, and the question; takes the reply, returns what came of it."""
     answer = initial = yield "answer", prompt.messages
     steps: list[Json] = []
     for number in range(rounds):
@@ -113,7 +113,8 @@ def _drafting(
         critique = yield "critique", talk
         answer = yield "revision", (*talk, assistant(critique), user(principle.revision))
         steps.append({"principle": principle.name, "critique": critique, "revision": answer})
-    return initial, steps
+    metadata = {**prompt.metadata, "initial": initial, "steps": steps, "model": model}
+    return Demonstration((*prompt.messages, assistant(answer)), prompt.id, metadata)
 
 
 def revise(
@@ -135,7 +136,7 @@ def revise(
         told: hears how many of the `len(prompts) * (1 + 2 * rounds)` replies are done, those that need not be asked included.
     """
     report, problems, result = counting(told) or (lambda *_: None), dict[int, str](), Revisions()
-    drafts = [_drafting(prompt, constitution, rounds, seed) for prompt in prompts]
+    drafts = [_drafting(prompt, constitution, rounds, seed, model.name) for prompt in prompts]
     waiting = {place: next(draft) for place, draft in enumerate(drafts)}
     for _ in range(1 + 2 * rounds):
         for _ in range(len(drafts) - len(waiting)):
@@ -150,10 +151,7 @@ def revise(
             try:
                 waiting[place] = drafts[place].send(reply.text or "")
             except StopIteration as end:
-                initial, steps = end.value
-                metadata = {**prompts[place].metadata, "initial": initial, "steps": steps, "model": model.name}
-                messages = (*prompts[place].messages, assistant(reply.text or ""))
-                result.demonstrations.append(Demonstration(messages, prompts[place].id, metadata))
+                result.demonstrations.append(end.value)
     result.failures.update(problem for _, problem in sorted(problems.items()))
     return result
 
