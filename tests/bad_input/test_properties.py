@@ -87,9 +87,9 @@ def edits(node: Any) -> Iterator[Any]:
 
 
 def parsers(seed: dict[str, Any]) -> Iterator[Callable[[dict[str, Any]], Any]]:
-    if seed["format"] in BRIDGES:
-        yield BRIDGES[seed["format"]].read_task
-    yield from (lambda row, read=read: list(read(row)) for read in (READERS.get(seed["format"]) or {}).values())
+    of_tool = [BRIDGES[seed["format"]].read_task] if seed["format"] in BRIDGES else []
+    readers = (READERS.get(seed["format"]) or {}).values()
+    yield from (lambda row, read=read: list(read(row)) for read in (*of_tool, *readers))
 
 
 @pytest.mark.parametrize("seed", [s for s in SEEDS if s["format"] != "answers"], ids=lambda seed: seed["format"])
@@ -196,7 +196,7 @@ def test_a_conversation_is_messages_or_an_error(value: Any, name: str) -> None:
 @given(row=bent([seed for seed in SEEDS if seed["kind"] == "Case"]))
 def test_every_bridge_takes_any_task(bridge: Any, row: dict[str, Any]) -> None:
     def parse() -> Any:
-        found = bridge.read_task(copy.deepcopy(row))
+        *_, found = bridge.read_task(copy.deepcopy(row))
         assert isinstance(found, Case) and found.item
         assert all(said.choice in ("first", "second", "tie", "both_bad") for said in found.opinions)
         return found

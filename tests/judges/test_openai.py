@@ -226,6 +226,20 @@ def test_calls_of_tools_are_sent_as_openai_has_them(serve):
     assert server.requests[0]["messages"][1] == row
 
 
+def test_results_of_tools_name_the_call_that_they_answer(serve):
+    def call(city, **more):
+        return json.dumps({**more, "type": "function", "function": {"name": "weather", "arguments": {"city": city}}})
+
+    both = Message("assistant", "", (call("Rome"), call("Oslo", id="own")))
+    results = (Message("tool", "sun"), Message("tool", "snow"))
+    server, chat, _ = serve(completion("well"))
+    chat.replies([(user("q"), both, *results, Message("assistant", "", (call("Bonn"),)), Message("tool", "fog"))], Sampling())
+    messages = server.requests[0]["messages"]
+    ids = [[called["id"] for called in row.get("tool_calls", ())] for row in messages]
+    assert ids == [[], ["call_0", "own"], [], [], ["call_2"], []]
+    assert [row.get("tool_call_id") for row in messages] == [None, None, "call_0", "own", None, "call_2"]
+
+
 def test_the_key_comes_from_the_environment_and_goes_to_the_server_alone(serve, monkeypatch, caplog):
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("MY_KEY", KEY)

@@ -17,7 +17,7 @@ from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model
 from tether.models.trunk import Role
 from tether.monitoring.doctor import Finding
-from tether.monitoring.stillness import check_movement
+from tether.monitoring.doctor_log import check_movement
 from tether.run.devices import gpu
 from tether.run.plan import plan
 from tether.run.recipe import Recipe, run_recipe

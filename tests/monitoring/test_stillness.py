@@ -13,7 +13,7 @@ from benchmarks.replay import replay
 
 from tether.core.config import build
 from tether.monitoring.doctor import Finding, Healthy, Unexamined
-from tether.monitoring.stillness import check_movement
+from tether.monitoring.doctor_log import check_movement
 from tether.monitoring.trends import drift
 from tether.monitoring.watch import Watch
 from tether.report.page import write_report

@@ -13,6 +13,7 @@ from tether.core.types import Annotation, Comparison, Message, assistant, user
 from tether.data.sources import Quarantine, read
 from tether.preferences.exchange import cases, comparisons, gold_answers, votes
 from tether.preferences.exporting import export_labels
+from tether.preferences.importing import read_cases
 from tether.preferences.store import Answer, Question, StoreError
 from tether.preferences.votes import Opinion
 from tether.preferences.work import Work
@@ -172,6 +173,24 @@ def test_the_house_reads_back_exactly_what_was_written(store, tmp_path, name, ho
     assert quarantine.count == 0
     assert found == (wanted if name.endswith("jsonl") else [unnested(c) for c in wanted])
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("target", ["jsonl", "parquet", "label-studio", "argilla"])
+def test_every_export_carries_the_calls_of_tools(store, tmp_path, target):
+    call = json.dumps({"type": "function", "function": {"name": "rain", "arguments": {"city": "Zürich"}}}, ensure_ascii=False)
+    asking = Message("assistant", "", (call,))
+    prompt = (user("Rain?"), asking, Message("tool", "none"), assistant("No."), user("And now?"))
+    sides = [Answer(prompt, (asking, Message("tool", "some"), assistant(text))) for text in ("Yes.", "A little.")]
+    store.add_answers(sides)
+    store.add_questions([Question(sides[0].prompt_id, sides[0].id, sides[1].id)])
+    work, name = Work(store), people(store, 1)[0]
+    work.judge(work.next(name).assignment, name, Opinion("first"))
+    (case,) = cases(store)
+    assert {case.first.id, case.second.id} == {side.id for side in sides}  # the names under which votes and labels meet
+    export_labels(store, tmp_path / "out.file", target)
+    path = (tmp_path / "out.file").rename(tmp_path / ("out.parquet" if target == "parquet" else "out.jsonl"))
+    (case,) = read_cases(path)
+    assert (case.first.prompt, {case.first.response, case.second.response}) == (prompt, {side.response for side in sides})
 
 
 @pytest.mark.parametrize("target", ["jsonl", "parquet", "label-studio", "argilla"])

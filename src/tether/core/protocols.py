@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from tether.core.types import Alarm, Conversation, Json, Prompt, Rollout, RolloutGroup, Sampling, Score
 
@@ -112,6 +113,25 @@ class Reply(NamedTuple):
     reason: str = ""
 
 
+AnswerT = TypeVar("AnswerT", Verdict, Reply)
+
+
+class PlacedAnswers(dict[int, AnswerT]):
+    """Answers by the place of their question; `told` hears of each as it comes."""
+
+    def __init__(self, told: Callable[[int, AnswerT], None] | None) -> None:
+        super().__init__()
+        self.told = told
+
+    def __setitem__(self, place: int, answer: AnswerT) -> None:
+        super().__setitem__(place, answer)
+        if self.told:
+            self.told(place, answer)
+
+    def in_order(self) -> list[AnswerT]:
+        return [self[place] for place in sorted(self)]
+
+
 @runtime_checkable
 class ChatModel(Protocol):
     """A model that is asked: to choose, to score, to criticise, to rewrite. Models of equal `name` give equal answers.
@@ -122,11 +142,7 @@ class ChatModel(Protocol):
     name: str
 
     def verdicts(
-        self,
-        conversations: Sequence[Conversation],
-        options: Sequence[str],
-        *,
-        told: Callable[[int, Verdict], None] | None = None,
+        self, conversations: Sequence[Conversation], options: Sequence[str], *, told: Callable[[int, Verdict], None] | None = None
     ) -> list[Verdict]:
         """The probability that the reply to each conversation begins with each option; none may begin with another."""
         ...
@@ -146,6 +162,12 @@ class ChatModel(Protocol):
     def usage(self) -> Mapping[str, int]:
         """The cost of asking so far, by name: requests, retries, tokens ..."""
         ...
+
+
+def counting(told: Callable[[int], None] | None) -> Callable[..., None] | None:
+    """A listener to answers that tells how many there are so far; None where nobody wants to know."""
+    numbers = itertools.count(1)
+    return None if told is None else lambda *_: told(next(numbers))
 
 
 class Monitor(Protocol):

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 
 from tether.core.errors import DataError
-from tether.core.protocols import Engine, Reply, Verdict
+from tether.core.protocols import Engine, PlacedAnswers, Reply, Verdict
 from tether.core.types import Conversation, Prompt, Sampling, assistant
 from tether.data.batches import cut_batches, make_batch
 from tether.data.chat import ChatEncoder, Encoded
@@ -24,12 +24,11 @@ MICRO_BATCH_TOKENS = {"cpu": 2**11}
 
 @dataclass(frozen=True)
 class _Branch:
-    """A question with the first tokens that several options share: the next token tells these options apart."""
+    """A question with the first tokens that several options share: the next token, by option, tells them apart."""
 
     question: int
     encoded: Encoded
-    members: tuple[int, ...]
-    ends: tuple[int, ...]
+    ends: Mapping[int, int]
 
 
 class RoleEngine(Engine, Protocol):
@@ -39,22 +38,6 @@ class RoleEngine(Engine, Protocol):
     encoder: ChatEncoder
     max_rows: int
     context_length: int
-
-
-class _Answers(dict[int, Any]):
-    """Answers by the place of their question; each is passed on as it comes."""
-
-    def __init__(self, told: Callable[[int, Any], None] | None) -> None:
-        super().__init__()
-        self.told = told
-
-    def __setitem__(self, place: int, answer: Any) -> None:
-        super().__setitem__(place, answer)
-        if self.told:
-            self.told(place, answer)
-
-    def in_order(self) -> list[Any]:
-        return [self[place] for place in sorted(self)]
 
 
 class LocalChat:
@@ -91,7 +74,7 @@ class LocalChat:
         """
         check_options(options)
         self.role.train_mode(False)
-        verdicts = _Answers(told)
+        verdicts = PlacedAnswers(told)
         logprobs: dict[int, dict[int, float]] = defaultdict(dict)
         branches: list[_Branch] = []
         for question, conversation in enumerate(conversations):
@@ -105,7 +88,7 @@ class LocalChat:
             chosen = [branches[i] for i in part]
             for branch, ends in zip(chosen, self._ends(chosen, limit), strict=True):
                 of_options = logprobs[branch.question]
-                of_options.update(zip(branch.members, ends, strict=True))
+                of_options.update(zip(branch.ends, ends, strict=True))
                 if len(of_options) == len(options):
                     verdicts[branch.question] = soft_verdict([of_options[i] for i in range(len(options))], options)
         self.spent.update(questions=len(conversations), prompt_tokens=sum(map(len, sequences)))
@@ -116,19 +99,15 @@ class LocalChat:
         encoded = [self.encoder.conversation((*messages, assistant(option)), "last") for option in options]
         head = encoded[0].prompt_length
         self._check_length(max(map(len, encoded)))
-        # The stop token stands last: a reply that begins with an option may go on.
-        paths = [one.ids[head:-1] or one.ids[head:] for one in encoded]
-        together: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        for option, path in enumerate(paths):
-            together[path[:-1]].append(option)
+        together: dict[tuple[int, ...], dict[int, int]] = defaultdict(dict)
+        for option, one in enumerate(encoded):
+            # The stop token stands last: a reply that begins with an option may go on.
+            *shared, end = one.ids[head:-1] or one.ids[head:]
+            together[tuple(shared)][option] = end
+        prompt = encoded[0].ids[:head]
         return [
-            _Branch(
-                question,
-                self.encoder.rollout(encoded[0].ids[:head], (*shared, paths[members[0]][-1])),
-                tuple(members),
-                tuple(paths[i][-1] for i in members),
-            )
-            for shared, members in together.items()
+            _Branch(question, self.encoder.rollout(prompt, (*shared, next(iter(ends.values())))), ends)
+            for shared, ends in together.items()
         ]
 
     def _ends(self, branches: Sequence[_Branch], limit: int) -> list[list[float]]:
@@ -156,7 +135,7 @@ class LocalChat:
     ) -> list[Reply]:
         """See core.protocols.ChatModel; as many at a time as the engine decodes at once."""
         ordinals = list(range(len(conversations)) if ordinals is None else ordinals)
-        answers, prompts = _Answers(told), {}
+        answers, prompts = PlacedAnswers(told), {}
         for place, conversation in enumerate(conversations):
             messages = self._as_data(conversation)
             try:
@@ -192,4 +171,4 @@ def _wanted(places: Sequence[int], branch: _Branch) -> list[tuple[int, int]]:
     """(place of the state, token) for each shared token, then for each option's last."""
     shared = branch.encoded.num_trained - 1
     targets = branch.encoded.ids[len(branch.encoded) - shared - 1 : -1]
-    return [*zip(places[:shared], targets, strict=True), *((places[shared], end) for end in branch.ends)]
+    return [*zip(places[:shared], targets, strict=True), *((places[shared], end) for end in branch.ends.values())]

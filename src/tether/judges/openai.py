@@ -8,24 +8,24 @@ repeated one too, passes a meter that keeps the budget.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import httpx2
 import openai
 
 from tether.core.errors import ModelError
-from tether.core.protocols import Reply, Verdict
-from tether.core.types import Conversation, Json, Message, Sampling
+from tether.core.protocols import AnswerT, PlacedAnswers, Reply, Verdict
+from tether.core.types import Conversation, Json, Sampling
 from tether.judges.server_config import JudgeServerConfig
 from tether.judges.verdicts import DOWN, QUOTA, SPENT, Likeliest, check_options, read_verdict
 
-T = TypeVar("T")
 Options = dict[str, object]
 """Settings of a request, as the OpenAI client takes them."""
 
@@ -145,13 +145,11 @@ class ServedChat:
             ValueError: the options cannot be told apart by what a reply begins with.
         """
         check_options(options)
-
-        def how() -> Options:
-            most = LADDER[self._level]
-            return {"temperature": 0.0, **({"logprobs": True, "top_logprobs": most} if most else {})}
+        greedy: Options = {"temperature": 0.0}
 
         async def ask(client: openai.AsyncOpenAI, place: int) -> Verdict:
-            completion, reason = await self._complete(client, conversations[place], self.config.reply_tokens, how)
+            length = self.config.reply_tokens
+            completion, reason = await self._complete(client, conversations[place], length, greedy, likeliest=True)
             if completion is None:
                 return Verdict(None, reason=reason)
             return read_verdict(completion.text, completion.likeliest, options)
@@ -176,29 +174,28 @@ class ServedChat:
 
         async def ask(client: openai.AsyncOpenAI, place: int) -> Reply:
             how = {**fixed, "seed": random.Random(f"{seed}/{places[place]}").getrandbits(31)}
-            completion, reason = await self._complete(client, conversations[place], sampling.max_new_tokens, lambda: how)
+            completion, reason = await self._complete(client, conversations[place], sampling.max_new_tokens, how)
             return Reply(None, False, reason) if completion is None else Reply(completion.text.strip(), completion.finished)
 
         return self._all(len(conversations), ask, told)
 
     def _all(
-        self, count: int, ask: Callable[[openai.AsyncOpenAI, int], Awaitable[T]], told: Callable[[int, T], None] | None
-    ) -> list[T]:
+        self,
+        count: int,
+        ask: Callable[[openai.AsyncOpenAI, int], Awaitable[AnswerT]],
+        told: Callable[[int, AnswerT], None] | None,
+    ) -> list[AnswerT]:
         """Every question once, `concurrency` of them under way at a time."""
-        answers: dict[int, T] = {}
-        places = iter(range(count))
+        answers, places, config = PlacedAnswers(told), iter(range(count)), self.config
 
         async def work(client: openai.AsyncOpenAI) -> None:
             for place in places:
                 answers[place] = await ask(client, place)
-                if told:
-                    told(place, answers[place])
 
         async def all_of_them() -> None:
-            limits = {"timeout": self.config.time_limit, "max_retries": self.config.attempts - 1}
-            how = {"api_key": self._key or "none", "base_url": self.config.url, "http_client": Meter(self)}
-            async with openai.AsyncOpenAI(**how, **limits) as client:
-                workers = [asyncio.create_task(work(client)) for _ in range(min(count, self.config.concurrency))]
+            how = {"timeout": config.time_limit, "max_retries": config.attempts - 1, "http_client": Meter(self)}
+            async with openai.AsyncOpenAI(api_key=self._key or "none", base_url=config.url, **how) as client:
+                workers = [asyncio.create_task(work(client)) for _ in range(min(count, config.concurrency))]
                 try:
                     await asyncio.gather(*workers)
                 finally:
@@ -206,20 +203,21 @@ class ServedChat:
                         worker.cancel()
 
         _run(all_of_them())
-        return [answers[place] for place in range(count)]
+        return answers.in_order()
 
     async def _complete(
-        self, client: openai.AsyncOpenAI, conversation: Conversation, length: int, how: Callable[[], Options]
+        self, client: openai.AsyncOpenAI, conversation: Conversation, length: int, how: Options, *, likeliest: bool = False
     ) -> tuple[Completion | None, str]:
         """A completion, or None and why; a refusal may change the wording, so that it is asked once more.
 
         Raises:
             ModelError: every other request would meet the same, and the user can mend it.
         """
-        messages: Any = [_wire_row(turn) for turn in conversation]
+        messages: Any = _wire_rows(conversation)
         while True:
             level, name = self._level, self._length_name
-            wording: Any = {name: length, **how()}
+            most = LADDER[level] if likeliest else 0
+            wording: Any = {name: length, **how, **({"logprobs": True, "top_logprobs": most} if most else {})}
             try:
                 answer = await client.chat.completions.create(model=self.config.model, messages=messages, **wording)
                 self._fruitless, self._answered = 0, True
@@ -265,13 +263,24 @@ class ServedChat:
         return True
 
 
-def _wire_row(turn: Message) -> Json:
-    """A turn as OpenAI's requests have it: the arguments of a call are text there; no control token is left whole."""
-    row = turn.as_row() | {"content": CONTROL.sub(r"\g<0> ", turn.content)}
-    for number, call in enumerate(row.get("tool_calls", ())):
-        call.setdefault("id", f"call_{number}")
-        call["function"]["arguments"] = CONTROL.sub(r"\g<0> ", json.dumps(call["function"]["arguments"], ensure_ascii=False))
-    return row
+def _wire_rows(conversation: Conversation) -> list[Json]:
+    """The turns as OpenAI's requests have them: the arguments of a call are text there, and no control token is left whole.
+
+    A tool's result names the call that it answers: turns have no such name, so results are taken in the order of their calls.
+    """
+    rows, unanswered, number = [], list[str](), itertools.count()
+    for turn in conversation:
+        row = turn.as_row() | {"content": CONTROL.sub(r"\g<0> ", turn.content)}
+        calls = row.get("tool_calls", ())
+        for call in calls:
+            call.setdefault("id", f"call_{next(number)}")
+            call["function"]["arguments"] = CONTROL.sub(r"\g<0> ", json.dumps(call["function"]["arguments"], ensure_ascii=False))
+        if turn.role == "tool":
+            row |= {"tool_call_id": unanswered.pop(0)} if unanswered else {}
+        else:
+            unanswered = [call["id"] for call in calls]
+        rows.append(row)
+    return rows
 
 
 class Completion(NamedTuple):

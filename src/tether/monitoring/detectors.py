@@ -285,22 +285,10 @@ def _sycophancy(view: View) -> Reading:
     return SILENT if len(later) < 2 else Reading(min(later) - start, {"start": start, "now": later[-1]})
 
 
-_MEASURES: dict[str, Measure] = {
-    measure.__name__.removeprefix("_"): measure
-    for measure in (
-        *(
-            _length_gaming,
-            _length_advantage,
-            _mode_collapse,
-            _entropy_collapse,
-            _kl_acceleration,
-            _kl_stuck,
-            _unmoved,
-            _truncation,
-        ),
-        *(_exploit_tokens, _reward_disagreement, _reward_failures, _score_jump, _sharpening, _sycophancy),
-    )
-}
+_MEASURES: dict[str, Measure] = {measure.__name__.removeprefix("_"): measure for measure in (
+    _length_gaming, _length_advantage, _mode_collapse, _entropy_collapse, _kl_acceleration, _kl_stuck, _unmoved, _truncation,
+    _exploit_tokens, _reward_disagreement, _reward_failures, _score_jump, _sharpening, _sycophancy,
+)}  # fmt: skip
 
 
 def _detector(name: str, threshold: float, message: str, advice: str, rise_of: str = "", level_of: str = "") -> Detector:

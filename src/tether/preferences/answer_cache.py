@@ -9,13 +9,11 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tether.core.errors import DataError
-from tether.core.protocols import ChatModel, Reply, Verdict
+from tether.core.protocols import AnswerT, ChatModel, PlacedAnswers, Reply, Verdict
 from tether.core.types import Conversation, Sampling
-
-AnswerT = TypeVar("AnswerT", Verdict, Reply)
 
 
 class CachedModel:
@@ -61,8 +59,7 @@ class CachedModel:
             return self.model.verdicts([conversations[place] for place in places], options, told=told)
 
         keys = [self._key("verdict", conversation, list(options)) for conversation in conversations]
-        read = lambda values: Verdict(values[0] and tuple(values[0]), *values[1:])  # noqa: E731
-        return self._answers(keys, ask, read, _final, told)
+        return self._answers(Verdict, keys, ask, told)
 
     def replies(
         self,
@@ -82,7 +79,7 @@ class CachedModel:
 
         how = {name: getattr(sampling, name) for name in Sampling.__slots__}
         keys = [self._key("reply", c, [how, seed, number]) for c, number in zip(conversations, numbers, strict=True)]
-        return self._answers(keys, ask, lambda values: Reply(*values), lambda reply: reply.text is not None, told)
+        return self._answers(Reply, keys, ask, told)
 
     def _key(self, kind: str, conversation: Conversation, more: Any) -> str:
         question = [kind, self.name, [[turn.role, turn.content, *turn.tool_calls] for turn in conversation], more]
@@ -90,40 +87,42 @@ class CachedModel:
 
     def _answers(
         self,
+        kind: type[AnswerT],
         keys: Sequence[str],
         ask: Callable[[Sequence[int], Callable[[int, AnswerT], None]], object],
-        read: Callable[[Any], AnswerT],
-        worth: Callable[[AnswerT], bool],
         told: Callable[[int, AnswerT], None] | None,
     ) -> list[AnswerT]:
         """The answers under these keys: from the file where they are worth keeping, else asked and written there."""
         places: dict[str, list[int]] = {}
         for place, key in enumerate(keys):
             places.setdefault(key, []).append(place)
-        answers: dict[str, AnswerT] = {}
+        answers, new = PlacedAnswers(told), list[str]()
 
         def settle(key: str, answer: AnswerT) -> None:
-            answers[key] = answer
-            for place in places[key] if told else ():
-                told(place, answer)  # type: ignore[misc]
+            for place in places[key]:
+                answers[place] = answer
 
         for key in places:
             row = self._file.execute("SELECT answer FROM answers WHERE key = ?", (key,)).fetchone()
-            if row and worth(answer := read(json.loads(row[0]))):
+            fields: list[Any] = [tuple(v) if isinstance(v, list) else v for v in json.loads(row[0])] if row else []
+            if row and _lasts(answer := kind(*fields)):
                 settle(key, answer)
-        self.spent["recalled"] += len(answers)
-        new = [key for key in places if key not in answers]
+            else:
+                new.append(key)
+        self.spent["recalled"] += len(places) - len(new)
 
         def heard(number: int, answer: AnswerT) -> None:
-            if worth(answer):
+            if _lasts(answer):
                 self._file.execute("INSERT OR REPLACE INTO answers VALUES (?, ?)", (new[number], json.dumps(answer)))
             settle(new[number], answer)
 
         if new:
             ask([places[key][0] for key in new], heard)
-        return [answers[key] for key in keys]
+        return answers.in_order()
 
 
-def _final(verdict: Verdict) -> bool:
+def _lasts(answer: Verdict | Reply) -> bool:
     """True for an answer that the same question would get again, and that holds no NaN."""
-    return verdict.parsed if verdict.logprobs is None else not any(map(math.isnan, verdict.logprobs))
+    if isinstance(answer, Reply):
+        return answer.text is not None
+    return answer.parsed if answer.logprobs is None else not any(map(math.isnan, answer.logprobs))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,11 +30,11 @@ def _matches(row: Mapping[str, Any]) -> bool:
     return (isinstance(row.get("fields"), Mapping) and "responses" in row) or any(key.endswith(".responses") for key in row)
 
 
-def _read_task(row: Mapping[str, Any], fields: Sequence[str] = (), skipped: list[str] | None = None) -> Case:
+def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> Iterator[Case | DataError]:
     """The case of a record; drafts and discarded responses say nothing, and suggestions are nobody's judgment.
 
     A label question may name an answer's field, `tie` or `both_bad`; a ranking question orders the two fields, with equal ranks
-    for a tie. The first such question counts. What is wrong with a response that cannot be read is added to `skipped`.
+    for a tie. The first such question counts.
 
     Raises:
         DataError: the prompt or the answers are not found, or no response is of either kind.
@@ -63,7 +63,7 @@ def _read_task(row: Mapping[str, Any], fields: Sequence[str] = (), skipped: list
         facts |= task_json.opinion_fields(task_json.json_object(task.notes.get(annotator), "said"), {}) if user in people else {}
         return Opinion(choice, strengths.get(user), annotator=annotator, **facts)
 
-    return task.judged(responses.get(question, ()), read, skipped, {"id": str(row["id"])} if row.get("id") else {})
+    return task.judged(responses.get(question, ()), read, {"id": str(row["id"])} if row.get("id") else {})
 
 
 def _parts(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, list[Mapping[str, Any]]], Mapping[str, Any]]:
@@ -110,23 +110,24 @@ def _choice(value: Any, names: Sequence[str]) -> Any:
 
 def _write_task(case: Case, label: Comparison | None, store: str) -> Json:
     """A record with every judgment as a response and the label, where there is one, as a suggestion."""
-    sides, names, texts = task_json.in_view(case, "argilla", NAMES)
+    task = task_json.shown_task(case, "argilla")
+    names: dict[str, str] = dict(zip(("first", "second"), NAMES, strict=True))
     people = {opinion.annotator: str(uuid.uuid5(_USERS, opinion.annotator)) for opinion in case.opinions}
     answers: dict[str, list[Json]] = {"preference": [], "strength": []}
-    for opinion in case.opinions:
+    for opinion in task.case.opinions:
         user = {"user_id": people[opinion.annotator]}
         answers["preference"].append({"value": names.get(opinion.choice, opinion.choice), **user})
         answers["strength"] += [{"value": opinion.strength, **user}] if opinion.strength else []
-    metadata: Json = {"tether": json.dumps(task_json.packed_task(case, sides, store), ensure_ascii=False)}
+    metadata: Json = {"tether": json.dumps(task_json.packed_task(task, store), ensure_ascii=False)}
     metadata |= {"annotators": list(people), "annotator_ids": list(people.values())}
     metadata |= {"settled_by": case.settled.annotator} if case.settled else {}
     suggestions = {}
     if label is not None:
-        best = "tie" if label.tie else names["first" if label.chosen == case.first.response else "second"]
+        best = "tie" if label.tie else names["first" if label.chosen == task.case.first.response else "second"]
         suggestions = {"preference": {"value": best, "score": label.probability, "agent": "tether"}}
     return {
         "id": str(case.details.get("id") or case.item),
-        "fields": dict(zip(("prompt", *NAMES), texts, strict=True)),
+        "fields": dict(zip(("prompt", *NAMES), task.texts, strict=True)),
         "metadata": metadata,
         "suggestions": suggestions,
         "responses": {question: given for question, given in answers.items() if given or question == "preference"},

@@ -7,9 +7,8 @@ Bai et al. 2022, https://arxiv.org/abs/2212.08073. The rewritten answers are dem
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,8 +16,8 @@ from pydantic import Field, model_validator
 
 from tether.core.config import Config, load_recipe
 from tether.core.errors import DataError, MissingFileError
-from tether.core.protocols import ChatModel, Reply
-from tether.core.types import Comparison, Conversation, Demonstration, Prompt, Sampling, assistant, user
+from tether.core.protocols import ChatModel, Reply, counting
+from tether.core.types import Comparison, Conversation, Demonstration, Json, Prompt, Sampling, assistant, user
 from tether.preferences.judge import Rubric
 
 PACKAGED = Path(__file__).resolve().parent.parent / "recipes" / "judge"
@@ -102,31 +101,20 @@ class Revisions:
     failures: Counter[str] = field(default_factory=Counter)
 
 
-@dataclass
-class _Draft:
-    """The versions of a prompt's answer, the steps between them, and the reason why there will be no further one."""
-
-    prompt: Prompt
-    versions: list[str] = field(default_factory=list)
-    steps: list[dict[str, str]] = field(default_factory=list)
-    problem: str = ""
-
-    def question(self, kind: str, principle: Principle) -> Conversation:
-        if kind == "answer":
-            return self.prompt.messages
-        critique = (*self.prompt.messages, assistant(self.versions[-1]), user(principle.critique))
-        return critique if kind == "critique" else (*critique, assistant(self.steps[-1]["critique"]), user(principle.revision))
-
-    def take(self, kind: str, principle: Principle, reply: Reply) -> None:
-        text, problem = reply.text or "", _problem(reply, may_be_cut=kind == "critique")
-        if problem:
-            self.problem = f"{kind}: {problem}"
-        elif kind == "critique":
-            self.steps.append({"principle": principle.name, "critique": text})
-        else:
-            self.versions.append(text)
-            if kind == "revision":
-                self.steps[-1]["revision"] = text
+def _drafting(
+    prompt: Prompt, constitution: Constitution, rounds: int, seed: int, model: str
+) -> Generator[tuple[str, Conversation], str, Demonstration]:
+    """What the reply to each question about a prompt is called, and the question; takes the reply, returns what came of it."""
+    answer = initial = yield "answer", prompt.messages
+    steps: list[Json] = []
+    for number in range(rounds):
+        principle = constitution.draw(str(seed), str(number), _words(prompt.messages))
+        talk = (*prompt.messages, assistant(answer), user(principle.critique))
+        critique = yield "critique", talk
+        answer = yield "revision", (*talk, assistant(critique), user(principle.revision))
+        steps.append({"principle": principle.name, "critique": critique, "revision": answer})
+    metadata = {**prompt.metadata, "initial": initial, "steps": steps, "model": model}
+    return Demonstration((*prompt.messages, assistant(answer)), prompt.id, metadata)
 
 
 def revise(
@@ -147,21 +135,24 @@ def revise(
     Args:
         told: hears how many of the `len(prompts) * (1 + 2 * rounds)` replies are done, those that need not be asked included.
     """
-    drafts, done = [_Draft(prompt) for prompt in prompts], itertools.count(1)
-    report = (lambda *_: told(next(done))) if told else lambda *_: None
-    for number, kind in enumerate(("answer", *("critique", "revision") * rounds)):
-        waiting = [draft for draft in drafts if not draft.problem]
-        principles = [constitution.draw(str(seed), str((number - 1) // 2), _words(draft.prompt.messages)) for draft in waiting]
-        questions = [draft.question(kind, principle) for draft, principle in zip(waiting, principles, strict=True)]
+    report, problems, result = counting(told) or (lambda *_: None), dict[int, str](), Revisions()
+    drafts = [_drafting(prompt, constitution, rounds, seed, model.name) for prompt in prompts]
+    waiting = {place: next(draft) for place, draft in enumerate(drafts)}
+    for _ in range(1 + 2 * rounds):
         for _ in range(len(drafts) - len(waiting)):
             report()
-        replies = _ask(model, questions, sampling, seed, told=report)
-        for draft, principle, reply in zip(waiting, principles, replies, strict=True):
-            draft.take(kind, principle, reply)
-    result = Revisions(failures=Counter(draft.problem for draft in drafts if draft.problem))
-    for prompt, draft in ((draft.prompt, draft) for draft in drafts if not draft.problem):
-        metadata = {**prompt.metadata, "initial": draft.versions[0], "steps": draft.steps, "model": model.name}
-        result.demonstrations.append(Demonstration((*prompt.messages, assistant(draft.versions[-1])), prompt.id, metadata))
+        talks = [talk for _, talk in waiting.values()]
+        replies = model.replies(talks, sampling, seed=seed, ordinals=_ordinals(talks), told=report)
+        for (place, (kind, _)), reply in zip(list(waiting.items()), replies, strict=True):
+            if problem := _problem(reply, may_be_cut=kind == "critique"):
+                problems[place] = f"{kind}: {problem}"
+                del waiting[place]
+                continue
+            try:
+                waiting[place] = drafts[place].send(reply.text or "")
+            except StopIteration as end:
+                result.demonstrations.append(end.value)
+    result.failures.update(problem for _, problem in sorted(problems.items()))
     return result
 
 
@@ -175,7 +166,8 @@ def sampled_pairs(
     """
     if not sampling.temperature:
         raise DataError("two greedy answers are one answer: sample at a temperature above 0")
-    first, second = (_ask(model, [prompt.messages for prompt in prompts], sampling, seed, sample) for sample in (0, 1))
+    talks = [prompt.messages for prompt in prompts]
+    first, second = (model.replies(talks, sampling, seed=seed, ordinals=_ordinals(talks, sample)) for sample in (0, 1))
     pairs, failures = [], Counter[str]()
     for prompt, a, b in zip(prompts, first, second, strict=True):
         if problem := _problem(a) or _problem(b):
@@ -195,17 +187,9 @@ def _problem(reply: Reply, *, may_be_cut: bool = False) -> str:
     return "" if reply.finished or may_be_cut else "did not end in time"
 
 
-def _ask(
-    model: ChatModel,
-    conversations: Sequence[Conversation],
-    sampling: Sampling,
-    seed: int,
-    sample: int = 0,
-    told: Callable[[int, Reply], None] | None = None,
-) -> list[Reply]:
-    """Replies whose randomness depends on what is asked and not on its place: other prompts before it change nothing."""
-    ordinals = [_number(_words(conversation), str(sample)) for conversation in conversations]
-    return model.replies(conversations, sampling, seed=seed, ordinals=ordinals, told=told) if conversations else []
+def _ordinals(conversations: Sequence[Conversation], sample: int = 0) -> list[int]:
+    """Numbers that depend on what is asked and not on its place: other prompts before it change nothing."""
+    return [_number(_words(conversation), str(sample)) for conversation in conversations]
 
 
 def _words(conversation: Conversation) -> str:

@@ -16,14 +16,12 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 from typing import Any, Literal, TypedDict, Unpack, get_args
 
-from sqlalchemy import select
-
 from tether.core.errors import ConfigError
 from tether.core.types import Annotation, Comparison, Json
 from tether.preferences.aggregation import Label, dawid_skene
 from tether.preferences.quality import Share
 from tether.preferences.queries import JUDGED, TASKS
-from tether.preferences.store import Answer, Store, answer_of
+from tether.preferences.store import ORIGIN, Answer, Store, answer_of
 from tether.preferences.tables import AnnotatorRow, AssignmentRow, JudgmentRow, PromptRow, TaskRow
 from tether.preferences.votes import FLIPPED, STRENGTHS, Opinion, Vote, as_verdict, more_than_half
 
@@ -31,9 +29,7 @@ How = Literal["majority", "soft", "dawid-skene"]
 CHUNK = 500
 FINISHED = ("done", "settled")
 LONGEST_SLICE = 40
-PROVENANCE = {"model": "model", "checkpoint": "checkpoint", "sampling": "sampling"} | {
-    "score": "reward_score", "spread": "reward_spread", "details": "details"
-}  # fmt: skip
+PROVENANCE = {name: {"score": "reward_score", "spread": "reward_spread"}.get(name, name) for name in ORIGIN}
 """Fields of an answer and what they are called in a comparison's metadata, after `chosen_` or `rejected_`."""
 
 
@@ -77,6 +73,11 @@ def turned(case: Case) -> Case:
     return replace(case, first=case.second, second=case.first, opinions=opinions, known=gold)
 
 
+def ordered(case: Case) -> Case:
+    """The same case with its sides in the order of their ids, as votes on it are given."""
+    return case if case.in_order else turned(case)
+
+
 def opinion_of(judgment: JudgmentRow, lease: AssignmentRow, person: AnnotatorRow, names: bool) -> Opinion:
     """The opinion that three rows hold, without its comment."""
     recorded = {name: getattr(judgment, name) for name in ("choice", "strength", "ratings", "seconds", "guidelines", "at")}
@@ -86,7 +87,12 @@ def opinion_of(judgment: JudgmentRow, lease: AssignmentRow, person: AnnotatorRow
 
 def cases(store: Store, *, states: Sequence[str] = FINISHED, round: str | None = None, names: bool = False) -> Iterator[Case]:
     """The tasks of these states with their answers and live judgments, in order; gold questions are left out."""
-    query = TASKS.where(TaskRow.state.in_(states), TaskRow.known.is_(None)).order_by(TaskRow.id).limit(CHUNK)
+    return _cases(store, round, names, TaskRow.state.in_(states), TaskRow.known.is_(None))
+
+
+def _cases(store: Store, round: str | None, names: bool, *which: Any) -> Iterator[Case]:
+    """The tasks that meet these conditions."""
+    query = TASKS.where(*which).order_by(TaskRow.id).limit(CHUNK)
     query = query if round is None else query.where(TaskRow.round == round)
     last: Any = 0
     with store.reading() as session:
@@ -227,7 +233,7 @@ def votes(
     query = query if round is None else query.where(TaskRow.round == round)
     query = query if gold else query.where(TaskRow.known.is_(None))
     query = query if experts else query.where(AssignmentRow.role == "annotator")
-    with store.reading() as session:
+    with store.reading() as session:  # not by `cases`: the texts would cost two thirds more
         for judgment, lease, person, task, details in session.execute(query.execution_options(yield_per=CHUNK)):
             opinion = opinion_of(judgment, lease, person, names)
             opinion = opinion.turned() if task.first_id > task.second_id else opinion
@@ -235,12 +241,8 @@ def votes(
             value = opinion.preference * STRENGTHS if graded else opinion.choice
             slices = {"strategy": task.strategy, "round": task.round, **details}
             short = {key: text for key, text in slices.items() if isinstance(text, str) and 0 < len(text) <= LONGEST_SLICE}
-            seconds, expert = opinion.seconds or None, opinion.role != "annotator"
-            yield Vote(_item(task), opinion.annotator, value, opinion.at, seconds, opinion.left, short, expert)
-
-
-def _item(task: TaskRow) -> str:
-    return f"{task.prompt_id}/{task.pair}"
+            seconds, expert, item = opinion.seconds or None, opinion.role != "annotator", f"{task.prompt_id}/{task.pair}"
+            yield Vote(item, opinion.annotator, value, opinion.at, seconds, opinion.left, short, expert)
 
 
 def gold_answers(store: Store) -> dict[str, str]:
@@ -248,13 +250,8 @@ def gold_answers(store: Store) -> dict[str, str]:
 
     Of a question that was flagged it is the expert's choice; one that waits for an expert has none.
     """
-    golden = (TaskRow.known.is_not(None), TaskRow.state != "expert")
-    rulings = JUDGED.join(TaskRow, TaskRow.id == JudgmentRow.task_id).where(*golden, AssignmentRow.role != "annotator")
-    with store.reading() as session:
-        tasks = session.scalars(select(TaskRow).where(*golden).order_by(TaskRow.id)).all()
-        ruled = {ruling.task_id: ruling.choice for ruling, _, _ in session.execute(rulings.order_by(JudgmentRow.id))}
-    choices = [(task, ruled.get(task.id, task.known)) for task in tasks]
-    return {_item(task): FLIPPED.get(c, c) if task.first_id > task.second_id else c for task, c in choices}
+    golden = map(ordered, _cases(store, None, False, TaskRow.known.is_not(None), TaskRow.state != "expert"))
+    return {case.item: case.settled.choice if case.settled else str(case.known) for case in golden}
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,7 +84,10 @@ def _parquet(rows: Iterable[Json], path: Path) -> int:
     records = [row | {f"metadata_{k}" if k in _READ else k: v for k, v in row.pop("metadata", {}).items()} for row in rows]
     for vote in (vote for record in records for vote in record["annotations"]):
         vote["ratings"] = json.dumps(vote["ratings"])
-    turns = pa.list_(pa.struct({"role": pa.string(), "content": pa.string()}))
+    calling = [turn for record in records for name in _TURNS for turn in record[name] if "tool_calls" in turn]
+    for turn in calling:  # no two calls need have arguments of one kind
+        turn["tool_calls"] = json.dumps(turn["tool_calls"], ensure_ascii=False)
+    turns = pa.list_(pa.struct(dict.fromkeys(("role", "content", *(("tool_calls",) if calling else ())), pa.string())))
     vote = dict.fromkeys(("annotator", "choice", "ratings", "left", "role", "store"), pa.string())
     vote |= dict.fromkeys(("preference", "seconds", "at"), pa.float64()) | dict.fromkeys(("strength", "guidelines"), pa.int64())
     fixed = {"id": pa.string(), **dict.fromkeys(_TURNS, turns), "probability": pa.float64(), "tie": pa.bool_()}

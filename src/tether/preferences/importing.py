@@ -25,20 +25,19 @@ from tether.core.errors import DataError
 from tether.core.types import Annotation, Comparison
 from tether.data.formats.containers import places
 from tether.data.formats.fields import as_text
-from tether.data.formats.format import Reader, Row
+from tether.data.formats.format import Row
 from tether.data.formats.json_rows import BadRow
 from tether.data.formats.registry import format_named, kind_reader
 from tether.data.sources import SNIFFED_ROWS, Quarantine, read, read_rows
 from tether.preferences.bridges import BRIDGES
-from tether.preferences.exchange import PROVENANCE, Case, turned
+from tether.preferences.exchange import PROVENANCE, Case, ordered, turned
 from tether.preferences.queries import recount
 from tether.preferences.store import PART, Answer, Question, Store, StoreError
 from tether.preferences.tables import AnnotatorRow, AssignmentRow, TaskRow
 from tether.preferences.task_json import opinion_fields, origin_of, readable_opinions, strength_of
-from tether.preferences.votes import CHOICES, FLIPPED, STRENGTHS, Opinion
+from tether.preferences.votes import CHOICES, STRENGTHS, Opinion
 from tether.preferences.work import judgment_row
 
-Tasks = Mapping[tuple[str, str], TaskRow]
 _SIDES = {"chosen": "first", "rejected": "second"}
 
 
@@ -111,31 +110,21 @@ def read_cases(
             raise DataError(f"{file}: tasks of Label Studio and Argilla have people's judgments and no label of their own")
         if bridge or layout == "export" or (format == "preference" and format_of(file) == "export"):
             one = partial(bridge.read_task, fields=fields) if bridge else partial(_exported, case_of=case)
-            yield from islice(read_rows(file, _with_skipped(one), quarantine), limit)
+            yield from islice(read_rows(file, one, quarantine), limit)
         else:
             yield from map(case, read(file, Comparison, format=format, quarantine=quarantine, limit=limit, check=case))
 
 
-def _with_skipped(read_case: Callable[..., Case]) -> Reader:
-    """The reader of a row's case, which also gives a reason for each judgment that was left out of it."""
-
-    def parse(row: Row) -> Iterator[Case | DataError]:
-        skipped: list[str] = []
-        case = read_case(row, skipped=skipped)
-        yield from (DataError(f"one judgment only, {reason}") for reason in skipped)
-        yield case  # last, since who takes the first few cases asks for nothing after them
-
-    return parse
-
-
-def _exported(row: Row, skipped: list[str], case_of: Callable[..., Case]) -> Case:
-    """A comparison that an export wrote, with everything that its votes hold."""
+def _exported(row: Row, case_of: Callable[..., Case]) -> Iterator[Case | DataError]:
+    """A comparison that an export wrote, with everything that its votes hold; before it reasons against votes."""
     votes = row["annotations"] if _format_of(row) == "export" else ()
     read_pair = kind_reader(format_named("preference"), Comparison, "this row", row)
     (pair,) = read_pair({**row, "annotations": None} if votes else row)
-    case = case_of(replace(pair, id=str(row.get("id") or "")), readable_opinions(votes, _vote, skipped))
+    opinions, problems = readable_opinions(votes, _vote)
+    case = case_of(replace(pair, id=str(row.get("id") or "")), opinions)
     stores = {str(vote.get("store") or "") for vote in votes if isinstance(vote, Mapping)}
-    return replace(case, details={**case.details, "store": stores.pop()}) if len(stores) == 1 and any(stores) else case
+    yield from problems
+    yield replace(case, details={**case.details, "store": stores.pop()}) if len(stores) == 1 and any(stores) else case
 
 
 def _vote(vote: Any) -> Opinion:
@@ -167,8 +156,7 @@ def _case(row: Comparison, opinions: Sequence[Opinion] = (), *, labels: str, gol
     details = {"id": row.id, "metadata": facts}
     judged = {"known": label} if gold else {"opinions": opinions}
     case = Case(chosen, rejected, round=batch, strategy=strategy, details=details, **judged)
-    # The better side of a file often comes first; which is `first` here must not tell.
-    return case if case.in_order else turned(case)
+    return ordered(case)  # the better side of a file often comes first; which is `first` here must not tell
 
 
 def _opinion(vote: Annotation, expert: str | None) -> Opinion:
@@ -189,13 +177,7 @@ def json_safe(value: Any) -> Any:
 
 
 def import_cases(
-    store: Store,
-    incoming: Iterable[Case],
-    *,
-    ask: int | None = None,
-    round: str | None = None,
-    prefix: str = "",
-    priority: float = 0.0,
+    store: Store, incoming: Iterable[Case], *, ask: int | None = None, round: str | None = None, prefix: str = ""
 ) -> Imported:
     """Put cases into the store.
 
@@ -221,23 +203,26 @@ def import_cases(
 
     while part := [named(case) for case in islice(rows, PART)]:
         answers = store.add_answers(side for case in part for side in (case.first, case.second))
-        tasks = store.add_questions(_question(case, ask, priority) for case in part)
+        tasks = store.add_questions(_question(case, ask) for case in part)
         with store.transaction() as session:
             wanted = {(case.pair, case.round) for case in part}
             candidates = session.scalars(select(TaskRow).where(TaskRow.pair.in_({pair for pair, _ in wanted})))
             by_pair = {key: task for task in candidates if (key := (task.pair, task.round)) in wanted}
             widened = _widen(session, by_pair.values(), ask) if ask else 0
-            not_gold = sum(not _is_gold(by_pair[case.pair, case.round], case) for case in part if case.known)
-            judgments, repeated = _keep(session, part, by_pair, store.clock())
+            tasked = [(by_pair[case.pair, case.round], case) for case in part]
+            tasked = [(task, case if task.first_id == case.first.id else turned(case)) for task, case in tasked]
+            not_gold = sum(not _is_gold(task, case) for task, case in tasked if case.known)
+            judgments, repeated = _keep(session, tasked, store.clock())
         total += Imported(len(part), answers, tasks, judgments, repeated, widened, not_gold)
     return total
 
 
-def _question(case: Case, ask: int | None, priority: float) -> Question:
+def _question(case: Case, ask: int | None) -> Question:
     people = sum(opinion.role == "annotator" for opinion in case.opinions)
     sides = (case.first.prompt_id, case.first.id, case.second.id)
     details = json_safe({name: value for name, value in case.details.items() if name != "store"})
-    return Question(*sides, max(1, people, ask or case.needed), case.known, case.strategy, priority, case.round, details)
+    needed = max(1, people, ask or case.needed)
+    return Question(*sides, needed, case.known, case.strategy, round=case.round, details=details)
 
 
 def _widen(session: Session, tasks: Iterable[TaskRow], ask: int) -> int:
@@ -251,23 +236,21 @@ def _widen(session: Session, tasks: Iterable[TaskRow], ask: int) -> int:
 
 def _is_gold(task: TaskRow, case: Case) -> bool:
     """Make a task that nobody has judged the gold question of the case; whether it is that now, or was."""
-    answer = case.known if task.first_id == case.first.id else FLIPPED.get(case.known or "", case.known)
-    if task.known != answer and not task.judged and task.state == "open":
-        task.known = answer
-    return task.known == answer
+    if task.known != case.known and not task.judged and task.state == "open":
+        task.known = case.known
+    return task.known == case.known
 
 
-def _keep(session: Session, part: Sequence[Case], tasks: Tasks, now: float) -> tuple[int, int]:
+def _keep(session: Session, tasked: Sequence[tuple[TaskRow, Case]], now: float) -> tuple[int, int]:
     """Keep the judgments that are new; returns their number and that of the others."""
-    people = _people(session, {opinion.annotator: opinion.role for case in part for opinion in case.opinions}, now)
-    ids = {tasks[case.pair, case.round].id for case in part if case.opinions}
+    people = _people(session, {opinion.annotator: opinion.role for _, case in tasked for opinion in case.opinions}, now)
+    ids = {task.id for task, case in tasked if case.opinions}
     given = select(AssignmentRow.task_id, AssignmentRow.annotator_id).where(AssignmentRow.task_id.in_(ids))
     seen, repeated = set(map(tuple, session.execute(given))), 0
     fresh: list[tuple[AssignmentRow, Opinion]] = []
     changed: dict[int, TaskRow] = {}
-    for case in part:
-        task = tasks[case.pair, case.round]
-        for opinion in (case if task.first_id == case.first.id else turned(case)).opinions:
+    for task, case in tasked:
+        for opinion in case.opinions:
             key = (task.id or 0, people[opinion.annotator].id or 0)
             if key in seen:
                 repeated += 1

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tether.core.protocols import ChatModel, Verdict
+from tether.core.protocols import ChatModel, Verdict, counting
 from tether.core.types import Annotation, Comparison, Conversation, Prompt, Score, assistant, user
 
 Rubric = str | Callable[[Comparison], str]
@@ -142,7 +142,7 @@ class PairJudge:
         rubrics = [self.rubric if isinstance(self.rubric, str) else self.rubric(row) for row in comparisons]
         both = [(row, words, swapped) for row, words in zip(comparisons, rubrics, strict=True) for swapped in (False, True)]
         questions = [pair_question(row, words, swapped=swapped) for row, words, swapped in both]
-        verdicts = self.model.verdicts(questions, OPTIONS, told=_counting(told))
+        verdicts = self.model.verdicts(questions, OPTIONS, told=counting(told))
         return [_judgment(first, second) for first, second in zip(verdicts[::2], verdicts[1::2], strict=True)]
 
     def label(self, comparisons: Sequence[Comparison], judgments: Sequence[Judgment]) -> list[Comparison]:
@@ -156,16 +156,6 @@ class PairJudge:
             for row, judgment in zip(comparisons, judgments, strict=True)
             if (probability := judgment.probability(self.temperature)) is not None
         ]
-
-
-def _counting(told: Callable[[int], None] | None) -> Callable[[int, Verdict], None] | None:
-    answered: set[int] = set()
-
-    def heard(place: int, verdict: Verdict) -> None:
-        answered.add(place)
-        told(len(answered))  # type: ignore[misc]
-
-    return heard if told else None
 
 
 def _judgment(chosen_first: Verdict, chosen_second: Verdict) -> Judgment:

@@ -7,7 +7,7 @@ that names an unknown user is refused, so names stand in the results' `meta`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from tether.core.types import Comparison, Json
 from tether.data.formats.fields import as_text, number, sequence
 from tether.preferences import task_json
 from tether.preferences.exchange import Case
-from tether.preferences.votes import Opinion
+from tether.preferences.votes import Choice, Opinion
 
 CONFIG = """<View>
   <Text name="prompt" value="$prompt"/>
@@ -34,7 +34,8 @@ CONFIG = """<View>
 """
 """The labelling interface for the tasks that are written here."""
 
-_UNDECIDED = {"tie": "tie", "equal": "tie", "both": "tie", "both_bad": "both_bad", "neither": "both_bad"}
+_SIDES: dict[str, Choice] = {"left": "first", "right": "second"}
+_UNDECIDED: dict[str, Choice] = {"tie": "tie", "equal": "tie", "both": "tie", "both_bad": "both_bad", "neither": "both_bad"}
 
 
 def _matches(row: Mapping[str, Any]) -> bool:
@@ -43,10 +44,8 @@ def _matches(row: Mapping[str, Any]) -> bool:
     )
 
 
-def _read_task(row: Mapping[str, Any], fields: Sequence[str] = (), skipped: list[str] | None = None) -> Case:
+def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> Iterator[Case | DataError]:
     """The case of a task; cancelled and unfinished annotations say nothing, and predictions are nobody's judgment.
-
-    What is wrong with an annotation that cannot be read is added to `skipped`.
 
     Raises:
         DataError: the prompt or the answers are not found, or of several annotations none holds a verdict that can be read.
@@ -58,7 +57,7 @@ def _read_task(row: Mapping[str, Any], fields: Sequence[str] = (), skipped: list
     task = task_json.unpacked_task(data["tether"]) if ours else task_json.foreign(data, fields)
     done = [a for a in task_json.objects(row.get("annotations"), "annotations") if not a.get("was_cancelled") and a.get("result")]
     details = {"id": f"label-studio:{row['id']}"} if "id" in row else {}
-    return task.judged(done, partial(_opinion, notes=task.notes), skipped, details)
+    return task.judged(done, partial(_opinion, notes=task.notes), details)
 
 
 def _opinion(annotation: Mapping[str, Any], notes: Mapping[str, Any]) -> Opinion:
@@ -67,7 +66,7 @@ def _opinion(annotation: Mapping[str, Any], notes: Mapping[str, Any]) -> Opinion
     meta = next((r["meta"] for r in results if isinstance(r.get("meta"), Mapping) and "annotator" in r["meta"]), None)
     side = str(values.get("pairwise", {}).get("selected"))
     word = str(sequence(values.get("choices", {}).get("choices") or [""], "choices")[0]).strip().lower().replace(" ", "_")
-    choice: Any = {"left": "first", "right": "second"}.get(side) or _UNDECIDED.get(word)
+    choice = _SIDES.get(side) or _UNDECIDED.get(word)
     if choice is None:
         raise DataError("no verdict: an annotation has neither a pairwise selection nor a choice of tie or both_bad")
     strength = task_json.strength_of(values.get("rating", {}).get("rating"))
@@ -90,17 +89,18 @@ def _user(who: Any) -> str:
 
 def _write_task(case: Case, label: Comparison | None, store: str) -> Json:
     """A task with every judgment as an annotation; its label stays here, since a prediction would be shown to those who judge."""
-    sides, names, texts = task_json.in_view(case, "label-studio", ("left", "right"))
-    data: Json = dict(zip(("prompt", "answer1", "answer2"), texts, strict=True))
-    annotations = [{"result": _result(opinion, names), "lead_time": opinion.seconds} for opinion in case.opinions]
-    return {"data": data | {"tether": task_json.packed_task(case, sides, store)}, "annotations": annotations}
+    task = task_json.shown_task(case, "label-studio")
+    data: Json = dict(zip(("prompt", "answer1", "answer2"), task.texts, strict=True))
+    annotations = [{"result": _result(opinion), "lead_time": opinion.seconds} for opinion in task.case.opinions]
+    return {"data": data | {"tether": task_json.packed_task(task, store)}, "annotations": annotations}
 
 
-def _result(opinion: Opinion, names: Mapping[str, str]) -> list[Json]:
-    tie, person = opinion.choice not in names, {"annotator": opinion.annotator, "role": opinion.role}
+def _result(opinion: Opinion) -> list[Json]:
+    side = next((side for side, choice in _SIDES.items() if choice == opinion.choice), None)
+    person = {"annotator": opinion.annotator, "role": opinion.role}
     # The tag Pairwise is a result's source and its object in one.
-    source, target, kind = ("otherwise", "prompt", "choices") if tie else ("comparison", "comparison", "pairwise")
-    value = {"choices": [opinion.choice]} if tie else {"selected": names[opinion.choice]}
+    source, target, kind = ("comparison", "comparison", "pairwise") if side else ("otherwise", "prompt", "choices")
+    value = {"selected": side} if side else {"choices": [opinion.choice]}
     result = {"from_name": source, "to_name": target, "type": kind, "value": value, "meta": person}
     rating = {"from_name": "strength", "to_name": "prompt", "type": "rating", "value": {"rating": opinion.strength}}
     return [result, rating] if opinion.strength else [result]

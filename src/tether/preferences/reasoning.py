@@ -6,9 +6,9 @@ probabilities are those of the reply that comes after them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-from tether.core.protocols import ChatModel, Reply, Verdict
+from tether.core.protocols import ChatModel, PlacedAnswers, Verdict
 from tether.core.types import Conversation, Sampling, assistant, user
 
 FIRST = (
@@ -31,21 +31,13 @@ class Reasoning:
     def __init__(self, model: ChatModel, tokens: int) -> None:
         self.model, self.sampling = model, Sampling(max_new_tokens=tokens, temperature=0.0)
         self.name = f"{model.name}, reasons of {tokens} tokens"
-
-    def usage(self) -> Mapping[str, int]:
-        return self.model.usage()
+        self.usage, self.replies = model.usage, model.replies
 
     def verdicts(
         self, conversations: Sequence[Conversation], options: Sequence[str], *, told: Callable[[int, Verdict], None] | None = None
     ) -> list[Verdict]:
         """See core.protocols.ChatModel."""
-        verdicts: dict[int, Verdict] = {}
-
-        def settle(place: int, verdict: Verdict) -> None:
-            verdicts[place] = verdict
-            if told:
-                told(place, verdict)
-
+        verdicts = PlacedAnswers(told)
         for start in range(0, len(conversations), AT_A_TIME):
             part = conversations[start : start + AT_A_TIME]
             questions = [(*talk[:-1], user(f"{talk[-1].content}\n\n{FIRST}")) for talk in part]
@@ -55,19 +47,8 @@ class Reasoning:
                 if reason.text:
                     ready[place] = (*talk, assistant(reason.text), user(THEN))
                 else:
-                    settle(place, Verdict(None, reason=reason.reason or NO_REASONS))
+                    verdicts[place] = Verdict(None, reason=reason.reason or NO_REASONS)
             if places := list(ready):
-                self.model.verdicts(list(ready.values()), options, told=lambda i, v, places=places: settle(places[i], v))
-        return [verdicts[place] for place in range(len(conversations))]
-
-    def replies(
-        self,
-        conversations: Sequence[Conversation],
-        sampling: Sampling,
-        *,
-        seed: int = 0,
-        ordinals: Sequence[int] | None = None,
-        told: Callable[[int, Reply], None] | None = None,
-    ) -> list[Reply]:
-        """See core.protocols.ChatModel: as the model beneath writes them."""
-        return self.model.replies(conversations, sampling, seed=seed, ordinals=ordinals, told=told)
+                settle = lambda number, verdict, places=places: verdicts.__setitem__(places[number], verdict)  # noqa: E731
+                self.model.verdicts(list(ready.values()), options, told=settle)
+        return verdicts.in_order()

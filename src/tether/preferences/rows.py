@@ -18,7 +18,8 @@ def turn_rows(conversation: Conversation) -> list[Json]:
 
 def turns_of(rows: Sequence[Mapping[str, Any]]) -> Conversation:
     """The conversation that `turn_rows` was given."""
-    return tuple(Message(row["role"], row["content"], tuple(map(json.dumps, row.get("tool_calls", ())))) for row in rows)
+    calls = [tuple(json.dumps(call, ensure_ascii=False) for call in row.get("tool_calls", ())) for row in rows]
+    return tuple(Message(row["role"], row["content"], of_turn) for row, of_turn in zip(rows, calls, strict=True))
 
 
 def record_row(record: Comparison | Demonstration) -> Json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -13,10 +13,10 @@ from tether.core.errors import DataError
 from tether.core.types import Comparison, Conversation, Json
 from tether.data.formats.fields import as_text, checked_prompt, checked_response, fault, missing, number, sequence, turns
 from tether.data.formats.json_rows import kind_name, parse
-from tether.preferences.exchange import PROVENANCE, Case, turned
+from tether.preferences.exchange import Case, turned
 from tether.preferences.pairs import shown_left
 from tether.preferences.rows import turn_rows
-from tether.preferences.store import Answer
+from tether.preferences.store import ORIGIN, Answer
 from tether.preferences.votes import FLIPPED, STRENGTHS, Opinion, placed
 
 T = TypeVar("T")
@@ -33,56 +33,67 @@ def spoken(conversation: Conversation) -> str:
     return "\n\n".join(f"{turn.role}: {turn.spoken}" for turn in conversation)
 
 
-def in_view(case: Case, tool: str, names: Sequence[str]) -> tuple[tuple[Answer, Answer], dict[str, str], list[str]]:
-    """The answers in the order in which a tool shows them to all, drawn for each pair; their names there; all texts to read."""
-    order = ("first", "second") if shown_left(0, case.item, tool) == "first" else ("second", "first")
-    sides = (case.first, case.second) if order[0] == "first" else (case.second, case.first)
-    texts = [spoken(case.first.prompt), *(spoken(side.response) for side in sides)]
-    return sides, dict(zip(order, names, strict=True)), texts
-
-
-def packed_task(case: Case, sides: Sequence[Answer], store: str) -> Json:
-    """A case as plain JSON values, its answers in this order, with the parts of its judgments that the tools have no place for.
-
-    `store` is the id of the store whose numbers the annotators have, or nothing where they have their names.
-    """
-    is_turned, first = sides[0] is not case.first, case.first
-    origins = [{name: value for name in PROVENANCE if (value := getattr(side, name)) not in (None, "", {})} for side in sides]
-    places = FLIPPED if is_turned else {}
-    return {
-        "prompt": turn_rows(first.prompt),
-        "group": first.group,
-        "known": dict(first.prompt_details),
-        "answers": [{"text": turn_rows(side.response), **origin} for side, origin in zip(sides, origins, strict=True)],
-        "turned": is_turned,
-        "said": {opinion.annotator: recorded(opinion, places) for opinion in case.opinions},
-        **({"store": store} if store else {}),
-        **{name: getattr(case, name) for name in ("needed", "round", "strategy")},
-        "details": dict(case.details),
-    }
-
-
 class Bridge(NamedTuple):
-    """The two ways between the store and another tool: its tasks are recognised and read, and ours are written."""
+    """The two ways between the store and another tool: its tasks are recognised and read, and ours are written.
+
+    `read_task` takes a row and the names of its fields, where these are unusual; it gives the reasons against judgments that
+    cannot be read, and last the case.
+    """
 
     matches: Callable[[Mapping[str, Any]], bool]
-    read_task: Callable[..., Case]
+    read_task: Callable[..., Iterator[Case | DataError]]
     write_task: Callable[[Case, Comparison | None, str], Json]
 
 
 @dataclass(frozen=True)
 class Task:
-    """A case whose answers stand as a tool shows them, their names there, and `packed_task`'s notes on judgments by annotator."""
+    """A case whose answers stand as a tool shows them, their names there, and `packed_task`'s notes on judgments by annotator.
+
+    `turned`: the store has them in the other order.
+    """
 
     case: Case
     names: tuple[str, str] = ("", "")
     turned: bool = False
     notes: Mapping[str, Any] = field(default_factory=dict)
 
-    def judged(self, items: Iterable[T], read: Callable[[T], Opinion], skipped: list[str] | None, details: Json) -> Case:
-        """The case with the judgments among these that can be read; reasons against the others are added to `skipped`."""
-        case = replace(self.case, opinions=readable_opinions(items, read, skipped), details={**details, **self.case.details})
-        return turned(case) if self.turned else case
+    @property
+    def texts(self) -> list[str]:
+        """The prompt and both answers, to read."""
+        return [spoken(words) for words in (self.case.first.prompt, self.case.first.response, self.case.second.response)]
+
+    def judged(self, items: Iterable[T], read: Callable[[T], Opinion], details: Json) -> Iterator[Case | DataError]:
+        """The reasons against those of these judgments that cannot be read, and the case with the others."""
+        opinions, problems = readable_opinions(items, read)
+        case = replace(self.case, opinions=opinions, details={**details, **self.case.details})
+        yield from problems
+        yield turned(case) if self.turned else case
+
+
+def shown_task(case: Case, tool: str) -> Task:
+    """The case with its answers in the order in which a tool shows them to all, drawn for each pair."""
+    is_turned = shown_left(0, case.item, tool) != "first"
+    return Task(turned(case) if is_turned else case, turned=is_turned)
+
+
+def packed_task(task: Task, store: str) -> Json:
+    """A case as plain JSON values, with the parts of its judgments that the tools have no place for.
+
+    `store` is the id of the store whose numbers the annotators have, or nothing where they have their names.
+    """
+    case, sides = task.case, (task.case.first, task.case.second)
+    origins = [{name: value for name in ORIGIN if (value := getattr(side, name)) not in (None, "", {})} for side in sides]
+    return {
+        "prompt": turn_rows(case.first.prompt),
+        "group": case.first.group,
+        "known": dict(case.first.prompt_details),
+        "answers": [{"text": turn_rows(side.response), **origin} for side, origin in zip(sides, origins, strict=True)],
+        "turned": task.turned,
+        "said": {opinion.annotator: recorded(opinion, {}) for opinion in case.opinions},
+        **({"store": store} if store else {}),
+        **{name: getattr(case, name) for name in ("needed", "round", "strategy")},
+        "details": dict(case.details),
+    }
 
 
 def unpacked_task(stored: Mapping[str, Any] | str, names: tuple[str, str] = ("", "")) -> Task:
@@ -147,15 +158,8 @@ def origin_of(values: Mapping[str, Any]) -> Json:
     Raises:
         DataError: a name is no text, a score is no number, settings or details are no object.
     """
-    readers = {
-        "model": as_text,
-        "checkpoint": as_text,
-        "sampling": json_object,
-        "score": number,
-        "spread": number,
-        "details": json_object,
-    }
-    return {name: read(values[name], name) for name, read in readers.items() if not missing(values.get(name))}
+    readers = {"model": as_text, "checkpoint": as_text, "score": number, "spread": number}
+    return {name: readers.get(name, json_object)(values[name], name) for name in ORIGIN if not missing(values.get(name))}
 
 
 def recorded(opinion: Opinion, places: Mapping[str, str]) -> Json:
@@ -190,8 +194,8 @@ def moment(value: Any, name: str) -> float:
         raise DataError(f"not a time: {name} holds {value!r:.40}") from None
 
 
-def readable_opinions(items: Iterable[T], read: Callable[[T], Opinion], skipped: list[str] | None) -> tuple[Opinion, ...]:
-    """The judgments among these that can be read; reasons against the others are added to `skipped`.
+def readable_opinions(items: Iterable[T], read: Callable[[T], Opinion]) -> tuple[tuple[Opinion, ...], list[DataError]]:
+    """The judgments among these that can be read, and the reasons against the others.
 
     Raises:
         DataError: none of them can.
@@ -204,9 +208,7 @@ def readable_opinions(items: Iterable[T], read: Callable[[T], Opinion], skipped:
             problems.append(str(error))
     if problems and not opinions:
         raise DataError(problems[0])
-    if skipped is not None:
-        skipped += problems
-    return tuple(opinions)
+    return tuple(opinions), [DataError(f"one judgment only, {problem}") for problem in problems]
 
 
 def json_object(value: Any, name: str) -> Mapping[str, Any]:

@@ -28,8 +28,7 @@ from tether.models.saving import member_folders, read_role
 from tether.models.trunk import Role
 from tether.monitoring import doctor
 from tether.monitoring.doctor import Finding, Healthy, Result, Unexamined
-from tether.monitoring.doctor_log import check_rows
-from tether.monitoring.stillness import check_movement
+from tether.monitoring.doctor_log import check_movement, check_rows
 from tether.report.reading import finite, mapping, read_journey
 from tether.rewards.control import RandomReward
 from tether.rewards.ensemble import EnsembleReward

@@ -18,7 +18,7 @@ from tether.learner.ranks import here
 from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel
 from tether.monitoring.doctor import Finding
-from tether.monitoring.stillness import check_movement
+from tether.monitoring.doctor_log import check_movement
 from tether.run.folder import as_begun, drop_checkpoint
 from tether.run.models import open_model
 from tether.run.progress import Progress, peak_rss_bytes
