@@ -29,7 +29,7 @@ from tether.rewards.learned import LearnedReward
 from tether.rewards.verifiable import VerifiableReward, problem_prompt, reasoning_gym_prompts
 from tether.rollout.local import LocalEngine
 from tether.run.check_stage import Probe, source, unseeded
-from tether.run.online_sections import OnlineSection
+from tether.run.online_sections import OnlineSection, SamplingSection
 from tether.run.online_stage import OnlineStage, online_stage
 from tether.run.recipe import BaseRecipe, stage_model
 from tether.run.rows import load_rows, named
@@ -119,7 +119,7 @@ def _reward_checks(stage: OnlineStage, probe: Probe, trained: ChatEncoder | None
     return [encoding, sound, *scale, *doctor.empty_or_endless(values, paid)]
 
 
-def _standing(recipe: BaseRecipe, name: str) -> tuple[OnlineSection, ModelConfig, Path | None, list[Result]]:
+def _standing(recipe: BaseRecipe, name: str) -> tuple[SamplingSection, ModelConfig, Path | None, list[Result]]:
     """A section, the model it stands on and its reward's folder; what is not trained yet has a stand-in and a note."""
     section, root, notes = recipe.section(name), Path(recipe.run), []
     scorer = "process" if section.reward_source == "process" else "reward"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import StringConstraints
 
@@ -35,20 +35,15 @@ def check_names(stage: str, asked: Collection[str] | None, trained: Collection[s
 
 def objective_names(folder: Path) -> list[str]:
     """Those that a finished reward stage has trained into `folder`."""
-    return [known["name"] for known in _known(folder)]
+    return [row["name"] for row in read_json(folder / OBJECTIVES)["members"]] if (folder / OBJECTIVES).is_file() else []
 
 
 def objectives_reward(
-    settings: dict[str, ObjectiveConfig] | None, scorers: tuple[Role, ...], folder: Path, encoder: ChatEncoder
-) -> ObjectivesReward | None:
-    """The reward source of what `folder` names; None where neither it nor the section knows of objectives."""
-    known = _known(folder)
-    check_names("a stage that samples", settings, [row["name"] for row in known])
-    if settings is None:
-        return None
-    found = {row["name"]: TrainedObjective(role, row["mean"], row["deviation"]) for row, role in zip(known, scorers, strict=True)}
-    return ObjectivesReward(settings, found, encoder)
-
-
-def _known(folder: Path) -> list[dict[str, Any]]:
-    return read_json(folder / OBJECTIVES)["members"] if (folder / OBJECTIVES).is_file() else []
+    settings: dict[str, ObjectiveConfig], scorers: Sequence[Role], folder: Path, encoder: ChatEncoder
+) -> ObjectivesReward:
+    """The reward source of the models that `folder` names, in the order of `scorers`."""
+    rows = read_json(folder / OBJECTIVES)["members"]
+    trained = {
+        row["name"]: TrainedObjective(role, row["mean"], row["deviation"]) for row, role in zip(rows, scorers, strict=True)
+    }
+    return ObjectivesReward(settings, trained, encoder)

@@ -260,3 +260,7 @@ class OnlineDirectSection(_WithoutTether, OnlineDirectConfig):
     @property
     def needs_reference(self) -> bool:
         return self.loss not in REFERENCE_FREE
+
+
+SamplingSection = PolicySection | BestOfNSection | OnlineDirectSection
+"""Any of the sections that are stages; every one of them says whether it `needs_reference`."""

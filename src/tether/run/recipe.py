@@ -24,7 +24,7 @@ from tether.models.config import ModelConfig
 from tether.run.folder import check_base, round_folder
 from tether.run.models import check_libraries, check_quantized
 from tether.run.objectives import Name, check_names, objective_names
-from tether.run.online_sections import OnlineSection
+from tether.run.online_sections import OnlineSection, PolicySection
 from tether.run.pairs import SCORED, comparisons_of, verdicts_of
 from tether.run.progress import Progress
 from tether.run.ranks import together
@@ -176,7 +176,11 @@ class BaseRecipe(Config):
         ensemble = trains.is_ensemble if trains is not None else (model / "ensemble.json").is_file()
         if not ensemble and "reward_combine" in section.model_fields_set:
             raise ValueError(f"{name}.reward_combine has no effect on one reward model: set reward.members, without average")
-        if ensemble and getattr(section, "value_init", None) == "reward":
+        if not ensemble or not isinstance(section, PolicySection):
+            return
+        if section.reward_per_token:
+            raise ValueError(f"{name}.reward_per_token asks one reward model, and an ensemble has several: average or distil it")
+        if section.value_init == "reward":
             raise ValueError(f"{name}.value_init = 'reward' copies one reward model, and an ensemble has several: use 'zero'")
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import Field, model_validator
@@ -13,20 +15,27 @@ from tether.core.errors import TrainingError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison
 from tether.cpu.memory import free_memory
+from tether.data.comparisons import Ranking
+from tether.data.prepare import Split
 from tether.data.sources import split_by_group
 from tether.models.config import LoraConfig
+from tether.models.loading import LoadedModel
+from tether.models.members import average_roles
 from tether.models.saving import save_ensemble
 from tether.preferences.annotators import true_orders
+from tether.run.folder import drop_checkpoint
 from tether.run.objectives import Name
 from tether.run.progress import Progress
-from tether.run.reward_members import RewardMembers
-from tether.run.roles import encoder_of, reward_role, save_trained
+from tether.run.roles import MEMBER_STRIDE, attach, encoder_of, reward_role, save_trained, scoring_role
 from tether.run.rows import DataConfig, Lora, Section
-from tether.run.stage import Context, run_stage, settled
-from tether.stages.reward import RewardConfig, RewardModeling
+from tether.run.stage import Context, run_stage
+from tether.stages.reward import RewardConfig, RewardModeling, heldout_summary
+from tether.stages.reward_members import Distillation, evaluate_members
 
 TAKEN = {"model", "score", "length", "proxy", "kl"}
 """Names that folders and columns have already, so that no objective can have them."""
+COUNTS = ("heldout_ties", "updates", "num_prompts", "num_pairs", "num_heldout_pairs", "skipped")
+"""What all members have in common."""
 TEST_SEED = 15485863
 """Added to the seed by which the prompts of a test model are chosen: what is held out of them has the seed itself."""
 
@@ -47,7 +56,6 @@ class RewardSection(Section, RewardConfig):
     average: bool = Field(
         default=False, description="make one model of the members by averaging their weights, https://arxiv.org/abs/2401.12187"
     )
-
     distill: Combine | None = Field(
         default=None, description="train one more model on what the members say together, and keep that one"
     )
@@ -117,11 +125,11 @@ def train(section: RewardSection, context: Context, rows: Sequence[Comparison], 
         free_memory()
     loaded = context.load(run)
     if section.members > 1:
-        stage = RewardMembers(section, context.model, loaded, context.seed)
+        stage = RewardMembers(section, context, loaded, run.path)
+        summary = {**stage.train(rows), **apart}
     else:
-        role = reward_role(loaded, section, context.seed)
-        stage = RewardModeling(settled(section, RewardConfig), role, encoder_of(loaded))
-    summary = {**stage.train(rows, run, context.progress), **apart}
+        stage = RewardModeling(section, reward_role(loaded, section, context.seed), encoder_of(loaded))
+        summary = {**stage.train(rows, run, context.progress), **apart}
     truth = context.truth
     if truth is None:
         truth = split_by_group(rows, section.heldout_fraction, section.seed)[1] if section.heldout_fraction else ()
@@ -129,7 +137,7 @@ def train(section: RewardSection, context: Context, rows: Sequence[Comparison], 
         summary[name] = stage.evaluate(stage.rankings(pairs)[0])["accuracy"]
     summary["tests"] = {name: stage.evaluate(stage.rankings(test)[0], sum(c.tie for c in test)) for name, test in tests.items()}
     if isinstance(stage, RewardMembers):
-        stage.save(run)
+        stage.save()
     else:
         save_trained(stage.role, loaded, run.path / "model", kind="reward")
     return summary
@@ -160,6 +168,117 @@ def _objectives(section: RewardSection, objectives: dict[str, DataConfig], conte
         "objectives": summaries,
         "seconds": sum(one["seconds"] for one in summaries.values()),
     }
+
+
+@dataclass
+class RewardMembers:
+    """Speaks as `RewardModeling` does, for `section.members` of them: one after another, each in a run directory in `folder`.
+
+    Member 0 starts as the model that `members = 1` would train. The others have other weights and see the rows in another order;
+    what is held out is the same. In an ensemble the scores of each have mean 0 and deviation 1 on training responses.
+    """
+
+    section: RewardSection
+    context: Context
+    loaded: LoadedModel
+    folder: Path
+    stages: list[RewardModeling] = field(default_factory=list)
+    one: RewardModeling | None = None
+    """The model that the members became, averaged or distilled."""
+
+    def train(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
+        """Train the members that are not complete; returns the summary of what they are together."""
+        split, summaries, count = None, [], self.section.members
+        bars = [_part(self.context.progress, n, count + (self.section.distill is not None)) for n in range(count + 1)]
+        for number in range(count):
+            manifest = {"source": self.loaded.source, "digest": self.loaded.digest}
+            one = RunDirectory.open(self._member(number), {**self._settings, "member": number}, model=manifest)
+            stage = self._stage(one, number)
+            split = split or stage.split(comparisons)
+            if not one.complete:
+                self._train(stage, split, one, bars[number])
+            summaries.append(one.summary())
+        assert split is not None
+        if self.section.average:
+            self._average(split)
+        elif self.section.distill is not None:
+            summaries.append(self._distill(split, self.section.distill, bars[-1]))
+        for stage in filter(None, (*self.stages, self.one)):
+            stage.frozen = None
+        return {**self._summary(split, summaries[:count]), "seconds": sum(one["seconds"] for one in summaries)}
+
+    def evaluate(self, rankings: Sequence[Ranking], num_ties: int = 0) -> dict[str, Any]:
+        """Of the model that the members became, or of the mean of their scores."""
+        if self.one is not None:
+            return self.one.evaluate(rankings, num_ties)
+        return evaluate_members(self.stages, rankings, num_ties)
+
+    def rankings(self, comparisons: Sequence[Comparison]) -> tuple[list[Ranking], dict[str, int]]:
+        return self.stages[0].rankings(comparisons)
+
+    def save(self) -> None:
+        """What scores, in `model/`: one role, or the names of the members' folders."""
+        if self.one is not None:
+            save_trained(self.one.role, self.loaded, self.folder / "model", kind="reward")
+        else:
+            save_ensemble(self.folder / "model", [self._member(n) / "model" for n in range(self.section.members)])
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"reward": self.section, "model": self.context.model, "seed": self.context.seed}
+
+    def _member(self, number: int) -> Path:
+        return self.folder / f"member-{number}"
+
+    def _stage(self, run: RunDirectory, number: int) -> RewardModeling:
+        """A member as its run left it, or one that has yet to learn."""
+        if run.complete:
+            attach(self.loaded, run.path / "model", f"reward-{number}")
+            role = scoring_role(self.loaded, run.path / "model", f"reward-{number}")
+        else:
+            role = reward_role(self.loaded, self.section, self.context.seed, number, one_head=self.section.average)
+        order = self.section.seed + MEMBER_STRIDE * number
+        stage = RewardModeling(self.section, role, encoder_of(self.loaded), order_seed=order)
+        stage.frozen = next((other.frozen for other in self.stages if other.frozen), None)
+        self.stages.append(stage)
+        return stage
+
+    def _train(self, stage: RewardModeling, split: Split[Ranking], run: RunDirectory, progress: Progress | None) -> None:
+        summary = stage.fit(split, run, progress)
+        if not self.section.average:  # weights are averaged as they were trained
+            stage.standardize(split.train)
+        for parameter in stage.role.parameters():
+            parameter.requires_grad_(False)
+        save_trained(stage.role, self.loaded, run.path / "model", kind="reward")
+        run.finish(summary)
+        drop_checkpoint(run)
+
+    def _average(self, split: Split[Ranking]) -> None:
+        first, lora = self.stages[0], self.section.lora
+        assert isinstance(lora, LoraConfig)
+        role = average_roles([stage.role for stage in self.stages], "reward", lora)
+        self.one = RewardModeling(first.config, role, first.encoder)
+        self.one.center(split.train)
+        for stage in self.stages:  # only to compare: they have been saved
+            stage.standardize(split.train)
+
+    def _distill(self, split: Split[Ranking], combine: Combine, progress: Progress | None) -> dict[str, Any]:
+        """One more model, which learns what the members say together; its summary."""
+        run = RunDirectory.open(self.folder / "student", self._settings)
+        role = reward_role(self.loaded, self.section, self.context.seed, self.section.members)
+        self.one = student = Distillation(self.section, role, encoder_of(self.loaded))
+        student.frozen = self.stages[-1].frozen
+        student.taught(self.stages, split.train, combine)
+        run.finish(student.fit(split, run, progress))
+        return run.summary()
+
+    def _summary(self, split: Split[Ranking], members: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        summary: dict[str, Any] = {"train_loss": statistics.fmean(one["train_loss"] for one in members)}
+        if split.test:
+            summary |= heldout_summary(self.evaluate(split.test))
+            if self.one is not None:
+                summary["ensemble"] = evaluate_members(self.stages, split.test)
+        return {**summary, **{name: members[0][name] for name in COUNTS}, "members": len(members)}
 
 
 def _part(progress: Progress | None, number: int, count: int) -> Progress | None:
