@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison, Feedback
@@ -32,11 +32,9 @@ class _OwnReference(Section, ReferencedConfig):
     def needs_reference(self) -> bool:
         return True
 
-    @model_validator(mode="after")
-    def _check_offload(self) -> _OwnReference:
+    def faults(self) -> Iterator[str]:
         if self.offload and (self.lora is not False or not self.needs_reference or self.precomputed):
-            raise ValueError("offload moves a reference of its own; there is one with lora = false and a loss that asks it anew")
-        return self
+            yield "offload moves a reference of its own; there is one with lora = false and a loss that asks it anew"
 
 
 class DirectSection(_OwnReference, DirectConfig):

@@ -32,6 +32,7 @@ from tether.run.check_stage import Probe, source, unseeded
 from tether.run.online_sections import OnlineSection, SamplingSection
 from tether.run.online_stage import OnlineStage, online_stage
 from tether.run.recipe import BaseRecipe, stage_model
+from tether.run.roles import is_scorer
 from tether.run.rows import load_rows, named
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
@@ -127,7 +128,7 @@ def _standing(recipe: BaseRecipe, name: str) -> tuple[SamplingSection, ModelConf
     started = recipe.section("sft") is None or (root / "sft" / "summary.json").is_file()
     if not started:
         notes.append(Unexamined("reference", "the SFT stage has not run: the base model stands in for its result"))
-    trained = folder is not None and any((folder / file).is_file() for file in ("role.json", "ensemble.json", "objectives.json"))
+    trained = folder is not None and is_scorer(folder)
     if folder is not None and not (started and trained):
         notes.append(Unexamined("scores", f"the {scorer} stage has not run on that model: a random reward stands in"))
         section, folder = section.model_copy(update={"reward_source": "random"}), None

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from tether.algorithms.reward_ensembles import Combine
 from tether.core.errors import TrainingError
@@ -72,39 +72,34 @@ class RewardSection(Section, RewardConfig):
         """Whether several models will score."""
         return self.members > 1 and not self.average and self.distill is None
 
-    @model_validator(mode="after")
-    def _check_objectives(self) -> RewardSection:
+    def _objective_faults(self) -> Iterator[str]:
         if self.objectives is None:
-            return self
+            return
         if self.data or self.test or self.test_share:
             name = "data" if self.data else "test" if self.test else "test_share"
-            raise ValueError(f"{name} has no effect with objectives: each has comparisons of its own")
+            yield f"{name} has no effect with objectives: each has comparisons of its own"
         if self.members > 1:
-            raise ValueError("members and objectives do not go together: each objective has one model")
+            yield "members and objectives do not go together: each objective has one model"
         if self.lora is False:
-            raise ValueError("objectives are adapters on one trunk, and lora is false. Leave lora out")
+            yield "objectives are adapters on one trunk, and lora is false. Leave lora out"
         if not self.heldout_fraction:
-            raise ValueError("objectives are brought to one scale on held-out responses: heldout_fraction must be above 0")
+            yield "objectives are brought to one scale on held-out responses: heldout_fraction must be above 0"
         if taken := TAKEN & set(self.objectives):
-            raise ValueError(f"an objective cannot be called {min(taken)!r}: something else in the run is")
-        return self
+            yield f"an objective cannot be called {min(taken)!r}: something else in the run is"
 
-    @model_validator(mode="after")
-    def _check_members(self) -> RewardSection:
+    def faults(self) -> Iterator[str]:
+        yield from self._objective_faults()
         if self.members > 1 and self.lora is False:
-            raise ValueError("the members of an ensemble are adapters on one trunk, and lora is false. Leave members or lora out")
+            yield "the members of an ensemble are adapters on one trunk, and lora is false. Leave members or lora out"
         for name in ("average", "distill"):
             if getattr(self, name) and self.members == 1:
-                raise ValueError(f"{name} has no effect on one model: set members to 2 or more")
+                yield f"{name} has no effect on one model: set members to 2 or more"
         if self.average and self.distill:
-            raise ValueError("average and distill both make one model of the members: choose one")
+            yield "average and distill both make one model of the members: choose one"
         if self.distill and self.disentangle_length:
-            raise ValueError("a student has its teachers' scores and no second head: disentangle_length does not go with distill")
+            yield "a student has its teachers' scores and no second head: disentangle_length does not go with distill"
         if self.disentangle_length and self.lora is not False and self.lora.dropout:
-            raise ValueError(
-                "disentangle_length scores every response twice, and with lora.dropout they would differ: leave one out"
-            )
-        return self
+            yield "disentangle_length scores every response twice, and with lora.dropout they would differ: leave one out"
 
 
 def train(section: RewardSection, context: Context, rows: Sequence[Comparison], run: RunDirectory) -> dict[str, Any]:

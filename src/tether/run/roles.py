@@ -14,6 +14,8 @@ from tether.models.config import ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, add_adapter, keep_on_host, pick_device
 from tether.models.saving import (
+    ENSEMBLE,
+    OBJECTIVES,
     RoleDescription,
     attach_adapter,
     check_same_trunk,
@@ -144,8 +146,12 @@ def trained_scorer(path: str) -> Path | None:
     """The folder of the reward model that a run, a stage or its own folder holds; None: none."""
     folder = Path(path).expanduser()
     candidates = (folder / "reward" / "model", folder / "process" / "model", folder / "model", folder)
-    names = ("role.json", "ensemble.json", "objectives.json")
-    return next((place for place in candidates if any((place / name).is_file() for name in names)), None)
+    return next(filter(is_scorer, candidates), None)
+
+
+def is_scorer(folder: Path) -> bool:
+    """Whether a folder holds a trained role, or names several that score together."""
+    return is_role(folder) or any((folder / name).is_file() for name in (ENSEMBLE, OBJECTIVES))
 
 
 def newest_policy(folder: Path) -> Path | None:
@@ -178,9 +184,9 @@ def load_policy(path: str, settings: ModelConfig | None = None, seed: int = 0) -
             return Role(loaded.model), loaded
         attach(loaded, own, "policy")
         return Role(loaded.model, "policy"), loaded
-    if (scores := next(filter(is_role, (folder, folder / "model")), None)) is not None:
+    if (scorer := next(filter(is_role, (folder, folder / "model")), None)) is not None:
         raise ModelError(
-            f"{path} is a {read_role(scores)['kind']} model, which scores and does not answer. Give the folder of a policy."
+            f"{path} is a {read_role(scorer)['kind']} model, which scores and does not answer. Give the folder of a policy."
         )
     plain = next((p for p in (folder / "model", folder / "sft" / "model") if (p / "config.json").is_file()), path)
     loaded = open_model(_settings(str(plain), None, settings), seed=seed)
