@@ -26,7 +26,7 @@ from tether.report.reading import finite, mapping, read_journey
 from tether.rewards.control import RandomReward
 from tether.rewards.function import FailureLimit
 from tether.rewards.learned import LearnedReward
-from tether.rewards.verifiable import VerifiableReward, problem_prompt, reasoning_gym_prompts
+from tether.rewards.verifiable import VerifiableReward, problem_prompt
 from tether.rollout.local import LocalEngine
 from tether.run.check_stage import Probe, source, unseeded
 from tether.run.online_sections import OnlineSection, SamplingSection
@@ -138,8 +138,7 @@ def _standing(recipe: BaseRecipe, name: str) -> tuple[SamplingSection, ModelConf
 def _probe_prompts(recipe: BaseRecipe, section: OnlineSection, name: str, samples: int) -> list[Prompt]:
     count = max(2, -(-RESPONSES // samples))
     if section.task is not None:
-        task = section.task
-        return reasoning_gym_prompts(task.name, count, task.seed, task.config, system=task.system or "")
+        return section.task.prompts(count)
     source = named(section.data or (recipe.section("pairs") and recipe.section("pairs").data), name)
     limit = min(8 * count, source.limit or 8 * count)
     kind = Prompt if section.verifiable is None else Problem

@@ -21,7 +21,7 @@ from tether.learner.ranks import by_first, by_share, here
 from tether.models.trunk import Role
 from tether.monitoring.watch import Watch
 from tether.rewards.function import FailureLimit
-from tether.rewards.verifiable import problem_prompt, reasoning_gym_prompts
+from tether.rewards.verifiable import problem_prompt
 from tether.rollout.ahead import AheadEngine
 from tether.run.engines import served_engine
 from tether.run.judge_config import FunctionJudge, JudgeConfig
@@ -170,9 +170,7 @@ class Guard(Watch):
 def _prompts(section: SamplingSection, rows: Sequence[Any] | None) -> Sequence[Prompt]:
     """Prompts; of problems where their answers are to be checked, or of a reasoning-gym task."""
     if section.task is not None:
-        task = section.task
-        system = {} if task.system is None else {"system": task.system}
-        return reasoning_gym_prompts(task.name, task.size, task.seed, task.config, **system)
+        return section.task.prompts()
     return [problem_prompt(row) if isinstance(row, Problem) else row for row in rows or ()]
 
 

@@ -17,7 +17,7 @@ from tether.preferences.constitution import read_rubric
 from tether.rewards.classifier import ClassifierConfig
 from tether.rewards.function import FunctionConfig
 from tether.rewards.objectives import ObjectiveConfig
-from tether.rewards.verifiable import VerifiableConfig
+from tether.rewards.verifiable import VerifiableConfig, reasoning_gym_prompts
 from tether.rollout.config import EngineConfig
 from tether.run.judge_config import BY_KIND, AFunction, AModel, JudgeConfig
 from tether.run.objectives import Name
@@ -70,6 +70,11 @@ class TaskConfig(Config):
     seed: int = Field(default=0, description="of its problems")
     config: dict[str, Any] = Field(default_factory=dict, description="the task's own settings")
     system: str | None = Field(default=None, description="a system turn; unset: where the answer belongs; empty: none")
+
+    def prompts(self, size: int | None = None) -> list[Prompt]:
+        """As many as are asked for here, or `size`."""
+        system = {} if self.system is None else {"system": self.system}
+        return reasoning_gym_prompts(self.name, size or self.size, self.seed, self.config, **system)
 
 
 class WatchSection(WatchConfig):

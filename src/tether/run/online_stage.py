@@ -86,9 +86,10 @@ def shared_roles(section: SamplingSection, loaded: LoadedModel, reward_folder: P
         attach(loaded, folder, name)
     policy = new_role(loaded, "policy", section.lora, seed=seed)
     scorers = {name: scoring_role(loaded, folder, name) for name, folder in folders.items()}
-    zero = Role(loaded.model, "policy", ScalarHead(hidden_size(loaded)).to(policy.device)) if critic else None
-    reference = Role(loaded.model) if section.needs_reference else None
-    return policy, reference, scorers.pop("value", zero), tuple(scorers.values())
+    value = scorers.pop("value", None)
+    if critic and value is None:
+        value = Role(loaded.model, "policy", ScalarHead(hidden_size(loaded)).to(policy.device))
+    return policy, Role(loaded.model) if section.needs_reference else None, value, tuple(scorers.values())
 
 
 def separate_roles(
@@ -110,7 +111,7 @@ def separate_roles(
 def _value(section: SamplingSection) -> tuple[bool, bool]:
     """Whether a value is learned, and whether it starts as the reward model."""
     critic = isinstance(section, PolicySection) and section.critic
-    return critic, critic and section.value_init == "reward"
+    return critic, isinstance(section, PolicySection) and section.value_init == "reward"
 
 
 def _source(
@@ -140,14 +141,15 @@ def _source(
     check_names("a stage that samples", section.objectives, objective_names(folder))
     if section.objectives is not None:
         return objectives_reward(section.objectives, scorers, folder, encoder)
-    if len(scorers) > 1:
+    first, *others = scorers
+    if others:
         return EnsembleReward(scorers, encoder, section.reward_combine, uncertainty_weight=section.uncertainty_weight)
-    return LearnedReward(scorers[0], encoder, per_token=isinstance(section, PolicySection) and section.reward_per_token)
+    return LearnedReward(first, encoder, per_token=isinstance(section, PolicySection) and section.reward_per_token)
 
 
 def learned_reward(folder: Path, settings: ModelConfig, combine: Combine = "mean") -> RewardSource:
     """A trained reward model on a trunk of its own, ready to score; of an ensemble, what its members say together."""
     check_names("rounds", None, objective_names(folder))
     roles, loaded = load_scorer(folder, settings)
-    encoder = encoder_of(loaded)
-    return EnsembleReward(roles, encoder, combine) if len(roles) > 1 else LearnedReward(roles[0], encoder)
+    first, *others = roles
+    return EnsembleReward(roles, encoder_of(loaded), combine) if others else LearnedReward(first, encoder_of(loaded))

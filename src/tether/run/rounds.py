@@ -156,8 +156,9 @@ class _Round:
 
     def _opened(self, policy: Path | None) -> LoadedModel:
         """The model that stands under a policy's adapter, or the policy itself where it was trained whole."""
-        is_whole = policy is not None and self.section.lora is False
-        return open_model(on_folder(self.model, policy / "model") if is_whole else self.model, seed=self.seed)
+        if policy is None or self.section.lora is not False:
+            return open_model(self.model, seed=self.seed)
+        return open_model(on_folder(self.model, policy / "model"), seed=self.seed)
 
     def _policy(self) -> tuple[LoadedModel, Role]:
         """The policy as the round before left it."""
