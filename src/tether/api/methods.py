@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from tether.api.given import data_values, model_values, reward_values, settings_
 from tether.api.runs import Run
 from tether.core.config import build, packaged_recipe
 from tether.core.errors import ConfigError
-from tether.core.protocols import doing
 from tether.core.stages import STAGES, StageKind
 from tether.core.synonyms import METHODS
 from tether.core.types import Json, Prompt
@@ -209,16 +207,15 @@ def _progress(on_step: OnStep | None, shown: bool) -> Iterator[Announce | None]:
         yield announce if on_step is None else lambda phase: _Watched(phase, announce(phase) if announce else None, on_step)
 
 
-@dataclass
 class _Watched:
     """A bar whose steps are also told to the caller's function."""
 
-    phase: str
-    bar: Progress | None
-    on_step: OnStep
+    def __init__(self, phase: str, bar: Any, on_step: OnStep) -> None:
+        self.phase, self.bar, self.on_step = phase, bar, on_step
 
     def doing(self, what: str) -> None:
-        doing(self.bar, what)
+        if self.bar is not None:
+            self.bar.doing(what)
 
     def __call__(self, done: int, total: int, metrics: Any) -> None:
         if self.bar is not None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, model_validator
 
 from tether.algorithms.reward_ensembles import Combine
 from tether.core.config import Config
+from tether.core.errors import ConfigError
 from tether.core.types import Problem, Prompt
 from tether.models.config import LoraConfig
 from tether.monitoring.detectors import DETECTORS
@@ -20,8 +21,7 @@ from tether.rewards.objectives import ObjectiveConfig
 from tether.rewards.verifiable import VerifiableConfig, reasoning_gym_prompts
 from tether.rollout.config import EngineConfig
 from tether.run.judge_config import BY_KIND, AFunction, AModel, JudgeConfig
-from tether.run.objectives import Name
-from tether.run.rows import OFFLOAD, DataConfig, Section, SteadyLora
+from tether.run.rows import OFFLOAD, DataConfig, Name, Section, SteadyLora
 from tether.stages.best_of_n import BestOfNConfig
 from tether.stages.direct import REFERENCE_FREE
 from tether.stages.heldout import EvaluateConfig
@@ -263,3 +263,17 @@ class OnlineDirectSection(_WithoutTether, OnlineDirectConfig):
 
 SamplingSection = PolicySection | BestOfNSection | OnlineDirectSection
 """Any of the sections that are stages; every one of them says whether it `needs_reference`."""
+
+
+def check_names(stage: str, asked: Collection[str] | None, trained: Collection[str]) -> None:
+    """Whether a stage asks for what there is.
+
+    Raises:
+        ConfigError: it asks for other objectives than were trained, or for none of several.
+    """
+    if set(asked or ()) == set(trained):
+        return
+    if asked is None:
+        raise ConfigError(f"[{stage}] takes one reward, and [reward.objectives] has several: name them in {stage}.objectives")
+    names, have = (", ".join(sorted(some)) or "none" for some in (asked, trained))
+    raise ConfigError(f"{stage}.objectives names {names}, and [reward.objectives] has {have}: both name the same ones")

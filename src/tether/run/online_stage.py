@@ -9,23 +9,24 @@ import torch
 from tether.algorithms.reward_ensembles import Combine
 from tether.core.errors import MissingFileError
 from tether.core.protocols import RewardSource
+from tether.core.rundir import read_json
 from tether.data.chat import ChatEncoder
 from tether.learner.ranks import by_first, by_share, shared
 from tether.models.config import ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel
-from tether.models.saving import read_role, read_versioned
+from tether.models.saving import OBJECTIVES, read_role, read_versioned
 from tether.models.trunk import Role
 from tether.rewards.classifier import ClassifierReward
 from tether.rewards.control import RandomReward
 from tether.rewards.ensemble import EnsembleReward
 from tether.rewards.function import FailureLimit, FunctionReward, reward_function
 from tether.rewards.learned import LearnedReward
+from tether.rewards.objectives import ObjectivesReward, TrainedObjective
 from tether.rewards.process import ProcessReward
 from tether.rewards.verifiable import VerifiableReward
 from tether.run.models import open_model
-from tether.run.objectives import check_names, objective_names, objectives_reward
-from tether.run.online_sections import BestOfNSection, PolicySection, SamplingSection
+from tether.run.online_sections import BestOfNSection, PolicySection, SamplingSection, check_names
 from tether.run.roles import (
     attach,
     encoder_of,
@@ -34,6 +35,7 @@ from tether.run.roles import (
     load_scorer,
     local_engine,
     new_role,
+    objective_names,
     scorer_folders,
     scoring_role,
 )
@@ -140,7 +142,9 @@ def _source(
         return ProcessReward(scorers[0], encoder, delimiters=delimiters, aggregate=section.process_aggregate)
     check_names("a stage that samples", section.objectives, objective_names(folder))
     if section.objectives is not None:
-        return objectives_reward(section.objectives, scorers, folder, encoder)
+        rows = zip(read_json(folder / OBJECTIVES)["members"], scorers, strict=True)
+        trained = {row["name"]: TrainedObjective(role, row["mean"], row["deviation"]) for row, role in rows}
+        return ObjectivesReward(section.objectives, trained, encoder)
     first, *others = scorers
     if others:
         return EnsembleReward(scorers, encoder, section.reward_combine, uncertainty_weight=section.uncertainty_weight)

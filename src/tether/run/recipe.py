@@ -23,13 +23,12 @@ from tether.learner.ranks import here
 from tether.models.config import ModelConfig
 from tether.run.folder import check_base, round_folder
 from tether.run.models import check_libraries, check_quantized, on_folder
-from tether.run.objectives import Name, check_names, objective_names
-from tether.run.online_sections import OnlineSection, PolicySection
+from tether.run.online_sections import OnlineSection, PolicySection, check_names
 from tether.run.pairs import SCORED, comparisons_of, verdicts_of
 from tether.run.progress import Progress
 from tether.run.ranks import together
-from tether.run.roles import is_scorer, newest_policy, trained_scorer
-from tether.run.rows import Lora, Section, check_data, load_rows
+from tether.run.roles import is_scorer, newest_policy, objective_names, trained_scorer
+from tether.run.rows import Lora, Name, Section, check_data, load_rows
 from tether.run.stage import Context, run_stage
 from tether.run.trackers import TrackerNames
 from tether.run.tracking import tracking

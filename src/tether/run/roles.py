@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from tether.core.config import build
 from tether.core.errors import ModelError
+from tether.core.rundir import read_json
 from tether.core.stages import making
 from tether.data.chat import ChatEncoder
 from tether.models.config import ModelConfig
@@ -152,6 +153,11 @@ def trained_scorer(path: str) -> Path | None:
 def is_scorer(folder: Path) -> bool:
     """Whether a folder holds a trained role, or names several that score together."""
     return is_role(folder) or any((folder / name).is_file() for name in (ENSEMBLE, OBJECTIVES))
+
+
+def objective_names(folder: Path) -> list[str]:
+    """Those that a finished reward stage has trained into `folder`."""
+    return [row["name"] for row in read_json(folder / OBJECTIVES)["members"]] if (folder / OBJECTIVES).is_file() else []
 
 
 def newest_policy(folder: Path) -> Path | None:

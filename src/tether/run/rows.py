@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from tether.core.config import Config
 from tether.core.errors import ConfigError, MissingFileError
@@ -17,6 +17,10 @@ from tether.models.config import LoraConfig
 
 PACKAGED = Path(__file__).resolve().parent.parent / "recipes" / "quickstart"
 """What `tether:NAME` means: demonstrations, prompts and held-out prompts that come with tether."""
+
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][\w-]*$")]
+"""Of an objective or an arm: a folder's and a metric's too."""
 
 
 class DataConfig(Config):
