@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
-
 from tether.algorithms.reward_ensembles import Combine
 from tether.core.errors import MissingFileError
 from tether.core.protocols import RewardSource
 from tether.core.rundir import read_json
-from tether.data.chat import ChatEncoder
 from tether.learner.ranks import by_first, by_share, shared
 from tether.models.config import ModelConfig
 from tether.models.heads import ScalarHead
@@ -64,10 +61,10 @@ def online_stage(
     loaded = open_model(settings, seed=seed)
     encoder = encoder_of(loaded)
     folder = None if section.scorer is None else reward_folder
-    apart = section.roles == "separate"
-    roles = separate_roles(section, loaded, settings, folder, seed) if apart else shared_roles(section, loaded, folder, seed)
+    separate = section.roles == "separate"
+    roles = separate_roles(section, loaded, settings, folder, seed) if separate else shared_roles(section, loaded, folder, seed)
     policy, reference, value, scorers = roles
-    source = _source(section, scorers, folder, encoder, seed, policy.device)
+    source = _source(section, scorers, folder, loaded, seed)
     source = FailureLimit(source, section.max_failed, by_share if isinstance(source, SINGLY) else by_first)
     engine = shared(local_engine(policy, loaded, max_rows=section.engine_rows))
     if isinstance(section, PolicySection):
@@ -117,26 +114,20 @@ def _value(section: SamplingSection) -> tuple[bool, bool]:
 
 
 def _source(
-    section: SamplingSection,
-    scorers: tuple[Role, ...],
-    folder: Path | None,
-    encoder: ChatEncoder,
-    seed: int,
-    device: torch.device,
+    section: SamplingSection, scorers: tuple[Role, ...], folder: Path | None, loaded: LoadedModel, seed: int
 ) -> RewardSource:
     if section.reward_source == "random":
         return RandomReward(seed)
     if section.verifiable is not None:
         return VerifiableReward(section.verifiable)
     if section.classifier is not None:
-        return ClassifierReward.load(section.classifier, device)
-    if section.function is not None:
-        function = reward_function(section.function)
-        limits = {"time_limit": section.function.time_limit, "dump_after": section.function.dump_after}
-        return FunctionReward(function, batch=section.function.batch, **limits)
+        return ClassifierReward.load(section.classifier, loaded.model.device)
+    if (own := section.function) is not None:
+        return FunctionReward(reward_function(own), batch=own.batch, time_limit=own.time_limit, dump_after=own.dump_after)
     if not scorers or folder is None:
-        stage = "reward" if section.reward_source == "learned" else "process"
-        raise MissingFileError(f"reward_source = '{section.reward_source}' needs a trained model: run the {stage} stage first")
+        needs = f"needs a trained model: run the {section.scorer} stage first"
+        raise MissingFileError(f"reward_source = '{section.reward_source}' {needs}")
+    encoder = encoder_of(loaded)
     if section.reward_source == "process":
         delimiters = tuple(read_versioned(folder / "steps.json", "delimiters")["delimiters"])
         return ProcessReward(scorers[0], encoder, delimiters=delimiters, aggregate=section.process_aggregate)

@@ -110,20 +110,20 @@ def train(section: RewardSection, context: Context, rows: Sequence[Comparison], 
     if section.objectives is not None:
         return _objectives(section, section.objectives, context)
     tests = {name: context.read(data, Comparison, name)[0] for name, data in section.test.items()}
-    apart: dict[str, Any] = {}
+    test_model: dict[str, Any] = {}
     if section.test_share:
         rows, others = split_by_group(rows, section.test_share, context.seed + TEST_SEED)
         plain = {"data": None, "test": {}, "test_share": 0.0, "members": 1, "average": False, "distill": None}
         own = replace(context, folder=context.folder / "test", rows=others, progress=None)
-        apart = {"test_model": run_stage(section.model_copy(update=plain), own)}
+        test_model = {"test_model": run_stage(section.model_copy(update=plain), own)}
         free_memory()
     loaded = context.load(run)
     if section.members > 1:
         stage = RewardMembers(section, context, loaded, run.path)
-        summary = {**stage.train(rows), **apart}
+        summary = {**stage.train(rows), **test_model}
     else:
         stage = RewardModeling(section, reward_role(loaded, section, context.seed), encoder_of(loaded))
-        summary = {**stage.train(rows, run, context.progress), **apart}
+        summary = {**stage.train(rows, run, context.progress), **test_model}
     truth = context.truth
     if truth is None:
         truth = split_by_group(rows, section.heldout_fraction, section.seed)[1] if section.heldout_fraction else ()
