@@ -302,10 +302,10 @@ def _compared(recipe: BaseRecipe, place: Path) -> list[str]:
     return [*dict.fromkeys([*recipe.policies, *(read_json(before)["policies"] if before.is_file() else ())])]
 
 
-def _collected(recipe: BaseRecipe, section: Section, places: Sequence[Path]) -> Sequence[Any] | None:
+def _collected(recipe: BaseRecipe, section: Section, places: Sequence[Path]) -> Sequence[Any]:
     """The rows that a stage takes from [pairs]: comparisons of all rounds so far, verdicts on their sides, or its prompts."""
-    if section.kind not in (Comparison, Feedback):
-        return load_rows(recipe.section("pairs").data, Prompt, Quarantine()) if section.kind is Prompt else None
+    if section.kind is Prompt:
+        return load_rows(recipe.section("pairs").data, Prompt, Quarantine())
     comparisons = [row for place in places for row in comparisons_of(place / "pairs")]
     return comparisons if section.kind is Comparison else verdicts_of(comparisons)
 

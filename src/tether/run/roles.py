@@ -164,12 +164,8 @@ def newest_policy(folder: Path) -> Path | None:
     """The folder of the trained policy in a run, a stage or a role's own folder; of several rounds the last one's."""
     within = ((folder, "round-*/policy"), (folder / "rounds", "round-*/policy"), (folder, "round-*/*/policy"))
     latest = [path for root, pattern in within for path in sorted(root.glob(pattern))[-1:]]
-    candidates = (
-        *(folder / n / "policy" for n in (*making("policy"), *making("direct")[::-1])),
-        *latest,
-        folder / "policy",
-        folder,
-    )
+    stages = [folder / name / "policy" for name in (*making("policy"), *making("direct")[::-1])]
+    candidates = (*stages, *latest, folder / "policy", folder)
     return next((path for path in candidates if is_role(path) and read_role(path)["kind"] == "policy"), None)
 
 
