@@ -201,8 +201,10 @@ def _speaking(role: RoleDescription, loaded: LoadedModel) -> LoadedModel:
 
 
 def _settings(source: str, role: RoleDescription | None, settings: ModelConfig | None) -> ModelConfig:
-    """How a role was trained overrides how a model is asked for."""
-    values = {**(settings.model_dump() if settings else {}), "source": source, "fallback": None, "chat_template": None}
+    """How a role was trained overrides how a model is asked for; another folder than the one asked for has its own template."""
+    values = {**(settings.model_dump() if settings else {}), "source": source}
+    if settings is None or Path(source).resolve() != Path(settings.source).resolve():
+        values.update(fallback=None, chat_template=None)
     if role is not None:
         values.update(system_prompt=role["encoding"]["system_prompt"], dtype=role["dtype"], quantize=role.get("quantize"))
     return build(ModelConfig, values, where="model")
