@@ -21,11 +21,11 @@ from tether.rollout.local import LocalEngine
 from tether.run import online, stage
 from tether.run.judging import as_rollout
 from tether.run.models import open_model
-from tether.run.online_stage import learned_reward, settled
+from tether.run.online_stage import learned_reward
 from tether.run.recipe import Recipe, run_recipe
 from tether.run.roles import encoder_of, load_scorer
 from tether.run.rows import load_rows
-from tether.stages.reward import RewardConfig, RewardModeling
+from tether.stages.reward import RewardModeling
 
 FAST = {"optimizer": {"learning_rate": 1e-2}}
 SAMPLED = {"steps": 2, "prompts_per_step": 3, "samples_per_prompt": 2, "max_new_tokens": 8, "engine_rows": 8, **FAST}
@@ -107,7 +107,7 @@ def test_members_speak_on_one_scale(ensemble):
     scales = []
     for number in range(3):
         (role,), loaded = load_scorer(Path(made.run) / "reward" / f"member-{number}" / "model", SETTINGS)
-        stage = RewardModeling(settled(made.reward, RewardConfig), role, encoder_of(loaded))
+        stage = RewardModeling(made.reward, role, encoder_of(loaded))
         values = [value for row in stage.scores(stage.split(rows).train) for value in row]
         assert statistics.fmean(values) == pytest.approx(0, abs=1e-4) and statistics.pstdev(values) == pytest.approx(1, abs=1e-4)
         scales.append(float(role.head.scale))

@@ -13,11 +13,11 @@ from tether.core.types import Comparison
 from tether.data.sources import Quarantine
 from tether.models.config import ModelConfig
 from tether.run import online, stage
-from tether.run.online_stage import learned_reward, settled
+from tether.run.online_stage import learned_reward
 from tether.run.recipe import Recipe, run_recipe
 from tether.run.roles import encoder_of, load_scorer
 from tether.run.rows import load_rows
-from tether.stages.reward import RewardConfig, RewardModeling
+from tether.stages.reward import RewardModeling
 
 FAST = {"optimizer": {"learning_rate": 1e-2}}
 SAMPLED = {"steps": 4, "prompts_per_step": 3, "samples_per_prompt": 2, "max_new_tokens": 8, "engine_rows": 8, **FAST}
@@ -69,7 +69,7 @@ def test_objectives_speak_on_one_scale(whole):
     made, _ = whole
     for known in read_json(f"{made.run}/reward/model/objectives.json")["members"]:
         (role,), loaded = load_scorer(Path(made.run) / "reward" / known["name"] / "model", SETTINGS)
-        stage = RewardModeling(settled(made.reward, RewardConfig), role, encoder_of(loaded))
+        stage = RewardModeling(made.reward, role, encoder_of(loaded))
         pairs = load_rows(made.reward.objectives[known["name"]], Comparison, Quarantine(None))
         values = [(v - known["mean"]) / known["deviation"] for row in stage.scores(stage.split(pairs).test) for v in row]
         assert statistics.fmean(values) == pytest.approx(0, abs=1e-4) and statistics.pstdev(values) == pytest.approx(1, abs=1e-4)

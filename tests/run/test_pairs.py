@@ -23,7 +23,7 @@ from tether.run import pairs
 from tether.run.models import open_model
 from tether.run.pairs import WaitingError, comparisons_of, verdicts_of
 from tether.run.recipe import run_recipe
-from tether.run.roles import encoder_of
+from tether.run.roles import encoder_of, load_policy
 
 
 def collected(root, **section):
@@ -103,6 +103,16 @@ def test_answers_that_are_there_are_not_given_again_and_none_is_mixed_with_other
     assert lines(answers) == rows
     monkeypatch.setattr(pairs, "load_policy", None)
     collected(root)
+
+
+def test_the_model_answers_in_its_own_chat_template(tmp_path):
+    """Where no [sft] folder carries the template, what samples pairs and held-out answers speaks as what trains does."""
+    template = tmp_path / "own.jinja"
+    template.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}")
+    settings = ModelConfig(source="tiny", chat_template=str(template))
+    _, loaded = load_policy("tiny", settings)
+    assert encoder_of(loaded).describe() == encoder_of(open_model(settings)).describe()
+    assert "<{{ m.role }}>" in str(encoder_of(loaded).describe()["template"])
 
 
 def test_pairs_of_the_same_run_are_the_same_and_of_another_seed_are_not(tmp_path):

@@ -119,11 +119,6 @@ def reward_values(reward: Any, weights: Sequence[float] | None, *, conversations
     )
 
 
-def judge_values(judge: Any) -> Any:
-    """A `judge`: a function by its name, everything else as it is."""
-    return {"call": register(judge)} if callable(judge) else judge
-
-
 def settings_values(settings: Mapping[str, Any], root: Path, where: str) -> Json:
     """Keys of a section, in which rows in memory and functions may stand wherever `data` and `judge` are keys."""
     values: Json = {}
@@ -131,15 +126,12 @@ def settings_values(settings: Mapping[str, Any], root: Path, where: str) -> Json
         if key == "data":
             values[key] = data_values(value, root, f"{where}.data")
         elif key == "judge":
-            values[key] = judge_values(value)
+            values[key] = {"call": register(value)} if callable(value) else value
         elif isinstance(value, Mapping):
             values[key] = settings_values(value, root, f"{where}.{key}")
         elif callable(value) and not isinstance(value, type):
-            raise ConfigError(f"{where}.{key} is a function: {_where_functions_go()}")
+            places = "a reward goes to reward=, a judge to judge=, what watches the steps to on_step="
+            raise ConfigError(f"{where}.{key} is a function: {places}")
         else:
             values[key] = value
     return values
-
-
-def _where_functions_go() -> str:
-    return "a reward goes to reward=, a judge to judge=, what watches the steps to on_step="

@@ -230,13 +230,9 @@ def takes(name: str) -> tuple[list[str], list[str]]:
     scored = "reward_source" in fields
     first = ["model", "prompts" if kind.section.record is Prompt and "prompts" not in fields else "data"]
     first += [key for key, there in (("reward", scored), ("judge", "judge" in fields)) if there]
-    common = [
-        *(["reward_weights"] if scored else []),
-        *([] if kind.makes == "verdict" else ["run", "seed", "track"]),
-        "on_step",
-        "progress",
-    ]
-    return first, [*common, *(key for key in fields if key not in (*fixed, "seed", "data", "judge"))]
+    last = ["reward_weights"] if scored else []
+    last += ["on_step", "progress"] if kind.makes == "verdict" else ["run", "seed", "track", "on_step", "progress"]
+    return first, [*last, *(key for key in fields if key not in (*fixed, "seed", "data", "judge"))]
 
 
 def _signature(name: str) -> inspect.Signature:

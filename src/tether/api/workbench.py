@@ -12,11 +12,11 @@ from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
-from tether.models.loading import LoadedModel, add_adapter
+from tether.models.loading import LoadedModel
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 from tether.run.models import open_model
-from tether.run.roles import encoder_of, hidden_size, local_engine
+from tether.run.roles import encoder_of, hidden_size, local_engine, new_role
 
 
 class Workbench:
@@ -29,8 +29,7 @@ class Workbench:
         """A role: with a name an adapter of its own (keys of `[lora]`: rank, alpha, ...), without one the bare frozen model."""
         if name is None:
             return Role(self.loaded.model)
-        self.loaded.model = add_adapter(self.loaded.model, name, LoraConfig(**lora), seed=seed)
-        return Role(self.loaded.model, name)
+        return new_role(self.loaded, name, LoraConfig(**lora), seed=seed)
 
     def value(self, role: Role) -> Role:
         """A value on the same pass as `role`: a head that starts at zero."""

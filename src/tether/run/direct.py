@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison, Feedback
 from tether.learner.config import ReferencedConfig
 from tether.models.config import LoraConfig, ModelConfig
-from tether.models.loading import LoadedModel, add_adapter
+from tether.models.loading import LoadedModel
 from tether.models.trunk import Role
-from tether.run.roles import encoder_of, frozen_model, save_trained
+from tether.run.roles import encoder_of, frozen_model, new_role, save_trained
 from tether.run.rows import OFFLOAD, Section, SteadyLora
-from tether.run.stage import Context, settled
+from tether.run.stage import Context
 from tether.stages.direct import REFERENCE_FREE, Direct, DirectConfig
 from tether.stages.kto import KTO, KTOConfig
 
@@ -32,11 +32,9 @@ class _OwnReference(Section, ReferencedConfig):
     def needs_reference(self) -> bool:
         return True
 
-    @model_validator(mode="after")
-    def _check_offload(self) -> _OwnReference:
+    def faults(self) -> Iterator[str]:
         if self.offload and (self.lora is not False or not self.needs_reference or self.precomputed):
-            raise ValueError("offload moves a reference of its own; there is one with lora = false and a loss that asks it anew")
-        return self
+            yield "offload moves a reference of its own; there is one with lora = false and a loss that asks it anew"
 
 
 class DirectSection(_OwnReference, DirectConfig):
@@ -59,10 +57,10 @@ def train(
     policy, reference = direct_roles(loaded, section, context.model, context.seed)
     if isinstance(section, KTOSection):
         assert reference is not None
-        stage: Any = KTO(settled(section, KTOConfig), policy, reference, encoder_of(loaded))
+        stage = KTO(section, policy, reference, encoder_of(loaded))
     else:
-        stage = Direct(settled(section, DirectConfig), policy, reference, encoder_of(loaded))
-    summary = stage.train(rows, run, context.progress)
+        stage = Direct(section, policy, reference, encoder_of(loaded))
+    summary = stage.train(rows, run, context.progress)  # type: ignore[arg-type]  (of the kind that the section reads)
     save_trained(policy, loaded, run.path / "policy", kind="policy")
     return summary
 
@@ -71,11 +69,8 @@ def direct_roles(
     loaded: LoadedModel, section: DirectSection | KTOSection, settings: ModelConfig, seed: int
 ) -> tuple[Role, Role | None]:
     """The policy under an adapter and the bare trunk as its reference; trained whole, the reference is a model of its own."""
-    if section.lora is False:
-        if not section.needs_reference:
-            return Role(loaded.model), None
-        if section.reference_logprobs == "precomputed":  # asked before it changes
-            return Role(loaded.model), Role(loaded.model)
-        return Role(loaded.model), Role(frozen_model(settings, seed, section.offload))
-    model = add_adapter(loaded.model, "policy", section.lora, seed=seed)
-    return Role(model, "policy"), Role(model) if section.needs_reference else None
+    policy = new_role(loaded, "policy", section.lora, seed=seed)
+    if not section.needs_reference:
+        return policy, None
+    on_trunk = section.lora is not False or section.precomputed  # precomputed: asked before it changes
+    return policy, Role(policy.model if on_trunk else frozen_model(settings, seed, section.offload))

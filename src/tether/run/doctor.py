@@ -36,12 +36,12 @@ from tether.rewards.function import FailureLimit
 from tether.rewards.learned import LearnedReward
 from tether.rewards.objectives import ObjectivesReward
 from tether.rewards.process import ProcessReward
-from tether.rewards.verifiable import VerifiableReward, problem_prompt, reasoning_gym_prompts
+from tether.rewards.verifiable import VerifiableReward, problem_prompt
 from tether.rollout.local import LocalEngine
-from tether.run.online_sections import OnlineSection
+from tether.run.online_sections import OnlineSection, SamplingSection
 from tether.run.online_stage import OnlineStage, online_stage
 from tether.run.recipe import BaseRecipe, reward_model_of, stage_model
-from tether.run.roles import trained_scorer
+from tether.run.roles import is_scorer
 from tether.run.rows import load_rows, named
 from tether.stages.online_direct import OnlineDirect
 from tether.stages.policy_config import PolicyConfig
@@ -269,14 +269,14 @@ def _loss(stage: PolicyGradient, probe: Probe, drift: float) -> float:
         stage.learner.optimizer.zero_grad(set_to_none=True)
 
 
-def _standing(recipe: BaseRecipe, name: str) -> tuple[OnlineSection, ModelConfig, Path | None, list[Result]]:
+def _standing(recipe: BaseRecipe, name: str) -> tuple[SamplingSection, ModelConfig, Path | None, list[Result]]:
     """A section, the model it stands on and its reward's folder; what is not trained yet has a stand-in and a note."""
     section, root, notes = recipe.section(name), Path(recipe.run), []
     folder = section.scorer and (reward_model_of(section) or root / section.scorer / "model")
     started = recipe.section("sft") is None or (root / "sft" / "summary.json").is_file()
     if not started:
         notes.append(Unexamined("reference", "the SFT stage has not run: the base model stands in for its result"))
-    if folder and not (started and trained_scorer(str(folder)) == folder):
+    if folder and not (started and is_scorer(folder)):
         notes.append(Unexamined("scores", f"the {section.scorer} stage has not run on that model: a random reward stands in"))
         section, folder = section.model_copy(update={"reward_source": "random"}), None
     return section, stage_model(recipe, root) if started else recipe.model, folder, notes
@@ -284,9 +284,8 @@ def _standing(recipe: BaseRecipe, name: str) -> tuple[OnlineSection, ModelConfig
 
 def _probe_prompts(recipe: BaseRecipe, section: OnlineSection, name: str, samples: int) -> list[Prompt]:
     count = max(2, -(-RESPONSES // samples))
-    if (task := section.task) is not None:
-        system = {} if task.system is None else {"system": task.system}
-        return reasoning_gym_prompts(task.name, count, task.seed, task.config, **system)
+    if section.task is not None:
+        return section.task.prompts(count)
     source = named(section.data or (recipe.section("pairs") and recipe.section("pairs").data), name)
     limit = min(8 * count, source.limit or 8 * count)
     kind = Prompt if section.verifiable is None else Problem

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,12 +79,10 @@ class _Asked:
         self.section, self.context, self.judge = section, context, judge
         self.prompts = [prompt for prompt in prompts for _ in range(section.samples)]
         self.distinct, self.groups = prompts, [prompt.id for prompt in self.prompts]
-        own = context.sampling
-        length, temperature = section.max_new_tokens or (own and own.max_new_tokens), section.temperature
-        if length is None or (temperature is None and own is None):
+        own = section.model_dump(include={"max_new_tokens", "temperature"}, exclude_none=True)
+        if context.sampling is None and len(own) < 2:
             raise ConfigError("set evaluate.max_new_tokens and evaluate.temperature: no stage of the recipe says how to sample")
-        heat = temperature if temperature is not None or own is None else own.temperature
-        self.sampling = Sampling(max_new_tokens=length, temperature=1.0 if heat is None else heat)
+        self.sampling = replace(context.sampling or Sampling(), **own)
         self._scores: dict[tuple[str, ...], list[Score]] = {}
 
     def answers(self, name: str, folder: Path, policy: Path | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from tether import cpu
@@ -13,6 +14,12 @@ from tether.models.quantized import check_installed
 def open_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> LoadedModel:
     """The model that `config` names, as fast as this machine allows (models.loading.load_model, then cpu.speed_up)."""
     return cpu.speed_up(load_model(config, seed=seed, on_host=on_host))
+
+
+def on_folder(model: ModelConfig, folder: Path) -> ModelConfig:
+    """The same settings on a model that training left, which carries its own template."""
+    own = {"source": str(folder), "fallback": None, "chat_template": None}
+    return ModelConfig.model_validate({**model.model_dump(), **own})
 
 
 def check_quantized(model: ModelConfig, name: str, section: Any) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 
@@ -14,14 +14,14 @@ from tether.core.errors import ConfigError, DataError, MissingFileError
 from tether.core.protocols import doing
 from tether.core.rundir import RunDirectory
 from tether.core.types import Alarm, Problem, Prompt, Rollout, Score
-from tether.data.chat import ChatEncoder
+from tether.evaluation.best_of_n import Scorer
 from tether.evaluation.distance import kl_to_reference
 from tether.evaluation.sycophancy import Sycophancy, read_premise_pairs
 from tether.learner.ranks import by_first, by_share, here
 from tether.models.trunk import Role
 from tether.monitoring.watch import Watch
 from tether.rewards.function import FailureLimit
-from tether.rewards.verifiable import problem_prompt, reasoning_gym_prompts
+from tether.rewards.verifiable import problem_prompt
 from tether.rollout.ahead import AheadEngine
 from tether.run.engines import served_engine
 from tether.run.judges import FunctionJudge, JudgeConfig, described, score_judge
@@ -29,14 +29,14 @@ from tether.run.online_sections import (
     BestOfNSection,
     GRPOSection,
     OnlineDirectSection,
-    OnlineSection,
     PPOSection,
     ReinforceSection,
+    SamplingSection,
     WatchSection,
 )
 from tether.run.online_stage import OnlineStage, learned_reward, online_stage
 from tether.run.progress import current_rss_bytes
-from tether.run.roles import encoder_of, save_trained
+from tether.run.roles import save_trained
 from tether.run.stage import Context
 from tether.stages import online_loop
 from tether.stages.heldout import HeldOut, held_out_split
@@ -45,7 +45,7 @@ from tether.stages.policy_gradient import PolicyGradient
 __all__ = ["BestOfNSection", "GRPOSection", "OnlineDirectSection", "PPOSection", "ReinforceSection", "train"]
 
 
-def train(section: OnlineSection, context: Context, rows: Sequence[Any] | None, run: RunDirectory) -> dict[str, Any]:
+def train(section: SamplingSection, context: Context, rows: Sequence[Any] | None, run: RunDirectory) -> dict[str, Any]:
     """Optimise the policy on its own samples, by the method that the section is of; the result is the role in `policy`."""
     if here().size > 1 and section.engine.kind != "local":
         raise ConfigError(
@@ -67,8 +67,7 @@ def train(section: OnlineSection, context: Context, rows: Sequence[Any] | None, 
             stage.engine = AheadEngine(stage.engine, stage.config.max_staleness)
         stage.reward.keep_stacks(run.path / "stacks.txt")
         run.update_manifest(**loaded.manifest(), reward=str(context.scorer))
-        judged = _judge(section, test, stage, context, run)
-        evaluation = _evaluation(section, stage, encoder_of(loaded), judged, run, context.seed) if section.evaluate else None
+        evaluation = _evaluation(section, stage, test, context, run) if section.evaluate else None
 
         def on_step(step: int, metrics: dict[str, float]) -> dict[str, float]:
             measured = evaluation.at(step, stage.config.steps) if evaluation is not None else {}
@@ -101,31 +100,8 @@ def train(section: OnlineSection, context: Context, rows: Sequence[Any] | None, 
     return summary
 
 
-class Judged(NamedTuple):
-    """Held-out prompts, who judges answers to them, and what that is called."""
-
-    prompts: Sequence[Prompt]
-    judge: Callable[[Sequence[Rollout]], Sequence[Score]]
-    name: Literal["gold", "test", "heldout"]
-
-
-def _judge(section: OnlineSection, test: Sequence[Prompt], stage: OnlineStage, context: Context, run: RunDirectory) -> Judged:
-    """The training's own reward; where the section wants it the model of other labels, or a language model with a rubric."""
-    if section.evaluate is None or section.evaluate.judge == "reward":
-        return Judged(test, getattr(stage.reward, "judge", stage.reward.score), "heldout")
-    if isinstance(section.evaluate.judge, FunctionJudge | JudgeConfig):
-        run.update_manifest(judge=described(section.evaluate.judge))
-        return Judged(test, partial(by_first, score_judge(section.evaluate.judge, run.path)), "gold")
-    folder = None if context.scorer is None else context.scorer.parent / "test" / "model"
-    if folder is None or not folder.is_dir():
-        raise MissingFileError(
-            f"{context.name}.evaluate.judge = 'test' needs a test model: set reward.test_share and train the reward stage"
-        )
-    return Judged(test, partial(by_share, learned_reward(folder, context.model).score), "test")
-
-
 def _evaluation(
-    section: OnlineSection, stage: OnlineStage, encoder: ChatEncoder, judged: Judged, run: RunDirectory, seed: int
+    section: SamplingSection, stage: OnlineStage, test: Sequence[Prompt], context: Context, run: RunDirectory
 ) -> HeldOut:
     """The measurement that a section asks for.
 
@@ -133,23 +109,40 @@ def _evaluation(
     same answers.
     """
     assert section.evaluate is not None
-    temperature = section.evaluate.temperature
-    how = stage.config.sampling if temperature is None else replace(stage.config.sampling, temperature=temperature)
+    config, own = section.evaluate, getattr(stage.reward, "judge", stage.reward.score)
+    judge, name = _judge(config.judge, own, context, run)
+    how = stage.config.sampling if config.temperature is None else replace(stage.config.sampling, temperature=config.temperature)
     reference: Role | None = getattr(stage, "reference", None)
 
     def beside(rollouts: Sequence[Rollout]) -> dict[str, list[float | None]]:
         more: dict[str, list[float | None]] = {}
-        if judged.name != "heldout":
+        if name != "heldout":
             more["proxy"] = [score.value for score in stage.reward.score(rollouts)]
         if reference is not None and how.temperature:
-            more["kl"] = list(kl_to_reference(stage.policy, reference, rollouts, encoder, how.temperature))
+            more["kl"] = list(kl_to_reference(stage.policy, reference, rollouts, stage.encoder, how.temperature))
         return more
 
-    asked = section.evaluate.sycophancy
-    sycophancy = None if asked is None else Sycophancy(stage.policy, encoder, read_premise_pairs(asked.files, asked.pairs))
-    more: dict[str, Any] = {"learner": stage.learner, "name": judged.name, "sycophancy": sycophancy, "beside": beside}
-    more["reward"] = getattr(stage.reward, "judge", stage.reward.score)
-    return HeldOut(section.evaluate, judged.prompts, judged.judge, stage.engine, how, run, seed=seed, **more)
+    files = config.sycophancy
+    premises = None if files is None else Sycophancy(stage.policy, stage.encoder, read_premise_pairs(files.files, files.pairs))
+    more: dict[str, Any] = {"learner": stage.learner, "name": name, "reward": own, "beside": beside, "sycophancy": premises}
+    return HeldOut(config, test, judge, stage.engine, how, run, seed=context.seed, **more)
+
+
+def _judge(
+    judge: Literal["reward", "test"] | FunctionJudge | JudgeConfig, own: Scorer, context: Context, run: RunDirectory
+) -> tuple[Scorer, Literal["gold", "test", "heldout"]]:
+    """Who judges held-out answers, and what that is called: the training's `own` reward, or another that the section names."""
+    if judge == "reward":
+        return own, "heldout"
+    if not isinstance(judge, str):
+        run.update_manifest(judge=described(judge))
+        return partial(by_first, score_judge(judge, run.path)), "gold"
+    folder = None if context.scorer is None else context.scorer.parent / "test" / "model"
+    if folder is None or not folder.is_dir():
+        raise MissingFileError(
+            f"{context.name}.evaluate.judge = 'test' needs a test model: set reward.test_share and train the reward stage"
+        )
+    return partial(by_share, learned_reward(folder, context.model).score), "test"
 
 
 class Guard(Watch):
@@ -173,16 +166,14 @@ class Guard(Watch):
         return alarms
 
 
-def _prompts(section: OnlineSection, rows: Sequence[Any] | None) -> Sequence[Prompt]:
+def _prompts(section: SamplingSection, rows: Sequence[Any] | None) -> Sequence[Prompt]:
     """Prompts; of problems where their answers are to be checked, or of a reasoning-gym task."""
     if section.task is not None:
-        task = section.task
-        system = {} if task.system is None else {"system": task.system}
-        return reasoning_gym_prompts(task.name, task.size, task.seed, task.config, **system)
+        return section.task.prompts()
     return [problem_prompt(row) if isinstance(row, Problem) else row for row in rows or ()]
 
 
-def _held_out(rows: Sequence[Prompt], section: OnlineSection, context: Context) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
+def _held_out(rows: Sequence[Prompt], section: SamplingSection, context: Context) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
     """(training, held-out) prompts: from data of their own, less what is trained on, or set aside from the training's."""
     assert section.evaluate is not None
     if section.evaluate.data is None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, Tag, model_validator
 
 from tether.algorithms.reward_ensembles import Combine
 from tether.core.config import Config
+from tether.core.errors import ConfigError
 from tether.core.types import Problem, Prompt
 from tether.models.config import LoraConfig
 from tether.monitoring.detectors import DETECTORS
@@ -17,11 +18,10 @@ from tether.preferences.constitution import read_rubric
 from tether.rewards.classifier import ClassifierConfig
 from tether.rewards.function import FunctionConfig
 from tether.rewards.objectives import ObjectiveConfig
-from tether.rewards.verifiable import VerifiableConfig
+from tether.rewards.verifiable import VerifiableConfig, reasoning_gym_prompts
 from tether.rollout.config import EngineConfig
 from tether.run.judges import BY_KIND, AFunction, AModel, JudgeConfig
-from tether.run.objectives import Name
-from tether.run.rows import OFFLOAD, DataConfig, Section, SteadyLora
+from tether.run.rows import OFFLOAD, DataConfig, Name, Section, SteadyLora
 from tether.stages.best_of_n import BestOfNConfig
 from tether.stages.direct import REFERENCE_FREE
 from tether.stages.heldout import EvaluateConfig
@@ -70,6 +70,11 @@ class TaskConfig(Config):
     seed: int = Field(default=0, description="of its problems")
     config: dict[str, Any] = Field(default_factory=dict, description="the task's own settings")
     system: str | None = Field(default=None, description="a system turn; unset: where the answer belongs; empty: none")
+
+    def prompts(self, size: int | None = None) -> list[Prompt]:
+        """As many as are asked for here, or `size`."""
+        system = {} if self.system is None else {"system": self.system}
+        return reasoning_gym_prompts(self.name, size or self.size, self.seed, self.config, **system)
 
 
 class WatchSection(WatchConfig):
@@ -154,49 +159,45 @@ class OnlineSection(Section):
         tables = [name for name in TABLES if isinstance(values, dict) and values.get(name) is not None]
         return {"reward_source": tables[0], **values} if len(tables) == 1 else values
 
-    @model_validator(mode="after")
-    def _check_source(self) -> OnlineSection:
+    def faults(self) -> Iterator[str]:
         if self.roles == "shared" and self.lora is False:
-            raise ValueError("roles = 'shared' needs adapters, and lora is false. Set roles = 'separate' for full fine-tuning")
+            yield "roles = 'shared' needs adapters, and lora is false. Set roles = 'separate' for full fine-tuning"
         if self.roles == "shared" and self.offload:
-            raise ValueError("offload moves frozen models of their own, and with roles = 'shared' there are none. Leave it out")
+            yield "offload moves frozen models of their own, and with roles = 'shared' there are none. Leave it out"
         for name in TABLES:
             if (self.reward_source == name) != (getattr(self, name) is not None):
-                raise ValueError(f"reward_source = {name!r} and a table named {name} belong together: give both or neither")
+                yield f"reward_source = {name!r} and a table named {name} belong together: give both or neither"
         for key, source in OF_SOURCE.items():
             if self.reward_source != source and key in self.model_fields_set and getattr(self, key) is not None:
-                raise ValueError(f"{key} has no effect without reward_source = {source!r}")
+                yield f"{key} has no effect without reward_source = {source!r}"
         if "sycophancy" in self.watch.act and (self.evaluate is None or self.evaluate.sycophancy is None):
-            raise ValueError("watch.act names 'sycophancy', which nothing measures: set evaluate.sycophancy")
+            yield "watch.act names 'sycophancy', which nothing measures: set evaluate.sycophancy"
         if self.reward_combine != "uncertainty" and "uncertainty_weight" in self.model_fields_set:
-            raise ValueError("uncertainty_weight has no effect without reward_combine = 'uncertainty'")
-        return self
+            yield "uncertainty_weight has no effect without reward_combine = 'uncertainty'"
+        yield from self._objective_faults()
+        yield from self._prompt_faults()
 
-    @model_validator(mode="after")
-    def _check_objectives(self) -> OnlineSection:
+    def _objective_faults(self) -> Iterator[str]:
         if self.objectives is None:
-            return self
+            return
         if "reward_combine" in self.model_fields_set:
-            raise ValueError("reward_combine has no effect on objectives: they have weights")
+            yield "reward_combine has no effect on objectives: they have weights"
         if not any(objective.weight for objective in self.objectives.values()):
-            raise ValueError("objectives has no weight above 0: constraints alone leave nothing to raise")
+            yield "objectives has no weight above 0: constraints alone leave nothing to raise"
         held = any(objective.at_least is not None for objective in self.objectives.values())
         if held and self.evaluate is not None and (self.evaluate.keep == "best" or self.evaluate.stop):
-            raise ValueError("evaluate.keep = 'best' and evaluate.stop see the weighted sum alone, and no constraint (at_least)")
-        return self
+            yield "evaluate.keep = 'best' and evaluate.stop see the weighted sum alone, and no constraint (at_least)"
 
-    @model_validator(mode="after")
-    def _check_prompts(self) -> OnlineSection:
+    def _prompt_faults(self) -> Iterator[str]:
         checked = self.verifiable and self.verifiable.kind
         if self.task is not None and (self.data is not None or checked != "reasoning-gym"):
-            raise ValueError("task makes prompts of reasoning-gym: it takes no data, and verifiable.kind must be 'reasoning-gym'")
+            yield "task makes prompts of reasoning-gym: it takes no data, and verifiable.kind must be 'reasoning-gym'"
         if self.evaluate is not None and self.evaluate.keep == "best" and getattr(self, "ema_decay", None):
-            raise ValueError("evaluate.keep = 'best' keeps weights as they were, ema_decay ends with their average: choose one")
+            yield "evaluate.keep = 'best' keeps weights as they were, ema_decay ends with their average: choose one"
         if self.task is not None and self.evaluate is not None and self.evaluate.data is not None:
-            raise ValueError("with a task, prompts to evaluate on are set aside from it: leave evaluate.data out")
+            yield "with a task, prompts to evaluate on are set aside from it: leave evaluate.data out"
         if self.task is None and checked == "reasoning-gym":
-            raise ValueError("verifiable.kind = 'reasoning-gym' needs a table task: the entry to score comes with the prompt")
-        return self
+            yield "verifiable.kind = 'reasoning-gym' needs a table task: the entry to score comes with the prompt"
 
 
 class PolicySection(OnlineSection, PolicyConfig):
@@ -206,24 +207,23 @@ class PolicySection(OnlineSection, PolicyConfig):
         default=False, description="with step_rewards: pay at each token what it changed of the reward model's score"
     )
 
-    @model_validator(mode="after")
-    def _check_value(self) -> PolicySection:
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
         if self.objectives is not None and self.value_init == "reward":
-            raise ValueError("value_init = 'reward' copies one reward model, and objectives have several: use 'zero'")
+            yield "value_init = 'reward' copies one reward model, and objectives have several: use 'zero'"
         if self.objectives is not None and self.step_rewards:
-            raise ValueError("objectives score whole responses: step_rewards finds no steps")
+            yield "objectives score whole responses: step_rewards finds no steps"
         if "raise_kl" in self.watch.act.values() and not self.kl.coefficient:
-            raise ValueError("watch.act = 'raise_kl' doubles kl.coefficient, which is 0: start above 0, or use 'stop'")
+            yield "watch.act = 'raise_kl' doubles kl.coefficient, which is 0: start above 0, or use 'stop'"
         if self.reward_per_token:
             if self.reward_source != "learned" or not self.step_rewards:
-                raise ValueError("reward_per_token needs reward_source = 'learned' and step_rewards = true")
+                yield "reward_per_token needs reward_source = 'learned' and step_rewards = true"
             if self.baseline != "none":
-                raise ValueError("reward_per_token has its own baseline, the score before each token: set baseline = 'none'")
+                yield "reward_per_token has its own baseline, the score before each token: set baseline = 'none'"
             if self.value_init == "reward":
-                raise ValueError("value_init = 'reward' knows whole scores, reward_per_token pays their changes: use 'zero'")
+                yield "value_init = 'reward' knows whole scores, reward_per_token pays their changes: use 'zero'"
         if self.value_init == "reward" and not (self.critic and self.reward_source == "learned"):
-            raise ValueError("value_init = 'reward' needs a critic and a learned reward model (reward_source = 'learned')")
-        return self
+            yield "value_init = 'reward' needs a critic and a learned reward model (reward_source = 'learned')"
 
 
 class PPOSection(PolicySection):
@@ -243,11 +243,10 @@ class ReinforceSection(PolicySection):
 class _WithoutTether(OnlineSection):
     """A stage without a KL coefficient that could be raised."""
 
-    @model_validator(mode="after")
-    def _check_raise(self) -> _WithoutTether:
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
         if "raise_kl" in self.watch.act.values():
-            raise ValueError("watch.act = 'raise_kl' has no effect in a stage without a KL coefficient: use 'stop'")
-        return self
+            yield "watch.act = 'raise_kl' has no effect in a stage without a KL coefficient: use 'stop'"
 
 
 class BestOfNSection(_WithoutTether, BestOfNConfig):
@@ -260,3 +259,21 @@ class OnlineDirectSection(_WithoutTether, OnlineDirectConfig):
     @property
     def needs_reference(self) -> bool:
         return self.loss not in REFERENCE_FREE
+
+
+SamplingSection = PolicySection | BestOfNSection | OnlineDirectSection
+"""Any of the sections that are stages; every one of them says whether it `needs_reference`."""
+
+
+def check_names(stage: str, asked: Collection[str] | None, trained: Collection[str]) -> None:
+    """Whether a stage asks for what there is.
+
+    Raises:
+        ConfigError: it asks for other objectives than were trained, or for none of several.
+    """
+    if set(asked or ()) == set(trained):
+        return
+    if asked is None:
+        raise ConfigError(f"[{stage}] takes one reward, and [reward.objectives] has several: name them in {stage}.objectives")
+    names, have = (", ".join(sorted(some)) or "none" for some in (asked, trained))
+    raise ConfigError(f"{stage}.objectives names {names}, and [reward.objectives] has {have}: both name the same ones")

@@ -7,20 +7,21 @@ https://arxiv.org/abs/2210.10760). Answers and pairs are kept as they come, so t
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Field, Tag
 
 from tether.core.config import digest
 from tether.core.errors import ConfigError, DataError, RunError, TetherError
 from tether.core.protocols import RewardSource, doing
 from tether.core.rundir import RunDirectory, append_jsonl, read_json, read_jsonl, write_json, write_jsonl
-from tether.core.types import Annotation, Comparison, Feedback, Prompt, Sampling, Score, assistant
+from tether.core.types import Annotation, Comparison, Feedback, Json, Prompt, RolloutGroup, Sampling, Score, assistant
 from tether.data.sources import group_of
 from tether.judges.verdicts import DOWN, QUOTA, SPENT
 from tether.learner.loop import endless
@@ -38,7 +39,9 @@ from tether.run.stage import Context
 
 Pair = tuple[int, int, int]
 """Prompt, response, later response: places in the answers."""
-Answers = Sequence[dict[str, Any]]
+Labelled = tuple[list[Comparison], Json]
+"""What was judged, and what the summary says of those who did."""
+Answers = Sequence[Json]
 """Rows of `answers.jsonl`: id and prompt, with responses and what a reward model thinks of them."""
 SCORED = ("uncertain", "information", "disagreement")
 """Choices of pairs that ask a reward model."""
@@ -80,26 +83,24 @@ class PairsSection(Section):
         """How answers are drawn."""
         return Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
 
-    @model_validator(mode="after")
-    def _check(self) -> PairsSection:
+    def faults(self) -> Iterator[str]:
         people, simulated = self.judge == "people", isinstance(self.judge, FunctionJudge)
         if (self.store is not None) != people:
-            raise ValueError("judge = 'people' and store belong together: people judge what lies in a store")
+            yield "judge = 'people' and store belong together: people judge what lies in a store"
         if self.agreement is not None and not isinstance(self.judge, JudgeConfig):
-            raise ValueError("agreement has no effect without a language model that judges")
+            yield "agreement has no effect without a language model that judges"
         useless = () if people else ("ask", "how"), () if simulated else ("annotator_agreement", "num_annotators")
         for whose, names in zip(("people", "a function"), useless, strict=True):
             if idle := sorted(self.model_fields_set & {*names}):
-                raise ValueError(f"{idle[0]} has no effect with this judge: it is of {whose}")
+                yield f"{idle[0]} has no effect with this judge: it is of {whose}"
         if self.labels is None:
             if self.choose != "random":
-                raise ValueError("choose has no effect where all pairs are judged: set labels")
-            return self
+                yield "choose has no effect where all pairs are judged: set labels"
+            return
         of_each = self.samples_per_prompt * (self.samples_per_prompt - 1) // 2
         most = (self.prompts or self.labels) * (of_each if self.choose == "ranking" else min(3, of_each))
         if self.labels > most:
-            raise ValueError(f"labels = {self.labels}, and {self.prompts} prompts give {most} pairs at most: sample more")
-        return self
+            yield f"labels = {self.labels}, and {self.prompts} prompts give {most} pairs at most: sample more"
 
 
 class WaitingError(TetherError):
@@ -117,8 +118,8 @@ def train(section: PairsSection, context: Context, rows: Sequence[Prompt], run: 
     start, prompts = time.perf_counter(), _asked(section, context, rows)
     answers = _answered(section, context, prompts, run)
     chosen = None if section.labels is None else _chosen(section, context, answers, run)
-    collector = _Collector(section, context, list(prompts.values()), run)
-    comparisons, summary = collector.judged(answers, chosen)
+    by_id = {prompt.id: prompt for prompt in prompts.values()}
+    comparisons, summary = _Collector(section, context, by_id, run).judged(answers, chosen)
     if not comparisons:
         raise RunError(f"{run.path}: no pair has a verdict of more than half: ask more people, or about more pairs")
     write_rows(run.path / "pairs.jsonl", comparisons)
@@ -196,23 +197,15 @@ def _check_sampling(section: PairsSection, context: Context, note: Path, *, begu
     write_json(note, sampling)
 
 
-def _rows(groups: Sequence[Any], scorer: RewardSource | None) -> list[dict[str, Any]]:
+def _rows(groups: Sequence[RolloutGroup], scorer: RewardSource | None) -> list[Json]:
     """Lines of `answers.jsonl`."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    scores: Sequence[Score | None] = [None] * len(rollouts) if scorer is None else scorer.score(rollouts)
-    each, rows = iter(scores), []
+    scores, rows = iter([Score(None)] * len(rollouts) if scorer is None else scorer.score(rollouts)), []
     for group in groups:
-        own = [next(each) for _ in group.rollouts]
-        parts = [{} if score is None else dict(score.parts) for score in own]
-        rows.append(
-            {
-                "id": group.prompt.id,
-                "prompt": group.prompt.text,
-                "responses": [rollout.text for rollout in group.rollouts],
-                "scores": [None if score is None else score.value for score in own],
-                "members": [[value for name, value in sorted(part.items()) if name.startswith("member_")] for part in parts],
-            }
-        )
+        own = [next(scores) for _ in group.rollouts]
+        row = {"id": group.prompt.id, "prompt": group.prompt.text, "responses": [rollout.text for rollout in group.rollouts]}
+        members = [[value for name, value in sorted(s.parts.items()) if name.startswith("member_")] for s in own]
+        rows.append({**row, "scores": [score.value for score in own], "members": members})
     return rows
 
 
@@ -223,20 +216,19 @@ def _chosen(section: PairsSection, context: Context, answers: Answers, run: RunD
     responses, places = {}, {row["id"]: place for place, row in enumerate(answers)}
     for row in answers:
         # A response goes by its text, which is the same in all rounds; one with a byte 0 fits into no file of comparisons.
-        known = zip(row["responses"], row["scores"], row["members"], strict=True)
         distinct = {
             text: Response(text, text, score, members=tuple(members))
-            for text, score, members in known
+            for text, score, members in zip(row["responses"], row["scores"], row["members"], strict=True)
             if "\0" not in text and (score is not None or how not in SCORED)  # one whose score failed
         }
         responses[row["id"]] = list(distinct.values())
-    number = 0 if context.round is None else context.round - 1
-    config = PairsConfig.model_validate({"strategy": how, "num_pairs": section.labels, "seed": context.seed + number})
+    seed = context.seed + len(context.earlier)
+    config = PairsConfig.model_validate({"strategy": how, "num_pairs": section.labels, "seed": seed})
     pairs, rows = [], []
     for pair in choose_pairs(responses, config, asked=asked):
         place = places[pair.prompt]
-        texts = answers[place]["responses"]
-        pairs.append((place, *sorted((texts.index(pair.first), texts.index(pair.second)))))
+        first, second = sorted(map(answers[place]["responses"].index, (pair.first, pair.second)))
+        pairs.append((place, first, second))
         rows.append({"place": pairs[-1], "item": pair.item, "chosen_by": how})
     if not pairs:
         raise DataError(f"{run.path}: the answers give no pair to judge: they are all alike. Sample more, or hotter")
@@ -244,14 +236,16 @@ def _chosen(section: PairsSection, context: Context, answers: Answers, run: RunD
     return pairs
 
 
+@dataclass
 class _Collector:
     """Has pairs judged as the section says."""
 
-    def __init__(self, section: PairsSection, context: Context, prompts: Sequence[Prompt], run: RunDirectory) -> None:
-        self.section, self.context, self.run = section, context, run
-        self.prompts = {prompt.id: prompt for prompt in prompts}
+    section: PairsSection
+    context: Context
+    prompts: Mapping[str, Prompt]
+    run: RunDirectory
 
-    def judged(self, answers: Answers, chosen: Sequence[Pair] | None) -> tuple[list[Comparison], dict[str, Any]]:
+    def judged(self, answers: Answers, chosen: Sequence[Pair] | None) -> Labelled:
         """Labels of the chosen pairs (None: of all), and what is known of those who gave them."""
         judge = self.section.judge
         if isinstance(judge, FunctionJudge):
@@ -261,24 +255,20 @@ class _Collector:
             chosen = [(p, a, b) for p, row in enumerate(texts) for b in range(len(row)) for a in range(b) if row[a] != row[b]]
         return self._by_people(answers, chosen) if judge == "people" else self._by_model(judge, answers, chosen)
 
-    def _simulated(
-        self, judge: FunctionJudge, answers: Answers, chosen: Sequence[Pair] | None
-    ) -> tuple[list[Comparison], dict[str, Any]]:
+    def _simulated(self, judge: FunctionJudge, answers: Answers, chosen: Sequence[Pair] | None) -> Labelled:
         """Annotators who follow the function's scores, with the noise of the first round."""
+        context, first = self.context, self.context.earlier[:1]
         prompts, responses = [self.prompts[row["id"]] for row in answers], [row["responses"] for row in answers]
         asked = [(prompt, text) for prompt, texts in zip(prompts, responses, strict=True) for text in texts]
         flat = text_judge(judge, self.context.root)([prompt for prompt, _ in asked], [text for _, text in asked])
         scored = [score.value for score in flat if score.value is not None]
         # An answer whose score failed stands in no pair, as an empty one does.
-        usable = [text if score.value is not None else "" for score, (_, text) in zip(flat, asked, strict=True)]
-        judged = iter(zip(usable, (score.value or 0.0 for score in flat), strict=True))
-        rows = [[next(judged) for _ in texts] for texts in responses]
-        responses, scores = [[text for text, _ in row] for row in rows], [[score for _, score in row] for row in rows]
-        context, first = self.context, self.context.earlier[:1]
+        usable = iter([("", 0.0) if s.value is None else (text, s.value) for s, (_, text) in zip(flat, asked, strict=True)])
+        judged = [[next(usable) for _ in texts] for texts in responses]
         labelled = label_pairs(
             prompts,
-            responses,
-            scores,
+            [[text for text, _ in row] for row in judged],
+            [[score for _, score in row] for row in judged],
             agreement=self.section.annotator_agreement,
             num_annotators=self.section.num_annotators,
             seed=context.seed if context.round is None else f"{context.seed}/round-{context.round:02d}",
@@ -290,7 +280,7 @@ class _Collector:
         summary = {name: getattr(labelled, name) for name in FIGURES} | {"gold_of_answers": statistics.fmean(scored), **failed}
         return [_with_fluency(c, fluent) for c in labelled.comparisons], summary
 
-    def _by_model(self, config: JudgeConfig, answers: Answers, chosen: Sequence[Pair]) -> tuple[list[Comparison], dict[str, Any]]:
+    def _by_model(self, config: JudgeConfig, answers: Answers, chosen: Sequence[Pair]) -> Labelled:
         """Soft labels of a language model that sees each pair in both orders."""
         section, context, run = self.section, self.context, self.run
         model = configured(config, context.root)
@@ -311,34 +301,27 @@ class _Collector:
         summary = judge_report(rows, judgments, judge.temperature)
         return judge.label(rows, judgments), {**summary, "judge": judge.name, "usage": dict(judge.model.usage())}
 
-    def _by_people(self, answers: Answers, chosen: Sequence[Pair]) -> tuple[list[Comparison], dict[str, Any]]:
+    def _by_people(self, answers: Answers, chosen: Sequence[Pair]) -> Labelled:
         """Put the pairs into the store, and take their labels once all are judged."""
-        from tether.preferences.exchange import comparisons
-        from tether.preferences.store import Answer, Question, Store
+        from tether.preferences.exchange import Case, comparisons
+        from tether.preferences.importing import import_cases
+        from tether.preferences.store import Answer, Store
 
-        section, context = self.section, self.context
-        known = list(read_jsonl(self.run.path / "chosen.jsonl"))
-        items = [row["item"] for row in known] or [[row["id"], row["responses"]] for row in answers]
+        section, context, rows = self.section, self.context, list(read_jsonl(self.run.path / "chosen.jsonl"))
+        items = [row["item"] for row in rows] or [[row["id"], row["responses"]] for row in answers]
         # Another run may have a folder of this name and the same store: a round is known by its pairs, too.
         name = f"{context.root.name}/{context.folder.parent.name}/{digest(items)[:6]}"
         model = context.model.source if context.policy is None else f"{context.root.name} before round {context.round}"
         how = {"temperature": section.temperature, "max_new_tokens": section.max_new_tokens}
+        strategy, cases = rows[0]["chosen_by"] if rows else "random", []
+        for p, a, b in chosen:
+            pair, scores = self._pair(answers, p, a, b), answers[p]["scores"]
+            common = {"group": pair.group, "model": model, "sampling": how}
+            sides = [Answer(pair.prompt, text, score=scores[k], **common) for k, text in ((a, pair.chosen), (b, pair.rejected))]
+            cases.append(Case(sides[0], sides[1], needed=section.ask, strategy=strategy, round=name))
         assert section.store is not None
-        store = Store(section.store)
-        try:
-            questions = []
-            for p, a, b in chosen:
-                pair, scores = self._pair(answers, p, a, b), answers[p]["scores"]
-                common = {"group": pair.group, "model": model, "sampling": how}
-                sides = [
-                    Answer(pair.prompt, text, score=scores[k], **common) for k, text in ((a, pair.chosen), (b, pair.rejected))
-                ]
-                store.add_answers(sides)
-                strategy = known[0]["chosen_by"] if known else "random"
-                questions.append(
-                    Question(sides[0].prompt_id, sides[0].id, sides[1].id, section.ask, strategy=strategy, round=name)
-                )
-            store.add_questions(questions)
+        with contextlib.closing(Store(section.store)) as store:
+            import_cases(store, cases)
             tasks = store.round(name)
             if tasks["open"] or tasks["expert"]:
                 judged = tasks["done"] + tasks["settled"]
@@ -348,8 +331,6 @@ class _Collector:
                     "and run the same command again when they are done."
                 )
             return list(comparisons(store, section.how, round=name)), {"store": section.store, **tasks}
-        finally:
-            store.close()
 
     def _pair(self, answers: Answers, place: int, a: int, b: int) -> Comparison:
         """Two answers, in the order of their sampling."""

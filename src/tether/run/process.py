@@ -12,7 +12,7 @@ from tether.core.types import StepLabels
 from tether.models.config import LoraConfig
 from tether.run.roles import encoder_of, reward_role, save_trained
 from tether.run.rows import Lora, Section
-from tether.run.stage import Context, settled
+from tether.run.stage import Context
 from tether.stages.process_reward import ProcessRewardConfig, ProcessRewardModeling
 
 
@@ -25,8 +25,7 @@ def train(section: ProcessSection, context: Context, rows: Sequence[StepLabels],
     """Train on top of the model; the result is the role in `model`, with the delimiters of its steps."""
     loaded = context.load(run)
     role = reward_role(loaded, section, context.seed)
-    stage = ProcessRewardModeling(settled(section, ProcessRewardConfig), role, encoder_of(loaded))
-    summary = stage.train(rows, run, context.progress)
+    summary = ProcessRewardModeling(section, role, encoder_of(loaded)).train(rows, run, context.progress)
     save_trained(role, loaded, run.path / "model", kind="process")
     write_json(run.path / "model" / "steps.json", {"delimiters": section.delimiters})
     return summary

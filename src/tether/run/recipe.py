@@ -23,14 +23,13 @@ from tether.learner.ranks import here
 from tether.models.config import ModelConfig
 from tether.run.folder import check_base, round_folder
 from tether.run.launching import HERE, On, placed
-from tether.run.models import check_libraries, check_quantized
-from tether.run.objectives import Name, check_names, objective_names
-from tether.run.online_sections import OnlineSection
+from tether.run.models import check_libraries, check_quantized, on_folder
+from tether.run.online_sections import OnlineSection, PolicySection, check_names
 from tether.run.pairs import SCORED, comparisons_of, verdicts_of
 from tether.run.progress import Progress
 from tether.run.ranks import together
-from tether.run.roles import newest_policy, trained_scorer
-from tether.run.rows import Lora, Section, check_data, load_rows
+from tether.run.roles import is_scorer, newest_policy, objective_names, trained_scorer
+from tether.run.rows import Lora, Name, Section, check_data, load_rows
 from tether.run.stage import Context, run_stage
 from tether.run.trackers import TrackerNames
 from tether.run.tracking import tracking
@@ -78,11 +77,10 @@ class BaseRecipe(Config):
         Raises:
             ConfigError: the recipe has no such arm.
         """
-        for arm, sections in self.arms.items():
-            for stage in sections:
-                if name == f"{stage}-{arm}":
-                    return stage, arm
-        raise ConfigError(f"the recipe has no [{name}] section")
+        arms = {f"{stage}-{arm}": (stage, arm) for arm, sections in self.arms.items() for stage in sections}
+        if name not in arms:
+            raise ConfigError(f"the recipe has no [{name}] section")
+        return arms[name]
 
     @property
     def stages(self) -> list[str]:
@@ -112,7 +110,7 @@ class BaseRecipe(Config):
         return {**values, **common}
 
     @model_validator(mode="after")
-    def _check_arms(self) -> BaseRecipe:
+    def _check(self) -> BaseRecipe:
         for arm, sections in self.arms.items():
             makes = {STAGES[name].makes if name in STAGES else "" for name in sections}
             if len(sections) != 1 or not makes <= {"policy", "direct"}:
@@ -129,10 +127,6 @@ class BaseRecipe(Config):
             raise ValueError("evaluate has no effect without a stage that makes a policy")
         if self.repeat is not None and self.section("pairs") is None:
             raise ValueError("repeat has no effect without [pairs]: rounds go from answers to labels to a policy")
-        return self
-
-    @model_validator(mode="after")
-    def _check(self) -> BaseRecipe:
         for name in self.stages:
             section = self.section(name)
             if section.scorer is not None:
@@ -167,7 +161,7 @@ class BaseRecipe(Config):
         model, trains = Path(self.run) / scorer / "model", self.section(scorer)
         if (elsewhere := reward_model_of(section)) is not None:
             model, trains = elsewhere, None
-        if trains is None and not any((model / f"{f}.json").is_file() for f in ("role", "ensemble", "objectives")):
+        if trains is None and not is_scorer(model):
             raise ValueError(
                 f"{name}.reward_source = '{'learned' if scorer == 'reward' else scorer}' needs a [{scorer}] section, or a "
                 f"finished {scorer} stage in the run directory; or another reward_source: function, classifier, verifiable"
@@ -182,7 +176,11 @@ class BaseRecipe(Config):
         ensemble = trains.is_ensemble if trains is not None else (model / "ensemble.json").is_file()
         if not ensemble and "reward_combine" in section.model_fields_set:
             raise ValueError(f"{name}.reward_combine has no effect on one reward model: set reward.members, without average")
-        if ensemble and getattr(section, "value_init", None) == "reward":
+        if not ensemble or not isinstance(section, PolicySection):
+            return
+        if section.reward_per_token:
+            raise ValueError(f"{name}.reward_per_token asks one reward model, and an ensemble has several: average or distil it")
+        if section.value_init == "reward":
             raise ValueError(f"{name}.value_init = 'reward' copies one reward model, and an ensemble has several: use 'zero'")
 
 
@@ -253,12 +251,9 @@ def run_recipe(
         deterministic() if recipe.deterministic else contextlib.nullcontext(),
         tracking(recipe.track if here().first else (), root),
     ):
-        for name in names:
-            if name not in again:
-                results[name] = _run(recipe, name, None, progress)
-        for number in range(1, (recipe.repeat or 0) + 1):
-            for name in again:
-                results[name] = _run(recipe, name, number, progress)
+        rounds = [(name, number) for number in range(1, (recipe.repeat or 0) + 1) for name in again]
+        for name, number in [*((name, None) for name in names if name not in again), *rounds]:
+            results[name] = _run(recipe, name, number, progress)
         if recipe.section("evaluate") is not None and "evaluate" in names and here().first:
             write_totals(recipe)
     return results
@@ -300,19 +295,16 @@ def stands_on(recipe: BaseRecipe, name: str, progress: Progress | None = None, n
     place, earlier = round_folder(root, number), [round_folder(root, n) for n in range(1, number or 1)]
     model = recipe.model if name == "sft" else stage_model(recipe, root)
     scorer = reward_model_of(section) or place / (section.scorer or "reward") / "model"
-    context = Context(recipe.kind(name).name, place / name, model, recipe.seed, scorer)
-    context = replace(context, progress=progress, round=number, earlier=earlier)
+    more: dict[str, Any] = {"progress": progress, "round": number, "earlier": earlier}
     if earlier:
-        context = replace(context, policy=newest_policy(earlier[-1]))
+        more["policy"] = newest_policy(earlier[-1])
     if _from_pairs(recipe, name, section):
-        context = replace(context, rows=_collected(recipe, section, [*earlier, place]))
-    if context.name == "evaluate":
-        trained = {policy: place / policy for policy in _compared(recipe, place) if (place / policy / "summary.json").is_file()}
-        settings = next((recipe.section(policy) for policy in recipe.policies if recipe.kind(policy).makes == "policy"), None)
-        pairs = recipe.section("pairs")
-        sampling = settings.sampling if settings is not None else pairs.sampling if pairs is not None else None
-        context = replace(context, policies=trained, sampling=sampling)
-    return context
+        more["rows"] = _collected(recipe, section, [*earlier, place])
+    if name == "evaluate":
+        more["policies"] = {n: place / n for n in _compared(recipe, place) if (place / n / "summary.json").is_file()}
+        samplers = (recipe.section(n) for n in (*recipe.policies, "pairs") if n == "pairs" or recipe.kind(n).makes == "policy")
+        more["sampling"] = next((section.sampling for section in samplers if section is not None), None)
+    return Context(recipe.kind(name).name, place / name, model, recipe.seed, scorer, **more)
 
 
 def _compared(recipe: BaseRecipe, place: Path) -> list[str]:
@@ -321,10 +313,10 @@ def _compared(recipe: BaseRecipe, place: Path) -> list[str]:
     return [*dict.fromkeys([*recipe.policies, *(read_json(before)["policies"] if before.is_file() else ())])]
 
 
-def _collected(recipe: BaseRecipe, section: Section, places: Sequence[Path]) -> Sequence[Any] | None:
+def _collected(recipe: BaseRecipe, section: Section, places: Sequence[Path]) -> Sequence[Any]:
     """The rows that a stage takes from [pairs]: comparisons of all rounds so far, verdicts on their sides, or its prompts."""
-    if section.kind not in (Comparison, Feedback):
-        return load_rows(recipe.section("pairs").data, Prompt, Quarantine()) if section.kind is Prompt else None
+    if section.kind is Prompt:
+        return load_rows(recipe.section("pairs").data, Prompt, Quarantine())
     comparisons = [row for place in places for row in comparisons_of(place / "pairs")]
     return comparisons if section.kind is Comparison else verdicts_of(comparisons)
 
@@ -403,6 +395,4 @@ def after_sft(model: ModelConfig, root: Path) -> ModelConfig:
             f"{root / 'sft' / 'model'}, from which everything in {root} starts, is gone or incomplete. Put it back, or begin in "
             "another run folder"
         )
-    return ModelConfig.model_validate(
-        {**model.model_dump(), "source": str(root / "sft" / "model"), "fallback": None, "chat_template": None}
-    )
+    return on_folder(model, root / "sft" / "model")

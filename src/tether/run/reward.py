@@ -2,31 +2,39 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from tether.algorithms.reward_ensembles import Combine
 from tether.core.errors import TrainingError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison
 from tether.cpu.memory import free_memory
+from tether.data.comparisons import Ranking
+from tether.data.prepare import Split
 from tether.data.sources import split_by_group
 from tether.models.config import LoraConfig
+from tether.models.loading import LoadedModel
+from tether.models.members import average_roles
 from tether.models.saving import save_ensemble
 from tether.preferences.annotators import true_orders
-from tether.run.objectives import Name
+from tether.run.folder import drop_checkpoint
 from tether.run.progress import Progress
-from tether.run.reward_members import RewardMembers
-from tether.run.roles import encoder_of, reward_role, save_trained
-from tether.run.rows import DataConfig, Lora, Section
-from tether.run.stage import Context, run_stage, settled
-from tether.stages.reward import RewardConfig, RewardModeling
+from tether.run.roles import MEMBER_STRIDE, attach, encoder_of, reward_role, save_trained, scoring_role
+from tether.run.rows import DataConfig, Lora, Name, Section
+from tether.run.stage import Context, run_stage
+from tether.stages.reward import RewardConfig, RewardModeling, heldout_summary
+from tether.stages.reward_members import Distillation, evaluate_members
 
 TAKEN = {"model", "score", "length", "proxy", "kl"}
 """Names that folders and columns have already, so that no objective can have them."""
+COUNTS = ("heldout_ties", "updates", "num_prompts", "num_pairs", "num_heldout_pairs", "skipped")
+"""What all members have in common."""
 TEST_SEED = 15485863
 """Added to the seed by which the prompts of a test model are chosen: what is held out of them has the seed itself."""
 
@@ -47,7 +55,6 @@ class RewardSection(Section, RewardConfig):
     average: bool = Field(
         default=False, description="make one model of the members by averaging their weights, https://arxiv.org/abs/2401.12187"
     )
-
     distill: Combine | None = Field(
         default=None, description="train one more model on what the members say together, and keep that one"
     )
@@ -64,39 +71,34 @@ class RewardSection(Section, RewardConfig):
         """Whether several models will score."""
         return self.members > 1 and not self.average and self.distill is None
 
-    @model_validator(mode="after")
-    def _check_objectives(self) -> RewardSection:
+    def _objective_faults(self) -> Iterator[str]:
         if self.objectives is None:
-            return self
+            return
         if self.data or self.test or self.test_share:
             name = "data" if self.data else "test" if self.test else "test_share"
-            raise ValueError(f"{name} has no effect with objectives: each has comparisons of its own")
+            yield f"{name} has no effect with objectives: each has comparisons of its own"
         if self.members > 1:
-            raise ValueError("members and objectives do not go together: each objective has one model")
+            yield "members and objectives do not go together: each objective has one model"
         if self.lora is False:
-            raise ValueError("objectives are adapters on one trunk, and lora is false. Leave lora out")
+            yield "objectives are adapters on one trunk, and lora is false. Leave lora out"
         if not self.heldout_fraction:
-            raise ValueError("objectives are brought to one scale on held-out responses: heldout_fraction must be above 0")
+            yield "objectives are brought to one scale on held-out responses: heldout_fraction must be above 0"
         if taken := TAKEN & set(self.objectives):
-            raise ValueError(f"an objective cannot be called {min(taken)!r}: something else in the run is")
-        return self
+            yield f"an objective cannot be called {min(taken)!r}: something else in the run is"
 
-    @model_validator(mode="after")
-    def _check_members(self) -> RewardSection:
+    def faults(self) -> Iterator[str]:
+        yield from self._objective_faults()
         if self.members > 1 and self.lora is False:
-            raise ValueError("the members of an ensemble are adapters on one trunk, and lora is false. Leave members or lora out")
+            yield "the members of an ensemble are adapters on one trunk, and lora is false. Leave members or lora out"
         for name in ("average", "distill"):
             if getattr(self, name) and self.members == 1:
-                raise ValueError(f"{name} has no effect on one model: set members to 2 or more")
+                yield f"{name} has no effect on one model: set members to 2 or more"
         if self.average and self.distill:
-            raise ValueError("average and distill both make one model of the members: choose one")
+            yield "average and distill both make one model of the members: choose one"
         if self.distill and self.disentangle_length:
-            raise ValueError("a student has its teachers' scores and no second head: disentangle_length does not go with distill")
+            yield "a student has its teachers' scores and no second head: disentangle_length does not go with distill"
         if self.disentangle_length and self.lora is not False and self.lora.dropout:
-            raise ValueError(
-                "disentangle_length scores every response twice, and with lora.dropout they would differ: leave one out"
-            )
-        return self
+            yield "disentangle_length scores every response twice, and with lora.dropout they would differ: leave one out"
 
 
 def train(section: RewardSection, context: Context, rows: Sequence[Comparison], run: RunDirectory) -> dict[str, Any]:
@@ -108,20 +110,20 @@ def train(section: RewardSection, context: Context, rows: Sequence[Comparison], 
     if section.objectives is not None:
         return _objectives(section, section.objectives, context)
     tests = {name: context.read(data, Comparison, name)[0] for name, data in section.test.items()}
-    apart: dict[str, Any] = {}
+    test_model: dict[str, Any] = {}
     if section.test_share:
         rows, others = split_by_group(rows, section.test_share, context.seed + TEST_SEED)
         plain = {"data": None, "test": {}, "test_share": 0.0, "members": 1, "average": False, "distill": None}
         own = replace(context, folder=context.folder / "test", rows=others, progress=None)
-        apart = {"test_model": run_stage(section.model_copy(update=plain), own)}
+        test_model = {"test_model": run_stage(section.model_copy(update=plain), own)}
         free_memory()
     loaded = context.load(run)
     if section.members > 1:
-        stage = RewardMembers(section, context.model, loaded, context.seed)
+        stage = RewardMembers(section, context, loaded, run.path)
+        summary = {**stage.train(rows), **test_model}
     else:
-        role = reward_role(loaded, section, context.seed)
-        stage = RewardModeling(settled(section, RewardConfig), role, encoder_of(loaded))
-    summary = {**stage.train(rows, run, context.progress), **apart}
+        stage = RewardModeling(section, reward_role(loaded, section, context.seed), encoder_of(loaded))
+        summary = {**stage.train(rows, run, context.progress), **test_model}
     truth = context.truth
     if truth is None:
         truth = split_by_group(rows, section.heldout_fraction, section.seed)[1] if section.heldout_fraction else ()
@@ -129,7 +131,7 @@ def train(section: RewardSection, context: Context, rows: Sequence[Comparison], 
         summary[name] = stage.evaluate(stage.rankings(pairs)[0])["accuracy"]
     summary["tests"] = {name: stage.evaluate(stage.rankings(test)[0], sum(c.tie for c in test)) for name, test in tests.items()}
     if isinstance(stage, RewardMembers):
-        stage.save(run)
+        stage.save()
     else:
         save_trained(stage.role, loaded, run.path / "model", kind="reward")
     return summary
@@ -160,6 +162,117 @@ def _objectives(section: RewardSection, objectives: dict[str, DataConfig], conte
         "objectives": summaries,
         "seconds": sum(one["seconds"] for one in summaries.values()),
     }
+
+
+@dataclass
+class RewardMembers:
+    """Speaks as `RewardModeling` does, for `section.members` of them: one after another, each in a run directory in `folder`.
+
+    Member 0 starts as the model that `members = 1` would train. The others have other weights and see the rows in another order;
+    what is held out is the same. In an ensemble the scores of each have mean 0 and deviation 1 on training responses.
+    """
+
+    section: RewardSection
+    context: Context
+    loaded: LoadedModel
+    folder: Path
+    stages: list[RewardModeling] = field(default_factory=list)
+    one: RewardModeling | None = None
+    """The model that the members became, averaged or distilled."""
+
+    def train(self, comparisons: Sequence[Comparison]) -> dict[str, Any]:
+        """Train the members that are not complete; returns the summary of what they are together."""
+        split, summaries, count = None, [], self.section.members
+        bars = [_part(self.context.progress, n, count + (self.section.distill is not None)) for n in range(count + 1)]
+        for number in range(count):
+            manifest = {"source": self.loaded.source, "digest": self.loaded.digest}
+            one = RunDirectory.open(self._member(number), {**self._settings, "member": number}, model=manifest)
+            stage = self._stage(one, number)
+            split = split or stage.split(comparisons)
+            if not one.complete:
+                self._train(stage, split, one, bars[number])
+            summaries.append(one.summary())
+        assert split is not None
+        if self.section.average:
+            self._average(split)
+        elif self.section.distill is not None:
+            summaries.append(self._distill(split, self.section.distill, bars[-1]))
+        for stage in filter(None, (*self.stages, self.one)):
+            stage.frozen = None
+        return {**self._summary(split, summaries[:count]), "seconds": sum(one["seconds"] for one in summaries)}
+
+    def evaluate(self, rankings: Sequence[Ranking], num_ties: int = 0) -> dict[str, Any]:
+        """Of the model that the members became, or of the mean of their scores."""
+        if self.one is not None:
+            return self.one.evaluate(rankings, num_ties)
+        return evaluate_members(self.stages, rankings, num_ties)
+
+    def rankings(self, comparisons: Sequence[Comparison]) -> tuple[list[Ranking], dict[str, int]]:
+        return self.stages[0].rankings(comparisons)
+
+    def save(self) -> None:
+        """What scores, in `model/`: one role, or the names of the members' folders."""
+        if self.one is not None:
+            save_trained(self.one.role, self.loaded, self.folder / "model", kind="reward")
+        else:
+            save_ensemble(self.folder / "model", [self._member(n) / "model" for n in range(self.section.members)])
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {"reward": self.section, "model": self.context.model, "seed": self.context.seed}
+
+    def _member(self, number: int) -> Path:
+        return self.folder / f"member-{number}"
+
+    def _stage(self, run: RunDirectory, number: int) -> RewardModeling:
+        """A member as its run left it, or one that has yet to learn."""
+        if run.complete:
+            attach(self.loaded, run.path / "model", f"reward-{number}")
+            role = scoring_role(self.loaded, run.path / "model", f"reward-{number}")
+        else:
+            role = reward_role(self.loaded, self.section, self.context.seed, number, one_head=self.section.average)
+        order = self.section.seed + MEMBER_STRIDE * number
+        stage = RewardModeling(self.section, role, encoder_of(self.loaded), order_seed=order)
+        stage.frozen = next((other.frozen for other in self.stages if other.frozen), None)
+        self.stages.append(stage)
+        return stage
+
+    def _train(self, stage: RewardModeling, split: Split[Ranking], run: RunDirectory, progress: Progress | None) -> None:
+        summary = stage.fit(split, run, progress)
+        if not self.section.average:  # weights are averaged as they were trained
+            stage.standardize(split.train)
+        for parameter in stage.role.parameters():
+            parameter.requires_grad_(False)
+        save_trained(stage.role, self.loaded, run.path / "model", kind="reward")
+        run.finish(summary)
+        drop_checkpoint(run)
+
+    def _average(self, split: Split[Ranking]) -> None:
+        first, lora = self.stages[0], self.section.lora
+        assert isinstance(lora, LoraConfig)
+        role = average_roles([stage.role for stage in self.stages], "reward", lora)
+        self.one = RewardModeling(first.config, role, first.encoder)
+        self.one.center(split.train)
+        for stage in self.stages:  # only to compare: they have been saved
+            stage.standardize(split.train)
+
+    def _distill(self, split: Split[Ranking], combine: Combine, progress: Progress | None) -> dict[str, Any]:
+        """One more model, which learns what the members say together; its summary."""
+        run = RunDirectory.open(self.folder / "student", self._settings)
+        role = reward_role(self.loaded, self.section, self.context.seed, self.section.members)
+        self.one = student = Distillation(self.section, role, encoder_of(self.loaded))
+        student.frozen = self.stages[-1].frozen
+        student.taught(self.stages, split.train, combine)
+        run.finish(student.fit(split, run, progress))
+        return run.summary()
+
+    def _summary(self, split: Split[Ranking], members: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        summary: dict[str, Any] = {"train_loss": statistics.fmean(one["train_loss"] for one in members)}
+        if split.test:
+            summary |= heldout_summary(self.evaluate(split.test))
+            if self.one is not None:
+                summary["ensemble"] = evaluate_members(self.stages, split.test)
+        return {**summary, **{name: members[0][name] for name in COUNTS}, "members": len(members)}
 
 
 def _part(progress: Progress | None, number: int, count: int) -> Progress | None:

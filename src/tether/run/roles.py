@@ -8,12 +8,15 @@ from typing import Any, Protocol
 
 from tether.core.config import build
 from tether.core.errors import ModelError
+from tether.core.rundir import read_json
 from tether.core.stages import making
 from tether.data.chat import ChatEncoder
 from tether.models.config import ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, add_adapter, keep_on_host, pick_device
 from tether.models.saving import (
+    ENSEMBLE,
+    OBJECTIVES,
     RoleDescription,
     attach_adapter,
     check_same_trunk,
@@ -72,42 +75,39 @@ def reward_role(loaded: LoadedModel, section: Scoring, seed: int, member: int | 
 
     Heads have other seeds too, unless weights will be averaged (`one_head`): an adapter means nothing to another head.
     """
-    hidden = hidden_size(loaded)
     own = seed + MEMBER_STRIDE * (member or 0)
-    start = seed if one_head else own
-    head = ScalarHead(hidden, zero=False, dropout=section.head_dropout, seed=start, outputs=section.outputs).to(
-        loaded.model.device
-    )
-    if section.lora is False:
+    how = {"dropout": section.head_dropout, "outputs": section.outputs, "seed": seed if one_head else own}
+    head = ScalarHead(hidden_size(loaded), zero=False, **how).to(loaded.model.device)
+    return new_role(loaded, "reward" if member is None else f"reward-{member}", section.lora, seed=own, head=head)
+
+
+def new_role(loaded: LoadedModel, name: str, lora: Lora, *, seed: int, head: ScalarHead | None = None) -> Role:
+    """A role that will learn: an adapter of its own, called `name`, on this trunk, or (`lora` false) the whole model."""
+    if lora is False:
         return Role(loaded.model, head=head)
-    name = "reward" if member is None else f"reward-{member}"
-    return Role(add_adapter(loaded.model, name, section.lora, seed=own), name, head)
+    loaded.model = add_adapter(loaded.model, name, lora, seed=seed)
+    return Role(loaded.model, name, head)
 
 
-def member_role(loaded: LoadedModel, folder: Path, member: int) -> Role:
-    """A trained member of an ensemble, on this trunk."""
-    name = f"reward-{member}"
-    return Role(attached(loaded.model, loaded, folder, name), name, load_head(folder, loaded.model.device, hidden_size(loaded)))
+def attach(loaded: LoadedModel, folder: Path, name: str) -> None:
+    """Put the adapter in `folder` on this trunk, if it belongs to it. A role of it is made when all adapters are there."""
+    check_same_trunk(read_role(folder), loaded, encoder_of(loaded).describe(), folder)
+    loaded.model = attach_adapter(loaded.model, folder, name)
+
+
+def scoring_role(loaded: LoadedModel, folder: Path, name: str | None) -> Role:
+    """The trained head in `folder` on this trunk, under the adapter `name` (None: the trunk itself was trained)."""
+    return Role(loaded.model, name, load_head(folder, pick_device(loaded.config.device), hidden_size(loaded)))
 
 
 def scorer_folders(folder: Path | None) -> dict[str, Path]:
     """The names of the adapters that score, and the folder of each."""
     folders = [] if folder is None else member_folders(folder)
-    return {_scorer_name(number, len(folders)): path for number, path in enumerate(folders)}
-
-
-def _scorer_name(number: int, count: int) -> str:
-    return f"reward-{number}" if count > 1 else "reward"
+    return {f"reward-{number}" if len(folders) > 1 else "reward": path for number, path in enumerate(folders)}
 
 
 def hidden_size(loaded: LoadedModel) -> int:
     return loaded.model.config.get_text_config().hidden_size
-
-
-def attached(model: Any, loaded: LoadedModel, folder: Path, name: str) -> Any:
-    """`model` with the adapter in `folder`, if it belongs to this trunk."""
-    check_same_trunk(read_role(folder), loaded, encoder_of(loaded).describe(), folder)
-    return attach_adapter(model, folder, name)
 
 
 def frozen_model(settings: ModelConfig, seed: int, offload: bool) -> Any:
@@ -129,16 +129,12 @@ def load_scorer(
     on_base = {"source": description["base"], "fallback": None, "quantize": description.get("quantize")}
     loaded = open_model(settings.model_copy(update=on_base), on_host=offload)
     loaded = _speaking(description, loaded) if as_trained else loaded
-    device = pick_device(settings.device)
-    model = loaded.model
     if not whole:
         for name, path in folders.items():
-            model = attached(model, loaded, path, name)
+            attach(loaded, path, name)
     if offload:
-        keep_on_host(model, device)
-    return tuple(
-        Role(model, None if whole else name, load_head(path, device, hidden_size(loaded))) for name, path in folders.items()
-    ), loaded
+        keep_on_host(loaded.model, pick_device(settings.device))
+    return tuple(scoring_role(loaded, path, None if whole else name) for name, path in folders.items()), loaded
 
 
 def load_trained(folder: Path, settings: ModelConfig | None = None) -> tuple[tuple[Role, ...], LoadedModel]:
@@ -151,20 +147,25 @@ def trained_scorer(path: str) -> Path | None:
     """The folder of the reward model that a run, a stage or its own folder holds; None: none."""
     folder = Path(path).expanduser()
     candidates = (folder / "reward" / "model", folder / "process" / "model", folder / "model", folder)
-    names = ("role.json", "ensemble.json", "objectives.json")
-    return next((place for place in candidates if any((place / name).is_file() for name in names)), None)
+    return next(filter(is_scorer, candidates), None)
+
+
+def is_scorer(folder: Path) -> bool:
+    """Whether a folder holds a trained role, or names several that score together."""
+    return is_role(folder) or any((folder / name).is_file() for name in (ENSEMBLE, OBJECTIVES))
+
+
+def objective_names(folder: Path) -> list[str]:
+    """Those that a finished reward stage has trained into `folder`."""
+    return [row["name"] for row in read_json(folder / OBJECTIVES)["members"]] if (folder / OBJECTIVES).is_file() else []
 
 
 def newest_policy(folder: Path) -> Path | None:
     """The folder of the trained policy in a run, a stage or a role's own folder; of several rounds the last one's."""
     within = ((folder, "round-*/policy"), (folder / "rounds", "round-*/policy"), (folder, "round-*/*/policy"))
     latest = [path for root, pattern in within for path in sorted(root.glob(pattern))[-1:]]
-    candidates = (
-        *(folder / n / "policy" for n in (*making("policy"), *making("direct")[::-1])),
-        *latest,
-        folder / "policy",
-        folder,
-    )
+    stages = [folder / name / "policy" for name in (*making("policy"), *making("direct")[::-1])]
+    candidates = (*stages, *latest, folder / "policy", folder)
     return next((path for path in candidates if is_role(path) and read_role(path)["kind"] == "policy"), None)
 
 
@@ -183,11 +184,11 @@ def load_policy(path: str, settings: ModelConfig | None = None, seed: int = 0) -
         loaded = loaded if settings else _speaking(role, loaded)
         if role["adapter"] is None:
             return Role(loaded.model), loaded
-        check_same_trunk(role, loaded, encoder_of(loaded).describe(), own)
-        return Role(attach_adapter(loaded.model, own, "policy"), "policy"), loaded
-    if (scores := next(filter(is_role, (folder, folder / "model")), None)) is not None:
+        attach(loaded, own, "policy")
+        return Role(loaded.model, "policy"), loaded
+    if (scorer := next(filter(is_role, (folder, folder / "model")), None)) is not None:
         raise ModelError(
-            f"{path} is a {read_role(scores)['kind']} model, which scores and does not answer. Give the folder of a policy."
+            f"{path} is a {read_role(scorer)['kind']} model, which scores and does not answer. Give the folder of a policy."
         )
     plain = next((p for p in (folder / "model", folder / "sft" / "model") if (p / "config.json").is_file()), path)
     loaded = open_model(_settings(str(plain), None, settings), seed=seed)
@@ -200,8 +201,10 @@ def _speaking(role: RoleDescription, loaded: LoadedModel) -> LoadedModel:
 
 
 def _settings(source: str, role: RoleDescription | None, settings: ModelConfig | None) -> ModelConfig:
-    """How a role was trained overrides how a model is asked for."""
-    values = {**(settings.model_dump() if settings else {}), "source": source, "fallback": None, "chat_template": None}
+    """How a role was trained overrides how a model is asked for; another folder than the one asked for has its own template."""
+    values = {**(settings.model_dump() if settings else {}), "source": source}
+    if settings is None or Path(source).resolve() != Path(settings.source).resolve():
+        values.update(fallback=None, chat_template=None)
     if role is not None:
         values.update(system_prompt=role["encoding"]["system_prompt"], dtype=role["dtype"], quantize=role.get("quantize"))
     return build(ModelConfig, values, where="model")

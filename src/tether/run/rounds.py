@@ -12,7 +12,7 @@ the token ids that were sampled, so that these are trained, not what their text 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,27 +23,31 @@ from pydantic import Field, model_validator
 from tether.core.errors import ConfigError, DataError
 from tether.core.protocols import Engine, RewardSource, doing
 from tether.core.rundir import RunDirectory, read_json, read_jsonl, write_jsonl
-from tether.core.types import Demonstration, Prompt, Sampling
+from tether.core.types import Demonstration, Json, Prompt, Rollout, RolloutGroup, Sampling, assistant
 from tether.data.chat import ChatEncoder
 from tether.data.comparisons import Ranking
 from tether.data.prepare import Split
 from tether.data.sources import group_of, split_by_group
 from tether.learner.loop import endless
 from tether.models.config import LoraConfig, ModelConfig
-from tether.models.loading import LoadedModel, add_adapter
-from tether.models.saving import attach_adapter, check_same_trunk, read_role
+from tether.models.loading import LoadedModel
 from tether.models.trunk import Role
+from tether.preferences.rows import turn_rows
 from tether.run.folder import drop_checkpoint
-from tether.run.models import open_model
+from tether.run.models import on_folder, open_model
 from tether.run.online_stage import learned_reward
 from tether.run.progress import Progress
-from tether.run.roles import encoder_of, local_engine, save_trained
+from tether.run.roles import attach, encoder_of, local_engine, new_role, save_trained
 from tether.run.rows import Section, SteadyLora
 from tether.run.stage import Context
 from tether.stages.direct import REFERENCE_FREE, Direct, DirectConfig
 from tether.stages.online_direct import best_and_worst
 
 Reward = Callable[[], RewardSource]
+Side = tuple[str, Sequence[int]]
+"""An answer: its text and its tokens."""
+Made = tuple[list[Json], dict[str, float | None]]
+"""Lines of pairs.jsonl, and what the summary says of the sampling."""
 
 
 class RoundsSection(Section):
@@ -76,19 +80,19 @@ class RoundsSection(Section):
         return Demonstration if self.method == "spin" else Prompt
 
     @model_validator(mode="after")
-    def _check(self) -> RoundsSection:
+    def _resolve_rate(self) -> RoundsSection:
         vars(self)["direct"] = self.direct.resolved(self.lora or None)
+        return self
+
+    def faults(self) -> Iterator[str]:
         if self.method == "spin":
             useless = {"samples_per_prompt", "missing_stop_penalty"} & self.model_fields_set
             if useless:
-                raise ValueError(
-                    f"rounds.{min(useless)} has no effect with rounds.method = 'spin': each demonstration meets one sample"
-                )
+                yield f"rounds.{min(useless)} has no effect with rounds.method = 'spin': each demonstration meets one sample"
             if self.reference == "fixed" or self.direct.loss != "dpo":
-                raise ValueError("rounds.method = 'spin' is played against the round's own start with rounds.direct.loss = 'dpo'")
+                yield "rounds.method = 'spin' is played against the round's own start with rounds.direct.loss = 'dpo'"
         if "reference" in self.model_fields_set and self.direct.loss in REFERENCE_FREE:
-            raise ValueError(f"rounds.reference has no effect with rounds.direct.loss = '{self.direct.loss}', which asks none")
-        return self
+            yield f"rounds.reference has no effect with rounds.direct.loss = '{self.direct.loss}', which asks none"
 
 
 def train(section: RoundsSection, context: Context, rows: Sequence[Any], run: RunDirectory) -> dict[str, Any]:
@@ -145,40 +149,36 @@ class _Round:
         sampled = {**read_json(run.path / "manifest.json")["sampling"], "too_long": len(rankings) - len(pairs)}
         if not split.train:
             raise DataError(f"{run.path} has no pair to train on: {sampled}. Look at the reward's scores, or sample more.")
-        summary = Direct(config, policy, self._reference(policy), encoder).fit(split, run, progress)
+        summary = Direct(config, policy, self._reference(loaded, policy), encoder).fit(split, run, progress)
         save_trained(policy, loaded, run.path / "policy", kind="policy")
         run.finish({**summary, "sampling": sampled})
         drop_checkpoint(run)
 
+    def _opened(self, policy: Path | None) -> LoadedModel:
+        """The model that stands under a policy's adapter, or the policy itself where it was trained whole."""
+        if policy is None or self.section.lora is not False:
+            return open_model(self.model, seed=self.seed)
+        return open_model(on_folder(self.model, policy / "model"), seed=self.seed)
+
     def _policy(self) -> tuple[LoadedModel, Role]:
         """The policy as the round before left it."""
-        previous, lora = self.previous, self.section.lora
-        if lora is False:
-            loaded = open_model(self._settings(previous), seed=self.seed)
-            return loaded, Role(loaded.model)
-        loaded = open_model(self.model, seed=self.seed)
-        if previous is None:
-            return loaded, Role(add_adapter(loaded.model, "policy", lora, seed=self.seed), "policy")
-        check_same_trunk(read_role(previous), loaded, encoder_of(loaded).describe(), previous)
-        return loaded, Role(attach_adapter(loaded.model, previous, "policy"), "policy")
+        loaded, lora = self._opened(self.previous), self.section.lora
+        if self.previous is None or lora is False:
+            return loaded, new_role(loaded, "policy", lora, seed=self.seed)
+        attach(loaded, self.previous, "policy")
+        return loaded, Role(loaded.model, "policy")
 
-    def _reference(self, policy: Role) -> Role | None:
+    def _reference(self, loaded: LoadedModel, policy: Role) -> Role | None:
         """The policy at this round's start, or before the first: the bare trunk, another adapter on it, or another model."""
         config, start = self.section.direct, self.previous if self.section.reference == "round" else None
         if config.loss in REFERENCE_FREE:
             return None
-        if self.section.lora is not False:
-            return Role(policy.model) if start is None else Role(attach_adapter(policy.model, start, "reference"), "reference")
-        if config.reference_logprobs == "precomputed" and start == self.previous:
-            return policy  # asked before it changes
-        return Role(open_model(self._settings(start), seed=self.seed).model)
-
-    def _settings(self, policy: Path | None) -> ModelConfig:
-        """The model, or the same settings on a policy that was trained whole."""
-        if policy is None:
-            return self.model
-        changed = {"source": str(policy / "model"), "fallback": None, "chat_template": None}
-        return ModelConfig.model_validate({**self.model.model_dump(), **changed})
+        if self.section.lora is False:
+            asked_before_it_changes = config.precomputed and start == self.previous
+            return policy if asked_before_it_changes else Role(self._opened(start).model)
+        if start is not None:
+            attach(loaded, start, "reference")
+        return Role(loaded.model, None if start is None else "reference")
 
     def _places(self, count: int) -> dict[int, int]:
         """This round's part of endless epochs over `count` rows: place -> row. A sample's randomness depends on its place."""
@@ -186,79 +186,60 @@ class _Round:
         places = range(self.number * size, (self.number + 1) * size)
         return dict(zip(places, endless(count, places, self.seed), strict=True))
 
-    @property
-    def _sampling(self) -> Sampling:
-        return Sampling(max_new_tokens=self.section.max_new_tokens, temperature=self.section.temperature)
+    def _groups(self, prompts: Mapping[int, Prompt], engine: Engine, num_samples: int) -> list[RolloutGroup]:
+        """Answers to prompts, by their places."""
+        sampling = Sampling(max_new_tokens=self.section.max_new_tokens, temperature=self.section.temperature)
+        ordinals = list(prompts)
+        return engine.generate([*prompts.values()], sampling, num_samples=num_samples, seed=self.seed, ordinals=ordinals)
 
-    def _ordered(
-        self, rows: Sequence[Prompt], engine: Engine, reward: Reward
-    ) -> tuple[list[dict[str, Any]], dict[str, float | None]]:
+    def _ordered(self, rows: Sequence[Prompt], engine: Engine, reward: Reward) -> Made:
         """The best and the worst of several samples a prompt; counts, and the mean score of all samples."""
-        section, places = self.section, self._places(len(rows))
-        prompts = [rows[row] for row in places.values()]
-        groups = engine.generate(
-            prompts, self._sampling, num_samples=section.samples_per_prompt, seed=self.seed, ordinals=list(places)
-        )
-        rollouts, penalty = [rollout for group in groups for rollout in group.rollouts], section.missing_stop_penalty
+        samples, penalty = self.section.samples_per_prompt, self.section.missing_stop_penalty
+        groups = self._groups({place: rows[row] for place, row in self._places(len(rows)).items()}, engine, samples)
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
         scores = reward().score(rollouts)
-        pairs, skipped = best_and_worst(rollouts, scores, section.samples_per_prompt, missing_stop_penalty=penalty)
-        made = [
-            _row(
-                p.best.prompt,
-                p.best.prompt_ids,
-                chosen=(p.best.text, p.best.response_ids),
-                rejected=(p.worst.text, p.worst.response_ids),
-                chosen_score=p.best_score,
-                rejected_score=p.worst_score,
-            )
-            for p in pairs
-        ]
-        known = [score.value for score in scores if score.value is not None]
-        return made, {"pairs": len(made), **skipped, "proxy": statistics.fmean(known) if known else None}
+        pairs, skipped = best_and_worst(rollouts, scores, samples, missing_stop_penalty=penalty)
+        made = []
+        for pair in pairs:
+            own = {"chosen_score": pair.best_score, "rejected_score": pair.worst_score}
+            made.append(_row(pair.best.prompt, pair.best.prompt_ids, _side(pair.best), _side(pair.worst), **own))
+        values = [score.value for score in scores if score.value is not None]
+        return made, {"pairs": len(made), **skipped, "proxy": statistics.fmean(values) if values else None}
 
-    def _against_samples(
-        self, rows: Sequence[Demonstration], engine: Engine, encoder: ChatEncoder
-    ) -> tuple[list[dict[str, Any]], dict[str, float | None]]:
+    def _against_samples(self, rows: Sequence[Demonstration], engine: Engine, encoder: ChatEncoder) -> Made:
         """Each demonstration over one sample; those that cannot be encoded, or were sampled to the letter, are counted."""
-        known, unusable = {}, 0
+        usable, unusable = {}, 0
         for place, row in self._places(len(rows)).items():
             try:
-                known[place] = (rows[row], encoder.conversation(rows[row].messages, "last"))
+                usable[place] = (rows[row], encoder.conversation(rows[row].messages, "last"))
             except DataError:
                 unusable += 1
-        prompts = [Prompt(row.messages[:-1], row.id, row.metadata) for row, _ in known.values()]
-        groups = engine.generate(prompts, self._sampling, seed=self.seed, ordinals=list(known))
+        prompts = {place: Prompt(row.messages[:-1], row.id, row.metadata) for place, (row, _) in usable.items()}
         made = []
-        for group, (row, encoded) in zip(groups, known.values(), strict=True):
-            sample, head = group.rollouts[0], encoded.prompt_length
-            shown = encoded.ids[head:]
-            if shown != sample.response_ids:
-                sides = {"chosen": (row.messages[-1].content, shown), "rejected": (sample.text, sample.response_ids)}
-                made.append(_row(group.prompt, encoded.ids[:head], **sides))
-        return made, {"pairs": len(made), "unusable": unusable, "tied": len(known) - len(made)}
+        for group, (row, encoded) in zip(self._groups(prompts, engine, 1), usable.values(), strict=True):
+            head, sample = encoded.prompt_length, group.rollouts[0]
+            shown = row.messages[-1].content, encoded.ids[head:]
+            if shown[1] != sample.response_ids:
+                made.append(_row(group.prompt, encoded.ids[:head], shown, _side(sample)))
+        return made, {"pairs": len(made), "unusable": unusable, "tied": len(usable) - len(made)}
 
 
-def _row(
-    prompt: Prompt,
-    prompt_ids: Sequence[int],
-    *,
-    chosen: tuple[str, Sequence[int]],
-    rejected: tuple[str, Sequence[int]],
-    **scores: float,
-) -> dict[str, Any]:
+def _side(rollout: Rollout) -> Side:
+    return rollout.text, rollout.response_ids
+
+
+def _row(prompt: Prompt, prompt_ids: Sequence[int], chosen: Side, rejected: Side, **scores: float) -> Json:
     """A line of pairs.jsonl: a published layout of comparisons, with the token ids beside the texts."""
     sides = {"chosen": chosen, "rejected": rejected}
     return {
-        "id": prompt.id,
-        "group": group_of(prompt),
-        "prompt": [m.as_row() for m in prompt.messages],
-        **{name: [{"role": "assistant", "content": text}] for name, (text, _) in sides.items()},
+        **{"id": prompt.id, "group": group_of(prompt), "prompt": turn_rows(prompt.messages)},
+        **{name: turn_rows((assistant(text),)) for name, (text, _) in sides.items()},
         **scores,
         "prompt_ids": list(prompt_ids),
         **{f"{name}_ids": list(ids) for name, (_, ids) in sides.items()},
     }
 
 
-def _ranking(row: Mapping[str, Any], encoder: ChatEncoder) -> Ranking:
+def _ranking(row: Json, encoder: ChatEncoder) -> Ranking:
     sides = tuple(encoder.rollout(tuple(row["prompt_ids"]), tuple(row[f"{name}_ids"])) for name in ("chosen", "rejected"))
     return Ranking(row["group"], sides, (0,), (1,), (1.0,), (0.0,))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from tether.core.config import Config
 from tether.core.errors import ConfigError, MissingFileError
@@ -17,6 +17,10 @@ from tether.models.config import LoraConfig
 
 PACKAGED = Path(__file__).resolve().parent.parent / "recipes" / "quickstart"
 """What `tether:NAME` means: demonstrations, prompts and held-out prompts that come with tether."""
+
+
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][\w-]*$")]
+"""Of an objective or an arm: a folder's and a metric's too."""
 
 
 class DataConfig(Config):
@@ -76,6 +80,16 @@ class Section(Config):
     record: ClassVar[type] = Prompt
     """The kind of row that the stage reads."""
     data: DataConfig | None = Field(default=None, description="where the rows come from")
+
+    @model_validator(mode="after")
+    def _check_faults(self) -> Self:
+        for fault in self.faults():
+            raise ValueError(fault)
+        return self
+
+    def faults(self) -> Iterator[str]:
+        """What of these settings has no effect or does not go together, in a sentence each; the first is the error."""
+        yield from ()
 
     @property
     def scorer(self) -> str | None:

@@ -11,12 +11,11 @@ from tether.core.rundir import RunDirectory
 from tether.core.types import Demonstration
 from tether.learner.ranks import here
 from tether.models.config import LoraConfig
-from tether.models.loading import add_adapter, save_model, weights_digest
+from tether.models.loading import save_model, weights_digest
 from tether.models.quantized import dequantized
-from tether.models.trunk import Role
-from tether.run.roles import encoder_of
+from tether.run.roles import encoder_of, new_role
 from tether.run.rows import Lora, Section
-from tether.run.stage import Context, settled
+from tether.run.stage import Context
 from tether.stages.sft import SFT, SFTConfig
 
 
@@ -28,9 +27,8 @@ class SFTSection(Section, SFTConfig):
 def train(section: SFTSection, context: Context, rows: Sequence[Demonstration], run: RunDirectory) -> dict[str, Any]:
     """Fine-tune into the plain transformers folder `model`, adapters merged: the reference of all that follows."""
     loaded = context.load(run)
-    encoder, lora = encoder_of(loaded), section.lora
-    role = Role(add_adapter(loaded.model, "sft", lora, seed=context.seed), "sft") if lora else Role(loaded.model)
-    summary = SFT(settled(section, SFTConfig), role, encoder).train(rows, run, context.progress)
+    encoder, role = encoder_of(loaded), new_role(loaded, "sft", section.lora, seed=context.seed)
+    summary = SFT(section, role, encoder).train(rows, run, context.progress)
     role = dequantized(role)
     merged = role.model.merge_and_unload() if role.adapter is not None else role.model
     if here().first:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from tether.core.config import Config
 from tether.core.protocols import RewardSource
@@ -23,8 +23,6 @@ from tether.run.folder import as_begun, drop_checkpoint
 from tether.run.models import open_model
 from tether.run.progress import Progress, peak_rss_bytes
 from tether.run.rows import DataConfig, Section, load_rows, named
-
-ConfigT = TypeVar("ConfigT", bound=Config)
 
 
 @dataclass(frozen=True)
@@ -128,9 +126,3 @@ def _finished(run: RunDirectory, section: Config, summary: dict[str, Any], quara
     release(run.path)
     drop_checkpoint(run)
     return summary
-
-
-def settled(section: Config, kind: type[ConfigT], **more: Any) -> ConfigT:
-    """The stage's own settings out of a section; what was left at its default stays unset."""
-    own = {name: getattr(section, name) for name in section.model_fields_set if name in kind.model_fields}
-    return kind.model_validate({**own, **more})
