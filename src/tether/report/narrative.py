@@ -272,26 +272,26 @@ def _conclusion_without_policy(journey: Journey) -> Conclusion:
         name = "sft-too-long" if min(losses) < losses[-1] - 0.01 * abs(losses[-1]) else "sft"
         first, last, lowest = map(decimal, (losses[0], losses[-1], min(losses)))
         sentences.append(SAYS[name].format(first=first, last=last, lowest=lowest))
-    elif course := trend_of(sft.metrics, "loss"):
-        sentences.append(SAYS["sft-training"].format(first=decimal(course.first), last=decimal(course.last)))
+    else:
+        sentences += _losses(sft, "sft-training")
     for key, pairs in (("heldout_accuracy", "held-out pairs"), ("gold_accuracy", "pairs labelled by gold")):
         if accuracy := reward.estimate(key):
             bounds = _bounds(accuracy, percent)
             sentences.append(SAYS["reward-model"].format(accuracy=_of(accuracy), pairs=pairs, interval=bounds))
             sentences += [SAYS["reward-unclear"]] if bounds and not side(accuracy, 0.5) else []
-    doubts = list(_doubts(journey))
     if not direct.name:
-        return Conclusion("open", "Before a policy is trained", [*sentences, SAYS["no-policy"]], doubts)
-    accuracy = direct.estimate("heldout_accuracy")
-    tone, headline = RANKED[side(accuracy, 0.5)] if accuracy else ("open", "Trained, and nothing held out to judge it by")
-    if accuracy and 0 < accuracy.count < ENOUGH_PROMPTS:
-        tone, headline = "open", f"Trained, and only {accuracy.count} held-out pairs to judge it by"
-    return Conclusion(tone, headline, [*sentences, _direct_sentence(direct), SAYS["no-judge"]], doubts)
-
-
-def _direct_sentence(direct: SubRun) -> str:
+        return Conclusion("open", "Before a policy is trained", [*sentences, SAYS["no-policy"]], list(_doubts(journey)))
     if accuracy := direct.estimate("heldout_accuracy"):
-        return SAYS["direct"].format(accuracy=_of(accuracy), interval=_bounds(accuracy, percent))
-    if course := trend_of(direct.metrics, "loss"):
-        return SAYS["direct-training"].format(first=decimal(course.first), last=decimal(course.last))
-    return SAYS["direct-no-losses"]
+        few_pairs = ("open", f"Trained, and only {accuracy.count} held-out pairs to judge it by")
+        tone, headline = few_pairs if 0 < accuracy.count < ENOUGH_PROMPTS else RANKED[side(accuracy, 0.5)]
+        sentences.append(SAYS["direct"].format(accuracy=_of(accuracy), interval=_bounds(accuracy, percent)))
+    else:
+        tone, headline = "open", "Trained, and nothing held out to judge it by"
+        sentences += _losses(direct, "direct-training") or [SAYS["direct-no-losses"]]
+    return Conclusion(tone, headline, [*sentences, SAYS["no-judge"]], list(_doubts(journey)))
+
+
+def _losses(stage: SubRun, name: str) -> list[str]:
+    """The sentence of this name about the first and the last losses of training; none without them."""
+    course = trend_of(stage.metrics, "loss")
+    return [SAYS[name].format(first=decimal(course.first), last=decimal(course.last))] if course else []

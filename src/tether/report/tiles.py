@@ -7,20 +7,8 @@ from typing import Any, NamedTuple
 
 from tether.report.decoding import control_of
 from tether.report.narrative import gold_gain, heldout_gain, proxy_gain, spent_kl
-from tether.report.numbers import (
-    Show,
-    bracketed,
-    centre,
-    decimal,
-    duration,
-    gigabytes,
-    has_interval,
-    interval,
-    percent,
-    signed,
-    thousands,
-)  # fmt: skip
-from tether.report.reading import Estimate, Journey, SubRun, estimate, mapping, present
+from tether.report.numbers import Show, bracketed, centre, decimal, duration, gigabytes, interval, percent, signed, thousands
+from tether.report.reading import Journey, SubRun, estimate, mapping, present
 
 
 class Tile(NamedTuple):
@@ -47,7 +35,7 @@ def tiles(journey: Journey) -> list[Tile]:
     reward_gain = ("reward gain", "in its own units") if journey.own_reward else ("proxy gain", "reward model's units")
     kl, over = spent_kl(policy), mapping(control_of(summary).get("over_best_decoding"))
     alike = "both at the temperature of training"
-    vague = kl is not None and (kl.low if has_interval(kl) else kl.value) <= 0
+    vague = kl is not None and (kl.value <= 0 or kl.low <= 0)
     return _tiles((
         ("best against best decoding", over.get("win_rate"), percent, "won against the model before"),
         ("gain, best against best", over, signed, ""),
@@ -93,14 +81,11 @@ def reward_facts(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> list[Ti
 
 
 ARM_COLUMNS = ("policy", "proxy gain", "gold gain", "gold win rate", "KL, nats")
+ARM_UNITS = (signed, signed, percent, decimal)
 
 
-def arm_table(arms: Sequence[SubRun]) -> list[Sequence[str]]:
+def arm_table(arms: Sequence[SubRun]) -> list[list[str]]:
     """A row an arm, of ARM_COLUMNS; empty for a single arm."""
-    measures = ((proxy_gain, signed), (gold_gain, signed), (_gold_win_rate, percent), (spent_kl, decimal))
-    rows: list[Sequence[str]] = [(arm.name, *(bracketed(measure(arm), show) for measure, show in measures)) for arm in arms]
-    return rows if len(rows) > 1 else []
-
-
-def _gold_win_rate(arm: SubRun) -> Estimate | None:
-    return arm.estimate("gold_win_rate")
+    measured = [(proxy_gain(arm), gold_gain(arm), arm.summary.get("gold_win_rate"), spent_kl(arm)) for arm in arms]
+    shown = [[arm.name, *map(bracketed, values, ARM_UNITS)] for arm, values in zip(arms, measured, strict=True)]
+    return shown if len(shown) > 1 else []
