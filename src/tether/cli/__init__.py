@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from tether import __version__
-from tether.cli import chat, examine, export, journeys, judge, prefs, recipes, serve
+from tether.cli import examine, journeys, judge, prefs, recipes, serve, trained
 from tether.core import stopping
 from tether.core.errors import TetherError, memory_error
 from tether.core.stages import STAGES
@@ -93,9 +93,9 @@ for method, (section, key, value) in METHODS.items():
     shown = {"help": where, "short_help": f"{STAGES[section].help}: {method.upper()}", "hidden": method not in PANEL_OF}
     _add(method.replace("_", "-"), journeys.stage(section, method), **shown)
 for name, command in (
-    ("quickstart", journeys.quickstart), ("export", export.export_result), ("prove", examine.prove_recipe),
+    ("quickstart", journeys.quickstart), ("export", trained.export_result), ("prove", examine.prove_recipe),
     ("engine", serve.engine), ("run", journeys.run), ("resume", journeys.resume), ("plan", journeys.plan),
-    ("generate", chat.generate), ("chat", chat.chat), ("report", examine.report), ("doctor", examine.doctor),
+    ("generate", trained.generate), ("chat", trained.chat), ("report", examine.report), ("doctor", examine.doctor),
     ("reward-bench", examine.reward_bench), ("sycophancy", examine.sycophancy), ("judge", judge.judge_pairs),
     ("constitution", judge.constitution),
     ("new", recipes.new), ("recipes", recipes.list_recipes), ("explain", recipes.explain_key),

@@ -36,8 +36,16 @@ class Engine(Protocol):
         ...
 
 
+class Stateful(Protocol):
+    """Keeps something that a resumed run needs: `state` is what its next answers depend on, as JSON."""
+
+    def state(self) -> Json: ...
+
+    def load_state(self, values: Mapping[str, Any]) -> None: ...
+
+
 @runtime_checkable
-class OrderingEngine(Engine, Protocol):
+class OrderingEngine(Engine, Stateful, Protocol):
     """An engine that is asked for the next steps' samples while a step learns. Its state holds what is under way."""
 
     max_staleness: int
@@ -52,10 +60,6 @@ class OrderingEngine(Engine, Protocol):
         """Let go of the samples of the steps before `number`."""
         ...
 
-    def state(self) -> Json: ...
-
-    def load_state(self, values: Mapping[str, Any]) -> None: ...
-
 
 @runtime_checkable
 class RewardSource(Protocol):
@@ -67,7 +71,7 @@ class RewardSource(Protocol):
 
 
 @runtime_checkable
-class AdaptiveReward(RewardSource, Protocol):
+class AdaptiveReward(RewardSource, Stateful, Protocol):
     """A reward that follows the training: `score` changes with what `learn` was given, `judge` means the same at every step."""
 
     def judge(self, rollouts: Sequence[Rollout]) -> list[Score]: ...
@@ -75,10 +79,6 @@ class AdaptiveReward(RewardSource, Protocol):
     def learn(self, scores: Sequence[Score]) -> dict[str, float]:
         """Take in what a step of training scored; returns metrics."""
         ...
-
-    def state(self) -> Json: ...
-
-    def load_state(self, values: Mapping[str, Any]) -> None: ...
 
 
 @runtime_checkable
@@ -122,11 +122,7 @@ class ChatModel(Protocol):
     name: str
 
     def verdicts(
-        self,
-        conversations: Sequence[Conversation],
-        options: Sequence[str],
-        *,
-        told: Callable[[int, Verdict], None] | None = None,
+        self, conversations: Sequence[Conversation], options: Sequence[str], *, told: Callable[[int, Verdict], None] | None = None
     ) -> list[Verdict]:
         """The probability that the reply to each conversation begins with each option; none may begin with another."""
         ...
@@ -148,16 +144,12 @@ class ChatModel(Protocol):
         ...
 
 
-class Monitor(Protocol):
-    """Watches a run and warns. `state` is what its next judgement depends on, so that a resumed run warns alike."""
+class Monitor(Stateful, Protocol):
+    """Watches a run and warns; resumed from its state it warns alike."""
 
     def observe(
         self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Rollout], scores: Sequence[Score]
     ) -> list[Alarm]: ...
-
-    def state(self) -> Json: ...
-
-    def load_state(self, values: Mapping[str, Any]) -> None: ...
 
 
 class Tracker(Protocol):

@@ -6,12 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tether.report import decoding
-from tether.report.narrative import Conclusion
-from tether.report.numbers import bracketed, decimal, percent, side, signed
+from tether.report.narrative import DECODED, Conclusion, control_of, control_sentences
+from tether.report.numbers import SENTENCES, bracketed, decimal, percent, side, signed
 from tether.report.plotting import BLUE, GREEN, VERMILLION, Plot, Trace, framed
-from tether.report.reading import Row, SubRun, estimate, json_of, mapping, read_sub_run
-from tether.report.sentences import SENTENCES
+from tether.report.reading import Row, SubRun, estimate, json_of, listed, mapping, read_sub_run
 
 SAYS = SENTENCES["loop"]
 COLUMNS = ("round", "labels", "so far", "reward model: held-out labels", "gold order", "gold", "gain of the round",
@@ -34,8 +32,8 @@ def read_loop(run: Path) -> LoopRun | None:
     """The loop in a run directory; None if something else, or nothing finished, is there."""
     notes: list[str] = []
     summary = mapping(json_of(run / "summary.json", notes))
-    rounds = summary.get("rounds")
-    if not isinstance(rounds, list) or not rounds or not all("labels_so_far" in mapping(one) for one in rounds):
+    rounds = listed(summary.get("rounds"))
+    if not rounds or not all("labels_so_far" in mapping(one) for one in rounds):
         return None
     policy = run / str(summary.get("policy", ""))
     last = read_sub_run(policy.parent, notes) if policy.is_dir() else None
@@ -80,10 +78,10 @@ def loop_conclusion(loop: LoopRun) -> Conclusion:
     title = f"{count} round{'s' if count > 1 else ''}, {last['labels_so_far']} labels"
     if not loop.golden:
         return Conclusion("open", title, [SAYS["no-gold"]], [])
-    gain, control = estimate(last["gold_gain"]), decoding.control_of(last)
+    gain, control = estimate(last["gold_gain"]), control_of(last)
     outcomes = {1: ("open", "Better, at one temperature"), 0: ("open", "No clear change in gold"), -1: ("bad", "Worse by gold")}
-    tone, words = decoding.WORDS[control["verdict"]] if control else outcomes[side(gain, 0) if gain else 0]
-    sentences = [SAYS["gain"].format(gain=bracketed(gain, signed)), *decoding.sentences(control)]
+    tone, words = DECODED[control["verdict"]] if control else outcomes[side(gain, 0) if gain else 0]
+    sentences = [SAYS["gain"].format(gain=bracketed(gain, signed)), *control_sentences(control)]
     gains = [(place, estimate(one.get("gold_gain_of_round"))) for place, one in enumerate(loop.rounds, 1)]
     warnings = [SAYS["lost"].format(place=place) for place, gain in gains if gain and side(gain, 0) < 0]
     return Conclusion(tone, f"{title}: {words[0].lower()}{words[1:]}", sentences, warnings)

@@ -194,7 +194,7 @@ def _before_the_first_step(path: Path, notes: list[str]) -> list[Row]:
     means = {}
     for row in rows:
         for key, values in mapping(row.get("scores")).items():
-            scores = [score for v in (values if isinstance(values, list) else ()) if (score := finite(v)) is not None]
+            scores = [score for value in listed(values) if (score := finite(value)) is not None]
             means[f"{printable(row.get('name'), 40)}/{key}"] = fmean(scores) if scores else None
     return [{"step": 0, **means}] if means else []
 
@@ -229,6 +229,11 @@ def _jsonl(path: Path, notes: list[str]) -> Iterator[Row]:
 def mapping(value: Any) -> Row:
     """`value` if it is an object of JSON, else an empty one."""
     return value if isinstance(value, dict) else {}
+
+
+def listed(value: Any) -> list[Any]:
+    """`value` if it is an array of JSON, else an empty one."""
+    return value if isinstance(value, list) else []
 
 
 def finite(value: Any) -> float | None:

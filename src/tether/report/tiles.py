@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tether.report.decoding import control_of
-from tether.report.narrative import gold_gain, heldout_gain, proxy_gain, spent_kl
+from tether.report.narrative import at_temperature, control_of, gold_gain, heldout_gain, proxy_gain, spent_kl
 from tether.report.numbers import Show, bracketed, centre, decimal, duration, gigabytes, interval, percent, signed, thousands
 from tether.report.reading import Journey, SubRun, estimate, mapping, present
 
@@ -89,3 +88,25 @@ def arm_table(arms: Sequence[SubRun]) -> list[list[str]]:
     measured = [(proxy_gain(arm), gold_gain(arm), arm.summary.get("gold_win_rate"), spent_kl(arm)) for arm in arms]
     shown = [[arm.name, *map(bracketed, values, ARM_UNITS)] for arm, values in zip(arms, measured, strict=True)]
     return shown if len(shown) > 1 else []
+
+
+CONTROL_COLUMNS = ("temperature", "before", "after", "gain", "win rate")
+
+
+def control_rows(control: Mapping[str, Any]) -> list[Sequence[str]]:
+    """A row a temperature, of CONTROL_COLUMNS, one for the best of each side, and the reward's choice among n answers before."""
+    temperatures, best_of_n = mapping(control.get("by_temperature")), mapping(control.get("best_of_n"))
+    rows = [_row(at_temperature(float(value)).removeprefix("at temperature "), row) for value, row in temperatures.items()]
+    if any(rows):
+        over = mapping(control.get("over_best_decoding"))
+        rows.append(("best against best", "", "", bracketed(over, signed), bracketed(over.get("win_rate"), percent)))
+    rows += [_row(f"before: best of {n}, by the reward", row) for n, row in best_of_n.items()]
+    return [row for row in rows if row and all(row[3:])]
+
+
+def _row(name: str, stored: Any) -> Sequence[str]:
+    """Both ends, the gain and the win rate; empty where an end is missing."""
+    row = mapping(stored)
+    ends = [decimal(end.value) for key in ("before", "after") if (end := estimate(row.get(key)))]
+    gained = bracketed(row.get("gain"), signed), bracketed(row.get("win_rate"), percent)
+    return (name, *ends, *gained) if len(ends) == 2 else ()
