@@ -15,12 +15,11 @@ from rich.table import Table
 from tether.core.rundir import write_json
 from tether.core.stages import STAGES
 from tether.core.trend import vague
-from tether.report.loop import COLUMNS, loop_conclusion, read_loop, round_rows
-from tether.report.narrative import Conclusion, conclusion
+from tether.report.narrative import Conclusion, conclusion, loop_conclusion
 from tether.report.numbers import bracketed, duration, gigabytes
 from tether.report.page import write_report
-from tether.report.reading import read_journey
-from tether.report.tiles import ARM_COLUMNS, arm_table, tiles
+from tether.report.reading import read_journey, read_loop
+from tether.report.tiles import ARM_COLUMNS, ROUND_COLUMNS, arm_table, round_rows, tiles
 
 Facts = Mapping[str, Any]
 """A summary, or a part of one, as its file has it."""
@@ -54,7 +53,7 @@ def show_run(console: Console, run: Path) -> None:
     """The end of a whole recipe: the page's key numbers, tables and verdict, or those of its rounds, and where the page is."""
     if loop := read_loop(run):
         wide = console if console.is_terminal else Console(width=170)  # a file or a pipe has no edge
-        show_columns(wide, "rounds", COLUMNS, round_rows(loop))
+        show_columns(wide, "rounds", ROUND_COLUMNS, round_rows(loop))
         show_conclusion(console, loop_conclusion(loop))
     else:
         journey = read_journey(run)

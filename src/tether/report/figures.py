@@ -12,13 +12,15 @@ from typing import Any
 from tether.report.narrative import Part
 from tether.report.numbers import SENTENCES, bracketed, duration, has_interval, percent, thousands
 from tether.report.plotting import BLUE, CHARTS, FAINT, GREEN, MUTED, PALETTE, Plot, Trace, framed
-from tether.report.reading import KL_KEYS, Row, SubRun, estimate, finite, listed, mapping, present, series
+from tether.report.reading import KL_KEYS, LoopRun, Row, SubRun, estimate, finite, listed, mapping, present, series
 
 SPARSE = 30
 """Points below which a line has marks."""
 UNITS = SENTENCES["units"]
 """Of a section's loss."""
 COIN = "Starts near ln 2 ≈ 0.69, the loss of a coin; near zero in training is memorising."
+SHARES = ("heldout_accuracy", "gold_accuracy")
+"""Of a round: how many pairs its reward model orders right."""
 ACCURACIES = {"heldout_accuracy": "model, held-out labels", "gold_accuracy": "model, gold"}
 AGREEMENTS = {
     "annotator_agreement": "annotator, annotator",
@@ -57,10 +59,10 @@ def _drawn(chart: Row, arms: Sequence[SubRun]) -> list[Plot]:
             points = _over_distance(arm, key) if distance else _over_steps(arm, key)
             xs, ys = [x for x, _ in points], [None if y is None else scale * y for _, y in points]
             name = arm.name if not name else name if len(arms) == 1 else f"{arm.name}: {name}"
-            colour = PALETTE[(place if len(arms) == 1 else index) % len(PALETTE)]
+            colour = style.pop("colour", PALETTE[(place if len(arms) == 1 else index) % len(PALETTE)])
             mode = style.pop("mode", "both" if len(xs) < SPARSE else "line")
             traces += [Trace(xs, ys, name, colour, mode, **style)] if xs else []
-    if len(traces) == 1:
+    if len(traces) == 1 and not chart.get("named"):
         traces, chart = [traces[0]._replace(name="")], {**chart, "caption": chart.get("alone", chart["caption"])}
     return framed(chart, traces)
 
@@ -179,3 +181,12 @@ def _phases(rows: Sequence[Mapping[str, Any]]) -> list[Trace]:
         floor = top
         traces += [Trace(steps, values, name, colour, "bars", bars=bars)] if any(values) else []
     return traces
+
+
+def loop_figures(loop: LoopRun) -> list[Plot]:
+    """Gold, and the reward model's accuracy, over the labels that had been paid for."""
+    rows: list[Row] = [{"step": 0, "gold": loop.rounds[0]["gold_before"]}] if loop.golden else []
+    for one in loop.rounds:
+        shares = {key: share.value for key in SHARES if (share := estimate(mapping(one.get("reward")).get(key)))}
+        rows.append({"step": one["labels_so_far"], **shares, **({"gold": one["gold_after"]} if loop.golden else {})})
+    return charts("rounds", [SubRun("", rows)])

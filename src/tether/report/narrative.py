@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tether.core.trend import vague
 from tether.report.numbers import SENTENCES, Show, bracketed, centre, decimal, few, has_interval, interval, percent, side, signed
-from tether.report.reading import KL_KEYS, SUPERVISED, Journey, SubRun, estimate, finite, mapping, present, printable, trend_of
+from tether.report.reading import KL_KEYS, Journey, LoopRun, SubRun, estimate, finite, mapping, present, printable, trend_of
 from tether.stats import Estimate
 
 ENOUGH_PROMPTS = 10
@@ -302,7 +302,7 @@ def _doubts(journey: Journey) -> Iterator[str]:
 
 
 def _conclusion_without_policy(journey: Journey) -> Conclusion:
-    sft, reward, direct = map(journey.stage, SUPERVISED)
+    sft, reward, direct = map(journey.stage, ("sft", "reward", "direct"))
     losses = [value for _, value in present(sft.metrics, "eval_loss")]
     sentences = []
     if len(losses) > 1:
@@ -332,3 +332,18 @@ def _losses(stage: SubRun, name: str) -> list[str]:
     """The sentence of this name about the first and the last losses of training; none without them."""
     course = trend_of(stage.metrics, "loss")
     return [SAYS[name].format(first=decimal(course.first), last=decimal(course.last))] if course else []
+
+
+def loop_conclusion(loop: LoopRun) -> Conclusion:
+    """What the last round's policy gained by gold, and the rounds that lost."""
+    last, count, says = loop.rounds[-1], len(loop.rounds), SENTENCES["loop"]
+    title = f"{count} round{'s' if count > 1 else ''}, {last['labels_so_far']} labels"
+    if not loop.golden:
+        return Conclusion("open", title, [says["no-gold"]], [])
+    gain, control = estimate(last["gold_gain"]), control_of(last)
+    outcomes = {1: ("open", "Better, at one temperature"), 0: ("open", "No clear change in gold"), -1: ("bad", "Worse by gold")}
+    tone, words = DECODED[control["verdict"]] if control else outcomes[side(gain, 0) if gain else 0]
+    sentences = [says["gain"].format(gain=bracketed(gain, signed)), *control_sentences(control)]
+    gains = [(place, estimate(one.get("gold_gain_of_round"))) for place, one in enumerate(loop.rounds, 1)]
+    warnings = [says["lost"].format(place=place) for place, gain in gains if gain and side(gain, 0) < 0]
+    return Conclusion(tone, f"{title}: {words[0].lower()}{words[1:]}", sentences, warnings)

@@ -15,12 +15,12 @@ from markupsafe import Markup
 from tether.core.errors import RunError
 from tether.core.files import whole_file
 from tether.core.visible import visible
-from tether.report import about, figures, loop, tiles
+from tether.report import about, figures, tiles
 from tether.report.answers import answer_groups, gold_change, training_samples
-from tether.report.narrative import Part, conclusion, control_of, gold_parts, stored_parts
+from tether.report.narrative import Part, conclusion, control_of, gold_parts, loop_conclusion, stored_parts
 from tether.report.numbers import decimal, signed
 from tether.report.plotting import Plot
-from tether.report.reading import Journey, SubRun, finite, mapping, printable, read_journey, turn
+from tether.report.reading import Journey, LoopRun, SubRun, finite, mapping, printable, read_journey, read_loop, turn
 
 HERE = Path(__file__).resolve().parent
 STAGE_NAMES = ("sft", "pairs", "reward", "ppo", "evaluation")
@@ -49,7 +49,7 @@ def write_report(run: Path, output: Path | None = None) -> Path:
     output = run / "report.html" if output is None else Path(output)
     if output.is_dir():
         raise RunError(f"{output} is a folder. Give the path of the HTML file to write.")
-    if (rounds := loop.read_loop(run)) is not None:
+    if (rounds := read_loop(run)) is not None:
         page = _loop_page(rounds)
     else:
         page = _journey_page(read_journey(run), run)
@@ -124,10 +124,12 @@ def _figures(journey: Journey, parts: Sequence[Part]) -> Figures:
     }
 
 
-def _loop_page(rounds: loop.LoopRun) -> str:
+def _loop_page(rounds: LoopRun) -> str:
     return fill_template(
-        HERE / "loop.html", rounds.name, {"rounds": loop.loop_figures(rounds)}, rounds.notes,
-        title="Preferences, round by round", verdict=loop.loop_conclusion(rounds), rounds=(loop.COLUMNS, loop.round_rows(rounds)),
+        HERE / "loop.html", rounds.name, {"rounds": figures.loop_figures(rounds)}, rounds.notes,
+        title="Preferences, round by round",
+        verdict=loop_conclusion(rounds),
+        rounds=(tiles.ROUND_COLUMNS, tiles.round_rows(rounds)),
         samples=training_samples(rounds.last),
     )  # fmt: skip
 

@@ -114,6 +114,18 @@ class Journey:
         return next((stage for stage in self.supervised if stage.kind == kind), SubRun(""))
 
 
+@dataclass(frozen=True, slots=True)
+class LoopRun:
+    """A loop's rounds as its summary has them, and the run of the last policy."""
+
+    name: str
+    rounds: Sequence[Row]
+    golden: bool
+    """Whether a gold judge measured the rounds."""
+    last: SubRun | None
+    notes: Sequence[str]
+
+
 def read_journey(run: Path) -> Journey:
     """Read a quickstart folder or one stage's run directory.
 
@@ -150,6 +162,18 @@ def read_journey(run: Path) -> Journey:
             "with one. Give the folder of a run that has taken a step."
         )
     return journey
+
+
+def read_loop(run: Path) -> LoopRun | None:
+    """The loop in a run directory; None if something else, or nothing finished, is there."""
+    notes: list[str] = []
+    summary = mapping(json_of(run / "summary.json", notes))
+    rounds = listed(summary.get("rounds"))
+    if not rounds or not all("labels_so_far" in mapping(one) for one in rounds):
+        return None
+    policy = run / str(summary.get("policy", ""))
+    last = read_sub_run(policy.parent, notes) if policy.is_dir() else None
+    return LoopRun(run.resolve().name, rounds, all("gold_after" in one for one in rounds), last, notes)
 
 
 def turn(stage: SubRun) -> int:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tether.report.narrative import at_temperature, control_of, gold_gain, heldout_gain, proxy_gain, spent_kl
 from tether.report.numbers import Show, bracketed, centre, decimal, duration, gigabytes, interval, percent, signed, thousands
-from tether.report.reading import Journey, SubRun, estimate, mapping, present
+from tether.report.reading import Journey, LoopRun, SubRun, estimate, mapping, present
 
 
 class Tile(NamedTuple):
@@ -110,3 +110,24 @@ def _row(name: str, stored: Any) -> Sequence[str]:
     ends = [decimal(end.value) for key in ("before", "after") if (end := estimate(row.get(key)))]
     gained = bracketed(row.get("gain"), signed), bracketed(row.get("win_rate"), percent)
     return (name, *ends, *gained) if len(ends) == 2 else ()
+
+
+ROUND_COLUMNS = ("round", "labels", "so far", "reward model: held-out labels", "gold order", "gold", "gain of the round",
+                 "gold per 100 labels", "KL, nats", "alarms")  # fmt: skip
+
+
+def round_rows(loop: LoopRun) -> list[tuple[str, ...]]:
+    """A line a round, of ROUND_COLUMNS; what was not measured is left empty."""
+    return [
+        (
+            str(place),
+            f"{one['labels']} of {one['asked']} pairs" if "asked" in one else str(one["labels"]),
+            str(one["labels_so_far"]),
+            *(bracketed(mapping(one.get("reward")).get(key), percent) for key in ("heldout_accuracy", "gold_accuracy")),
+            decimal(one["gold_after"]) if "gold_after" in one else "",
+            *(bracketed(one.get(key), signed) for key in ("gold_gain_of_round", "gold_per_100_labels")),
+            decimal(one["kl"]["value"]) if "gold_after" in one else "",
+            str(one.get("alarms", "")),
+        )
+        for place, one in enumerate(loop.rounds, 1)
+    ]
