@@ -36,11 +36,11 @@ class Engine(Protocol):
         ...
 
 
+@runtime_checkable
 class Stateful(Protocol):
-    """Keeps something that a resumed run needs: `state` is what its next answers depend on, as JSON."""
+    """What carries more than weights from one step to the next; checkpoints hold it."""
 
     def state(self) -> Json: ...
-
     def load_state(self, values: Mapping[str, Any]) -> None: ...
 
 
