@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import errno
-import platform
 import sys
-from importlib import metadata
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -110,6 +108,9 @@ for name, command in prefs.COMMANDS.items():
 def _print_versions(wanted: bool) -> None:
     """Versions, as a report of a fault should name them."""
     if wanted:
+        import platform
+        from importlib import metadata
+
         versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers"))
         print(f"tether {__version__} (Python {platform.python_version()}, {versions})")
         raise typer.Exit
