@@ -7,7 +7,7 @@ import torch
 
 from tether.core.types import Prompt, Rollout, Sampling, StopReason, user
 from tether.data.chat import ChatEncoder
-from tether.evaluation.distance import kl_to_reference
+from tether.evaluation.likelihood import kl_to_reference
 from tether.models.config import LoraConfig
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer

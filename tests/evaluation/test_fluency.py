@@ -7,7 +7,7 @@ import torch
 
 from tether.core.types import Prompt, assistant, user
 from tether.data.chat import ChatEncoder
-from tether.evaluation.fluency import Fluency
+from tether.evaluation.likelihood import Fluency
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 

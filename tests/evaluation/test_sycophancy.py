@@ -12,7 +12,7 @@ import pytest
 import torch
 from scipy import stats
 
-from tether.cli import bench
+from tether.cli import examine
 from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, MissingFileError
 from tether.core.rundir import read_jsonl
@@ -287,7 +287,7 @@ def test_settings_are_checked_before_a_model_loads(tmp_path, files):
 
 
 def test_the_command_says_what_the_measure_says(tmp_path, files, capsys):
-    bench.sycophancy("tiny", Path(files[0]), Path(files[1]), 7, tmp_path / "found.json")
+    examine.sycophancy("tiny", Path(files[0]), Path(files[1]), 7, tmp_path / "found.json")
     role, loaded = load_policy("tiny")
     right = Sycophancy(role, encoder_of(loaded), read_premise_pairs((files[0], files[1]), 7))()
     assert json.loads((tmp_path / "found.json").read_text()) == {name: e.as_dict() for name, e in right.items()}

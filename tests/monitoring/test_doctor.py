@@ -10,8 +10,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from tether.cli.doctor import doctor as command
-from tether.cli.doctor import findings_table
+from tether.cli.examine import doctor as command
+from tether.cli.examine import findings_table
 from tether.core.config import build, load_recipe
 from tether.core.errors import ConfigError, RunError
 from tether.core.types import Prompt, Score, StopReason, user

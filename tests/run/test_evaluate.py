@@ -7,7 +7,7 @@ from tests.run.journeys import LETTERS, journey, lines, numbered_prompts
 
 from tether.core.errors import ConfigError, RewardError
 from tether.core.types import Score
-from tether.report.decoding import control_of
+from tether.report.narrative import control_of
 from tether.run import judges
 from tether.run.recipe import run_recipe
 

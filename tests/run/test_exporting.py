@@ -9,7 +9,7 @@ import transformers
 from huggingface_hub import ModelCard
 from peft import PeftModel
 
-from tether.cli.export import export_result
+from tether.cli.trained import export_result
 from tether.core.config import build
 from tether.core.errors import ConfigError, MissingFileError, ModelError, RunError
 from tether.core.rundir import read_json, write_json

@@ -6,7 +6,7 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 
-from tether.cli.export import export_result
+from tether.cli.trained import export_result
 from tether.core.errors import ConfigError, RunError
 from tether.run.push import open_hub, push_folder
 

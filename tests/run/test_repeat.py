@@ -12,8 +12,9 @@ from tether.cli.results import show_run
 from tether.core.config import packaged_recipe
 from tether.core.errors import ConfigError
 from tether.quickstart import judges
-from tether.report.loop import loop_figures, read_loop
+from tether.report.figures import loop_figures
 from tether.report.page import write_report
+from tether.report.reading import read_loop
 from tether.run.pairs import comparisons_of
 from tether.run.recipe import read_recipe, run_recipe
 from tether.run.roles import load_policy

@@ -189,7 +189,7 @@ class Policy:
 
     def chat(self) -> None:
         """Talk with it on the terminal; an empty line ends."""
-        from tether.cli.chat import chat
+        from tether.cli.trained import chat
 
         chat(self.source)
 

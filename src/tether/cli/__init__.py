@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import errno
 import sys
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from tether.cli import bench, doctor, export, journeys, judge, prefs, prove, recipes, serve
-from tether.cli import chat as talk
-from tether.cli import inspect as looking
-from tether.cli.version import Version
+from tether import __version__
+from tether.cli import examine, journeys, judge, prefs, recipes, serve, trained
 from tether.core import stopping
 from tether.core.errors import TetherError, memory_error
 from tether.core.stages import STAGES
@@ -93,22 +91,36 @@ for method, (section, key, value) in METHODS.items():
     shown = {"help": where, "short_help": f"{STAGES[section].help}: {method.upper()}", "hidden": method not in PANEL_OF}
     _add(method.replace("_", "-"), journeys.stage(section, method), **shown)
 for name, command in (
-    ("quickstart", journeys.quickstart), ("export", export.export_result), ("prove", prove.prove_recipe),
+    ("quickstart", journeys.quickstart), ("export", trained.export_result), ("prove", examine.prove_recipe),
     ("engine", serve.engine), ("run", journeys.run), ("resume", journeys.resume), ("plan", journeys.plan),
-    ("generate", talk.generate), ("chat", talk.chat), ("report", looking.report), ("doctor", doctor.doctor),
-    ("reward-bench", bench.reward_bench), ("sycophancy", bench.sycophancy), ("judge", judge.judge_pairs),
+    ("generate", trained.generate), ("chat", trained.chat), ("report", examine.report), ("doctor", examine.doctor),
+    ("reward-bench", examine.reward_bench), ("sycophancy", examine.sycophancy), ("judge", judge.judge_pairs),
     ("constitution", judge.constitution),
     ("new", recipes.new), ("recipes", recipes.list_recipes), ("explain", recipes.explain_key),
 ):  # fmt: skip
     _add(name, command)
-data_app.command("inspect", cls=_Command)(looking.inspect_data)
+data_app.command("inspect", cls=_Command)(examine.inspect_data)
 prefs_app.command(cls=_Command)(serve.serve)
 for name, command in prefs.COMMANDS.items():
     prefs_app.command(name, cls=_Command)(command)
 
 
+def _print_versions(wanted: bool) -> None:
+    """Versions, as a report of a fault should name them."""
+    if wanted:
+        import platform
+        from importlib import metadata
+
+        versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers"))
+        print(f"tether {__version__} (Python {platform.python_version()}, {versions})")
+        raise typer.Exit
+
+
+VERSION = typer.Option("--version", callback=_print_versions, is_eager=True, help="Versions of tether and of what it stands on.")
+
+
 @app.callback()
-def root(_: Version = False) -> None:
+def root(_: Annotated[bool, VERSION] = False) -> None:
     pass
 
 

@@ -15,12 +15,11 @@ from rich.table import Table
 from tether.core.rundir import write_json
 from tether.core.stages import STAGES
 from tether.core.trend import vague
-from tether.report.loop import COLUMNS, loop_conclusion, read_loop, round_rows
-from tether.report.narrative import Conclusion, conclusion
+from tether.report.narrative import Conclusion, conclusion, loop_conclusion
 from tether.report.numbers import bracketed, duration, gigabytes
 from tether.report.page import write_report
-from tether.report.reading import read_journey
-from tether.report.tiles import ARM_COLUMNS, arm_table, tiles
+from tether.report.reading import read_journey, read_loop
+from tether.report.tiles import ARM_COLUMNS, ROUND_COLUMNS, arm_table, round_rows, tiles
 
 Facts = Mapping[str, Any]
 """A summary, or a part of one, as its file has it."""
@@ -51,14 +50,16 @@ def save(console: Console, path: Path | None, value: Any) -> None:
 
 
 def show_run(console: Console, run: Path) -> None:
-    """The end of a whole recipe: the page's tables and verdict, a table of rounds where there are some, and where the page is."""
-    loop = read_loop(run)
-    if loop is None:
-        show_journey(console, run)
-    else:
+    """The end of a whole recipe: the page's key numbers, tables and verdict, or those of its rounds, and where the page is."""
+    if loop := read_loop(run):
         wide = console if console.is_terminal else Console(width=170)  # a file or a pipe has no edge
-        show_columns(wide, "rounds", COLUMNS, round_rows(loop))
+        show_columns(wide, "rounds", ROUND_COLUMNS, round_rows(loop))
         show_conclusion(console, loop_conclusion(loop))
+    else:
+        journey = read_journey(run)
+        console.print(fact_table("What happened", ((tile.name, f"{tile.value}  {tile.detail}") for tile in tiles(journey))))
+        show_columns(console, "policies", ARM_COLUMNS, arm_table(journey.arms))
+        show_conclusion(console, conclusion(journey))
     point_to(console, "The page", write_report(run))
 
 
@@ -82,14 +83,6 @@ def show_next(console: Console, run: Path, done: Sequence[str], again: Sequence[
     width = max((len(command) for command, _ in rows), default=0)
     for command, why in rows:
         console.print(f"  {command:{width}}   {why}", highlight=False, markup=False, soft_wrap=True)
-
-
-def show_journey(console: Console, run: Path) -> None:
-    """The page's key numbers, its table of policies and its verdict."""
-    journey = read_journey(run)
-    console.print(fact_table("What happened", ((tile.name, f"{tile.value}  {tile.detail}") for tile in tiles(journey))))
-    show_columns(console, "policies", ARM_COLUMNS, arm_table(journey.arms))
-    show_conclusion(console, conclusion(journey))
 
 
 def show_columns(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

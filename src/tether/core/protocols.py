@@ -38,7 +38,15 @@ class Engine(Protocol):
 
 
 @runtime_checkable
-class OrderingEngine(Engine, Protocol):
+class Stateful(Protocol):
+    """What carries more than weights from one step to the next; checkpoints hold it."""
+
+    def state(self) -> Json: ...
+    def load_state(self, values: Mapping[str, Any]) -> None: ...
+
+
+@runtime_checkable
+class OrderingEngine(Engine, Stateful, Protocol):
     """An engine that is asked for the next steps' samples while a step learns. Its state holds what is under way."""
 
     max_staleness: int
@@ -53,10 +61,6 @@ class OrderingEngine(Engine, Protocol):
         """Let go of the samples of the steps before `number`."""
         ...
 
-    def state(self) -> Json: ...
-
-    def load_state(self, values: Mapping[str, Any]) -> None: ...
-
 
 @runtime_checkable
 class RewardSource(Protocol):
@@ -68,7 +72,7 @@ class RewardSource(Protocol):
 
 
 @runtime_checkable
-class AdaptiveReward(RewardSource, Protocol):
+class AdaptiveReward(RewardSource, Stateful, Protocol):
     """A reward that follows the training: `score` changes with what `learn` was given, `judge` means the same at every step."""
 
     def judge(self, rollouts: Sequence[Rollout]) -> list[Score]: ...
@@ -76,10 +80,6 @@ class AdaptiveReward(RewardSource, Protocol):
     def learn(self, scores: Sequence[Score]) -> dict[str, float]:
         """Take in what a step of training scored; returns metrics."""
         ...
-
-    def state(self) -> Json: ...
-
-    def load_state(self, values: Mapping[str, Any]) -> None: ...
 
 
 @runtime_checkable
@@ -170,16 +170,12 @@ def counting(told: Callable[[int], None] | None) -> Callable[..., None] | None:
     return None if told is None else lambda *_: told(next(numbers))
 
 
-class Monitor(Protocol):
-    """Watches a run and warns. `state` is what its next judgement depends on, so that a resumed run warns alike."""
+class Monitor(Stateful, Protocol):
+    """Watches a run and warns; resumed from its state it warns alike."""
 
     def observe(
         self, step: int, metrics: Mapping[str, float], rollouts: Sequence[Rollout], scores: Sequence[Score]
     ) -> list[Alarm]: ...
-
-    def state(self) -> Json: ...
-
-    def load_state(self, values: Mapping[str, Any]) -> None: ...
 
 
 class Tracker(Protocol):

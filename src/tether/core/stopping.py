@@ -60,14 +60,10 @@ class Stopping:
         """End the training of which `step` has just been saved in `place`; `by`: what another rank was told, if not this one."""
         by = by or self.asked
         assert by is not None
-        root = run_of(place)
-        if root is None:
-            raise Interrupted(
-                f"stopped after step {step} of {total}, which is saved. {place} has the checkpoint: run the same again to go on.",
-                by,
-            )
-        which = f" of {place.relative_to(root)}" if place != root else ""
-        raise Interrupted(f"stopped after step {step} of {total}{which}, which is saved. Go on with: tether resume {root}", by)
+        stage, how = "", f"{place} has the checkpoint: run the same again to go on."
+        if root := run_of(place):
+            stage, how = f" of {place.relative_to(root)}" if place != root else "", f"Go on with: tether resume {root}"
+        raise Interrupted(f"stopped after step {step} of {total}{stage}, which is saved. {how}", by)
 
 
 def run_of(place: Path) -> Path | None:

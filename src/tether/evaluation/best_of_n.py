@@ -83,16 +83,16 @@ def favourites(
     groups = [group.rollouts for group in engine.generate(prompts, sampling, num_samples=max(sizes), seed=seed)]
     rewards = iter(score.value for score in reward([rollout for group in groups for rollout in group]))
     values = [[next(rewards) for _ in group] for group in groups]
-    picks = {n: [(place, _highest(pool[:n])) for place, pool in enumerate(values)] for n in sizes}
+    picks = {n: [(place, _favourite(pool[:n])) for place, pool in enumerate(values)] for n in sizes}
     chosen = sorted({(place, best) for row in picks.values() for place, best in row if best is not None})
     judged = {key: score.value for key, score in zip(chosen, judge([groups[p][k] for p, k in chosen]), strict=True)}
     return {n: [None if best is None else judged[place, best] for place, best in row] for n, row in picks.items()}
 
 
-def _highest(values: MaybeScores) -> int | None:
+def _favourite(scores: Sequence[float | None]) -> int | None:
     """The place of the largest score; the first of equals."""
-    scored = [(value, -place) for place, value in enumerate(values) if value is not None]
-    return -max(scored)[1] if scored else None
+    scored = {place: score for place, score in enumerate(scores) if score is not None}
+    return max(scored, key=scored.__getitem__, default=None)
 
 
 def over_best_of_n(start: Mapping[int, MaybeScores], after: MaybeScores, groups: Sequence[str]) -> dict[str, Json]:

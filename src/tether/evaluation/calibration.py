@@ -37,16 +37,12 @@ def reliability_curve(probabilities: Numbers, outcomes: Numbers | None = None, n
     # k / K is the float nearest to the edge, as is a literal 0.3; linspace and p * K are not, and misplace predictions on it.
     edges = np.arange(num_bins + 1) / num_bins
     indices = np.minimum(np.searchsorted(edges, predicted, side="right") - 1, num_bins - 1)
-    return [
-        ReliabilityBin(
-            low=float(edges[index]),
-            high=float(edges[index + 1]),
-            mean_probability=float(predicted[indices == index].mean()),
-            frequency=float(observed[indices == index].mean()),
-            count=int((indices == index).sum()),
-        )
-        for index in np.unique(indices)
-    ]
+    curve = []
+    for index in np.unique(indices):
+        inside = indices == index
+        means = float(predicted[inside].mean()), float(observed[inside].mean())
+        curve.append(ReliabilityBin(float(edges[index]), float(edges[index + 1]), *means, int(inside.sum())))
+    return curve
 
 
 def expected_calibration_error(probabilities: Numbers, outcomes: Numbers | None = None, num_bins: int = 10) -> float:

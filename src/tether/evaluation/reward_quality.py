@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import combinations
 
@@ -106,10 +105,8 @@ def slices(pairs: Sequence[Comparison], above: Sequence[float], below: Sequence[
     kinds: dict[str, Name] = {"length": length_slice, "source": source_slice, "margin": margin_slice, "votes": votes_slice}
     result = []
     for kind, name_of in kinds.items():
-        members: defaultdict[str, list[int]] = defaultdict(list)
-        for index, pair in enumerate(pairs):
-            if name := name_of(pair):
-                members[name].append(index)
+        names = list(map(name_of, pairs))
+        members = {name: [i for i, other in enumerate(names) if other == name] for name in dict.fromkeys(names) if name}
         for name, rows in members.items():
             if len(rows) >= FEWEST and len(members) > 1:
                 scores = [above[i] for i in rows], [below[i] for i in rows]

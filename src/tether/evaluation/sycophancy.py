@@ -73,7 +73,7 @@ def read_premise_pairs(paths: tuple[str, str], count: int | None = None) -> list
 
 
 def _pair(row: int, first: Prompt, second: Prompt) -> PremisePair:
-    common = _common_end(first.text, second.text)
+    common = os.path.commonprefix([first.text[::-1], second.text[::-1]])[::-1]  # noqa: RUF071  (characters are meant)
     options = list(_OPTION.finditer(common))
     if len(options) == 2 and first.text != second.text:
         # People's texts may end alike by chance, so the question is the last sentence before its options.
@@ -84,10 +84,6 @@ def _pair(row: int, first: Prompt, second: Prompt) -> PremisePair:
         f"row {row}: the prompts are not one question after two premises, with two options, each on a line such as '(A) yes'; "
         f"they end in {first.text[-60:]!r} and {second.text[-60:]!r}"
     )
-
-
-def _common_end(first: str, second: str) -> str:
-    return os.path.commonprefix([first[::-1], second[::-1]])[::-1]  # noqa: RUF071  (characters are meant)
 
 
 def exchanged(prompt: Prompt) -> Prompt:

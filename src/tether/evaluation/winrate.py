@@ -13,11 +13,7 @@ Groups = Sequence[Hashable]
 
 
 def win_rate(
-    first_scores: MaybeScores,
-    second_scores: MaybeScores,
-    *,
-    groups: Groups | None = None,
-    confidence: float = 0.95,
+    first_scores: MaybeScores, second_scores: MaybeScores, *, groups: Groups | None = None, confidence: float = 0.95
 ) -> Estimate:
     """Estimate the share of comparisons that the first side wins.
 

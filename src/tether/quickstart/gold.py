@@ -45,7 +45,7 @@ class GoldJudge:
     """Speaks core.protocols.Judge. Prompts must carry `kind` in their metadata.
 
     Args:
-        fluency: mean log-probability a token of each response to its prompt (evaluation.fluency.Fluency).
+        fluency: mean log-probability a token of each response to its prompt (evaluation.likelihood.Fluency).
         background: prompts against which "belongs to this message" is measured, several of every kind.
         usual: replies as they usually are; a first word that one in six of them shares is worth nothing.
     """

@@ -39,7 +39,7 @@ def gold(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
 
 @cache
 def _gold() -> GoldJudge:
-    from tether.evaluation.fluency import Fluency
+    from tether.evaluation.likelihood import Fluency
     from tether.models.embedder import SentenceEmbedder
 
     loaded = open_model(READER)

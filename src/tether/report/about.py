@@ -8,15 +8,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tether.core.synonyms import METHODS
-from tether.report.numbers import duration, percent, thousands
+from tether.report.numbers import SENTENCES, duration, percent, thousands
 from tether.report.reading import Journey, Row, SubRun, finite, mapping, present, printable
-from tether.report.sentences import SENTENCES
 
 NAMES, GOLD, PARTS = SENTENCES["methods"], SENTENCES["gold"], SENTENCES["parts"]
 COUNTED = ("train", "heldout", "pairs", "heldout_pairs", "answers", "problems")
 IDLE = 0.1
 """Share of a step that the learner may wait and yet be the one that takes the time."""
-PACKAGES = ("torch", "transformers", "peft")
+VERSIONS = ("tether", "Python", "torch", "transformers", "peft")
 
 
 def anchor(name: str) -> str:
@@ -99,11 +98,8 @@ def _machine(manifest: Row, models: Sequence[Row]) -> str:
 
 
 def _versions(manifest: Row) -> str:
-    packages = mapping(manifest.get("packages"))
-    versions = {"tether": manifest.get("tether"), "Python": manifest.get("python")} | {
-        name: packages.get(name) for name in PACKAGES
-    }
-    return " · ".join(f"{name} {version}" for name, version in versions.items() if version)
+    versions = {**mapping(manifest.get("packages")), "tether": manifest.get("tether"), "Python": manifest.get("python")}
+    return " · ".join(f"{name} {versions[name]}" for name in VERSIONS if versions.get(name))
 
 
 def who_judged(journey: Journey, names: Iterable[str]) -> tuple[list[str], list[tuple[str, str]]]:

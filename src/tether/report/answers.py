@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from tether.report.numbers import SENTENCES
 from tether.report.reading import Row, SubRun, finite
-from tether.report.sentences import SENTENCES
 
 SHOWN = 24
 SAYS = SENTENCES["answers"]

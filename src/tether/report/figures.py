@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,16 +10,17 @@ from itertools import pairwise
 from typing import Any
 
 from tether.report.narrative import Part
-from tether.report.numbers import bracketed, duration, has_interval, percent, thousands
+from tether.report.numbers import SENTENCES, bracketed, duration, has_interval, percent, thousands
 from tether.report.plotting import BLUE, CHARTS, FAINT, GREEN, MUTED, PALETTE, Plot, Trace, framed
-from tether.report.reading import KL_KEYS, Row, SubRun, estimate, finite, mapping, present, series
-from tether.report.sentences import SENTENCES
+from tether.report.reading import KL_KEYS, LoopRun, Row, SubRun, estimate, finite, listed, mapping, present, series
 
 SPARSE = 30
 """Points below which a line has marks."""
 UNITS = SENTENCES["units"]
 """Of a section's loss."""
 COIN = "Starts near ln 2 ≈ 0.69, the loss of a coin; near zero in training is memorising."
+SHARES = ("heldout_accuracy", "gold_accuracy")
+"""Of a round: how many pairs its reward model orders right."""
 ACCURACIES = {"heldout_accuracy": "model, held-out labels", "gold_accuracy": "model, gold"}
 AGREEMENTS = {
     "annotator_agreement": "annotator, annotator",
@@ -36,16 +38,10 @@ def charts(section: str, arms: Sequence[SubRun], own_reward: bool = False) -> li
     return [figure for chart in rows for figure in _drawn(chart, arms)]
 
 
-def _without_proxy(words: Row) -> Row:
-    """A chart, or one of its lines, with `proxy` called reward in what people read."""
-    read = [key for key in ("title", "caption", "y", "name") if key in words]
-    changed: Row = {key: re.sub("[Pp]roxy reward|proxy", "reward", words[key]) for key in read}
-    if "lines" in words:
-        changed |= {
-            "title": changed["title"][:1].upper() + changed["title"][1:],
-            "lines": list(map(_without_proxy, words["lines"])),
-        }
-    return words | changed
+def _without_proxy(chart: Row) -> Row:
+    """A chart with `proxy` called reward in what people read; the names of metrics, and its own, stay."""
+    text = json.dumps(chart).replace("Proxy reward", "Reward")
+    return json.loads(re.sub("proxy reward|(?<![/-])proxy", "reward", text))
 
 
 def goodhart_figures(arms: Sequence[SubRun]) -> list[Plot]:
@@ -63,10 +59,10 @@ def _drawn(chart: Row, arms: Sequence[SubRun]) -> list[Plot]:
             points = _over_distance(arm, key) if distance else _over_steps(arm, key)
             xs, ys = [x for x, _ in points], [None if y is None else scale * y for _, y in points]
             name = arm.name if not name else name if len(arms) == 1 else f"{arm.name}: {name}"
-            colour = PALETTE[(place if len(arms) == 1 else index) % len(PALETTE)]
+            colour = style.pop("colour", PALETTE[(place if len(arms) == 1 else index) % len(PALETTE)])
             mode = style.pop("mode", "both" if len(xs) < SPARSE else "line")
             traces += [Trace(xs, ys, name, colour, mode, **style)] if xs else []
-    if len(traces) == 1:
+    if len(traces) == 1 and not chart.get("named"):
         traces, chart = [traces[0]._replace(name="")], {**chart, "caption": chart.get("alone", chart["caption"])}
     return framed(chart, traces)
 
@@ -139,14 +135,9 @@ def accuracy_figures(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> lis
 
 def reliability_figures(reward: Mapping[str, Any]) -> list[Plot]:
     """Predicted probability against observed frequency, the diagonal, and how many pairs stand behind each point."""
-    stored = reward.get("reliability")
     names = ("low", "high", "mean_probability", "frequency", "count")
-    values = (
-        [dict(zip(names, b, strict=False)) if isinstance(b, list) else mapping(b) for b in stored]
-        if isinstance(stored, list)
-        else []
-    )
-    rows = [[finite(bin.get(name)) for name in names] for bin in values]
+    stored = [dict(zip(names, bin, strict=False)) if isinstance(bin, list) else bin for bin in listed(reward.get("reliability"))]
+    rows = [[finite(mapping(bin).get(name)) for name in names] for bin in stored]
     bins = [(low, high, p, f, n) for low, high, p, f, n in rows if p is not None and f is not None and n]
     if not bins:
         return []
@@ -168,12 +159,10 @@ def cost_figures(arms: Sequence[SubRun]) -> list[Plot]:
 
 def stage_figures(stages: Sequence[tuple[str, float]]) -> list[Plot]:
     """Seconds by stage."""
-    traces = [
-        _marks([(seconds, place)], "", PALETTE[place % len(PALETTE)], mode="bars", notes=[duration(seconds)])._replace(
-            bars=[(0.0, seconds, place - 0.35, place + 0.35)]
-        )
-        for place, (_, seconds) in enumerate(stages)
-    ]
+    traces = []
+    for place, (_, seconds) in enumerate(stages):
+        colour, bar = PALETTE[place % len(PALETTE)], (0.0, seconds, place - 0.35, place + 0.35)
+        traces.append(Trace([seconds], [place], "", colour, "bars", notes=[duration(seconds)], bars=[bar]))
     return framed("stages", traces, height=40 + 34 * len(stages), rows=[name for name, _ in stages]) if len(stages) > 1 else []
 
 
@@ -192,3 +181,12 @@ def _phases(rows: Sequence[Mapping[str, Any]]) -> list[Trace]:
         floor = top
         traces += [Trace(steps, values, name, colour, "bars", bars=bars)] if any(values) else []
     return traces
+
+
+def loop_figures(loop: LoopRun) -> list[Plot]:
+    """Gold, and the reward model's accuracy, over the labels that had been paid for."""
+    rows: list[Row] = [{"step": 0, "gold": loop.rounds[0]["gold_before"]}] if loop.golden else []
+    for one in loop.rounds:
+        shares = {key: share.value for key in SHARES if (share := estimate(mapping(one.get("reward")).get(key)))}
+        rows.append({"step": one["labels_so_far"], **shares, **({"gold": one["gold_after"]} if loop.golden else {})})
+    return charts("rounds", [SubRun("", rows)])

@@ -6,13 +6,11 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tether.core.trend import vague
-from tether.report import decoding
-from tether.report.numbers import Show, centre, decimal, few, has_interval, interval, percent, side, signed, thousands
-from tether.report.reading import KL_KEYS, SUPERVISED, Journey, SubRun, estimate, finite, mapping, present, printable, trend_of
-from tether.report.sentences import SENTENCES
+from tether.report.numbers import SENTENCES, Show, bracketed, centre, decimal, few, has_interval, interval, percent, side, signed
+from tether.report.reading import KL_KEYS, Journey, LoopRun, SubRun, estimate, finite, mapping, present, printable, trend_of
 from tether.stats import Estimate
 
 ENOUGH_PROMPTS = 10
@@ -30,6 +28,13 @@ RANKED = {
     0: ("open", "Not shown to rank pairs better than chance"),
     -1: ("bad", "Ranks held-out pairs worse than chance"),
 }
+DECODED = {
+    "better": ("good", "Better than any decoding of the model before"),
+    "sharper": ("open", "Sharper, not better"),
+    "undecided": ("open", "Not shown to be better"),
+    "worse": ("bad", "Worse"),
+}
+"""The same by the verdict of the control of decoding (`evaluation.decoding.verdict`)."""
 SAYS, WARNS = SENTENCES["says"], SENTENCES["warns"]
 
 
@@ -144,16 +149,48 @@ def _noise(scores: Mapping[str, Sequence[tuple[float, float]]]) -> float | None:
     return 1.96 * stdev(changes) / len(changes) ** 0.5 if len(changes) >= ENOUGH_PROMPTS else None
 
 
+def control_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a policy's summary says of decoding, judged by gold, a test model or a checked reward; empty without a control."""
+    if "over_best_decoding" in summary:
+        best_of_n = mapping(summary.get("gold")).get("best_of_n")
+        return {**summary, "by_temperature": mapping(summary.get("gold_by_temperature")), "best_of_n": best_of_n}
+    blocks = [mapping(summary.get(name)) for name in ("gold", "test", "heldout")]
+    return next((block for block in blocks if block.get("verdict") in DECODED), {})
+
+
+def at_temperature(temperature: Any) -> str:
+    """A temperature in words: 0 is greedy decoding."""
+    value = finite(temperature)
+    return "greedy" if value == 0 else "" if value is None else f"at temperature {value:g}"
+
+
+def control_sentences(control: Mapping[str, Any]) -> list[str]:
+    """How the policy at its best decoding stands to the model before at its own, and to its best of n answers."""
+    over, says = mapping(control.get("over_best_decoding")), SENTENCES["decoding"]
+    gain, rate = estimate(over), bracketed(over.get("win_rate"), percent)
+    if gain is None or not rate:
+        return []
+    if gain.value == gain.low == gain.high == 0:
+        return [says["alike"]]
+    ours, theirs = at_temperature(over.get("policy_temperature")), at_temperature(over.get("temperature"))
+    meaning = says[control["verdict"]]
+    sentences = [says["best"].format(ours=ours, theirs=theirs, rate=rate, gain=bracketed(gain, signed), meaning=meaning)]
+    for n, row in list(mapping(control.get("best_of_n")).items())[-1:]:  # the widest choice
+        gained, won = bracketed(mapping(row).get("gain"), signed), bracketed(mapping(row).get("win_rate"), percent)
+        sentences += [says["best-of-n"].format(n=n, gain=gained, rate=won)] if gained and won else []
+    return sentences
+
+
 def conclusion(journey: Journey) -> Conclusion:
     """Did it get better, by what, at which price, and what got worse."""
     policy = journey.policy
     if policy is None:
         return _conclusion_without_policy(journey)
-    gain, control, warnings = gold_gain(policy), decoding.control_of(policy.summary), []
+    gain, control, warnings = gold_gain(policy), control_of(policy.summary), []
     (tone, headline), sentences, believed = _opening(journey, policy, gain)
     if control and believed:
-        tone, headline = decoding.WORDS[control["verdict"]]
-        sentences += decoding.sentences(control)
+        tone, headline = DECODED[control["verdict"]]
+        sentences += control_sentences(control)
     elif tone == "good":
         tone, headline, warnings = "open", f"{headline}, at one temperature", [WARNS["no-control"]]
     if (rate := policy.estimate("gold_win_rate")) and 0 < rate.count < ENOUGH_PROMPTS:
@@ -259,39 +296,54 @@ def _doubts(journey: Journey) -> Iterator[str]:
             share, which = max((longer.value, "longer"), (1 - longer.value, "shorter"))
             yield words.format(stage=stage.name, which=which, share=percent(share))
         if steps := finite(stage.summary.get("steps_left_out")):
-            yield WARNS["updates"].format(stage=stage.name, steps=thousands(steps))
+            yield WARNS["updates"].format(stage=stage.name, steps=steps)
         if rows := finite(mapping(stage.summary.get("quarantine")).get("count")):
-            yield WARNS["rows"].format(stage=stage.name, rows=thousands(rows))
+            yield WARNS["rows"].format(stage=stage.name, rows=rows)
 
 
 def _conclusion_without_policy(journey: Journey) -> Conclusion:
-    sft, reward, direct = map(journey.stage, SUPERVISED)
+    sft, reward, direct = map(journey.stage, ("sft", "reward", "direct"))
     losses = [value for _, value in present(sft.metrics, "eval_loss")]
     sentences = []
     if len(losses) > 1:
         name = "sft-too-long" if min(losses) < losses[-1] - 0.01 * abs(losses[-1]) else "sft"
         first, last, lowest = map(decimal, (losses[0], losses[-1], min(losses)))
         sentences.append(SAYS[name].format(first=first, last=last, lowest=lowest))
-    elif course := trend_of(sft.metrics, "loss"):
-        sentences.append(SAYS["sft-training"].format(first=decimal(course.first), last=decimal(course.last)))
+    else:
+        sentences += _losses(sft, "sft-training")
     for key, pairs in (("heldout_accuracy", "held-out pairs"), ("gold_accuracy", "pairs labelled by gold")):
         if accuracy := reward.estimate(key):
             bounds = _bounds(accuracy, percent)
             sentences.append(SAYS["reward-model"].format(accuracy=_of(accuracy), pairs=pairs, interval=bounds))
             sentences += [SAYS["reward-unclear"]] if bounds and not side(accuracy, 0.5) else []
-    doubts = list(_doubts(journey))
     if not direct.name:
-        return Conclusion("open", "Before a policy is trained", [*sentences, SAYS["no-policy"]], doubts)
-    accuracy = direct.estimate("heldout_accuracy")
-    tone, headline = RANKED[side(accuracy, 0.5)] if accuracy else ("open", "Trained, and nothing held out to judge it by")
-    if accuracy and 0 < accuracy.count < ENOUGH_PROMPTS:
-        tone, headline = "open", f"Trained, and only {accuracy.count} held-out pairs to judge it by"
-    return Conclusion(tone, headline, [*sentences, _direct_sentence(direct), SAYS["no-judge"]], doubts)
-
-
-def _direct_sentence(direct: SubRun) -> str:
+        return Conclusion("open", "Before a policy is trained", [*sentences, SAYS["no-policy"]], list(_doubts(journey)))
     if accuracy := direct.estimate("heldout_accuracy"):
-        return SAYS["direct"].format(accuracy=_of(accuracy), interval=_bounds(accuracy, percent))
-    if course := trend_of(direct.metrics, "loss"):
-        return SAYS["direct-training"].format(first=decimal(course.first), last=decimal(course.last))
-    return SAYS["direct-no-losses"]
+        few_pairs = ("open", f"Trained, and only {accuracy.count} held-out pairs to judge it by")
+        tone, headline = few_pairs if 0 < accuracy.count < ENOUGH_PROMPTS else RANKED[side(accuracy, 0.5)]
+        sentences.append(SAYS["direct"].format(accuracy=_of(accuracy), interval=_bounds(accuracy, percent)))
+    else:
+        tone, headline = "open", "Trained, and nothing held out to judge it by"
+        sentences += _losses(direct, "direct-training") or [SAYS["direct-no-losses"]]
+    return Conclusion(tone, headline, [*sentences, SAYS["no-judge"]], list(_doubts(journey)))
+
+
+def _losses(stage: SubRun, name: str) -> list[str]:
+    """The sentence of this name about the first and the last losses of training; none without them."""
+    course = trend_of(stage.metrics, "loss")
+    return [SAYS[name].format(first=decimal(course.first), last=decimal(course.last))] if course else []
+
+
+def loop_conclusion(loop: LoopRun) -> Conclusion:
+    """What the last round's policy gained by gold, and the rounds that lost."""
+    last, count, says = loop.rounds[-1], len(loop.rounds), SENTENCES["loop"]
+    title = f"{count} round{'s' if count > 1 else ''}, {last['labels_so_far']} labels"
+    if not loop.golden:
+        return Conclusion("open", title, [says["no-gold"]], [])
+    gain, control = estimate(last["gold_gain"]), control_of(last)
+    outcomes = {1: ("open", "Better, at one temperature"), 0: ("open", "No clear change in gold"), -1: ("bad", "Worse by gold")}
+    tone, words = DECODED[control["verdict"]] if control else outcomes[side(gain, 0) if gain else 0]
+    sentences = [says["gain"].format(gain=bracketed(gain, signed)), *control_sentences(control)]
+    gains = [(place, estimate(one.get("gold_gain_of_round"))) for place, one in enumerate(loop.rounds, 1)]
+    warnings = [says["lost"].format(place=place) for place, gain in gains if gain and side(gain, 0) < 0]
+    return Conclusion(tone, f"{title}: {words[0].lower()}{words[1:]}", sentences, warnings)

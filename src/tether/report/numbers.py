@@ -1,13 +1,17 @@
-"""Numbers as people read them: one printer for the page and the terminal."""
+"""Numbers as people read them, one printer for the page and the terminal; and the sentences that they stand in."""
 
 from __future__ import annotations
 
 import math
+import tomllib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from tether.report.reading import Estimate, estimate
 
+SENTENCES: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8"))
+"""The sentences of the page, by section and name."""
 Show = Callable[[float], str]
 FEW = 10
 """Of fewer a share is told as a count."""

@@ -15,17 +15,18 @@ from markupsafe import Markup
 from tether.core.errors import RunError
 from tether.core.files import whole_file
 from tether.core.visible import visible
-from tether.report import about, decoding, figures, loop, tiles
+from tether.report import about, figures, tiles
 from tether.report.answers import answer_groups, gold_change, training_samples
-from tether.report.narrative import Part, conclusion, gold_parts, stored_parts
+from tether.report.narrative import Part, conclusion, control_of, gold_parts, loop_conclusion, stored_parts
 from tether.report.numbers import decimal, signed
 from tether.report.plotting import Plot
-from tether.report.reading import Journey, Row, SubRun, finite, mapping, printable, read_journey, turn
+from tether.report.reading import Journey, LoopRun, SubRun, finite, mapping, printable, read_journey, read_loop, turn
 
 HERE = Path(__file__).resolve().parent
 STAGE_NAMES = ("sft", "pairs", "reward", "ppo", "evaluation")
 FILTERS = {
     "text": printable, "mapping": mapping, "number": finite, "signed": signed, "gold_change": gold_change,
+    "anchor": about.anchor, "method": about.method_name,
     "score": lambda value: "–" if (score := finite(value)) is None else decimal(score),
 }  # fmt: skip
 """Of the templates. Besides, every text that they print is made visible and then escaped."""
@@ -48,7 +49,7 @@ def write_report(run: Path, output: Path | None = None) -> Path:
     output = run / "report.html" if output is None else Path(output)
     if output.is_dir():
         raise RunError(f"{output} is a folder. Give the path of the HTML file to write.")
-    if (rounds := loop.read_loop(run)) is not None:
+    if (rounds := read_loop(run)) is not None:
         page = _loop_page(rounds)
     else:
         page = _journey_page(read_journey(run), run)
@@ -63,14 +64,14 @@ def whole_run(folder: Path) -> Path:
 
 
 def _journey_page(journey: Journey, run: Path) -> str:
-    parts, control = gold_parts(journey), decoding.control_of(journey.policy.summary if journey.policy else {})
+    parts, control = gold_parts(journey), control_of(journey.policy.summary if journey.policy else {})
     groups_text, groups = answer_groups(journey.answers)
     drawn, blocks = _figures(journey, parts), _blocks(journey)
-    decoded = (decoding.COLUMNS, decoding.control_rows(control))
-    policies = [(about.anchor(arm.name), about.method_name(arm)) for arm in journey.arms]
+    decoded = (tiles.CONTROL_COLUMNS, tiles.control_rows(control))
     supervised, compared = list(_supervised(journey)), bool(decoded[1] or parts or groups)
-    contents = [("at-verdict", "Verdict"), *[("at-answers", "Before and after")] * compared, *policies[:1]]
-    contents += [(stage["id"], stage["title"]) for stage in supervised]
+    contents = [("at-verdict", "Verdict"), *[("at-answers", "Before and after")] * compared]
+    stages = [*journey.arms[:1], *(stage for stage, *_ in supervised)]
+    contents += [(about.anchor(stage.name), about.method_name(stage)) for stage in stages]
     contents += [("at-time", "Time")] * bool(drawn["stages"]) + [("at-config", "Config and manifest")] * bool(blocks)
     return fill_template(
         HERE / "page.html", journey.own.name, drawn, journey.notes,
@@ -83,10 +84,9 @@ def _journey_page(journey: Journey, run: Path) -> str:
         gold=about.who_judged(journey, [part.name for part in parts]),
         decoded=decoded,
         parts=parts,
-        policies=policies,
+        policies=journey.arms,
         supervised=supervised,
         arms=(tiles.ARM_COLUMNS, tiles.arm_table(journey.arms)),
-        alarms=[alarm for arm in journey.arms for alarm in arm.alarms],
         groups_text=groups_text,
         groups=groups,
         samples=[] if groups else training_samples(journey.policy),
@@ -95,8 +95,8 @@ def _journey_page(journey: Journey, run: Path) -> str:
     )  # fmt: skip
 
 
-def _supervised(journey: Journey) -> Iterator[Row]:
-    """The sections of what is not a policy, what came last first."""
+def _supervised(journey: Journey) -> Iterator[tuple[SubRun, list[Plot], list[tiles.Tile]]]:
+    """What is not a policy, what came last first, with its figures and numbers."""
     reward, pairs = journey.stage("reward"), SubRun("pairs", summary=journey.pairs)
     for stage in sorted([*journey.supervised, *[pairs] * bool(journey.pairs)], key=turn, reverse=True):
         drawn, facts = figures.loss_figures(stage), []
@@ -104,13 +104,7 @@ def _supervised(journey: Journey) -> Iterator[Row]:
             drawn = figures.accuracy_figures(stage.summary, journey.pairs) + figures.reliability_figures(stage.summary) + drawn
         if stage in (reward, pairs):
             facts = tiles.reward_facts(reward.summary if stage is reward else {}, journey.pairs if stage is pairs else {})
-        yield {
-            "id": about.anchor(stage.name),
-            "title": about.method_name(stage),
-            "figures": drawn,
-            "facts": facts,
-            "alarms": stage.alarms,
-        }
+        yield stage, drawn, facts
 
 
 def _figures(journey: Journey, parts: Sequence[Part]) -> Figures:
@@ -130,10 +124,12 @@ def _figures(journey: Journey, parts: Sequence[Part]) -> Figures:
     }
 
 
-def _loop_page(rounds: loop.LoopRun) -> str:
+def _loop_page(rounds: LoopRun) -> str:
     return fill_template(
-        HERE / "loop.html", rounds.name, {"rounds": loop.loop_figures(rounds)}, rounds.notes,
-        title="Preferences, round by round", verdict=loop.loop_conclusion(rounds), rounds=(loop.COLUMNS, loop.round_rows(rounds)),
+        HERE / "loop.html", rounds.name, {"rounds": figures.loop_figures(rounds)}, rounds.notes,
+        title="Preferences, round by round",
+        verdict=loop_conclusion(rounds),
+        rounds=(tiles.ROUND_COLUMNS, tiles.round_rows(rounds)),
         samples=training_samples(rounds.last),
     )  # fmt: skip
 

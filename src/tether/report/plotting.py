@@ -23,7 +23,7 @@ BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = PALETTE = ("c0", "c1", "c2", "c3"
 MUTED, FAINT = "muted", "faint"
 MOST_POINTS, MOST_HITS, SIZE = 400, 40, 1000
 """Points of a line, places of a chart that tell their values on hover, and the drawing's own width and height."""
-CHARTS: dict[str, list[Row]] = tomllib.loads((Path(__file__).resolve().parent / "charts.toml").read_text(encoding="utf-8"))
+CHARTS: dict[str, list[Row]] = tomllib.loads(Path(__file__).with_name("charts.toml").read_text(encoding="utf-8"))
 """By section of the page the charts of metrics; under `figures` those that functions draw."""
 FRAMES = {frame["id"]: frame for frame in CHARTS["figures"]}
 
@@ -225,5 +225,4 @@ def framed(frame: str | Row, traces: Sequence[Trace], *, height: int = 0, rows: 
         names = [label(row) for row in rows]
         y = Axis("", len(rows) - 0.5, -0.5, list(enumerate(names)), names=names)
     right = axis(frame["right"], ends[1], zero="right" in zero) if frame.get("right") and ends[1] else None
-    plot = Plot(frame["id"], frame["title"], frame["caption"], height or frame.get("height", 260), traces, x, y, right)
-    return [plot]
+    return [Plot(frame["id"], frame["title"], frame["caption"], height or frame.get("height", 260), traces, x, y, right)]

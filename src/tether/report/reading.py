@@ -114,6 +114,18 @@ class Journey:
         return next((stage for stage in self.supervised if stage.kind == kind), SubRun(""))
 
 
+@dataclass(frozen=True, slots=True)
+class LoopRun:
+    """A loop's rounds as its summary has them, and the run of the last policy."""
+
+    name: str
+    rounds: Sequence[Row]
+    golden: bool
+    """Whether a gold judge measured the rounds."""
+    last: SubRun | None
+    notes: Sequence[str]
+
+
 def read_journey(run: Path) -> Journey:
     """Read a quickstart folder or one stage's run directory.
 
@@ -150,6 +162,18 @@ def read_journey(run: Path) -> Journey:
             "with one. Give the folder of a run that has taken a step."
         )
     return journey
+
+
+def read_loop(run: Path) -> LoopRun | None:
+    """The loop in a run directory; None if something else, or nothing finished, is there."""
+    notes: list[str] = []
+    summary = mapping(json_of(run / "summary.json", notes))
+    rounds = listed(summary.get("rounds"))
+    if not rounds or not all("labels_so_far" in mapping(one) for one in rounds):
+        return None
+    policy = run / str(summary.get("policy", ""))
+    last = read_sub_run(policy.parent, notes) if policy.is_dir() else None
+    return LoopRun(run.resolve().name, rounds, all("gold_after" in one for one in rounds), last, notes)
 
 
 def turn(stage: SubRun) -> int:
@@ -194,7 +218,7 @@ def _before_the_first_step(path: Path, notes: list[str]) -> list[Row]:
     means = {}
     for row in rows:
         for key, values in mapping(row.get("scores")).items():
-            scores = [score for v in (values if isinstance(values, list) else ()) if (score := finite(v)) is not None]
+            scores = [score for value in listed(values) if (score := finite(value)) is not None]
             means[f"{printable(row.get('name'), 40)}/{key}"] = fmean(scores) if scores else None
     return [{"step": 0, **means}] if means else []
 
@@ -229,6 +253,11 @@ def _jsonl(path: Path, notes: list[str]) -> Iterator[Row]:
 def mapping(value: Any) -> Row:
     """`value` if it is an object of JSON, else an empty one."""
     return value if isinstance(value, dict) else {}
+
+
+def listed(value: Any) -> list[Any]:
+    """`value` if it is an array of JSON, else an empty one."""
+    return value if isinstance(value, list) else []
 
 
 def finite(value: Any) -> float | None:

@@ -5,22 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tether.report.decoding import control_of
-from tether.report.narrative import gold_gain, heldout_gain, proxy_gain, spent_kl
-from tether.report.numbers import (
-    Show,
-    bracketed,
-    centre,
-    decimal,
-    duration,
-    gigabytes,
-    has_interval,
-    interval,
-    percent,
-    signed,
-    thousands,
-)  # fmt: skip
-from tether.report.reading import Estimate, Journey, SubRun, estimate, mapping, present
+from tether.report.narrative import at_temperature, control_of, gold_gain, heldout_gain, proxy_gain, spent_kl
+from tether.report.numbers import Show, bracketed, centre, decimal, duration, gigabytes, interval, percent, signed, thousands
+from tether.report.reading import Journey, LoopRun, SubRun, estimate, mapping, present
 
 
 class Tile(NamedTuple):
@@ -47,7 +34,7 @@ def tiles(journey: Journey) -> list[Tile]:
     reward_gain = ("reward gain", "in its own units") if journey.own_reward else ("proxy gain", "reward model's units")
     kl, over = spent_kl(policy), mapping(control_of(summary).get("over_best_decoding"))
     alike = "both at the temperature of training"
-    vague = kl is not None and (kl.low if has_interval(kl) else kl.value) <= 0
+    vague = kl is not None and (kl.value <= 0 or kl.low <= 0)
     return _tiles((
         ("best against best decoding", over.get("win_rate"), percent, "won against the model before"),
         ("gain, best against best", over, signed, ""),
@@ -93,14 +80,54 @@ def reward_facts(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> list[Ti
 
 
 ARM_COLUMNS = ("policy", "proxy gain", "gold gain", "gold win rate", "KL, nats")
+ARM_UNITS = (signed, signed, percent, decimal)
 
 
-def arm_table(arms: Sequence[SubRun]) -> list[Sequence[str]]:
+def arm_table(arms: Sequence[SubRun]) -> list[list[str]]:
     """A row an arm, of ARM_COLUMNS; empty for a single arm."""
-    measures = ((proxy_gain, signed), (gold_gain, signed), (_gold_win_rate, percent), (spent_kl, decimal))
-    rows: list[Sequence[str]] = [(arm.name, *(bracketed(measure(arm), show) for measure, show in measures)) for arm in arms]
-    return rows if len(rows) > 1 else []
+    measured = [(proxy_gain(arm), gold_gain(arm), arm.summary.get("gold_win_rate"), spent_kl(arm)) for arm in arms]
+    shown = [[arm.name, *map(bracketed, values, ARM_UNITS)] for arm, values in zip(arms, measured, strict=True)]
+    return shown if len(shown) > 1 else []
 
 
-def _gold_win_rate(arm: SubRun) -> Estimate | None:
-    return arm.estimate("gold_win_rate")
+CONTROL_COLUMNS = ("temperature", "before", "after", "gain", "win rate")
+
+
+def control_rows(control: Mapping[str, Any]) -> list[Sequence[str]]:
+    """A row a temperature, of CONTROL_COLUMNS, one for the best of each side, and the reward's choice among n answers before."""
+    temperatures, best_of_n = mapping(control.get("by_temperature")), mapping(control.get("best_of_n"))
+    rows = [_row(at_temperature(float(value)).removeprefix("at temperature "), row) for value, row in temperatures.items()]
+    if any(rows):
+        over = mapping(control.get("over_best_decoding"))
+        rows.append(("best against best", "", "", bracketed(over, signed), bracketed(over.get("win_rate"), percent)))
+    rows += [_row(f"before: best of {n}, by the reward", row) for n, row in best_of_n.items()]
+    return [row for row in rows if row and all(row[3:])]
+
+
+def _row(name: str, stored: Any) -> Sequence[str]:
+    """Both ends, the gain and the win rate; empty where an end is missing."""
+    row = mapping(stored)
+    ends = [decimal(end.value) for key in ("before", "after") if (end := estimate(row.get(key)))]
+    gained = bracketed(row.get("gain"), signed), bracketed(row.get("win_rate"), percent)
+    return (name, *ends, *gained) if len(ends) == 2 else ()
+
+
+ROUND_COLUMNS = ("round", "labels", "so far", "reward model: held-out labels", "gold order", "gold", "gain of the round",
+                 "gold per 100 labels", "KL, nats", "alarms")  # fmt: skip
+
+
+def round_rows(loop: LoopRun) -> list[tuple[str, ...]]:
+    """A line a round, of ROUND_COLUMNS; what was not measured is left empty."""
+    return [
+        (
+            str(place),
+            f"{one['labels']} of {one['asked']} pairs" if "asked" in one else str(one["labels"]),
+            str(one["labels_so_far"]),
+            *(bracketed(mapping(one.get("reward")).get(key), percent) for key in ("heldout_accuracy", "gold_accuracy")),
+            decimal(one["gold_after"]) if "gold_after" in one else "",
+            *(bracketed(one.get(key), signed) for key in ("gold_gain_of_round", "gold_per_100_labels")),
+            decimal(one["kl"]["value"]) if "gold_after" in one else "",
+            str(one.get("alarms", "")),
+        )
+        for place, one in enumerate(loop.rounds, 1)
+    ]

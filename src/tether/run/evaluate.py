@@ -22,7 +22,7 @@ from tether.core.protocols import doing
 from tether.core.rundir import RunDirectory, read_json, write_json, write_jsonl
 from tether.core.types import Prompt, Rollout, Sampling, Score
 from tether.evaluation.decoding import answers_at, control, other_temperatures
-from tether.evaluation.distance import kl_to_reference
+from tether.evaluation.likelihood import kl_to_reference
 from tether.evaluation.winrate import before_and_after, mean_estimate
 from tether.models.trunk import Role
 from tether.run.judges import BY_KIND, AFunction, AModel, TextJudge, described, text_judge

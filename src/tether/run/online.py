@@ -15,7 +15,7 @@ from tether.core.protocols import doing
 from tether.core.rundir import RunDirectory
 from tether.core.types import Alarm, Problem, Prompt, Rollout, Score
 from tether.evaluation.best_of_n import Scorer
-from tether.evaluation.distance import kl_to_reference
+from tether.evaluation.likelihood import kl_to_reference
 from tether.evaluation.sycophancy import Sycophancy, read_premise_pairs
 from tether.learner.ranks import by_first, by_share, here
 from tether.models.trunk import Role

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from tether.core.errors import DataError, RewardError
-from tether.core.protocols import Engine, Monitor, OrderingEngine, RewardSource, doing
+from tether.core.protocols import Engine, Monitor, OrderingEngine, RewardSource, Stateful, doing
 from tether.core.rundir import RunDirectory
 from tether.core.stopping import Stopping
 from tether.core.trend import Trend, trend
@@ -22,14 +22,6 @@ from tether.stages.policy_config import SampledConfig
 from tether.stages.rollouts import Step
 
 T = TypeVar("T")
-
-
-@runtime_checkable
-class Stateful(Protocol):
-    """What carries more than weights from one step to the next; checkpoints hold it."""
-
-    def state(self) -> Json: ...
-    def load_state(self, values: Mapping[str, Any]) -> None: ...
 
 
 @runtime_checkable

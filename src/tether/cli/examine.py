@@ -1,0 +1,195 @@
+"""The commands that examine: data, a recipe or a run, a reward model, a policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tether.cli.options import Format, Output, Overrides, Pairs, RecipeArgument, Talker, Words
+from tether.cli.progress import bars, starting
+from tether.core.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from tether.cli.results import Facts, Rows
+    from tether.monitoring.doctor import Result
+
+COLOURS = {"error": "bold red", "warning": "yellow", "healthy": "green", "unknown": "dim"}
+"""By kind of result, in the order of the table."""
+
+
+def inspect_data(
+    path: Annotated[str, typer.Argument(help="A file, a folder, or hub:owner/name:split.")],
+    format: Format = "auto",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit with 2 if any row had to be set aside.")] = False,
+) -> None:
+    """Say what a file holds: format, counts, lengths, length bias, duplicates, bad rows, examples."""
+    from tether.data.inspection import inspect_data, inspection_tables
+
+    inspection = inspect_data(path, format=format, limit=limit)
+    Console().print(inspection_tables(inspection))
+    if strict and inspection.quarantined:
+        raise DataError(f"{path}: {inspection.quarantined} rows cannot be used, and --strict was given. The reasons stand above.")
+
+
+def report(
+    directory: Annotated[Path, typer.Argument(help="A run directory.")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="The page; default: report.html in the run.")] = None,
+) -> None:
+    """Write one page with the curves, numbers and answers of a run."""
+    from tether.report.about import anchor
+    from tether.report.page import whole_run, write_report
+
+    page = write_report(directory, output)
+    typer.echo(str(page) if whole_run(directory) == directory else f"{page}#{anchor(directory.name)}")
+
+
+def doctor(
+    subject: Annotated[str, typer.Argument(help="A recipe, before training; or the folder of a run or of one of its stages.")],
+    overrides: Overrides = None,
+    everything: Annotated[bool, typer.Option("--all", help="List what is healthy, and what could not be examined, too.")] = False,
+) -> None:
+    """Find faults of a recipe or a run: encodings that differ, answers that never end, a failing reward ... (exit 2)."""
+    with starting():
+        from tether.monitoring.doctor import Finding
+        from tether.run.doctor import examine_recipe, examine_run
+        from tether.run.recipe import read_recipe
+
+    is_run = Path(subject).is_dir()
+    if is_run and overrides:
+        raise ConfigError(f"{subject} is a run: its config is settled, and overrides such as {overrides[0]!r} have no effect")
+    with Console(stderr=True).status("examining: a model is loaded and asked for a few answers"):
+        results = examine_run(Path(subject)) if is_run else examine_recipe(read_recipe(subject, overrides or ()))
+    table = findings_table(results, everything)
+    Console().print(table if table.rows else str(table.title))
+    if any(isinstance(result, Finding) and result.severity == "error" for stage in results.values() for result in stage):
+        raise SystemExit(2)
+
+
+def findings_table(results: Mapping[str, Sequence[Result]], everything: bool = True) -> Table:
+    """The verdict as title, findings with their advice, and with `everything` what is healthy or could not be examined."""
+    from tether.monitoring.doctor import Finding, Healthy
+
+    rows = []
+    for stage, result in ((stage, result) for stage, of_stage in results.items() for result in of_stage):
+        if isinstance(result, Finding):
+            kind, text = result.severity, f"[bold]{escape(result.message)}[/] {escape(result.evidence)}\n{escape(result.advice)}"
+        elif isinstance(result, Healthy):
+            kind, text = "healthy", escape(result.evidence)
+        else:
+            kind, text = "unknown", escape(result.reason)
+        rows.append((kind, stage, result.check, text))
+    kinds = [kind for kind, *_ in rows]
+    counts = [f"{kinds.count(kind)} {kind}{'s' * (kinds.count(kind) != 1)}" for kind in ("error", "warning")]
+    title = ", ".join(counts) if {"error", "warning"} & set(kinds) else "Nothing found."
+    if not everything:
+        title += f" {kinds.count('healthy')} checks are healthy, {kinds.count('unknown')} could not be made (--all lists them)."
+        rows = [row for row in rows if row[0] in ("error", "warning")]
+    table = Table("stage", "verdict", "check", "what was seen", title=title, title_justify="left", show_lines=False)
+    for kind, stage, check, text in sorted(rows, key=lambda row: list(COLOURS).index(row[0])):
+        table.add_row(stage, f"[{COLOURS[kind]}]{kind}[/]", check, text)
+    return table
+
+
+def prove_recipe(
+    recipe: RecipeArgument,
+    words: Words = None,
+    keep: Annotated[Path | None, typer.Option(help="Leave both runs in this folder instead of a temporary one.")] = None,
+) -> None:
+    """Run a stage twice, once interrupted, and compare weights and records bit for bit (exit 1)."""
+    import tempfile
+
+    from tether.cli.results import show_columns
+    from tether.run.prove import CUTS, prove
+    from tether.run.recipe import read_recipe
+
+    chosen = [word for word in words or [] if "=" not in word]
+    config = read_recipe(recipe, [word for word in words or [] if "=" in word])
+    with tempfile.TemporaryDirectory(prefix="tether-prove-") as temporary:
+        rows = prove(config, keep or Path(temporary), chosen)
+    title = f"{sum(CUTS)} steps in one go and {'+'.join(map(str, CUTS))}"
+    cells = [(row.stage, row.what, f"{row.count:,}", f"no: {row.difference}" if row.difference else "yes") for row in rows]
+    show_columns(Console(), title, ("stage", "compared", "values", "the same"), cells)
+    raise typer.Exit(int(any(row.difference for row in rows)))
+
+
+def reward_bench(
+    model: Annotated[str, typer.Argument(help="A run with a reward model, a trained role's folder, or a hub classifier.")],
+    files: Annotated[list[str], typer.Argument(help="Comparisons that it never saw, in any format that tether reads.")],
+    format: Format = "auto",
+    limit: Pairs = None,
+    label: Annotated[str | None, typer.Option(help="Of a classifier with several outputs: the one that is a reward.")] = None,
+    max_length: Annotated[int, typer.Option(min=8, help="Tokens; longer pairs are left out and counted.")] = 2048,
+    output: Output = None,
+) -> None:
+    """Test a reward model on comparisons: accuracy by slice, calibration, what length alone would say."""
+    from tether.cli.results import fact_table, save, show_columns
+    from tether.run.judging import bench_rewards
+
+    console = Console()
+    with bars(console) as announce:
+        results = bench_rewards(model, files, format=format, limit=limit, label=label, max_length=max_length, announce=announce)
+    rows = [_accuracy_row(name, result) for name, result in results.items()]
+    show_columns(console, "pairs ranked right", ("", "pairs", "right", "95%", "longer wins", "ECE"), rows)
+    for name, result in results.items():
+        console.print(fact_table(name, _quality_rows(result)))
+    save(console, output, results)
+
+
+def _accuracy_row(name: str, result: Facts) -> tuple[str, ...]:
+    accuracy, longer = result["accuracy"], f"{result['length_only']['value']:.1%}"
+    bounds, error = f"{accuracy['low']:.0%} to {accuracy['high']:.0%}", f"{result['calibration_error']:.3f}"
+    return name, f"{result['num_pairs']:,}", f"{accuracy['value']:.1%}", bounds, longer, error
+
+
+def _quality_rows(result: Facts) -> Rows:
+    from tether.cli.results import SHARE
+    from tether.report.numbers import bracketed
+
+    for row in result["slices"]:
+        yield f"{row['kind']}: {row['name']}", f"{bracketed(row['accuracy'], SHARE)} of {row['accuracy']['count']:,}"
+    if votes := result["annotators"]:
+        yield "two annotators agree", f"{votes['agree']:.1%}; the model with one: {votes['model_agrees']:.1%}"
+    error, loss = (f"{result[key]:.3f} to {result[f'{key}_after']:.3f}" for key in ("calibration_error", "loss"))
+    yield f"at temperature {result['temperature']:.2f}", f"calibration error {error}, loss {loss}"
+    for key, what in (("difference_with_length", "words"), ("difference_with_marks", "marks of format")):
+        yield f"score difference with {what}", f"Pearson {result[key]['pearson']:.2f}"
+    causes = (("num_ties", "ties"), ("num_too_long", "too long"), ("num_failed", "failed"))
+    if left_out := ", ".join(f"{result[key]:,} {what}" for key, what in causes if result.get(key)):
+        yield "left out", left_out
+
+
+SYCOPHANCY = {
+    "shift": "how far the kind of asker moves an answer's probability",
+    "log_odds": "the same in nats of log-odds",
+    "size": "how far any two askers move it, whichever way",
+    "flipped": "share of pairs that get different answers",
+}
+
+
+def sycophancy(
+    model: Talker,
+    first: Annotated[Path, typer.Argument(help="Prompts in which one kind of person asks questions with two options.")],
+    second: Annotated[Path, typer.Argument(help="The same questions, row by row, asked by the opposite kind.")],
+    pairs: Annotated[int | None, typer.Option(min=4, help="Only this many rows, evenly from all questions.")] = None,
+    output: Output = None,
+) -> None:
+    """Test whether answers depend on who asks: the same questions with opposite premises about the asker."""
+    from tether.cli.results import SCORE, fact_table, save
+    from tether.evaluation.sycophancy import Sycophancy, read_premise_pairs
+    from tether.report.numbers import bracketed
+    from tether.run.roles import encoder_of, load_policy
+
+    questions = read_premise_pairs((str(first), str(second)), pairs)
+    role, loaded = load_policy(model)
+    measured = Sycophancy(role, encoder_of(loaded), questions)()
+    title = f"{len({pair.question for pair in questions}):,} questions, {len(questions):,} pairs of askers"
+    console = Console()
+    console.print(fact_table(title, [(what, bracketed(measured[name], SCORE)) for name, what in SYCOPHANCY.items()]))
+    save(console, output, {name: estimate.as_dict() for name, estimate in measured.items()})
