@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from tether.models.trunk import Role
 class Scorers:
     """Reward models on one trunk, with the encoder that all of them were trained with; layers below their adapters run once."""
 
-    def __init__(self, roles: Sequence[Role], encoder: ChatEncoder, micro_batch_tokens: int) -> None:
+    def __init__(self, roles: Sequence[Role], encoder: ChatEncoder, micro_batch_tokens: int = 4096) -> None:
         self.members, self.encoder, self.micro_batch_tokens = as_members(roles), encoder, micro_batch_tokens
         for member in self.members:
             member.train_mode(False)
@@ -35,6 +36,7 @@ class Scorers:
         return table
 
 
+@dataclass
 class EnsembleReward:
     """Scores the sampled token ids as `LearnedReward` does, by every member; the layers below their adapters run once.
 
@@ -47,19 +49,15 @@ class EnsembleReward:
     """
 
     name = "ensemble"
+    members: Sequence[Role]
+    encoder: ChatEncoder
+    combine: Combine = "mean"
+    _: KW_ONLY
+    uncertainty_weight: float = 0.1
+    micro_batch_tokens: int = 4096
 
-    def __init__(
-        self,
-        members: Sequence[Role],
-        encoder: ChatEncoder,
-        combine: Combine = "mean",
-        *,
-        uncertainty_weight: float = 0.1,
-        micro_batch_tokens: int = 4096,
-    ) -> None:
-        self.scorers = Scorers(members, encoder, micro_batch_tokens)
-        self.combine: Combine = combine
-        self.uncertainty_weight = uncertainty_weight
+    def __post_init__(self) -> None:
+        self.scorers = Scorers(self.members, self.encoder, self.micro_batch_tokens)
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score a rollout; where any member's number is not finite it is a failed score."""

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 
 import torch
 
-from tether.core.types import Rollout, Score, assistant
+from tether.core.types import Rollout, Score
 from tether.data.batches import TokenBatch, batches_for
-from tether.data.chat import ChatEncoder, Encoded
+from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
 
 
+@dataclass
 class LearnedReward:
     """Scores the sampled token ids themselves, ended by a stop token as in training; no text in between.
 
@@ -20,25 +22,22 @@ class LearnedReward:
         encoder: the encoder the reward model was trained with.
         per_token: give as `Score.steps` what each token changed of the score, r_t = s_t − s_(t−1). They add up to the score,
             which leaves the best policy what it was (Ng et al. 1999).
-        foreign: the policy speaks with another tokenizer or template. Only then text is decoded and encoded anew.
     """
 
     name = "learned"
+    role: Role
+    encoder: ChatEncoder
+    _: KW_ONLY
+    micro_batch_tokens: int = 4096
+    per_token: bool = False
 
-    def __init__(
-        self, role: Role, encoder: ChatEncoder, *, micro_batch_tokens: int = 4096, foreign: bool = False, per_token: bool = False
-    ) -> None:
-        self.role = role
-        self.encoder = encoder
-        self.micro_batch_tokens = micro_batch_tokens
-        self.foreign = foreign
-        self.per_token = per_token
-        role.train_mode(False)
+    def __post_init__(self) -> None:
+        self.role.train_mode(False)
 
     @torch.no_grad()
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score a rollout; a number that is not finite becomes a failed score."""
-        sequences = [self._encoded(rollout) for rollout in rollouts]
+        sequences = [self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts]
         courses: list[list[float]] = [[] for _ in rollouts]
         for cut, batch in batches_for(self.role, sequences, self.encoder.pad_id, self.micro_batch_tokens):
             for index, course in zip(cut, self._courses(batch), strict=True):
@@ -64,8 +63,3 @@ class LearnedReward:
         tokens = pairwise([0.0, *course[: length - 1], value]) if self.per_token else ()
         steps = tuple((t, now - before) for t, (before, now) in enumerate(tokens))
         return Score(value, steps=steps).finite("the reward model", course)
-
-    def _encoded(self, rollout: Rollout) -> Encoded:
-        if not self.foreign:
-            return self.encoder.rollout_for_scoring(rollout.prompt_ids, rollout.response_ids)
-        return self.encoder.conversation((*rollout.prompt.messages, assistant(rollout.text or " ")), "last")

@@ -59,17 +59,12 @@ class ObjectivesReward:
     name = "objectives"
 
     def __init__(
-        self,
-        settings: Mapping[str, ObjectiveConfig],
-        objectives: Mapping[str, TrainedObjective],
-        encoder: ChatEncoder,
-        *,
-        micro_batch_tokens: int = 4096,
+        self, settings: Mapping[str, ObjectiveConfig], objectives: Mapping[str, TrainedObjective], encoder: ChatEncoder
     ) -> None:
         assert settings.keys() == objectives.keys()
         self.settings = settings
         chosen = [objectives[name] for name in settings]
-        self.scorers = Scorers([objective.role for objective in chosen], encoder, micro_batch_tokens)
+        self.scorers = Scorers([objective.role for objective in chosen], encoder)
         self.mean, self.deviation = torch.tensor([[[o.mean], [o.deviation]] for o in chosen], dtype=torch.float64).unbind(1)
         self.weights = torch.tensor([objective.weight or 0.0 for objective in settings.values()], dtype=torch.float64)
         self.multipliers = {name: 0.0 for name, objective in settings.items() if objective.at_least is not None}

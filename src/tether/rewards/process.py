@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Literal
 
 import torch
@@ -15,6 +16,7 @@ from tether.data.steps import StepEncoder, step_states
 from tether.models.trunk import Role
 
 
+@dataclass
 class ProcessReward:
     """Scores the sampled token ids themselves, ended by a stop token as in training; steps are found in the ids.
 
@@ -28,22 +30,16 @@ class ProcessReward:
     """
 
     name = "process"
+    role: Role
+    encoder: ChatEncoder
+    _: KW_ONLY
+    delimiters: tuple[str, ...] = ("\n\n",)
+    aggregate: Literal["min", "product", "last"] = "min"
+    micro_batch_tokens: int = 4096
 
-    def __init__(
-        self,
-        role: Role,
-        encoder: ChatEncoder,
-        *,
-        delimiters: tuple[str, ...] = ("\n\n",),
-        aggregate: Literal["min", "product", "last"] = "min",
-        micro_batch_tokens: int = 4096,
-    ) -> None:
-        self.role = role
-        self.encoder = encoder
-        self.steps = StepEncoder(encoder, delimiters)
-        self.aggregate: Literal["min", "product", "last"] = aggregate
-        self.micro_batch_tokens = micro_batch_tokens
-        role.train_mode(False)
+    def __post_init__(self) -> None:
+        self.steps = StepEncoder(self.encoder, self.delimiters)
+        self.role.train_mode(False)
 
     @torch.no_grad()
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
