@@ -15,11 +15,8 @@ from tether.core.types import Prompt, Score
 from tether.models.trunk import Role
 from tether.monitoring import doctor
 from tether.monitoring.doctor import Finding, Result, Unexamined
-from tether.rewards.ensemble import EnsembleReward
 from tether.rewards.function import FailureLimit
-from tether.rewards.learned import LearnedReward
-from tether.rewards.objectives import ObjectivesReward
-from tether.rewards.process import ProcessReward
+from tether.rewards.learned import EnsembleReward, LearnedReward, ObjectivesReward, ProcessReward
 from tether.run.online_stage import OnlineStage
 from tether.stages.online_direct import OnlineDirect
 from tether.stages.policy_gradient import PolicyGradient

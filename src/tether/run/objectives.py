@@ -13,7 +13,7 @@ from tether.core.rundir import read_json
 from tether.data.chat import ChatEncoder
 from tether.models.saving import OBJECTIVES
 from tether.models.trunk import Role
-from tether.rewards.objectives import ObjectiveConfig, ObjectivesReward, TrainedObjective
+from tether.rewards.learned import ObjectiveConfig, ObjectivesReward, TrainedObjective
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][\w-]*$")]
 """Of an objective: a folder's and a metric's too."""

@@ -16,7 +16,7 @@ from tether.monitoring.watch import WatchConfig
 from tether.preferences.constitution import read_rubric
 from tether.rewards.classifier import ClassifierConfig
 from tether.rewards.function import FunctionConfig
-from tether.rewards.objectives import ObjectiveConfig
+from tether.rewards.learned import ObjectiveConfig
 from tether.rewards.verifiable import VerifiableConfig
 from tether.rollout.config import EngineConfig
 from tether.run.judge_config import BY_KIND, AFunction, AModel, JudgeConfig

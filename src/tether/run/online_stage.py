@@ -20,10 +20,8 @@ from tether.models.saving import attach_adapter, load_head, read_role, read_vers
 from tether.models.trunk import Role
 from tether.rewards.classifier import ClassifierReward
 from tether.rewards.control import RandomReward
-from tether.rewards.ensemble import EnsembleReward
 from tether.rewards.function import FailureLimit, FunctionReward, reward_function
-from tether.rewards.learned import LearnedReward
-from tether.rewards.process import ProcessReward
+from tether.rewards.learned import EnsembleReward, LearnedReward, ProcessReward
 from tether.rewards.verifiable import VerifiableReward
 from tether.run.models import open_model
 from tether.run.objectives import check_names, objective_names, objectives_reward

@@ -12,8 +12,7 @@ from tether.data.chat import ChatEncoder
 from tether.data.sources import Quarantine
 from tether.evaluation.reward_quality import judge_rewards
 from tether.rewards.classifier import ClassifierConfig, ClassifierReward
-from tether.rewards.ensemble import EnsembleReward
-from tether.rewards.learned import LearnedReward
+from tether.rewards.learned import EnsembleReward, LearnedReward
 from tether.run.progress import Progress
 from tether.run.roles import encoder_of, load_trained, trained_scorer
 from tether.run.rows import DataConfig, load_rows
