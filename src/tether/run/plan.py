@@ -19,7 +19,7 @@ from tether.cpu.fused import fuse
 from tether.cpu.kernels import library
 from tether.cpu.llama import cache_bytes
 from tether.data.batches import TokenBatch, cut_batches
-from tether.data.comparisons import cut_rankings
+from tether.data.prepare import cut_rankings
 from tether.learner.planner import (
     FUSED,
     TILED,

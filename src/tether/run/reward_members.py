@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison
-from tether.data.comparisons import Ranking
-from tether.data.prepare import Split
+from tether.data.prepare import Ranking, Split
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.loading import LoadedModel
 from tether.models.members import average_roles

@@ -11,13 +11,12 @@ from typing import Any
 
 from tether.core.errors import DataError
 from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Problem, Prompt, StepLabels
-from tether.data.formats import conversations, judged_pairs, open_assistant, preference, problems, ranking, verdicts
+from tether.data.formats import conversations, open_assistant, pairs, problems, verdicts
 from tether.data.formats.conversations import prompt_reader
-from tether.data.formats.fields import demonstration
+from tether.data.formats.fields import demonstration, is_transcript
 from tether.data.formats.format import KINDS, Format, Reader, Row
-from tether.data.formats.transcripts import is_transcript
 
-_PAIR = {Comparison: preference.read_pair}
+_PAIR = {Comparison: pairs.read_pair}
 _CONVERSATION = {Demonstration: conversations.read_conversation, Prompt: conversations.read_opening}
 _INSTRUCTION = {Demonstration: conversations.read_instruction}
 _TREE = {Comparison: open_assistant.read_tree, Demonstration: open_assistant.read_best_path, Prompt: open_assistant.read_prompt}
@@ -37,22 +36,22 @@ def _two_transcripts(row: Row) -> bool:
 # The middle of a ranking is chosen in one pair and rejected in the next: as single verdicts these would contradict.
 # fmt: off
 FORMATS: tuple[Format, ...] = (
-    Format("hh", "chosen rejected", {Comparison: preference.read_transcripts}, holds=_two_transcripts),
-    Format("sharegpt_pairs", "conversations chosen rejected", _PAIR, preference.PAIR_COLUMNS),
-    Format("preference", "chosen rejected", _PAIR, preference.PAIR_COLUMNS),
-    Format("ultrafeedback", "instruction completions", ranking.readers(ranking.ultrafeedback),
+    Format("hh", "chosen rejected", {Comparison: pairs.read_transcripts}, holds=_two_transcripts),
+    Format("sharegpt_pairs", "conversations chosen rejected", _PAIR, pairs.PAIR_COLUMNS),
+    Format("preference", "chosen rejected", _PAIR, pairs.PAIR_COLUMNS),
+    Format("ultrafeedback", "instruction completions", pairs.readers(pairs.ultrafeedback),
            "models correct_answers incorrect_answers", refuses=(Feedback,)),
-    Format("nectar", "prompt answers", ranking.readers(ranking.nectar), "num_responses", refuses=(Feedback,)),
-    Format("ranking", "prompt|question|instruction responses scores|ranks", ranking.readers(ranking.lists),
+    Format("nectar", "prompt answers", pairs.readers(pairs.nectar), "num_responses", refuses=(Feedback,)),
+    Format("ranking", "prompt|question|instruction responses scores|ranks", pairs.readers(pairs.lists),
            "system", refuses=(Feedback,)),
-    Format("webgpt", "question answer_0 answer_1 score_0 score_1", {Comparison: preference.read_webgpt}, "(quotes|tokens)_[01]"),
-    Format("webgpt_lists", "text score", {Comparison: preference.read_webgpt_lists}),
-    Format("alpaca_eval", "instruction output_1 output_2 preference", {Comparison: judged_pairs.read_alpaca_eval},
+    Format("webgpt", "question answer_0 answer_1 score_0 score_1", {Comparison: pairs.read_webgpt}, "(quotes|tokens)_[01]"),
+    Format("webgpt_lists", "text score", {Comparison: pairs.read_webgpt_lists}),
+    Format("alpaca_eval", "instruction output_1 output_2 preference", {Comparison: pairs.read_alpaca_eval},
            "input generator_1 generator_2 annotator"),
-    Format("llmbar", "input output_1 output_2 label", {Comparison: judged_pairs.read_llmbar}),
-    Format("pandalm", "instruction response1 response2 annotator1|annotator_1", {Comparison: judged_pairs.read_pandalm},
+    Format("llmbar", "input output_1 output_2 label", {Comparison: pairs.read_llmbar}),
+    Format("pandalm", "instruction response1 response2 annotator1|annotator_1", {Comparison: pairs.read_pandalm},
            r"input cmp_key annotator_?\d{1,9}"),
-    Format("open_instruct", "prompt completion_a completion_b preference", {Comparison: judged_pairs.read_open_instruct},
+    Format("open_instruct", "prompt completion_a completion_b preference", {Comparison: pairs.read_open_instruct},
            "model_a model_b evaluator"),
     Format("open_assistant", "prompt", _TREE, "message_tree_id", holds=open_assistant.is_tree, refuses=(Feedback,)),
     Format("kto_messages", "messages|conversations label|kto_tag", {Feedback: verdicts.read_feedback}, verdicts.KTO_COLUMNS),
