@@ -22,8 +22,7 @@ from tether.core.types import Comparison, Conversation, Demonstration, Feedback,
 from tether.core.visible import visible
 from tether.data.formats.containers import places
 from tether.data.formats.fields import prompt_digest
-from tether.data.formats.format import KINDS, Format
-from tether.data.formats.registry import format_named, prompt_of
+from tether.data.formats.registry import KINDS, Format, format_named, prompt_of
 from tether.data.sources import Quarantine, detect_formats, read, short_hash
 from tether.stats import Estimate, wilson_interval
 

@@ -19,8 +19,7 @@ from typing import IO, Any
 
 from tether.core.errors import DataError, MissingFileError
 from tether.data.formats import json_rows
-from tether.data.formats.format import Row
-from tether.data.formats.json_rows import BadRow
+from tether.data.formats.json_rows import BadRow, Row
 
 Numbered = Iterator[tuple[int, Row | BadRow]]
 

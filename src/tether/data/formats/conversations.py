@@ -17,7 +17,7 @@ from typing import Any
 from tether.core.errors import DataError
 from tether.core.types import Conversation, Demonstration, Prompt, assistant, user
 from tether.data.formats import fields
-from tether.data.formats.format import Reader, Row, others
+from tether.data.formats.json_rows import Row
 
 RESPONSES = ("response", "completion", "output", "answer")
 _PROMPTS = ("prompt", "question", "query")
@@ -52,15 +52,15 @@ def read_prompt_response(row: Row) -> Iterator[Demonstration]:
     prompt = fields.checked_prompt(fields.prompt_turns(row, *_PROMPTS))
     name, value = fields.first(row, *RESPONSES)
     response = fields.checked_response(fields.turns(value, "assistant", name), "the response")
-    yield Demonstration(prompt + response, metadata=others(row, RESPONSES, name))
+    yield Demonstration(prompt + response, metadata=fields.others(row, RESPONSES, name))
 
 
-def prompt_reader(*columns: str) -> Reader:
+def prompt_reader(*columns: str) -> fields.Reader:
     """A reader of the first of these columns that holds something."""
 
     def read(row: Row) -> Iterator[Prompt]:
         name = next((name for name in columns if not fields.missing(row.get(name))), columns[0])
-        yield Prompt(fields.checked_prompt(fields.prompt_turns(row, name)), metadata=others(row, columns, name))
+        yield Prompt(fields.checked_prompt(fields.prompt_turns(row, name)), metadata=fields.others(row, columns, name))
 
     return read
 

@@ -16,10 +16,11 @@ from typing import Any, TypeVar
 
 from tether.core.errors import DataError
 from tether.core.types import ChatRole, Comparison, Conversation, Demonstration, Feedback, Message, assistant
-from tether.data.formats.format import Row
-from tether.data.formats.json_rows import fault, kind_name, parse
+from tether.data.formats.json_rows import Row, fault, kind_name, parse
 
 T = TypeVar("T")
+Reader = Callable[[Row], Iterable[Any]]
+"""A row -> its records. A `DataError` that is raised condemns the row, one that is yielded only that part of it."""
 
 _SPEAKERS: dict[ChatRole, str] = {
     "user": "user human prompter",
@@ -32,6 +33,21 @@ ROLES: dict[str, ChatRole] = {name: role for role, names in _SPEAKERS.items() fo
 # Only a blank line before the speaker begins a turn: people also write "Human:" within one.
 _SPEAKER = re.compile(r"\n\n(Human|Assistant):")
 _TURN_SHAPES = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"})
+
+
+def leftover(row: Row, used: Callable[[str], Any]) -> Json:
+    """The columns that are not used; a column `metadata` is unfolded into them."""
+    rest = {key: value for key, value in row.items() if key and value is not None and not used(key)}
+    inner = rest.get("metadata")
+    if isinstance(inner, Mapping):
+        del rest["metadata"]
+        rest = {**inner, **rest}
+    return rest
+
+
+def others(row: Row, names: Collection[str], used: str) -> Json:
+    """Columns that could have been read in place of the one that was."""
+    return {name: row[name] for name in names if name != used and row.get(name) is not None}
 
 
 def missing(value: Any) -> bool:

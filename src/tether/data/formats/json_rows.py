@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 from tether.core.errors import DataError
-from tether.data.formats.format import Row
+from tether.core.types import Json
 
+Row = Json
 CHUNK = 1 << 16
 LONGEST_ELEMENT = 1 << 26
 """More text than this without the end of an element or line means that the file is damaged, not that the element is long."""

@@ -13,7 +13,7 @@ from typing import Any
 from tether.core.errors import DataError
 from tether.core.types import Comparison, Conversation, Demonstration, Message, Prompt
 from tether.data.formats import fields
-from tether.data.formats.format import Row
+from tether.data.formats.json_rows import Row
 
 Node = Mapping[str, Any]
 

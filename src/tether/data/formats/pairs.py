@@ -28,7 +28,7 @@ from tether.core.errors import DataError
 from tether.core.types import Annotation, Comparison, Conversation, Demonstration, Prompt, assistant, user
 from tether.data.formats import fields
 from tether.data.formats.conversations import instruction_prompt
-from tether.data.formats.format import Reader, Row
+from tether.data.formats.json_rows import Row
 
 MOST = 512
 """Responses of one row; so many give 130,816 pairs."""
@@ -112,7 +112,7 @@ def lists(row: Row) -> RankedResponses:
     return RankedResponses(fields.prompt_turns(row, "prompt", "question", "instruction"), ranked, measured)
 
 
-def readers(parse: Callable[[Row], RankedResponses]) -> dict[type, Reader]:
+def readers(parse: Callable[[Row], RankedResponses]) -> dict[type, fields.Reader]:
     """Readers of a ranking: all its pairs, its best response, its prompt."""
     return {
         Comparison: lambda row: parse(row).pairs(),

@@ -13,7 +13,7 @@ from dataclasses import replace
 from tether.core.errors import DataError
 from tether.core.types import Conversation, Demonstration, Feedback, Problem, assistant, user
 from tether.data.formats import fields
-from tether.data.formats.format import Row, leftover
+from tether.data.formats.json_rows import Row
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 
@@ -93,7 +93,7 @@ def read_gsm8k_solutions(row: Row) -> Iterator[Feedback | DataError]:
     """Several models' solutions of a question, each in a column with `solution` and `is_correct`."""
     prompt = _ask(fields.text(row, "question"))
     models = [name for name, value in row.items() if _is_judged(value)]
-    metadata = leftover(row, {"id", "question", *models}.__contains__)
+    metadata = fields.leftover(row, {"id", "question", *models}.__contains__)
 
     def one(model: str) -> Feedback:
         response = (assistant(fields.as_text(row[model].get("solution"), f"{model}.solution")),)

@@ -4,17 +4,61 @@ records of the kind that is wanted."""
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tether.core.errors import DataError
-from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Problem, Prompt, StepLabels
+from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Json, Problem, Prompt, StepLabels
 from tether.data.formats import conversations, open_assistant, pairs, problems, verdicts
 from tether.data.formats.conversations import prompt_reader
-from tether.data.formats.fields import demonstration, is_transcript
-from tether.data.formats.format import KINDS, Format, Reader, Row
+from tether.data.formats.fields import Reader, demonstration, is_transcript, leftover
+from tether.data.formats.json_rows import Row
+
+KINDS: dict[type, tuple[str, str]] = {
+    Prompt: ("prompts", "Prompts need a question to answer, for example a column prompt, question, instruction or messages."),
+    Demonstration: ("demonstrations", "Demonstrations need a response, for example columns prompt, response or messages."),
+    Comparison: ("preferences", "Preferences need two responses per prompt, for example columns prompt, chosen, rejected."),
+    Feedback: ("feedback", "Feedback needs a response and a verdict, for example columns prompt, completion, label."),
+    StepLabels: ("step labels", "Step labels need steps and a verdict for each, for example columns prompt, steps, labels."),
+    Problem: ("problems", "Problems need a question and a checkable answer, for example columns question, answer."),
+}
+"""Each kind's name for people, and what a file needs to hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A published layout of rows, one line of `registry.FORMATS`.
+
+    `columns` are those that a row must have: `a|b` stands for either, and `+a` only marks the format. `readers` give the records
+    by kind; the first kind is the native one. Other kinds may follow by conversion, except those in `refuses`, where a conversion
+    would mislead. Columns that are neither in `columns` (without a +) nor in `uses` (regular expressions) become metadata.
+    `holds` is a further test, of what stands in the columns.
+    """
+
+    name: str
+    columns: str
+    readers: Mapping[type, Reader]
+    uses: str = ""
+    holds: Callable[[Row], bool] | None = None
+    refuses: tuple[type, ...] = ()
+
+    @property
+    def kind(self) -> type:
+        return next(iter(self.readers))
+
+    def matches(self, row: Row) -> bool:
+        """True if a row has this layout."""
+        wanted = (column.removeprefix("+").split("|") for column in self.columns.split())
+        return all(any(name in row for name in choices) for choices in wanted) and (self.holds is None or self.holds(row))
+
+    def metadata(self, row: Row) -> Json:
+        """The columns that no reader uses, for reports."""
+        names = [column for column in self.columns.split() if column[0] != "+"]
+        return leftover(row, re.compile("|".join([*names, *self.uses.split(), "id"])).fullmatch)
+
 
 _PAIR = {Comparison: pairs.read_pair}
 _CONVERSATION = {Demonstration: conversations.read_conversation, Prompt: conversations.read_opening}

@@ -18,7 +18,7 @@ from tether.core.errors import DataError
 from tether.core.types import Conversation, Feedback, StepLabels, assistant, user
 from tether.data.formats import fields
 from tether.data.formats.conversations import conversation
-from tether.data.formats.format import Row
+from tether.data.formats.json_rows import Row
 
 _LABELS = ("label", "kto_tag")
 KTO_COLUMNS = " ".join((*_LABELS, "system messages conversations prompt question completion response"))
