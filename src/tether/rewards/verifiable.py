@@ -23,7 +23,7 @@ from tether.core.config import Config
 from tether.core.errors import ConfigError, DataError
 from tether.core.types import Json, Message, Problem, Prompt, Rollout, Score, user
 from tether.data.formats.fields import fold
-from tether.data.formats.problems import boxed_answer
+from tether.data.formats.verdicts import boxed_answer
 from tether.rewards import code
 from tether.rewards.sandbox import CheckResult, Sandbox
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tether.core.errors import DataError
 from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Json, Problem, Prompt, StepLabels
-from tether.data.formats import conversations, open_assistant, pairs, problems, verdicts
+from tether.data.formats import conversations, open_assistant, pairs, verdicts
 from tether.data.formats.conversations import prompt_reader
 from tether.data.formats.fields import Reader, demonstration, is_transcript, leftover
 from tether.data.formats.json_rows import Row
@@ -65,11 +65,11 @@ _CONVERSATION = {Demonstration: conversations.read_conversation, Prompt: convers
 _INSTRUCTION = {Demonstration: conversations.read_instruction}
 _TREE = {Comparison: open_assistant.read_tree, Demonstration: open_assistant.read_best_path, Prompt: open_assistant.read_prompt}
 _SOLUTIONS = {
-    Feedback: problems.read_gsm8k_solutions,
-    Problem: problems.read_gsm8k_truth,
+    Feedback: verdicts.read_gsm8k_solutions,
+    Problem: verdicts.read_gsm8k_truth,
     Prompt: prompt_reader("question"),
 }
-_QUESTION_ANSWER = {Problem: problems.read_question_answer, Demonstration: problems.answer_demonstration}
+_QUESTION_ANSWER = {Problem: verdicts.read_question_answer, Demonstration: verdicts.answer_demonstration}
 _PROMPTS = ("prompt", "question", "instruction", "problem", "query")
 
 
@@ -116,9 +116,9 @@ FORMATS: tuple[Format, ...] = (
     Format("sharegpt", "conversations", _CONVERSATION, "messages system"),
     Format("prompt_response", "prompt|question|query response|completion|output",
            {Demonstration: conversations.read_prompt_response}, "answer system"),
-    Format("gsm8k_solutions", "question", _SOLUTIONS, ".*", holds=problems.has_judged_solutions),
-    Format("gsm8k", "question answer", {Problem: problems.read_gsm8k}, holds=problems.has_final_line),
-    Format("math", "problem solution", {Problem: problems.read_math}, "answer"),
+    Format("gsm8k_solutions", "question", _SOLUTIONS, ".*", holds=verdicts.has_judged_solutions),
+    Format("gsm8k", "question answer", {Problem: verdicts.read_gsm8k}, holds=verdicts.has_final_line),
+    Format("math", "problem solution", {Problem: verdicts.read_math}, "answer"),
     Format("question_answer", "question|prompt|problem|instruction answer|ground_truth", _QUESTION_ANSWER, "solution system"),
     Format("prompts", "|".join(_PROMPTS), {Prompt: prompt_reader(*_PROMPTS)}, "system task_id"),
 )
