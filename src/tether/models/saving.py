@@ -23,15 +23,10 @@ from tether.models.quantized import is_quantized
 from tether.models.trunk import Role
 
 
-class Held(TypedDict, total=False):
-    """What a role.json may say of its base beside."""
+class RoleDescription(TypedDict):
+    """role.json: how a role was trained, and what it stands on; the file has no `quantize` where its base is held as it is."""
 
-    quantize: str
-
-
-class RoleDescription(Held):
-    """role.json: how a role was trained, and what it stands on."""
-
+    quantize: str | None
     kind: str
     adapter: str | None
     base: str
@@ -40,13 +35,14 @@ class RoleDescription(Held):
     encoding: Mapping[str, Any]
 
 
-def save_role(
-    role: Role, folder: Path, *, kind: str, base: str, base_digest: str, tokenizer: Any, encoding: Mapping[str, Any]
-) -> None:
-    """Write a trained role: `adapter/` (peft's format) or `model/` (transformers'), `head.safetensors`, and `role.json`, last."""
+def save_role(role: Role, loaded: LoadedModel, folder: Path, *, kind: str, encoding: Mapping[str, Any]) -> None:
+    """Write a trained role: `adapter/` (peft's format) or `model/` (transformers'), `head.safetensors`, and `role.json`, last.
+
+    Its base is what was really loaded, whatever was asked for.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if role.adapter is None:
-        save_model(role.causal_model, tokenizer, encoding["template"], folder / "model")
+        save_model(role.causal_model, loaded.tokenizer, encoding["template"], folder / "model")
     else:
         with quiet():
             role.model.save_pretrained(folder, selected_adapters=[role.adapter])
@@ -55,9 +51,9 @@ def save_role(
         (folder / "README.md").unlink(missing_ok=True)
     if role.head is not None:
         save_file({k: v.contiguous() for k, v in role.head.state_dict().items()}, folder / "head.safetensors")
-    where = os.path.relpath(base, folder) if Path(base).is_dir() else base
+    base = os.path.relpath(loaded.source, folder) if Path(loaded.source).is_dir() else loaded.source
     dtype = str(role.model.dtype).removeprefix("torch.")
-    stands_on = {"adapter": role.adapter, "base": where, "base_digest": base_digest}
+    stands_on = {"adapter": role.adapter, "base": base, "base_digest": loaded.digest}
     if is_quantized(role.causal_model):
         stands_on["quantize"] = "nf4"
     write_json(folder / "role.json", {"format": FORMAT, "kind": kind, **stands_on, "dtype": dtype, "encoding": encoding})
@@ -101,7 +97,8 @@ def read_role(folder: Path) -> RoleDescription:
     """
     if not is_role(folder):
         raise MissingFileError(f"{folder} holds no trained role (no role.json). Has the stage that makes it finished?")
-    role = cast(RoleDescription, read_versioned(folder / "role.json", *RoleDescription.__required_keys__))
+    values = read_versioned(folder / "role.json", *(RoleDescription.__required_keys__ - {"quantize"}))
+    role = cast(RoleDescription, {"quantize": None, **values})
     encoding = {"template", "system_prompt", "stop_ids"} <= set(role["encoding"])
     if role["kind"] not in KINDS or role["dtype"] not in DTYPES or not encoding:
         what = f"kind {role['kind']!r}, dtype {role['dtype']!r} or encoding is unknown"
@@ -250,7 +247,7 @@ def check_same_trunk(role: RoleDescription, loaded: LoadedModel, encoding: Mappi
             f"{folder} was trained on another base (digest {role['base_digest']}, this trunk's is {loaded.digest}). "
             "Train it on this run's SFT model, or give each role a model of its own: roles = 'separate'."
         )
-    if role.get("quantize") != loaded.config.quantize:
+    if role["quantize"] != loaded.config.quantize:
         raise ModelError(
             f"{folder} was trained with model.quantize = {role.get('quantize')!r}, and this trunk is loaded with "
             f"{loaded.config.quantize!r}. Set it as it was, or give each role a model of its own: roles = 'separate'."

@@ -64,11 +64,7 @@ _PAIR = {Comparison: pairs.read_pair}
 _CONVERSATION = {Demonstration: conversations.read_conversation, Prompt: conversations.read_opening}
 _INSTRUCTION = {Demonstration: conversations.read_instruction}
 _TREE = {Comparison: open_assistant.read_tree, Demonstration: open_assistant.read_best_path, Prompt: open_assistant.read_prompt}
-_SOLUTIONS = {
-    Feedback: verdicts.read_gsm8k_solutions,
-    Problem: verdicts.read_gsm8k_truth,
-    Prompt: prompt_reader("question"),
-}
+_SOLUTIONS = {Feedback: verdicts.read_gsm8k_solutions, Problem: verdicts.read_gsm8k_truth, Prompt: prompt_reader("question")}
 _QUESTION_ANSWER = {Problem: verdicts.read_question_answer, Demonstration: verdicts.answer_demonstration}
 _PROMPTS = ("prompt", "question", "instruction", "problem", "query")
 
