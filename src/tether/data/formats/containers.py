@@ -190,7 +190,7 @@ def _rows(stream: Any, suffix: str, where: str) -> Numbered:
     if suffix in (".csv", ".tsv"):
         return _table(stream, "\t" if suffix == ".tsv" else ",", where)
     if suffix == ".txt":
-        return ((n, {"prompt": line} if isinstance(line, str) else line) for n, line in json_rows.text_lines(stream, where))
+        return json_rows.text_lines(stream, where, lambda line: {"prompt": line})
     return json_rows.rows(stream, suffix != ".json", where)
 
 

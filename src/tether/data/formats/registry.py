@@ -12,7 +12,7 @@ from typing import Any
 
 from tether.core.errors import DataError
 from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Json, Problem, Prompt, StepLabels
-from tether.data.formats import conversations, open_assistant, pairs, verdicts
+from tether.data.formats import conversations, pairs, verdicts
 from tether.data.formats.conversations import prompt_reader
 from tether.data.formats.fields import Reader, demonstration, is_transcript, leftover
 from tether.data.formats.json_rows import Row
@@ -63,7 +63,7 @@ class Format:
 _PAIR = {Comparison: pairs.read_pair}
 _CONVERSATION = {Demonstration: conversations.read_conversation, Prompt: conversations.read_opening}
 _INSTRUCTION = {Demonstration: conversations.read_instruction}
-_TREE = {Comparison: open_assistant.read_tree, Demonstration: open_assistant.read_best_path, Prompt: open_assistant.read_prompt}
+_TREE = {Comparison: conversations.read_tree, Demonstration: conversations.read_best_path, Prompt: conversations.read_prompt}
 _SOLUTIONS = {Feedback: verdicts.read_gsm8k_solutions, Problem: verdicts.read_gsm8k_truth, Prompt: prompt_reader("question")}
 _QUESTION_ANSWER = {Problem: verdicts.read_question_answer, Demonstration: verdicts.answer_demonstration}
 _PROMPTS = ("prompt", "question", "instruction", "problem", "query")
@@ -93,7 +93,7 @@ FORMATS: tuple[Format, ...] = (
            r"input cmp_key annotator_?\d{1,9}"),
     Format("open_instruct", "prompt completion_a completion_b preference", {Comparison: pairs.read_open_instruct},
            "model_a model_b evaluator"),
-    Format("open_assistant", "prompt", _TREE, "message_tree_id", holds=open_assistant.is_tree, refuses=(Feedback,)),
+    Format("open_assistant", "prompt", _TREE, "message_tree_id", holds=conversations.is_tree, refuses=(Feedback,)),
     Format("kto_messages", "messages|conversations label|kto_tag", {Feedback: verdicts.read_feedback}, verdicts.KTO_COLUMNS),
     Format("kto", "prompt|question completion|response label", {Feedback: verdicts.read_feedback}, verdicts.KTO_COLUMNS),
     Format("prmbench", "modified_process error_steps", {StepLabels: verdicts.read_prmbench},
