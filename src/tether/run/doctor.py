@@ -25,7 +25,6 @@ from tether.monitoring.stillness import check_movement
 from tether.report.reading import finite, mapping, read_journey
 from tether.rewards.control import RandomReward
 from tether.rewards.function import FailureLimit
-from tether.rewards.learned import LearnedReward
 from tether.rewards.verifiable import VerifiableReward, problem_prompt, reasoning_gym_prompts
 from tether.rollout.local import LocalEngine
 from tether.run.check_stage import Probe, source, unseeded
@@ -95,8 +94,6 @@ def _reward_checks(stage: OnlineStage, probe: Probe, trained: ChatEncoder | None
         return [Unexamined(name, "the reward is random") for name in ("encoding", "scores", odd_name)]
     if trained is None:
         encoding: Result = Unexamined("encoding", "the reward is no model of this run")
-    elif isinstance(reward, LearnedReward) and reward.foreign:
-        encoding = Unexamined("encoding", "the reward model encodes the text anew")
     else:
         encoding = doctor.encodings(stage.encoder, trained, [r.prompt.messages for r in probe.rollouts])
     scores = reward.score(probe.rollouts)

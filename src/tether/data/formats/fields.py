@@ -10,12 +10,12 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from tether.core.errors import DataError
-from tether.core.types import ChatRole, Comparison, Conversation, Demonstration, Feedback, Message, assistant
+from tether.core.types import ChatRole, Comparison, Conversation, Demonstration, Feedback, Json, Message, assistant
 from tether.data.formats.json_rows import Row, fault, kind_name, parse
 
 T = TypeVar("T")

@@ -19,7 +19,7 @@ https://github.com/allenai/open-instruct. Where several rows judge one pair, pos
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
