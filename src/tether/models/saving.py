@@ -196,6 +196,9 @@ def refill_adapter(model: Any, folder: Path, name: str) -> None:
         if wrong := stored.keys() ^ own.keys():
             raise ValueError(f"{len(wrong)} tensors are missing or too many, such as {min(wrong)}")
         for key, tensor in own.items():
+            if tensor.shape != stored[key].shape:
+                shapes = f"shape {[*stored[key].shape]} in its file, {[*tensor.shape]} by its settings"
+                raise ValueError(f"size mismatch for {key}: {shapes}")
             tensor.copy_(stored[key])
 
 
