@@ -47,7 +47,7 @@ def prompts(loaded: Any) -> list[dict[str, Any]]:
 def pairs(loaded: Any, limit: int = 600) -> list[dict[str, Any]]:
     """Human comparisons with the lengths that they have: the first usable ones of HH's helpful-base."""
     from tether.core.types import Comparison
-    from tether.data.comparisons import encode_comparisons
+    from tether.data.prepare import encode_comparisons
     from tether.data.sources import Quarantine
     from tether.run.roles import encoder_of
     from tether.run.rows import DataConfig, load_rows

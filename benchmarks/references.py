@@ -17,9 +17,7 @@ from pydantic import BaseModel
 
 from tether.core.reference import Key, keys_of
 from tether.core.stages import STAGES
-from tether.data.formats.conversions import reader_for
-from tether.data.formats.format import KINDS
-from tether.data.formats.registry import FORMATS, detect
+from tether.data.formats.registry import FORMATS, KINDS, detect, reader_for
 from tether.data.inspection import READ_BY
 from tether.run.recipe import recipe_type
 

@@ -171,7 +171,7 @@ def work_data(size: int, source: str) -> Callable[[], Any]:
     import random
 
     from tether.core.types import Comparison
-    from tether.data.comparisons import encode_comparisons
+    from tether.data.prepare import encode_comparisons
     from tether.data.sources import Quarantine
     from tether.models.config import ModelConfig
     from tether.run.models import open_model

@@ -9,10 +9,9 @@ import torch
 from contestant import serve, settings
 
 from tether.core.types import Prompt, Sampling, Score, user
-from tether.data.batches import make_batch
+from tether.data.batches import make_batch, pack
 from tether.data.chat import ChatEncoder, Encoded
-from tether.data.comparisons import Ranking
-from tether.data.packing import pack
+from tether.data.prepare import Ranking
 from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
 from tether.models.config import LoraConfig, ModelConfig

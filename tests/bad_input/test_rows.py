@@ -11,7 +11,7 @@ from tests.bad_input.rows import GOOD, KINDS, SEEDS, changed, refused, write
 
 from tether.core.errors import DataError
 from tether.core.types import Comparison
-from tether.data.formats.ranking import MOST
+from tether.data.formats.pairs import MOST
 from tether.data.formats.registry import FORMATS
 from tether.data.sources import read
 

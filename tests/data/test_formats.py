@@ -27,7 +27,7 @@ from tether.core.types import (
     assistant,
     user,
 )
-from tether.data.formats.problems import boxed_answer, gsm8k_answer
+from tether.data.formats.verdicts import boxed_answer, gsm8k_answer
 from tether.data.sources import Quarantine, detect_formats, read
 
 DATA = os.environ.get("TETHER_DATA")

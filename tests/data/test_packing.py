@@ -3,10 +3,9 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tether.data.batches import cut_batches, make_batch
+from tether.data.batches import cut_batches, make_batch, pack
 from tether.data.chat import Encoded
-from tether.data.comparisons import cut_rankings
-from tether.data.packing import pack
+from tether.data.prepare import cut_rankings
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ import torch
 
 from tether.core.types import Comparison, Feedback, assistant, user
 from tether.data.chat import ChatEncoder
-from tether.data.comparisons import encode_comparisons
-from tether.data.feedback import encode_feedback, mismatched
+from tether.data.prepare import encode_comparisons, encode_feedback, mismatched
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.stages.direct import Direct, DirectConfig

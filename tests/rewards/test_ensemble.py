@@ -12,8 +12,7 @@ from tether.models.loading import add_adapter
 from tether.models.members import as_members, average_roles
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
-from tether.rewards.ensemble import EnsembleReward
-from tether.rewards.learned import LearnedReward
+from tether.rewards.learned import EnsembleReward, LearnedReward
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
 LAST = LoraConfig(rank=4, alpha=8.0, last_layers=1)

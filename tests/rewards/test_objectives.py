@@ -15,8 +15,7 @@ from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rewards.control import RandomReward
 from tether.rewards.function import FailureLimit
-from tether.rewards.learned import LearnedReward
-from tether.rewards.objectives import ObjectiveConfig, ObjectivesReward, TrainedObjective
+from tether.rewards.learned import LearnedReward, ObjectiveConfig, ObjectivesReward, TrainedObjective
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
 LAST = LoraConfig(rank=4, alpha=8.0, last_layers=1)

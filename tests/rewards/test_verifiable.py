@@ -19,7 +19,7 @@ from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.protocols import RewardSource
 from tether.core.types import Problem, Prompt, Rollout, Sampling, StopReason, user
-from tether.data.formats.problems import read_gsm8k, read_gsm8k_solutions, read_gsm8k_truth, read_math
+from tether.data.formats.verdicts import read_gsm8k, read_gsm8k_solutions, read_gsm8k_truth, read_math
 from tether.rewards import verifiable
 from tether.rewards.sandbox import Sandbox
 from tether.rewards.verifiable import VerifiableConfig, VerifiableReward, problem_prompt, reasoning_gym_prompts

@@ -11,7 +11,7 @@ from tests.run.journeys import LETTERS, AlphabetJudge, collection, lines, number
 
 from tether.core.errors import ConfigError, RewardError, RunError
 from tether.core.types import Comparison, assistant, user
-from tether.data.comparisons import encode_comparisons
+from tether.data.prepare import encode_comparisons
 from tether.models.config import ModelConfig
 from tether.preferences.annotators import in_true_order, true_orders
 from tether.preferences.answer_cache import CachedModel

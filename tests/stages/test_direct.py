@@ -13,7 +13,7 @@ from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison, assistant, user
 from tether.data.chat import ChatEncoder
-from tether.data.comparisons import encode_comparisons
+from tether.data.prepare import encode_comparisons
 from tether.data.sources import split_by_group
 from tether.learner.checkpoint import complete_checkpoints
 from tether.learner.config import OptimizerConfig

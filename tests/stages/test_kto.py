@@ -1,7 +1,7 @@
 """KTO against a double loop over single responses on the plain model; and a tiny model that learns from verdicts."""
 
-import dataclasses
 import itertools
+import json
 import math
 import random
 
@@ -11,10 +11,10 @@ import torch
 from tether.core.config import build
 from tether.core.errors import ConfigError, DataError
 from tether.core.rundir import RunDirectory
-from tether.core.types import Comparison, Feedback, assistant, user
+from tether.core.types import Feedback, assistant, user
 from tether.data.chat import ChatEncoder
-from tether.data.comparisons import cut_rankings
-from tether.data.feedback import encode_feedback, mismatched
+from tether.data.prepare import cut_rankings, encode_feedback, mismatched
+from tether.data.sources import read
 from tether.learner.checkpoint import complete_checkpoints
 from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
@@ -187,16 +187,16 @@ def test_what_cannot_be_learned_from_is_refused(tmp_path):
             make().train(rows, RunDirectory.open(tmp_path / str(number), {}))
 
 
-def test_comparisons_become_a_verdict_on_each_side():
-    pair = Comparison((user("q"),), (assistant("good"),), (assistant("bad"),))
-    tie = dataclasses.replace(pair, tie=True)
-    turned = dataclasses.replace(pair, prompt=(user("r"),), probability=0.2)
-    several = dataclasses.replace(pair, chosen=(assistant("a"), user("b"), assistant("c")))
-    judged, skipped = encode_feedback([pair, tie, turned, several], ENCODER, 500)
-    assert skipped == {"tie": 1, "a response has several turns": 1}
+def test_comparisons_become_a_verdict_on_each_side(tmp_path):
+    pair = {"prompt": "q", "chosen": "good", "rejected": "bad"}
+    turns = [{"role": role, "content": words} for role, words in (("assistant", "a"), ("user", "b"), ("assistant", "c"))]
+    rows = [pair, {**pair, "tie": True}, {**pair, "prompt": "r", "probability": 0.2}, {**pair, "chosen": turns}]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    judged, skipped = encode_feedback(list(read(tmp_path / "pairs.jsonl", Feedback)), ENCODER, 500)
+    assert skipped == {"a response has several turns": 1}
     found = [[ENCODER.decode(j.sequences[i].ids[j.sequences[i].prompt_length :]) for i in j.responses] for j in judged]
-    assert found == [["good", "bad", "bad"], ["good", "bad"]]
-    assert [j.desirable for j in judged] == [(True, False, False), (False, True)]
+    assert found == [["good", "bad", "bad"], ["bad", "good"]]
+    assert [j.desirable for j in judged] == [(True, False, False), (True, False)]
 
 
 def test_separation_counts_pairs():

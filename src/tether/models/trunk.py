@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -171,29 +171,20 @@ class Role:
         depth = self.common_depth
         if not depth or self.model.training:
             return None
-        hook = self.decoder_layers[depth].register_forward_pre_hook(_interrupt, with_kwargs=True)
         try:
-            self._decode(batch)
+            with forwards([self.decoder_layers[depth]], lambda _: _interrupt):
+                self._decode(batch)
         except _Reached as reached:
-            return reached.states
-        finally:
-            hook.remove()
+            return reached.args[0]
         return None
 
     def hidden(self, batch: Tokens, common: Tensor | None = None) -> Tensor:
         """Last hidden states, (rows × time, dim); `common` spares the layers that it stands for."""
-        if common is None:
-            return self._decode(batch).flatten(0, 1)
-        with _starting_from(self.decoder_layers[: self.common_depth], common):
+        spared = [] if common is None else self.decoder_layers[: self.common_depth]
+        with forwards(spared, lambda _: lambda *_, **__: common):
             return self._decode(batch).flatten(0, 1)
 
     def _decode(self, batch: Tokens) -> Tensor:
-        if torch.is_grad_enabled() and setting(self.causal_model, "recompute"):
-            with _recomputing(self, self.decoder_layers):
-                return self._decoded(batch)
-        return self._decoded(batch)
-
-    def _decoded(self, batch: Tokens) -> Tensor:
         self.activate()
         # A model with windows makes its own masks, from positions that restart.
         visible = batch.visible if self.reads_masks else None
@@ -201,8 +192,22 @@ class Role:
             rows, time = batch.ids.shape
             visible = torch.ones(time, time, dtype=torch.bool, device=batch.ids.device).tril().expand(rows, 1, time, time)
         mask = None if visible is None else additive_mask(visible, next(self.model.parameters()).dtype)
-        output = self.decoder(input_ids=batch.ids, attention_mask=mask, position_ids=batch.positions, use_cache=False)
+        again = torch.is_grad_enabled() and setting(self.causal_model, "recompute")
+        with forwards(self.decoder_layers if again else [], self._recomputed):
+            output = self.decoder(input_ids=batch.ids, attention_mask=mask, position_ids=batch.positions, use_cache=False)
         return output.last_hidden_state
+
+    def _recomputed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
+        """A layer that keeps its input alone for the backward pass (activation checkpointing, https://arxiv.org/abs/1604.06174).
+
+        By the time of the backward pass another role may have been routed through the adapters, so recomputing routes again.
+        """
+
+        def again(*args: Any, **kwargs: Any) -> Any:
+            self.activate()
+            return forward(*args, **kwargs)
+
+        return lambda *args, **kwargs: checkpoint(again, *args, use_reentrant=False, **kwargs)
 
     def logprobs(self, batch: Tokens, temperature: float = 1.0, common: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the counted tokens, each (N,) float32, at the sampling temperature."""
@@ -259,14 +264,10 @@ def _touched(module: nn.Module) -> bool:
 
 
 class _Reached(Exception):  # noqa: N818  (a way out, not an error)
-    """Carries a layer's input out of a forward pass that need not go on."""
-
-    def __init__(self, states: Tensor) -> None:
-        super().__init__()
-        self.states = states
+    """Carries a layer's input, its one argument, out of a forward pass that need not go on."""
 
 
-def _interrupt(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _interrupt(*args: Any, **kwargs: Any) -> NoReturn:
     raise _Reached(args[0] if args else kwargs["hidden_states"])
 
 
@@ -283,24 +284,3 @@ def forwards(modules: Sequence[nn.Module], wrap: Callable[[Callable[..., Any]], 
             del module.forward
             if forward is not None:
                 module.forward = forward
-
-
-def _starting_from(layers: Sequence[nn.Module], states: Tensor) -> AbstractContextManager[None]:
-    """Run with these layers replaced by what they have computed before."""
-    return forwards(layers, lambda _: lambda *_, **__: states)
-
-
-def _recomputing(role: Role, layers: Sequence[nn.Module]) -> AbstractContextManager[None]:
-    """Keep only each layer's input for the backward pass (activation checkpointing, https://arxiv.org/abs/1604.06174).
-
-    By the time of the backward pass another role may have been routed through the adapters, so recomputing routes again.
-    """
-
-    def wrap(forward: Callable[..., Any]) -> Callable[..., Any]:
-        def again(*args: Any, **kwargs: Any) -> Any:
-            role.activate()
-            return forward(*args, **kwargs)
-
-        return lambda *args, **kwargs: checkpoint(again, *args, use_reentrant=False, **kwargs)
-
-    return forwards(layers, wrap)

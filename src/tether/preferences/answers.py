@@ -18,7 +18,7 @@ from tether.core.errors import DataError
 from tether.core.types import Conversation, Prompt
 from tether.data.formats.conversations import RESPONSES
 from tether.data.formats.fields import checked_prompt, checked_response, missing, number, optional, prompt_turns, sequence, turns
-from tether.data.formats.format import Row
+from tether.data.formats.json_rows import Row
 from tether.data.sources import Quarantine, read, read_rows
 from tether.preferences.importing import Imported, json_safe
 from tether.preferences.pairs import PairsConfig, Response, choose_pairs

@@ -25,8 +25,7 @@ from tether.core.errors import DataError
 from tether.core.types import Annotation, Comparison
 from tether.data.formats.containers import places
 from tether.data.formats.fields import as_text
-from tether.data.formats.format import Row
-from tether.data.formats.json_rows import BadRow
+from tether.data.formats.json_rows import BadRow, Row
 from tether.data.formats.registry import format_named, kind_reader
 from tether.data.sources import SNIFFED_ROWS, Quarantine, read, read_rows
 from tether.preferences.bridges import BRIDGES

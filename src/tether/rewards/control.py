@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import NormalDist
 
 from tether.core.types import Rollout, Score
 
 
+@dataclass
 class RandomReward:
     """A standard normal number that depends on the response's tokens and the seed alone: the same text, the same score."""
 
     name = "random"
-
-    def __init__(self, seed: int = 0) -> None:
-        self.seed = seed
+    seed: int = 0
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [Score(self._draw(rollout)) for rollout in rollouts]

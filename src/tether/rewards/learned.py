@@ -1,18 +1,30 @@
-"""A trained reward model as a reward source."""
+"""Trained models as reward sources: a reward model, an ensemble, one for each objective, a process reward model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
+from typing import Any, Literal
 
 import torch
+from pydantic import Field, model_validator
+from torch import Tensor
 
-from tether.core.types import Rollout, Score, assistant
+from tether.algorithms.objectives import dual_update, lagrangian, weighted
+from tether.algorithms.process import aggregate_steps, right_probabilities, weakest_step
+from tether.algorithms.reward_ensembles import Combine, combine_members, spread_of_members
+from tether.core.config import Config
+from tether.core.types import Json, Rollout, Score
 from tether.data.batches import TokenBatch, batches_for
-from tether.data.chat import ChatEncoder, Encoded
+from tether.data.chat import ChatEncoder
+from tether.data.steps import StepEncoder, step_states
+from tether.models.members import as_members
 from tether.models.trunk import Role
 
 
+@dataclass
 class LearnedReward:
     """Scores the sampled token ids themselves, ended by a stop token as in training; no text in between.
 
@@ -20,25 +32,22 @@ class LearnedReward:
         encoder: the encoder the reward model was trained with.
         per_token: give as `Score.steps` what each token changed of the score, r_t = s_t − s_(t−1). They add up to the score,
             which leaves the best policy what it was (Ng et al. 1999).
-        foreign: the policy speaks with another tokenizer or template. Only then text is decoded and encoded anew.
     """
 
     name = "learned"
+    role: Role
+    encoder: ChatEncoder
+    _: KW_ONLY
+    micro_batch_tokens: int = 4096
+    per_token: bool = False
 
-    def __init__(
-        self, role: Role, encoder: ChatEncoder, *, micro_batch_tokens: int = 4096, foreign: bool = False, per_token: bool = False
-    ) -> None:
-        self.role = role
-        self.encoder = encoder
-        self.micro_batch_tokens = micro_batch_tokens
-        self.foreign = foreign
-        self.per_token = per_token
-        role.train_mode(False)
+    def __post_init__(self) -> None:
+        self.role.train_mode(False)
 
     @torch.no_grad()
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score a rollout; a number that is not finite becomes a failed score."""
-        sequences = [self._encoded(rollout) for rollout in rollouts]
+        sequences = [self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts]
         courses: list[list[float]] = [[] for _ in rollouts]
         for cut, batch in batches_for(self.role, sequences, self.encoder.pad_id, self.micro_batch_tokens):
             for index, course in zip(cut, self._courses(batch), strict=True):
@@ -65,7 +74,201 @@ class LearnedReward:
         steps = tuple((t, now - before) for t, (before, now) in enumerate(tokens))
         return Score(value, steps=steps).finite("the reward model", course)
 
-    def _encoded(self, rollout: Rollout) -> Encoded:
-        if not self.foreign:
-            return self.encoder.rollout_for_scoring(rollout.prompt_ids, rollout.response_ids)
-        return self.encoder.conversation((*rollout.prompt.messages, assistant(rollout.text or " ")), "last")
+
+class Scorers:
+    """Reward models on one trunk, with the encoder that all of them were trained with; layers below their adapters run once."""
+
+    def __init__(self, roles: Sequence[Role], encoder: ChatEncoder, micro_batch_tokens: int = 4096) -> None:
+        self.members, self.encoder, self.micro_batch_tokens = as_members(roles), encoder, micro_batch_tokens
+        for member in self.members:
+            member.train_mode(False)
+
+    @torch.no_grad()
+    def table(self, rollouts: Sequence[Rollout]) -> Tensor:
+        """(members, responses) scores of sampled token ids, float64."""
+        sequences = [self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts]
+        table = torch.full((len(self.members), len(rollouts)), torch.nan, dtype=torch.float64)
+        for cut, batch in batches_for(self.members[0], sequences, self.encoder.pad_id, self.micro_batch_tokens):
+            common = self.members[0].common(batch)
+            for number, member in enumerate(self.members):
+                table[number, cut] = member.scores(batch, common).double().cpu()
+        return table
+
+
+@dataclass
+class EnsembleReward:
+    """Scores the sampled token ids as `LearnedReward` does, by every member; the layers below their adapters run once.
+
+    `Score.parts` holds each member's score, `member_0` and so on, and their standard deviation, `spread`.
+
+    Args:
+        members: reward models on one trunk, each with scores of deviation 1.
+        encoder: the encoder that all of them were trained with.
+        combine: what the members say on average, at worst, or on average less `uncertainty_weight` times their variance.
+    """
+
+    name = "ensemble"
+    members: Sequence[Role]
+    encoder: ChatEncoder
+    combine: Combine = "mean"
+    _: KW_ONLY
+    uncertainty_weight: float = 0.1
+    micro_batch_tokens: int = 4096
+
+    def __post_init__(self) -> None:
+        self.scorers = Scorers(self.members, self.encoder, self.micro_batch_tokens)
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """One score a rollout; where any member's number is not finite it is a failed score."""
+        table = self.scorers.table(rollouts)
+        values = combine_members(table, self.combine, uncertainty_weight=self.uncertainty_weight)
+        spreads = spread_of_members(table).tolist()
+        return [self._score(*row) for row in zip(table.T.tolist(), values.tolist(), spreads, strict=True)]
+
+    def _score(self, opinions: list[float], value: float, spread: float) -> Score:
+        parts = {**{f"member_{k}": opinion for k, opinion in enumerate(opinions)}, "spread": spread}
+        return Score(value, parts=parts).finite("the reward ensemble", opinions)
+
+
+class ObjectiveConfig(Config):
+    """An objective's weight or threshold; its scores have mean 0 and deviation 1 on held-out responses of its comparisons."""
+
+    weight: float | None = Field(default=None, ge=0, description="in the sum that is raised; 0: only looked at")
+    at_least: float | None = Field(default=None, description="instead of a weight: where its mean is held, in deviations")
+    rate: float = Field(default=0.1, gt=0, description="how fast the constraint's multiplier follows its violation, a step")
+
+    @model_validator(mode="after")
+    def _check(self) -> ObjectiveConfig:
+        if (self.weight is None) == (self.at_least is None):
+            raise ValueError("an objective has a weight or is held with at_least: give one of both")
+        if self.at_least is None and "rate" in self.model_fields_set:
+            raise ValueError("rate has no effect without at_least: it moves a constraint's multiplier")
+        return self
+
+
+@dataclass(frozen=True)
+class TrainedObjective:
+    """A trained reward model, and the mean and deviation of its scores on held-out responses."""
+
+    role: Role
+    mean: float
+    deviation: float
+
+
+class ObjectivesReward:
+    """Scores the sampled token ids by every objective's model as an ensemble's members do; layers below their adapters run once.
+
+    Each score is standardized; `Score.parts` holds them by name. The value is `algorithms.objectives.lagrangian` of them. Scoring
+    moves nothing: a constraint's multiplier moves once a step of training, by `learn`. What is to be compared over time is scored
+    by `judge`, where constraints weigh nothing.
+
+    Args:
+        settings, objectives: by name, the same names; the models stand on one trunk.
+        encoder: the encoder that all of them were trained with.
+    """
+
+    name = "objectives"
+
+    def __init__(
+        self, settings: Mapping[str, ObjectiveConfig], objectives: Mapping[str, TrainedObjective], encoder: ChatEncoder
+    ) -> None:
+        assert settings.keys() == objectives.keys()
+        self.settings = settings
+        chosen = [objectives[name] for name in settings]
+        self.scorers = Scorers([objective.role for objective in chosen], encoder)
+        self.mean, self.deviation = torch.tensor([[[o.mean], [o.deviation]] for o in chosen], dtype=torch.float64).unbind(1)
+        self.weights = torch.tensor([objective.weight or 0.0 for objective in settings.values()], dtype=torch.float64)
+        self.multipliers = {name: 0.0 for name, objective in settings.items() if objective.at_least is not None}
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """One score a rollout; where any objective's number is not finite it is a failed score."""
+        table = self._table(rollouts)
+        held = [number for number, name in enumerate(self.settings) if name in self.multipliers]
+        multipliers = torch.tensor(list(self.multipliers.values()), dtype=table.dtype)
+        return self._scores(table, lagrangian(weighted(table, self.weights), table[held], multipliers))
+
+    def judge(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """The weighted sum alone, the same at every step; whether the constraints hold is in the parts."""
+        table = self._table(rollouts)
+        return self._scores(table, weighted(table, self.weights))
+
+    def _table(self, rollouts: Sequence[Rollout]) -> Tensor:
+        """(objectives, responses) standardized scores, in the order of the settings."""
+        return (self.scorers.table(rollouts) - self.mean) / self.deviation
+
+    def _scores(self, table: Tensor, values: Tensor) -> list[Score]:
+        rows = zip(table.T.tolist(), values.tolist(), strict=True)
+        scores = (Score(value, parts=dict(zip(self.settings, row, strict=True))) for row, value in rows)
+        return [score.finite("the objectives' reward models", score.parts) for score in scores]
+
+    def learn(self, scores: Sequence[Score]) -> dict[str, float]:
+        """Move the multipliers by what a step of training scored; the objectives' means, and the multipliers that they met."""
+        measured = [score.parts for score in scores if score.value is not None]
+        if not measured:
+            return {}
+        means = {name: statistics.fmean(parts[name] for parts in measured) for name in self.settings}
+        metrics = {f"objective/{name}": mean for name, mean in means.items()}
+        metrics |= {f"objective/{name}_multiplier": value for name, value in self.multipliers.items()}
+        for name, value in self.multipliers.items():
+            objective = self.settings[name]
+            assert objective.at_least is not None
+            self.multipliers[name] = dual_update(value, objective.at_least - means[name], objective.rate)
+        return metrics
+
+    def state(self) -> Json:
+        return {"multipliers": dict(self.multipliers)}
+
+    def load_state(self, values: Mapping[str, Any]) -> None:
+        self.multipliers = {name: float(values["multipliers"][name]) for name in self.multipliers}
+
+
+@dataclass
+class ProcessReward:
+    """Scores the sampled token ids themselves, ended by a stop token as in training; steps are found in the ids.
+
+    A step's reward is the probability that it is right. `Score.steps` names the token of the response that ends the step; for the
+    last step of a response that was cut off it is the last token there is, though the model read the stop token after it.
+
+    Args:
+        encoder: the encoder the process model was trained with.
+        delimiters: those it was trained with.
+        aggregate: how the steps' probabilities become the score of the response.
+    """
+
+    name = "process"
+    role: Role
+    encoder: ChatEncoder
+    _: KW_ONLY
+    delimiters: tuple[str, ...] = ("\n\n",)
+    aggregate: Literal["min", "product", "last"] = "min"
+    micro_batch_tokens: int = 4096
+
+    def __post_init__(self) -> None:
+        self.steps = StepEncoder(self.encoder, self.delimiters)
+        self.role.train_mode(False)
+
+    @torch.no_grad()
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """One score a rollout; a response without a step, or a number that is not finite, is a failed score."""
+        assert self.role.head is not None
+        sequences = [self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts]
+        ends = [self.steps.step_ends(s.ids[s.prompt_length :]) for s in sequences]
+        scores = [Score(None, reason="the response has no step") for _ in rollouts]
+        for cut, batch in batches_for(self.role, sequences, self.encoder.pad_id, self.micro_batch_tokens):
+            states = self.role.hidden(batch)[step_states(batch, [ends[i] for i in cut])]
+            given = iter(right_probabilities(self.role.head(states)).tolist())
+            for i in cut:
+                if ends[i]:
+                    scores[i] = self._score(rollouts[i], ends[i], [next(given) for _ in ends[i]])
+        return scores
+
+    def _score(self, rollout: Rollout, ends: Sequence[int], probabilities: list[float]) -> Score:
+        matrix = torch.tensor([probabilities])
+        judged = torch.ones_like(matrix, dtype=torch.bool)
+        last = len(rollout.response_ids) - 1
+        score = Score(
+            float(aggregate_steps(matrix, judged, self.aggregate)),
+            parts={"num_steps": float(len(ends)), "weakest_step": float(weakest_step(matrix, judged))},
+            steps=tuple((min(end, last), p) for end, p in zip(ends, probabilities, strict=True)),
+        )
+        return score.finite("the process reward model", probabilities)

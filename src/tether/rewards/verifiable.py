@@ -12,11 +12,10 @@ import importlib.util
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
@@ -24,7 +23,7 @@ from tether.core.config import Config
 from tether.core.errors import ConfigError, DataError
 from tether.core.types import Json, Message, Problem, Prompt, Rollout, Score, user
 from tether.data.formats.fields import fold
-from tether.data.formats.problems import boxed_answer
+from tether.data.formats.verdicts import boxed_answer
 from tether.rewards import code
 from tether.rewards.sandbox import CheckResult, Sandbox
 
@@ -102,23 +101,16 @@ class VerifiableConfig(Config):
         return self.answer_in or (*tagged, *MARKS[self.kind])
 
 
-class _Verdict(TypedDict):
-    parts: dict[str, float]
-    reason: str
-
-
-class _Check(NamedTuple):
-    """A request to a worker about a response, and the way from its result to a verdict."""
-
-    request: Json
-    verdict: Callable[[Any], _Verdict]
+_Outcome = tuple[dict[str, float], str]
+"""The parts of a score, and why it is not full."""
+_Check = tuple[Json, Callable[[Any], _Outcome]]
+"""A request to a worker about a response, and the way from its result to an outcome."""
 
 
 class VerifiableReward:
     """Speaks core.protocols.RewardSource: 1 for the known answer, 0 otherwise, plus `format_weight` for the format.
 
     Parts: `correct` (reasoning-gym: the task's own score, from 0 to 1) and, with a format, `format` (0 or 1).
-    `failures` counts the checks that gave None, by kind: timed out, died, failed.
 
     Raises:
         ConfigError: the kind needs a package that is not installed.
@@ -130,7 +122,6 @@ class VerifiableReward:
         if config.kind in PACKAGES:
             _require(PACKAGES[config.kind], f"verifiable.kind = {config.kind!r}")
         self.config = config
-        self.failures: Counter[str] = Counter()
         settings = {"kind": config.kind, "marks": config.marks, "pattern": config.pattern, "tolerance": config.tolerance}
         limits: Json = {"workers": config.workers, "seconds": config.time_limit, "memory_mb": config.memory_mb}
         if config.kind == "code":  # a program's time is up before its worker's is
@@ -156,34 +147,32 @@ class VerifiableReward:
             DataError: a prompt does not carry what its check needs.
         """
         checks = [self._check(rollout) for rollout in rollouts]
-        replies = self._sandbox.run([check.request for check in checks])
-        self.failures.update(reply.failure for reply in replies if reply.failure)
-        return [self._score(reply, check) for reply, check in zip(replies, checks, strict=True)]
+        replies = self._sandbox.run([request for request, _ in checks])
+        return [self._score(reply, outcome) for reply, (_, outcome) in zip(replies, checks, strict=True)]
 
     def _check(self, rollout: Rollout) -> _Check:
         if self.config.kind != "code":
             needed = ("answer", "task", "config", "entry") if self.config.kind == "reasoning-gym" else ("answer",)
-            return _Check({"text": rollout.text, **_metadata(rollout.prompt, needed)}, lambda result: result)
+            return {"text": rollout.text, **_metadata(rollout.prompt, needed)}, lambda result: result
         tests = code.read_tests(rollout.prompt.metadata.get("tests") or _metadata(rollout.prompt, ("answer",))["answer"])
         program = find_answer(rollout.text, self.config.marks)
-        return _Check(code.request(program or "", tests), partial(self._program_verdict, rollout.text, program, tests))
+        return code.request(program or "", tests), partial(self._program_outcome, rollout.text, program, tests)
 
-    def _program_verdict(
+    def _program_outcome(
         self, text: str, program: str | None, tests: Sequence[code.CodeTest], outcomes: Sequence[Sequence[Any]]
-    ) -> _Verdict:
+    ) -> _Outcome:
         """A program that hangs, dies or fails its tests is wrong (0); None is left for a worker that could not run it."""
         share, reason = code.verdicts(tests, outcomes)
         correct = share if self.config.credit == "share" else float(share == 1.0)
         if program is None:
             correct, reason = 0.0, f"no program found (looked for: {', '.join(self.config.marks)})"
-        return {"parts": {"correct": correct, **_format_part(self.config.pattern, text)}, "reason": reason}
+        return {"correct": correct, **_format_part(self.config.pattern, text)}, reason
 
-    def _score(self, reply: CheckResult, check: _Check) -> Score:
+    def _score(self, reply: CheckResult, outcome: Callable[[Any], _Outcome]) -> Score:
         if reply.failure:
             return Score(None, reason=f"the check {reply.failure}: {reply.detail}")
-        verdict = check.verdict(reply.result)
-        parts = verdict["parts"]
-        return Score(parts["correct"] + self.config.format_weight * parts.get("format", 0.0), parts, verdict["reason"])
+        parts, reason = outcome(reply.result)
+        return Score(parts["correct"] + self.config.format_weight * parts.get("format", 0.0), parts, reason)
 
 
 def problem_prompt(problem: Problem) -> Prompt:
@@ -241,7 +230,7 @@ def _format_part(pattern: str | None, text: str) -> dict[str, float]:
 # What follows runs in the workers.
 
 
-def make_check(kind: str, marks: Sequence[str], pattern: str | None, tolerance: float) -> Callable[..., _Verdict]:
+def make_check(kind: str, marks: Sequence[str], pattern: str | None, tolerance: float) -> Callable[..., _Outcome]:
     """The check of one response: `text`, and what its prompt carries, to parts and a reason."""
     judge: Callable[..., float] = {
         "math": same_mathematics,
@@ -253,13 +242,13 @@ def make_check(kind: str, marks: Sequence[str], pattern: str | None, tolerance: 
     if kind in PACKAGES:
         importlib.import_module(PACKAGES[kind].replace("-", "_"))  # now: a check's time is for the check
 
-    def check(text: str, **metadata: Any) -> _Verdict:
+    def check(text: str, **metadata: Any) -> _Outcome:
         given = find_answer(text, marks)
         correct = 0.0 if given is None else float(judge(given, **metadata))
         if not math.isfinite(correct):
             raise ValueError(f"the task's scorer returned {correct}")
         reason = f"no answer found (looked for: {', '.join(marks)})" if given is None else f"answered {given[:80]!r}"
-        return {"parts": {"correct": correct, **_format_part(pattern, text)}, "reason": "" if correct >= 1 else reason}
+        return {"correct": correct, **_format_part(pattern, text)}, "" if correct >= 1 else reason
 
     return check
 

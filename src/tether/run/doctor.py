@@ -31,11 +31,8 @@ from tether.monitoring.doctor import Finding, Healthy, Result, Unexamined
 from tether.monitoring.doctor_log import check_movement, check_rows
 from tether.report.reading import finite, mapping, read_journey
 from tether.rewards.control import RandomReward
-from tether.rewards.ensemble import EnsembleReward
 from tether.rewards.function import FailureLimit
-from tether.rewards.learned import LearnedReward
-from tether.rewards.objectives import ObjectivesReward
-from tether.rewards.process import ProcessReward
+from tether.rewards.learned import EnsembleReward, LearnedReward, ObjectivesReward, ProcessReward
 from tether.rewards.verifiable import VerifiableReward, problem_prompt
 from tether.rollout.local import LocalEngine
 from tether.run.online_sections import OnlineSection, SamplingSection
@@ -110,8 +107,6 @@ def _reward_checks(stage: OnlineStage, probe: Probe, trained: ChatEncoder | None
         return [Unexamined(name, "the reward is random") for name in ("encoding", "scores", odd_name)]
     if trained is None:
         encoding: Result = Unexamined("encoding", "the reward is no model of this run")
-    elif isinstance(reward, LearnedReward) and reward.foreign:
-        encoding = Unexamined("encoding", "the reward model encodes the text anew")
     else:
         encoding = doctor.encodings(stage.encoder, trained, [r.prompt.messages for r in probe.rollouts])
     scores = reward.score(probe.rollouts)

@@ -23,8 +23,7 @@ from tether.preferences.judge import Judgment, PairJudge
 from tether.preferences.reasoning import NO_REASONS
 from tether.preferences.votes import Vote
 from tether.rewards.classifier import ClassifierConfig, ClassifierReward
-from tether.rewards.ensemble import EnsembleReward
-from tether.rewards.learned import LearnedReward
+from tether.rewards.learned import EnsembleReward, LearnedReward
 from tether.run.progress import Progress
 from tether.run.roles import encoder_of, load_trained, trained_scorer
 from tether.run.rows import DataConfig, load_rows

@@ -17,7 +17,7 @@ from tether.monitoring.watch import WatchConfig
 from tether.preferences.constitution import read_rubric
 from tether.rewards.classifier import ClassifierConfig
 from tether.rewards.function import FunctionConfig
-from tether.rewards.objectives import ObjectiveConfig
+from tether.rewards.learned import ObjectiveConfig
 from tether.rewards.verifiable import VerifiableConfig, reasoning_gym_prompts
 from tether.rollout.config import EngineConfig
 from tether.run.judges import BY_KIND, AFunction, AModel, JudgeConfig

@@ -16,11 +16,8 @@ from tether.models.saving import OBJECTIVES, read_role, read_versioned
 from tether.models.trunk import Role
 from tether.rewards.classifier import ClassifierReward
 from tether.rewards.control import RandomReward
-from tether.rewards.ensemble import EnsembleReward
 from tether.rewards.function import FailureLimit, FunctionReward, reward_function
-from tether.rewards.learned import LearnedReward
-from tether.rewards.objectives import ObjectivesReward, TrainedObjective
-from tether.rewards.process import ProcessReward
+from tether.rewards.learned import EnsembleReward, LearnedReward, ObjectivesReward, ProcessReward, TrainedObjective
 from tether.rewards.verifiable import VerifiableReward
 from tether.run.models import open_model
 from tether.run.online_sections import BestOfNSection, PolicySection, SamplingSection, check_names

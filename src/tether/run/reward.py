@@ -15,8 +15,7 @@ from tether.core.errors import TrainingError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison
 from tether.cpu.memory import free_memory
-from tether.data.comparisons import Ranking
-from tether.data.prepare import Split
+from tether.data.prepare import Ranking, Split
 from tether.data.sources import split_by_group
 from tether.models.config import LoraConfig
 from tether.models.loading import LoadedModel

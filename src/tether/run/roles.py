@@ -48,15 +48,7 @@ def local_engine(role: Role, loaded: LoadedModel, *, max_rows: int = 64) -> Loca
 
 def save_trained(role: Role, loaded: LoadedModel, folder: Path, *, kind: str) -> None:
     """A trained role, with the name of the base that was really loaded for it."""
-    save_role(
-        role,
-        folder,
-        kind=kind,
-        base=loaded.source,
-        base_digest=loaded.digest,
-        tokenizer=loaded.tokenizer,
-        encoding=encoder_of(loaded).describe(),
-    )
+    save_role(role, loaded, folder, kind=kind, encoding=encoder_of(loaded).describe())
 
 
 class Scoring(Protocol):
@@ -126,7 +118,7 @@ def load_scorer(
     if description["kind"] == "policy":
         raise ModelError(f"{folder} is a policy, which gives no scores. Give the folder of a reward model.")
     whole = description["adapter"] is None
-    on_base = {"source": description["base"], "fallback": None, "quantize": description.get("quantize")}
+    on_base = {"source": description["base"], "fallback": None, "quantize": description["quantize"]}
     loaded = open_model(settings.model_copy(update=on_base), on_host=offload)
     loaded = _speaking(description, loaded) if as_trained else loaded
     if not whole:
@@ -206,5 +198,5 @@ def _settings(source: str, role: RoleDescription | None, settings: ModelConfig |
     if settings is None or Path(source).resolve() != Path(settings.source).resolve():
         values.update(fallback=None, chat_template=None)
     if role is not None:
-        values.update(system_prompt=role["encoding"]["system_prompt"], dtype=role["dtype"], quantize=role.get("quantize"))
+        values.update(system_prompt=role["encoding"]["system_prompt"], dtype=role["dtype"], quantize=role["quantize"])
     return build(ModelConfig, values, where="model")

@@ -25,8 +25,7 @@ from tether.core.protocols import Engine, RewardSource, doing
 from tether.core.rundir import RunDirectory, read_json, read_jsonl, write_jsonl
 from tether.core.types import Demonstration, Json, Prompt, Rollout, RolloutGroup, Sampling, assistant
 from tether.data.chat import ChatEncoder
-from tether.data.comparisons import Ranking
-from tether.data.prepare import Split
+from tether.data.prepare import Ranking, Split
 from tether.data.sources import group_of, split_by_group
 from tether.learner.loop import endless
 from tether.models.config import LoraConfig, ModelConfig

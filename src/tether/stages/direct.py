@@ -30,8 +30,7 @@ from tether.core.config import Config
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison, Json
 from tether.data.chat import ChatEncoder
-from tether.data.comparisons import Ranking, encode_comparisons, pairs_of, sequences_of
-from tether.data.prepare import Split, prepare
+from tether.data.prepare import Ranking, Split, encode_comparisons, pairs_of, prepare, sequences_of
 from tether.evaluation.winrate import pairwise_accuracy, share_in_order
 from tether.learner.config import RATES, Rates, ReferencedConfig
 from tether.learner.loop import Progress, plan_updates

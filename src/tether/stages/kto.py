@@ -22,12 +22,10 @@ from torch import Tensor
 
 from tether.algorithms.preference_losses import kto_loss
 from tether.core.rundir import RunDirectory
-from tether.core.types import Comparison, Feedback, Json
+from tether.core.types import Feedback, Json
 from tether.data.batches import cut_batches
 from tether.data.chat import ChatEncoder, Encoded
-from tether.data.comparisons import sequences_of
-from tether.data.feedback import JudgedPrompt, mismatched, prepare_feedback, verdicts_of
-from tether.data.prepare import Split
+from tether.data.prepare import JudgedPrompt, Split, mismatched, prepare_feedback, sequences_of, verdicts_of
 from tether.learner.config import RATES, Rates, ReferencedConfig
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
@@ -118,7 +116,7 @@ class KTO:
         """Loss and rewards of held-out responses, as if all were one update."""
         return measure(self.update(judged))
 
-    def train(self, rows: Sequence[Feedback | Comparison], run: RunDirectory, progress: Progress | None = None) -> Json:
+    def train(self, rows: Sequence[Feedback], run: RunDirectory, progress: Progress | None = None) -> Json:
         """Train, or go on training, in `run`; returns the summary.
 
         Raises:

@@ -18,7 +18,7 @@ from pydantic import Field
 from tether.core.protocols import Engine, RewardSource
 from tether.core.types import Json, Prompt, Rollout, Score
 from tether.data.chat import ChatEncoder
-from tether.data.comparisons import Ranking
+from tether.data.prepare import Ranking
 from tether.learner.average import WeightAverage
 from tether.learner.config import RATES, Rates
 from tether.learner.local import LocalLearner

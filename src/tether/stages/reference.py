@@ -19,7 +19,7 @@ from tether.core.config import digest
 from tether.core.errors import RunError
 from tether.data.batches import TokenBatch, batches_for, make_batch
 from tether.data.chat import ChatEncoder, Encoded
-from tether.data.comparisons import GatheredT, cut_rankings
+from tether.data.prepare import GatheredT, cut_rankings
 from tether.models.loading import weights_digest
 from tether.models.trunk import Role
 

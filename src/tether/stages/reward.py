@@ -19,8 +19,7 @@ from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison, Json
 from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder, Encoded
-from tether.data.comparisons import Pairs, Ranking, by_votes, cut_rankings, encode_comparisons, pairs_of, sequences_of
-from tether.data.prepare import Split, prepare
+from tether.data.prepare import Pairs, Ranking, Split, by_votes, cut_rankings, encode_comparisons, pairs_of, prepare, sequences_of
 from tether.evaluation.calibration import expected_calibration_error, reliability_curve
 from tether.evaluation.winrate import correlation, pairwise_accuracy, share_in_order
 from tether.learner.config import RATES, PreferenceConfig, Rates

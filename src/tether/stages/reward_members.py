@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tether.algorithms.reward_ensembles import Combine, combine_members, spread_of_members
 from tether.core.types import Json
-from tether.data.comparisons import Ranking, pairs_of, sequences_of
+from tether.data.prepare import Ranking, pairs_of, sequences_of
 from tether.evaluation.winrate import correlation, pairwise_accuracy, share_in_order
 from tether.stages.reward import RewardModeling
 from tether.stages.supervised import Update

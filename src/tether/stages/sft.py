@@ -13,9 +13,8 @@ from torch import Tensor
 from tether.algorithms.preference_losses import negative_log_likelihood
 from tether.core.rundir import RunDirectory
 from tether.core.types import Demonstration, Json
-from tether.data.batches import TokenBatch, document_length, documents_of, make_batch
+from tether.data.batches import TokenBatch, document_length, documents_of, make_batch, pack
 from tether.data.chat import ChatEncoder, Encoded
-from tether.data.packing import pack
 from tether.data.prepare import encode_rows, prepare, within
 from tether.learner.config import RATES, Rates, SupervisedConfig
 from tether.learner.loop import Progress, plan_updates

@@ -7,22 +7,24 @@ import csv
 import gzip
 import io
 import os
+import re
 import reprlib
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from tether.core.errors import DataError, MissingFileError
-from tether.data.formats import hub, json_rows
-from tether.data.formats.format import Row
-from tether.data.formats.json_rows import BadRow
+from tether.data.formats import json_rows
+from tether.data.formats.json_rows import BadRow, Row
 
 Numbered = Iterator[tuple[int, Row | BadRow]]
 
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt")
+_HUB = re.compile(r"hub:(?P<name>\w[\w.-]*/\w[\w.-]*)(?:/(?P<config>[\w.-]+))?(?::(?P<split>[\w.\[\]%:+-]+))?")
 _ENDINGS = f"{', '.join(SUFFIXES)}, each also .gz or .zst"
 _LONGEST_CELL = 1 << 24  # an unclosed quote would otherwise read the rest of the file into one cell
 _BATCH = 256
@@ -44,12 +46,12 @@ _BINARY = "binary, or text in UTF-16 or UTF-32. Export it as JSON lines in UTF-8
 class Place:
     """One file, or one split of a data set on the hub. `name` is for messages, `stem` for the ids of its rows.
 
-    `columns` gives a format's names to the file's columns: {"chosen": "good"}.
+    `numbered` opens it; `columns` gives a format's names to the file's columns: {"chosen": "good"}.
     """
 
     name: str
     stem: str
-    location: Path | hub.Address
+    numbered: Callable[[], Numbered]
     columns: Mapping[str, str] | None = None
 
     def rows(self) -> Numbered:
@@ -58,9 +60,8 @@ class Place:
         Raises:
             DataError: the file is cut off, damaged or cannot be read.
         """
-        numbered = hub.hub_rows(self.location) if isinstance(self.location, hub.Address) else self._of_file(self.location)
         columns = self.columns or {}
-        for number, row in numbered:
+        for number, row in self.numbered():
             reason = "" if isinstance(row, BadRow) else json_rows.fault(row)
             if reason or isinstance(row, BadRow):
                 yield number, BadRow(reason, reprlib.repr(row)) if reason else row
@@ -70,17 +71,6 @@ class Place:
             else:
                 rest = {name: value for name, value in row.items() if name not in columns.values()}
                 yield number, rest | {name: row[own] for name, own in columns.items()} if columns else row
-
-    def _of_file(self, path: Path) -> Numbered:
-        try:
-            with path.open("rb") as stream:
-                yield from _rows(_unpacked(stream), _suffix(path), self.name)
-        except (EOFError, zlib.error, OSError) as error:
-            if isinstance(error, OSError) and error.strerror:
-                raise DataError(f"{self.name} cannot be read: {error.strerror}. Mend that, or name another file.") from error
-            raise DataError(
-                f"{self.name} is cut off or damaged ({_one_line(error)}). Copy or download the file again."
-            ) from error
 
 
 def places(sources: str | Path | Sequence[str | Path]) -> list[Place]:
@@ -104,9 +94,8 @@ def places(sources: str | Path | Sequence[str | Path]) -> list[Place]:
 
 
 def _resolve(source: str | Path) -> list[Place]:
-    if isinstance(source, str) and source.startswith(hub.SCHEME):
-        address = hub.address_of(source)
-        return [Place(source, address.name.rpartition("/")[2], address)]
+    if isinstance(source, str) and source.startswith("hub:"):
+        return [_hub(source)]
     if not str(source).strip():
         raise DataError("the name of a data source is empty. Name a file, a folder or hub:owner/name.")
     try:
@@ -130,8 +119,45 @@ def _resolve(source: str | Path) -> list[Place]:
     return [_file(path)]
 
 
+def _hub(source: str) -> Place:
+    """The data set in hub:owner/name, hub:owner/name:split or hub:owner/name/config:split; the split is train unless named."""
+    address = _HUB.fullmatch(source)
+    if address is None:
+        raise DataError(
+            f"{source!r} is no data set on the hub. Write hub:owner/name, hub:owner/name:split or hub:owner/name/config:split."
+        )
+    name, config, split = address.groups()
+    return Place(source, name.rpartition("/")[2], partial(_hub_rows, name, config, split or "train"))
+
+
+def _hub_rows(name: str, config: str | None, split: str) -> Numbered:
+    """The rows of a split as they arrive, streamed through `datasets`."""
+    import datasets
+
+    try:
+        stream: Any = datasets.load_dataset(name, config, split=split, streaming=True)
+        for number, row in enumerate(stream, 1):
+            yield number, dict(row)
+    except Exception as error:
+        place = f"{name}{'/' + config if config else ''}, split {split}"
+        raise DataError(
+            f"the hub data set {place} cannot be read: {type(error).__name__}: {str(error)[:300]}. "
+            "Check the name and the connection; without one, download it elsewhere and give the path of its files."
+        ) from error
+
+
 def _file(path: Path) -> Place:
-    return Place(str(path), path.name[: path.name.lower().rindex(_suffix(path))], path)
+    return Place(str(path), path.name[: path.name.lower().rindex(_suffix(path))], partial(_file_rows, path))
+
+
+def _file_rows(path: Path) -> Numbered:
+    try:
+        with path.open("rb") as stream:
+            yield from _rows(_unpacked(stream), _suffix(path), str(path))
+    except (EOFError, zlib.error, OSError) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise DataError(f"{path} cannot be read: {error.strerror}. Mend that, or name another file.") from error
+        raise DataError(f"{path} is cut off or damaged ({_one_line(error)}). Copy or download the file again.") from error
 
 
 def _suffix(path: Path) -> str:
@@ -164,7 +190,7 @@ def _rows(stream: Any, suffix: str, where: str) -> Numbered:
     if suffix in (".csv", ".tsv"):
         return _table(stream, "\t" if suffix == ".tsv" else ",", where)
     if suffix == ".txt":
-        return ((n, {"prompt": line} if isinstance(line, str) else line) for n, line in json_rows.text_lines(stream, where))
+        return json_rows.text_lines(stream, where, lambda line: {"prompt": line})
     return json_rows.rows(stream, suffix != ".json", where)
 
 

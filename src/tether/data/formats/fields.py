@@ -9,17 +9,18 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from tether.core.errors import DataError
-from tether.core.types import Annotation, ChatRole, Comparison, Conversation, Demonstration, Feedback, Message, assistant
-from tether.data.formats.format import Row
-from tether.data.formats.json_rows import fault, kind_name, parse
-from tether.data.formats.transcripts import awaits_assistant, split_prompt
+from tether.core.types import ChatRole, Comparison, Conversation, Demonstration, Feedback, Json, Message, assistant
+from tether.data.formats.json_rows import Row, fault, kind_name, parse
 
 T = TypeVar("T")
+Reader = Callable[[Row], Iterable[Any]]
+"""A row -> its records. A `DataError` that is raised condemns the row, one that is yielded only that part of it."""
 
 _SPEAKERS: dict[ChatRole, str] = {
     "user": "user human prompter",
@@ -29,7 +30,24 @@ _SPEAKERS: dict[ChatRole, str] = {
 }
 ROLES: dict[str, ChatRole] = {name: role for role, names in _SPEAKERS.items() for name in names.split()}
 """Every name that data sets give to a speaker."""
+# Only a blank line before the speaker begins a turn: people also write "Human:" within one.
+_SPEAKER = re.compile(r"\n\n(Human|Assistant):")
 _TURN_SHAPES = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"})
+
+
+def leftover(row: Row, used: Callable[[str], Any]) -> Json:
+    """The columns that are not used; a column `metadata` is unfolded into them."""
+    rest = {key: value for key, value in row.items() if key and value is not None and not used(key)}
+    inner = rest.get("metadata")
+    if isinstance(inner, Mapping):
+        del rest["metadata"]
+        rest = {**inner, **rest}
+    return rest
+
+
+def others(row: Row, names: Collection[str], used: str) -> Json:
+    """Columns that could have been read in place of the one that was."""
+    return {name: row[name] for name in names if name != used and row.get(name) is not None}
 
 
 def missing(value: Any) -> bool:
@@ -235,21 +253,28 @@ def prompt_turns(row: Row, *names: str) -> Conversation:
     return system_turn(row) + (split_prompt(value) if awaits_assistant(value) else turns(value, "user", name))
 
 
-def shared_prompt(chosen: Conversation, rejected: Conversation) -> int:
-    """The length of the longest shared opening that ends before an answer.
+def is_transcript(value: Any) -> bool:
+    return isinstance(value, str) and re.match(r"\s*(Human|Assistant):", value) is not None
 
-    Raises:
-        DataError: both are the same, or they share no opening.
-    """
-    if chosen == rejected:
-        raise DataError("equal responses: chosen and rejected are the same")
-    shared = next((n for n, (one, other) in enumerate(zip(chosen, rejected, strict=False)) if one != other), None)
-    length = min(len(chosen), len(rejected)) if shared is None else shared
-    while length and chosen[length - 1].role not in ("user", "tool"):
-        length -= 1
-    if not length:
-        raise DataError("no shared prompt: chosen and rejected differ from the first turn on")
-    return length
+
+def awaits_assistant(value: Any) -> bool:
+    """True if a text is a transcript that ends on "Assistant:", as prompts in this style do."""
+    return is_transcript(value) and value.rstrip().endswith("\n\nAssistant:")
+
+
+def split_transcript(transcript: str) -> Conversation:
+    """A transcript -> its turns, without the white space around each."""
+    before, *parts = _SPEAKER.split("\n\n" + transcript.lstrip())
+    if before.strip() or not parts:
+        raise DataError("not a transcript: it does not begin with a Human or an Assistant turn")
+    spoken = zip(parts[::2], parts[1::2], strict=True)
+    return tuple(Message("user" if speaker == "Human" else "assistant", words.strip()) for speaker, words in spoken)
+
+
+def split_prompt(transcript: str) -> Conversation:
+    """A transcript that ends on "Assistant:" -> the turns that wait for an answer."""
+    turns = split_transcript(transcript)
+    return turns[:-1] if turns[-1].role == "assistant" and not turns[-1].content else turns
 
 
 def attempt(make: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T | DataError]:
@@ -297,30 +322,3 @@ def checked_comparison(pair: Comparison) -> Comparison:
     checked_response(pair.chosen, "chosen")
     checked_response(pair.rejected, "rejected")
     return pair if pair.group else replace(pair, group=prompt_digest(pair.prompt))
-
-
-def judged(
-    prompt: Conversation,
-    sides: tuple[str, str],
-    votes: Mapping[str, float],
-    *,
-    probability: float | None = None,
-    margin: float | None = None,
-    models: Sequence[Any] = (),
-) -> Comparison:
-    """Two responses and the votes on them by annotator, each from +1 (the first is better) over 0 (a tie) to -1.
-
-    More than half of the votes decide which side is `chosen`; without that it is a tie. `probability` is that of the
-    first side, by default its share of the votes with ties halved. `margin` is taken as it is, `models` wrote the sides.
-    """
-    won, lost = sum(lean > 0 for lean in votes.values()), sum(lean < 0 for lean in votes.values())
-    share = probability if probability is not None else 0.5 + (won - lost) / (2 * len(votes))
-    swapped = lost > won
-    order = slice(None, None, -1 if swapped else 1)
-    (chosen, rejected), sign = sides[order], -1.0 if swapped else 1.0
-    facts = dict(zip(("chosen_model", "rejected_model"), models[order], strict=False), chosen_position=2 if swapped else 1)
-    annotations = tuple(Annotation(name, sign * lean) for name, lean in votes.items())
-    tie, share = 2 * max(won, lost) <= len(votes), 1.0 - share if swapped else share
-    texts = (assistant(chosen),), (assistant(rejected),)
-    pair = Comparison(prompt, *texts, margin=margin, tie=tie, probability=share, annotations=annotations, metadata=facts)
-    return checked_comparison(pair)

@@ -6,13 +6,14 @@ import codecs
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import IO, Any
 
 from tether.core.errors import DataError
-from tether.data.formats.format import Row
+from tether.core.types import Json
 
+Row = Json
 CHUNK = 1 << 16
 LONGEST_ELEMENT = 1 << 26
 """More text than this without the end of an element or line means that the file is damaged, not that the element is long."""
@@ -45,8 +46,7 @@ def rows(stream: Any, is_lines: bool, where: str) -> Iterator[tuple[int, Row | B
     if is_array or (not is_lines and head.startswith(b"{") and _spans_lines(head)):
         yield from _elements(stream, where, is_array)
     else:
-        for number, line in text_lines(stream, where):
-            yield number, line if isinstance(line, BadRow) else _line(line)
+        yield from text_lines(stream, where, _line)
 
 
 def _spans_lines(head: bytes) -> bool:
@@ -61,8 +61,8 @@ def _spans_lines(head: bytes) -> bool:
     return False
 
 
-def text_lines(stream: IO[bytes], where: str) -> Iterator[tuple[int, str | BadRow]]:
-    """The lines that hold something, with their 1-based numbers, decoded and without the white space around them."""
+def text_lines(stream: IO[bytes], where: str, read: Callable[[str], Row | BadRow]) -> Iterator[tuple[int, Row | BadRow]]:
+    """What `read` makes of the lines that hold something, with their 1-based numbers and without the white space around them."""
     for number in itertools.count(1):
         line = stream.readline(LONGEST_ELEMENT + 1)
         if not line:
@@ -73,7 +73,7 @@ def text_lines(stream: IO[bytes], where: str) -> Iterator[tuple[int, str | BadRo
             )
         try:
             if words := line.removeprefix(_BOM if number == 1 else b"").decode("utf-8").strip():
-                yield number, words
+                yield number, read(words)
         except UnicodeDecodeError as error:
             bad = error.object[error.start]
             yield number, BadRow(f"not UTF-8: byte {bad:#04x} at {error.start}; save the file as UTF-8", repr(line[:200]))

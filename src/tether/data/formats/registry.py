@@ -1,29 +1,71 @@
-"""All formats, the narrow ones before the wide ones, and how the first rows of a file tell which one it is."""
+"""All formats, the narrow ones before the wide ones; how the first rows of a file tell which one it is, and how its rows become
+records of the kind that is wanted."""
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from tether.core.errors import DataError
-from tether.core.types import Comparison, Demonstration, Feedback, Problem, Prompt, StepLabels
-from tether.data.formats import conversations, judged_pairs, open_assistant, preference, problems, ranking, verdicts
+from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Json, Problem, Prompt, StepLabels
+from tether.data.formats import conversations, pairs, verdicts
 from tether.data.formats.conversations import prompt_reader
-from tether.data.formats.conversions import reader_for
-from tether.data.formats.format import KINDS, Format, Reader, Row
-from tether.data.formats.transcripts import is_transcript
+from tether.data.formats.fields import Reader, demonstration, is_transcript, leftover
+from tether.data.formats.json_rows import Row
 
-_PAIR = {Comparison: preference.read_pair}
+KINDS: dict[type, tuple[str, str]] = {
+    Prompt: ("prompts", "Prompts need a question to answer, for example a column prompt, question, instruction or messages."),
+    Demonstration: ("demonstrations", "Demonstrations need a response, for example columns prompt, response or messages."),
+    Comparison: ("preferences", "Preferences need two responses per prompt, for example columns prompt, chosen, rejected."),
+    Feedback: ("feedback", "Feedback needs a response and a verdict, for example columns prompt, completion, label."),
+    StepLabels: ("step labels", "Step labels need steps and a verdict for each, for example columns prompt, steps, labels."),
+    Problem: ("problems", "Problems need a question and a checkable answer, for example columns question, answer."),
+}
+"""Each kind's name for people, and what a file needs to hold it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Format:
+    """A published layout of rows, one line of `registry.FORMATS`.
+
+    `columns` are those that a row must have: `a|b` stands for either, and `+a` only marks the format. `readers` give the records
+    by kind; the first kind is the native one. Other kinds may follow by conversion, except those in `refuses`, where a conversion
+    would mislead. Columns that are neither in `columns` (without a +) nor in `uses` (regular expressions) become metadata.
+    `holds` is a further test, of what stands in the columns.
+    """
+
+    name: str
+    columns: str
+    readers: Mapping[type, Reader]
+    uses: str = ""
+    holds: Callable[[Row], bool] | None = None
+    refuses: tuple[type, ...] = ()
+
+    @property
+    def kind(self) -> type:
+        return next(iter(self.readers))
+
+    def matches(self, row: Row) -> bool:
+        """True if a row has this layout."""
+        wanted = (column.removeprefix("+").split("|") for column in self.columns.split())
+        return all(any(name in row for name in choices) for choices in wanted) and (self.holds is None or self.holds(row))
+
+    def metadata(self, row: Row) -> Json:
+        """The columns that no reader uses, for reports."""
+        names = [column for column in self.columns.split() if column[0] != "+"]
+        return leftover(row, re.compile("|".join([*names, *self.uses.split(), "id"])).fullmatch)
+
+
+_PAIR = {Comparison: pairs.read_pair}
 _CONVERSATION = {Demonstration: conversations.read_conversation, Prompt: conversations.read_opening}
 _INSTRUCTION = {Demonstration: conversations.read_instruction}
-_TREE = {Comparison: open_assistant.read_tree, Demonstration: open_assistant.read_best_path, Prompt: open_assistant.read_prompt}
-_SOLUTIONS = {
-    Feedback: problems.read_gsm8k_solutions,
-    Problem: problems.read_gsm8k_truth,
-    Prompt: prompt_reader("question"),
-}
-_QUESTION_ANSWER = {Problem: problems.read_question_answer, Demonstration: problems.answer_demonstration}
+_TREE = {Comparison: conversations.read_tree, Demonstration: conversations.read_best_path, Prompt: conversations.read_prompt}
+_SOLUTIONS = {Feedback: verdicts.read_gsm8k_solutions, Problem: verdicts.read_gsm8k_truth, Prompt: prompt_reader("question")}
+_QUESTION_ANSWER = {Problem: verdicts.read_question_answer, Demonstration: verdicts.answer_demonstration}
 _PROMPTS = ("prompt", "question", "instruction", "problem", "query")
 
 
@@ -34,24 +76,24 @@ def _two_transcripts(row: Row) -> bool:
 # The middle of a ranking is chosen in one pair and rejected in the next: as single verdicts these would contradict.
 # fmt: off
 FORMATS: tuple[Format, ...] = (
-    Format("hh", "chosen rejected", {Comparison: preference.read_transcripts}, holds=_two_transcripts),
-    Format("sharegpt_pairs", "conversations chosen rejected", _PAIR, preference.PAIR_COLUMNS),
-    Format("preference", "chosen rejected", _PAIR, preference.PAIR_COLUMNS),
-    Format("ultrafeedback", "instruction completions", ranking.readers(ranking.ultrafeedback),
+    Format("hh", "chosen rejected", {Comparison: pairs.read_transcripts}, holds=_two_transcripts),
+    Format("sharegpt_pairs", "conversations chosen rejected", _PAIR, pairs.PAIR_COLUMNS),
+    Format("preference", "chosen rejected", _PAIR, pairs.PAIR_COLUMNS),
+    Format("ultrafeedback", "instruction completions", pairs.readers(pairs.ultrafeedback),
            "models correct_answers incorrect_answers", refuses=(Feedback,)),
-    Format("nectar", "prompt answers", ranking.readers(ranking.nectar), "num_responses", refuses=(Feedback,)),
-    Format("ranking", "prompt|question|instruction responses scores|ranks", ranking.readers(ranking.lists),
+    Format("nectar", "prompt answers", pairs.readers(pairs.nectar), "num_responses", refuses=(Feedback,)),
+    Format("ranking", "prompt|question|instruction responses scores|ranks", pairs.readers(pairs.lists),
            "system", refuses=(Feedback,)),
-    Format("webgpt", "question answer_0 answer_1 score_0 score_1", {Comparison: preference.read_webgpt}, "(quotes|tokens)_[01]"),
-    Format("webgpt_lists", "text score", {Comparison: preference.read_webgpt_lists}),
-    Format("alpaca_eval", "instruction output_1 output_2 preference", {Comparison: judged_pairs.read_alpaca_eval},
+    Format("webgpt", "question answer_0 answer_1 score_0 score_1", {Comparison: pairs.read_webgpt}, "(quotes|tokens)_[01]"),
+    Format("webgpt_lists", "text score", {Comparison: pairs.read_webgpt_lists}),
+    Format("alpaca_eval", "instruction output_1 output_2 preference", {Comparison: pairs.read_alpaca_eval},
            "input generator_1 generator_2 annotator"),
-    Format("llmbar", "input output_1 output_2 label", {Comparison: judged_pairs.read_llmbar}),
-    Format("pandalm", "instruction response1 response2 annotator1|annotator_1", {Comparison: judged_pairs.read_pandalm},
+    Format("llmbar", "input output_1 output_2 label", {Comparison: pairs.read_llmbar}),
+    Format("pandalm", "instruction response1 response2 annotator1|annotator_1", {Comparison: pairs.read_pandalm},
            r"input cmp_key annotator_?\d{1,9}"),
-    Format("open_instruct", "prompt completion_a completion_b preference", {Comparison: judged_pairs.read_open_instruct},
+    Format("open_instruct", "prompt completion_a completion_b preference", {Comparison: pairs.read_open_instruct},
            "model_a model_b evaluator"),
-    Format("open_assistant", "prompt", _TREE, "message_tree_id", holds=open_assistant.is_tree, refuses=(Feedback,)),
+    Format("open_assistant", "prompt", _TREE, "message_tree_id", holds=conversations.is_tree, refuses=(Feedback,)),
     Format("kto_messages", "messages|conversations label|kto_tag", {Feedback: verdicts.read_feedback}, verdicts.KTO_COLUMNS),
     Format("kto", "prompt|question completion|response label", {Feedback: verdicts.read_feedback}, verdicts.KTO_COLUMNS),
     Format("prmbench", "modified_process error_steps", {StepLabels: verdicts.read_prmbench},
@@ -70,14 +112,75 @@ FORMATS: tuple[Format, ...] = (
     Format("sharegpt", "conversations", _CONVERSATION, "messages system"),
     Format("prompt_response", "prompt|question|query response|completion|output",
            {Demonstration: conversations.read_prompt_response}, "answer system"),
-    Format("gsm8k_solutions", "question", _SOLUTIONS, ".*", holds=problems.has_judged_solutions),
-    Format("gsm8k", "question answer", {Problem: problems.read_gsm8k}, holds=problems.has_final_line),
-    Format("math", "problem solution", {Problem: problems.read_math}, "answer"),
+    Format("gsm8k_solutions", "question", _SOLUTIONS, ".*", holds=verdicts.has_judged_solutions),
+    Format("gsm8k", "question answer", {Problem: verdicts.read_gsm8k}, holds=verdicts.has_final_line),
+    Format("math", "problem solution", {Problem: verdicts.read_math}, "answer"),
     Format("question_answer", "question|prompt|problem|instruction answer|ground_truth", _QUESTION_ANSWER, "solution system"),
     Format("prompts", "|".join(_PROMPTS), {Prompt: prompt_reader(*_PROMPTS)}, "system task_id"),
 )
 # fmt: on
 """The narrow ones before the wide ones: of several that fit a row, the first that can give what is wanted is taken."""
+
+
+Record = Prompt | Demonstration | Comparison | Feedback | StepLabels | Problem
+
+
+def prompt_of(record: Record) -> Conversation:
+    """The turns before the response; of a demonstration, those before its last assistant turn."""
+    if isinstance(record, Prompt):
+        return record.messages
+    if isinstance(record, Demonstration):
+        last = max((i for i, turn in enumerate(record.messages) if turn.role == "assistant"), default=len(record.messages))
+        return record.messages[:last]
+    return record.prompt
+
+
+def _judge_both(record: Comparison) -> Iterable[Feedback]:
+    """The likelier side is desirable, whatever the source called it."""
+    if record.tie:
+        return ()
+    likelier = record if record.probability >= 0.5 else record.swap()
+    return Feedback(record.prompt, likelier.chosen, True), Feedback(record.prompt, likelier.rejected, False)
+
+
+def _imitate_solution(record: Problem) -> Iterable[Demonstration]:
+    if not record.solution:
+        raise DataError("empty response: the problem has no worked solution")
+    return (demonstration(record.prompt, record.solution),)
+
+
+CONVERSIONS: dict[tuple[type, type], Callable[[Any], Iterable[Any]]] = {
+    (Comparison, Demonstration): lambda record: (Demonstration(record.prompt + record.chosen),),
+    (Comparison, Feedback): _judge_both,
+    (Feedback, Demonstration): lambda record: (Demonstration(record.prompt + record.response),) if record.desirable else (),
+    (Problem, Demonstration): _imitate_solution,
+    (Problem, Prompt): lambda record: (Prompt(record.prompt, metadata={"answer": record.answer}),),
+    **{(k, Prompt): lambda record: (Prompt(prompt_of(record)),) for k in (Demonstration, Comparison, Feedback, StepLabels)},
+}
+"""From a native kind to the kind asked for. A tie becomes a demonstration of its first side, but no feedback."""
+
+
+def reader_for(layout: Format, kind: type) -> Reader | None:
+    """The reader that gives `kind` from rows of this format, natively or by conversion; None if there is no way.
+
+    What the format does not use becomes metadata of its records, beside what they bring along.
+    """
+    native = layout.readers.get(kind)
+    convert = CONVERSIONS.get((layout.kind, kind)) if native is None else lambda record: (record,)
+    if convert is None or kind in layout.refuses:
+        return None
+    parse = native or layout.readers[layout.kind]
+
+    def read(row: Row) -> Iterator[Any]:
+        unused = layout.metadata(row)
+        for record in parse(row):
+            if isinstance(record, DataError):
+                yield record
+            else:
+                metadata = {**unused, **record.metadata}
+                yield from (replace(other, metadata={**metadata, **other.metadata}) for other in convert(record))
+
+    return read
 
 
 def format_named(name: str) -> Format:
