@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -28,6 +28,7 @@ from tether.learner.local import LocalLearner
 from tether.learner.loop import epoch_order, split_evenly
 from tether.models.trunk import Role
 from tether.stages.policy_config import SampledConfig
+from tether.stages.reference import whole_logprobs
 from tether.stages.rollouts import Clock, Step, penalised_scores, sample_and_score, sample_metrics
 from tether.stages.supervised import Update, accumulate
 
@@ -67,6 +68,7 @@ class BestOfNConfig(SampledConfig):
         return self.steps * self.epochs * self.minibatches
 
 
+@dataclass(eq=False)
 class BestOfN:
     """One policy and a reward source; with a reference also the distance from it, which is measured and never trained on.
 
@@ -78,26 +80,23 @@ class BestOfN:
         ValueError: `report_kl` without a reference.
     """
 
+    config: BestOfNConfig
+    policy: Role
+    reference: Role | None
+    reward: RewardSource
+    engine: Engine
+    encoder: ChatEncoder
     stopped = False
 
-    def __init__(
-        self,
-        config: BestOfNConfig,
-        policy: Role,
-        reference: Role | None,
-        reward: RewardSource,
-        engine: Engine,
-        encoder: ChatEncoder,
-    ) -> None:
-        if config.report_kl and reference is None:
+    def __post_init__(self) -> None:
+        config, policy = self.config, self.policy
+        if config.report_kl and self.reference is None:
             raise ValueError("report_kl needs a reference role")
-        self.config, self.policy, self.reference = config, policy, reference if config.report_kl else None
-        self.reward, self.engine, self.encoder = reward, engine, encoder
+        self.reference = self.reference if config.report_kl else None
         self.learner = LocalLearner(policy.parameters(), config.optimizer_for(policy.adapter), config.total_updates)
         self.average = WeightAverage(self.learner, config.ema_decay, [policy])
-        for role in (policy, self.reference):
-            if role is not None:
-                role.train_mode(False)
+        for role in filter(None, (policy, self.reference)):
+            role.train_mode(False)
 
     def step(self, prompts: Sequence[Prompt], number: int) -> Step:
         """One round: sample, score, select, measure, imitate."""
@@ -107,9 +106,7 @@ class BestOfN:
         metrics = self.measure(rollouts, scores, selected)
         clock.lap("evaluate")
         metrics.update(self.update([rollouts[i] for i in selected], number))
-        self.engine.update_weights(number + 1)
-        clock.lap("update")
-        return Step({**metrics, **clock.times(sum(len(r.response_ids) for r in rollouts))}, rollouts, scores)
+        return Step(metrics, rollouts, scores).hand_over(self.engine, number, clock)
 
     def ordinals(self, number: int) -> range:
         return self.config.ordinals(number)
@@ -178,12 +175,7 @@ class BestOfN:
         batches = batches_for(self.policy, sequences, self.encoder.pad_id, self.config.micro_batch_tokens)
         return accumulate(Update((batch for _, batch in batches), loss), self.learner)[0]
 
-    @torch.no_grad()
     def _totals(self, role: Role, sequences: Sequence[Encoded]) -> list[float]:
         """Log-probability of each whole response."""
-        totals = [0.0] * len(sequences)
-        for cut, batch in batches_for(role, sequences, self.encoder.pad_id, self.config.micro_batch_tokens):
-            sums = batch.scatter(role.logprobs(batch, self.config.temperature)[0]).sum(-1)
-            for index, value in zip(cut, sums.tolist(), strict=True):
-                totals[index] = value
-        return totals
+        config = self.config
+        return whole_logprobs(role, sequences, self.encoder.pad_id, config.micro_batch_tokens, config.temperature).tolist()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -48,6 +49,7 @@ from tether.stages.reward_shaping import RewardShaping
 from tether.stages.rollouts import Clock, Experience, Step, deal, gather, sample_and_score, sample_metrics, silent, step_metrics
 
 
+@dataclass(eq=False)
 class PolicyGradient:
     """One policy and a reward source; with a tether its frozen reference, with a critic a value function.
 
@@ -60,23 +62,21 @@ class PolicyGradient:
         ValueError: a critic or a tether without its role, or a value role that the settings have no use for.
     """
 
-    def __init__(
-        self,
-        config: PolicyConfig,
-        policy: Role,
-        reference: Role | None,
-        value: Role | None,
-        reward: RewardSource,
-        engine: Engine,
-        encoder: ChatEncoder,
-    ) -> None:
+    config: PolicyConfig
+    policy: Role
+    reference: Role | None
+    value: Role | None
+    reward: RewardSource
+    engine: Engine
+    encoder: ChatEncoder
+
+    def __post_init__(self) -> None:
+        config, policy, value = self.config, self.policy, self.value
         if config.critic != (value is not None):
             raise ValueError("critic = true needs a value role, and critic = false takes none")
-        if config.needs_reference and reference is None:
+        if config.needs_reference and self.reference is None:
             raise ValueError("a KL in reward or loss, or reported, needs a reference role")
-        self.config, self.policy, self.value = config, policy, value
-        self.reference = reference if config.needs_reference else None
-        self.reward, self.engine, self.encoder = reward, engine, encoder
+        self.reference = self.reference if config.needs_reference else None
         self.shaping = RewardShaping(config, value.head if value is not None else None)
         self.kl_coefficient, self.stopped = config.kl.coefficient, False
         self.reserves = 0
@@ -99,12 +99,10 @@ class PolicyGradient:
         clock = Clock()
         rollouts, scores, sampling = self.sample(prompts, number, clock)
         metrics = self.learn(rollouts, scores, number, clock)
-        self.engine.update_weights(number + 1)
-        clock.lap("update")
         if self.config.max_staleness:
             ages = [number - rollout.policy_version for rollout in rollouts]
             metrics |= {"policy/staleness": sum(ages) / len(ages), "policy/staleness_max": float(max(ages))}
-        return Step({**metrics, **sampling, **clock.times(sum(len(r.response_ids) for r in rollouts))}, rollouts, scores)
+        return Step(metrics | sampling, rollouts, scores).hand_over(self.engine, number, clock)
 
     def learn(
         self, rollouts: Sequence[Rollout], scores: Sequence[Score], number: int, clock: Clock | None = None

@@ -26,14 +26,6 @@ from tether.stages.policy_config import SampledConfig
 T = TypeVar("T")
 
 
-class Step(NamedTuple):
-    """The result of a step: its metrics, all rollouts and their proxy scores."""
-
-    metrics: dict[str, float]
-    rollouts: list[Rollout]
-    scores: list[Score]
-
-
 class Clock:
     """Seconds of each phase of a step."""
 
@@ -49,6 +41,20 @@ class Clock:
     def times(self, num_tokens: int) -> dict[str, float]:
         total = self.last - self.start
         return {**self.laps, "time/step": total, "tokens_per_second": num_tokens / total}
+
+
+class Step(NamedTuple):
+    """The result of a step: its metrics, all rollouts and their proxy scores."""
+
+    metrics: dict[str, float]
+    rollouts: list[Rollout]
+    scores: list[Score]
+
+    def hand_over(self, engine: Engine, number: int, clock: Clock) -> Step:
+        """Give the new weights to the engine, and the metrics their times."""
+        engine.update_weights(number + 1)
+        clock.lap("update")
+        return self._replace(metrics={**self.metrics, **clock.times(sum(len(r.response_ids) for r in self.rollouts))})
 
 
 def sample_and_score(
