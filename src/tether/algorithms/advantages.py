@@ -8,11 +8,15 @@ from torch import Tensor
 
 from tether.algorithms.masked import check_same_shape
 
+PerToken = Float[Tensor, "batch time"]
+TokenMask = Bool[Tensor, "batch time"]
+PerResponse = Float[Tensor, " batch"]
+Groups = Int64[Tensor, " batch"]
+Flags = Bool[Tensor, " batch"]
+
 
 @torch.no_grad()
-def returns_to_go(
-    rewards: Float[Tensor, "batch time"], mask: Bool[Tensor, "batch time"], gamma: float = 1.0
-) -> Float[Tensor, "batch time"]:
+def returns_to_go(rewards: PerToken, mask: TokenMask, gamma: float = 1.0) -> PerToken:
     """Sum the discounted rewards from each token to the end of its episode.
 
     Equation: ``G_t = r_t + γ G_{t+1}``, and 0 after the last real token.
@@ -27,13 +31,7 @@ def returns_to_go(
 
 
 @torch.no_grad()
-def gae(
-    rewards: Float[Tensor, "batch time"],
-    values: Float[Tensor, "batch time"],
-    mask: Bool[Tensor, "batch time"],
-    gamma: float = 1.0,
-    lam: float = 0.95,
-) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"]]:
+def gae(rewards: PerToken, values: PerToken, mask: TokenMask, gamma: float = 1.0, lam: float = 0.95) -> tuple[PerToken, PerToken]:
     """Estimate advantages as an exponentially weighted sum of temporal-difference errors, and the value targets with them.
 
     Equation: ``δ_t = r_t + γ V_{t+1} − V_t``, ``A_t = δ_t + γλ A_{t+1}``, ``returns_t = A_t + V_t``; the value after the last
@@ -53,9 +51,7 @@ def gae(
 
 
 @torch.no_grad()
-def leave_one_out(
-    scores: Float[Tensor, " batch"], groups: Int64[Tensor, " batch"], known: Bool[Tensor, " batch"] | None = None
-) -> Float[Tensor, " batch"]:
+def leave_one_out(scores: PerResponse, groups: Groups, known: Flags | None = None) -> PerResponse:
     """Average, for each response, the scores of the other responses to its prompt: a baseline that leaves the gradient unbiased.
 
     Equation: ``b_i = 1/(k−1) Σ_{j≠i} s_j`` over the k known scores of i's group; ``s_i`` itself where there is no other, since a
@@ -76,13 +72,7 @@ def leave_one_out(
 
 
 @torch.no_grad()
-def group_relative(
-    scores: Float[Tensor, " batch"],
-    groups: Int64[Tensor, " batch"],
-    known: Bool[Tensor, " batch"] | None = None,
-    *,
-    scale: bool = True,
-) -> Float[Tensor, " batch"]:
+def group_relative(scores: PerResponse, groups: Groups, known: Flags | None = None, *, scale: bool = True) -> PerResponse:
     """Compare each response's score with those of its whole group: GRPO's advantage, one number for every token of a response.
 
     Equation: ``A_i = s_i − μ``, with ``scale`` divided by ``σ + 1e-4``, where μ and σ (of k − 1 degrees of freedom) are those of
@@ -105,9 +95,7 @@ def group_relative(
 
 
 @torch.no_grad()
-def zero_signal(
-    scores: Float[Tensor, " batch"], groups: Int64[Tensor, " batch"], known: Bool[Tensor, " batch"] | None = None
-) -> Bool[Tensor, " batch"]:
+def zero_signal(scores: PerResponse, groups: Groups, known: Flags | None = None) -> Flags:
     """Mark the responses whose whole group has one score, so that comparing inside the group says nothing.
 
     Equation: ``max s_j = min s_j`` over the known scores of i's group (also when fewer than two are known). With rewards of 0 and
@@ -129,7 +117,7 @@ def zero_signal(
 
 
 @torch.no_grad()
-def overlong_penalty(lengths: Num[Tensor, " batch"], max_length: int, buffer: int) -> Float[Tensor, " batch"]:
+def overlong_penalty(lengths: Num[Tensor, " batch"], max_length: int, buffer: int) -> PerResponse:
     """Penalize responses that come close to the length at which they would be cut off.
 
     Equation: ``min(0, (L_max − B − |y|) / B)``, so that it falls linearly from 0 to −1 over the last B tokens.
