@@ -107,13 +107,8 @@ def zero_signal(scores: PerResponse, groups: Groups, known: Flags | None = None)
     """
     known = torch.ones_like(groups, dtype=torch.bool) if known is None else known
     check_same_shape(scores=scores, groups=groups, known=known)
-    size = int(groups.max()) + 1 if len(groups) else 0
-
-    def extreme(values: Tensor, reduce: str) -> Tensor:
-        return values.new_zeros(size).scatter_reduce(0, groups, values, reduce, include_self=False)[groups]
-
-    highest = extreme(torch.where(known, scores, -torch.inf), "amax")
-    return ~(highest > extreme(torch.where(known, scores, torch.inf), "amin"))
+    highest = _group_extremes(torch.where(known, scores, -torch.inf), groups, "amax")
+    return ~(highest > _group_extremes(torch.where(known, scores, torch.inf), groups, "amin"))
 
 
 @torch.no_grad()
@@ -150,11 +145,15 @@ def running_mean(mean: float, count: int, scores: Sequence[float], window: int) 
 
 def _above_start(scores: Tensor, groups: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
     """Each group's lowest known score, and what each known score has above it, in float64: equal scores differ by exactly 0."""
-    scores, size = scores.double(), int(groups.max()) + 1 if len(groups) else 0
-    lowest = scores.new_zeros(size).scatter_reduce(0, groups, torch.where(known, scores, torch.inf), "amin", include_self=False)[
-        groups
-    ]
+    scores = scores.double()
+    lowest = _group_extremes(torch.where(known, scores, torch.inf), groups, "amin")
     return lowest, torch.where(known, scores - lowest, 0)
+
+
+def _group_extremes(values: Tensor, groups: Tensor, reduce: str) -> Tensor:
+    """The least ("amin") or the largest ("amax") of its group's values, for each of them."""
+    extremes = values.new_zeros(int(groups.max()) + 1 if len(groups) else 0)
+    return extremes.scatter_reduce(0, groups, values, reduce, include_self=False)[groups]
 
 
 def _group_sums(values: Tensor, groups: Tensor) -> Tensor:

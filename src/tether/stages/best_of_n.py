@@ -23,7 +23,7 @@ from tether.core.types import Json, Prompt, Rollout, Score
 from tether.data.batches import TokenBatch, batches_for
 from tether.data.chat import ChatEncoder, Encoded
 from tether.learner.average import WeightAverage
-from tether.learner.config import RATES, OptimizerConfig, Rates
+from tether.learner.config import OptimizerConfig, Rates
 from tether.learner.local import LocalLearner
 from tether.learner.loop import epoch_order, split_evenly
 from tether.models.trunk import Role
@@ -36,7 +36,7 @@ from tether.stages.supervised import Update, accumulate
 class BestOfNConfig(SampledConfig):
     """Settings of the stage; lengths are in tokens."""
 
-    rates: ClassVar[Rates] = RATES["best_of_n"]
+    rates: ClassVar[Rates] = Rates(5e-4, 1e-5)
 
     steps: int = Field(default=20, ge=1, description="rounds: sample, keep, imitate")
     samples_per_prompt: int = Field(default=8, ge=1, description="the n of best-of-n")

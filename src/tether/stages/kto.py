@@ -28,7 +28,7 @@ from tether.data.chat import ChatEncoder, Encoded
 from tether.data.comparisons import sequences_of
 from tether.data.feedback import JudgedPrompt, mismatched, prepare_feedback, verdicts_of
 from tether.data.prepare import Split
-from tether.learner.config import RATES, Rates, ReferencedConfig
+from tether.learner.config import Rates, ReferencedConfig
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
 from tether.stages.reference import Likelihoods, ReferenceTable
@@ -42,7 +42,7 @@ WATCHED = ("loss", "accuracy", "reward_desirable", "reward_undesirable", "kl_bas
 class KTOConfig(ReferencedConfig):
     """Settings of the stage; lengths are in tokens."""
 
-    rates: ClassVar[Rates] = RATES["kto"]
+    rates: ClassVar[Rates] = Rates(2e-4, 1e-6)
 
     beta: float = Field(default=0.1, gt=0, description="strength of the KL constraint")
     desirable_weight: float | None = Field(default=None, gt=0, description="λ_D; unset: both classes weigh alike, at least 1")

@@ -20,7 +20,7 @@ from tether.core.types import Json, Prompt, Rollout, Score
 from tether.data.chat import ChatEncoder
 from tether.data.comparisons import Ranking
 from tether.learner.average import WeightAverage
-from tether.learner.config import RATES, Rates
+from tether.learner.config import Rates
 from tether.learner.local import LocalLearner
 from tether.models.trunk import Role
 from tether.stages.direct import REFERENCE_FREE, PairLoss, PairLossConfig
@@ -34,7 +34,7 @@ class OnlineDirectConfig(PairLossConfig, SampledConfig):
     """Settings of the stage; lengths are in tokens."""
 
     section: ClassVar[str] = "online_direct"
-    rates: ClassVar[Rates] = RATES["online_direct"]
+    rates: ClassVar[Rates] = Rates(5e-4, 1e-6)
 
     prompts_per_step: int = Field(default=64, ge=1, description="each gives one pair, or none")
     samples_per_prompt: int = Field(default=2, ge=2, description="the best and the worst of them are the pair")

@@ -12,7 +12,7 @@ from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from tether.core.config import Config
 from tether.core.types import Json, Sampling
-from tether.learner.config import RATES, OptimizerConfig, Rates, TrainedConfig
+from tether.learner.config import OptimizerConfig, Rates, TrainedConfig
 
 Algorithm = Literal["ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "rloo", "reinforce++", "reinforce++_baseline"]
 
@@ -89,7 +89,7 @@ class KLConfig(Config):
 class PolicyConfig(SampledConfig):
     """Settings of a policy-gradient stage; lengths are in tokens. `algorithm` fills in what is not said."""
 
-    rates: ClassVar[Rates] = RATES["policy"]
+    rates: ClassVar[Rates] = Rates(5e-4, 3e-6)
 
     algorithm: Algorithm = "ppo"
     top_p: float = Field(default=1.0, gt=0, le=1, description="of sampling; training refuses less than 1")
@@ -184,11 +184,11 @@ class PolicyConfig(SampledConfig):
 
     def check_effects(self) -> None:
         """Refuse what was set and would change nothing, and what cannot be combined."""
-        for owner, prefix, rules in ((self, "", _EFFECTS), (self.kl, "kl.", _KL_EFFECTS)):
-            for options, has_effect, needs in rules:
-                for option in [name for name in options if name in owner.model_fields_set]:
-                    if not has_effect(self):
-                        raise ValueError(f"{prefix}{option} has no effect {needs}")
+        given = {*self.model_fields_set, *(f"kl.{name}" for name in self.kl.model_fields_set)}
+        for options, has_effect, needs in _EFFECTS:
+            for option in filter(given.__contains__, options):
+                if not has_effect(self):
+                    raise ValueError(f"{option} has no effect {needs}")
         for wrong, message in _CONFLICTS:
             if wrong(self):
                 raise ValueError(message)
@@ -220,22 +220,19 @@ _EFFECTS: tuple[Rule, ...] = (
     (("baseline_window",), lambda c: c.baseline == "running_mean", "without baseline = 'running_mean'"),
     (("scale_advantages",), lambda c: c.baseline == "group" or not c.scale_advantages, "without baseline = 'group'"),
     (("lam", "value_clip_range", "value_coefficient", "value_trains_trunk"), lambda c: c.critic, "without a critic"),
-    (("clip_range",), lambda c: c.surrogate in ("clip", "sequence"), "with this surrogate"),
+    (("clip_range", "dual_clip"), lambda c: c.surrogate in ("clip", "sequence"), "with this surrogate"),
     (("clip_range_high",), lambda c: c.surrogate != "reinforce", "with surrogate = 'reinforce'"),
-    (("dual_clip",), lambda c: c.surrogate in ("clip", "sequence"), "with this surrogate"),
     (
         ("clip_range", "clip_range_high", "dual_clip", "value_clip_range", "target_kl"),
         lambda c: not c.one_update,
         "with one update a batch: nothing has moved when the ratio is taken. Set epochs or minibatches above 1",
     ),
     (("importance_cap",), lambda c: c.importance != "none", "without importance"),
-)
-_KL_EFFECTS: tuple[Rule, ...] = (
-    (("estimator",), lambda c: c.kl.place == "loss", "outside the loss (kl.place): rewards take k1"),
-    (("estimator", "place"), lambda c: c.kl.coefficient > 0, "with kl.coefficient = 0"),
-    (("target",), lambda c: c.kl.mode != "fixed", "with kl.mode='fixed'; remove it or set kl.mode='adaptive' or 'stop'"),
-    (("horizon",), lambda c: c.kl.mode == "adaptive", "without kl.mode='adaptive'"),
-    (("report",), lambda c: c.kl.coefficient == 0, "with kl.coefficient above 0: the reference is run anyway"),
+    (("kl.estimator",), lambda c: c.kl.place == "loss", "outside the loss (kl.place): rewards take k1"),
+    (("kl.estimator", "kl.place"), lambda c: c.kl.coefficient > 0, "with kl.coefficient = 0"),
+    (("kl.target",), lambda c: c.kl.mode != "fixed", "with kl.mode='fixed'; remove it or set kl.mode='adaptive' or 'stop'"),
+    (("kl.horizon",), lambda c: c.kl.mode == "adaptive", "without kl.mode='adaptive'"),
+    (("kl.report",), lambda c: c.kl.coefficient == 0, "with kl.coefficient above 0: the reference is run anyway"),
 )
 _CONFLICTS: tuple[tuple[Callable[[PolicyConfig], bool], str], ...] = (
     (

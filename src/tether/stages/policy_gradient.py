@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tether.algorithms import policy_losses as losses
 from tether.algorithms.advantages import gae, returns_to_go
 from tether.algorithms.kl import (
     adapt_kl_coefficient,
@@ -26,15 +27,6 @@ from tether.algorithms.kl import (
     kl_target_reached,
 )
 from tether.algorithms.masked import masked_sum, whiten
-from tether.algorithms.policy_losses import (
-    PolicyDiagnostics,
-    cispo_loss,
-    entropy_bonus,
-    importance_weights,
-    ppo_clip_loss,
-    reinforce_loss,
-    value_loss,
-)
 from tether.core.errors import TrainingError
 from tether.core.protocols import Engine, RewardSource
 from tether.core.types import Json, Prompt, Rollout, Score
@@ -288,13 +280,13 @@ class PolicyGradient:
             loss = loss + self.kl_coefficient * masked_sum(kl, mask) / denominator
         if flat_values is not None:
             values, returns = experience.part("values", index), experience.part("returns", index)
-            critic, clipped = value_loss(
+            critic, clipped = losses.value_loss(
                 batch.scatter(flat_values), values, returns, mask, clip_range=config.value_clip_range, denominator=denominator
             )
             loss = loss + config.value_coefficient * critic
             stats |= {"value/loss": float(critic.detach()), "value/clip_fraction": float(clipped)}
         if config.entropy_coefficient:
-            loss = loss - config.entropy_coefficient * entropy_bonus(entropy, mask, denominator=denominator)
+            loss = loss - config.entropy_coefficient * losses.entropy_bonus(entropy, mask, denominator=denominator)
         self.learner.backward(loss)
         return stats | {
             "loss": float(loss.detach()),
@@ -333,7 +325,7 @@ class PolicyGradient:
 
 def surrogate(
     config: PolicyConfig, logprobs: Tensor, experience: Experience, index: int, denominator: int
-) -> tuple[Tensor, PolicyDiagnostics]:
+) -> tuple[Tensor, losses.PolicyDiagnostics]:
     """The loss that stands for the expected reward of micro-batch `index`, one call for every published surrogate.
 
     Shapes: `logprobs` are those of the present policy, (sequences, time).
@@ -342,12 +334,12 @@ def surrogate(
     advantages, weights, high = experience.part("advantages", index), None, config.clip_range_high
     if config.importance != "none":
         rollout, cap = experience.part("rollout_logprobs", index), config.importance_cap
-        weights = importance_weights(old, rollout, mask, cap=cap, truncate=config.importance == "truncate")
+        weights = losses.importance_weights(old, rollout, mask, cap=cap, truncate=config.importance == "truncate")
     common: Json = {"denominator": denominator, "weights": weights}
     if config.surrogate == "cispo":
         assert high is not None
-        return cispo_loss(logprobs, old, advantages, mask, clip_range_high=high, **common)
-    clipped, diagnostics = ppo_clip_loss(
+        return losses.cispo_loss(logprobs, old, advantages, mask, clip_range_high=high, **common)
+    clipped, diagnostics = losses.ppo_clip_loss(
         logprobs,
         old,
         advantages,
@@ -359,7 +351,7 @@ def surrogate(
         **common,
     )
     if config.surrogate == "reinforce":  # at its one update the ratio is 1 and nothing is clipped: the diagnostics hold
-        return reinforce_loss(logprobs, advantages, mask, **common), diagnostics
+        return losses.reinforce_loss(logprobs, advantages, mask, **common), diagnostics
     return clipped, diagnostics
 
 

@@ -26,7 +26,7 @@ from tether.data.prepare import Split
 from tether.data.sources import split_by_group
 from tether.data.steps import Solution, StepEncoder, encode_solutions, step_states
 from tether.evaluation.process import compare_with_chance
-from tether.learner.config import RATES, Rates, SupervisedConfig
+from tether.learner.config import Rates, SupervisedConfig
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
 from tether.stages.supervised import Update, fit, measure
@@ -35,7 +35,7 @@ from tether.stages.supervised import Update, fit, measure
 class ProcessRewardConfig(SupervisedConfig):
     """Settings of the stage; lengths are in tokens."""
 
-    rates: ClassVar[Rates] = RATES["process"]
+    rates: ClassVar[Rates] = Rates(5e-4, 1e-5)
 
     target: Literal["process", "outcome"] = Field("process", description="a label a step, or one: whether all steps are right")
     delimiters: tuple[str, ...] = Field(("\n\n",), min_length=1, description="end a step; the first joins labelled steps")

@@ -23,7 +23,7 @@ from tether.data.comparisons import Pairs, Ranking, by_votes, cut_rankings, enco
 from tether.data.prepare import Split, prepare
 from tether.evaluation.calibration import expected_calibration_error, reliability_curve
 from tether.evaluation.winrate import correlation, pairwise_accuracy, share_in_order
-from tether.learner.config import RATES, PreferenceConfig, Rates
+from tether.learner.config import PreferenceConfig, Rates
 from tether.learner.loop import Progress, plan_updates
 from tether.models.heads import ScalarHead
 from tether.models.trunk import Role
@@ -34,7 +34,7 @@ from tether.stages.supervised import Update, fit
 class RewardConfig(PreferenceConfig):
     """Settings of the stage; lengths are in tokens."""
 
-    rates: ClassVar[Rates] = RATES["reward"]
+    rates: ClassVar[Rates] = Rates(5e-4, 1e-5)
 
     epochs: int = Field(default=1, ge=1, description="more than one usually overfits the annotators")
     prompts_per_update: int = Field(default=4, ge=1, description="all pairs of a prompt stand in one update")

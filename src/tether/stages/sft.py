@@ -17,7 +17,7 @@ from tether.data.batches import TokenBatch, document_length, documents_of, make_
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.packing import pack
 from tether.data.prepare import encode_rows, prepare, within
-from tether.learner.config import RATES, Rates, SupervisedConfig
+from tether.learner.config import Rates, SupervisedConfig
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
 from tether.stages.supervised import Update, evaluating, fit
@@ -26,7 +26,7 @@ from tether.stages.supervised import Update, evaluating, fit
 class SFTConfig(SupervisedConfig):
     """Settings of the stage; lengths are in tokens."""
 
-    rates: ClassVar[Rates] = RATES["sft"]
+    rates: ClassVar[Rates] = Rates(5e-4, 2e-5)
 
     train_on: Literal["all", "last"] = Field(default="all", description="all assistant turns of a conversation, or its last")
     epochs: int = Field(default=2, ge=1, description="passes over the demonstrations")
