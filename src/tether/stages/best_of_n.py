@@ -27,7 +27,7 @@ from tether.learner.config import OptimizerConfig, Rates
 from tether.learner.local import LocalLearner
 from tether.learner.loop import epoch_order, split_evenly
 from tether.models.trunk import Role
-from tether.stages.policy_config import SampledConfig
+from tether.stages.policy_config import TO_ZERO, SampledConfig
 from tether.stages.reference import whole_logprobs
 from tether.stages.rollouts import Clock, Step, penalised_scores, sample_and_score, sample_metrics
 from tether.stages.supervised import Update, accumulate
@@ -48,9 +48,7 @@ class BestOfNConfig(SampledConfig):
         "token", description="weight of a token: the same for all, or its response's share"
     )
     report_kl: bool = Field(default=True, description="run the reference, to know how far the policy has moved")
-    optimizer: OptimizerConfig = Field(
-        default=OptimizerConfig(schedule="linear", final_fraction=0.0), description="AdamW and its learning rate"
-    )
+    optimizer: OptimizerConfig = Field(default=TO_ZERO, description="AdamW and its learning rate")
 
     @model_validator(mode="after")
     def _check_selection(self) -> BestOfNConfig:

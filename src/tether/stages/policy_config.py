@@ -36,6 +36,10 @@ PRESETS: dict[str, Json] = {
 """What each published method sets; everything else stands at the defaults below. Links: docs/algorithms."""
 
 
+TO_ZERO = OptimizerConfig(schedule="linear", final_fraction=0.0)
+"""The learning rate falls in a line."""
+
+
 class SampledConfig(TrainedConfig):
     """Settings of every stage that learns from the policy's own samples; lengths are in tokens."""
 
@@ -161,9 +165,7 @@ class PolicyConfig(SampledConfig):
     )
     kl: KLConfig = Field(default=KLConfig(), description="the penalty for going away from the reference")
 
-    optimizer: OptimizerConfig = Field(
-        default=OptimizerConfig(schedule="linear", final_fraction=0.0), description="AdamW and its learning rate"
-    )
+    optimizer: OptimizerConfig = Field(default=TO_ZERO, description="AdamW and its learning rate")
 
     @model_validator(mode="wrap")
     @classmethod

@@ -224,7 +224,6 @@ def gather(
         rows=[torch.tensor(cut, device=device) for cut in cuts],
         minibatches=micro_batches,
         mask=mask,
-        common=[],
         **matrices,
     )
 
