@@ -174,10 +174,9 @@ class ProcessRewardModeling:
     def _at_steps(self, solutions: Sequence[Solution]) -> list[list[float]]:
         rows: dict[int, list[float]] = {}
         for cut in cut_batches([s.sequence for s in solutions], self.config.micro_batch_tokens):
-            probabilities = iter(right_probabilities(self._logits([solutions[i] for i in cut])).tolist())
-            for i in cut:
-                row = [next(probabilities) for _ in solutions[i].ends]
-                rows[i] = [row[k] for k in solutions[i].judged]
+            part = [solutions[i] for i in cut]
+            probabilities = right_probabilities(self._logits(part)).split([len(s.ends) for s in part])
+            rows |= {i: row[solutions[i].judged].tolist() for i, row in zip(cut, probabilities, strict=True)}
         return [rows[i] for i in range(len(solutions))]
 
     def _targets(self, solutions: Sequence[Solution]) -> tuple[Tensor, Tensor]:

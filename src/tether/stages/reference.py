@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tether.core.config import digest
 from tether.core.errors import RunError
+from tether.core.files import whole_file
 from tether.data.batches import TokenBatch, batches_for, make_batch
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.comparisons import GatheredT, cut_rankings
@@ -126,9 +127,8 @@ class Likelihoods:
             values = _read(path, key)
         else:
             values = whole_logprobs(role, distinct, self.encoder.pad_id, self.micro_batch_tokens, self.temperature)
-            partial = path.with_suffix(".partial")
-            save_file({"logprobs": values}, partial, metadata=key)
-            partial.rename(path)
+            with whole_file(path) as temporary:
+                save_file({"logprobs": values}, temporary, metadata=key)
         self.reference = ReferenceTable(dict(zip(distinct, values.tolist(), strict=True)))
 
 
