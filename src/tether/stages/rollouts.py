@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -119,7 +120,7 @@ class Experience:
     advantages: Tensor
     returns: Tensor
     weights: Tensor
-    common: list[Tensor | None] = field(default_factory=list)
+    common: list[Tensor | None]
 
     @property
     def own(self) -> list[int]:
@@ -224,6 +225,7 @@ def gather(
         rows=[torch.tensor(cut, device=device) for cut in cuts],
         minibatches=micro_batches,
         mask=mask,
+        common=[],
         **matrices,
     )
 
@@ -241,10 +243,10 @@ def sample_metrics(rollouts: Sequence[Rollout], scores: Sequence[Score]) -> dict
     }
 
 
-def distinct(rollouts: Sequence[Rollout], n: int = 2) -> float:
-    """Distinct n-grams of all responses over all their n-grams (https://arxiv.org/abs/1510.03055), on tokens."""
-    grams = [r.response_ids[i : i + n] for r in rollouts for i in range(len(r.response_ids) - n + 1)]
-    return len(set(grams)) / max(1, len(grams))
+def distinct(rollouts: Sequence[Rollout]) -> float:
+    """Distinct pairs of neighbouring tokens over all such pairs of all responses (https://arxiv.org/abs/1510.03055)."""
+    pairs = [pair for r in rollouts for pair in itertools.pairwise(r.response_ids)]
+    return len(set(pairs)) / max(1, len(pairs))
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:

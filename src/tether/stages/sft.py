@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -89,7 +90,7 @@ class SFT:
             DataError: no demonstration can be used.
         """
         start, config = time.perf_counter(), self.config
-        encode = lambda rows: encode_rows(rows, self._encode)  # noqa: E731
+        encode = partial(encode_rows, encode=self._encode)
         split = prepare(demonstrations, encode, config.heldout_fraction, config.seed, "demonstrations")
         plan = plan_updates(len(split.train), config.batch_size, config.epochs, config.seed)
         before = self.evaluate(split.test)["loss"] if split.test else None
