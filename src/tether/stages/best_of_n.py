@@ -61,10 +61,6 @@ class BestOfNConfig(SampledConfig):
             )
         return self
 
-    @property
-    def total_updates(self) -> int:
-        return self.steps * self.epochs * self.minibatches
-
 
 @dataclass(eq=False)
 class BestOfN:
@@ -91,7 +87,8 @@ class BestOfN:
         if config.report_kl and self.reference is None:
             raise ValueError("report_kl needs a reference role")
         self.reference = self.reference if config.report_kl else None
-        self.learner = LocalLearner(policy.parameters(), config.optimizer_for(policy.adapter), config.total_updates)
+        updates = config.steps * config.epochs * config.minibatches
+        self.learner = LocalLearner(policy.parameters(), config.optimizer_for(policy.adapter), updates)
         self.average = WeightAverage(self.learner, config.ema_decay, [policy])
         for role in filter(None, (policy, self.reference)):
             role.train_mode(False)
