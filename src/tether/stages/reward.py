@@ -109,14 +109,9 @@ class RewardModeling:
 
     def _ranking_loss(self, chosen: Tensor, rejected: Tensor, pairs: Pairs, num_pairs: int) -> Tensor:
         config, probability = self.config, chosen.new_tensor(pairs.probability)
-        smoothing = config.label_smoothing
-        loss = bradley_terry_loss(
-            chosen,
-            rejected,
-            probability=(1 - smoothing) * probability + smoothing * (1 - probability),
-            margin=chosen.new_tensor(pairs.margin) if config.use_margin else None,
-            denominator=num_pairs,
-        )
+        labels = (1 - config.label_smoothing) * probability + config.label_smoothing * (1 - probability)
+        margin = chosen.new_tensor(pairs.margin) if config.use_margin else None
+        loss = bradley_terry_loss(chosen, rejected, probability=labels, margin=margin, denominator=num_pairs)
         return loss + config.centering * centering_penalty(chosen, rejected, denominator=num_pairs) if config.centering else loss
 
     def _length_slopes(self, micros: Sequence[list[Ranking]]) -> dict[tuple[int, ...], Tensor]:

@@ -216,13 +216,15 @@ def gather(
     for row, rollout in enumerate(rollouts):
         if rollout.logprobs:
             matrices["rollout_logprobs"][row, : len(rollout.logprobs)] = torch.tensor(rollout.logprobs)
+    batches = [
+        make_batch([sequences[i] for i in cut], encoder.pad_id, document_tokens=document_tokens).to(device) for cut in cuts
+    ]
+    rows = [torch.tensor(cut, device=device) for cut in cuts]
     return Experience(
         rollouts=list(rollouts),
         scores=list(scores),
-        batches=[
-            make_batch([sequences[i] for i in cut], encoder.pad_id, document_tokens=document_tokens).to(device) for cut in cuts
-        ],
-        rows=[torch.tensor(cut, device=device) for cut in cuts],
+        batches=batches,
+        rows=rows,
         minibatches=micro_batches,
         mask=mask,
         common=[],
