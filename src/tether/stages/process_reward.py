@@ -175,7 +175,7 @@ class ProcessRewardModeling:
         rows: dict[int, list[float]] = {}
         for cut in cut_batches([s.sequence for s in solutions], self.config.micro_batch_tokens):
             part = [solutions[i] for i in cut]
-            probabilities = right_probabilities(self._logits(part)).split([len(s.ends) for s in part])
+            probabilities = right_probabilities(self._logits(part)).cpu().split([len(s.ends) for s in part])
             rows |= {i: row[solutions[i].judged].tolist() for i, row in zip(cut, probabilities, strict=True)}
         return [rows[i] for i in range(len(solutions))]
 
