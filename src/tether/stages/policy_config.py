@@ -221,8 +221,9 @@ _EFFECTS: tuple[Rule, ...] = (
     (("baseline_window",), lambda c: c.baseline == "running_mean", "without baseline = 'running_mean'"),
     (("scale_advantages",), lambda c: c.baseline == "group" or not c.scale_advantages, "without baseline = 'group'"),
     (("lam", "value_clip_range", "value_coefficient", "value_trains_trunk"), lambda c: c.critic, "without a critic"),
-    (("clip_range", "dual_clip"), lambda c: c.surrogate in ("clip", "sequence"), "with this surrogate"),
+    (("clip_range",), lambda c: c.surrogate in ("clip", "sequence"), "with this surrogate"),
     (("clip_range_high",), lambda c: c.surrogate != "reinforce", "with surrogate = 'reinforce'"),
+    (("dual_clip",), lambda c: c.surrogate in ("clip", "sequence"), "with this surrogate"),
     (
         ("clip_range", "clip_range_high", "dual_clip", "value_clip_range", "target_kl"),
         lambda c: not c.one_update,
