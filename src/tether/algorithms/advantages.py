@@ -8,11 +8,15 @@ from torch import Tensor
 
 from tether.algorithms.masked import check_same_shape
 
+PerToken = Float[Tensor, "batch time"]
+TokenMask = Bool[Tensor, "batch time"]
+PerResponse = Float[Tensor, " batch"]
+Groups = Int64[Tensor, " batch"]
+Flags = Bool[Tensor, " batch"]
+
 
 @torch.no_grad()
-def returns_to_go(
-    rewards: Float[Tensor, "batch time"], mask: Bool[Tensor, "batch time"], gamma: float = 1.0
-) -> Float[Tensor, "batch time"]:
+def returns_to_go(rewards: PerToken, mask: TokenMask, gamma: float = 1.0) -> PerToken:
     """Sum the discounted rewards from each token to the end of its episode.
 
     Equation: ``G_t = r_t + γ G_{t+1}``, and 0 after the last real token.
@@ -27,13 +31,7 @@ def returns_to_go(
 
 
 @torch.no_grad()
-def gae(
-    rewards: Float[Tensor, "batch time"],
-    values: Float[Tensor, "batch time"],
-    mask: Bool[Tensor, "batch time"],
-    gamma: float = 1.0,
-    lam: float = 0.95,
-) -> tuple[Float[Tensor, "batch time"], Float[Tensor, "batch time"]]:
+def gae(rewards: PerToken, values: PerToken, mask: TokenMask, gamma: float = 1.0, lam: float = 0.95) -> tuple[PerToken, PerToken]:
     """Estimate advantages as an exponentially weighted sum of temporal-difference errors, and the value targets with them.
 
     Equation: ``δ_t = r_t + γ V_{t+1} − V_t``, ``A_t = δ_t + γλ A_{t+1}``, ``returns_t = A_t + V_t``; the value after the last
@@ -53,9 +51,7 @@ def gae(
 
 
 @torch.no_grad()
-def leave_one_out(
-    scores: Float[Tensor, " batch"], groups: Int64[Tensor, " batch"], known: Bool[Tensor, " batch"] | None = None
-) -> Float[Tensor, " batch"]:
+def leave_one_out(scores: PerResponse, groups: Groups, known: Flags | None = None) -> PerResponse:
     """Average, for each response, the scores of the other responses to its prompt: a baseline that leaves the gradient unbiased.
 
     Equation: ``b_i = 1/(k−1) Σ_{j≠i} s_j`` over the k known scores of i's group; ``s_i`` itself where there is no other, since a
@@ -76,13 +72,7 @@ def leave_one_out(
 
 
 @torch.no_grad()
-def group_relative(
-    scores: Float[Tensor, " batch"],
-    groups: Int64[Tensor, " batch"],
-    known: Bool[Tensor, " batch"] | None = None,
-    *,
-    scale: bool = True,
-) -> Float[Tensor, " batch"]:
+def group_relative(scores: PerResponse, groups: Groups, known: Flags | None = None, *, scale: bool = True) -> PerResponse:
     """Compare each response's score with those of its whole group: GRPO's advantage, one number for every token of a response.
 
     Equation: ``A_i = s_i − μ``, with ``scale`` divided by ``σ + 1e-4``, where μ and σ (of k − 1 degrees of freedom) are those of
@@ -105,9 +95,7 @@ def group_relative(
 
 
 @torch.no_grad()
-def zero_signal(
-    scores: Float[Tensor, " batch"], groups: Int64[Tensor, " batch"], known: Bool[Tensor, " batch"] | None = None
-) -> Bool[Tensor, " batch"]:
+def zero_signal(scores: PerResponse, groups: Groups, known: Flags | None = None) -> Flags:
     """Mark the responses whose whole group has one score, so that comparing inside the group says nothing.
 
     Equation: ``max s_j = min s_j`` over the known scores of i's group (also when fewer than two are known). With rewards of 0 and
@@ -119,17 +107,12 @@ def zero_signal(
     """
     known = torch.ones_like(groups, dtype=torch.bool) if known is None else known
     check_same_shape(scores=scores, groups=groups, known=known)
-    size = int(groups.max()) + 1 if len(groups) else 0
-
-    def extreme(values: Tensor, reduce: str) -> Tensor:
-        return values.new_zeros(size).scatter_reduce(0, groups, values, reduce, include_self=False)[groups]
-
-    highest = extreme(torch.where(known, scores, -torch.inf), "amax")
-    return ~(highest > extreme(torch.where(known, scores, torch.inf), "amin"))
+    highest = _group_extremes(torch.where(known, scores, -torch.inf), groups, "amax")
+    return ~(highest > _group_extremes(torch.where(known, scores, torch.inf), groups, "amin"))
 
 
 @torch.no_grad()
-def overlong_penalty(lengths: Num[Tensor, " batch"], max_length: int, buffer: int) -> Float[Tensor, " batch"]:
+def overlong_penalty(lengths: Num[Tensor, " batch"], max_length: int, buffer: int) -> PerResponse:
     """Penalize responses that come close to the length at which they would be cut off.
 
     Equation: ``min(0, (L_max − B − |y|) / B)``, so that it falls linearly from 0 to −1 over the last B tokens.
@@ -162,11 +145,15 @@ def running_mean(mean: float, count: int, scores: Sequence[float], window: int) 
 
 def _above_start(scores: Tensor, groups: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
     """Each group's lowest known score, and what each known score has above it, in float64: equal scores differ by exactly 0."""
-    scores, size = scores.double(), int(groups.max()) + 1 if len(groups) else 0
-    lowest = scores.new_zeros(size).scatter_reduce(0, groups, torch.where(known, scores, torch.inf), "amin", include_self=False)[
-        groups
-    ]
+    scores = scores.double()
+    lowest = _group_extremes(torch.where(known, scores, torch.inf), groups, "amin")
     return lowest, torch.where(known, scores - lowest, 0)
+
+
+def _group_extremes(values: Tensor, groups: Tensor, reduce: str) -> Tensor:
+    """The least ("amin") or the largest ("amax") of its group's values, for each of them."""
+    extremes = values.new_zeros(int(groups.max()) + 1 if len(groups) else 0)
+    return extremes.scatter_reduce(0, groups, values, reduce, include_self=False)[groups]
 
 
 def _group_sums(values: Tensor, groups: Tensor) -> Tensor:

@@ -20,10 +20,8 @@ k3        KL(policy || reference)         ∇ KL(reference || policy)           
 import math
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
-from tether.algorithms.masked import check_same_shape
+from tether.algorithms.masked import Values, check_same_shape
 
 MAX_LOG_RATIO = 20.0
 """exp(20) is 5e8: already past anything meaningful, and far from the float32 overflow at exp(88)."""
@@ -31,9 +29,7 @@ MAX_LOG_RATIO = 20.0
 MAX_KL_ERROR = 0.2
 
 
-def kl_policy_reference_k1(
-    logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor, "*shape"]
-) -> Float[Tensor, "*shape"]:
+def kl_policy_reference_k1(logprobs: Values, reference_logprobs: Values) -> Values:
     """Estimate KL(policy || reference) per token by the log ratio: unbiased, of high variance, negative at times.
 
     Equation: ``k1 = log π − log π_ref``.
@@ -46,9 +42,7 @@ def kl_policy_reference_k1(
     return logprobs - reference_logprobs
 
 
-def kl_policy_reference_k2(
-    logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor, "*shape"]
-) -> Float[Tensor, "*shape"]:
+def kl_policy_reference_k2(logprobs: Values, reference_logprobs: Values) -> Values:
     """Estimate KL(policy || reference) per token by half the squared log ratio: biased in value, right in gradient.
 
     Equation: ``k2 = ½ (log π − log π_ref)²``.
@@ -62,9 +56,7 @@ def kl_policy_reference_k2(
     return 0.5 * kl_policy_reference_k1(logprobs, reference_logprobs).square()
 
 
-def kl_policy_reference_k3(
-    logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor, "*shape"]
-) -> Float[Tensor, "*shape"]:
+def kl_policy_reference_k3(logprobs: Values, reference_logprobs: Values) -> Values:
     """Estimate KL(policy || reference) per token without bias, with low variance, and never below zero.
 
     Equation: ``k3 = r − 1 − log r`` with ``log r = min(log π_ref − log π, 20)``, which guards exp against overflow.
@@ -80,9 +72,7 @@ def kl_policy_reference_k3(
     return torch.expm1(log_ratio) - log_ratio
 
 
-def kl_policy_reference_k3_corrected(
-    logprobs: Float[Tensor, "*shape"], old_logprobs: Float[Tensor, "*shape"], reference_logprobs: Float[Tensor, "*shape"]
-) -> Float[Tensor, "*shape"]:
+def kl_policy_reference_k3_corrected(logprobs: Values, old_logprobs: Values, reference_logprobs: Values) -> Values:
     """Estimate KL(policy || reference) per token by k3 under the ratio to the policy that sampled: right in both.
 
     Equation: ``ρ (r − 1 − log r)`` with ``ρ = π / π_old``, which carries gradient, and r as for k3.

@@ -8,6 +8,10 @@ import torch
 from jaxtyping import Bool, Float, Num
 from torch import Tensor
 
+Values = Float[Tensor, "*shape"]
+Mask = Bool[Tensor, "*shape"]
+"""Numbers, and which of them count; a function's arguments have one shape, (batch, time), packed or any other."""
+Scalar = Float[Tensor, ""]
 Denominator = int | float | Num[Tensor, ""]
 """What a summed loss is divided by: a count over the whole optimizer step, chosen by the caller."""
 
@@ -22,7 +26,7 @@ def check_same_shape(**tensors: Tensor) -> None:
         raise ValueError(f"expected equal shapes, got {shapes}")
 
 
-def masked_sum(values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], dim: int | None = None) -> Float[Tensor, "..."]:
+def masked_sum(values: Values, mask: Mask, dim: int | None = None) -> Float[Tensor, "..."]:
     """Sum the values that count.
 
     Equation: ``Σ_i m_i x_i``, over everything or along ``dim``.
@@ -35,7 +39,7 @@ def masked_sum(values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], di
     return kept.sum() if dim is None else kept.sum(dim)
 
 
-def masked_mean(values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], dim: int | None = None) -> Float[Tensor, "..."]:
+def masked_mean(values: Values, mask: Mask, dim: int | None = None) -> Float[Tensor, "..."]:
     """Average the values that count.
 
     Equation: ``Σ_i m_i x_i / max(1, Σ_i m_i)``, over everything or along ``dim``.
@@ -49,7 +53,7 @@ def masked_mean(values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], d
     return total / count.clamp(min=1)
 
 
-def masked_variance(values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"]) -> Float[Tensor, ""]:
+def masked_variance(values: Values, mask: Mask) -> Scalar:
     """Compute the population variance of the values that count.
 
     Equation: ``Σ_i m_i (x_i − x̄)² / max(1, Σ_i m_i)``, two passes, for the numerics.
@@ -61,9 +65,7 @@ def masked_variance(values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"
     return masked_mean(centred.square(), mask)
 
 
-def whiten(
-    values: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], shift_mean: bool = True, epsilon: float = 1e-8
-) -> Float[Tensor, "*shape"]:
+def whiten(values: Values, mask: Mask, shift_mean: bool = True, epsilon: float = 1e-8) -> Values:
     """Scale the values that count to unit variance, and to zero mean unless told to keep it.
 
     Equation: ``(x − x̄) · rsqrt(var(x) + ε)``, plus ``x̄`` when ``shift_mean`` is False; population variance.

@@ -7,11 +7,10 @@ step: then micro-batches, packing and data-parallel ranks add up to the same gra
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 from tether.algorithms.kl import MAX_LOG_RATIO
-from tether.algorithms.masked import Denominator, check_same_shape, masked_mean, masked_sum
+from tether.algorithms.masked import Denominator, Mask, Scalar, Values, check_same_shape, masked_mean, masked_sum
 
 
 class PolicyDiagnostics(NamedTuple):
@@ -22,20 +21,15 @@ class PolicyDiagnostics(NamedTuple):
     ratio the loss takes: the tokens come from the old policy.
     """
 
-    clip_fraction: Float[Tensor, ""]
-    approximate_kl: Float[Tensor, ""]
-    ratio_max: Float[Tensor, ""]
-    ratio_min: Float[Tensor, ""]
+    clip_fraction: Scalar
+    approximate_kl: Scalar
+    ratio_max: Scalar
+    ratio_min: Scalar
 
 
 def reinforce_loss(
-    logprobs: Float[Tensor, "*shape"],
-    advantages: Float[Tensor, "*shape"],
-    mask: Bool[Tensor, "*shape"],
-    *,
-    denominator: Denominator,
-    weights: Float[Tensor, "*shape"] | None = None,
-) -> Float[Tensor, ""]:
+    logprobs: Values, advantages: Values, mask: Mask, *, denominator: Denominator, weights: Values | None = None
+) -> Scalar:
     """Compute the loss whose gradient is the policy gradient itself, without ratio or clip.
 
     Equation: ``−Σ m · w · A log π / denominator``; w is 1 unless given.
@@ -49,18 +43,18 @@ def reinforce_loss(
 
 
 def ppo_clip_loss(
-    logprobs: Float[Tensor, "*shape"],
-    old_logprobs: Float[Tensor, "*shape"],
-    advantages: Float[Tensor, "*shape"],
-    mask: Bool[Tensor, "*shape"],
+    logprobs: Values,
+    old_logprobs: Values,
+    advantages: Values,
+    mask: Mask,
     *,
     clip_range: float,
     denominator: Denominator,
     clip_range_high: float | None = None,
     dual_clip: float | None = None,
     sequence_ratio: bool = False,
-    weights: Float[Tensor, "*shape"] | None = None,
-) -> tuple[Float[Tensor, ""], PolicyDiagnostics]:
+    weights: Values | None = None,
+) -> tuple[Scalar, PolicyDiagnostics]:
     """Compute PPO's clipped surrogate loss, a pessimistic bound on the change in expected advantage.
 
     Equation: ``Σ m · w · max(−A ρ, −A clip(ρ, 1−ε, 1+ε_high)) / denominator`` with ``ρ = exp(logprobs − old_logprobs)``;
@@ -98,15 +92,15 @@ def ppo_clip_loss(
 
 
 def cispo_loss(
-    logprobs: Float[Tensor, "*shape"],
-    old_logprobs: Float[Tensor, "*shape"],
-    advantages: Float[Tensor, "*shape"],
-    mask: Bool[Tensor, "*shape"],
+    logprobs: Values,
+    old_logprobs: Values,
+    advantages: Values,
+    mask: Mask,
     *,
     clip_range_high: float,
     denominator: Denominator,
-    weights: Float[Tensor, "*shape"] | None = None,
-) -> tuple[Float[Tensor, ""], PolicyDiagnostics]:
+    weights: Values | None = None,
+) -> tuple[Scalar, PolicyDiagnostics]:
     """Compute the policy gradient with a truncated, detached ratio: no token loses its gradient, as it does under a clip.
 
     Equation: ``−Σ m · w · min(ρ, 1+ε_high) A log π / denominator``, ρ without gradient.
@@ -126,14 +120,7 @@ def cispo_loss(
 
 
 @torch.no_grad()
-def importance_weights(
-    logprobs: Float[Tensor, "*shape"],
-    rollout_logprobs: Float[Tensor, "*shape"],
-    mask: Bool[Tensor, "*shape"],
-    *,
-    cap: float,
-    truncate: bool = True,
-) -> Float[Tensor, "*shape"]:
+def importance_weights(logprobs: Values, rollout_logprobs: Values, mask: Mask, *, cap: float, truncate: bool = True) -> Values:
     """Weigh tokens by how likely the learner finds them against the engine that drew them, whose numerics may differ.
 
     Equation: ``w = min(π_learner / π_engine, cap)``; without ``truncate`` w is the ratio inside [1/cap, cap] and 0 outside it.
@@ -153,14 +140,8 @@ def importance_weights(
 
 
 def value_loss(
-    values: Float[Tensor, "*shape"],
-    old_values: Float[Tensor, "*shape"],
-    returns: Float[Tensor, "*shape"],
-    mask: Bool[Tensor, "*shape"],
-    *,
-    clip_range: float | None,
-    denominator: Denominator,
-) -> tuple[Float[Tensor, ""], Float[Tensor, ""]]:
+    values: Values, old_values: Values, returns: Values, mask: Mask, *, clip_range: float | None, denominator: Denominator
+) -> tuple[Scalar, Scalar]:
     """Compute the squared error of the value function, clipped around the values it had when the rollout was scored.
 
     Equation: ``½ Σ m · max((V − R)², (clip(V, V_old − ε, V_old + ε) − R)²) / denominator``; without ``clip_range`` only the
@@ -184,9 +165,7 @@ def value_loss(
     return 0.5 * torch.maximum(unclipped, clipped).sum() / denominator, clip_fraction
 
 
-def entropy_bonus(
-    entropy: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], *, denominator: Denominator
-) -> Float[Tensor, ""]:
+def entropy_bonus(entropy: Values, mask: Mask, *, denominator: Denominator) -> Scalar:
     """Sum the policy's entropy over the tokens that count, to be *subtracted* from the loss with a coefficient.
 
     Equation: ``Σ m · H / denominator``.

@@ -8,20 +8,22 @@ from jaxtyping import Bool, Float
 from torch import Tensor, exp, expm1, finfo, log1p, sigmoid, where
 from torch.nn.functional import logsigmoid
 
-from tether.algorithms.masked import Denominator, check_same_shape, masked_sum
+from tether.algorithms.masked import Denominator, Mask, Scalar, Values, check_same_shape, masked_sum
 
+PerPair = Float[Tensor, " pairs"]
+PerResponse = Float[Tensor, " responses"]
 REFERENCE_FREE = ("orpo", "simpo")
 """Direct losses that ask no reference model."""
 
 
 def bradley_terry_loss(
-    chosen_scores: Float[Tensor, "*shape"],
-    rejected_scores: Float[Tensor, "*shape"],
+    chosen_scores: Values,
+    rejected_scores: Values,
     *,
-    margin: Float[Tensor, "*shape"] | float | None = None,
-    probability: Float[Tensor, "*shape"] | None = None,
+    margin: Values | float | None = None,
+    probability: Values | None = None,
     denominator: Denominator,
-) -> Float[Tensor, ""]:
+) -> Scalar:
     """Compute the negative log-likelihood of comparisons under Bradley-Terry, with optional margins and soft labels.
 
     Equation: ``Σ [−p log σ(d − m) − (1 − p) log σ(−d − m)] / denominator`` with ``d = r_chosen − r_rejected``; ``p`` is 1 and
@@ -46,9 +48,7 @@ def bradley_terry_loss(
     return losses.sum() / denominator
 
 
-def centering_penalty(
-    chosen_scores: Float[Tensor, "*shape"], rejected_scores: Float[Tensor, "*shape"], *, denominator: Denominator
-) -> Float[Tensor, ""]:
+def centering_penalty(chosen_scores: Values, rejected_scores: Values, *, denominator: Denominator) -> Scalar:
     """Penalize a reward model for scores whose sum drifts from zero, a direction Bradley-Terry leaves free.
 
     Equation: ``Σ (r_chosen + r_rejected)² / denominator``.
@@ -62,9 +62,7 @@ def centering_penalty(
     return (chosen_scores + rejected_scores).square().sum() / denominator
 
 
-def length_disentangling_loss(
-    quality: Float[Tensor, " responses"], of_length: Float[Tensor, " responses"], lengths: Float[Tensor, " responses"]
-) -> Float[Tensor, ""]:
+def length_disentangling_loss(quality: PerResponse, of_length: PerResponse, lengths: PerResponse) -> Scalar:
     """Penalize what the score of quality has in common with length, and reward what the score of length has.
 
     Equation: ``|ρ(r_Q, n)| − ρ(r_L, n)`` with Pearson's ρ over the responses and n their lengths.
@@ -84,9 +82,7 @@ def length_disentangling_loss(
     return pearson(quality).abs() - pearson(of_length)
 
 
-def negative_log_likelihood(
-    logprobs: Float[Tensor, "*shape"], mask: Bool[Tensor, "*shape"], *, denominator: Denominator
-) -> Float[Tensor, ""]:
+def negative_log_likelihood(logprobs: Values, mask: Mask, *, denominator: Denominator) -> Scalar:
     """Compute the supervised loss on the tokens that count.
 
     Equation: ``−Σ m · log π / denominator``.
@@ -99,14 +95,14 @@ def negative_log_likelihood(
 
 
 def dpo_loss(
-    chosen_log_ratios: Float[Tensor, " pairs"],
-    rejected_log_ratios: Float[Tensor, " pairs"],
+    chosen_log_ratios: PerPair,
+    rejected_log_ratios: PerPair,
     *,
     beta: float,
     label_smoothing: float = 0.0,
-    weights: Float[Tensor, " pairs"] | None = None,
+    weights: PerPair | None = None,
     denominator: Denominator,
-) -> Float[Tensor, ""]:
+) -> Scalar:
     """Compute direct preference optimisation's loss, a Bradley-Terry loss whose reward is the policy's own log ratio.
 
     Equation: ``Σ [−(1 − ε) log σ(βh) − ε log σ(−βh)] / denominator`` with ``h = log π/π_ref(chosen) − log π/π_ref(rejected)``.
@@ -122,14 +118,14 @@ def dpo_loss(
 
 
 def robust_dpo_loss(
-    chosen_log_ratios: Float[Tensor, " pairs"],
-    rejected_log_ratios: Float[Tensor, " pairs"],
+    chosen_log_ratios: PerPair,
+    rejected_log_ratios: PerPair,
     *,
     beta: float,
     label_smoothing: float,
-    weights: Float[Tensor, " pairs"] | None = None,
+    weights: PerPair | None = None,
     denominator: Denominator,
-) -> Float[Tensor, ""]:
+) -> Scalar:
     """Compute the estimate, from labels flipped at a known rate, of the DPO loss that clean labels would give.
 
     Equation: ``Σ [−(1 − ε) log σ(βh) + ε log σ(−βh)] / ((1 − 2ε) denominator)``.
@@ -144,13 +140,13 @@ def robust_dpo_loss(
 
 
 def ipo_loss(
-    chosen_log_ratios: Float[Tensor, " pairs"],
-    rejected_log_ratios: Float[Tensor, " pairs"],
+    chosen_log_ratios: PerPair,
+    rejected_log_ratios: PerPair,
     *,
     beta: float,
-    weights: Float[Tensor, " pairs"] | None = None,
+    weights: PerPair | None = None,
     denominator: Denominator,
-) -> Float[Tensor, ""]:
+) -> Scalar:
     """Compute identity preference optimisation's loss: regress the difference of log ratios onto a finite margin.
 
     Equation: ``Σ (h − 1/(2β))² / denominator``.
@@ -164,15 +160,15 @@ def ipo_loss(
 
 
 def kto_loss(
-    log_ratios: Float[Tensor, " responses"],
+    log_ratios: PerResponse,
     desirable: Bool[Tensor, " responses"],
-    baseline_kl: Float[Tensor, ""],
+    baseline_kl: Scalar,
     *,
     beta: float,
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
     denominator: Denominator,
-) -> Float[Tensor, ""]:
+) -> Scalar:
     """Compute the Kahneman-Tversky loss on single responses that are good or bad by themselves.
 
     Equation: ``Σ λ_D (1 − σ(β(h − z0))) / denominator`` over the desirable, ``Σ λ_U (1 − σ(β(z0 − h))) / denominator`` over the
@@ -192,12 +188,8 @@ def kto_loss(
 
 
 def orpo_loss(
-    chosen_logprobs: Float[Tensor, " pairs"],
-    rejected_logprobs: Float[Tensor, " pairs"],
-    *,
-    weights: Float[Tensor, " pairs"] | None = None,
-    denominator: Denominator,
-) -> Float[Tensor, ""]:
+    chosen_logprobs: PerPair, rejected_logprobs: PerPair, *, weights: PerPair | None = None, denominator: Denominator
+) -> Scalar:
     """Compute the odds-ratio term that ORPO adds, with a weight, to the likelihood of the chosen responses.
 
     Equation: ``Σ −log σ(log odds(chosen) − log odds(rejected)) / denominator`` with ``log odds = p̄ − log(1 − exp p̄)`` of the mean
@@ -213,14 +205,14 @@ def orpo_loss(
 
 
 def simpo_loss(
-    chosen_logprobs: Float[Tensor, " pairs"],
-    rejected_logprobs: Float[Tensor, " pairs"],
+    chosen_logprobs: PerPair,
+    rejected_logprobs: PerPair,
     *,
     beta: float,
     margin: float = 0.0,
-    weights: Float[Tensor, " pairs"] | None = None,
+    weights: PerPair | None = None,
     denominator: Denominator,
-) -> Float[Tensor, ""]:
+) -> Scalar:
     """Compute simple preference optimisation's loss: the policy's own mean log-probability is the reward, with a target margin.
 
     Equation: ``Σ −log σ(β(p̄_chosen − p̄_rejected) − γ) / denominator``.
@@ -234,7 +226,7 @@ def simpo_loss(
     return _total(-logsigmoid(beta * (chosen_logprobs - rejected_logprobs) - margin), weights, denominator)
 
 
-def log1mexp(x: Float[Tensor, "*shape"]) -> Float[Tensor, "*shape"]:
+def log1mexp(x: Values) -> Values:
     """Compute ``log(1 − exp x)`` for x < 0 without losing digits at either end.
 
     Equation: ``log(−expm1 x)`` above −log 2, ``log1p(−exp x)`` below.

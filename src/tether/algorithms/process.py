@@ -13,6 +13,9 @@ from torch.nn.functional import log_softmax, logsigmoid, pad
 
 from tether.algorithms.masked import Denominator, check_same_shape
 
+PerStep = Float[Tensor, "batch steps"]
+KnownSteps = Bool[Tensor, "batch steps"]
+
 
 def step_cross_entropy(
     logits: Float[Tensor, "steps *classes"],
@@ -52,9 +55,7 @@ def right_probabilities(logits: Float[Tensor, "steps *classes"]) -> Float[Tensor
 
 
 def aggregate_steps(
-    probabilities: Float[Tensor, "batch steps"],
-    known: Bool[Tensor, "batch steps"],
-    how: Literal["min", "product", "last"] = "min",
+    probabilities: PerStep, known: KnownSteps, how: Literal["min", "product", "last"] = "min"
 ) -> Float[Tensor, " batch"]:
     """Put the probabilities of a solution's steps together to one score.
 
@@ -73,7 +74,7 @@ def aggregate_steps(
     return torch.where(known.any(-1), scores, torch.nan)
 
 
-def weakest_step(probabilities: Float[Tensor, "batch steps"], known: Bool[Tensor, "batch steps"]) -> Int64[Tensor, " batch"]:
+def weakest_step(probabilities: PerStep, known: KnownSteps) -> Int64[Tensor, " batch"]:
     """Find the step that is most likely wrong: the first of the least probable ones.
 
     Equation: ``argmin_k p_k``.
@@ -88,10 +89,7 @@ def weakest_step(probabilities: Float[Tensor, "batch steps"], known: Bool[Tensor
 
 @torch.no_grad()
 def place_step_rewards(
-    rewards: Float[Tensor, "batch steps"],
-    ends: Int64[Tensor, "batch steps"],
-    known: Bool[Tensor, "batch steps"],
-    mask: Bool[Tensor, "batch time"],
+    rewards: PerStep, ends: Int64[Tensor, "batch steps"], known: KnownSteps, mask: Bool[Tensor, "batch time"]
 ) -> Float[Tensor, "batch time"]:
     """Put each step's reward on the token that ends it, as PPO wants it.
 

@@ -13,10 +13,7 @@ Combine = Literal["mean", "worst", "uncertainty"]
 
 
 def combine_members(
-    scores: Float[Tensor, "members responses"],
-    how: Combine = "mean",
-    *,
-    uncertainty_weight: float = 0.1,
+    scores: Float[Tensor, "members responses"], how: Combine = "mean", *, uncertainty_weight: float = 0.1
 ) -> Float[Tensor, " responses"]:
     """Put the members' scores of each response together: what they say on average, at worst, or less their disagreement.
 

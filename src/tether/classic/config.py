@@ -200,10 +200,6 @@ class TrainingConfig(ClassicConfig):
         return self
 
     @property
-    def rows_per_update(self) -> int:
-        return self.per_device_train_batch_size * self.gradient_accumulation_steps
-
-    @property
     def tracker(self) -> TrackerName | None:
         """The one that is to have the numbers too."""
         names: list[Reporting] = self.report_to if isinstance(self.report_to, list) else [self.report_to or "none"]

@@ -90,7 +90,8 @@ class _Trainer:
             raise DataError("train_dataset has no row that can be used")
         log = Log(args.output_dir, {"trainer": type(args).__name__, **args.to_dict()}, args.tracker, {"name": args.run_name})
         assert log.run is not None
-        plan = plan_updates(len(rows), args.rows_per_update, args.num_train_epochs, args.seed)
+        rows_per_update = args.per_device_train_batch_size * args.gradient_accumulation_steps
+        plan = plan_updates(len(rows), rows_per_update, args.num_train_epochs, args.seed)
         config = SupervisedConfig(optimizer=args.optimizer(len(plan)), checkpoint_every=args.save_steps, seed=args.seed)
 
         def progress(done: int, total: int, metrics: Mapping[str, float]) -> None:

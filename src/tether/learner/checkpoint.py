@@ -9,13 +9,12 @@ from __future__ import annotations
 import errno
 import hashlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -192,16 +191,11 @@ def _no_space(folder: Path, step: int, tensors: Mapping[str, Tensor]) -> str:
     )
 
 
-def prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{prefix}.{key}": value for key, value in tensors.items()}
+def numbered(name: str, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
+    """A list of tensors as a checkpoint holds it, `name.0` and so on."""
+    return {f"{name}.{number}": tensor for number, tensor in enumerate(tensors)}
 
 
-def unprefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    start = f"{prefix}."
-    return {key.removeprefix(start): value for key, value in tensors.items() if key.startswith(start)}
-
-
-def copy_tensors(source: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Detached clones, as a best-so-far needs them."""
-    with torch.no_grad():
-        return {key: value.detach().clone() for key, value in source.items()}
+def listed(name: str, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """The inverse of `numbered`; empty where there are none of this name."""
+    return [tensors[f"{name}.{number}"] for number in range(sum(key.startswith(f"{name}.") for key in tensors))]

@@ -23,23 +23,13 @@ class LearnerConfig(Config):
 
 
 class Rates(NamedTuple):
-    """The default learning rates of a stage: adapters bear, and need, far higher ones than whole models."""
+    """The default learning rates of a stage: adapters bear, and need, far higher ones than whole models.
+
+    Measured by benchmarks.defaults; docs/algorithms/README.md has those of all stages.
+    """
 
     adapters: float
     whole: float
-
-
-RATES: dict[str, Rates] = {
-    "sft": Rates(5e-4, 2e-5),
-    "reward": Rates(5e-4, 1e-5),
-    "process": Rates(5e-4, 1e-5),
-    "direct": Rates(2e-4, 1e-6),
-    "kto": Rates(2e-4, 1e-6),
-    "policy": Rates(5e-4, 3e-6),
-    "best_of_n": Rates(5e-4, 1e-5),
-    "online_direct": Rates(5e-4, 1e-6),
-}
-"""By stage; `policy` is every method with a policy gradient. Measured by benchmarks.defaults; docs/algorithms/README.md."""
 
 
 class OptimizerConfig(Config):

@@ -24,13 +24,9 @@ def deterministic() -> Iterator[None]:
 
     The trap: cuBLAS reads its setting when CUDA starts, so open the block before anything is on a GPU.
     """
-    before = (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.is_deterministic_algorithms_warn_only_enabled(),
-        torch.backends.cudnn.deterministic,
-        torch.backends.cudnn.benchmark,
-        os.environ.get(WORKSPACE),
-    )
+    enabled, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
+    workspace = os.environ.get(WORKSPACE)
     os.environ.setdefault(WORKSPACE, ":4096:8")
     torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     torch.use_deterministic_algorithms(True)
@@ -45,7 +41,7 @@ def deterministic() -> Iterator[None]:
             "on a CPU, or choose settings that do without that kernel (docs/determinism.md)"
         ) from error
     finally:
-        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = before[2], before[3]
-        if before[4] is None:
+        torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
+        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
+        if workspace is None:
             os.environ.pop(WORKSPACE, None)

@@ -20,7 +20,7 @@ from tether.core.protocols import doing
 from tether.core.rundir import RunDirectory, read_json, write_json
 from tether.core.stopping import Stopping
 from tether.core.watchdog import Watchdog
-from tether.learner.checkpoint import Checkpoints, copy_tensors, prefixed, unprefixed
+from tether.learner.checkpoint import Checkpoints, listed, numbered
 from tether.learner.config import SupervisedConfig
 from tether.learner.local import LocalLearner
 from tether.learner.ranks import here
@@ -77,7 +77,7 @@ class SupervisedLoop:
     evaluate_every: int = 0
     progress: Progress | None = None
     losses: list[float] = field(default_factory=list)
-    best: dict[str, Tensor] = field(default_factory=dict)
+    best: list[Tensor] = field(default_factory=list)
     best_loss: float = math.inf
     best_update: int = -1
     _left_out: set[int] = field(default_factory=set)
@@ -126,8 +126,8 @@ class SupervisedLoop:
                 "directory."
             )
         with torch.no_grad():
-            for index, weights in self.best.items():
-                self.learner.parameters[int(index)].copy_(weights)
+            for parameter, weights in zip(self.learner.parameters, self.best, strict=False):
+                parameter.copy_(weights)
 
     def _update(self, rows: list[Any], number: int) -> dict[str, float]:
         """A step whose torch generators start from what seed and number say; they stand as before after it."""
@@ -142,14 +142,14 @@ class SupervisedLoop:
     def _evaluated(self, metrics: Metrics) -> Metrics:
         if metrics["eval_loss"] < self.best_loss:
             self.best_loss, self.best_update = metrics["eval_loss"], self.learner.updates
-            self.best = copy_tensors({str(i): p for i, p in enumerate(self.learner.parameters)})
+            self.best = [parameter.detach().clone() for parameter in self.learner.parameters]
         return metrics
 
     def _save(self, saved: Checkpoints, number: int) -> None:
         tensors, values = self.learner.state()
         values = {**values, "best_value": self.best_loss if self.best else None, "best_update": self.best_update}
         self.run.flush()
-        saved.save(number, {**tensors, **prefixed("best", self.best)}, values)
+        saved.save(number, {**tensors, **numbered("best", self.best)}, values)
 
     def _resume(self, saved: Checkpoints) -> int:
         """Put the newest checkpoint in place; the number of updates that were made."""
@@ -159,7 +159,7 @@ class SupervisedLoop:
         if checkpoint is not None:
             tensors, values = checkpoint
             self.learner.load_state(tensors, values)
-            self.best, updates = unprefixed("best", tensors), values["updates"]
+            self.best, updates = listed("best", tensors), values["updates"]
             if self.best:
                 self.best_loss, self.best_update = values["best_value"], values["best_update"]
         elif self.config.rewind_spike:
@@ -181,7 +181,7 @@ class SupervisedLoop:
                 f"{self.run.path / 'skipped'}, lower optimizer.learning_rate, or leave rewind_spike out."
             )
         write_json(self.run.path / "left_out.json", sorted({*self._left_out, number}))
-        self.best, self.best_loss, self.best_update = {}, math.inf, -1
+        self.best, self.best_loss, self.best_update = [], math.inf, -1
         return self._resume(saved)
 
 

@@ -17,7 +17,7 @@ from tether.core.rundir import read_json
 from tether.core.types import Conversation, Json, Message, assistant, user
 from tether.data.batches import make_batch
 from tether.data.chat import Encoded
-from tether.learner.checkpoint import load_checkpoint, unprefixed
+from tether.learner.checkpoint import listed, load_checkpoint
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, add_adapter, make_readable
@@ -186,21 +186,20 @@ def role_of_checkpoint(path: Path, config: Json) -> tuple[Role, LoadedModel]:
     name = section_of(config)
     assert name is not None
     tensors, _ = load_checkpoint(path)
-    weights = unprefixed("best", tensors) or unprefixed("ema", tensors) or unprefixed("master", tensors)
+    weights = listed("best", tensors) or listed("ema", tensors) or listed("master", tensors)
     loaded = open_model(build(ModelConfig, config["model"], where=f"{path}: model"), seed=config["seed"])
     lora, head = config[name].get("lora"), None
     if name in ("reward", "process"):
-        outputs = len(weights.get(str(len(weights) - 1), ()))  # the head's bias comes last
+        outputs = len(weights[-1]) if weights else 0  # the head's bias comes last
         head = ScalarHead(loaded.model.config.get_text_config().hidden_size, outputs=max(1, outputs)).to(loaded.model.device)
     model = add_adapter(loaded.model, "own", LoraConfig.model_validate(lora)) if lora else loaded.model
     role = Role(model, "own" if lora else None, head)
     parameters = role.parameters()
-    shapes = [weights[str(i)].shape if str(i) in weights else None for i in range(len(parameters))]
-    if shapes != [parameter.shape for parameter in parameters]:
+    if [tensor.shape for tensor in weights[: len(parameters)]] != [parameter.shape for parameter in parameters]:
         raise RunError(f"{path} does not fit the model of its run, {loaded.source}. Has that changed since?")
     with torch.no_grad():
-        for index, parameter in enumerate(parameters):
-            parameter.copy_(weights[str(index)])
+        for parameter, tensor in zip(parameters, weights, strict=False):
+            parameter.copy_(tensor)
     if head is not None and name == "reward" and head.outputs > 1:
         role.head = head.only(0)  # quality, without length
     role.train_mode(False)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, Literal
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
@@ -23,11 +23,12 @@ from tether.core.types import Json, Prompt, Rollout, Score
 from tether.data.batches import TokenBatch, batches_for
 from tether.data.chat import ChatEncoder, Encoded
 from tether.learner.average import WeightAverage
-from tether.learner.config import RATES, OptimizerConfig, Rates
+from tether.learner.config import OptimizerConfig, Rates
 from tether.learner.local import LocalLearner
 from tether.learner.loop import epoch_order, split_evenly
 from tether.models.trunk import Role
-from tether.stages.policy_config import SampledConfig
+from tether.stages.policy_config import TO_ZERO, SampledConfig
+from tether.stages.reference import whole_logprobs
 from tether.stages.rollouts import Clock, Step, penalised_scores, sample_and_score, sample_metrics
 from tether.stages.supervised import Update, accumulate
 
@@ -35,7 +36,7 @@ from tether.stages.supervised import Update, accumulate
 class BestOfNConfig(SampledConfig):
     """Settings of the stage; lengths are in tokens."""
 
-    rates: ClassVar[Rates] = RATES["best_of_n"]
+    rates: ClassVar[Rates] = Rates(5e-4, 1e-5)
 
     steps: int = Field(default=20, ge=1, description="rounds: sample, keep, imitate")
     samples_per_prompt: int = Field(default=8, ge=1, description="the n of best-of-n")
@@ -47,9 +48,7 @@ class BestOfNConfig(SampledConfig):
         "token", description="weight of a token: the same for all, or its response's share"
     )
     report_kl: bool = Field(default=True, description="run the reference, to know how far the policy has moved")
-    optimizer: OptimizerConfig = Field(
-        default=OptimizerConfig(schedule="linear", final_fraction=0.0), description="AdamW and its learning rate"
-    )
+    optimizer: OptimizerConfig = Field(default=TO_ZERO, description="AdamW and its learning rate")
 
     @model_validator(mode="after")
     def _check_selection(self) -> BestOfNConfig:
@@ -62,11 +61,8 @@ class BestOfNConfig(SampledConfig):
             )
         return self
 
-    @property
-    def total_updates(self) -> int:
-        return self.steps * self.epochs * self.minibatches
 
-
+@dataclass(eq=False)
 class BestOfN:
     """One policy and a reward source; with a reference also the distance from it, which is measured and never trained on.
 
@@ -78,26 +74,24 @@ class BestOfN:
         ValueError: `report_kl` without a reference.
     """
 
+    config: BestOfNConfig
+    policy: Role
+    reference: Role | None
+    reward: RewardSource
+    engine: Engine
+    encoder: ChatEncoder
     stopped = False
 
-    def __init__(
-        self,
-        config: BestOfNConfig,
-        policy: Role,
-        reference: Role | None,
-        reward: RewardSource,
-        engine: Engine,
-        encoder: ChatEncoder,
-    ) -> None:
-        if config.report_kl and reference is None:
+    def __post_init__(self) -> None:
+        config, policy = self.config, self.policy
+        if config.report_kl and self.reference is None:
             raise ValueError("report_kl needs a reference role")
-        self.config, self.policy, self.reference = config, policy, reference if config.report_kl else None
-        self.reward, self.engine, self.encoder = reward, engine, encoder
-        self.learner = LocalLearner(policy.parameters(), config.optimizer_for(policy.adapter), config.total_updates)
+        self.reference = self.reference if config.report_kl else None
+        updates = config.steps * config.epochs * config.minibatches
+        self.learner = LocalLearner(policy.parameters(), config.optimizer_for(policy.adapter), updates)
         self.average = WeightAverage(self.learner, config.ema_decay, [policy])
-        for role in (policy, self.reference):
-            if role is not None:
-                role.train_mode(False)
+        for role in filter(None, (policy, self.reference)):
+            role.train_mode(False)
 
     def step(self, prompts: Sequence[Prompt], number: int) -> Step:
         """One round: sample, score, select, measure, imitate."""
@@ -107,9 +101,7 @@ class BestOfN:
         metrics = self.measure(rollouts, scores, selected)
         clock.lap("evaluate")
         metrics.update(self.update([rollouts[i] for i in selected], number))
-        self.engine.update_weights(number + 1)
-        clock.lap("update")
-        return Step({**metrics, **clock.times(sum(len(r.response_ids) for r in rollouts))}, rollouts, scores)
+        return Step(metrics, rollouts, scores).hand_over(self.engine, number, clock)
 
     def ordinals(self, number: int) -> range:
         return self.config.ordinals(number)
@@ -178,12 +170,7 @@ class BestOfN:
         batches = batches_for(self.policy, sequences, self.encoder.pad_id, self.config.micro_batch_tokens)
         return accumulate(Update((batch for _, batch in batches), loss), self.learner)[0]
 
-    @torch.no_grad()
     def _totals(self, role: Role, sequences: Sequence[Encoded]) -> list[float]:
         """Log-probability of each whole response."""
-        totals = [0.0] * len(sequences)
-        for cut, batch in batches_for(role, sequences, self.encoder.pad_id, self.config.micro_batch_tokens):
-            sums = batch.scatter(role.logprobs(batch, self.config.temperature)[0]).sum(-1)
-            for index, value in zip(cut, sums.tolist(), strict=True):
-                totals[index] = value
-        return totals
+        config = self.config
+        return whole_logprobs(role, sequences, self.encoder.pad_id, config.micro_batch_tokens, config.temperature).tolist()

@@ -17,22 +17,15 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from tether.algorithms.preference_losses import (
-    REFERENCE_FREE,
-    dpo_loss,
-    ipo_loss,
-    negative_log_likelihood,
-    orpo_loss,
-    robust_dpo_loss,
-    simpo_loss,
-)
+from tether.algorithms import preference_losses as losses
+from tether.algorithms.preference_losses import REFERENCE_FREE
 from tether.core.config import Config
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison, Json
 from tether.data.chat import ChatEncoder
 from tether.data.prepare import Ranking, Split, encode_comparisons, pairs_of, prepare, sequences_of
 from tether.evaluation.winrate import pairwise_accuracy, share_in_order
-from tether.learner.config import RATES, Rates, ReferencedConfig
+from tether.learner.config import Rates, ReferencedConfig
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
 from tether.stages.reference import Likelihoods, ReferenceTable
@@ -57,9 +50,9 @@ class PairLossConfig(Config):
     @model_validator(mode="after")
     def _check_loss(self) -> PairLossConfig:
         owners = {"label_smoothing": ("dpo", "robust"), "margin": ("simpo",), "average": ("ipo",)}
-        for option, losses in owners.items():
-            if option in self.model_fields_set and self.loss not in losses:
-                owner, name = " and ".join(losses), self.section
+        for option, methods in owners.items():
+            if option in self.model_fields_set and self.loss not in methods:
+                owner, name = " and ".join(methods), self.section
                 raise ValueError(f"{name}.{option} has no effect with {name}.loss = '{self.loss}'; it belongs to {owner}")
         if self.loss == "robust" and self.label_smoothing == 0:
             name = self.section
@@ -81,7 +74,7 @@ class DirectConfig(PairLossConfig, ReferencedConfig):
     """Settings of the stage; lengths are in tokens."""
 
     section: ClassVar[str] = "direct"
-    rates: ClassVar[Rates] = RATES["direct"]
+    rates: ClassVar[Rates] = Rates(2e-4, 1e-6)
 
     @model_validator(mode="after")
     def _check_reference(self) -> DirectConfig:
@@ -116,19 +109,19 @@ class PairLoss:
         if config.likelihood:
             # Each preferred response counts once a pair, by the mean over its tokens, as ORPO and RPO have it.
             per_token = (logprobs / lengths[:, None])[better] * weights[:, None]
-            loss = loss + config.likelihood * negative_log_likelihood(per_token, mask[better], denominator=num_pairs)
+            loss = loss + config.likelihood * losses.negative_log_likelihood(per_token, mask[better], denominator=num_pairs)
         return loss, config.strength * rewards.detach()
 
     def _compare(self, better: Tensor, worse: Tensor, *, weights: Tensor, denominator: int) -> Tensor:
         config, beta = self.config, self.config.strength
-        losses: dict[str, Callable[..., Tensor]] = {
-            "dpo": partial(dpo_loss, beta=beta, label_smoothing=config.label_smoothing),
-            "robust": partial(robust_dpo_loss, beta=beta, label_smoothing=config.label_smoothing),
-            "ipo": partial(ipo_loss, beta=beta),
-            "simpo": partial(simpo_loss, beta=beta, margin=config.margin),
-            "orpo": orpo_loss,
+        compared: dict[str, Callable[..., Tensor]] = {
+            "dpo": partial(losses.dpo_loss, beta=beta, label_smoothing=config.label_smoothing),
+            "robust": partial(losses.robust_dpo_loss, beta=beta, label_smoothing=config.label_smoothing),
+            "ipo": partial(losses.ipo_loss, beta=beta),
+            "simpo": partial(losses.simpo_loss, beta=beta, margin=config.margin),
+            "orpo": losses.orpo_loss,
         }
-        loss = losses[config.loss](better, worse, weights=weights, denominator=denominator)
+        loss = compared[config.loss](better, worse, weights=weights, denominator=denominator)
         return beta * loss if config.loss == "orpo" else loss
 
     def update(self, rankings: Sequence[Ranking]) -> Update[list[Ranking]]:

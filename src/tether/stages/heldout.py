@@ -6,11 +6,11 @@ import hashlib
 import shutil
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Literal, Protocol, Self
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
 
 from tether.core.config import Config
 from tether.core.errors import DataError
@@ -23,6 +23,7 @@ from tether.evaluation.peaks import best_step, chosen_by_others, has_fallen, pea
 from tether.evaluation.sycophancy import Sycophancy
 from tether.evaluation.winrate import before_and_after, mean_estimate
 from tether.learner.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint
+from tether.learner.local import LocalLearner
 
 SEED = 7919
 """Added to the stage's: the held-out samples share no randomness with those of training."""
@@ -87,13 +88,7 @@ def held_out_split(prompts: Sequence[Prompt], count: int) -> tuple[list[Prompt],
 Scores = list[float | None]
 
 
-class Keeper(Protocol):
-    """A learner, of which only the parameters are needed: the best of them are kept."""
-
-    @property
-    def parameters(self) -> Sequence[Tensor]: ...
-
-
+@dataclass(eq=False)
 class HeldOut:
     """The same prompts with the same randomness at every measurement, so that differences are the policy's.
 
@@ -107,27 +102,24 @@ class HeldOut:
         sycophancy: measured on the same policy at the same steps.
     """
 
-    def __init__(
-        self,
-        config: EvaluateConfig,
-        prompts: Sequence[Prompt],
-        judge: Scorer,
-        engine: Engine,
-        sampling: Sampling,
-        run: RunDirectory,
-        *,
-        seed: int,
-        learner: Keeper | None = None,
-        name: str = "heldout",
-        reward: Scorer | None = None,
-        beside: Callable[[Sequence[Rollout]], Mapping[str, Scores]] | None = None,
-        sycophancy: Sycophancy | None = None,
-    ) -> None:
-        self.config, self.prompts, self.judge, self.engine = config, prompts, judge, engine
-        self.sampling, self.run, self.seed, self.name = sampling, run, seed + SEED, name
-        self.learner = learner if config.keep == "best" else None
-        self.reward, self.beside, self.sycophancy = reward, beside, sycophancy
-        self.groups = [str(i) for i in range(len(prompts)) for _ in range(config.samples_per_prompt)]
+    config: EvaluateConfig
+    prompts: Sequence[Prompt]
+    judge: Scorer
+    engine: Engine
+    sampling: Sampling
+    run: RunDirectory
+    _: KW_ONLY
+    seed: int
+    learner: LocalLearner | None = None
+    name: str = "heldout"
+    reward: Scorer | None = None
+    beside: Callable[[Sequence[Rollout]], Mapping[str, Scores]] | None = None
+    sycophancy: Sycophancy | None = None
+
+    def __post_init__(self) -> None:
+        self.seed += SEED
+        self.learner = self.learner if self.config.keep == "best" else None
+        self.groups = [str(i) for i in range(len(self.prompts)) for _ in range(self.config.samples_per_prompt)]
 
     def answers(self, temperature: float) -> list[Rollout]:
         """Answers to all prompts at a temperature."""
@@ -180,7 +172,7 @@ class HeldOut:
         sharper = sharpening(start, (entropy, columns[key]), self.groups, own) if own in start else None
         return {} if sharper is None else {f"sharpening/{name}": value for name, value in sharper.metrics().items()}
 
-    def _keep(self, step: int, learner: Keeper) -> None:
+    def _keep(self, step: int, learner: LocalLearner) -> None:
         """Save these weights, before the row that calls them the best; those an interrupted run kept from here on go.
 
         The older ones stay until the end: a run that goes on from a checkpoint before them may need any.

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from pydantic import Field
@@ -26,7 +26,7 @@ from tether.core.types import Feedback, Json
 from tether.data.batches import cut_batches
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.prepare import JudgedPrompt, Split, mismatched, prepare_feedback, sequences_of, verdicts_of
-from tether.learner.config import RATES, Rates, ReferencedConfig
+from tether.learner.config import Rates, ReferencedConfig
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
 from tether.stages.reference import Likelihoods, ReferenceTable
@@ -37,22 +37,29 @@ RECOMMENDED_BALANCE = (1.0, 4 / 3)
 WATCHED = ("loss", "accuracy", "reward_desirable", "reward_undesirable", "kl_baseline", "mismatched")
 
 
+class ClassWeights(NamedTuple):
+    """λ_D and λ_U."""
+
+    desirable_weight: float
+    undesirable_weight: float
+
+
 class KTOConfig(ReferencedConfig):
     """Settings of the stage; lengths are in tokens."""
 
-    rates: ClassVar[Rates] = RATES["kto"]
+    rates: ClassVar[Rates] = Rates(2e-4, 1e-6)
 
     beta: float = Field(default=0.1, gt=0, description="strength of the KL constraint")
     desirable_weight: float | None = Field(default=None, gt=0, description="λ_D; unset: both classes weigh alike, at least 1")
     undesirable_weight: float | None = Field(default=None, gt=0, description="λ_U; unset: likewise")
     prompts_per_update: int = Field(default=16, ge=2, description="z0 is estimated over all their responses")
 
-    def weights(self, num_desirable: int, num_undesirable: int) -> tuple[float, float]:
-        """(λ_D, λ_U) for these counts of responses: the ones that are set, and otherwise those that balance the classes."""
+    def weights(self, num_desirable: int, num_undesirable: int) -> ClassWeights:
+        """Those for these counts of responses: the ones that are set, and otherwise those that balance the classes."""
         ratio, desirable, undesirable = num_undesirable / num_desirable, self.desirable_weight, self.undesirable_weight
         if desirable is None:
             desirable = max(1.0, ratio) if undesirable is None else undesirable * ratio
-        return desirable, desirable / ratio if undesirable is None else undesirable
+        return ClassWeights(desirable, desirable / ratio if undesirable is None else undesirable)
 
 
 class KTO:
@@ -97,15 +104,8 @@ class KTO:
         """The loss of these prompts' responses over `num_responses`, and the reward beta × log ratio of each."""
         (places, desirable), beta = verdicts_of(judged), self.config.beta
         ratios = self._log_ratios(sequences_of(judged))[places]
-        loss = kto_loss(
-            ratios,
-            torch.tensor(desirable, device=ratios.device),
-            ratios.new_tensor(baseline),
-            beta=beta,
-            desirable_weight=self.weights[0],
-            undesirable_weight=self.weights[1],
-            denominator=num_responses,
-        )
+        labels, z0 = torch.tensor(desirable, device=ratios.device), ratios.new_tensor(baseline)
+        loss = kto_loss(ratios, labels, z0, beta=beta, denominator=num_responses, **self.weights._asdict())
         return loss, (beta * ratios.detach()).tolist()
 
     def _log_ratios(self, sequences: Sequence[Encoded]) -> Tensor:
@@ -156,8 +156,7 @@ class KTO:
                 "for 1 to 4/3. Unset kto.desirable_weight or kto.undesirable_weight to have it balanced.",
                 stacklevel=3,
             )
-        weights = {"desirable_weight": self.weights[0], "undesirable_weight": self.weights[1]}
-        return {"num_desirable": good, "num_undesirable": bad, **weights, "class_balance": balance}
+        return {"num_desirable": good, "num_undesirable": bad, **self.weights._asdict(), "class_balance": balance}
 
 
 def rewards_by_class(rewards: Sequence[float], desirable: Sequence[bool]) -> dict[str, float]:

@@ -20,7 +20,7 @@ from tether.core.types import Json, Prompt, Rollout, Score
 from tether.data.chat import ChatEncoder
 from tether.data.prepare import Ranking
 from tether.learner.average import WeightAverage
-from tether.learner.config import RATES, Rates
+from tether.learner.config import Rates
 from tether.learner.local import LocalLearner
 from tether.models.trunk import Role
 from tether.stages.direct import REFERENCE_FREE, PairLoss, PairLossConfig
@@ -34,7 +34,7 @@ class OnlineDirectConfig(PairLossConfig, SampledConfig):
     """Settings of the stage; lengths are in tokens."""
 
     section: ClassVar[str] = "online_direct"
-    rates: ClassVar[Rates] = RATES["online_direct"]
+    rates: ClassVar[Rates] = Rates(5e-4, 1e-6)
 
     prompts_per_step: int = Field(default=64, ge=1, description="each gives one pair, or none")
     samples_per_prompt: int = Field(default=2, ge=2, description="the best and the worst of them are the pair")
@@ -80,23 +80,21 @@ def best_and_worst(
     return pairs, skipped
 
 
+@dataclass(eq=False)
 class OnlineDirect:
     """A policy, a fixed reference (none for orpo and simpo), a reward source and an engine that samples from the policy."""
 
+    config: OnlineDirectConfig
+    policy: Role
+    reference: Role | None
+    reward: RewardSource
+    engine: Engine
+    encoder: ChatEncoder
     stopped = False
 
-    def __init__(
-        self,
-        config: OnlineDirectConfig,
-        policy: Role,
-        reference: Role | None,
-        reward: RewardSource,
-        engine: Engine,
-        encoder: ChatEncoder,
-    ) -> None:
-        self.config, self.policy = config, policy
-        self.reward, self.engine, self.encoder = reward, engine, encoder
-        likelihoods = Likelihoods(policy, reference, encoder, config.micro_batch_tokens, config.temperature)
+    def __post_init__(self) -> None:
+        config, policy = self.config, self.policy
+        likelihoods = Likelihoods(policy, self.reference, self.encoder, config.micro_batch_tokens, config.temperature)
         likelihoods.without_dropout()
         self.pairs = PairLoss(config, likelihoods)
         self.learner = LocalLearner(policy.parameters(), config.optimizer_for(policy.adapter), config.steps)
@@ -110,10 +108,7 @@ class OnlineDirect:
         pairs, skipped = best_and_worst(rollouts, scores, config.samples_per_prompt, missing_stop_penalty=penalty)
         metrics = self.update([pair.ranking(self.encoder, str(place)) for place, pair in enumerate(pairs)])
         metrics |= {"pairs/used": len(pairs), **{f"pairs/{reason}": count for reason, count in skipped.items()}}
-        self.engine.update_weights(number + 1)
-        clock.lap("update")
-        times = clock.times(sum(len(r.response_ids) for r in rollouts))
-        return Step({**metrics, **sample_metrics(rollouts, scores), **times}, rollouts, scores)
+        return Step(metrics | sample_metrics(rollouts, scores), rollouts, scores).hand_over(self.engine, number, clock)
 
     def ordinals(self, number: int) -> range:
         return self.config.ordinals(number)

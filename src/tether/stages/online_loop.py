@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, Protocol, TypeVar
 
 from tether.core.errors import DataError, RewardError
-from tether.core.protocols import Engine, Monitor, OrderingEngine, RewardSource, Stateful, doing
+from tether.core.protocols import AdaptiveReward, Engine, Monitor, OrderingEngine, RewardSource, Stateful, doing
 from tether.core.rundir import RunDirectory
 from tether.core.stopping import Stopping
 from tether.core.trend import Trend, trend
-from tether.core.types import Json, Prompt, Score
+from tether.core.types import Json, Prompt
 from tether.core.watchdog import Watchdog
 from tether.learner.average import WeightAverage
-from tether.learner.checkpoint import Checkpoints, prefixed, unprefixed
+from tether.learner.checkpoint import Checkpoints, listed, numbered
 from tether.learner.local import LocalLearner
 from tether.learner.loop import endless, replayable
 from tether.learner.ranks import here
@@ -22,13 +22,6 @@ from tether.stages.policy_config import SampledConfig
 from tether.stages.rollouts import Step
 
 T = TypeVar("T")
-
-
-@runtime_checkable
-class Follower(Stateful, Protocol):
-    """A reward source that learns from the scores of each step; its next scores depend on its state."""
-
-    def learn(self, scores: Sequence[Score]) -> Mapping[str, float]: ...
 
 
 class SamplingStage(Protocol):
@@ -103,7 +96,7 @@ def train(
                     _save(stage, run, checkpoints, done, monitor)
                 raise
             done += 1
-            if isinstance(stage.reward, Follower):
+            if isinstance(stage.reward, AdaptiveReward):
                 metrics.update(stage.reward.learn(scores))
             if on_step is not None:
                 metrics.update(on_step(done, metrics))
@@ -141,15 +134,18 @@ def order_ahead(stage: SamplingStage, prompts: Sequence[Prompt], number: int) ->
         engine.order(later, step_prompts(prompts, stage, later), config.sampling, **how)
 
 
+def _parts(stage: SamplingStage, monitor: Monitor | None) -> dict[str, Stateful]:
+    """Everything beside the stage itself whose state a later step depends on."""
+    parts = {"monitor": monitor, "reward": stage.reward, "engine": stage.engine}
+    return {name: part for name, part in parts.items() if isinstance(part, Stateful)}
+
+
 def _save(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, number: int, monitor: Monitor | None) -> None:
     tensors, values = stage.learner.state()
-    average = prefixed("ema", {str(i): t for i, t in enumerate(stage.average.tensors or [])})
-    reward, engine = isinstance(stage.reward, Follower), isinstance(stage.engine, OrderingEngine)
-    parts: Json = {"monitor": monitor, "reward": stage.reward if reward else None, "engine": stage.engine if engine else None}
     own = stage.state() if isinstance(stage, Stateful) else {}
-    states = {name: part.state() for name, part in parts.items() if part is not None}
+    states = {name: part.state() for name, part in _parts(stage, monitor).items()}
     run.flush()
-    checkpoints.save(number, {**tensors, **average}, {**values, **own, **states})
+    checkpoints.save(number, {**tensors, **numbered("ema", stage.average.tensors or ())}, {**values, **own, **states})
 
 
 def _resume(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, monitor: Monitor | None) -> int:
@@ -160,16 +156,11 @@ def _resume(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, m
         return 0
     tensors, values = checkpoint
     stage.learner.load_state(tensors, values)
-    average = unprefixed("ema", tensors)
-    stage.average.tensors = [average[str(i)].clone() for i in range(len(average))] or None
+    stage.average.tensors = [tensor.clone() for tensor in listed("ema", tensors)] or None
     if isinstance(stage, Stateful):
         stage.load_state(values)
-    if isinstance(stage.reward, Follower):
-        stage.reward.load_state(values.get("reward", {}))
-    if isinstance(stage.engine, OrderingEngine):
-        stage.engine.load_state(values["engine"])
-    if monitor is not None:
-        monitor.load_state(values["monitor"])
+    for name, part in _parts(stage, monitor).items():
+        part.load_state(values.get(name, {}))
     stage.engine.update_weights(values["step"])
     run.truncate(values["step"])
     return values["step"]

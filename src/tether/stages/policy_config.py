@@ -12,7 +12,7 @@ from pydantic import Field, ModelWrapValidatorHandler, model_validator
 
 from tether.core.config import Config
 from tether.core.types import Json, Sampling
-from tether.learner.config import RATES, OptimizerConfig, Rates, TrainedConfig
+from tether.learner.config import OptimizerConfig, Rates, TrainedConfig
 
 Algorithm = Literal["ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "rloo", "reinforce++", "reinforce++_baseline"]
 
@@ -34,6 +34,10 @@ PRESETS: dict[str, Json] = {
     | {"kl": {"place": "loss", "estimator": "k2", "coefficient": 0.05}},
 }
 """What each published method sets; everything else stands at the defaults below. Links: docs/algorithms."""
+
+
+TO_ZERO = OptimizerConfig(schedule="linear", final_fraction=0.0)
+"""The learning rate falls in a line."""
 
 
 class SampledConfig(TrainedConfig):
@@ -89,7 +93,7 @@ class KLConfig(Config):
 class PolicyConfig(SampledConfig):
     """Settings of a policy-gradient stage; lengths are in tokens. `algorithm` fills in what is not said."""
 
-    rates: ClassVar[Rates] = RATES["policy"]
+    rates: ClassVar[Rates] = Rates(5e-4, 3e-6)
 
     algorithm: Algorithm = "ppo"
     top_p: float = Field(default=1.0, gt=0, le=1, description="of sampling; training refuses less than 1")
@@ -161,9 +165,7 @@ class PolicyConfig(SampledConfig):
     )
     kl: KLConfig = Field(default=KLConfig(), description="the penalty for going away from the reference")
 
-    optimizer: OptimizerConfig = Field(
-        default=OptimizerConfig(schedule="linear", final_fraction=0.0), description="AdamW and its learning rate"
-    )
+    optimizer: OptimizerConfig = Field(default=TO_ZERO, description="AdamW and its learning rate")
 
     @model_validator(mode="wrap")
     @classmethod
@@ -184,14 +186,13 @@ class PolicyConfig(SampledConfig):
 
     def check_effects(self) -> None:
         """Refuse what was set and would change nothing, and what cannot be combined."""
-        for owner, prefix, rules in ((self, "", _EFFECTS), (self.kl, "kl.", _KL_EFFECTS)):
-            for options, has_effect, needs in rules:
-                for option in [name for name in options if name in owner.model_fields_set]:
-                    if not has_effect(self):
-                        raise ValueError(f"{prefix}{option} has no effect {needs}")
-        for wrong, message in _CONFLICTS:
-            if wrong(self):
-                raise ValueError(message)
+        given = {*self.model_fields_set, *(f"kl.{name}" for name in self.kl.model_fields_set)}
+        for options, has_effect, needs in _EFFECTS:
+            for option in filter(given.__contains__, options):
+                if not has_effect(self):
+                    raise ValueError(f"{option} has no effect {needs}")
+        if conflict := _conflict(self):
+            raise ValueError(conflict)
 
     @property
     def one_update(self) -> bool:
@@ -229,56 +230,45 @@ _EFFECTS: tuple[Rule, ...] = (
         "with one update a batch: nothing has moved when the ratio is taken. Set epochs or minibatches above 1",
     ),
     (("importance_cap",), lambda c: c.importance != "none", "without importance"),
+    (("kl.estimator",), lambda c: c.kl.place == "loss", "outside the loss (kl.place): rewards take k1"),
+    (("kl.estimator", "kl.place"), lambda c: c.kl.coefficient > 0, "with kl.coefficient = 0"),
+    (("kl.target",), lambda c: c.kl.mode != "fixed", "with kl.mode='fixed'; remove it or set kl.mode='adaptive' or 'stop'"),
+    (("kl.horizon",), lambda c: c.kl.mode == "adaptive", "without kl.mode='adaptive'"),
+    (("kl.report",), lambda c: c.kl.coefficient == 0, "with kl.coefficient above 0: the reference is run anyway"),
 )
-_KL_EFFECTS: tuple[Rule, ...] = (
-    (("estimator",), lambda c: c.kl.place == "loss", "outside the loss (kl.place): rewards take k1"),
-    (("estimator", "place"), lambda c: c.kl.coefficient > 0, "with kl.coefficient = 0"),
-    (("target",), lambda c: c.kl.mode != "fixed", "with kl.mode='fixed'; remove it or set kl.mode='adaptive' or 'stop'"),
-    (("horizon",), lambda c: c.kl.mode == "adaptive", "without kl.mode='adaptive'"),
-    (("report",), lambda c: c.kl.coefficient == 0, "with kl.coefficient above 0: the reference is run anyway"),
-)
-_CONFLICTS: tuple[tuple[Callable[[PolicyConfig], bool], str], ...] = (
-    (
-        lambda c: c.max_staleness > 0 and c.importance == "none",
-        "max_staleness above 0 learns from answers of earlier weights: correct for that, with importance = 'truncate' or 'mask'",
-    ),
-    (
-        lambda c: c.max_staleness > 0 and c.filter_groups,
-        "max_staleness asks for a step's answers before it is known which groups teach something: leave filter_groups out",
-    ),
-    (
-        lambda c: c.top_p < 1.0,
-        "top_p < 1 samples from a distribution whose log-probabilities the update does not have (its ratios would be of another "
-        "policy). Train with top_p = 1; use temperature to sharpen, and top_p when generating afterwards",
-    ),
-    (
-        lambda c: c.grouped and c.samples_per_prompt < 2,
-        "this baseline needs other samples of the same prompt: set samples_per_prompt to 2 or more",
-    ),
-    (
-        lambda c: c.surrogate == "reinforce" and not c.one_update,
-        "surrogate = 'reinforce' has no ratio, so that a second update on the same rollouts would be off policy: set epochs = 1 "
-        "and minibatches = 1, or take another surrogate",
-    ),
-    (
-        lambda c: c.surrogate == "cispo" and c.clip_range_high is None,
-        "surrogate = 'cispo' truncates weights at 1 + clip_range_high: set clip_range_high",
-    ),
-    (
-        lambda c: c.minibatches > c.prompts_per_step * c.samples_per_prompt,
-        "minibatches is above prompts_per_step x samples_per_prompt, the answers of a step: a minibatch needs at least one",
-    ),
-    (lambda c: c.overlong_buffer > c.max_new_tokens, "overlong_buffer is longer than max_new_tokens"),
-    (
-        lambda c: c.kl.mode == "adaptive" and c.kl.coefficient == 0,
-        "kl.coefficient = 0 cannot adapt: it is multiplied; start above 0",
-    ),
-    (
-        lambda c: c.kl.mode == "stop" and not c.needs_reference,
-        "kl.mode = 'stop' must see the KL: set kl.report or kl.coefficient",
-    ),
-    (
-        lambda c: c.step_rewards and c.kl.place == "sequence",
-        "kl.place = 'sequence' has no single score to be taken off with step_rewards: use 'token' or 'loss'",
-    ),
-)
+
+
+def _conflict(c: PolicyConfig) -> str:
+    """Why these settings cannot be combined; empty where they can."""
+    if c.max_staleness > 0 and c.importance == "none":
+        return (
+            "max_staleness above 0 learns from answers of earlier weights: correct for that, with importance = 'truncate' or "
+            "'mask'"
+        )
+    if c.max_staleness > 0 and c.filter_groups:
+        return "max_staleness asks for a step's answers before it is known which groups teach something: leave filter_groups out"
+    if c.top_p < 1.0:
+        return (
+            "top_p < 1 samples from a distribution whose log-probabilities the update does not have (its ratios would be of "
+            "another policy). Train with top_p = 1; use temperature to sharpen, and top_p when generating afterwards"
+        )
+    if c.grouped and c.samples_per_prompt < 2:
+        return "this baseline needs other samples of the same prompt: set samples_per_prompt to 2 or more"
+    if c.surrogate == "reinforce" and not c.one_update:
+        return (
+            "surrogate = 'reinforce' has no ratio, so that a second update on the same rollouts would be off policy: set epochs "
+            "= 1 and minibatches = 1, or take another surrogate"
+        )
+    if c.surrogate == "cispo" and c.clip_range_high is None:
+        return "surrogate = 'cispo' truncates weights at 1 + clip_range_high: set clip_range_high"
+    if c.minibatches > c.prompts_per_step * c.samples_per_prompt:
+        return "minibatches is above prompts_per_step x samples_per_prompt, the answers of a step: a minibatch needs at least one"
+    if c.overlong_buffer > c.max_new_tokens:
+        return "overlong_buffer is longer than max_new_tokens"
+    if c.kl.mode == "adaptive" and c.kl.coefficient == 0:
+        return "kl.coefficient = 0 cannot adapt: it is multiplied; start above 0"
+    if c.kl.mode == "stop" and not c.needs_reference:
+        return "kl.mode = 'stop' must see the KL: set kl.report or kl.coefficient"
+    if c.step_rewards and c.kl.place == "sequence":
+        return "kl.place = 'sequence' has no single score to be taken off with step_rewards: use 'token' or 'loss'"
+    return ""

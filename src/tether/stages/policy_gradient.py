@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tether.algorithms import policy_losses as losses
 from tether.algorithms.advantages import gae, returns_to_go
 from tether.algorithms.kl import (
     adapt_kl_coefficient,
@@ -25,15 +27,6 @@ from tether.algorithms.kl import (
     kl_target_reached,
 )
 from tether.algorithms.masked import masked_sum, whiten
-from tether.algorithms.policy_losses import (
-    PolicyDiagnostics,
-    cispo_loss,
-    entropy_bonus,
-    importance_weights,
-    ppo_clip_loss,
-    reinforce_loss,
-    value_loss,
-)
 from tether.core.errors import TrainingError
 from tether.core.protocols import Engine, RewardSource
 from tether.core.types import Json, Prompt, Rollout, Score
@@ -48,6 +41,7 @@ from tether.stages.reward_shaping import RewardShaping
 from tether.stages.rollouts import Clock, Experience, Step, deal, gather, sample_and_score, sample_metrics, silent, step_metrics
 
 
+@dataclass(eq=False)
 class PolicyGradient:
     """One policy and a reward source; with a tether its frozen reference, with a critic a value function.
 
@@ -60,23 +54,21 @@ class PolicyGradient:
         ValueError: a critic or a tether without its role, or a value role that the settings have no use for.
     """
 
-    def __init__(
-        self,
-        config: PolicyConfig,
-        policy: Role,
-        reference: Role | None,
-        value: Role | None,
-        reward: RewardSource,
-        engine: Engine,
-        encoder: ChatEncoder,
-    ) -> None:
+    config: PolicyConfig
+    policy: Role
+    reference: Role | None
+    value: Role | None
+    reward: RewardSource
+    engine: Engine
+    encoder: ChatEncoder
+
+    def __post_init__(self) -> None:
+        config, policy, value = self.config, self.policy, self.value
         if config.critic != (value is not None):
             raise ValueError("critic = true needs a value role, and critic = false takes none")
-        if config.needs_reference and reference is None:
+        if config.needs_reference and self.reference is None:
             raise ValueError("a KL in reward or loss, or reported, needs a reference role")
-        self.config, self.policy, self.value = config, policy, value
-        self.reference = reference if config.needs_reference else None
-        self.reward, self.engine, self.encoder = reward, engine, encoder
+        self.reference = self.reference if config.needs_reference else None
         self.shaping = RewardShaping(config, value.head if value is not None else None)
         self.kl_coefficient, self.stopped = config.kl.coefficient, False
         self.reserves = 0
@@ -99,12 +91,10 @@ class PolicyGradient:
         clock = Clock()
         rollouts, scores, sampling = self.sample(prompts, number, clock)
         metrics = self.learn(rollouts, scores, number, clock)
-        self.engine.update_weights(number + 1)
-        clock.lap("update")
         if self.config.max_staleness:
             ages = [number - rollout.policy_version for rollout in rollouts]
             metrics |= {"policy/staleness": sum(ages) / len(ages), "policy/staleness_max": float(max(ages))}
-        return Step({**metrics, **sampling, **clock.times(sum(len(r.response_ids) for r in rollouts))}, rollouts, scores)
+        return Step(metrics | sampling, rollouts, scores).hand_over(self.engine, number, clock)
 
     def learn(
         self, rollouts: Sequence[Rollout], scores: Sequence[Score], number: int, clock: Clock | None = None
@@ -290,13 +280,13 @@ class PolicyGradient:
             loss = loss + self.kl_coefficient * masked_sum(kl, mask) / denominator
         if flat_values is not None:
             values, returns = experience.part("values", index), experience.part("returns", index)
-            critic, clipped = value_loss(
+            critic, clipped = losses.value_loss(
                 batch.scatter(flat_values), values, returns, mask, clip_range=config.value_clip_range, denominator=denominator
             )
             loss = loss + config.value_coefficient * critic
             stats |= {"value/loss": float(critic.detach()), "value/clip_fraction": float(clipped)}
         if config.entropy_coefficient:
-            loss = loss - config.entropy_coefficient * entropy_bonus(entropy, mask, denominator=denominator)
+            loss = loss - config.entropy_coefficient * losses.entropy_bonus(entropy, mask, denominator=denominator)
         self.learner.backward(loss)
         return stats | {
             "loss": float(loss.detach()),
@@ -335,7 +325,7 @@ class PolicyGradient:
 
 def surrogate(
     config: PolicyConfig, logprobs: Tensor, experience: Experience, index: int, denominator: int
-) -> tuple[Tensor, PolicyDiagnostics]:
+) -> tuple[Tensor, losses.PolicyDiagnostics]:
     """The loss that stands for the expected reward of micro-batch `index`, one call for every published surrogate.
 
     Shapes: `logprobs` are those of the present policy, (sequences, time).
@@ -344,12 +334,12 @@ def surrogate(
     advantages, weights, high = experience.part("advantages", index), None, config.clip_range_high
     if config.importance != "none":
         rollout, cap = experience.part("rollout_logprobs", index), config.importance_cap
-        weights = importance_weights(old, rollout, mask, cap=cap, truncate=config.importance == "truncate")
+        weights = losses.importance_weights(old, rollout, mask, cap=cap, truncate=config.importance == "truncate")
     common: Json = {"denominator": denominator, "weights": weights}
     if config.surrogate == "cispo":
         assert high is not None
-        return cispo_loss(logprobs, old, advantages, mask, clip_range_high=high, **common)
-    clipped, diagnostics = ppo_clip_loss(
+        return losses.cispo_loss(logprobs, old, advantages, mask, clip_range_high=high, **common)
+    clipped, diagnostics = losses.ppo_clip_loss(
         logprobs,
         old,
         advantages,
@@ -361,7 +351,7 @@ def surrogate(
         **common,
     )
     if config.surrogate == "reinforce":  # at its one update the ratio is 1 and nothing is clipped: the diagnostics hold
-        return reinforce_loss(logprobs, advantages, mask, **common), diagnostics
+        return losses.reinforce_loss(logprobs, advantages, mask, **common), diagnostics
     return clipped, diagnostics
 
 

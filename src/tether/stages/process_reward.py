@@ -26,7 +26,7 @@ from tether.data.prepare import Split
 from tether.data.sources import split_by_group
 from tether.data.steps import Solution, StepEncoder, encode_solutions, step_states
 from tether.evaluation.process import compare_with_chance
-from tether.learner.config import RATES, Rates, SupervisedConfig
+from tether.learner.config import Rates, SupervisedConfig
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
 from tether.stages.supervised import Update, fit, measure
@@ -35,7 +35,7 @@ from tether.stages.supervised import Update, fit, measure
 class ProcessRewardConfig(SupervisedConfig):
     """Settings of the stage; lengths are in tokens."""
 
-    rates: ClassVar[Rates] = RATES["process"]
+    rates: ClassVar[Rates] = Rates(5e-4, 1e-5)
 
     target: Literal["process", "outcome"] = Field("process", description="a label a step, or one: whether all steps are right")
     delimiters: tuple[str, ...] = Field(("\n\n",), min_length=1, description="end a step; the first joins labelled steps")
@@ -174,10 +174,9 @@ class ProcessRewardModeling:
     def _at_steps(self, solutions: Sequence[Solution]) -> list[list[float]]:
         rows: dict[int, list[float]] = {}
         for cut in cut_batches([s.sequence for s in solutions], self.config.micro_batch_tokens):
-            probabilities = iter(right_probabilities(self._logits([solutions[i] for i in cut])).tolist())
-            for i in cut:
-                row = [next(probabilities) for _ in solutions[i].ends]
-                rows[i] = [row[k] for k in solutions[i].judged]
+            part = [solutions[i] for i in cut]
+            probabilities = right_probabilities(self._logits(part)).cpu().split([len(s.ends) for s in part])
+            rows |= {i: row[solutions[i].judged].tolist() for i, row in zip(cut, probabilities, strict=True)}
         return [rows[i] for i in range(len(solutions))]
 
     def _targets(self, solutions: Sequence[Solution]) -> tuple[Tensor, Tensor]:

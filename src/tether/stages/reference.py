@@ -17,6 +17,7 @@ from torch import Tensor
 
 from tether.core.config import digest
 from tether.core.errors import RunError
+from tether.core.files import whole_file
 from tether.data.batches import TokenBatch, batches_for, make_batch
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.prepare import GatheredT, cut_rankings
@@ -95,12 +96,8 @@ class Likelihoods:
         if isinstance(reference, ReferenceTable):
             sums = logprobs.new_tensor(reference.logprobs(sequences))
         else:
-            sums = logprobs.new_zeros(len(sequences)) if role is None else self._summed(role, batch, common)
+            sums = logprobs.new_zeros(len(sequences)) if role is None else _summed(role, batch, self.temperature, common)
         return logprobs, batch.mask, sums
-
-    @torch.no_grad()
-    def _summed(self, role: Role, batch: TokenBatch, common: Tensor | None = None) -> Tensor:
-        return batch.scatter(role.logprobs(batch, self.temperature, common)[0]).sum(-1)
 
     @property
     def document_tokens(self) -> int:
@@ -129,12 +126,23 @@ class Likelihoods:
         if path.is_file():
             values = _read(path, key)
         else:
-            values, partial = torch.zeros(len(distinct), dtype=torch.float64), path.with_suffix(".partial")
-            for cut, batch in batches_for(role, distinct, self.encoder.pad_id, self.micro_batch_tokens):
-                values[cut] = self._summed(role, batch).double().cpu()
-            save_file({"logprobs": values}, partial, metadata=key)
-            partial.rename(path)
+            values = whole_logprobs(role, distinct, self.encoder.pad_id, self.micro_batch_tokens, self.temperature)
+            with whole_file(path) as temporary:
+                save_file({"logprobs": values}, temporary, metadata=key)
         self.reference = ReferenceTable(dict(zip(distinct, values.tolist(), strict=True)))
+
+
+def whole_logprobs(role: Role, sequences: Sequence[Encoded], pad_id: int, micro_batch_tokens: int, temperature: float) -> Tensor:
+    """(S,) float64 the log-probability of each whole response under a role, without gradient."""
+    totals = torch.zeros(len(sequences), dtype=torch.float64)
+    for cut, batch in batches_for(role, sequences, pad_id, micro_batch_tokens):
+        totals[cut] = _summed(role, batch, temperature).double().cpu()
+    return totals
+
+
+@torch.no_grad()
+def _summed(role: Role, batch: TokenBatch, temperature: float, common: Tensor | None = None) -> Tensor:
+    return batch.scatter(role.logprobs(batch, temperature, common)[0]).sum(-1)
 
 
 def role_digest(role: Role) -> str:

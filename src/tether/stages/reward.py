@@ -22,7 +22,7 @@ from tether.data.chat import ChatEncoder, Encoded
 from tether.data.prepare import Pairs, Ranking, Split, by_votes, cut_rankings, encode_comparisons, pairs_of, prepare, sequences_of
 from tether.evaluation.calibration import expected_calibration_error, reliability_curve
 from tether.evaluation.winrate import correlation, pairwise_accuracy, share_in_order
-from tether.learner.config import RATES, PreferenceConfig, Rates
+from tether.learner.config import PreferenceConfig, Rates
 from tether.learner.loop import Progress, plan_updates
 from tether.models.heads import ScalarHead
 from tether.models.trunk import Role
@@ -33,7 +33,7 @@ from tether.stages.supervised import Update, fit
 class RewardConfig(PreferenceConfig):
     """Settings of the stage; lengths are in tokens."""
 
-    rates: ClassVar[Rates] = RATES["reward"]
+    rates: ClassVar[Rates] = Rates(5e-4, 1e-5)
 
     epochs: int = Field(default=1, ge=1, description="more than one usually overfits the annotators")
     prompts_per_update: int = Field(default=4, ge=1, description="all pairs of a prompt stand in one update")
@@ -108,14 +108,9 @@ class RewardModeling:
 
     def _ranking_loss(self, chosen: Tensor, rejected: Tensor, pairs: Pairs, num_pairs: int) -> Tensor:
         config, probability = self.config, chosen.new_tensor(pairs.probability)
-        smoothing = config.label_smoothing
-        loss = bradley_terry_loss(
-            chosen,
-            rejected,
-            probability=(1 - smoothing) * probability + smoothing * (1 - probability),
-            margin=chosen.new_tensor(pairs.margin) if config.use_margin else None,
-            denominator=num_pairs,
-        )
+        labels = (1 - config.label_smoothing) * probability + config.label_smoothing * (1 - probability)
+        margin = chosen.new_tensor(pairs.margin) if config.use_margin else None
+        loss = bradley_terry_loss(chosen, rejected, probability=labels, margin=margin, denominator=num_pairs)
         return loss + config.centering * centering_penalty(chosen, rejected, denominator=num_pairs) if config.centering else loss
 
     def _length_slopes(self, micros: Sequence[list[Ranking]]) -> dict[tuple[int, ...], Tensor]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -26,14 +27,6 @@ from tether.stages.policy_config import SampledConfig
 T = TypeVar("T")
 
 
-class Step(NamedTuple):
-    """The result of a step: its metrics, all rollouts and their proxy scores."""
-
-    metrics: dict[str, float]
-    rollouts: list[Rollout]
-    scores: list[Score]
-
-
 class Clock:
     """Seconds of each phase of a step."""
 
@@ -49,6 +42,20 @@ class Clock:
     def times(self, num_tokens: int) -> dict[str, float]:
         total = self.last - self.start
         return {**self.laps, "time/step": total, "tokens_per_second": num_tokens / total}
+
+
+class Step(NamedTuple):
+    """The result of a step: its metrics, all rollouts and their proxy scores."""
+
+    metrics: dict[str, float]
+    rollouts: list[Rollout]
+    scores: list[Score]
+
+    def hand_over(self, engine: Engine, number: int, clock: Clock) -> Step:
+        """Give the new weights to the engine, and the metrics their times."""
+        engine.update_weights(number + 1)
+        clock.lap("update")
+        return self._replace(metrics={**self.metrics, **clock.times(sum(len(r.response_ids) for r in self.rollouts))})
 
 
 def sample_and_score(
@@ -113,7 +120,7 @@ class Experience:
     advantages: Tensor
     returns: Tensor
     weights: Tensor
-    common: list[Tensor | None] = field(default_factory=list)
+    common: list[Tensor | None]
 
     @property
     def own(self) -> list[int]:
@@ -209,13 +216,15 @@ def gather(
     for row, rollout in enumerate(rollouts):
         if rollout.logprobs:
             matrices["rollout_logprobs"][row, : len(rollout.logprobs)] = torch.tensor(rollout.logprobs)
+    batches = [
+        make_batch([sequences[i] for i in cut], encoder.pad_id, document_tokens=document_tokens).to(device) for cut in cuts
+    ]
+    rows = [torch.tensor(cut, device=device) for cut in cuts]
     return Experience(
         rollouts=list(rollouts),
         scores=list(scores),
-        batches=[
-            make_batch([sequences[i] for i in cut], encoder.pad_id, document_tokens=document_tokens).to(device) for cut in cuts
-        ],
-        rows=[torch.tensor(cut, device=device) for cut in cuts],
+        batches=batches,
+        rows=rows,
         minibatches=micro_batches,
         mask=mask,
         common=[],
@@ -236,10 +245,10 @@ def sample_metrics(rollouts: Sequence[Rollout], scores: Sequence[Score]) -> dict
     }
 
 
-def distinct(rollouts: Sequence[Rollout], n: int = 2) -> float:
-    """Distinct n-grams of all responses over all their n-grams (https://arxiv.org/abs/1510.03055), on tokens."""
-    grams = [r.response_ids[i : i + n] for r in rollouts for i in range(len(r.response_ids) - n + 1)]
-    return len(set(grams)) / max(1, len(grams))
+def distinct(rollouts: Sequence[Rollout]) -> float:
+    """Distinct pairs of neighbouring tokens over all such pairs of all responses (https://arxiv.org/abs/1510.03055)."""
+    pairs = [pair for r in rollouts for pair in itertools.pairwise(r.response_ids)]
+    return len(set(pairs)) / max(1, len(pairs))
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -16,7 +17,7 @@ from tether.core.types import Demonstration, Json
 from tether.data.batches import TokenBatch, document_length, documents_of, make_batch, pack
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.prepare import encode_rows, prepare, within
-from tether.learner.config import RATES, Rates, SupervisedConfig
+from tether.learner.config import Rates, SupervisedConfig
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
 from tether.stages.supervised import Update, evaluating, fit
@@ -25,7 +26,7 @@ from tether.stages.supervised import Update, evaluating, fit
 class SFTConfig(SupervisedConfig):
     """Settings of the stage; lengths are in tokens."""
 
-    rates: ClassVar[Rates] = RATES["sft"]
+    rates: ClassVar[Rates] = Rates(5e-4, 2e-5)
 
     train_on: Literal["all", "last"] = Field(default="all", description="all assistant turns of a conversation, or its last")
     epochs: int = Field(default=2, ge=1, description="passes over the demonstrations")
@@ -88,7 +89,7 @@ class SFT:
             DataError: no demonstration can be used.
         """
         start, config = time.perf_counter(), self.config
-        encode = lambda rows: encode_rows(rows, self._encode)  # noqa: E731
+        encode = partial(encode_rows, encode=self._encode)
         split = prepare(demonstrations, encode, config.heldout_fraction, config.seed, "demonstrations")
         plan = plan_updates(len(split.train), config.batch_size, config.epochs, config.seed)
         before = self.evaluate(split.test)["loss"] if split.test else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -131,17 +132,9 @@ def fit(
     """
     role, every = objective.role, evaluate_every or config.evaluate_every
     learner = LocalLearner(role.parameters(), config.optimizer_for(role.adapter), len(plan))
-
-    loop = SupervisedLoop(
-        run,
-        learner,
-        lambda rows: make_step(objective, learner, rows),
-        config,
-        config.seed if seed is None else seed,
-        (lambda: headline(objective, split.test, watched)) if split.test and every else None,
-        every,
-        progress,
-    )
+    step, seed = partial(make_step, objective, learner), config.seed if seed is None else seed
+    evaluate = partial(headline, objective, split.test, watched) if split.test and every else None
+    loop = SupervisedLoop(run, learner, step, config, seed, evaluate, every, progress)
     role.train_mode(objective.dropout)
     loop.train(split.train, plan)
     role.train_mode(False)
