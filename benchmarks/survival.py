@@ -27,6 +27,7 @@ from tether.core.config import build
 from tether.core.rundir import read_jsonl
 from tether.core.stopping import Interrupted
 from tether.rollout.fleet import State
+from tether.rollout.launch import Processes
 from tether.rollout.served import ServedEngine
 from tether.run.recipe import Recipe, run_recipe
 
@@ -67,6 +68,12 @@ class Recorder:
         ServedEngine.generate = self.original
 
 
+def processes_of(engine: ServedEngine) -> dict[str, Any]:
+    """The servers that were started on this machine."""
+    assert isinstance(engine.servers.launcher, Processes)
+    return engine.servers.launcher.processes
+
+
 def recipe(folder: Path, name: str, steps: int, engine: dict[str, Any]) -> Any:
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"What do you think of the number {n}?"}) + "\n" for n in range(64)))
@@ -91,14 +98,14 @@ def disturb(recorder: Recorder, how: str, kills: int, every: float, ended: threa
         if (engine := recorder.engine) is None or len(engine.fleet.at(State.HEALTHY)) < 2:
             continue
         name = draw.choice(sorted(engine.fleet.at(State.HEALTHY)))
-        process, busy, start = engine.servers.launcher.processes[name], engine.fleet.members[name].inflight, time.monotonic()
+        process, busy, start = processes_of(engine)[name], engine.fleet.members[name].inflight, time.monotonic()
         if how == "kill":
             os.killpg(process.pid, signal.SIGKILL)
         else:
             os.killpg(process.pid, signal.SIGSTOP)
         row = {"server": name, "serving": busy > 0, "recovery_s": None}
         told.append(row)
-        while not ended.wait(0.02) and process is engine.servers.launcher.processes.get(name):
+        while not ended.wait(0.02) and process is processes_of(engine).get(name):
             pass
         while not ended.wait(0.02) and engine.fleet.members[name].state is not State.HEALTHY:
             pass
