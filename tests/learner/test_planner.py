@@ -1,5 +1,6 @@
 """The planner against sums done by hand and against torch's own record of what real passes allocate."""
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -175,3 +176,36 @@ def test_a_quantized_trunk_is_proposed_on_a_gpu_where_all_stages_have_adapters()
     assert dict(whole.advice)["model.quantize=nf4"] == held.peak < whole.peak - 8e9
     assert "model.quantize=nf4" not in dict(planned(gpu(16), sft={**sft, "lora": False}).advice)
     assert "model.quantize=nf4" not in dict(planned(replace(gpu(16), gpu=False), sft=sft).advice)
+
+
+SMALL = {"prompts_per_step": 4, "samples_per_prompt": 2, "micro_batch_tokens": 1024, "max_new_tokens": 64, "engine_rows": 8}
+
+
+def served_phases(device, top=(), **more):
+    grpo = {"data": {"path": "tether:prompts"}, "reward_source": "random", "lora": {"rank": 16}, **SMALL, **more}
+    recipe = build(Recipe, {**BASE, **dict(top), "grpo": grpo}, [], where="test")
+    return {phase.name: phase for phase in plan(recipe, device, shape="llama-3.2-1b").stages[0].phases}
+
+
+def test_servers_are_planned_beside_the_learner():
+    """Rank 16 on seven projections of each layer: 16 * (in + out) numbers each, by hand."""
+    servers = {"kind": "vllm", "servers": 4, "python": sys.executable}
+    local, served = served_phases(gpu(80)), served_phases(gpu(80), engine=servers)
+    ahead = served_phases(gpu(80), engine=servers, max_staleness=2, importance="truncate")
+    hidden, inner, values = 2048, 8192, 512  # 16 layers, and keys and values of 8 heads of 64
+    adapter = 16 * 16 * (2 * 2 * hidden + 2 * (hidden + values) + 3 * (hidden + inner)) * 2  # in bfloat16
+    server = served["server, each of 4"]
+    assert server.bytes["3 adapters"] == 3 * adapter
+    assert ahead["server, each of 4"].bytes["5 adapters"] == 5 * adapter
+    assert server.bytes["cache"] == local["rollout"].bytes["cache"] and "cache" not in served["rollout"].bytes
+    sending = 5 * adapter / 2e9 + 4 * 0.005
+    assert served["rollout"].seconds == pytest.approx(local["rollout"].seconds / 4 + sending, rel=1e-6)
+    assert served["update"].bytes == local["update"].bytes
+
+
+def test_servers_on_a_processor_share_its_memory():
+    engine, here = {"kind": "served", "servers": 2}, replace(gpu(80), gpu=False)
+    for on, shared in (("local", True), ("ray", False)):
+        phases = served_phases(here, {"on": on}, engine=engine)
+        server = phases["server, each of 2"].total
+        assert phases["rollout"].bytes.get("2 servers", 0) == (2 * server if shared else 0)

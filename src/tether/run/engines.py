@@ -64,7 +64,7 @@ def served_engine(section: OnlineSection, policy: Role, loaded: LoadedModel, fol
         if ours:
             return sys.executable, "-m", "tether", "engine", *where, "--rows", str(section.engine_rows)
         share = ("--gpu-memory-utilization", "0.2") if policy.device.type == "cpu" else ()  # the learner has memory, too
-        sizes = "--max-loras", str(3 + ahead), "--max-lora-rank", str(_allowed(lora.rank))
+        sizes = "--max-loras", str(adapter_slots(section)), "--max-lora-rank", str(_allowed(lora.rank))
         return str(python), *VLLM, *share, *sizes, *where
 
     addresses = {f"server-{number}": address.rstrip("/") for number, address in enumerate(config.addresses)}
@@ -78,6 +78,11 @@ def served_engine(section: OnlineSection, policy: Role, loaded: LoadedModel, fol
         torch.set_num_threads(threads)
     servers = Servers(command, names, root, addresses, threads, starter)
     return ServedEngine(policy, encoder_of(loaded), servers, root, config, context_length=loaded.context_length, ours=ours)
+
+
+def adapter_slots(section: OnlineSection) -> int:
+    """Adapters that a server has room for: the wanted one, the one before, one that comes, and those of older samples."""
+    return 3 + (section.max_staleness if isinstance(section, PolicySection) else 0)
 
 
 def _allowed(rank: int) -> int:

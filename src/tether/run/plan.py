@@ -26,6 +26,7 @@ from tether.models.pretrained import resolve
 from tether.models.trunk import GROUPED, Role
 from tether.run.devices import Device
 from tether.run.direct import DirectSection, KTOSection
+from tether.run.engines import adapter_slots
 from tether.run.evaluate import EvaluationSection
 from tether.run.online_sections import OnlineSection, PolicySection
 from tether.run.pairs import PairsSection
@@ -43,6 +44,10 @@ Learning = SFTSection | RewardSection | ProcessSection | DirectSection | KTOSect
 SCORING_TOKENS = 4096
 """LearnedReward's micro-batch."""
 CUDA_CONTEXT = int(0.6e9)
+DISK = 2e9
+"""Bytes a second of the folder by which servers get new adapters: written once, read by each."""
+LOADING = 0.005
+"""Seconds to load and probe an adapter on a server (benchmarks.fleet)."""
 LINK = 25e9
 """Bytes a second from host memory to a GPU, as PCIe 4 reaches them from pageable memory at best."""
 
@@ -279,7 +284,11 @@ class _Planner:
         evaluations = (not on_policy) + (saved if section.needs_reference else 0) + own_value
         backward = (3.0 if section.lora is False else 2.0) * saved * (1 + own_value)
         moved = self.on_host * section.offload / LINK * tokens
-        phases = [Phase("rollout", held | self._cache(rows, section.max_new_tokens), steps * self._decoding(rows) + prefill)]
+        sampling = steps * self._decoding(rows) + prefill
+        if section.engine.kind == "local":
+            phases = [Phase("rollout", held | self._cache(rows, section.max_new_tokens), sampling)]
+        else:
+            phases = self._served(section, held, sampling)
         if section.scorer is not None:
             scoring, seconds = self._samples(section, SCORING_TOKENS, policy), scoring_pass + moved / SCORING_TOKENS
             phases.append(Phase("reward", held | _activations(value, lambda: value.scores(scoring)), seconds))
@@ -288,6 +297,17 @@ class _Planner:
             phases.append(Phase("evaluate", held | common | _activations(value, forward), seconds))
         seconds = (1 if gradient is None else gradient.epochs) * backward * forward_pass
         return [*phases, Phase("update", held | common | _activations(value, lambda: forward().backward(), learns=True), seconds)]
+
+    def _served(self, section: Any, held: Mapping[str, int], sampling: float) -> list[Phase]:
+        """Sampling by servers: what the learner holds meanwhile, each server, and the way of new weights to all of them."""
+        config, adapter = section.engine, held["policy adapter"]
+        count, slots = len(config.addresses) or config.servers, adapter_slots(section)
+        own = {"trunk": self.trunk, f"{slots} adapters": slots * adapter, "process": self.process}
+        server = Phase(f"server, each of {count}", own | self._cache(section.engine_rows, section.max_new_tokens))
+        here = not (self.device.gpu or config.addresses or self.recipe.on != "local")  # servers that share this machine
+        beside = {f"{count} servers": count * server.total} if here else {}
+        sending = (1 + count) * adapter / DISK + count * LOADING
+        return [Phase("rollout", {**held, **beside}, (sampling if here else sampling / count) + sending), server]
 
     def _beside(self, section: Any, held: Mapping[str, int], own_value: bool) -> dict[str, int]:
         """What is there beside the policy: other roles, each an adapter or a model of its own, and the engine."""
@@ -300,7 +320,7 @@ class _Planner:
             beside["reward"] = adapter if shared else self._frozen(section.offload) + adapter
         if section.needs_reference and not shared:
             beside["reference"] = self._frozen(section.offload)
-        if not self.device.gpu:  # a second copy of every matrix
+        if not self.device.gpu and section.engine.kind == "local":  # a second copy of every matrix
             beside["engine"] = self.trunk - (0 if self.tied else self.head * self.dtype.itemsize)
         return beside
 
