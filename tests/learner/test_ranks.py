@@ -1,6 +1,7 @@
-"""Two processes train what one would have trained; where one dies, hangs or is told to stop, the other says so and ends."""
+"""Two processes train what one would have trained; where one dies or hangs, both begin again, or the other says so and ends."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -12,9 +13,9 @@ from benchmarks.every_stage import recipe
 from safetensors.torch import load_file
 
 from tether.core.config import build
-from tether.core.errors import ConfigError, RunError
+from tether.core.errors import ConfigError, DataError
 from tether.core.stopping import Interrupted
-from tether.learner.ranks import Ranks
+from tether.learner.ranks import LostRankError, Ranks
 from tether.run.recipe import Recipe, run_recipe
 
 STAGES = ["sft", "reward", "process", "direct", "kto", "ppo", "grpo"]
@@ -43,15 +44,31 @@ def values(tmp_path_factory):
 
 def trained(values, root, stages, ranks=1, progress=None, **learner):
     """Run these stages in `root`."""
-    settings = {"learner": {"ranks": ranks, **learner}} if ranks > 1 else {}
+    settings = {"learner": {"ranks": ranks, "restarts": 0, **learner}} if ranks > 1 else {}
     run_recipe(build(Recipe, {**values, **settings, "run": str(root)}), stages, progress)
 
 
 @pytest.fixture(scope="module")
-def alone(values, tmp_path_factory):
+def ready(values, tmp_path_factory):
+    """What one process makes of the stages on which those that sample stand."""
+    root = tmp_path_factory.mktemp("ready")
+    trained(values, root, ["sft", "reward"])
+    return root
+
+
+def standing_on(ready, root):
+    """The folder of a run that has these stages behind it."""
+    root.mkdir(exist_ok=True)
+    for stage in ("sft", "reward"):
+        (root / stage).symlink_to(ready / stage)
+    return root
+
+
+@pytest.fixture(scope="module")
+def alone(values, ready, tmp_path_factory):
     """What one process makes of all stages."""
-    root = tmp_path_factory.mktemp("alone")
-    trained(values, root, STAGES)
+    root = standing_on(ready, tmp_path_factory.mktemp("alone"))
+    trained(values, root, [stage for stage in STAGES if stage not in ("sft", "reward")])
     return root
 
 
@@ -78,16 +95,19 @@ def assert_same(one, other):
 
 
 def others():
-    """The processes of other ranks."""
-    return [child for child in psutil.Process().children() if "tether.run.ranks" in " ".join(child.cmdline())]
+    """The processes of other ranks, or of all where this one only watches, in their order."""
+    children = [child for child in psutil.Process().children() if "tether.run.ranks" in " ".join(child.cmdline())]
+    return sorted(children, key=lambda child: int(child.environ()["RANK"]))
 
 
-def at_step(step, act):
-    """A progress bar that acts once, after that many steps."""
+def at_step(step, act, rank=0):
+    """A progress bar that acts on the rank at that place of `others`, after so many steps, once."""
+    acted = []
 
     def bar(done, *_):
-        if done == step and others():
-            act(others()[0])
+        if done == step and others() and not acted:
+            acted.append(done)
+            act(others()[rank])
 
     return lambda phase: bar
 
@@ -101,15 +121,65 @@ def test_two_ranks_make_what_one_makes(values, alone, tmp_path):
 
 
 def test_steps_of_two_ranks_and_of_one_make_six(values, alone, tmp_path):
-    for stage in ("sft", "reward"):
-        (tmp_path / stage).symlink_to(alone / stage)
-    with pytest.raises(RunError, match=r"rank 1 of 2 has ended: exit code -9"):
+    standing_on(alone, tmp_path)
+    with pytest.raises(LostRankError, match=r"rank 1 of 2 has ended: exit code -9"):
         trained(values, tmp_path, ["ppo"], 2, at_step(2, lambda other: other.kill()))
     with pytest.raises(Interrupted, match="stopped after step 4"):  # one alone is told, and both stop
         trained(values, tmp_path, ["ppo"], 2, at_step(3, lambda other: other.terminate()))
     assert not others()
     trained(values, tmp_path, ["ppo"])
     assert_same(alone / "ppo", tmp_path / "ppo")
+
+
+def as_bits(folder):
+    """Every number that a stage left, but for the times."""
+    files = [path for path in folder.rglob("*.safetensors") if "checkpoints" not in path.parts]
+    return records(folder), {str(path.relative_to(folder)): path.read_bytes() for path in files}
+
+
+def log_of(root):
+    return [json.loads(line) for line in (root / "ranks.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def together(values, ready, tmp_path_factory):
+    """What two ranks make of PPO, undisturbed."""
+    root = standing_on(ready, tmp_path_factory.mktemp("together"))
+    trained(values, root, ["ppo"], 2)
+    return root
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_come_back_and_end_with_the_same_bits(values, ready, together, tmp_path, rank):
+    standing_on(ready, tmp_path)
+    trained(values, tmp_path, ["ppo"], 2, at_step(3, lambda other: other.kill(), rank), restarts=1)
+    assert as_bits(tmp_path / "ppo") == as_bits(together / "ppo")
+    lost, again = log_of(tmp_path)
+    assert (lost["kind"], lost["rank"], lost["why"]) == ("killed", rank, f"rank {rank} of 2 has ended: SIGKILL")
+    assert again["kind"] == "training" and again["step"] in (3, 4) and not others()
+
+
+def test_ranks_that_get_no_further_are_given_up(values, tmp_path):
+    def bar(title):
+        return lambda done, *_: done == 2 and others()[1].kill()  # in every start
+
+    with pytest.raises(LostRankError, match=r"rank 1 of 2 has ended: SIGKILL\. The ranks began again 1 times and got no further"):
+        trained({**values, "sft": {**values["sft"], "checkpoint_every": 50}}, tmp_path, ["sft"], 2, bar, restarts=1)
+    assert [row["kind"] for row in log_of(tmp_path)] == ["killed", "training", "killed"] and not others()
+
+
+def test_what_a_rank_ends_with_by_itself_ends_the_run(values, tmp_path):
+    values = {**values, "sft": {**values["sft"], "data": {"path": str(tmp_path / "rows.jsonl")}}}
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "a " * 5000, "response": "b"}) + "\n")
+    with pytest.raises(DataError):
+        trained(values, tmp_path / "run", ["sft"], 2, restarts=3)
+    assert not (tmp_path / "run" / "ranks.jsonl").exists() and not others()
+
+
+def test_whoever_watches_passes_a_signal_on(values, tmp_path):
+    with pytest.raises(Interrupted, match=r"stopped after step [2-5] of .*, which is saved") as stop:
+        trained(values, tmp_path, ["sft"], 2, at_step(1, lambda _: signal.raise_signal(signal.SIGINT)), restarts=3)
+    assert stop.value.exit_code == 130 and not others()
 
 
 def test_a_rank_that_hangs_is_named_within_the_timeout(values, tmp_path):
@@ -119,10 +189,12 @@ def test_a_rank_that_hangs_is_named_within_the_timeout(values, tmp_path):
         started.append(time.monotonic())
         other.suspend()
 
-    with pytest.raises(RunError, match="rank 1 of 2 has given no sign of life for 5 s"):
+    with pytest.raises(LostRankError, match="rank 1 of 2 has given no sign of life for 5 s"):
         trained(values, tmp_path, ["sft"], 2, at_step(2, stop), timeout=5)
     assert time.monotonic() - started[0] < 30 and not others()
     assert not (tmp_path / "sft" / "summary.json").is_file()
+    trained(values, tmp_path, ["sft"], 2, at_step(4, stop, 1), timeout=5, restarts=1)
+    assert [row["kind"] for row in log_of(tmp_path)] == ["hung", "training"] and not others()
 
 
 def test_torchrun_starts_the_ranks(values, alone, tmp_path):
@@ -145,11 +217,15 @@ def test_torchrun_starts_the_ranks(values, alone, tmp_path):
 def test_numbers_that_cannot_be(values, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"learner\.ranks"):
         build(Recipe, {**values, "run": str(tmp_path), "learner": {"ranks": 0}})
-    with pytest.raises(ConfigError, match="timeout has no effect on one rank"):
-        build(Recipe, {**values, "run": str(tmp_path), "learner": {"timeout": 9}})
+    for key in ("timeout", "restarts"):
+        with pytest.raises(ConfigError, match=f"{key} has no effect on one rank"):
+            build(Recipe, {**values, "run": str(tmp_path), "learner": {key: 9}})
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(ConfigError, match=r"torchrun has started 3 processes and learner\.ranks is 2"):
         trained(values, tmp_path, ["sft"], ranks=2)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="torchrun has --max-restarts"):
+        trained(values, tmp_path, ["sft"], ranks=2, restarts=1)
 
 
 def test_shares_are_of_nearly_equal_size_and_make_the_whole(monkeypatch):

@@ -33,16 +33,20 @@ from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, Score
 
 T = TypeVar("T")
 Item = TypeVar("Item")
-COLLECTIVE = "collective"
+COLLECTIVE, AGAIN = "collective", "Start the same command again: it goes on from the last checkpoint."
 LOOK_EVERY, BLAME, COMING = 1.0, 4.0, 60.0
 """Seconds between two signs of life; without one after a collective has failed, until that rank is named; at least, to start."""
+
+
+class LostRankError(RunError):
+    """Another rank has ended, hangs, or has never come."""
 
 
 class Ranks:
     """The ranks as one of them sees them. Alone, which is the rule, every method gives what there is without others.
 
-    Each gives a sign of life every second, in a store that all can reach; one that has lost the store has lost rank 0, which
-    keeps it, and ends. So a rank may well wait for an hour while the first asks a judge, and yet not for one that is dead.
+    Each gives a sign of life every second, in a store that all can reach; one that has lost the store has lost who keeps it, rank
+    0 or who started them all, and ends. So a rank may wait for an hour while the first asks a judge, and yet not for a dead one.
 
     Args:
         store: of torch.distributed; who sees a rank end without a word of its own notes that there under ended/RANK.
@@ -125,7 +129,7 @@ class Ranks:
         """Take part in what needs all ranks, for as long as all of them live.
 
         Raises:
-            RunError: one of them does not; it is named.
+            LostRankError: one of them does not; it is named.
         """
         future: Future[Any] = Future()
         threading.Thread(target=_settle, args=(future, collective), name=COLLECTIVE, daemon=True).start()
@@ -141,7 +145,7 @@ class Ranks:
                 late = f"rank {self.rank} of {self.size} has lost the others ({str(error).splitlines()[0]})"
                 reason = self._lost(patience) or (late if time.monotonic() > deadline else "")
                 time.sleep(LOOK_EVERY / 4)
-        raise RunError(f"{reason}. Start the same command again: it goes on from the last checkpoint.")
+        raise LostRankError(f"{reason}. {AGAIN}")
 
     def _meet(self) -> bool:
         """Wait until every rank has given a sign; whether they have before this one left."""
@@ -172,7 +176,7 @@ class Ranks:
                 elif time.monotonic() - since > (limit := patience if sign else max(patience, COMING)):
                     return f"{name} {'has given no sign of life' if sign else 'has not come'} for {limit:g} s"
         except RuntimeError:
-            return f"rank 0 of {self.size}, which keeps the ranks together, does not answer any more"
+            return f"what keeps the {self.size} ranks together, rank 0 or who started them, does not answer any more"
         return ""
 
     def _read(self, key: str) -> bytes:
@@ -218,7 +222,7 @@ def joined(ranks: Ranks, on_gpu: bool) -> Iterator[None]:
     """Within this block the ranks train together.
 
     Raises:
-        RunError: a rank has not come, has ended or is lost; it is named.
+        LostRankError: a rank has not come, has ended or is lost; it is named.
     """
     reason, own = "", dist.PrefixStore("group", ranks.store.clone())  # not the one that signs go through: it will wait
     place = {"rank": ranks.rank, "world_size": ranks.size, "timeout": timedelta(days=30)}  # the signs of life decide

@@ -28,6 +28,7 @@ from tether.run.online_sections import OnlineSection
 from tether.run.pairs import SCORED, comparisons_of, verdicts_of
 from tether.run.progress import Progress
 from tether.run.ranks import together
+from tether.run.restarts import watched, watches
 from tether.run.roles import newest_policy, trained_scorer
 from tether.run.rows import Lora, Section, check_data, load_rows
 from tether.run.stage import Context, run_stage
@@ -236,6 +237,8 @@ def run_recipe(
         if not (root / name / "summary.json").is_file() and not _from_pairs(recipe, name, section):
             check_data(name, section)
     root.mkdir(parents=True, exist_ok=True)
+    if watches(recipe.learner):
+        return watched(recipe, names, progress)
     again = [name for name in names if name != "sft"] if recipe.repeat else []
     with (
         together(recipe, names),
