@@ -74,7 +74,7 @@ def alone(values, ready, tmp_path_factory):
 
 def records(folder):
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    noise = ("time", "memory/", "policy/engine_gap", "policy/first_ratio_deviation")
+    noise = ("time", "memory/", "engine/", "policy/engine_gap", "policy/first_ratio_deviation")
     rows = [{k: v for k, v in row.items() if not k.startswith(noise) and "per_second" not in k} for row in rows]
     rows[0].pop("accuracy", None)  # of a policy that is its own reference: which side rounds higher
     return rows
@@ -87,7 +87,7 @@ def assert_same(one, other):
     for row, again in zip(rows, records(other), strict=True):
         assert row == pytest.approx(again, rel=2e-3, abs=2e-4)
     for path in one.rglob("*.safetensors"):
-        if "checkpoints" not in path.parts:
+        if not {"checkpoints", "engine"} & {*path.parts}:
             weights, others = load_file(path), load_file(other / path.relative_to(one))
             assert weights.keys() == others.keys()
             for name, tensor in weights.items():
@@ -180,6 +180,20 @@ def test_whoever_watches_passes_a_signal_on(values, tmp_path):
     with pytest.raises(Interrupted, match=r"stopped after step [2-5] of .*, which is saved") as stop:
         trained(values, tmp_path, ["sft"], 2, at_step(1, lambda _: signal.raise_signal(signal.SIGINT)), restarts=3)
     assert stop.value.exit_code == 130 and not others()
+
+
+@pytest.mark.parametrize(("stage", "max_staleness"), [("ppo", 0), ("grpo", 0), ("grpo", 1)])
+def test_two_ranks_with_a_server_make_what_one_makes(values, ready, tmp_path, stage, max_staleness):
+    late = {"max_staleness": 1, "importance": "truncate", "filter_groups": False} if max_staleness else {}
+    section = {**values[stage], **late, "engine": {"kind": "served"}, "sample_rows": 1000}
+    samples = []
+    for ranks in (1, 2):
+        root = standing_on(ready, tmp_path / str(ranks))
+        trained({**values, stage: section}, root, [stage], ranks)
+        samples.append([json.loads(line) for line in (root / stage / "samples.jsonl").read_text().splitlines()])
+    one, two = ([(row["step"], row["prompt"], row["response"], row["stop"]) for row in rows] for rows in samples)
+    assert one == two and len(one) > 20
+    assert_same(tmp_path / "1" / stage, tmp_path / "2" / stage)
 
 
 def test_a_rank_that_hangs_is_named_within_the_timeout(values, tmp_path):

@@ -16,6 +16,8 @@ from typing import Any
 Command = Callable[[int], Sequence[str]]
 """From a port to the command line of a server that listens there."""
 QUIET = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""The place of a rank among those that train, which would mislead a server."""
 BOUND = """import ctypes, os, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, 9)
@@ -57,7 +59,7 @@ class Servers:
         with (self.folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-c", BOUND, *self.command(port)],
-                env={**os.environ, **self.environment}, start_new_session=True,
+                env={k: v for k, v in os.environ.items() if k not in PLACE} | self.environment, start_new_session=True,
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
             )  # fmt: skip
         self.addresses[name] = f"http://127.0.0.1:{port}"

@@ -29,12 +29,15 @@ VLLM = (
 """vLLM's own words for: adapters by name, log-probabilities of the distribution that was sampled, tokens in and out."""
 
 
-def served_engine(section: OnlineSection, policy: Role, loaded: LoadedModel, folder: Path, seed: int) -> ServedEngine:
+def served_engine(
+    section: OnlineSection, policy: Role, loaded: LoadedModel, folder: Path, seed: int, expected: list[float]
+) -> ServedEngine:
     """Engine servers for a policy: started here, or those at `addresses`.
 
     Those that work at the same time on this machine's processor share its cores; the learner is one of them with max_staleness.
 
     Args:
+        expected: log-probabilities of the probe.
         folder: of the stage; servers find the model under the adapters, and the adapters, in `engine` there.
 
     Raises:
@@ -74,7 +77,8 @@ def served_engine(section: OnlineSection, policy: Role, loaded: LoadedModel, fol
     if threads and ahead:
         torch.set_num_threads(threads)
     servers = Servers(command, names, root, addresses, threads)
-    return ServedEngine(policy, encoder_of(loaded), servers, root, config, context_length=loaded.context_length, ours=ours)
+    how = {"context_length": loaded.context_length, "ours": ours, "expected": expected}
+    return ServedEngine(policy, encoder_of(loaded), servers, root, config, **how)
 
 
 def _allowed(rank: int) -> int:
