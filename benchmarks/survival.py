@@ -154,7 +154,9 @@ def kill_ranks(kills: int, steps: list[int], ended: threading.Event, at: list[fl
     """Kill, every few steps, a rank drawn at random, at a random time within a second."""
     draw = random.Random(0)
     while len(at) < kills and not ended.wait(0.05):
-        children = [child for child in psutil.Process().children() if "tether.run.ranks" in " ".join(child.cmdline())]
+        children = list[psutil.Process]()
+        with contextlib.suppress(psutil.Error):  # one of them is just ending
+            children += [child for child in psutil.Process().children() if "tether.run.ranks" in " ".join(child.cmdline())]
         if steps[-1] <= STEPS_A_KILL * len(at) or len(children) < 2 or ended.wait(draw.random()):
             continue
         with contextlib.suppress(psutil.Error):

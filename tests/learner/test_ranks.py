@@ -6,110 +6,14 @@ import subprocess
 import sys
 import time
 
-import psutil
 import pytest
-import torch
-from benchmarks.every_stage import recipe
-from safetensors.torch import load_file
+from tests.learner.ranked import STAGES, assert_same, at_step, others, records, standing_on, trained
 
 from tether.core.config import build
 from tether.core.errors import ConfigError, DataError
 from tether.core.stopping import Interrupted
 from tether.learner.ranks import LostRankError, Ranks
-from tether.run.recipe import Recipe, run_recipe
-
-STAGES = ["sft", "reward", "process", "direct", "kto", "ppo", "grpo"]
-
-
-@pytest.fixture(scope="module")
-def values(tmp_path_factory):
-    """A recipe of all these stages, without dropout and with several micro-batches in every update."""
-    values = recipe(tmp_path_factory.mktemp("rows"), "")
-    values = {name: values[name] for name in ("model", *STAGES)}
-    for name in STAGES:
-        # A large epsilon: without it AdamW makes whole steps of the rounding of gradients that are nearly 0.
-        optimizer = {"learning_rate": 5e-3, "epsilon": 1e-3}
-        values[name] |= {"checkpoint_every": 1, "micro_batch_tokens": 48, "optimizer": optimizer}
-        for key in ("lora", "head_dropout", "ema_decay"):  # the last leaves factors that are the same but for rotations
-            values[name].pop(key, None)
-    del values["sft"]["micro_batch_tokens"]
-    values["sft"] |= {"batch_size": 6, "epochs": 3, "rows_per_micro_batch": 1, "row_tokens": 24}
-    for name, prompts in (("reward", 3), ("direct", 6), ("kto", 6)):
-        values[name] |= {"prompts_per_update": prompts, "epochs": 3}
-    values["process"] |= {"solutions_per_update": 4, "epochs": 2}
-    values["ppo"] |= {"evaluate": {"every": 2, "prompts": 4, "keep": "best", "best_of": [2], "temperatures": [0.0]}}
-    values["grpo"] |= {"verifiable": {"kind": "exact", "format_pattern": "^[^a-m]*$"}, "samples_per_prompt": 4}
-    return values
-
-
-def trained(values, root, stages, ranks=1, progress=None, **learner):
-    """Run these stages in `root`."""
-    settings = {"learner": {"ranks": ranks, "restarts": 0, **learner}} if ranks > 1 else {}
-    run_recipe(build(Recipe, {**values, **settings, "run": str(root)}), stages, progress)
-
-
-@pytest.fixture(scope="module")
-def ready(values, tmp_path_factory):
-    """What one process makes of the stages on which those that sample stand."""
-    root = tmp_path_factory.mktemp("ready")
-    trained(values, root, ["sft", "reward"])
-    return root
-
-
-def standing_on(ready, root):
-    """The folder of a run that has these stages behind it."""
-    root.mkdir(exist_ok=True)
-    for stage in ("sft", "reward"):
-        (root / stage).symlink_to(ready / stage)
-    return root
-
-
-@pytest.fixture(scope="module")
-def alone(values, ready, tmp_path_factory):
-    """What one process makes of all stages."""
-    root = standing_on(ready, tmp_path_factory.mktemp("alone"))
-    trained(values, root, [stage for stage in STAGES if stage not in ("sft", "reward")])
-    return root
-
-
-def records(folder):
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    noise = ("time", "memory/", "engine/", "policy/engine_gap", "policy/first_ratio_deviation")
-    rows = [{k: v for k, v in row.items() if not k.startswith(noise) and "per_second" not in k} for row in rows]
-    rows[0].pop("accuracy", None)  # of a policy that is its own reference: which side rounds higher
-    return rows
-
-
-def assert_same(one, other):
-    """The same steps and the same weights, to the rounding of sums in float32."""
-    rows = records(one)
-    assert len(rows) >= 5
-    for row, again in zip(rows, records(other), strict=True):
-        assert row == pytest.approx(again, rel=2e-3, abs=2e-4)
-    for path in one.rglob("*.safetensors"):
-        if not {"checkpoints", "engine"} & {*path.parts}:
-            weights, others = load_file(path), load_file(other / path.relative_to(one))
-            assert weights.keys() == others.keys()
-            for name, tensor in weights.items():
-                torch.testing.assert_close(tensor, others[name], rtol=1e-3, atol=2e-4)
-
-
-def others():
-    """The processes of other ranks, or of all where this one only watches, in their order."""
-    children = [child for child in psutil.Process().children() if "tether.run.ranks" in " ".join(child.cmdline())]
-    return sorted(children, key=lambda child: int(child.environ()["RANK"]))
-
-
-def at_step(step, act, rank=0):
-    """A progress bar that acts on the rank at that place of `others`, after so many steps, once."""
-    acted = []
-
-    def bar(done, *_):
-        if done == step and others() and not acted:
-            acted.append(done)
-            act(others()[rank])
-
-    return lambda phase: bar
+from tether.run.recipe import Recipe
 
 
 def test_two_ranks_make_what_one_makes(values, alone, tmp_path):

@@ -18,6 +18,10 @@ class LearnerConfig(Config):
         default=3, ge=0, description="of all ranks from the last checkpoint, in a row and without getting further; 0: none"
     )
 
+    shard: bool = Field(
+        default=False, description="each rank holds its part of the trunk's layers alone (FSDP2); what samples must be servers"
+    )
+
     @model_validator(mode="after")
     def _have_effect(self) -> LearnerConfig:
         if self.ranks == 1 and (idle := self.model_fields_set - {"ranks"}):

@@ -12,7 +12,7 @@ from tether.algorithms.reward_ensembles import Combine
 from tether.core.errors import ConfigError, MissingFileError
 from tether.core.protocols import RewardSource
 from tether.data.chat import ChatEncoder
-from tether.learner.ranks import by_first, by_share, shared
+from tether.learner.ranks import FirstEngine, by_first, by_share, here, shared
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, add_adapter
@@ -62,7 +62,10 @@ def online_stage(
         policy, reference, value, scorers = separate_roles(section, loaded, settings, folder, seed)
     source = _source(section, scorers, folder, encoder, seed, policy.device)
     source = FailureLimit(source, section.max_failed, by_share if isinstance(source, SINGLY) else by_first)
-    engine = shared(local_engine(policy, loaded, max_rows=section.engine_rows))
+    if here().mesh:  # servers come in its place
+        engine = FirstEngine(None, list)
+    else:
+        engine = shared(local_engine(policy, loaded, max_rows=section.engine_rows))
     match section:
         case PolicySection():
             config = settled(section, PolicyConfig, algorithm=section.algorithm)

@@ -59,7 +59,7 @@ def together(recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.callback(close)
         ranks = stack.enter_context(_placed(settings, recipe, stages) if given is None else _found(settings))
-        stack.enter_context(joined(ranks, on_gpu))
+        stack.enter_context(joined(ranks, on_gpu, settings.shard))
         yield
 
 

@@ -22,7 +22,7 @@ from tether.learner.determinism import deterministic
 from tether.learner.ranks import here
 from tether.models.config import ModelConfig
 from tether.run.folder import check_base, round_folder
-from tether.run.models import check_libraries, check_quantized
+from tether.run.models import check_libraries, check_quantized, check_sharded
 from tether.run.objectives import Name, check_names, objective_names
 from tether.run.online_sections import OnlineSection
 from tether.run.pairs import SCORED, comparisons_of, verdicts_of
@@ -137,6 +137,8 @@ class BaseRecipe(Config):
             if name in self.policies:
                 self._check_keeping(name, getattr(section, "evaluate", None))
             check_quantized(self.model, name, section)
+            if self.learner.shard:
+                check_sharded(self.model, name, section)
         return self
 
     def _check_keeping(self, name: str, heldout: Any) -> None:

@@ -14,7 +14,7 @@ from tether.models.config import LoraConfig
 from tether.models.loading import add_adapter, save_model, weights_digest
 from tether.models.quantized import dequantized
 from tether.models.trunk import Role
-from tether.run.roles import encoder_of
+from tether.run.roles import encoder_of, whole
 from tether.run.rows import Lora, Section
 from tether.run.stage import Context, settled
 from tether.stages.sft import SFT, SFTConfig
@@ -31,9 +31,9 @@ def train(section: SFTSection, context: Context, rows: Sequence[Demonstration], 
     encoder, lora = encoder_of(loaded), section.lora
     role = Role(add_adapter(loaded.model, "sft", lora, seed=context.seed), "sft") if lora else Role(loaded.model)
     summary = SFT(settled(section, SFTConfig), role, encoder).train(rows, run, context.progress)
-    role = dequantized(role)
-    merged = role.model.merge_and_unload() if role.adapter is not None else role.model
+    role = whole(dequantized(role), loaded, context.seed)
     if here().first:
+        merged = role.model.merge_and_unload() if role.adapter is not None else role.model
         save_model(merged, loaded.tokenizer, encoder.template, run.path / "model")
-    run.update_manifest(result={"digest": weights_digest(merged)})
+        run.update_manifest(result={"digest": weights_digest(merged)})
     return summary
