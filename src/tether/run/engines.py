@@ -11,14 +11,13 @@ from pathlib import Path
 import torch
 
 from tether.core.errors import ConfigError
-from tether.models.loading import LoadedModel, save_model
+from tether.models.loading import LoadedModel, load_model, save_model
 from tether.models.saving import attach_adapter, refill_adapter
 from tether.models.trunk import Role
 from tether.rollout.launch import Servers
 from tether.rollout.local import LocalEngine
 from tether.rollout.served import ServedEngine
 from tether.rollout.server import EngineServer
-from tether.run.models import open_model
 from tether.run.online_sections import OnlineSection, PolicySection
 from tether.run.roles import encoder_of
 
@@ -92,7 +91,7 @@ def _base(loaded: LoadedModel, root: Path, seed: int) -> Path:
     if source.is_dir() and any(source.glob("*.safetensors")):
         return source.resolve()
     if not (root / "base" / "config.json").is_file():
-        fresh = open_model(loaded.config.model_copy(update={"quantize": None, "cpu_kernels": False}), seed=seed)
+        fresh = load_model(loaded.config.model_copy(update={"quantize": None}), seed=seed)
         shutil.rmtree(root / "unfinished", ignore_errors=True)
         save_model(fresh.model, fresh.tokenizer, encoder_of(fresh).template, root / "unfinished")
         (root / "unfinished").rename(root / "base")

@@ -7,7 +7,7 @@ from typing import Any
 from tether import cpu
 from tether.learner.ranks import here
 from tether.models.config import ModelConfig
-from tether.models.loading import LoadedModel, load_model
+from tether.models.loading import LoadedModel, load_model, pick_device
 from tether.models.quantized import check_installed
 from tether.models.sharded import shard_layers
 
@@ -18,8 +18,8 @@ def open_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
     Where ranks cut weights over all of them, it is cut instead: no kernel of ours knows a weight of which a part is there.
     """
     if here().mesh and not on_host:
-        loaded = load_model(config, seed=seed)
-        shard_layers(loaded.model, here().mesh)
+        loaded = load_model(config, seed=seed, on_host=True)  # whole, it may have no room on the device
+        shard_layers(loaded.model, here().mesh).to(pick_device(config.device))
         return loaded
     return cpu.speed_up(load_model(config, seed=seed, on_host=on_host))
 
@@ -40,8 +40,8 @@ def check_quantized(model: ModelConfig, name: str, section: Any) -> None:
         raise ValueError(f"{name}.offload moves layers of 16 bits, and model.quantize holds them in 4. Drop one of the two")
 
 
-def check_sharded(model: ModelConfig, name: str, section: Any) -> None:
-    """Whether a stage can do with weights that are cut over ranks.
+def check_sharded(model: ModelConfig, name: str, section: Any, shard: bool) -> None:
+    """Whether a stage can do with weights that are cut over ranks, if they shall be.
 
     Raises:
         ValueError: it cannot.
@@ -61,7 +61,7 @@ def check_sharded(model: ModelConfig, name: str, section: Any) -> None:
         f"{name}.objectives": (values.get("objectives"), "rank 0 alone scores by them, and a pass needs all ranks"),
         f"{name}.engine.kind = 'local'": (engine and engine.kind == "local", "every token would gather all layers: use servers"),
     }
-    if hindered := next((f"{what} ({why})" for what, (there, why) in hindrances.items() if there), None):
+    if hindered := next((f"{what} ({why})" for what, (there, why) in hindrances.items() if there and shard), None):
         raise ValueError(f"learner.shard does not go with {hindered}. Change one of the two")
 
 

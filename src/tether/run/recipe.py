@@ -137,8 +137,7 @@ class BaseRecipe(Config):
             if name in self.policies:
                 self._check_keeping(name, getattr(section, "evaluate", None))
             check_quantized(self.model, name, section)
-            if self.learner.shard:
-                check_sharded(self.model, name, section)
+            check_sharded(self.model, name, section, self.learner.shard)
         return self
 
     def _check_keeping(self, name: str, heldout: Any) -> None:
@@ -247,9 +246,8 @@ def run_recipe(
         deterministic() if recipe.deterministic else contextlib.nullcontext(),
         tracking(recipe.track if here().first else (), root),
     ):
-        for name in names:
-            if name not in again:
-                results[name] = _run(recipe, name, None, progress)
+        for name in [name for name in names if name not in again]:
+            results[name] = _run(recipe, name, None, progress)
         for number in range(1, (recipe.repeat or 0) + 1):
             for name in again:
                 results[name] = _run(recipe, name, number, progress)

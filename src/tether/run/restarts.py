@@ -24,6 +24,7 @@ from tether.core.errors import RunError
 from tether.core.protocols import doing
 from tether.core.rundir import append_jsonl
 from tether.core.stopping import Interrupted, Stopping
+from tether.core.types import Json
 from tether.learner.config import LearnerConfig
 from tether.learner.ranks import AGAIN, BLAME, LostRankError
 from tether.run.progress import Progress
@@ -42,7 +43,7 @@ def watches(settings: LearnerConfig) -> bool:
     return settings.ranks > 1 and settings.restarts > 0 and "WORLD_SIZE" not in os.environ
 
 
-def watched(recipe: BaseRecipe, stages: Sequence[str], progress: Callable[[str], Progress] | None) -> dict[str, Any]:
+def watched(recipe: BaseRecipe, stages: Sequence[str], progress: Callable[[str], Progress] | None) -> Json:
     """What rank 0 returns of a run whose ranks begin again together whenever one is lost.
 
     Raises:
@@ -59,10 +60,11 @@ def watched(recipe: BaseRecipe, stages: Sequence[str], progress: Callable[[str],
                 end = group.watch(bars, stopping)
             if isinstance(end, dict):
                 return end
+            if group.kind:
+                bars.note(kind=group.kind, rank=group.rank, why=group.why)
             if not isinstance(end, LostRankError) or stopping.asked:
                 raise end
             idle = 1 if bars.further else idle + 1
-            bars.note(kind=group.kind, rank=group.rank, why=group.why)
             if idle > limit:
                 raise LostRankError(f"{group.why}. The ranks began again {limit} times and got no further. {AGAIN}")
             start += 1
@@ -74,7 +76,7 @@ class Group:
     def __init__(self, recipe: BaseRecipe, stages: Sequence[str], port: int, start: int) -> None:
         self.children: list[subprocess.Popen[bytes]] = []
         self.words = ["it said nothing"] * recipe.learner.ranks
-        self.end: dict[str, Any] | BaseException | None = None
+        self.end: Json | BaseException | None = None
         self.kind, self.rank, self.why = "", 0, ""
         self.ends, self.task = contextlib.ExitStack(), (recipe, stages, port, start)
 
@@ -102,7 +104,7 @@ class Group:
             if rank == 0:
                 sys.stderr.write(text)
 
-    def watch(self, bars: Bars, stopping: Stopping) -> dict[str, Any] | BaseException:
+    def watch(self, bars: Bars, stopping: Stopping) -> Json | BaseException:
         """The results, or why there are none."""
         passed_on, ending = False, float("inf")
         while True:
@@ -129,7 +131,7 @@ class Group:
         except (EOFError, OSError):
             time.sleep(LOOK_EVERY)
 
-    def _verdict(self, codes: Sequence[int | None], stopping: Stopping) -> dict[str, Any] | BaseException:
+    def _verdict(self, codes: Sequence[int | None], stopping: Stopping) -> Json | BaseException:
         end = self.end
         if isinstance(end, Interrupted) and stopping.asked:
             end.exit_code = 128 + stopping.asked
