@@ -5,6 +5,10 @@ GRPO on the tiny model with two servers. A server is drawn, whatever it is doing
 samples that never came (`lost`), came twice (`twice`), or are other tokens (`differs`).
 `recovery_s`: from the kill until that server samples again with the weights of that time. `pause_s`: the longest step, less the
 median one, which is what the run itself loses.
+
+`--who rank`: the same for two ranks of the learner, of which one is killed every few steps, rank 0 too. Counted are samples and
+steps; `differs` holds samples, numbers of a step (but times) and files of weights with other bits.
+`recovery_s`: until the ranks have made a step again.
 """
 
 from __future__ import annotations
@@ -23,15 +27,18 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from tether.core.config import build
 from tether.core.rundir import read_jsonl
 from tether.core.stopping import Interrupted
+from tether.learner.config import LearnerConfig
 from tether.rollout.fleet import State
 from tether.rollout.launch import Processes
 from tether.rollout.served import ServedEngine
 from tether.run.recipe import Recipe, run_recipe
 
-PROMPTS = 8
+PROMPTS, STEPS_A_KILL = 8, 4
 
 
 class Recorder:
@@ -150,6 +157,72 @@ def measured(folder: Path, steps: int, kills: int, engine: dict[str, Any], how: 
     }
 
 
+def kill_ranks(kills: int, steps: list[int], ended: threading.Event, at: list[float]) -> None:
+    """Kill, every few steps, a rank drawn at random, at a random time within a second."""
+    draw = random.Random(0)
+    while len(at) < kills and not ended.wait(0.05):
+        children = list[psutil.Process]()
+        with contextlib.suppress(psutil.Error):  # one of them is just ending
+            children += [child for child in psutil.Process().children() if "tether.run.ranks" in " ".join(child.cmdline())]
+        if steps[-1] <= STEPS_A_KILL * len(at) or len(children) < 2 or ended.wait(draw.random()):
+            continue
+        with contextlib.suppress(psutil.Error):
+            draw.choice(sorted(children, key=lambda child: child.pid)).kill()
+            at.append(time.time())
+
+
+def of_ranks(folder: Path, kills: int) -> dict[str, Any]:
+    """A run whose ranks are killed, and one without kills."""
+    steps, ended, at = [0], threading.Event(), list[float]()
+    run = recipe(folder, "wild", STEPS_A_KILL * (kills + 1), {})
+    more = {"sample_rows": 4 * PROMPTS, "checkpoint_every": STEPS_A_KILL - 1}
+    changed = {"learner": build(LearnerConfig, {"ranks": 2, "restarts": 3}), "grpo": run.grpo.model_copy(update=more)}
+    wild, calm = (run.model_copy(update={**changed, "run": str(folder / name)}) for name in ("wild", "calm"))
+    hand = threading.Thread(target=kill_ranks, args=(kills, steps, ended, at))
+    hand.start()
+    try:
+        run_recipe(wild, progress=lambda _: lambda done, *_: steps.append(done))
+    finally:
+        ended.set()
+        hand.join()
+    run_recipe(calm)
+    sides = [folder / name / "grpo" for name in ("calm", "wild")]
+    samples = [Counter((row["step"], row["prompt"], row["response"]) for row in read_jsonl(s / "samples.jsonl")) for s in sides]
+    numbers = [{row["step"]: _without_times(row) for row in read_jsonl(side / "metrics.jsonl")} for side in sides]
+    rows = [Counter(row["step"] for row in read_jsonl(side / "metrics.jsonl")) for side in sides]
+    weights = [{str(p.relative_to(side)): p.read_bytes() for p in (side / "policy").rglob("*.safetensors")} for side in sides]
+    log = [*read_jsonl(folder / "wild" / "ranks.jsonl")]
+    back = [min((row["time"] for row in log if row["kind"] == "training" and row["time"] > t), default=None) for t in at]
+    recovered = [round(then - t, 3) for t, then in zip(at, back, strict=True) if then is not None]
+    return {
+        "kills": len(at),
+        "of_rank": dict(Counter(row["rank"] for row in log if row["kind"] != "training")),
+        "steps": len(numbers[0]),
+        "samples": samples[0].total(),
+        "made_again": len(steps) - 1 - len(numbers[0]),
+        "lost": len(rows[0].keys() - rows[1].keys()) + sum(n < 4 * PROMPTS for n in _sizes(samples[1], rows[0])),
+        "twice": sum(count > 1 for count in rows[1].values()) + sum(n > 4 * PROMPTS for n in _sizes(samples[1], rows[0])),
+        "differs": (samples[0] - samples[1]).total()
+        + sum(numbers[0][step] != numbers[1].get(step) for step in numbers[0])
+        + sum(weights[0][name] != weights[1].get(name) for name in weights[0]),
+        "not_recovered": len(at) - len(recovered),
+        "recovery_s": {"median": statistics.median(recovered), "max": max(recovered)} if recovered else None,
+        "typed": dict(Counter(row["kind"] for row in log if row["kind"] != "training")),
+    }
+
+
+def _sizes(samples: Counter[tuple[int, str, str]], steps: Counter[int]) -> list[int]:
+    """How many samples each step has."""
+    sizes = Counter[int]()
+    for (step, _, _), count in samples.items():
+        sizes[step] += count
+    return [sizes[step] for step in steps]
+
+
+def _without_times(row: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in row.items() if not k.startswith(("time", "memory/")) and "per_second" not in k}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.survival", description=__doc__)
     parser.add_argument("--kills", type=int, default=30)
@@ -158,6 +231,7 @@ def main() -> None:
     parser.add_argument("--how", choices=["kill", "hang"], default="kill")
     parser.add_argument("--every", type=float, default=2.0, help="seconds between a recovery and the next kill")
     parser.add_argument("--python", default=".bench/vllm/bin/python", help="the Python that has vLLM")
+    parser.add_argument("--who", choices=["server", "rank"], default="server", help="engine servers, or ranks of the learner")
     parser.add_argument("--json", action="store_true", help="the last line is JSON alone")
     parser.add_argument("--smoke", action="store_true", help="one kill in a few steps")
     asked = parser.parse_args()
@@ -167,9 +241,14 @@ def main() -> None:
     if asked.engine == "vllm":
         engine |= {"python": asked.python, "arguments": ["--max-model-len", "512"]}
     with tempfile.TemporaryDirectory() as folder:
-        result = measured(Path(folder), asked.steps, kills, engine, asked.how, 0.2 if asked.smoke else asked.every)
+        ranks = asked.who == "rank"
+        result = (
+            of_ranks(Path(folder), kills)
+            if ranks
+            else measured(Path(folder), asked.steps, kills, engine, asked.how, 0.2 if asked.smoke else asked.every)
+        )
     if not asked.json:
-        print(f"{result['kills']} of two servers ended by {asked.how}; {result['lost']} groups lost, {result['twice']} twice")
+        print(f"{result['kills']} times one of two {asked.who}s ended; {result['lost']} lost, {result['twice']} twice")
     print(json.dumps(result))
 
 

@@ -14,11 +14,18 @@ class LearnerConfig(Config):
 
     ranks: int = Field(default=1, ge=1, description="processes that train together, each on its share of every step's rows")
     timeout: float = Field(default=60.0, ge=5, description="seconds without a sign of life after which a rank is lost")
+    restarts: int = Field(
+        default=3, ge=0, description="of all ranks from the last checkpoint, in a row and without getting further; 0: none"
+    )
+
+    shard: bool = Field(
+        default=False, description="each rank holds its part of the trunk's layers alone (FSDP2); what samples must be servers"
+    )
 
     @model_validator(mode="after")
-    def _check_timeout(self) -> LearnerConfig:
-        if self.ranks == 1 and "timeout" in self.model_fields_set:
-            raise ValueError("learner.timeout has no effect on one rank: set learner.ranks to 2 or more, or leave it out")
+    def _have_effect(self) -> LearnerConfig:
+        if self.ranks == 1 and (idle := self.model_fields_set - {"ranks"}):
+            raise ValueError(f"learner.{min(idle)} has no effect on one rank: set learner.ranks to 2 or more, or leave it out")
         return self
 
 

@@ -20,6 +20,7 @@ from tether.core.errors import TrainingError
 from tether.learner.config import OptimizerConfig
 from tether.learner.ranks import here
 from tether.models.quantized import bitsandbytes
+from tether.models.sharded import cut, gathered, is_cut, local
 
 _CLAIMS: MutableMapping[Tensor, RemovableHandle] = WeakTensorKeyDictionary()
 """The hook of each weight's newest learner."""
@@ -63,8 +64,9 @@ class LocalLearner:
         """Why the last update that was left out was; `_poisoned` while the one in hand will be."""
         self._poisoned = False
         self.parameters = list(parameters)
-        self.masters = [p if p.dtype == torch.float32 else nn.Parameter(p.detach().float()) for p in self.parameters]
+        self.masters = [_master(p) for p in self.parameters]
         self._rounded = [(p, m) for p, m in zip(self.parameters, self.masters, strict=True) if m is not p]
+        self._cut = [m for p, m in self._rounded if is_cut(p)]
         for parameter in self.parameters:
             parameter.requires_grad_(True)
         for parameter, master in self._rounded:
@@ -76,9 +78,11 @@ class LocalLearner:
 
     def backward(self, loss: Tensor) -> None:
         """Add this micro-batch's gradient to the step's; with a loss that is not finite the update will be left out."""
-        if not torch.isfinite(loss.detach()):
+        if here().idle:
+            loss = 0 * loss
+        elif not torch.isfinite(loss.detach()):
             self.fault, self._poisoned = f"the loss of update {self.updates} is {loss.item()}", True
-        elif not self._poisoned:
+        if here().mesh or not self._poisoned:  # through layers that are cut all ranks go together
             loss.backward()
 
     def step(self) -> Mapping[str, float]:
@@ -91,7 +95,7 @@ class LocalLearner:
         """
         self._sum_over_ranks()
         rate = self.rate * schedule_factor(self.config, self.updates, self.total_updates)
-        norm = torch.nn.utils.clip_grad_norm_(self.masters, self.config.max_grad_norm)
+        norm = self._clip()
         if not self._poisoned and not torch.isfinite(norm):
             self.fault, self._poisoned = f"the gradient of update {self.updates} is not finite", True
         if self._poisoned:
@@ -104,23 +108,42 @@ class LocalLearner:
         self.updates += 1
         return {"grad_norm": float(norm), "learning_rate": rate}
 
+    def _clip(self) -> Tensor:
+        """Shorten the gradient of all weights together, those too of which other ranks hold parts; its norm before."""
+        if not self._cut:
+            return torch.nn.utils.clip_grad_norm_(self.masters, self.config.max_grad_norm)
+        parts = {id(master) for master in self._cut}
+        squares = torch.zeros(2, device=self.masters[0].device)
+        for master in self.masters:
+            if master.grad is not None:
+                squares[int(id(master) in parts)] += master.grad.square().sum()
+        here().sum_([mine := squares[1:].clone()])
+        norm = (squares[0] + mine[0]).sqrt()
+        torch.nn.utils.clip_grads_with_norm_(self.masters, self.config.max_grad_norm, norm)
+        return norm
+
     def _sum_over_ranks(self) -> None:
-        """The gradients of all ranks together; of a rank whose loss was not finite all leave the update out."""
+        """The gradients of all ranks together; of a rank whose loss was not finite all leave the update out.
+
+        Those of weights that are cut were summed where they arose.
+        """
         if here().size == 1:
             return
-        gradients = [torch.zeros_like(m) if m.grad is None else m.grad for m in self.masters]
-        marks = torch.tensor([self._poisoned, *(m.grad is not None for m in self.masters)], device=self.masters[0].device).float()
+        parts = {id(master) for master in self._cut}
+        masters = [master for master in self.masters if id(master) not in parts]
+        gradients = [torch.zeros_like(m) if m.grad is None else m.grad for m in masters]
+        marks = torch.tensor([self._poisoned, *(m.grad is not None for m in masters)], device=self.masters[0].device).float()
         here().sum_([*gradients, marks])
         poisoned, *present = marks.tolist()
         if poisoned and not self._poisoned:
             self.fault, self._poisoned = f"the loss of update {self.updates} is not finite", True
-        for master, gradient, somewhere in zip(self.masters, gradients, present, strict=True):
+        for master, gradient, somewhere in zip(masters, gradients, present, strict=True):
             master.grad = gradient if somewhere else None
 
     @torch.no_grad()
     def _round(self) -> None:
         for parameter, master in self._rounded:
-            parameter.copy_(master)
+            local(parameter).copy_(master)
 
     def _skip(self, rate: float) -> Mapping[str, float]:
         self.optimizer.zero_grad(set_to_none=True)
@@ -131,20 +154,28 @@ class LocalLearner:
         return {"grad_norm": math.nan, "learning_rate": rate, "skipped_updates": float(self.skipped)}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """Everything that the next step depends on: tensors and plain values."""
-        tensors = {f"master.{i}": m.detach() for i, m in enumerate(self.masters)}
+        """Everything that the next step depends on: tensors and plain values. What is cut over ranks is whole, on the first."""
+        tensors = {f"master.{i}": self.gathered(i, m.detach()) for i, m in enumerate(self.masters)}
         for index, master in enumerate(self.masters):
             for key, value in self.optimizer.state.get(master, {}).items():
                 if key not in CONSTANT:
-                    tensors[f"{key}.{index}"] = value if isinstance(value, Tensor) else torch.tensor(value)
+                    tensor = value if isinstance(value, Tensor) else torch.tensor(value)
+                    tensors[f"{key}.{index}"] = tensor if tensor.shape != master.shape else self.gathered(index, tensor)
         return tensors, {"updates": self.updates, "total_updates": self.total_updates, "skipped": self.skipped}
+
+    def gathered(self, place: int, part: Tensor) -> Tensor:
+        """The whole of what is cut as the parameter at `place` is; on other ranks than the first, nothing of it."""
+        if not is_cut(self.parameters[place]):
+            return part
+        whole = gathered(part, self.parameters[place])
+        return whole.cpu() if here().first else whole[:0]
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Continue exactly where `state` was taken."""
         self.updates, self.skipped = values["updates"], values["skipped"]
         for index, master in enumerate(self.masters):
-            master.copy_(tensors[f"master.{index}"])
+            master.copy_(cut(tensors[f"master.{index}"], self.parameters[index]))
             self.optimizer.state.pop(master, None)
             if f"step.{index}" in tensors:
                 self.optimizer.state[master] = self._moments(tensors, index)
@@ -154,6 +185,7 @@ class LocalLearner:
         """What the optimizer holds for a master, as `state` gave it."""
         device, keys = self.masters[index].device, ("exp_avg", "exp_avg_sq", *MOMENTS)
         held = {key: tensors[f"{key}.{index}"].to(device, copy=True) for key in keys if f"{key}.{index}" in tensors}
+        held = {key: cut(value, self.parameters[index]) for key, value in held.items()}
         if self.config.kind == "adamw":  # which counts its steps on the CPU
             return {"step": tensors[f"step.{index}"].clone(), **held}
         if "absmax1" in held:  # a small tensor's moments are in float32
@@ -169,12 +201,20 @@ def _adamw(config: OptimizerConfig) -> Any:
     return torch.optim.AdamW
 
 
+def _master(parameter: nn.Parameter) -> nn.Parameter:
+    """The parameter itself if it is whole and in float32; else a copy in float32, or what is here of it (sharing its memory)."""
+    if parameter.dtype == torch.float32 and not is_cut(parameter):
+        return parameter
+    return nn.Parameter(local(parameter.detach()).float())
+
+
 def _collect_into(master: nn.Parameter, parameter: nn.Parameter) -> None:
     """Gradients of `parameter` are added to its master's; an earlier learner's claim on it ends."""
 
     def collect(parameter: Tensor) -> None:
         assert parameter.grad is not None
-        master.grad = parameter.grad.float() if master.grad is None else master.grad.add_(parameter.grad)
+        gradient = local(parameter.grad)
+        master.grad = gradient.float() if master.grad is None else master.grad.add_(gradient)
         parameter.grad = None
 
     if parameter in _CLAIMS:

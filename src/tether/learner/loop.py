@@ -24,6 +24,7 @@ from tether.learner.checkpoint import Checkpoints, listed, numbered
 from tether.learner.config import SupervisedConfig
 from tether.learner.local import LocalLearner
 from tether.learner.ranks import here
+from tether.models.sharded import cut, local
 
 Metrics = Mapping[str, float]
 Progress = Callable[[int, int, Metrics], None]
@@ -127,7 +128,7 @@ class SupervisedLoop:
             )
         with torch.no_grad():
             for parameter, weights in zip(self.learner.parameters, self.best, strict=False):
-                parameter.copy_(weights)
+                local(parameter).copy_(weights)
 
     def _update(self, rows: list[Any], number: int) -> dict[str, float]:
         """A step whose torch generators start from what seed and number say; they stand as before after it."""
@@ -142,14 +143,15 @@ class SupervisedLoop:
     def _evaluated(self, metrics: Metrics) -> Metrics:
         if metrics["eval_loss"] < self.best_loss:
             self.best_loss, self.best_update = metrics["eval_loss"], self.learner.updates
-            self.best = [parameter.detach().clone() for parameter in self.learner.parameters]
+            self.best = [local(parameter).detach().clone() for parameter in self.learner.parameters]
         return metrics
 
     def _save(self, saved: Checkpoints, number: int) -> None:
         tensors, values = self.learner.state()
         values = {**values, "best_value": self.best_loss if self.best else None, "best_update": self.best_update}
         self.run.flush()
-        saved.save(number, {**tensors, **numbered("best", self.best)}, values)
+        best = [self.learner.gathered(place, part) for place, part in enumerate(self.best)]
+        saved.save(number, {**tensors, **numbered("best", best)}, values)
 
     def _resume(self, saved: Checkpoints) -> int:
         """Put the newest checkpoint in place; the number of updates that were made."""
@@ -159,7 +161,8 @@ class SupervisedLoop:
         if checkpoint is not None:
             tensors, values = checkpoint
             self.learner.load_state(tensors, values)
-            self.best, updates = listed("best", tensors), values["updates"]
+            whole, updates = listed("best", tensors), values["updates"]
+            self.best = [cut(tensor, parameter) for tensor, parameter in zip(whole, self.learner.parameters, strict=False)]
             if self.best:
                 self.best_loss, self.best_update = values["best_value"], values["best_update"]
         elif self.config.rewind_spike:

@@ -26,23 +26,30 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
 
-from tether.core.errors import RunError
+from tether.core.errors import RunError, TetherError
 from tether.core.protocols import Engine
 from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, Score
 
 T = TypeVar("T")
 Item = TypeVar("Item")
-COLLECTIVE = "collective"
-LOOK_EVERY, BLAME, COMING = 1.0, 4.0, 60.0
+COLLECTIVE, AGAIN = "collective", "Start the same command again: it goes on from the last checkpoint."
+PASS = timedelta(minutes=10)
+"""Without the others, after which a pass through cut layers ends."""
+LOOK_EVERY, BLAME, COMING = 1.0, 4.0, 300.0
 """Seconds between two signs of life; without one after a collective has failed, until that rank is named; at least, to start."""
+
+
+class LostRankError(RunError):
+    """Another rank has ended, hangs, or has never come."""
 
 
 class Ranks:
     """The ranks as one of them sees them. Alone, which is the rule, every method gives what there is without others.
 
-    Each gives a sign of life every second, in a store that all can reach; one that has lost the store has lost rank 0, which
-    keeps it, and ends. So a rank may well wait for an hour while the first asks a judge, and yet not for one that is dead.
+    Each gives a sign of life every second, in a store that all can reach; one that has lost the store has lost who keeps it, rank
+    0 or who started them all, and ends. So a rank may wait for an hour while the first asks a judge, and yet not for a dead one.
 
     Args:
         store: of torch.distributed; who sees a rank end without a word of its own notes that there under ended/RANK.
@@ -53,6 +60,10 @@ class Ranks:
         self.store, self.rank, self.size, self.timeout = store, rank, size, timeout
         self.first = rank == 0
         """Whether this is the rank that writes the run's files and speaks."""
+        self.mesh: Any = None
+        """The ranks over which layers are cut, as torch's DeviceMesh; unset: weights are whole, and passes are a rank's own."""
+        self.idle = False
+        """Whether this rank runs a pass for the others alone, of which nothing counts."""
         self.sums: Any = None
         """The group of processes that sums; unset: that of everything else."""
         self.desk = Path()
@@ -75,18 +86,33 @@ class Ranks:
         """The results of all items, in order, each worked out by one rank. To be gone through to the end."""
         if self.size == 1:
             return map(work, items)
-        return self.spread(lambda mine: [work(item) for item in mine], [*items], size)
+        items, own = [*items], dict[int, T]()
+        for place in self.in_step(self.share([size(item) for item in items]), 0):
+            result = work(items[place])
+            own |= {} if self.idle else {place: result}
+        return self._joined(own)
+
+    def in_step(self, own: Sequence[Item], spare: Item) -> Iterator[Item]:
+        """A rank's own items; where passes need all ranks, also a `spare` one for each that the busiest rank has more."""
+        others = max(self.gather(len(own))) - len(own) if self.mesh else 0
+        yield from own
+        self.idle = others > 0
+        yield from itertools.repeat(spare, others)
+        self.idle = False
 
     def spread(
         self, work: Callable[[list[Item]], Sequence[T]], items: Sequence[Item], size: Callable[[Item], int] = lambda _: 1
     ) -> Sequence[T]:
-        """The same where a rank works out all of its items at once."""
-        if self.size == 1:
+        """The same where a rank works out all of its items at once; where passes need all ranks, each works out everything."""
+        if self.size == 1 or self.mesh:
             return work(list(items))
         mine = self.share([size(item) for item in items])
-        own = dict(zip(mine, work([items[place] for place in mine]) if mine else (), strict=True))
+        return self._joined(dict(zip(mine, work([items[place] for place in mine]) if mine else (), strict=True)))
+
+    def _joined(self, own: dict[int, T]) -> list[T]:
+        """What all ranks have worked out, in order."""
         results = {place: result for part in self.gather(own) for place, result in part.items()}
-        return [results[place] for place in range(len(items))]
+        return [results[place] for place in sorted(results)]
 
     def gather(self, value: T) -> list[T]:
         """What each rank has, in their order."""
@@ -125,7 +151,7 @@ class Ranks:
         """Take part in what needs all ranks, for as long as all of them live.
 
         Raises:
-            RunError: one of them does not; it is named.
+            LostRankError: one of them does not; it is named.
         """
         future: Future[Any] = Future()
         threading.Thread(target=_settle, args=(future, collective), name=COLLECTIVE, daemon=True).start()
@@ -141,7 +167,7 @@ class Ranks:
                 late = f"rank {self.rank} of {self.size} has lost the others ({str(error).splitlines()[0]})"
                 reason = self._lost(patience) or (late if time.monotonic() > deadline else "")
                 time.sleep(LOOK_EVERY / 4)
-        raise RunError(f"{reason}. Start the same command again: it goes on from the last checkpoint.")
+        raise LostRankError(f"{reason}. {AGAIN}")
 
     def _meet(self) -> bool:
         """Wait until every rank has given a sign; whether they have before this one left."""
@@ -172,8 +198,16 @@ class Ranks:
                 elif time.monotonic() - since > (limit := patience if sign else max(patience, COMING)):
                     return f"{name} {'has given no sign of life' if sign else 'has not come'} for {limit:g} s"
         except RuntimeError:
-            return f"rank 0 of {self.size}, which keeps the ranks together, does not answer any more"
+            return f"what keeps the {self.size} ranks together, rank 0 or who started them, does not answer any more"
         return ""
+
+    def blamed(self) -> str:
+        """Which rank has ended; empty if none has in a while."""
+        deadline, lost = time.monotonic() + 2 * BLAME, ""
+        while not lost and time.monotonic() < deadline:
+            lost = self._lost(BLAME)
+            time.sleep(LOOK_EVERY / 4)
+        return lost
 
     def _read(self, key: str) -> bytes:
         return self.store.get(key) if self.store.check([key]) else b""
@@ -214,23 +248,28 @@ def _standing(ranks: Ranks) -> Iterator[Ranks]:
 
 
 @contextlib.contextmanager
-def joined(ranks: Ranks, on_gpu: bool) -> Iterator[None]:
-    """Within this block the ranks train together.
+def joined(ranks: Ranks, on_gpu: bool, shard: bool = False) -> Iterator[None]:
+    """Within this block the ranks train together, and perhaps cut layers over all of them.
 
     Raises:
-        RunError: a rank has not come, has ended or is lost; it is named.
+        LostRankError: a rank has not come, has ended or is lost; it is named.
     """
     reason, own = "", dist.PrefixStore("group", ranks.store.clone())  # not the one that signs go through: it will wait
     place = {"rank": ranks.rank, "world_size": ranks.size, "timeout": timedelta(days=30)}  # the signs of life decide
     try:
         ranks._together(lambda: ranks._meet() and dist.init_process_group("gloo", store=own, **place))
         ranks.sums = dist.new_group(backend="nccl") if on_gpu else None
+        if shard:
+            group: Any = ranks.sums or dist.new_group(timeout=PASS)
+            ranks.mesh = DeviceMesh.from_group(group, "cuda" if on_gpu else "cpu")
         with tempfile.TemporaryDirectory(prefix=f"tether-rank-{ranks.rank}-") as desk, _standing(ranks):
             ranks.desk = Path(desk)
             yield
             ranks.gather(None)
     except BaseException as error:
         reason = str(error) or type(error).__name__
+        if ranks.mesh and isinstance(error, RuntimeError) and not isinstance(error, TetherError) and (lost := ranks.blamed()):
+            raise LostRankError(f"{lost}. {AGAIN}") from error  # in the middle of a pass
         raise
     finally:
         ranks.leave(reason)
@@ -278,6 +317,34 @@ class SharedEngine:
 def shared(engine: Engine) -> Engine:
     """The engine itself where there is one rank; else all ranks sample."""
     return engine if here().size == 1 else SharedEngine(engine)
+
+
+class FirstEngine:
+    """An engine that the first rank alone has, such as one of servers: it samples there, and all ranks have the groups.
+
+    Args:
+        engine: on the first rank; None on the others.
+        probe: what the engine compares new weights with; asked of all ranks, for a pass may need them.
+    """
+
+    def __init__(self, engine: Any, probe: Callable[[], list[float]]) -> None:
+        self.engine, self.probe, self.policy_version = engine, probe, 0
+
+    def generate(self, prompts: Sequence[Prompt], sampling: Sampling, **how: Any) -> list[RolloutGroup]:
+        return here().once(lambda: self.engine.generate(prompts, sampling, **how))
+
+    def begin(self, prompts: Sequence[Prompt], sampling: Sampling, **how: Any) -> Callable[[], list[RolloutGroup]]:
+        """Ask for samples with the weights of now; what comes back waits for them, on all ranks at once."""
+        collect = self.engine.begin(prompts, sampling, **how) if here().first else list
+        return lambda: here().once(collect)
+
+    def update_weights(self, version: int) -> None:
+        expected = self.probe()
+        here().once(lambda: self.engine.update_weights(version, expected))
+        self.policy_version = version
+
+    def measured(self) -> dict[str, float]:
+        return here().once(lambda: self.engine.measured())  # noqa: PLW0108  (which other ranks do not have)
 
 
 Scoring = Callable[[Sequence[Rollout]], list[Score]]

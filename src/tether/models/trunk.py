@@ -155,7 +155,8 @@ class Role:
     @property
     def common_depth(self) -> int:
         """How many of the lowest layers carry no adapter, and so compute the same for every role on this model."""
-        if _touched(self.causal_model.get_input_embeddings()) or setting(self.config, "num_kv_shared_layers"):
+        cut = setting(self.causal_model, "sharded")  # a layer that is left half-way would leave the others waiting
+        if cut or _touched(self.causal_model.get_input_embeddings()) or setting(self.config, "num_kv_shared_layers"):
             return 0
         for depth, layer in enumerate(self.decoder_layers):
             if _touched(layer):

@@ -10,11 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from tether.core.protocols import Engine
 from tether.core.types import Json, Prompt, Rollout, RolloutGroup, Sampling, StopReason
-from tether.rollout.served import ServedEngine
+
+
+@runtime_checkable
+class BeginningEngine(Engine, Protocol):
+    """An engine that goes on sampling while its caller does something else."""
+
+    def begin(
+        self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int, ordinals: Sequence[int]
+    ) -> Callable[[], list[RolloutGroup]]:
+        """Ask for samples with the weights of now; what comes back waits for them."""
+        ...
 
 
 @dataclass
@@ -55,7 +65,7 @@ class AheadEngine:
         if number in self.saved:
             rows = self.saved.pop(number)
             collect = partial(_groups, rows, prompts, sampling)
-        elif isinstance(self.engine, ServedEngine):
+        elif isinstance(self.engine, BeginningEngine):
             collect = self.engine.begin(prompts, sampling, **how)
         else:
             collect = partial(list, self.engine.generate(prompts, sampling, **how))

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 Command = Callable[[str, int], Sequence[str]]
 """From a host and a port to the command line of a server that listens there."""
 QUIET = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""The place of a rank among those that train, which would mislead a server."""
 BOUND = """import ctypes, os, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, 9)
@@ -137,7 +139,7 @@ def start_bound(command: Sequence[str], environment: Mapping[str, str], log: Pat
     with log.open("ab") as output:
         return subprocess.Popen(
             [sys.executable, "-c", BOUND, *command],
-            env={**os.environ, **environment},
+            env={key: value for key, value in os.environ.items() if key not in PLACE} | dict(environment),
             start_new_session=True,
             stdin=subprocess.DEVNULL,
             stdout=output,

@@ -49,6 +49,11 @@ PAUSE = 0.05
 """Seconds between two looks at a server that needs nothing."""
 
 
+def probe_ids(encoder: ChatEncoder) -> tuple[int, ...]:
+    """The text by which weights are compared."""
+    return encoder.prompt((user(PROBE),))
+
+
 class ServedEngine:
     """Speaks core.protocols.Engine.
 
@@ -72,6 +77,7 @@ class ServedEngine:
         *,
         context_length: int,
         ours: bool,
+        expected: list[float] | None = None,
     ) -> None:
         if role.adapter is None:
             raise ModelError("engine servers get adapters, and this policy is trained whole. Set lora, or engine.kind = 'local'.")
@@ -83,7 +89,7 @@ class ServedEngine:
         limits = Limits(start_seconds=config.start_seconds, restarts=config.restarts)
         self.fleet, self.changed = Fleet(servers.names, time.monotonic, limits), threading.Condition()
         self.users, self.told, self.fault, self.closed = Counter[str](), 0, "", False
-        self.probe_ids, self.expected = encoder.prompt((user(PROBE),)), dict[str, list[float]]()
+        self.probe_ids, self.expected = probe_ids(encoder), dict[str, list[float]]()
         self.probe_gap = 0.0
         """The largest of the last probes, in nats a token."""
         lines = httpx2.HTTPTransport(limits=httpx2.Limits(max_connections=None), socket_options=KEEP_ALIVE)
@@ -94,7 +100,7 @@ class ServedEngine:
         for keeper in self.keepers:
             keeper.start()
         try:
-            self.update_weights(0)
+            self.update_weights(0, expected)
         except BaseException:
             self.close()
             raise
@@ -112,8 +118,11 @@ class ServedEngine:
 
     # Weights.
 
-    def update_weights(self, version: int) -> None:
+    def update_weights(self, version: int, expected: list[float] | None = None) -> None:
         """Publish the adapter under a new name; returns when every server that lives samples with it.
+
+        Args:
+            expected: the learner's log-probabilities of the probe; unset: they are measured here.
 
         Raises:
             ModelError: a server refuses it, or computes something else than the learner.
@@ -125,7 +134,7 @@ class ServedEngine:
         self.role.model.save_pretrained(unfinished, selected_adapters=[adapter])
         (unfinished / adapter).rename(unfinished / "adapter")
         unfinished.rename(self.folder / "adapters" / name)
-        expected = score_ids(self.role, self.probe_ids)
+        expected = expected or score_ids(self.role, self.probe_ids)
         with self.changed:
             self.policy_version, self.probe_gap = version, 0.0
             self.expected = {name: expected, **{old: numbers for old, numbers in self.expected.items() if self.users[old]}}

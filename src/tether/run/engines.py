@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from tether.core.errors import ConfigError
-from tether.models.loading import LoadedModel, save_model
+from tether.models.loading import LoadedModel, load_model, save_model
 from tether.models.saving import attach_adapter, refill_adapter
 from tether.models.trunk import Role
 from tether.rollout.launch import Servers
@@ -19,7 +19,6 @@ from tether.rollout.local import LocalEngine
 from tether.rollout.served import ServedEngine
 from tether.rollout.server import EngineServer
 from tether.run.launching import launcher
-from tether.run.models import open_model
 from tether.run.online_sections import OnlineSection, PolicySection
 from tether.run.roles import encoder_of
 
@@ -30,12 +29,15 @@ VLLM = (
 """vLLM's own words for: adapters by name, log-probabilities of the distribution that was sampled, tokens in and out."""
 
 
-def served_engine(section: OnlineSection, policy: Role, loaded: LoadedModel, folder: Path, seed: int) -> ServedEngine:
+def served_engine(
+    section: OnlineSection, policy: Role, loaded: LoadedModel, folder: Path, seed: int, expected: list[float]
+) -> ServedEngine:
     """Engine servers for a policy: started here, or those at `addresses`.
 
     Those that work at the same time on this machine's processor share its cores; the learner is one of them with max_staleness.
 
     Args:
+        expected: log-probabilities of the probe.
         folder: of the stage; servers find the model under the adapters, and the adapters, in `engine` there.
 
     Raises:
@@ -77,7 +79,8 @@ def served_engine(section: OnlineSection, policy: Role, loaded: LoadedModel, fol
     if threads and ahead:
         torch.set_num_threads(threads)
     servers = Servers(command, names, root, addresses, threads, starter)
-    return ServedEngine(policy, encoder_of(loaded), servers, root, config, context_length=loaded.context_length, ours=ours)
+    how = {"context_length": loaded.context_length, "ours": ours, "expected": expected}
+    return ServedEngine(policy, encoder_of(loaded), servers, root, config, **how)
 
 
 def adapter_slots(section: OnlineSection) -> int:
@@ -96,7 +99,7 @@ def _base(loaded: LoadedModel, root: Path, seed: int) -> Path:
     if source.is_dir() and any(source.glob("*.safetensors")):
         return source.resolve()
     if not (root / "base" / "config.json").is_file():
-        fresh = open_model(loaded.config.model_copy(update={"quantize": None, "cpu_kernels": False}), seed=seed)
+        fresh = load_model(loaded.config.model_copy(update={"quantize": None}), seed=seed)
         shutil.rmtree(root / "unfinished", ignore_errors=True)
         save_model(fresh.model, fresh.tokenizer, encoder_of(fresh).template, root / "unfinished")
         (root / "unfinished").rename(root / "base")

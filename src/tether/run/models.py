@@ -6,13 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from tether import cpu
+from tether.learner.ranks import here
 from tether.models.config import ModelConfig
-from tether.models.loading import LoadedModel, load_model
+from tether.models.loading import LoadedModel, load_model, pick_device
 from tether.models.quantized import check_installed
+from tether.models.sharded import shard_layers
 
 
 def open_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> LoadedModel:
-    """The model that `config` names, as fast as this machine allows (models.loading.load_model, then cpu.speed_up)."""
+    """The model that `config` names, as fast as this machine allows (models.loading.load_model, then cpu.speed_up).
+
+    Where ranks cut weights over all of them, it is cut instead: no kernel of ours knows a weight of which a part is there.
+    """
+    if here().mesh and not on_host:
+        loaded = load_model(config, seed=seed, on_host=True)  # whole, it may have no room on the device
+        shard_layers(loaded.model, here().mesh).to(pick_device(config.device))
+        return loaded
     return cpu.speed_up(load_model(config, seed=seed, on_host=on_host))
 
 
@@ -36,6 +45,31 @@ def check_quantized(model: ModelConfig, name: str, section: Any) -> None:
         )
     if model.quantize and values.get("offload"):
         raise ValueError(f"{name}.offload moves layers of 16 bits, and model.quantize holds them in 4. Drop one of the two")
+
+
+def check_sharded(model: ModelConfig, name: str, section: Any, shard: bool) -> None:
+    """Whether a stage can do with weights that are cut over ranks, if they shall be.
+
+    Raises:
+        ValueError: it cannot.
+    """
+    values, lora = dict(section), dict(section).get("lora")
+    trains, engine = values.get("direct", section), values.get("engine")
+    hindrances = {
+        "model.quantize": (model.quantize, "4 bits are not cut"),
+        f"{name}.optimizer.kind = 'adamw8bit'": (lora is False and trains.optimizer.kind != "adamw", "its blocks are not cut"),
+        f"{name}.lora.dora": (lora and lora.dora, "its norms need whole weights"),
+        f"{name}.offload": (values.get("offload"), "layers are on the host or on the ranks"),
+        f"{name}.reference_logprobs = 'precomputed'": (
+            dict(trains).get("reference_logprobs") == "precomputed",
+            "not each_update",
+        ),
+        f"{name}.disentangle_length": (values.get("disentangle_length"), "it has a part without a pass"),
+        f"{name}.objectives": (values.get("objectives"), "rank 0 alone scores by them, and a pass needs all ranks"),
+        f"{name}.engine.kind = 'local'": (engine and engine.kind == "local", "every token would gather all layers: use servers"),
+    }
+    if hindered := next((f"{what} ({why})" for what, (there, why) in hindrances.items() if there and shard), None):
+        raise ValueError(f"learner.shard does not go with {hindered}. Change one of the two")
 
 
 def check_libraries(model: ModelConfig, name: str, section: Any) -> None:

@@ -10,19 +10,21 @@ from typing import Any, Literal
 
 import torch
 
-from tether.core.errors import ConfigError, DataError, MissingFileError
+from tether.core.errors import DataError, MissingFileError
 from tether.core.protocols import doing
 from tether.core.rundir import RunDirectory
 from tether.core.types import Alarm, Problem, Prompt, Rollout, Score
 from tether.evaluation.best_of_n import Scorer
 from tether.evaluation.likelihood import kl_to_reference
 from tether.evaluation.sycophancy import Sycophancy, read_premise_pairs
-from tether.learner.ranks import by_first, by_share, here
+from tether.learner.ranks import FirstEngine, by_first, by_share, here
 from tether.models.trunk import Role
 from tether.monitoring.watch import Watch
 from tether.rewards.function import FailureLimit
 from tether.rewards.verifiable import problem_prompt
 from tether.rollout.ahead import AheadEngine
+from tether.rollout.drawn import score_ids
+from tether.rollout.served import probe_ids
 from tether.run.engines import served_engine
 from tether.run.judges import FunctionJudge, JudgeConfig, described, score_judge
 from tether.run.online_sections import (
@@ -47,10 +49,6 @@ __all__ = ["BestOfNSection", "GRPOSection", "OnlineDirectSection", "PPOSection",
 
 def train(section: SamplingSection, context: Context, rows: Sequence[Any] | None, run: RunDirectory) -> dict[str, Any]:
     """Optimise the policy on its own samples, by the method that the section is of; the result is the role in `policy`."""
-    if here().size > 1 and section.engine.kind != "local":
-        raise ConfigError(
-            f"engine.kind = {section.engine.kind!r} samples for one rank: take engine.kind = 'local', or learner.ranks = 1"
-        )
     progress, prompts = context.progress, _prompts(section, rows)
     prompts, test = _held_out(prompts, section, context) if section.evaluate else (prompts, [])
     stage, loaded = online_stage(section, context.model, context.scorer, context.seed)
@@ -61,8 +59,11 @@ def train(section: SamplingSection, context: Context, rows: Sequence[Any] | None
         ends.callback(torch.set_num_threads, torch.get_num_threads())  # servers may take some
         if section.engine.kind != "local":
             doing(progress, "starting engine servers")
-            served = served_engine(section, stage.policy, loaded, run.path, context.seed)
-            stage.engine = ends.enter_context(contextlib.closing(served))
+            probe = partial(score_ids, stage.policy, probe_ids(encoder_of(loaded)))
+            make = partial(served_engine, section, stage.policy, loaded, run.path, context.seed, probe())
+            engine = ends.enter_context(contextlib.closing(make())) if here().first else None
+            torch.set_num_threads(here().once(torch.get_num_threads))  # the same on all, so that they round alike
+            stage.engine = served = FirstEngine(engine, probe)
         if isinstance(stage, PolicyGradient) and stage.config.max_staleness:
             stage.engine = AheadEngine(stage.engine, stage.config.max_staleness)
         stage.reward.keep_stacks(run.path / "stacks.txt")

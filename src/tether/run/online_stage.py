@@ -8,7 +8,7 @@ from tether.algorithms.reward_ensembles import Combine
 from tether.core.errors import MissingFileError
 from tether.core.protocols import RewardSource
 from tether.core.rundir import read_json
-from tether.learner.ranks import by_first, by_share, shared
+from tether.learner.ranks import FirstEngine, by_first, by_share, here, shared
 from tether.models.config import ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel
@@ -63,7 +63,10 @@ def online_stage(
     policy, reference, value, scorers = roles
     source = _source(section, scorers, folder, loaded, seed)
     source = FailureLimit(source, section.max_failed, by_share if isinstance(source, SINGLY) else by_first)
-    engine = shared(local_engine(policy, loaded, max_rows=section.engine_rows))
+    if here().mesh:  # servers come in its place
+        engine = FirstEngine(None, list)
+    else:
+        engine = shared(local_engine(policy, loaded, max_rows=section.engine_rows))
     if isinstance(section, PolicySection):
         return PolicyGradient(section, policy, reference, value, source, engine, encoder), loaded
     if isinstance(section, BestOfNSection):

@@ -1,4 +1,4 @@
-"""How the ranks of a training come to be: this process starts the others, or all of them were started by torchrun."""
+"""How the ranks of a training come to be: this process starts the others, or all were started by torchrun or run.restarts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tether.core.config import build
 from tether.core.errors import ConfigError, RunError, TetherError
 from tether.core.stopping import Interrupted, stop_on_sigterm
 from tether.learner.config import LearnerConfig
-from tether.learner.ranks import Ranks, close, joined
+from tether.learner.ranks import LostRankError, Ranks, close, joined
 from tether.models.loading import pick_device
 
 if TYPE_CHECKING:
@@ -35,16 +35,18 @@ LEAVE = 10.0
 def together(recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[None]:
     """Within this block the ranks that a recipe asks for train together; on leaving it those started here have ended.
 
-    Where RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set (torchrun's), this is one of those. Otherwise it is rank 0, and
-    starts the others on this machine.
+    Where RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set (by torchrun or run.restarts), this is one of those. Otherwise it
+    is rank 0, and starts the others on this machine.
 
     Raises:
-        ConfigError: torchrun has started another number of them, or this machine has fewer GPUs.
-        RunError: a rank has not come, has ended or is lost; it is named.
+        ConfigError: torchrun has started another number of them, or should restart them, or this machine has fewer GPUs.
+        LostRankError: a rank has not come, has ended or is lost; it is named.
     """
     settings, given, on_gpu = recipe.learner, os.environ.get("WORLD_SIZE"), pick_device(recipe.model.device).type == "cuda"
     if given is not None and int(given) != settings.ranks:
         raise ConfigError(f"torchrun has started {given} processes and learner.ranks is {settings.ranks}: make them the same")
+    if given is not None and "restarts" in settings.model_fields_set and settings.restarts:
+        raise ConfigError("learner.restarts is for ranks that tether starts; torchrun has --max-restarts: leave one of them out")
     if settings.ranks == 1:
         yield
         return
@@ -57,7 +59,7 @@ def together(recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.callback(close)
         ranks = stack.enter_context(_placed(settings, recipe, stages) if given is None else _found(settings))
-        stack.enter_context(joined(ranks, on_gpu))
+        stack.enter_context(joined(ranks, on_gpu, settings.shard))
         yield
 
 
@@ -79,28 +81,52 @@ def _found(settings: LearnerConfig) -> Iterator[Ranks]:
 @contextlib.contextmanager
 def _placed(settings: LearnerConfig, recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[Ranks]:
     """This process as rank 0 on the loopback, and the others, none of which outlives the block."""
-    task, children = json.dumps(recipe.model_dump(mode="json", exclude_unset=True)), list[subprocess.Popen[bytes]]()
+    keeper = keep_store()
+    store = dist.PrefixStore("tether/0", keeper)
+    with contextlib.ExitStack() as stack:
+        for rank in range(1, settings.ranks):
+            child = stack.enter_context(started(rank, recipe, stages, keeper.port))
+            threading.Thread(target=_attend, args=(child, rank, store), daemon=True).start()
+        yield Ranks(store, 0, settings.ranks, settings.timeout)
+
+
+def keep_store() -> dist.TCPStore:
+    """The store in which ranks meet, on the loopback, for as long as it is held."""
     server = socket.create_server((LOOPBACK, 0))
     port = server.getsockname()[1]
-    keeper = dist.TCPStore(LOOPBACK, port, is_master=True, master_listen_fd=server.detach(), wait_for_workers=False)
-    store, command = dist.PrefixStore("tether/0", keeper), [sys.executable, "-m", __name__, task, *stages]
+    return dist.TCPStore(LOOPBACK, port, is_master=True, master_listen_fd=server.detach(), wait_for_workers=False)
+
+
+@contextlib.contextmanager
+def started(
+    rank: int, recipe: BaseRecipe, stages: Sequence[str], port: int, start: int = 0, tells: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A rank as a process of this machine, which does not outlive the block.
+
+    Args:
+        start: how often the ranks were started before; those of one start meet.
+        tells: the end of a pipe (a file descriptor) through which the rank tells this process how far it is.
+    """
+    size = recipe.learner.ranks
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": LOOPBACK, "MASTER_PORT": port}
+    place |= {"TORCHELASTIC_RESTART_COUNT": start, "TORCHELASTIC_USE_AGENT_STORE": True}
+    task = json.dumps(recipe.model_dump(mode="json", exclude_unset=True))
+    child = subprocess.Popen(
+        [sys.executable, "-m", __name__, "" if tells is None else str(tells), task, *stages],
+        env={**os.environ, **{key: str(value) for key, value in place.items()}},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        start_new_session=tells is not None, pass_fds=() if tells is None else (tells,),
+    )  # fmt: skip
     try:
-        for rank in range(1, settings.ranks):
-            place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": settings.ranks, "MASTER_ADDR": LOOPBACK, "MASTER_PORT": port}
-            environment = {**os.environ, **{key: str(value) for key, value in place.items()}}
-            children.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
-            threading.Thread(target=_attend, args=(children[-1], rank, store), daemon=True).start()
-        yield Ranks(store, 0, settings.ranks, settings.timeout)
+        yield child
     except BaseException:
-        for child in children:
-            child.terminate()
+        child.terminate()
         raise
     finally:
-        for child in children:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                child.wait(LEAVE)
-            child.kill()
-            child.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(LEAVE)
+        child.kill()
+        child.wait()
 
 
 def _attend(process: subprocess.Popen[bytes], rank: int, store: Any) -> None:
@@ -114,15 +140,29 @@ def is_other() -> bool:
     return int(os.environ.get("RANK", "0")) > 0
 
 
-def _train_along(recipe: str, *stages: str) -> None:
-    """The life of another rank than the first: it says nothing, and its faults are told by those whom it leaves."""
+LOST = 3
+"""The exit code of a rank that has lost another, and so may begin again; one that ends with an error of its own has 1."""
+
+
+def _train_along(tells: str, recipe: str, *stages: str) -> None:
+    """The life of a rank that was started here: whoever started it tells what it tells."""
     from tether.run.recipe import recipe_type, run_recipe
+    from tether.run.restarts import Teller
 
     stop_on_sigterm()
+    teller = Teller(int(tells)) if tells else None
     try:
-        run_recipe(build(recipe_type(), json.loads(recipe)), stages)
-    except (TetherError, Interrupted) as end:
-        sys.exit(str(end))
+        results = run_recipe(build(recipe_type(), json.loads(recipe)), stages, teller and teller.bar)
+        if teller:
+            teller.tell("end", results)
+    except (Exception, Interrupted) as end:
+        if teller:
+            teller.tell_end(end)
+        elif isinstance(end, TetherError | Interrupted):
+            print(end, file=sys.stderr)
+        if not isinstance(end, TetherError | Interrupted):
+            raise
+        sys.exit(LOST if isinstance(end, LostRankError) else 1)
 
 
 if __name__ == "__main__":

@@ -23,11 +23,12 @@ from tether.learner.ranks import here
 from tether.models.config import ModelConfig
 from tether.run.folder import check_base, round_folder
 from tether.run.launching import HERE, On, placed
-from tether.run.models import check_libraries, check_quantized, on_folder
+from tether.run.models import check_libraries, check_quantized, check_sharded, on_folder
 from tether.run.online_sections import OnlineSection, PolicySection, check_names
 from tether.run.pairs import SCORED, comparisons_of, verdicts_of
 from tether.run.progress import Progress
 from tether.run.ranks import together
+from tether.run.restarts import watched, watches
 from tether.run.roles import is_scorer, newest_policy, objective_names, trained_scorer
 from tether.run.rows import Lora, Name, Section, check_data, load_rows
 from tether.run.stage import Context, run_stage
@@ -136,6 +137,7 @@ class BaseRecipe(Config):
             if name in self.policies:
                 self._check_keeping(name, getattr(section, "evaluate", None))
             check_quantized(self.model, name, section)
+            check_sharded(self.model, name, section, self.learner.shard)
         return self
 
     def _check_keeping(self, name: str, heldout: Any) -> None:
@@ -244,6 +246,8 @@ def run_recipe(
         if not (root / name / "summary.json").is_file() and not _from_pairs(recipe, name, section):
             check_data(name, section)
     root.mkdir(parents=True, exist_ok=True)
+    if watches(recipe.learner):
+        return watched(recipe, names, progress)
     again = [name for name in names if name != "sft"] if recipe.repeat else []
     with (
         placed(recipe.on),

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
+
+import torch
 
 from tether.core.config import build
 from tether.core.errors import ModelError
 from tether.core.rundir import read_json
 from tether.core.stages import making
 from tether.data.chat import ChatEncoder
+from tether.learner.ranks import here
 from tether.models.config import ModelConfig
 from tether.models.heads import ScalarHead
-from tether.models.loading import LoadedModel, add_adapter, keep_on_host, pick_device
+from tether.models.loading import LoadedModel, add_adapter, keep_on_host, load_model, pick_device
 from tether.models.saving import (
     ENSEMBLE,
     OBJECTIVES,
@@ -26,6 +30,7 @@ from tether.models.saving import (
     read_role,
     save_role,
 )
+from tether.models.sharded import gathered, local
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 from tether.run.models import open_model
@@ -48,7 +53,33 @@ def local_engine(role: Role, loaded: LoadedModel, *, max_rows: int = 64) -> Loca
 
 def save_trained(role: Role, loaded: LoadedModel, folder: Path, *, kind: str) -> None:
     """A trained role, with the name of the base that was really loaded for it."""
+    if role.adapter is None:
+        role = whole(role, loaded)
+        if here().mesh and not here().first:
+            return
     save_role(role, loaded, folder, kind=kind, encoding=encoder_of(loaded).describe())
+
+
+@torch.no_grad()
+def whole(role: Role, loaded: LoadedModel, seed: int = 0) -> Role:
+    """A role on a model of which nothing is cut: itself, or, on the first rank, a model read anew with what was trained.
+
+    Other ranks, all of which must ask, have only given their parts of it.
+    """
+    if not here().mesh:
+        return role
+    fresh, name = load_model(loaded.config, seed=seed).model if here().first else None, role.adapter
+    if name is None:
+        for key, part in role.model.named_parameters():
+            tensor = gathered(local(part), part)
+            if fresh is not None:
+                fresh.get_parameter(key).copy_(tensor)
+    if fresh is None or name is None:
+        return Role(role.model if fresh is None else fresh, name, role.head)
+    with tempfile.TemporaryDirectory() as folder:
+        role.model.save_pretrained(folder, selected_adapters=[name])
+        Path(folder, name).rename(Path(folder, "adapter"))
+        return Role(attach_adapter(fresh, Path(folder), name), name)
 
 
 class Scoring(Protocol):

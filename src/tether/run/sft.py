@@ -13,7 +13,7 @@ from tether.learner.ranks import here
 from tether.models.config import LoraConfig
 from tether.models.loading import save_model, weights_digest
 from tether.models.quantized import dequantized
-from tether.run.roles import encoder_of, new_role
+from tether.run.roles import encoder_of, new_role, whole
 from tether.run.rows import Lora, Section
 from tether.run.stage import Context
 from tether.stages.sft import SFT, SFTConfig
@@ -29,9 +29,9 @@ def train(section: SFTSection, context: Context, rows: Sequence[Demonstration], 
     loaded = context.load(run)
     encoder, role = encoder_of(loaded), new_role(loaded, "sft", section.lora, seed=context.seed)
     summary = SFT(section, role, encoder).train(rows, run, context.progress)
-    role = dequantized(role)
-    merged = role.model.merge_and_unload() if role.adapter is not None else role.model
+    role = whole(dequantized(role), loaded, context.seed)
     if here().first:
+        merged = role.model.merge_and_unload() if role.adapter is not None else role.model
         save_model(merged, loaded.tokenizer, encoder.template, run.path / "model")
-    run.update_manifest(result={"digest": weights_digest(merged)})
+        run.update_manifest(result={"digest": weights_digest(merged)})
     return summary

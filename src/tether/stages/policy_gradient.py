@@ -35,6 +35,7 @@ from tether.data.chat import ChatEncoder
 from tether.learner.average import WeightAverage
 from tether.learner.local import LocalLearner
 from tether.learner.loop import epoch_order
+from tether.learner.ranks import here
 from tether.models.trunk import Role
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.reward_shaping import RewardShaping
@@ -162,7 +163,7 @@ class PolicyGradient:
         passes = (not self.late) + (reference is not None) + self.config.epochs
         reused = one_trunk and passes > 1
         experience.common = [None] * len(experience.batches)
-        for number in experience.own:
+        for number in here().in_step(experience.own, 0):
             batch, flat = experience.batches[number], {}
             common = experience.common[number] = self.policy.common(batch) if reused else None
             if not self.late:

@@ -145,7 +145,8 @@ class Experience:
 
     def put(self, name: str, number: int, values: Tensor) -> None:
         """The inverse of `part`: (sequences, time) of micro-batch `number` into the matrix."""
-        getattr(self, name)[self.rows[number], : self.batches[number].num_steps] = values
+        if not here().idle:
+            getattr(self, name)[self.rows[number], : self.batches[number].num_steps] = values
 
     def at_last(self, values: Tensor) -> Tensor:
         """(sequences,) values at the last token of each response, zeros elsewhere; (sequences, time)."""

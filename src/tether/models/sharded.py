@@ -1,0 +1,66 @@
+"""Weights cut over processes: each holds a part of every decoder layer, which is whole only while the layer runs.
+
+torch's FSDP2 (`fully_shard`) does it, layer by layer. Embeddings, last norm, output layer, adapters and heads stay whole. Layers
+are cut before any adapter is put on, so no tensor of FSDP meets peft. A pass needs all processes at once: they must run the same
+number of forward and backward passes in the same order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from tether.core.errors import ModelError
+from tether.models.trunk import Role
+
+
+def shard_layers(model: Any, mesh: DeviceMesh) -> Any:
+    """The same model with its decoder layers cut over the processes of `mesh`; gradients of their weights are summed over these.
+
+    Raises:
+        ModelError: the model keeps its layers where they are not found.
+    """
+    layers: list[Any] = Role(model).decoder_layers
+    if not layers:
+        raise ModelError(f"learner.shard cuts a decoder's `layers`, and {type(model).__name__} has none: leave learner.shard out")
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, reshard_after_forward=True, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.float32))
+        layer.set_gradient_divide_factor(1.0)  # denominators are those of the whole step
+        layer.set_force_sum_reduction_for_comms(True)  # gloo knows no other
+    model.sharded = True
+    return model
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor that this process holds, sharing its memory; the tensor itself where it is whole."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def is_cut(tensor: Tensor) -> bool:
+    """Whether other processes hold parts of a tensor."""
+    return isinstance(tensor, DTensor)
+
+
+def gathered(part: Tensor, like: Tensor) -> Tensor:
+    """The whole tensor of which every process has such a `part`, cut as `like` is; all processes must ask."""
+    if not isinstance(like, DTensor):
+        return part
+    shape: Any = {"shape": like.shape, "stride": like.stride()}
+    return DTensor.from_local(part, like.device_mesh, like.placements, **shape).full_tensor()
+
+
+def cut(whole: Tensor, like: Tensor) -> Tensor:
+    """The inverse: this process's part of a whole tensor, which every process has."""
+    if not isinstance(like, DTensor):
+        return whole
+    return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None).to_local()
+
+
+def local_bytes(model: Any) -> int:
+    """Bytes of the parameters that this process holds while no layer runs."""
+    return sum(local(p.detach()).numel() * p.element_size() for p in model.parameters())

@@ -1,0 +1,142 @@
+"""Two ranks that hold half of every layer each train what one process trains; what one rank count saved, another goes on with."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import pytest
+import torch
+from tests.learner.ranked import assert_same, at_step, others, records, standing_on, trained
+
+from tether.core.config import build
+from tether.core.errors import ConfigError
+from tether.core.stopping import Interrupted
+from tether.run.recipe import Recipe
+
+SERVED = {"engine": {"kind": "served"}}
+
+
+def whole(values, *stages):
+    """The recipe with these stages training all weights."""
+    learning = {"lora": False, "optimizer": {"learning_rate": 1e-3, "epsilon": 1e-3}}
+    return {**values, **{stage: {**values[stage], **learning} for stage in stages}}
+
+
+def only(values, *stages):
+    """The recipe without other stages, whose settings may not go with weights that are cut."""
+    return {"model": values["model"], **{stage: values[stage] for stage in stages}}
+
+
+@pytest.fixture(scope="module")
+def plain(values):
+    changed = {"direct": {"reference_logprobs": "each_update"}, "reward": {"disentangle_length": 0.0}}
+    kept = {stage: {**section, **changed.get(stage, {})} for stage, section in values.items() if stage != "model"}
+    return {"model": values["model"], **kept}
+
+
+@pytest.mark.parametrize("stages", [["sft", "reward", "direct"], ["sft", "reward"]], ids=["adapters", "whole"])
+def test_two_halves_make_what_one_process_makes(plain, tmp_path, stages):
+    settings = only(plain if "direct" in stages else whole(plain, *stages), *stages)
+    trained(settings, tmp_path / "1", stages)
+    trained(settings, tmp_path / "2", stages, 2, shard=True)
+    for stage in stages:
+        assert_same(tmp_path / "1" / stage, tmp_path / "2" / stage)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stage", ["ppo", "grpo"])
+def test_two_halves_sample_with_a_server_and_make_what_one_process_makes(plain, ready, tmp_path, stage):
+    settings = {"model": plain["model"], stage: {**plain[stage], **SERVED}}
+    for ranks in (1, 2):
+        trained(settings, standing_on(ready, tmp_path / str(ranks)), [stage], ranks, **({"shard": True} if ranks > 1 else {}))
+    assert_same(tmp_path / "1" / stage, tmp_path / "2" / stage)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora", [True, False], ids=["adapters", "whole"])
+def test_steps_of_two_halves_one_whole_and_two_halves_make_six(plain, tmp_path, lora):
+    settings = only(plain if lora else whole(plain, "sft"), "sft")
+    settings["sft"] = {**settings["sft"], "evaluate_every": 1}  # the best weights are in the checkpoint, too
+    trained(settings, tmp_path / "straight", ["sft"])
+    for ranks, step, more in ((2, 1, {"shard": True}), (1, 3, {})):
+        with pytest.raises(Interrupted):
+            trained(settings, tmp_path / "parts", ["sft"], ranks, stopping_at(step), **more)
+    trained(settings, tmp_path / "parts", ["sft"], 2, shard=True)
+    assert_same(tmp_path / "straight" / "sft", tmp_path / "parts" / "sft")
+
+
+def stopping_at(step):
+    """A progress bar that asks to stop after that many steps, once."""
+    asked = []
+
+    def bar(done, *_):
+        if done == step and not asked:
+            asked.append(done)
+            os.kill(os.getpid(), 2)
+
+    return lambda phase: bar
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_in_a_pass_is_lost_like_any_other(plain, tmp_path):
+    settings = only(plain, "sft")
+    trained(settings, tmp_path / "calm", ["sft"], 2, shard=True)
+    trained(settings, tmp_path / "wild", ["sft"], 2, at_step(3, lambda other: other.kill(), 1), shard=True, restarts=1)
+    assert records(tmp_path / "calm" / "sft") == records(tmp_path / "wild" / "sft") and not others()
+
+
+HALVES = """
+import os, torch, torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from tether.models.config import ModelConfig
+from tether.models.loading import load_model
+from tether.models.sharded import cut, gathered, local, local_bytes, shard_layers
+
+dist.init_process_group("gloo")
+model = load_model(ModelConfig(source="tiny", dtype="float32")).model
+layers = sum(p.numel() * p.element_size() for layer in model.get_decoder().layers for p in layer.parameters())
+before, whole = local_bytes(model), {name: p.detach().clone() for name, p in model.named_parameters()}
+assert before == sum(p.numel() * 4 for p in whole.values())
+shard_layers(model, DeviceMesh.from_group(dist.new_group(), "cpu"))
+spared = torch.tensor([float(before - local_bytes(model))])
+dist.all_reduce(spared)
+assert spared.item() == layers, (spared, layers)  # both together hold every number of the layers once
+for name, parameter in model.named_parameters():
+    assert torch.equal(gathered(local(parameter.detach()), parameter), whole[name])
+    assert torch.equal(cut(whole[name], parameter), local(parameter.detach()))
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+def test_two_halves_hold_every_number_of_the_layers_once(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-c", HALVES]
+    both = [subprocess.Popen(command, env={**os.environ, **place, "RANK": rank}) for rank in "01"]
+    assert [process.wait(200) for process in both] == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("stage", "change", "says"),
+    [
+        ("grpo", {}, r"grpo\.engine\.kind = 'local' \(every token would gather all layers: use servers\)"),
+        ("direct", {"reference_logprobs": "precomputed"}, "reference_logprobs = 'precomputed'"),
+        ("sft", {"lora": False, "optimizer": {"kind": "adamw8bit"}}, "its blocks are not cut"),
+        ("sft", {"lora": {"dora": True}}, r"sft\.lora\.dora \(its norms need whole weights\)"),
+    ],
+)
+def test_what_does_not_go_with_weights_that_are_cut(plain, tmp_path, stage, change, says):
+    settings = {"model": plain["model"], stage: {**plain[stage], **change}, "run": str(tmp_path)}
+    with pytest.raises(ConfigError, match=rf"learner\.shard does not go with .*{says}"):
+        build(Recipe, {**settings, "learner": {"ranks": 2, "shard": True}})
+
+
+def test_without_ranks_everything_is_whole():
+    from tether.models.sharded import cut, gathered, is_cut, local
+
+    tensor = torch.arange(6.0)
+    assert not is_cut(tensor) and local(tensor) is cut(tensor, tensor) is gathered(tensor, tensor) is tensor
