@@ -140,8 +140,8 @@ def is_other() -> bool:
     return int(os.environ.get("RANK", "0")) > 0
 
 
-LOST = 3
-"""The exit code of a rank that has lost another, and so may begin again; one that ends with an error of its own has 1."""
+LOST = 2
+"""The exit code of a rank that has lost another, as learner.ranks has it too; one that ends with an error of its own has 1."""
 
 
 def _train_along(tells: str, recipe: str, *stages: str) -> None:
