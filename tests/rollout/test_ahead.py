@@ -101,7 +101,7 @@ def test_a_server_that_dies_is_given_the_older_weights_again_and_nothing_is_lost
         collect = begin(engine, prompts, sampling, **how)
         begun.update(tuple(how["ordinals"]))
         if len(begun) == 16:
-            engine.servers.processes["server-0"].kill()
+            engine.servers.launcher.processes["server-0"].kill()
         return collect
 
     monkeypatch.setattr(ServedEngine, "begin", killing)

@@ -115,9 +115,9 @@ def engine_server(loaded: LoadedModel, address: tuple[str, int], rows: int) -> E
 
     def load(name: str, path: Path) -> LocalEngine:
         settings = (path / "adapter_config.json").read_text(encoding="utf-8")
-        if slot := next((one for one in spare if one[1] == settings), None):  # making the modules anew takes a second
-            refill_adapter(under[0], path.parent, slot[0])
-            spare.remove(slot)
+        if slot := slots.get(name) or next((one for one in spare if one[1] == settings), None):
+            refill_adapter(under[0], path.parent, slot[0])  # making the modules anew takes a second
+            spare[:] = [one for one in spare if one != slot]
         else:
             slot = name, settings
             under[0] = attach_adapter(under[0], path.parent, name)

@@ -38,7 +38,7 @@ from tether.run.online_sections import (
 )
 from tether.run.online_stage import OnlineStage, learned_reward, online_stage
 from tether.run.progress import current_rss_bytes
-from tether.run.roles import save_trained
+from tether.run.roles import encoder_of, save_trained
 from tether.run.stage import Context
 from tether.stages import online_loop
 from tether.stages.heldout import HeldOut, held_out_split
