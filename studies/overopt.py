@@ -22,8 +22,9 @@ from pydantic import Field, model_validator
 from rich.console import Console
 
 from studies.command import run_study
+from studies.curves import best_of_n_estimate, fit_overoptimization
 from studies.overopt_page import write_page
-from tether.algorithms.overoptimization import best_of_n_estimate, fit_overoptimization, kl_best_of_n
+from tether.algorithms.kl import kl_best_of_n
 from tether.algorithms.reward_ensembles import Combine
 from tether.cli.progress import bars
 from tether.core.config import Config, load_recipe, packaged_recipe, parts

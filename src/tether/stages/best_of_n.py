@@ -16,7 +16,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from tether.algorithms.overoptimization import kl_best_of_n
+from tether.algorithms.kl import kl_best_of_n
 from tether.algorithms.preference_losses import negative_log_likelihood
 from tether.core.protocols import Engine, RewardSource
 from tether.core.types import Json, Prompt, Rollout, Score
