@@ -9,9 +9,9 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
 
 from tether.core.errors import ConfigError, MissingFileError
 from tether.core.stages import STAGES, making
@@ -45,6 +45,22 @@ class Config(BaseModel):
         if info.context == RECIPE and isinstance(value, int | float) and not abs(value) < 2**63:
             raise ValueError("the number must be finite and smaller than 2**63")
         return value
+
+    @model_validator(mode="after")
+    def _check_faults(self) -> Self:
+        for fault in self.faults():
+            raise ValueError(fault)
+        return self
+
+    def faults(self) -> Iterator[str]:
+        """What of these settings has no effect or does not go together, in a sentence each; the first is the error."""
+        yield from ()
+
+    def idle(self, *options: str, because: str, table: str = "") -> Iterator[str]:
+        """A fault for each of these options that was set, where none of them has an effect; `table`: what holds them."""
+        for option in options:
+            if option in self.model_fields_set:
+                yield f"{table}{option} has no effect {because}"
 
 
 ConfigT = TypeVar("ConfigT", bound=Config)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
@@ -15,11 +16,10 @@ class LearnerConfig(Config):
     ranks: int = Field(default=1, ge=1, description="processes that train together, each on its share of every step's rows")
     timeout: float = Field(default=60.0, ge=5, description="seconds without a sign of life after which a rank is lost")
 
-    @model_validator(mode="after")
-    def _check_timeout(self) -> LearnerConfig:
-        if self.ranks == 1 and "timeout" in self.model_fields_set:
-            raise ValueError("learner.timeout has no effect on one rank: set learner.ranks to 2 or more, or leave it out")
-        return self
+    def faults(self) -> Iterator[str]:
+        if self.ranks == 1:
+            because = "on one rank: set learner.ranks to 2 or more, or leave it out"
+            yield from self.idle("timeout", because=because, table="learner.")
 
 
 class Rates(NamedTuple):
@@ -52,13 +52,12 @@ class OptimizerConfig(Config):
     final_fraction: float = Field(default=0.1, ge=0, le=1, description="share of the rate that is left at the end of the decay")
     max_skipped: int = Field(default=3, ge=0, description="updates that may be left out as not finite; one more is an error")
 
-    @model_validator(mode="after")
-    def _check(self) -> OptimizerConfig:
+    def faults(self) -> Iterator[str]:
         if not all(0 <= b < 1 for b in self.betas):
-            raise ValueError(f"optimizer.betas must lie in [0, 1), got {self.betas}")
-        if self.schedule == "constant" and "final_fraction" in self.model_fields_set:
-            raise ValueError("optimizer.final_fraction has no effect with schedule='constant'; choose another, or remove it")
-        return self
+            yield f"optimizer.betas must lie in [0, 1), got {self.betas}"
+        if self.schedule == "constant":
+            because = "with schedule='constant'; choose another, or remove it"
+            yield from self.idle("final_fraction", because=because, table="optimizer.")
 
 
 class TrainedConfig(Config):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,60 +109,58 @@ class BaseRecipe(Config):
         common = {n: {"lora": values["lora"], **values[n]} for n in learn & values.keys() if isinstance(values[n], dict)}
         return {**values, **common}
 
-    @model_validator(mode="after")
-    def _check(self) -> BaseRecipe:
+    def faults(self) -> Iterator[str]:
         for arm, sections in self.arms.items():
             makes = {STAGES[name].makes if name in STAGES else "" for name in sections}
             if len(sections) != 1 or not makes <= {"policy", "direct"}:
-                raise ValueError(f"arm {arm!r} needs exactly one section that makes a policy, such as [arms.{arm}.ppo]")
+                yield f"arm {arm!r} needs exactly one section that makes a policy, such as [arms.{arm}.ppo]"
             ((stage, values),) = sections.items()
             try:
                 self.section(f"{stage}-{arm}")
             except ValidationError as error:
                 reason = "; ".join(explain(STAGES[stage].section, values, error.errors()))
-                raise ValueError(f"the arm {arm!r} cannot be run: {reason}") from None
+                yield f"the arm {arm!r} cannot be run: {reason}"
         if self.repeat is not None and len(self.policies) > 1:
-            raise ValueError(f"repeat trains one policy a round, whose answers are judged next: leave one of {self.policies}")
+            yield f"repeat trains one policy a round, whose answers are judged next: leave one of {self.policies}"
         if self.section("evaluate") is not None and not self.policies:
-            raise ValueError("evaluate has no effect without a stage that makes a policy")
+            yield "evaluate has no effect without a stage that makes a policy"
         if self.repeat is not None and self.section("pairs") is None:
-            raise ValueError("repeat has no effect without [pairs]: rounds go from answers to labels to a policy")
+            yield "repeat has no effect without [pairs]: rounds go from answers to labels to a policy"
         for name in self.stages:
             section = self.section(name)
             if section.scorer is not None:
-                self._check_scorer(name, section, section.scorer)
+                yield from self._scorer_faults(name, section, section.scorer)
             if name == "pairs":
-                self._check_choice(section.choose)
+                yield from self._choice_faults(section.choose)
             if name in self.policies:
-                self._check_keeping(name, getattr(section, "evaluate", None))
+                yield from self._keeping_faults(name, getattr(section, "evaluate", None))
             check_quantized(self.model, name, section)
-        return self
 
-    def _check_keeping(self, name: str, heldout: Any) -> None:
+    def _keeping_faults(self, name: str, heldout: Any) -> Iterator[str]:
         """Whether the prompts that judge the policies at the end have chosen none of their weights."""
         last = self.section("evaluate")
         if last is None or heldout is None or heldout.keep != "best" or last.data is None or heldout.data is None:
             return
         if shared := {*last.data.paths} & {*heldout.data.paths}:
-            raise ValueError(
+            yield (
                 f"{name}.evaluate.keep = 'best' chooses weights by {min(shared)}, and [evaluate] judges them by the same "
                 "prompts: the chosen ones would look better than they are. Give them other prompts"
             )
 
-    def _check_choice(self, choose: str) -> None:
+    def _choice_faults(self, choose: str) -> Iterator[str]:
         """Whether there will be reward models that a choice of pairs can ask."""
         reward, needs = self.section("reward"), "repeat and [reward]"
         needs += ", with reward.members" if choose in ("disagreement", "information") else ""
         if choose in SCORED and (self.repeat is None or reward is None or ("members" in needs and not reward.is_ensemble)):
-            raise ValueError(f"pairs.choose = '{choose}' asks the reward model of the round before: it needs {needs}")
+            yield f"pairs.choose = '{choose}' asks the reward model of the round before: it needs {needs}"
 
-    def _check_scorer(self, name: str, section: Any, scorer: str) -> None:
+    def _scorer_faults(self, name: str, section: Any, scorer: str) -> Iterator[str]:
         """Whether there is, or will be, what scores for a stage, and whether the stage asks for what that can do."""
         model, trains = Path(self.run) / scorer / "model", self.section(scorer)
         if (elsewhere := reward_model_of(section)) is not None:
             model, trains = elsewhere, None
         if trains is None and not is_scorer(model):
-            raise ValueError(
+            yield (
                 f"{name}.reward_source = '{'learned' if scorer == 'reward' else scorer}' needs a [{scorer}] section, or a "
                 f"finished {scorer} stage in the run directory; or another reward_source: function, classifier, verifiable"
                 if elsewhere is None
@@ -174,14 +172,15 @@ class BaseRecipe(Config):
             name, getattr(section, "objectives", None), objective_names(model) if trains is None else trains.objectives or ()
         )
         ensemble = trains.is_ensemble if trains is not None else (model / "ensemble.json").is_file()
-        if not ensemble and "reward_combine" in section.model_fields_set:
-            raise ValueError(f"{name}.reward_combine has no effect on one reward model: set reward.members, without average")
+        if not ensemble:
+            because = "on one reward model: set reward.members, without average"
+            yield from section.idle("reward_combine", because=because, table=f"{name}.")
         if not ensemble or not isinstance(section, PolicySection):
             return
         if section.reward_per_token:
-            raise ValueError(f"{name}.reward_per_token asks one reward model, and an ensemble has several: average or distil it")
+            yield f"{name}.reward_per_token asks one reward model, and an ensemble has several: average or distil it"
         if section.value_init == "reward":
-            raise ValueError(f"{name}.value_init = 'reward' copies one reward model, and an ensemble has several: use 'zero'")
+            yield f"{name}.value_init = 'reward' copies one reward model, and an ensemble has several: use 'zero'"
 
 
 def reward_model_of(section: Any) -> Path | None:
