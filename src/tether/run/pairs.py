@@ -137,7 +137,7 @@ def comparisons_of(folder: Path) -> list[Comparison]:
     return comparisons
 
 
-def verdicts_of(comparisons: Sequence[Comparison]) -> list[Feedback]:
+def feedback_of(comparisons: Sequence[Comparison]) -> list[Feedback]:
     """Each side of each comparison as a single answer that was good or bad."""
     return [Feedback(c.prompt, side, side is c.chosen) for c in comparisons for side in (c.chosen, c.rejected)]
 

@@ -25,7 +25,7 @@ from tether.run.folder import check_base, round_folder
 from tether.run.launching import HERE, On, placed
 from tether.run.models import check_libraries, check_quantized, on_folder
 from tether.run.online_sections import OnlineSection, PolicySection, check_names
-from tether.run.pairs import SCORED, comparisons_of, verdicts_of
+from tether.run.pairs import SCORED, comparisons_of, feedback_of
 from tether.run.progress import Progress
 from tether.run.ranks import together
 from tether.run.roles import is_scorer, newest_policy, objective_names, trained_scorer
@@ -69,7 +69,7 @@ class BaseRecipe(Config):
         base, section = self.section(stage), STAGES[stage].section
         common = {} if self.lora is None or "lora" not in section.model_fields else {"lora": self.lora}
         given = common if base is None else base.model_dump(exclude_unset=True)
-        return section.model_validate(merged(given, self.arms[arm][stage]))
+        return section.model_validate(overlaid(given, self.arms[arm][stage]))
 
     def arm_of(self, name: str) -> tuple[str, str]:
         """Stage and arm of a folder's name.
@@ -210,10 +210,10 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> BaseRecipe:
     return load_recipe(packaged_recipe(name), recipe_type(), overrides)
 
 
-def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def overlaid(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with others on top, tables within tables too."""
     both = {
-        key: merged(one[key], value)
+        key: overlaid(one[key], value)
         for key, value in other.items()
         if isinstance(value, Mapping) and isinstance(one.get(key), Mapping)
     }
@@ -317,7 +317,7 @@ def _collected(recipe: BaseRecipe, section: Section, places: Sequence[Path]) -> 
     if section.kind is Prompt:
         return load_rows(recipe.section("pairs").data, Prompt, Quarantine())
     comparisons = [row for place in places for row in comparisons_of(place / "pairs")]
-    return comparisons if section.kind is Comparison else verdicts_of(comparisons)
+    return comparisons if section.kind is Comparison else feedback_of(comparisons)
 
 
 def write_totals(recipe: BaseRecipe) -> None:
