@@ -21,6 +21,7 @@ from tether.learner.config import LearnerConfig
 from tether.learner.determinism import deterministic
 from tether.learner.ranks import here
 from tether.models.config import ModelConfig
+from tether.models.saving import ENSEMBLE
 from tether.run.folder import check_base, round_folder
 from tether.run.launching import HERE, On, placed
 from tether.run.models import check_libraries, check_quantized, on_folder
@@ -171,7 +172,7 @@ class BaseRecipe(Config):
         check_names(
             name, getattr(section, "objectives", None), objective_names(model) if trains is None else trains.objectives or ()
         )
-        ensemble = trains.is_ensemble if trains is not None else (model / "ensemble.json").is_file()
+        ensemble = trains.is_ensemble if trains is not None else (model / ENSEMBLE).is_file()
         if not ensemble:
             because = "on one reward model: set reward.members, without average"
             yield from section.idle("reward_combine", because=because, table=f"{name}.")
