@@ -12,6 +12,7 @@ import importlib.util
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache, partial
@@ -109,6 +110,7 @@ class VerifiableReward:
     """Speaks core.protocols.RewardSource: 1 for the known answer, 0 otherwise, plus `format_weight` for the format.
 
     Parts: `correct` (reasoning-gym: the task's own score, from 0 to 1) and, with a format, `format` (0 or 1).
+    `failures` counts the checks that gave None, by kind: timed out, died, failed.
 
     Raises:
         ConfigError: the kind needs a package that is not installed.
@@ -120,6 +122,7 @@ class VerifiableReward:
         if config.kind in PACKAGES:
             _require(PACKAGES[config.kind], f"verifiable.kind = {config.kind!r}")
         self.config = config
+        self.failures: Counter[str] = Counter()
         settings = {"kind": config.kind, "marks": config.marks, "pattern": config.pattern, "tolerance": config.tolerance}
         limits: Json = {"workers": config.workers, "seconds": config.time_limit, "memory_mb": config.memory_mb}
         if config.kind == "code":  # a program's time is up before its worker's is
@@ -146,6 +149,7 @@ class VerifiableReward:
         """
         checks = [self._check(rollout) for rollout in rollouts]
         replies = self._sandbox.run([request for request, _ in checks])
+        self.failures.update(reply.failure for reply in replies if reply.failure)
         return [self._score(reply, outcome) for reply, (_, outcome) in zip(replies, checks, strict=True)]
 
     def _check(self, rollout: Rollout) -> _Check:
