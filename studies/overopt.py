@@ -11,19 +11,20 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import reduce
 from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from rich.console import Console
 
 from studies.command import run_study
+from studies.curves import best_of_n_estimate, fit_overoptimization
 from studies.overopt_page import write_page
-from tether.algorithms.overoptimization import best_of_n_estimate, fit_overoptimization, kl_best_of_n
+from tether.algorithms.kl import kl_best_of_n
 from tether.algorithms.reward_ensembles import Combine
 from tether.cli.progress import bars
 from tether.core.config import Config, load_recipe, packaged_recipe, parts
@@ -104,28 +105,23 @@ class OveroptConfig(Config):
     proxies: dict[str, ProxySection] = Field(min_length=1)
     best_of_n: PoolSection = PoolSection()
 
-    @model_validator(mode="after")
-    def _check_gold(self) -> OveroptConfig:
+    def faults(self) -> Iterator[str]:
         gold = self.ppo.evaluate
         if gold is None or gold.data is None or not isinstance(gold.judge, FunctionJudge | JudgeConfig):
-            raise ValueError("ppo.evaluate says when gold is measured, on which data, and by which judge: set it with all three")
+            yield "ppo.evaluate says when gold is measured, on which data, and by which judge: set it with all three"
+            return
         if gold.keep == "best" or gold.stop:
-            raise ValueError("the whole curve is the result, and tells what they would do: leave ppo.evaluate.keep and stop out")
-        return self
-
-    @model_validator(mode="after")
-    def _check_proxies(self) -> OveroptConfig:
+            yield "the whole curve is the result, and tells what they would do: leave ppo.evaluate.keep and stop out"
         for path, reason in NO_EFFECT.items():
             *outer, name = path.split(".")
             if name in reduce(getattr, outer, self).model_fields_set:
-                raise ValueError(f"{path} has no effect: {reason}")
+                yield f"{path} has no effect: {reason}"
         for name, proxy in self.proxies.items():
             if proxy.combine is not None and (proxy.members == 1 or proxy.average):
-                raise ValueError(f"proxies.{name}: combine has no effect on one model. Set members, without average")
+                yield f"proxies.{name}: combine has no effect on one model. Set members, without average"
             self.reward_section(proxy)
             for coefficient in proxy.policies:
                 self.policy_section(proxy, coefficient, 0)
-        return self
 
     def recipe(self, seed: int) -> BaseRecipe:
         """The common ground of a seed."""

@@ -11,8 +11,9 @@ import torch
 from benchmarks.learning import toy
 from benchmarks.learning.picture import COLOURS, band, figure
 from benchmarks.learning.workbench import markdown, mean, sample, told
+from studies.curves import best_of_n_estimate, fit_overoptimization
 
-from tether.algorithms.overoptimization import best_of_n_estimate, fit_overoptimization, kl_best_of_n
+from tether.algorithms.kl import kl_best_of_n
 
 PAIRS = (100, 500, 4000)
 LARGEST = 4096

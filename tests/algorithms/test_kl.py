@@ -1,14 +1,17 @@
-"""The KL estimators, with expectations taken by enumeration over a small vocabulary."""
+"""The KL estimators, with expectations taken by enumeration over a small vocabulary; best-of-n's KL against an integral."""
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import integrate
 
 from tether.algorithms.kl import (
     adapt_kl_coefficient,
+    kl_best_of_n,
     kl_policy_reference_k1,
     kl_policy_reference_k2,
     kl_policy_reference_k3,
@@ -165,3 +168,22 @@ def test_controller_refuses(change, message):
     arguments = {"coefficient": 0.1, "observed": 1.0, "target": 6.0, "horizon": 10_000.0, "num_episodes": 64} | change
     with pytest.raises(ValueError, match=message):
         adapt_kl_coefficient(**arguments)
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 64, 4096])
+def test_kl_is_the_integral_over_the_quantile(n):
+    """The best of n has density n u^(n-1) over the quantile u of the score, against 1 before."""
+    integral = integrate.quad(lambda t: n * math.exp(-n * t) * (math.log(n) - (n - 1) * t), 0, math.inf)[0]  # u = exp(-t)
+    assert kl_best_of_n(n) == pytest.approx(integral, abs=1e-8)
+
+
+def test_kl_is_an_upper_bound_with_ties():
+    masses = np.array([0.5, 0.3, 0.15, 0.05])  # from the worst answer to the best
+    below = np.concatenate([[0.0], masses.cumsum()])
+    for n in (2, 5, 30, 1000):
+        best = np.diff(below**n)
+        exact = float(sum(b * math.log(b / m) for b, m in zip(best, masses, strict=True) if b > 0))
+        assert exact < kl_best_of_n(n)
+        assert exact < -math.log(0.05) + 1e-9
+    with pytest.raises(ValueError, match="1 or more"):
+        kl_best_of_n(0)

@@ -1,13 +1,11 @@
-"""Weighted sums by hand, a constrained bandit in closed form, and fronts by brute force."""
+"""Weighted sums by hand, and a constrained bandit in closed form."""
 
-import itertools
 import math
-import random
 
 import pytest
 import torch
 
-from tether.algorithms.objectives import dual_update, lagrangian, pareto_front, weighted
+from tether.algorithms.objectives import dual_update, lagrangian, weighted
 
 SCORES = torch.tensor([[1.0, 0.0, -2.0], [3.0, 0.5, 4.0]])
 """Two objectives, three responses."""
@@ -88,37 +86,3 @@ def test_a_multiplier_comes_back_to_zero_and_leaves_it_again():
 def test_what_a_multiplier_cannot_follow_is_refused(multiplier, violation, rate):
     with pytest.raises(ValueError, match="a multiplier from 0"):
         dual_update(multiplier, violation, rate)
-
-
-@pytest.mark.parametrize("dimensions", [1, 2, 3, 5])
-def test_the_front_by_brute_force_duplicates_and_all(dimensions):
-    """A point is off the front exactly where another is nowhere worse and not the same."""
-    draw = random.Random(dimensions)
-    for count in (0, 1, 2, 15, 40):
-        points = [tuple(draw.randrange(4) for _ in range(dimensions)) for _ in range(count)]
-        expected = [
-            i for i, p in enumerate(points) if not any(q != p and all(b >= a for a, b in zip(p, q, strict=True)) for q in points)
-        ]
-        found = pareto_front(torch.tensor(points, dtype=torch.float64).reshape(count, dimensions))
-        assert found.tolist() == expected
-
-
-def test_the_front_has_infinities_and_no_nan():
-    assert pareto_front(torch.tensor([[-math.inf, 1.0], [0.0, 1.0], [math.inf, 0.0]])).tolist() == [1, 2]
-    with pytest.raises(ValueError, match="NaN"):
-        pareto_front(torch.tensor([[0.0, math.nan]]))
-
-
-def test_no_weights_choose_a_point_in_a_dent_of_the_front_and_a_constraint_does():
-    points = torch.tensor([[1.0, 0.0], [0.45, 0.45], [0.0, 1.0]])
-    assert pareto_front(points).tolist() == [0, 1, 2]
-    chosen = {int(weighted(points.T, torch.tensor([w, 1 - w])).argmax()) for w in torch.linspace(0, 1, 101).tolist()}
-    assert chosen == {0, 2}
-    held = [i for i, (_, safe) in enumerate(points.tolist()) if safe >= 0.4]
-    assert max(held, key=lambda i: float(points[i, 0])) == 1
-
-
-def test_the_front_does_not_depend_on_the_order_of_points():
-    points = torch.tensor([[0.0, 2.0], [1.0, 1.0], [1.0, 1.0], [0.0, 1.0]])
-    for order in itertools.permutations(range(4)):
-        assert {order[i] for i in pareto_front(points[list(order)]).tolist()} == {0, 1, 2}

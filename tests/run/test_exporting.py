@@ -295,7 +295,7 @@ def test_a_cards_recipe_has_no_secrets():
         "path": "/a/b/c.jsonl",
         "x": ["~/d/e", "/f/"],
     }
-    told = {"api_key": "…", "judge": {"url": "http://h/v1", "hub_token": "…"}, "path": "c.jsonl", "x": ["e", "/f/"]}
+    told = {"api_key": "***", "judge": {"url": "http://h/v1", "hub_token": "***"}, "path": "c.jsonl", "x": ["e", "/f/"]}
     assert _public(given) == told
     assert (
         _public("see /home/me/run/a.json and C:\\Users\\me\\b.txt, https://x.org/a/b")

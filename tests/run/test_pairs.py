@@ -21,7 +21,7 @@ from tether.preferences.votes import Opinion
 from tether.preferences.work import Work
 from tether.run import pairs
 from tether.run.models import open_model
-from tether.run.pairs import WaitingError, comparisons_of, verdicts_of
+from tether.run.pairs import WaitingError, comparisons_of, feedback_of
 from tether.run.recipe import run_recipe
 from tether.run.roles import encoder_of, load_policy
 
@@ -45,7 +45,7 @@ def test_simulated_annotators_follow_the_judge_as_often_as_is_asked(tmp_path):
     score = lambda text: zlib.crc32(text.encode()) % 1000  # noqa: E731
     right = [score(c.chosen[0].content) > score(c.rejected[0].content) for c in labels]
     assert sum(right) / len(right) == pytest.approx(summary["majority_gold_agreement"]) and len(labels) > 40
-    assert "asked" not in summary and len(verdicts_of(labels)) == 2 * len(labels)
+    assert "asked" not in summary and len(feedback_of(labels)) == 2 * len(labels)
 
 
 def test_a_judge_may_be_ones_own_function_on_ones_own_prompts(tmp_path):

@@ -1,11 +1,9 @@
-"""Rejection sampling against plain autograd and a recount of its choices, and the best-of-n curve against enumeration."""
+"""Rejection sampling against plain autograd and a recount of its choices."""
 
-import itertools
 import math
 import statistics
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -14,7 +12,6 @@ from tether.core.errors import ConfigError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Score, StopReason, user
 from tether.data.chat import ChatEncoder
-from tether.evaluation.best_of_n import best_of_n_by_prompt, best_of_n_curve
 from tether.learner.config import OptimizerConfig
 from tether.models.config import LoraConfig
 from tether.models.loading import add_adapter
@@ -321,59 +318,3 @@ def test_every_option_changes_what_is_learned(tmp_path):
 def test_wrong_options_are_one_clear_message(override, message):
     with pytest.raises(ConfigError, match=message):
         build(BestOfNConfig, {}, [override], where="recipe.toml")
-
-
-def test_curve_is_the_mean_over_prompts_of_every_subset():
-    generator = np.random.default_rng(0)
-    proxy = [generator.integers(0, 4, size=6).astype(float).tolist() for _ in range(5)]
-    gold = [generator.normal(size=6).tolist() for _ in range(5)]
-    proxy[2][1], gold[3][4] = None, None  # a sample counts where both are known
-    proxy.append([None] * 6)
-    gold.append([1.0] * 6)
-    points = best_of_n_curve(proxy, gold)
-    assert [point.n for point in points] == [1, 2, 4, 5]  # the smallest pool has five
-    for point in points:
-        assert point.count == 5
-        assert point.kl == pytest.approx(math.log(point.n) - (point.n - 1) / point.n)
-        for name, scores in (("proxy", proxy), ("gold", gold)):
-            means = []
-            for p, s, g in zip(proxy[:5], scores[:5], gold[:5], strict=True):
-                known = [i for i in range(6) if p[i] is not None and g[i] is not None]
-                values = []
-                for subset in itertools.combinations(known, point.n):
-                    best = [s[i] for i in subset if p[i] == max(p[j] for j in subset)]
-                    values.append(statistics.fmean(best))
-                means.append(statistics.fmean(values))
-            assert getattr(point, name) == pytest.approx(statistics.fmean(means))
-        assert point.low < point.gold < point.high
-
-
-def test_curve_of_a_normal_proxy_is_known_and_its_intervals_cover():
-    """Gold correlates with a standard normal proxy by 0.6: best of 2 gains 0.6 / sqrt(pi); prompts differ by a constant."""
-    generator = np.random.default_rng(1)
-    covered, truth = 0, 0.6 / math.sqrt(math.pi)
-    for _ in range(60):
-        proxy = generator.normal(size=(40, 16))
-        gold = 0.6 * proxy + 0.8 * generator.normal(size=(40, 16)) + generator.normal(size=(40, 1))
-        points = best_of_n_curve(proxy.tolist(), gold.tolist())
-        assert [point.n for point in points] == [1, 2, 4, 8, 16]
-        covered += points[1].low <= truth <= points[1].high
-    assert covered / 60 >= 0.85
-    sizes, proxies, golds = best_of_n_by_prompt(proxy.tolist(), gold.tolist())
-    assert golds.shape == proxies.shape == (40, len(sizes))
-    assert golds[:, 0] == pytest.approx(gold.mean(1))
-    assert proxies[:, -1] == pytest.approx(proxy.max(1))
-
-
-@pytest.mark.parametrize(
-    ("proxy", "gold", "message"),
-    [
-        ([[1.0]], [[1.0], [2.0]], "for every sample"),
-        ([[1.0, 2.0]], [[1.0]], "for every sample"),
-        ([[None, 1.0]], [[1.0, None]], "nothing to choose from"),
-        ([[1.0, math.nan]], [[1.0, 1.0]], "NaN"),
-    ],
-)
-def test_curve_refuses_what_it_cannot_read(proxy, gold, message):
-    with pytest.raises(ValueError, match=message):
-        best_of_n_curve(proxy, gold)

@@ -1,4 +1,4 @@
-"""Estimates of the KL divergence from samples, and the controller of its coefficient.
+"""Estimates of the KL divergence from samples, the controller of its coefficient, and the KL of best-of-n.
 
 Everything here estimates KL(policy || reference) for tokens sampled from the policy. With ``r = π_ref / π``:
 k1 = −log r, k2 = ½ log² r, k3 = r − 1 − log r (Schulman, http://joschu.net/blog/kl-approx.html).
@@ -123,3 +123,19 @@ def adapt_kl_coefficient(coefficient: float, observed: float, target: float, hor
         )
     error = min(max(observed / target - 1.0, -MAX_KL_ERROR), MAX_KL_ERROR)
     return coefficient * (1.0 + error * num_episodes / horizon)
+
+
+def kl_best_of_n(n: int) -> float:
+    """Compute how far best-of-n moves a policy, without asking a model.
+
+    Equation: ``KL(best of n || policy) = log n − (n − 1)/n``.
+    Paper: Stiennon et al. 2020, https://arxiv.org/abs/2009.01325, appendix G.3; as a bound: Beirami et al. 2024,
+    https://arxiv.org/abs/2401.01879.
+    Units: nats a response.
+    Raises: ``ValueError`` when n is below 1.
+    Trap: exact only where no two responses tie. Otherwise an upper bound, and a loose one for a policy of few different answers,
+    whose KL cannot exceed −log of its best answer's probability however large n is.
+    """
+    if n < 1:
+        raise ValueError(f"best of {n}: n must be 1 or more")
+    return math.log(n) - (n - 1) / n

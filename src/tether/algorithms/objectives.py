@@ -1,12 +1,11 @@
-"""Several objectives as one: weighted sums, constraints with Lagrange multipliers, and what no other point is better than.
+"""Several objectives as one: weighted sums, and constraints with Lagrange multipliers.
 
 Scores stand in (objectives, responses) matrices; more is better in each.
 """
 
 import math
 
-import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 
@@ -60,18 +59,3 @@ def dual_update(multiplier: float, violation: float, rate: float) -> float:
     if not (multiplier >= 0 and rate > 0 and math.isfinite(violation)):
         raise ValueError(f"a multiplier from 0, a rate above 0 and a finite violation, got {multiplier}, {rate} and {violation}")
     return max(0.0, multiplier + rate * violation)
-
-
-def pareto_front(points: Float[Tensor, "points objectives"]) -> Int[Tensor, " front"]:
-    """Find the points that no other dominates, that is, is at least as good in every objective and better in one.
-
-    Equation: ``{i : no j with p_j ≥ p_i everywhere and p_j > p_i somewhere}``; equal points do not dominate each other.
-    Paper: Roijers et al. 2013, https://arxiv.org/abs/1402.0590.
-    Shapes: (points, objectives) -> indices in ascending order; no points have no front.
-    Raises: ``ValueError`` for a point with NaN, which nothing compares with.
-    Trap: with measured points membership is noisy, and with many objectives nearly everything is on the front.
-    """
-    if bool(points.isnan().any()):
-        raise ValueError("a point with NaN has no place in an order")
-    dominated = [bool(((points >= p).all(-1) & (points > p).any(-1)).any()) for p in points]
-    return torch.tensor([i for i, beaten in enumerate(dominated) if not beaten], dtype=torch.long, device=points.device)

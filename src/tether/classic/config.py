@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from tether.core.config import Config, explain
 from tether.core.errors import ConfigError
@@ -94,22 +94,21 @@ class PPOConfig(ClassicConfig):
         "is_encoder_decoder backward_batch_size global_batch_size global_backward_batch_size",
     }
 
-    @model_validator(mode="after")
-    def _check(self) -> PPOConfig:
-        useless = sorted({"target", "horizon"} & self.model_fields_set)
-        if useless and not self.adap_kl_ctrl:
-            raise ValueError(f"{useless[0]} has no effect with adap_kl_ctrl=False")
+    def faults(self) -> Iterator[str]:
+        if not self.adap_kl_ctrl:
+            yield from self.idle("horizon", "target", because="with adap_kl_ctrl=False")
         if self.use_score_norm and not self.use_score_scaling:
-            raise ValueError("use_score_norm has no effect without use_score_scaling=True")
+            yield "use_score_norm has no effect without use_score_scaling=True"
         if self.batch_size % (self.mini_batch * self.gradient_accumulation_steps):
-            raise ValueError("batch_size must be a multiple of mini_batch_size * gradient_accumulation_steps")
+            yield "batch_size must be a multiple of mini_batch_size * gradient_accumulation_steps"
+
+    def model_post_init(self, context: object) -> None:
         if "target_kl" in self.model_fields_set and not self.early_stopping:
             warnings.warn(
                 "target_kl is the threshold of early stopping and changes nothing while early_stopping=False; the KL that the "
                 f"coefficient is steered to is called target, and is {self.target:g}",
                 stacklevel=4,
             )
-        return self
 
     @property
     def mini_batch(self) -> int:
@@ -193,11 +192,9 @@ class TrainingConfig(ClassicConfig):
         values = {name: value.value if isinstance(value, Enum) else value for name, value in changed.items()}
         return cls(**{**base, **values, **overrides})
 
-    @model_validator(mode="after")
-    def _check(self) -> TrainingConfig:
+    def faults(self) -> Iterator[str]:
         if self.warmup_ratio and self.warmup_steps:
-            raise ValueError("warmup_ratio has no effect beside warmup_steps; remove one of them")
-        return self
+            yield "warmup_ratio has no effect beside warmup_steps; remove one of them"
 
     @property
     def tracker(self) -> TrackerName | None:

@@ -99,7 +99,7 @@ for name, command in (
     ("new", recipes.new), ("recipes", recipes.list_recipes), ("explain", recipes.explain_key),
 ):  # fmt: skip
     _add(name, command)
-data_app.command("inspect", cls=_Command)(examine.inspect_data)
+data_app.command("inspect", cls=_Command)(examine.inspect)
 prefs_app.command(cls=_Command)(serve.serve)
 for name, command in prefs.COMMANDS.items():
     prefs_app.command(name, cls=_Command)(command)

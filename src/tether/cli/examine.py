@@ -23,7 +23,7 @@ COLOURS = {"error": "bold red", "warning": "yellow", "healthy": "green", "unknow
 """By kind of result, in the order of the table."""
 
 
-def inspect_data(
+def inspect(
     path: Annotated[str, typer.Argument(help="A file, a folder, or hub:owner/name:split.")],
     format: Format = "auto",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from tether.cli.options import On, Overrides, RecipeArgument, Words
 from tether.cli.progress import bars, starting
@@ -178,6 +177,7 @@ def plan(
 ) -> None:
     """Say how much memory and time a recipe needs, and what to change where it does not fit (exit 1)."""
     with starting():
+        from tether.cli.results import show_columns
         from tether.run.devices import DECODING_EFFICIENCY, EFFICIENCY, this_machine
         from tether.run.devices import gpu as gpu_of
         from tether.run.duration import run_seconds
@@ -189,7 +189,7 @@ def plan(
     device = this_machine() if gpu_memory is None and gpu is None else gpu_of(gpu_memory, gpu)
     made = make(config, device, shape=shape, prompt_tokens=prompt_tokens)
     title = f"{made.parameters / 1e9:,.2f} billion parameters on {device.name}"
-    table = Table("stage", "learning rate", "phase", "GB", "most of it", "s/update", title=title, title_justify="left")
+    rows = []
     for stage in made.stages:
         for phase in stage.phases:
             largest = sorted(((size, name) for name, size in phase.bytes.items() if size >= 5e6), reverse=True)[:2]
@@ -197,10 +197,9 @@ def plan(
             size = f"{phase.total / 1e9:.2f}{' peak' if phase.total == stage.peak else ''}"
             rate = "" if stage.learning_rate is None else f"{stage.learning_rate:g}"
             name = PHASES.get(phase.name, phase.name)
-            table.add_row(
-                stage.name, rate, name, size, shares, f"{phase.seconds:,.2g}" if phase.seconds < 10 else f"{phase.seconds:,.0f}"
-            )
-    console.print(table)
+            seconds = f"{phase.seconds:,.2g}" if phase.seconds < 10 else f"{phase.seconds:,.0f}"
+            rows.append((stage.name, rate, name, size, shares, seconds))
+    show_columns(console, title, ("stage", "learning rate", "phase", "GB", "most of it", "s/update"), rows)
     console.print(_times(run_seconds(config, made)), highlight=False)
     if device.gpu:
         shares = f"{EFFICIENCY} of its products and {DECODING_EFFICIENCY} of its bandwidth"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ import typer
 from tether.cli.options import complete_recipe
 from tether.core.errors import ConfigError
 from tether.core.stages import STAGES
-from tether.core.synonyms import KEYS, METHODS, NOTES, SECTIONS
+from tether.core.synonyms import KEYS, METHODS, NOTES, SECTIONS, alike, did_you_mean
 
 BEGINNINGS = Path(__file__).resolve().parent.parent / "recipes" / "new"
 """A small recipe of each method."""
@@ -59,11 +58,8 @@ def new(
     section, key, value = METHODS.get(word, (SECTIONS.get(word, word), "", ""))
     source = next((path for name in (word, section) if (path := BEGINNINGS / f"{name}.toml").is_file()), None)
     if source is None:
-        near = difflib.get_close_matches(word, METHOD_NAMES, n=1)
-        names = ", ".join(sorted(path.stem for path in BEGINNINGS.glob("*.toml")))
-        raise ConfigError(
-            f"no method is called {method!r}{f' (did you mean {near[0]!r}?)' if near else ''}; there are recipes for {names}"
-        )
+        near, names = alike(word, METHOD_NAMES, cutoff=0.6), ", ".join(sorted(path.stem for path in BEGINNINGS.glob("*.toml")))
+        raise ConfigError(f"no method is called {method!r}{f' ({near})' if near else ''}; there are recipes for {names}")
     text = re.sub(rf'^{key} = "\w+"', f'{key} = "{value}"', source.read_text(encoding="utf-8"), flags=re.MULTILINE)
     path = file or Path(f"{word}.toml")
     try:
@@ -82,14 +78,13 @@ def explain_key(
 ) -> None:
     """Say what a section or key of a recipe means: type, default, description, and the keys in it."""
     from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
 
     from tether.cli.progress import starting
     from tether.core.config import key_hint
     from tether.core.reference import keys_of
 
     with starting():
+        from tether.cli.results import show_columns
         from tether.run.recipe import recipe_type
 
     parts, keys = _sections(key), list(keys_of(recipe_type()))
@@ -104,11 +99,9 @@ def explain_key(
         names = ", ".join(one.name for one in same[:4])
         console.print(f"[bold]{names}[/]{f' and {len(same) - 4} more' if len(same) > 4 else ''}")
         console.print(f"  {meaning}", markup=False)
-        table = Table("key", "type", "default", "what it is")
-        for inner in (one for one in keys if one.path[:-1] == same[0].path):
-            table.add_row(inner.path[-1], *map(escape, (inner.type, inner.default, inner.description)))
-        if table.rows:
-            console.print(table)
+        within = [one for one in keys if one.path[:-1] == same[0].path]
+        rows = [(one.path[-1], one.type, one.default, one.description) for one in within]
+        show_columns(console, "", ("key", "type", "default", "what it is"), rows)
 
 
 def _sections(key: str) -> list[str]:
@@ -122,6 +115,5 @@ def _alike(key: str, names: set[str]) -> str:
     word = key.rpartition(".")[2].replace("-", "_").lower()
     if word in NOTES:
         return NOTES[word]
-    if near := KEYS.get(word) or difflib.get_close_matches(word, names, n=3, cutoff=0.6):
-        return f"did you mean {' or '.join(map(repr, near))}?"
-    return "`tether explain ppo` lists the keys of a section, docs/recipes.md all of them"
+    near = did_you_mean(KEYS.get(word, ())) or alike(word, names, most=3, cutoff=0.6)
+    return near or "`tether explain ppo` lists the keys of a section, docs/recipes.md all of them"

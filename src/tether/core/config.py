@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
 
 from tether.core.errors import ConfigError, MissingFileError
 from tether.core.stages import STAGES, making
-from tether.core.synonyms import KEYS, METHODS, NOTES, SECTIONS
+from tether.core.synonyms import KEYS, METHODS, NOTES, SECTIONS, alike, did_you_mean
 from tether.core.types import Json
 
 RECIPE = "recipe"
@@ -45,6 +44,22 @@ class Config(BaseModel):
         if info.context == RECIPE and isinstance(value, int | float) and not abs(value) < 2**63:
             raise ValueError("the number must be finite and smaller than 2**63")
         return value
+
+    @model_validator(mode="after")
+    def _check_faults(self) -> Self:
+        for fault in self.faults():
+            raise ValueError(fault)
+        return self
+
+    def faults(self) -> Iterator[str]:
+        """What of these settings has no effect or does not go together, in a sentence each; the first is the error."""
+        yield from ()
+
+    def idle(self, *options: str, because: str, table: str = "") -> Iterator[str]:
+        """A fault for each of these options that was set, where none of them has an effect; `table`: what holds them."""
+        for option in options:
+            if option in self.model_fields_set:
+                yield f"{table}{option} has no effect {because}"
 
 
 ConfigT = TypeVar("ConfigT", bound=Config)
@@ -168,23 +183,23 @@ def key_hint(kind: type[BaseModel], place: tuple[Any, ...], values: Mapping[str,
         return f'{word.upper()} is [{section}] with {key} = {value!r}: write [{section}] and in it {key} = "{value}"{instead}'
     if not outer and SECTIONS.get(word) in keys:
         return f"did you mean [{SECTIONS[word]}]?"
-    near = difflib.get_close_matches(str(last), keys, n=1, cutoff=0.65)
+    near = alike(str(last), keys, cutoff=0.65)
     if near and isinstance(given, Mapping):
-        return f"did you mean {near[0]!r}?"
+        return near
     inside = {(str(last), *path): _meant(kind, outer, _word(path[-1]), values) for path in _leaves(given)}
     if lines := [f"{'.'.join(path)} is {' or '.join(map(repr, meant))}" for path, meant in inside.items() if meant]:
         return "; ".join(lines)
     if meant := _around(kind, outer, word):
-        return f"did you mean {meant!r}?"
+        return did_you_mean([meant])
     if "model" in kind.model_fields and (
         notes := [NOTES[w] for w in (word, *(_word(path[-1]) for path in inside)) if w in NOTES]
     ):
         return notes[0]
     if meant := _meant(kind, outer, word, values):
-        return f"did you mean {' or '.join(map(repr, meant))}?"
+        return did_you_mean(meant)
     deeper = [(*outer, table, last) for table in keys if last in _known_keys(kind, (*outer, table)) != keys]
-    if near := [".".join(map(str, path)) for path in deeper[:1]] or near:
-        return f"did you mean {near[0]!r}?"
+    if near := did_you_mean([".".join(map(str, path)) for path in deeper[:1]]) or near:
+        return near
     many = outer and outer[0] in STAGES and len(keys) > 24
     return f"`tether explain {'.'.join(map(str, outer))}` lists its keys" if many else f"known keys: {', '.join(sorted(keys))}"
 
@@ -276,5 +291,5 @@ def packaged_recipes() -> dict[str, Path]:
 
 
 def _near(name: str) -> str:
-    near = difflib.get_close_matches(name, packaged_recipes(), n=1, cutoff=0.5)
-    return f" (did you mean {near[0]!r}?)" if near else ""
+    near = alike(name, packaged_recipes())
+    return f" ({near})" if near else ""

@@ -17,7 +17,7 @@ SHORTEST = 6
 
 _NAME = r"(?:api[_-]?key|access[_-]?key|secret[_-]?key|private[_-]?key|secret|passwd|password|pwd|credentials?|bearer|auth|" \
         r"(?:access|auth|api|hf|hub|id|refresh|session|bot)[_-]?token|token|sig|signature)"  # fmt: skip
-_IS_NAME = re.compile(rf"(?:^|[_.-]){_NAME}$", re.IGNORECASE)
+_IS_NAME = re.compile(rf"(?:^|[_.-])(?:key|{_NAME})(?<!stop[_-]token)$", re.IGNORECASE)
 _ASSIGNED = re.compile(
     rf"((?:^|[?&;,\s'\"_.-])(?:key|{_NAME})['\"]?\s*(?:=|:\s?(?!//))\s*['\"]?)([^\s'\"&;,{{}}\[\]]+)", re.IGNORECASE
 )

@@ -1,9 +1,10 @@
-"""The names of other libraries, as synonyms.toml has them."""
+"""The names of other libraries, as synonyms.toml has them, and names that are written alike."""
 
 from __future__ import annotations
 
+import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -11,6 +12,16 @@ _TABLES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="
 
 def _by_word(table: Mapping[str, str]) -> dict[str, str]:
     return {word: meaning for words, meaning in table.items() for word in words.split()}
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    """A question that offers these names; empty without any."""
+    return f"did you mean {' or '.join(map(repr, names))}?" if names else ""
+
+
+def alike(word: str, names: Iterable[str], *, most: int = 1, cutoff: float = 0.5) -> str:
+    """The same for the names that are written almost as `word`."""
+    return did_you_mean(difflib.get_close_matches(word, list(names), n=most, cutoff=cutoff))
 
 
 METHODS: dict[str, tuple[str, str, str]] = {name: (row[0], row[1], row[2]) for name, row in _TABLES["methods"].items()}

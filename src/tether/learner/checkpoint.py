@@ -196,6 +196,6 @@ def numbered(name: str, tensors: Iterable[Tensor]) -> dict[str, Tensor]:
     return {f"{name}.{number}": tensor for number, tensor in enumerate(tensors)}
 
 
-def listed(name: str, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+def unnumbered(name: str, tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """The inverse of `numbered`; empty where there are none of this name."""
     return [tensors[f"{name}.{number}"] for number in range(sum(key.startswith(f"{name}.") for key in tensors))]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
@@ -22,11 +23,10 @@ class LearnerConfig(Config):
         default=False, description="each rank holds its part of the trunk's layers alone (FSDP2); what samples must be servers"
     )
 
-    @model_validator(mode="after")
-    def _have_effect(self) -> LearnerConfig:
-        if self.ranks == 1 and (idle := self.model_fields_set - {"ranks"}):
-            raise ValueError(f"learner.{min(idle)} has no effect on one rank: set learner.ranks to 2 or more, or leave it out")
-        return self
+    def faults(self) -> Iterator[str]:
+        if self.ranks == 1:
+            because = "on one rank: set learner.ranks to 2 or more, or leave it out"
+            yield from self.idle("timeout", "restarts", "shard", because=because, table="learner.")
 
 
 class Rates(NamedTuple):
@@ -59,13 +59,12 @@ class OptimizerConfig(Config):
     final_fraction: float = Field(default=0.1, ge=0, le=1, description="share of the rate that is left at the end of the decay")
     max_skipped: int = Field(default=3, ge=0, description="updates that may be left out as not finite; one more is an error")
 
-    @model_validator(mode="after")
-    def _check(self) -> OptimizerConfig:
+    def faults(self) -> Iterator[str]:
         if not all(0 <= b < 1 for b in self.betas):
-            raise ValueError(f"optimizer.betas must lie in [0, 1), got {self.betas}")
-        if self.schedule == "constant" and "final_fraction" in self.model_fields_set:
-            raise ValueError("optimizer.final_fraction has no effect with schedule='constant'; choose another, or remove it")
-        return self
+            yield f"optimizer.betas must lie in [0, 1), got {self.betas}"
+        if self.schedule == "constant":
+            because = "with schedule='constant'; choose another, or remove it"
+            yield from self.idle("final_fraction", because=because, table="optimizer.")
 
 
 class TrainedConfig(Config):

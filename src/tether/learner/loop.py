@@ -20,7 +20,7 @@ from tether.core.protocols import doing
 from tether.core.rundir import RunDirectory, read_json, write_json
 from tether.core.stopping import Stopping
 from tether.core.watchdog import Watchdog
-from tether.learner.checkpoint import Checkpoints, listed, numbered
+from tether.learner.checkpoint import Checkpoints, numbered, unnumbered
 from tether.learner.config import SupervisedConfig
 from tether.learner.local import LocalLearner
 from tether.learner.ranks import here
@@ -161,7 +161,7 @@ class SupervisedLoop:
         if checkpoint is not None:
             tensors, values = checkpoint
             self.learner.load_state(tensors, values)
-            whole, updates = listed("best", tensors), values["updates"]
+            whole, updates = unnumbered("best", tensors), values["updates"]
             self.best = [cut(tensor, parameter) for tensor, parameter in zip(whole, self.learner.parameters, strict=False)]
             if self.best:
                 self.best_loss, self.best_update = values["best_value"], values["best_update"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from tether.core.config import Config
 from tether.core.errors import MissingFileError
@@ -62,8 +63,7 @@ class ModelConfig(Config):
         default=(), description="tokens that end a turn; empty: the tokenizer's EOS and the model's own list"
     )
 
-    @model_validator(mode="after")
-    def _check(self) -> ModelConfig:
+    def faults(self) -> Iterator[str]:
         from pathlib import Path
 
         looks_local = self.source.startswith((".", "/", "~")) or Path(self.source).exists()
@@ -74,12 +74,9 @@ class ModelConfig(Config):
         if self.chat_template is not None and not Path(self.chat_template).is_file():
             raise MissingFileError(f"chat template not found: {self.chat_template}. Give the path of a Jinja file.")
         if not looks_local and not self.source.startswith(PACKAGE_PREFIX) and self.source != TINY and self.source.count("/") != 1:
-            raise ValueError(
+            yield (
                 f"model source {self.source!r} is neither an existing folder, nor a hub id like owner/name, "
                 "nor package:NAME==VERSION, nor `tiny`"
             )
         if self.attention == "grouped" and not self.cpu_kernels:
-            raise ValueError(
-                "attention = 'grouped' is one of the kernels that cpu_kernels = false leaves out. Drop one of the two"
-            )
-        return self
+            yield "attention = 'grouped' is one of the kernels that cpu_kernels = false leaves out. Drop one of the two"

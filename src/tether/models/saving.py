@@ -100,7 +100,7 @@ def read_role(folder: Path) -> RoleDescription:
     values = read_versioned(folder / "role.json", *(RoleDescription.__required_keys__ - {"quantize"}))
     role = cast(RoleDescription, {"quantize": None, **values})
     encoding = {"template", "system_prompt", "stop_ids"} <= set(role["encoding"])
-    if role["kind"] not in KINDS or role["dtype"] not in DTYPES or not encoding:
+    if role["kind"] not in ROLE_KINDS or role["dtype"] not in ROLE_DTYPES or not encoding:
         what = f"kind {role['kind']!r}, dtype {role['dtype']!r} or encoding is unknown"
         raise ModelError(f"{folder / 'role.json'}: {what}. Run the stage that made it again.")
     base = str(folder / "model") if role["adapter"] is None else _base_now(folder, role)
@@ -133,7 +133,7 @@ def base_noted(stage: Path, digest: str | None = None) -> str | None:
     return str(place or noted["source"])
 
 
-KINDS, DTYPES = ("policy", "reward", "process"), ("float32", "bfloat16")
+ROLE_KINDS, ROLE_DTYPES = ("policy", "reward", "process"), ("float32", "bfloat16")
 ENSEMBLE, OBJECTIVES = "ensemble.json", "objectives.json"
 """What names several roles that score together: alike, or each for an objective of its own."""
 

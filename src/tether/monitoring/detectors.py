@@ -8,7 +8,6 @@ it: the detector stays silent.
 
 from __future__ import annotations
 
-import difflib
 import math
 import statistics
 import tomllib
@@ -21,6 +20,7 @@ from typing import Any, NamedTuple
 from pydantic import Field, field_validator
 
 from tether.core.config import Config
+from tether.core.synonyms import alike
 from tether.monitoring.texts import OPENING, Text, TextFacts, phrases, pool, pooled_correlation, score_of, word_tokens
 from tether.monitoring.trends import KL, LEAST_TREND, near_reference, still
 
@@ -49,8 +49,7 @@ class WatchConfig(Config):
     def _known(cls, values: Any) -> Any:
         for name in values:
             if name not in DETECTORS:
-                near = difflib.get_close_matches(name, DETECTORS, n=1, cutoff=0.5)
-                hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(DETECTORS)}"
+                hint = alike(name, DETECTORS) or f"known: {', '.join(DETECTORS)}"
                 raise ValueError(f"no detector is named {name!r} ({hint})")
             if isinstance(values, dict) and not 0 < values[name] < math.inf:
                 raise ValueError(f"the threshold of {name} must be above 0 and finite; to leave it out name it in `silent`")

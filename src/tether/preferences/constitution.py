@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from tether.core.config import Config, load_recipe
 from tether.core.errors import DataError, MissingFileError
@@ -37,12 +37,10 @@ class Constitution(Config):
 
     principles: tuple[Principle, ...] = Field(min_length=1)
 
-    @model_validator(mode="after")
-    def _check(self) -> Constitution:
+    def faults(self) -> Iterator[str]:
         names = [principle.name for principle in self.principles]
         if len(set(names)) < len(names):
-            raise ValueError(f"two principles have one name: {max(names, key=names.count)!r}")
-        return self
+            yield f"two principles have one name: {max(names, key=names.count)!r}"
 
     def draw(self, *content: str) -> Principle:
         return self.principles[_number(*content) % len(self.principles)]

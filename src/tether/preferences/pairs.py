@@ -11,11 +11,11 @@ import itertools
 import math
 import statistics
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from tether.core.config import Config
 from tether.core.errors import ConfigError, DataError
@@ -47,19 +47,17 @@ class PairsConfig(Config):
     shared_overlap: int | None = Field(None, ge=2)
     seed: int = 0
 
-    @model_validator(mode="after")
-    def _options_have_effect(self) -> PairsConfig:
+    def faults(self) -> Iterator[str]:
         useless = {
             "per_prompt": self.per_prompt is not None and self.strategy == "ranking",
             "ranked": self.ranked is not None and self.strategy != "ranking",
             "length_difference": self.length_difference is not None and self.strategy != "length_matched",
             "shared_overlap": self.shared_overlap is not None and not self.shared_share,
         }
-        if option := next((option for option, without_effect in useless.items() if without_effect), ""):
-            raise ValueError(f"{option} has no effect with strategy = '{self.strategy}', shared_share = {self.shared_share:g}")
+        because = f"with strategy = '{self.strategy}', shared_share = {self.shared_share:g}"
+        yield from (f"{option} has no effect {because}" for option, without_effect in useless.items() if without_effect)
         if self.shared_share and (self.shared_overlap or 0) <= self.overlap:
-            raise ValueError("shared_share asks for a shared_overlap above overlap: how many people judge a shared pair")
-        return self
+            yield "shared_share asks for a shared_overlap above overlap: how many people judge a shared pair"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from tether.preferences.exchange import Case, turned
 from tether.preferences.pairs import shown_left
 from tether.preferences.rows import turn_rows
 from tether.preferences.store import ORIGIN, Answer
-from tether.preferences.votes import FLIPPED, STRENGTHS, Opinion, placed
+from tether.preferences.votes import FLIPPED, STRENGTHS, Opinion, ratings_at
 
 T = TypeVar("T")
 PROMPTS = ("prompt", "instruction", "request", "question", "input", "context", "conversation", "messages", "chat")
@@ -164,7 +164,7 @@ def origin_of(values: Mapping[str, Any]) -> Json:
 
 def recorded(opinion: Opinion, places: Mapping[str, str]) -> Json:
     """The facts that belong to a judgment beside choice and strength, answers being called by these names."""
-    left, ratings = places.get(opinion.left or "", opinion.left), placed(opinion.ratings, places)
+    left, ratings = places.get(opinion.left or "", opinion.left), ratings_at(opinion.ratings, places)
     return {name: getattr(opinion, name) for name in _RECORDED} | {"left": left, "ratings": ratings}
 
 
@@ -178,7 +178,7 @@ def opinion_fields(values: Mapping[str, Any], places: Mapping[str, Any]) -> Json
     fields: Json = {name: number(values[name], name) for name in ("seconds", "at") if values.get(name)}
     fields |= {"guidelines": int(number(values["guidelines"], "guidelines"))} if values.get("guidelines") else {}
     fields |= {"role": "annotator" if values["role"] == "annotator" else "expert"} if values.get("role") else {}
-    fields["ratings"] = placed({name: int(value) if value.is_integer() else 0 for name, value in ratings.items()}, places)
+    fields["ratings"] = ratings_at({name: int(value) if value.is_integer() else 0 for name, value in ratings.items()}, places)
     if problem := Opinion("tie", **fields).problem():
         raise DataError(problem)
     left = values.get("left")

@@ -52,7 +52,7 @@ class Opinion:
     def turned(self) -> Opinion:
         """The same opinion of the answers in the other order."""
         choice, left = FLIPPED.get(self.choice, self.choice), FLIPPED.get(self.left or "")
-        return replace(self, choice=choice, left=left, ratings=placed(self.ratings, FLIPPED))
+        return replace(self, choice=choice, left=left, ratings=ratings_at(self.ratings, FLIPPED))
 
     def problem(self) -> str:
         """A sentence on the first field that is out of its range; empty where there is none."""
@@ -144,7 +144,7 @@ def answer_on(side: str, left: str) -> Choice:
     return "first" if (side == "left") == (left == "first") else "second"
 
 
-def placed(ratings: Mapping[str, int], places: Mapping[str, str]) -> dict[str, int]:
+def ratings_at(ratings: Mapping[str, int], places: Mapping[str, str]) -> dict[str, int]:
     """Ratings of an answer, `criterion/first` or `criterion/second`, under the names of these places; others as they are."""
     parts = [(name, *name.rpartition("/")) for name in ratings]
     return {f"{of}/{places[side]}" if slash and side in places else name: ratings[name] for name, of, slash, side in parts}

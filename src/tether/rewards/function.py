@@ -17,14 +17,14 @@ import inspect
 import textwrap
 import threading
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from tether.core.config import Config
 from tether.core.errors import ConfigError, MissingFileError, RewardError
@@ -143,13 +143,11 @@ class FunctionConfig(Config):
         """The names of all functions."""
         return (self.call,) if isinstance(self.call, str) else self.call
 
-    @model_validator(mode="after")
-    def _check(self) -> FunctionConfig:
+    def faults(self) -> Iterator[str]:
         if not self.calls:
-            raise ValueError("call names no function")
+            yield "call names no function"
         if self.weights is not None and len(self.weights) != len(self.calls):
-            raise ValueError(f"weights has {len(self.weights)} numbers for {len(self.calls)} functions")
-        return self
+            yield f"weights has {len(self.weights)} numbers for {len(self.calls)} functions"
 
 
 def load_function(call: str, completions: Shape = "texts") -> Function:

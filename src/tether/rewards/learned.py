@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from tether.algorithms.objectives import dual_update, lagrangian, weighted
@@ -137,13 +137,11 @@ class ObjectiveConfig(Config):
     at_least: float | None = Field(default=None, description="instead of a weight: where its mean is held, in deviations")
     rate: float = Field(default=0.1, gt=0, description="how fast the constraint's multiplier follows its violation, a step")
 
-    @model_validator(mode="after")
-    def _check(self) -> ObjectiveConfig:
+    def faults(self) -> Iterator[str]:
         if (self.weight is None) == (self.at_least is None):
-            raise ValueError("an objective has a weight or is held with at_least: give one of both")
-        if self.at_least is None and "rate" in self.model_fields_set:
-            raise ValueError("rate has no effect without at_least: it moves a constraint's multiplier")
-        return self
+            yield "an objective has a weight or is held with at_least: give one of both"
+        if self.at_least is None:
+            yield from self.idle("rate", because="without at_least: it moves a constraint's multiplier")
 
 
 @dataclass(frozen=True)

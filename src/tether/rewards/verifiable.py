@@ -13,12 +13,12 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache, partial
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from tether.core.config import Config
 from tether.core.errors import ConfigError, DataError
@@ -77,20 +77,18 @@ class VerifiableConfig(Config):
     workers: int = Field(default=2, ge=1, description="processes that check")
     memory_mb: int = Field(default=1024, ge=256, description="of each worker")
 
-    @model_validator(mode="after")
-    def _check(self) -> VerifiableConfig:
+    def faults(self) -> Iterator[str]:
         if self.format is not None and self.format_pattern is not None:
-            raise ValueError("format and format_pattern are two ways to say the same; remove one")
-        if self.pattern is None and "format_weight" in self.model_fields_set:
-            raise ValueError("format_weight has no effect without a format; remove it, or set format or format_pattern")
+            yield "format and format_pattern are two ways to say the same; remove one"
+        if self.pattern is None:
+            yield from self.idle("format_weight", because="without a format; remove it, or set format or format_pattern")
         for name, kind in (("tolerance", "numeric"), ("credit", "code")):
-            if self.kind != kind and name in self.model_fields_set:
-                raise ValueError(f"{name} has no effect with kind = {self.kind!r}; remove it or choose {kind!r}")
+            if self.kind != kind:
+                yield from self.idle(name, because=f"with kind = {self.kind!r}; remove it or choose {kind!r}")
         try:
             re.compile(self.pattern or "")
         except re.error as error:
-            raise ValueError(f"format_pattern is not a regular expression: {error}") from None
-        return self
+            yield f"format_pattern is not a regular expression: {error}"
 
     @property
     def pattern(self) -> str | None:

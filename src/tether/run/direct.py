@@ -33,6 +33,7 @@ class _OwnReference(Section, ReferencedConfig):
         return True
 
     def faults(self) -> Iterator[str]:
+        yield from super().faults()
         if self.offload and (self.lora is not False or not self.needs_reference or self.precomputed):
             yield "offload moves a reference of its own; there is one with lora = false and a loss that asks it anew"
 

@@ -17,7 +17,7 @@ from tether.core.rundir import read_json
 from tether.core.types import Conversation, Json, Message, assistant, user
 from tether.data.batches import make_batch
 from tether.data.chat import Encoded
-from tether.learner.checkpoint import listed, load_checkpoint
+from tether.learner.checkpoint import load_checkpoint, unnumbered
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, add_adapter, make_readable
@@ -186,7 +186,7 @@ def role_of_checkpoint(path: Path, config: Json) -> tuple[Role, LoadedModel]:
     name = section_of(config)
     assert name is not None
     tensors, _ = load_checkpoint(path)
-    weights = listed("best", tensors) or listed("ema", tensors) or listed("master", tensors)
+    weights = unnumbered("best", tensors) or unnumbered("ema", tensors) or unnumbered("master", tensors)
     loaded = open_model(build(ModelConfig, config["model"], where=f"{path}: model"), seed=config["seed"])
     lora, head = config[name].get("lora"), None
     if name in ("reward", "process"):

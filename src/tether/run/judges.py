@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag
 
 from tether.core.config import Config, build, digest
 from tether.core.errors import ConfigError, RewardError
@@ -44,12 +44,10 @@ class JudgeConfig(Config):
     reasoning_tokens: int = Field(default=0, ge=0, description="of the reasons that it writes before each verdict; 0: none")
     cache: str | None = Field(default=None, description="file in which answers are kept, so that none is asked for twice")
 
-    @model_validator(mode="after")
-    def _check(self) -> JudgeConfig:
+    def faults(self) -> Iterator[str]:
         if (self.model is None) == (self.server is None):
-            raise ValueError("a judge is either a model or a server: give one of the two")
+            yield "a judge is either a model or a server: give one of the two"
         read_rubric(self.rubric)
-        return self
 
     @property
     def name(self) -> str:

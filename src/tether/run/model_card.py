@@ -13,6 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tether import __version__
 from tether.core.rundir import read_json
+from tether.core.secrets import redact_value
 from tether.core.stages import STAGES
 from tether.core.types import Json
 from tether.models.config import PACKAGE_PREFIX, TINY
@@ -26,7 +27,6 @@ LAYOUT: Json = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newli
 """Of the template: lines that hold a tag alone leave nothing behind."""
 BOOKKEEPING = {"seconds", "peak_rss_bytes", "quarantine", "alarms", "reliability", "slices"}
 HELD_OUT = re.compile("(gold|test|tests|heldout|heldout_(?!ties).*|eval_loss)$")
-SECRET = re.compile(r"(?i)(?:^|_)(?:key|token|password|passwd|secret|credentials?)$")
 CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
 LONG_PATH = re.compile(r"(?<![\w:/.~])(?:~|[A-Za-z]:(?=\\))?[/\\](?:[^\s/\\'\"|]+[/\\])+(?=[^\s/\\'\"|])")
 TASKS = {
@@ -152,12 +152,14 @@ def _cell(value: Any) -> str:
     return str(_public(printable(value, 300))).replace("|", "\\|").replace("\n", " ")
 
 
-def _public(value: Any, key: str = "") -> Any:
+def _public(value: Any) -> Any:
     """The same without secrets, and with paths cut to their last name."""
+    return _cut(redact_value(value))
+
+
+def _cut(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {str(k): _public(v, str(k)) for k, v in value.items()}
+        return {str(key): _cut(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_public(item, key) for item in value]
-    if isinstance(value, str):
-        return "…" if SECRET.search(key) and key != "stop_token" else LONG_PATH.sub("", CREDENTIALS.sub("", value))
-    return value
+        return [_cut(item) for item in value]
+    return LONG_PATH.sub("", CREDENTIALS.sub("", value)) if isinstance(value, str) else value

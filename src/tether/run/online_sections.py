@@ -40,11 +40,9 @@ class SycophancyConfig(Config):
         first, second = DataConfig(path=self.paths).paths
         return first, second
 
-    @model_validator(mode="after")
-    def _check(self) -> SycophancyConfig:
+    def faults(self) -> Iterator[str]:
         if len(set(self.files)) == 1:
-            raise ValueError("sycophancy.paths names one file twice: give one for each side")
-        return self
+            yield "sycophancy.paths names one file twice: give one for each side"
 
 
 class EvaluateSection(EvaluateConfig):
@@ -55,11 +53,10 @@ class EvaluateSection(EvaluateConfig):
     )
     sycophancy: SycophancyConfig | None = Field(default=None, description="also measure whether answers depend on who asks")
 
-    @model_validator(mode="after")
-    def _check_rubric(self) -> EvaluateSection:
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
         if isinstance(self.judge, JudgeConfig) and not isinstance(read_rubric(self.judge.rubric), str):
-            raise ValueError(f"{self.judge.rubric} holds principles for comparisons; scores need one rubric, in a text file")
-        return self
+            yield f"{self.judge.rubric} holds principles for comparisons; scores need one rubric, in a text file"
 
 
 class TaskConfig(Config):
@@ -84,12 +81,10 @@ class WatchSection(WatchConfig):
         default={}, description="by detector: end the training, or double the KL coefficient"
     )
 
-    @model_validator(mode="after")
-    def _check_act(self) -> WatchSection:
+    def faults(self) -> Iterator[str]:
         for name in self.act:
             if name not in DETECTORS or name in self.silent:
-                raise ValueError(f"act names {name!r}, which is no detector that is asked; there are: {', '.join(DETECTORS)}")
-        return self
+                yield f"act names {name!r}, which is no detector that is asked; there are: {', '.join(DETECTORS)}"
 
 
 TABLES = ("verifiable", "classifier", "function")
@@ -160,6 +155,7 @@ class OnlineSection(Section):
         return {"reward_source": tables[0], **values} if len(tables) == 1 else values
 
     def faults(self) -> Iterator[str]:
+        yield from super().faults()
         if self.roles == "shared" and self.lora is False:
             yield "roles = 'shared' needs adapters, and lora is false. Set roles = 'separate' for full fine-tuning"
         if self.roles == "shared" and self.offload:
@@ -168,20 +164,19 @@ class OnlineSection(Section):
             if (self.reward_source == name) != (getattr(self, name) is not None):
                 yield f"reward_source = {name!r} and a table named {name} belong together: give both or neither"
         for key, source in OF_SOURCE.items():
-            if self.reward_source != source and key in self.model_fields_set and getattr(self, key) is not None:
-                yield f"{key} has no effect without reward_source = {source!r}"
+            if self.reward_source != source and getattr(self, key) is not None:
+                yield from self.idle(key, because=f"without reward_source = {source!r}")
         if "sycophancy" in self.watch.act and (self.evaluate is None or self.evaluate.sycophancy is None):
             yield "watch.act names 'sycophancy', which nothing measures: set evaluate.sycophancy"
-        if self.reward_combine != "uncertainty" and "uncertainty_weight" in self.model_fields_set:
-            yield "uncertainty_weight has no effect without reward_combine = 'uncertainty'"
+        if self.reward_combine != "uncertainty":
+            yield from self.idle("uncertainty_weight", because="without reward_combine = 'uncertainty'")
         yield from self._objective_faults()
         yield from self._prompt_faults()
 
     def _objective_faults(self) -> Iterator[str]:
         if self.objectives is None:
             return
-        if "reward_combine" in self.model_fields_set:
-            yield "reward_combine has no effect on objectives: they have weights"
+        yield from self.idle("reward_combine", because="on objectives: they have weights")
         if not any(objective.weight for objective in self.objectives.values()):
             yield "objectives has no weight above 0: constraints alone leave nothing to raise"
         held = any(objective.at_least is not None for objective in self.objectives.values())

@@ -89,10 +89,10 @@ class PairsSection(Section):
             yield "judge = 'people' and store belong together: people judge what lies in a store"
         if self.agreement is not None and not isinstance(self.judge, JudgeConfig):
             yield "agreement has no effect without a language model that judges"
-        useless = () if people else ("ask", "how"), () if simulated else ("annotator_agreement", "num_annotators")
-        for whose, names in zip(("people", "a function"), useless, strict=True):
-            if idle := sorted(self.model_fields_set & {*names}):
-                yield f"{idle[0]} has no effect with this judge: it is of {whose}"
+        if not people:
+            yield from self.idle("ask", "how", because="with this judge: it is of people")
+        if not simulated:
+            yield from self.idle("annotator_agreement", "num_annotators", because="with this judge: it is of a function")
         if self.labels is None:
             if self.choose != "random":
                 yield "choose has no effect where all pairs are judged: set labels"
@@ -137,7 +137,7 @@ def comparisons_of(folder: Path) -> list[Comparison]:
     return comparisons
 
 
-def verdicts_of(comparisons: Sequence[Comparison]) -> list[Feedback]:
+def feedback_of(comparisons: Sequence[Comparison]) -> list[Feedback]:
     """Each side of each comparison as a single answer that was good or bad."""
     return [Feedback(c.prompt, side, side is c.chosen) for c in comparisons for side in (c.chosen, c.rejected)]
 

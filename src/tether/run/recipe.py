@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,11 +21,12 @@ from tether.learner.config import LearnerConfig
 from tether.learner.determinism import deterministic
 from tether.learner.ranks import here
 from tether.models.config import ModelConfig
+from tether.models.saving import ENSEMBLE
 from tether.run.folder import check_base, round_folder
 from tether.run.launching import HERE, On, placed
 from tether.run.models import check_libraries, check_quantized, check_sharded, on_folder
 from tether.run.online_sections import OnlineSection, PolicySection, check_names
-from tether.run.pairs import SCORED, comparisons_of, verdicts_of
+from tether.run.pairs import SCORED, comparisons_of, feedback_of
 from tether.run.progress import Progress
 from tether.run.ranks import together
 from tether.run.restarts import watched, watches
@@ -70,7 +71,7 @@ class BaseRecipe(Config):
         base, section = self.section(stage), STAGES[stage].section
         common = {} if self.lora is None or "lora" not in section.model_fields else {"lora": self.lora}
         given = common if base is None else base.model_dump(exclude_unset=True)
-        return section.model_validate(merged(given, self.arms[arm][stage]))
+        return section.model_validate(overlaid(given, self.arms[arm][stage]))
 
     def arm_of(self, name: str) -> tuple[str, str]:
         """Stage and arm of a folder's name.
@@ -110,61 +111,59 @@ class BaseRecipe(Config):
         common = {n: {"lora": values["lora"], **values[n]} for n in learn & values.keys() if isinstance(values[n], dict)}
         return {**values, **common}
 
-    @model_validator(mode="after")
-    def _check(self) -> BaseRecipe:
+    def faults(self) -> Iterator[str]:
         for arm, sections in self.arms.items():
             makes = {STAGES[name].makes if name in STAGES else "" for name in sections}
             if len(sections) != 1 or not makes <= {"policy", "direct"}:
-                raise ValueError(f"arm {arm!r} needs exactly one section that makes a policy, such as [arms.{arm}.ppo]")
+                yield f"arm {arm!r} needs exactly one section that makes a policy, such as [arms.{arm}.ppo]"
             ((stage, values),) = sections.items()
             try:
                 self.section(f"{stage}-{arm}")
             except ValidationError as error:
                 reason = "; ".join(explain(STAGES[stage].section, values, error.errors()))
-                raise ValueError(f"the arm {arm!r} cannot be run: {reason}") from None
+                yield f"the arm {arm!r} cannot be run: {reason}"
         if self.repeat is not None and len(self.policies) > 1:
-            raise ValueError(f"repeat trains one policy a round, whose answers are judged next: leave one of {self.policies}")
+            yield f"repeat trains one policy a round, whose answers are judged next: leave one of {self.policies}"
         if self.section("evaluate") is not None and not self.policies:
-            raise ValueError("evaluate has no effect without a stage that makes a policy")
+            yield "evaluate has no effect without a stage that makes a policy"
         if self.repeat is not None and self.section("pairs") is None:
-            raise ValueError("repeat has no effect without [pairs]: rounds go from answers to labels to a policy")
+            yield "repeat has no effect without [pairs]: rounds go from answers to labels to a policy"
         for name in self.stages:
             section = self.section(name)
             if section.scorer is not None:
-                self._check_scorer(name, section, section.scorer)
+                yield from self._scorer_faults(name, section, section.scorer)
             if name == "pairs":
-                self._check_choice(section.choose)
+                yield from self._choice_faults(section.choose)
             if name in self.policies:
-                self._check_keeping(name, getattr(section, "evaluate", None))
+                yield from self._keeping_faults(name, getattr(section, "evaluate", None))
             check_quantized(self.model, name, section)
             check_sharded(self.model, name, section, self.learner.shard)
-        return self
 
-    def _check_keeping(self, name: str, heldout: Any) -> None:
+    def _keeping_faults(self, name: str, heldout: Any) -> Iterator[str]:
         """Whether the prompts that judge the policies at the end have chosen none of their weights."""
         last = self.section("evaluate")
         if last is None or heldout is None or heldout.keep != "best" or last.data is None or heldout.data is None:
             return
         if shared := {*last.data.paths} & {*heldout.data.paths}:
-            raise ValueError(
+            yield (
                 f"{name}.evaluate.keep = 'best' chooses weights by {min(shared)}, and [evaluate] judges them by the same "
                 "prompts: the chosen ones would look better than they are. Give them other prompts"
             )
 
-    def _check_choice(self, choose: str) -> None:
+    def _choice_faults(self, choose: str) -> Iterator[str]:
         """Whether there will be reward models that a choice of pairs can ask."""
         reward, needs = self.section("reward"), "repeat and [reward]"
         needs += ", with reward.members" if choose in ("disagreement", "information") else ""
         if choose in SCORED and (self.repeat is None or reward is None or ("members" in needs and not reward.is_ensemble)):
-            raise ValueError(f"pairs.choose = '{choose}' asks the reward model of the round before: it needs {needs}")
+            yield f"pairs.choose = '{choose}' asks the reward model of the round before: it needs {needs}"
 
-    def _check_scorer(self, name: str, section: Any, scorer: str) -> None:
+    def _scorer_faults(self, name: str, section: Any, scorer: str) -> Iterator[str]:
         """Whether there is, or will be, what scores for a stage, and whether the stage asks for what that can do."""
         model, trains = Path(self.run) / scorer / "model", self.section(scorer)
         if (elsewhere := reward_model_of(section)) is not None:
             model, trains = elsewhere, None
         if trains is None and not is_scorer(model):
-            raise ValueError(
+            yield (
                 f"{name}.reward_source = '{'learned' if scorer == 'reward' else scorer}' needs a [{scorer}] section, or a "
                 f"finished {scorer} stage in the run directory; or another reward_source: function, classifier, verifiable"
                 if elsewhere is None
@@ -175,15 +174,16 @@ class BaseRecipe(Config):
         check_names(
             name, getattr(section, "objectives", None), objective_names(model) if trains is None else trains.objectives or ()
         )
-        ensemble = trains.is_ensemble if trains is not None else (model / "ensemble.json").is_file()
-        if not ensemble and "reward_combine" in section.model_fields_set:
-            raise ValueError(f"{name}.reward_combine has no effect on one reward model: set reward.members, without average")
+        ensemble = trains.is_ensemble if trains is not None else (model / ENSEMBLE).is_file()
+        if not ensemble:
+            because = "on one reward model: set reward.members, without average"
+            yield from section.idle("reward_combine", because=because, table=f"{name}.")
         if not ensemble or not isinstance(section, PolicySection):
             return
         if section.reward_per_token:
-            raise ValueError(f"{name}.reward_per_token asks one reward model, and an ensemble has several: average or distil it")
+            yield f"{name}.reward_per_token asks one reward model, and an ensemble has several: average or distil it"
         if section.value_init == "reward":
-            raise ValueError(f"{name}.value_init = 'reward' copies one reward model, and an ensemble has several: use 'zero'")
+            yield f"{name}.value_init = 'reward' copies one reward model, and an ensemble has several: use 'zero'"
 
 
 def reward_model_of(section: Any) -> Path | None:
@@ -213,10 +213,10 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> BaseRecipe:
     return load_recipe(packaged_recipe(name), recipe_type(), overrides)
 
 
-def merged(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+def overlaid(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Settings with others on top, tables within tables too."""
     both = {
-        key: merged(one[key], value)
+        key: overlaid(one[key], value)
         for key, value in other.items()
         if isinstance(value, Mapping) and isinstance(one.get(key), Mapping)
     }
@@ -322,7 +322,7 @@ def _collected(recipe: BaseRecipe, section: Section, places: Sequence[Path]) -> 
     if section.kind is Prompt:
         return load_rows(recipe.section("pairs").data, Prompt, Quarantine())
     comparisons = [row for place in places for row in comparisons_of(place / "pairs")]
-    return comparisons if section.kind is Comparison else verdicts_of(comparisons)
+    return comparisons if section.kind is Comparison else feedback_of(comparisons)
 
 
 def write_totals(recipe: BaseRecipe) -> None:

@@ -85,13 +85,13 @@ class RoundsSection(Section):
 
     def faults(self) -> Iterator[str]:
         if self.method == "spin":
-            useless = {"samples_per_prompt", "missing_stop_penalty"} & self.model_fields_set
-            if useless:
-                yield f"rounds.{min(useless)} has no effect with rounds.method = 'spin': each demonstration meets one sample"
+            because = "with rounds.method = 'spin': each demonstration meets one sample"
+            yield from self.idle("missing_stop_penalty", "samples_per_prompt", because=because, table="rounds.")
             if self.reference == "fixed" or self.direct.loss != "dpo":
                 yield "rounds.method = 'spin' is played against the round's own start with rounds.direct.loss = 'dpo'"
-        if "reference" in self.model_fields_set and self.direct.loss in REFERENCE_FREE:
-            yield f"rounds.reference has no effect with rounds.direct.loss = '{self.direct.loss}', which asks none"
+        if self.direct.loss in REFERENCE_FREE:
+            because = f"with rounds.direct.loss = '{self.direct.loss}', which asks none"
+            yield from self.idle("reference", because=because, table="rounds.")
 
 
 def train(section: RoundsSection, context: Context, rows: Sequence[Any], run: RunDirectory) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
@@ -80,16 +80,6 @@ class Section(Config):
     record: ClassVar[type] = Prompt
     """The kind of row that the stage reads."""
     data: DataConfig | None = Field(default=None, description="where the rows come from")
-
-    @model_validator(mode="after")
-    def _check_faults(self) -> Self:
-        for fault in self.faults():
-            raise ValueError(fault)
-        return self
-
-    def faults(self) -> Iterator[str]:
-        """What of these settings has no effect or does not go together, in a sentence each; the first is the error."""
-        yield from ()
 
     @property
     def scorer(self) -> str | None:

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
-from tether.algorithms.overoptimization import kl_best_of_n
+from tether.algorithms.kl import kl_best_of_n
 from tether.algorithms.preference_losses import negative_log_likelihood
 from tether.core.protocols import Engine, RewardSource
 from tether.core.types import Json, Prompt, Rollout, Score
@@ -50,16 +50,14 @@ class BestOfNConfig(SampledConfig):
     report_kl: bool = Field(default=True, description="run the reference, to know how far the policy has moved")
     optimizer: OptimizerConfig = Field(default=TO_ZERO, description="AdamW and its learning rate")
 
-    @model_validator(mode="after")
-    def _check_selection(self) -> BestOfNConfig:
+    def faults(self) -> Iterator[str]:
         if self.keep > self.samples_per_prompt:
-            raise ValueError(f"keep = {self.keep} of samples_per_prompt = {self.samples_per_prompt}: sample more, or keep fewer")
+            yield f"keep = {self.keep} of samples_per_prompt = {self.samples_per_prompt}: sample more, or keep fewer"
         if self.keep == self.samples_per_prompt and self.threshold is None:
-            raise ValueError(
+            yield (
                 "keep = samples_per_prompt keeps everything, so the reward has no effect. "
                 "Sample more, keep fewer, or set a threshold"
             )
-        return self
 
 
 @dataclass(eq=False)

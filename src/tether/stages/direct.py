@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import chain
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from tether.algorithms import preference_losses as losses
@@ -47,17 +47,15 @@ class PairLossConfig(Config):
     likelihood_weight: float | None = Field(default=None, ge=0, description="of the chosen responses; unset: 1 for orpo, else 0")
     micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
 
-    @model_validator(mode="after")
-    def _check_loss(self) -> PairLossConfig:
+    def faults(self) -> Iterator[str]:
         owners = {"label_smoothing": ("dpo", "robust"), "margin": ("simpo",), "average": ("ipo",)}
+        name = self.section
         for option, methods in owners.items():
-            if option in self.model_fields_set and self.loss not in methods:
-                owner, name = " and ".join(methods), self.section
-                raise ValueError(f"{name}.{option} has no effect with {name}.loss = '{self.loss}'; it belongs to {owner}")
+            if self.loss not in methods:
+                because = f"with {name}.loss = '{self.loss}'; it belongs to {' and '.join(methods)}"
+                yield from self.idle(option, because=because, table=f"{name}.")
         if self.loss == "robust" and self.label_smoothing == 0:
-            name = self.section
-            raise ValueError(f"{name}.loss = 'robust' needs the rate of wrong labels: set {name}.label_smoothing above 0")
-        return self
+            yield f"{name}.loss = 'robust' needs the rate of wrong labels: set {name}.label_smoothing above 0"
 
     @property
     def strength(self) -> float:
@@ -76,11 +74,11 @@ class DirectConfig(PairLossConfig, ReferencedConfig):
     section: ClassVar[str] = "direct"
     rates: ClassVar[Rates] = Rates(2e-4, 1e-6)
 
-    @model_validator(mode="after")
-    def _check_reference(self) -> DirectConfig:
-        if "reference_logprobs" in self.model_fields_set and self.loss in REFERENCE_FREE:
-            raise ValueError(f"direct.reference_logprobs has no effect with direct.loss = '{self.loss}', which asks no reference")
-        return self
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
+        if self.loss in REFERENCE_FREE:
+            because = f"with direct.loss = '{self.loss}', which asks no reference"
+            yield from self.idle("reference_logprobs", because=because, table="direct.")
 
 
 class PairLoss:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import shutil
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from tether.core.config import Config
 from tether.core.errors import DataError
@@ -59,13 +59,11 @@ class EvaluateConfig(Config):
         description="end the training when the score lies below an earlier one; of runs that never fall at most 5% are ended",
     )
 
-    @model_validator(mode="after")
-    def _check_greedy(self) -> Self:
+    def faults(self) -> Iterator[str]:
         if self.temperature == 0 and self.samples_per_prompt > 1:
-            raise ValueError(
+            yield (
                 "evaluate.temperature = 0 gives a prompt the same answer each time: set samples_per_prompt = 1 or sample above 0"
             )
-        return self
 
 
 def held_out_split(prompts: Sequence[Prompt], count: int) -> tuple[list[Prompt], list[Prompt]]:

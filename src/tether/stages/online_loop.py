@@ -14,7 +14,7 @@ from tether.core.trend import Trend, trend
 from tether.core.types import Json, Prompt
 from tether.core.watchdog import Watchdog
 from tether.learner.average import WeightAverage
-from tether.learner.checkpoint import Checkpoints, listed, numbered
+from tether.learner.checkpoint import Checkpoints, numbered, unnumbered
 from tether.learner.local import LocalLearner
 from tether.learner.loop import endless, replayable
 from tether.learner.ranks import here
@@ -156,7 +156,7 @@ def _resume(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, m
         return 0
     tensors, values = checkpoint
     stage.learner.load_state(tensors, values)
-    stage.average.tensors = [tensor.clone() for tensor in listed("ema", tensors)] or None
+    stage.average.tensors = [tensor.clone() for tensor in unnumbered("ema", tensors)] or None
     if isinstance(stage, Stateful):
         stage.load_state(values)
     for name, part in _parts(stage, monitor).items():

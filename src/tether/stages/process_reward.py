@@ -8,11 +8,11 @@ roll-outs: Math-Shepherd (https://arxiv.org/abs/2312.08935).
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -51,17 +51,15 @@ class ProcessRewardConfig(SupervisedConfig):
     )
     evaluate_every: int = Field(default=0, ge=0, description="updates between losses on calibration problems; 0: none")
 
-    @model_validator(mode="after")
-    def _check(self) -> ProcessRewardConfig:
+    def faults(self) -> Iterator[str]:
         if not all(self.delimiters):
-            raise ValueError("delimiters holds an empty text, which ends a step everywhere; remove it")
+            yield "delimiters holds an empty text, which ends a step everywhere; remove it"
         if self.target == "outcome" and (self.classes != 2 or self.label_column):
-            raise ValueError("classes and label_column have no effect with target = 'outcome', right or wrong; remove them")
+            yield "classes and label_column have no effect with target = 'outcome', right or wrong; remove them"
         if self.classes == 3 and not self.label_column:
-            raise ValueError("classes = 3 needs label_column, the column of the rows that holds the ratings -1, 0 and 1")
+            yield "classes = 3 needs label_column, the column of the rows that holds the ratings -1, 0 and 1"
         if self.evaluate_every and not self.calibration_fraction:
-            raise ValueError("evaluate_every needs problems to evaluate on: set calibration_fraction above 0, or leave it out")
-        return self
+            yield "evaluate_every needs problems to evaluate on: set calibration_fraction above 0, or leave it out"
 
     @property
     def outputs(self) -> int:

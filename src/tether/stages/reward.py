@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
 from tether.algorithms.preference_losses import bradley_terry_loss, centering_penalty, length_disentangling_loss
@@ -54,11 +54,9 @@ class RewardConfig(PreferenceConfig):
         """Of the head while it is trained: quality, and perhaps length."""
         return 2 if self.disentangle_length else 1
 
-    @model_validator(mode="after")
-    def _check_passes(self) -> RewardConfig:
+    def faults(self) -> Iterator[str]:
         if self.disentangle_length and self.head_dropout:
-            raise ValueError("disentangle_length scores every response twice, and head_dropout makes them differ: leave one out")
-        return self
+            yield "disentangle_length scores every response twice, and head_dropout makes them differ: leave one out"
 
 
 class RewardModeling:

@@ -3,7 +3,6 @@ records of the kind that is wanted."""
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tether.core.errors import DataError
+from tether.core.synonyms import alike
 from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Json, Problem, Prompt, StepLabels
 from tether.data.formats import conversations, pairs, verdicts
 from tether.data.formats.conversations import prompt_reader
@@ -192,8 +192,7 @@ def format_named(name: str) -> Format:
     layouts = {layout.name: layout for layout in FORMATS}
     if name in layouts:
         return layouts[name]
-    near = difflib.get_close_matches(name, layouts, n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]!r}?" if near else f"known formats: {', '.join(sorted(layouts))}"
+    hint = alike(name, layouts) or f"known formats: {', '.join(sorted(layouts))}"
     raise DataError(f"unknown data format {name!r} ({hint}); or leave it at 'auto'.")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import hashlib
 import secrets
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,7 +13,7 @@ from typing import Annotated, Any
 from fastapi import Depends, HTTPException, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from pydantic import Field, HttpUrl, ValidationError, model_validator
+from pydantic import Field, HttpUrl, ValidationError
 
 from tether.core.config import Config
 from tether.preferences.server import markdown
@@ -43,13 +44,11 @@ class SiteConfig(Config):
     tries: int = Field(default=10, ge=1)
     """Invitations that one network address may get wrong in a minute."""
 
-    @model_validator(mode="after")
-    def _reachable(self) -> SiteConfig:
+    def faults(self) -> Iterator[str]:
         if self.address and not _is_plain(self.address):
-            raise ValueError("address is what people open, such as https://judge.example.org, without a path")
+            yield "address is what people open, such as https://judge.example.org, without a path"
         if self.host in ("0.0.0.0", "::", "") and not self.address:
-            raise ValueError(f"host {self.host!r} listens everywhere; give the address that people open as well")
-        return self
+            yield f"host {self.host!r} listens everywhere; give the address that people open as well"
 
     @property
     def origin(self) -> str:

@@ -1,7 +1,9 @@
-"""Best-of-n from a pool of samples, how far it moves a policy, and Gao's curves of gold reward over that distance.
+"""The best-of-n curve from a pool of samples, and Gao's curves of gold reward over distance.
 
 The distance is d = √KL(policy || initial policy), KL in nats a response: in it the first steps of every method look alike.
 """
+
+from __future__ import annotations
 
 import math
 from collections.abc import Sequence
@@ -11,7 +13,10 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from tether.algorithms.kl import kl_best_of_n
 from tether.algorithms.masked import check_same_shape
+from tether.evaluation.winrate import MaybeScores, mean_estimate
+from tether.stats import Array
 
 
 def best_of_n_weights(proxy: Float[Tensor, "*prompts samples"], n: int) -> Float[Tensor, "*prompts samples"]:
@@ -53,20 +58,56 @@ def best_of_n_estimate(
     return (best_of_n_weights(proxy, n) * gold).sum(-1)
 
 
-def kl_best_of_n(n: int) -> float:
-    """Compute how far best-of-n moves a policy, without asking a model.
+class CurvePoint(NamedTuple):
+    """Best of n: its KL in nats, the mean proxy and gold score, the interval of gold, and the number of prompts."""
 
-    Equation: ``KL(best of n || policy) = log n − (n − 1)/n``.
-    Paper: Stiennon et al. 2020, https://arxiv.org/abs/2009.01325, appendix G.3; as a bound: Beirami et al. 2024,
-    https://arxiv.org/abs/2401.01879.
-    Units: nats a response.
-    Raises: ``ValueError`` when n is below 1.
-    Trap: exact only where no two responses tie. Otherwise an upper bound, and a loose one for a policy of few different answers,
-    whose KL cannot exceed −log of its best answer's probability however large n is.
+    n: int
+    kl: float
+    proxy: float
+    gold: float
+    low: float
+    high: float
+    count: int
+
+
+def best_of_n_by_prompt(proxy: Sequence[MaybeScores], gold: Sequence[MaybeScores]) -> tuple[list[int], Array, Array]:
+    """Estimate for every prompt the proxy and the gold score of the best by proxy of n = 1, 2, 4, … samples, up to the pool.
+
+    Equation: best_of_n_estimate.
+    Shapes: a pool of samples a prompt; a sample counts where both scores are known. Gives the n, and (prompts, n) for each score.
+    Raises: ``ValueError`` when lengths differ, a score is NaN, or no prompt has a sample with both scores.
+    Trap: all prompts stand behind every n, so the largest is the smallest pool's size; a prompt of which nothing could be scored
+    is left out.
     """
-    if n < 1:
-        raise ValueError(f"best of {n}: n must be 1 or more")
-    return math.log(n) - (n - 1) / n
+    if len(proxy) != len(gold) or any(len(p) != len(g) for p, g in zip(proxy, gold, strict=False)):
+        raise ValueError("expected a proxy and a gold score for every sample of every prompt")
+    scored = [[pair for pair in zip(*pool, strict=True) if None not in pair] for pool in zip(proxy, gold, strict=True)]
+    pools = [torch.tensor(pairs, dtype=torch.float64).T.contiguous() for pairs in scored if pairs]
+    if not pools:
+        raise ValueError("nothing to choose from: no sample has both a proxy and a gold score")
+    if any(bool(pool.isnan().any()) for pool in pools):
+        raise ValueError("NaN among the scores; a score that failed is None")
+    largest = min(pool.shape[1] for pool in pools)
+    sizes = [2**power for power in range(largest.bit_length()) if 2**power < largest] + [largest]
+    values = torch.stack([torch.stack([pool @ best_of_n_weights(pool[0], n) for n in sizes], 1) for pool in pools])
+    return sizes, values[:, 0].numpy(), values[:, 1].numpy()
+
+
+def best_of_n_curve(proxy: Sequence[MaybeScores], gold: Sequence[MaybeScores], *, confidence: float = 0.95) -> list[CurvePoint]:
+    """Estimate the best-of-n curve, with intervals of gold over prompts.
+
+    Equation: the mean over prompts of best_of_n_estimate; KL ``log n − (n − 1)/n``.
+    Paper: Gao et al. 2022, https://arxiv.org/abs/2210.10760.
+    Shapes: a pool of samples a prompt, the last n being the size of the smallest; KL in nats a response, scores in their unit.
+    Raises: as best_of_n_by_prompt.
+    Trap: the intervals hold what prompts differ by, so neighbouring points move together. Whether gold falls after a peak is read
+    off differences prompt by prompt (best_of_n_by_prompt), not off whether intervals overlap.
+    """
+    sizes, by_proxy, by_gold = best_of_n_by_prompt(proxy, gold)
+    return [
+        CurvePoint(n, kl_best_of_n(n), float(proxies.mean()), *mean_estimate(golds.tolist(), confidence=confidence))
+        for n, proxies, golds in zip(sizes, by_proxy.T, by_gold.T, strict=True)
+    ]
 
 
 class OveroptimizationFit(NamedTuple):

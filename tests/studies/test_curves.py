@@ -1,7 +1,8 @@
-"""Best-of-n against every subset and exact binomials, its KL against an integral, and Gao's fits against numpy and simulation."""
+"""Best-of-n against every subset and exact binomials, and Gao's fits against numpy and simulation."""
 
 import itertools
 import math
+import statistics
 from fractions import Fraction
 
 import numpy as np
@@ -10,8 +11,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, optimize
+from studies.curves import (
+    best_of_n_by_prompt,
+    best_of_n_curve,
+    best_of_n_estimate,
+    best_of_n_weights,
+    fit_overoptimization,
+)
 
-from tether.algorithms.overoptimization import best_of_n_estimate, best_of_n_weights, fit_overoptimization, kl_best_of_n
+from tether.algorithms.kl import kl_best_of_n
 
 
 def over_all_subsets(proxy, gold, n):
@@ -86,28 +94,65 @@ def test_refuses_an_n_that_the_pool_does_not_hold(n):
         best_of_n_weights(torch.zeros(4), n)
 
 
-def test_shapes_do_not_broadcast(as_in_production):
+def test_shapes_do_not_broadcast():
     with pytest.raises(ValueError, match=r"gold \(1, 4\)"):
         best_of_n_estimate(torch.zeros(2, 4), torch.zeros(1, 4), 2)
 
 
-@pytest.mark.parametrize("n", [1, 2, 7, 64, 4096])
-def test_kl_is_the_integral_over_the_quantile(n):
-    """The best of n has density n u^(n-1) over the quantile u of the score, against 1 before."""
-    integral = integrate.quad(lambda t: n * math.exp(-n * t) * (math.log(n) - (n - 1) * t), 0, math.inf)[0]  # u = exp(-t)
-    assert kl_best_of_n(n) == pytest.approx(integral, abs=1e-8)
+def test_curve_is_the_mean_over_prompts_of_every_subset():
+    generator = np.random.default_rng(0)
+    proxy = [generator.integers(0, 4, size=6).astype(float).tolist() for _ in range(5)]
+    gold = [generator.normal(size=6).tolist() for _ in range(5)]
+    proxy[2][1], gold[3][4] = None, None  # a sample counts where both are known
+    proxy.append([None] * 6)
+    gold.append([1.0] * 6)
+    points = best_of_n_curve(proxy, gold)
+    assert [point.n for point in points] == [1, 2, 4, 5]  # the smallest pool has five
+    for point in points:
+        assert point.count == 5
+        assert point.kl == pytest.approx(math.log(point.n) - (point.n - 1) / point.n)
+        for name, scores in (("proxy", proxy), ("gold", gold)):
+            means = []
+            for p, s, g in zip(proxy[:5], scores[:5], gold[:5], strict=True):
+                known = [i for i in range(6) if p[i] is not None and g[i] is not None]
+                values = []
+                for subset in itertools.combinations(known, point.n):
+                    best = [s[i] for i in subset if p[i] == max(p[j] for j in subset)]
+                    values.append(statistics.fmean(best))
+                means.append(statistics.fmean(values))
+            assert getattr(point, name) == pytest.approx(statistics.fmean(means))
+        assert point.low < point.gold < point.high
 
 
-def test_kl_is_an_upper_bound_with_ties():
-    masses = np.array([0.5, 0.3, 0.15, 0.05])  # from the worst answer to the best
-    below = np.concatenate([[0.0], masses.cumsum()])
-    for n in (2, 5, 30, 1000):
-        best = np.diff(below**n)
-        exact = float(sum(b * math.log(b / m) for b, m in zip(best, masses, strict=True) if b > 0))
-        assert exact < kl_best_of_n(n)
-        assert exact < -math.log(0.05) + 1e-9
-    with pytest.raises(ValueError, match="1 or more"):
-        kl_best_of_n(0)
+def test_curve_of_a_normal_proxy_is_known_and_its_intervals_cover():
+    """Gold correlates with a standard normal proxy by 0.6: best of 2 gains 0.6 / sqrt(pi); prompts differ by a constant."""
+    generator = np.random.default_rng(1)
+    covered, truth = 0, 0.6 / math.sqrt(math.pi)
+    for _ in range(60):
+        proxy = generator.normal(size=(40, 16))
+        gold = 0.6 * proxy + 0.8 * generator.normal(size=(40, 16)) + generator.normal(size=(40, 1))
+        points = best_of_n_curve(proxy.tolist(), gold.tolist())
+        assert [point.n for point in points] == [1, 2, 4, 8, 16]
+        covered += points[1].low <= truth <= points[1].high
+    assert covered / 60 >= 0.85
+    sizes, proxies, golds = best_of_n_by_prompt(proxy.tolist(), gold.tolist())
+    assert golds.shape == proxies.shape == (40, len(sizes))
+    assert golds[:, 0] == pytest.approx(gold.mean(1))
+    assert proxies[:, -1] == pytest.approx(proxy.max(1))
+
+
+@pytest.mark.parametrize(
+    ("proxy", "gold", "message"),
+    [
+        ([[1.0]], [[1.0], [2.0]], "for every sample"),
+        ([[1.0, 2.0]], [[1.0]], "for every sample"),
+        ([[None, 1.0]], [[1.0, None]], "nothing to choose from"),
+        ([[1.0, math.nan]], [[1.0, 1.0]], "NaN"),
+    ],
+)
+def test_curve_refuses_what_it_cannot_read(proxy, gold, message):
+    with pytest.raises(ValueError, match=message):
+        best_of_n_curve(proxy, gold)
 
 
 KLS = [kl_best_of_n(2**k) for k in range(13)]

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float, Int
+from torch import Tensor
 
-from tether.algorithms.objectives import pareto_front
 from tether.core.errors import RunError
 from tether.core.rundir import read_json
 from tether.stats import EstimateFields
@@ -45,3 +46,18 @@ def _means(run: Path, objectives: Sequence[str]) -> dict[str, EstimateFields]:
     if missing:
         raise RunError(f"{run} has not measured {', '.join(missing)} on held-out prompts: give its section an evaluate table")
     return {name: measured[name]["after"] for name in objectives}
+
+
+def pareto_front(points: Float[Tensor, "points objectives"]) -> Int[Tensor, " front"]:
+    """Find the points that no other dominates, that is, is at least as good in every objective and better in one.
+
+    Equation: ``{i : no j with p_j ≥ p_i everywhere and p_j > p_i somewhere}``; equal points do not dominate each other.
+    Paper: Roijers et al. 2013, https://arxiv.org/abs/1402.0590.
+    Shapes: (points, objectives) -> indices in ascending order; no points have no front.
+    Raises: ``ValueError`` for a point with NaN, which nothing compares with.
+    Trap: with measured points membership is noisy, and with many objectives nearly everything is on the front.
+    """
+    if bool(points.isnan().any()):
+        raise ValueError("a point with NaN has no place in an order")
+    dominated = [bool(((points >= p).all(-1) & (points > p).any(-1)).any()) for p in points]
+    return torch.tensor([i for i, beaten in enumerate(dominated) if not beaten], dtype=torch.long, device=points.device)
