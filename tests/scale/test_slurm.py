@@ -5,8 +5,13 @@ import subprocess
 import time
 
 import pytest
+from typer.testing import CliRunner
 
+from tether.cli import app
+from tether.core.config import build
 from tether.core.errors import ConfigError
+from tether.run.launching import placed
+from tether.run.recipe import Recipe
 from tether.scale.slurm import job_script, submit_job
 
 
@@ -29,6 +34,8 @@ def test_ranks_are_shared_out_over_nodes(tmp_path):
     assert "--nproc-per-node 4" in text and "#SBATCH --nodes=2\n" in text and "#SBATCH --gres=gpu:4\n" in text
     with pytest.raises(ConfigError, match="8 ranks cannot be shared out over 3 nodes"):
         job_script(tmp_path / "slurm.sh", ["run", "r.toml"], "nodes=3", 8)
+    with pytest.raises(ConfigError, match="8 ranks cannot be shared out over many nodes"):
+        job_script(tmp_path / "slurm.sh", ["run", "r.toml"], "nodes=many", 8)
 
 
 def test_a_job_whose_time_is_over_saves_and_comes_again(tmp_path):
@@ -109,3 +116,23 @@ def test_every_node_starts_its_ranks_by_torchrun(tmp_path, monkeypatch):
         "run",
         "it's mine.toml",
     ]
+
+
+def test_the_command_sends_a_run_away_with_its_own_words(tmp_path, monkeypatch):
+    recipe, asked = tmp_path / "r.toml", []
+    recipe.write_text('run = "runs/r"\n[model]\nsource = "tiny"\n[sft]\ndata = { path = "tether:demonstrations" }\n')
+    monkeypatch.setattr("tether.run.launching.submit", lambda config, command: asked.append((config.on, command)) or 5)
+    done = CliRunner().invoke(app, ["run", str(recipe), "sft", "sft.epochs=1", "--on", "slurm:nodes=2"])
+    assert done.exit_code == 5
+    assert asked == [("slurm:nodes=2", ["run", str(recipe), "sft", "sft.epochs=1"])]
+
+
+def test_a_place_that_takes_the_whole_run_is_none_for_a_part_of_it():
+    with pytest.raises(ConfigError, match="sends the whole run away"), placed("slurm"):
+        pass
+
+
+@pytest.mark.parametrize("on", ["rey", "ray:10001", "slurm:nodes", "slurm:nodes=2;rm", "ray://"])
+def test_a_place_that_is_none_is_refused(on):
+    with pytest.raises(ConfigError, match="on"):
+        build(Recipe, {"run": "runs/r", "model": {"source": "tiny"}, "on": on})

@@ -16,7 +16,7 @@ from tether.rollout.launch import Launcher, Processes
 if TYPE_CHECKING:
     from tether.run.recipe import BaseRecipe
 
-On = Annotated[str, StringConstraints(pattern=r"^(local|ray(://\S+)?|slurm(:\w[\w-]*=[^,\s]+(,\w[\w-]*=[^,\s]+)*)?)$")]
+On = Annotated[str, StringConstraints(pattern=r"^(local|ray(://\S+)?|slurm(:[\w-]+=[\w.:/@%*+-]+(,[\w-]+=[\w.:/@%*+-]+)*)?)$")]
 """local; ray: the cluster of this machine; ray://HOST:PORT: all of the run on another; slurm: as a job, with sbatch's options."""
 HERE = ("local", "ray")
 """Places from which this process takes part itself."""
@@ -25,7 +25,13 @@ _PLACES = ["local"]
 
 @contextlib.contextmanager
 def placed(on: str) -> Iterator[None]:
-    """Within this block `launcher` starts programs there."""
+    """Within this block `launcher` starts programs there.
+
+    Raises:
+        ConfigError: that is where all of a run would go, and this process with it (see `submit`).
+    """
+    if on not in HERE:
+        raise ConfigError(f"on = {on!r} sends the whole run away: start it with tether run RECIPE --on {on}")
     _PLACES.append(on)
     try:
         yield

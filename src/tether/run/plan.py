@@ -44,10 +44,8 @@ Learning = SFTSection | RewardSection | ProcessSection | DirectSection | KTOSect
 SCORING_TOKENS = 4096
 """LearnedReward's micro-batch."""
 CUDA_CONTEXT = int(0.6e9)
-DISK = 2e9
-"""Bytes a second of the folder by which servers get new adapters: written once, read by each."""
-LOADING = 0.005
-"""Seconds to load and probe an adapter on a server (benchmarks.fleet)."""
+DISK, LOADING = 2e9, 0.005
+"""Of adapters for servers: bytes a second of their folder, written once and read by each; seconds to load and probe one."""
 LINK = 25e9
 """Bytes a second from host memory to a GPU, as PCIe 4 reaches them from pageable memory at best."""
 
@@ -284,11 +282,7 @@ class _Planner:
         evaluations = (not on_policy) + (saved if section.needs_reference else 0) + own_value
         backward = (3.0 if section.lora is False else 2.0) * saved * (1 + own_value)
         moved = self.on_host * section.offload / LINK * tokens
-        sampling = steps * self._decoding(rows) + prefill
-        if section.engine.kind == "local":
-            phases = [Phase("rollout", held | self._cache(rows, section.max_new_tokens), sampling)]
-        else:
-            phases = self._served(section, held, sampling)
+        phases = self._rollout(section, held, rows, steps * self._decoding(rows) + prefill)
         if section.scorer is not None:
             scoring, seconds = self._samples(section, SCORING_TOKENS, policy), scoring_pass + moved / SCORING_TOKENS
             phases.append(Phase("reward", held | _activations(value, lambda: value.scores(scoring)), seconds))
@@ -298,8 +292,10 @@ class _Planner:
         seconds = (1 if gradient is None else gradient.epochs) * backward * forward_pass
         return [*phases, Phase("update", held | common | _activations(value, lambda: forward().backward(), learns=True), seconds)]
 
-    def _served(self, section: Any, held: Mapping[str, int], sampling: float) -> list[Phase]:
-        """Sampling by servers: what the learner holds meanwhile, each server, and the way of new weights to all of them."""
+    def _rollout(self, section: Any, held: Mapping[str, int], rows: int, sampling: float) -> list[Phase]:
+        """Sampling; by servers: what the learner holds meanwhile, each server, and the way of new weights to all of them."""
+        if section.engine.kind == "local":
+            return [Phase("rollout", held | self._cache(rows, section.max_new_tokens), sampling)]
         config, adapter = section.engine, held["policy adapter"]
         count, slots = len(config.addresses) or config.servers, adapter_slots(section)
         own = {"trunk": self.trunk, f"{slots} adapters": slots * adapter, "process": self.process}

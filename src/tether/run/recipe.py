@@ -23,7 +23,7 @@ from tether.learner.ranks import here
 from tether.models.config import ModelConfig
 from tether.models.saving import ENSEMBLE
 from tether.run.folder import check_base, round_folder
-from tether.run.launching import HERE, On, placed
+from tether.run.launching import On, placed
 from tether.run.models import check_libraries, check_quantized, check_sharded, on_folder
 from tether.run.online_sections import OnlineSection, PolicySection, check_names
 from tether.run.pairs import SCORED, comparisons_of, feedback_of
@@ -232,10 +232,6 @@ def run_recipe(
         ConfigError: a stage that the recipe has no section for, or whose section names no data; a tracker is not installed.
         DataError: a stage's data is something else, by its first rows; of all stages before the first is trained.
     """
-    if recipe.on not in HERE:
-        raise ConfigError(
-            f"on = {recipe.on!r} sends the whole run away: start it by the command, tether run RECIPE --on {recipe.on}"
-        )
     root, results = Path(recipe.run), {}
     names = list(recipe.stages if stages is None else stages)
     for name in names:

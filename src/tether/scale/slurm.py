@@ -57,12 +57,12 @@ def job_script(script: Path, command: Sequence[str], options: str, ranks: int) -
         ConfigError: the ranks cannot be shared out over the nodes.
     """
     given = dict(option.split("=", 1) for option in options.split(",") if option)
-    nodes = int(given.get("nodes", "1"))
-    if ranks % nodes or ranks < nodes:
+    nodes = given.get("nodes", "1")
+    if not nodes.isdecimal() or int(nodes) < 1 or ranks % int(nodes):
         raise ConfigError(f"{ranks} ranks cannot be shared out over {nodes} nodes: set learner.ranks to a multiple of the nodes")
     run = script.parent.resolve()
     chosen = {"job-name": run.name, "output": str(run / "slurm-%j.log"), **DEFAULTS, **given}
     lines = [f"#SBATCH --{name}={value}" if value else f"#SBATCH --{name}" for name, value in chosen.items()]
-    parts = {"python": shlex.quote(sys.executable), "command": shlex.join(command), "beside": ranks // nodes}
+    parts = {"python": shlex.quote(sys.executable), "command": shlex.join(command), "beside": ranks // int(nodes)}
     program = (ALONE if ranks == 1 else TOGETHER).format(**parts)
     return SCRIPT.format(script=script, options="\n".join(lines), program=program)
