@@ -53,7 +53,7 @@ def together(values, ready, tmp_path_factory):
     return root
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_ranks_come_back_and_end_with_the_same_bits(values, ready, together, tmp_path, rank):
     standing_on(ready, tmp_path)
     trained(values, tmp_path, ["ppo"], 2, at_step(3, lambda other: other.kill(), rank), restarts=1)
@@ -63,6 +63,7 @@ def test_ranks_come_back_and_end_with_the_same_bits(values, ready, together, tmp
     assert again["kind"] == "training" and again["step"] in (3, 4) and not others()
 
 
+@pytest.mark.slow
 def test_ranks_that_get_no_further_are_given_up(values, tmp_path):
     def bar(title):
         return lambda done, *_: done == 2 and others()[1].kill()  # in every start
@@ -86,7 +87,10 @@ def test_whoever_watches_passes_a_signal_on(values, tmp_path):
     assert stop.value.exit_code == 130 and not others()
 
 
-@pytest.mark.parametrize(("stage", "max_staleness"), [("ppo", 0), ("grpo", 0), ("grpo", 1)])
+@pytest.mark.parametrize(
+    ("stage", "max_staleness"),
+    [pytest.param("ppo", 0, marks=pytest.mark.slow), pytest.param("grpo", 0, marks=pytest.mark.slow), ("grpo", 1)],
+)
 def test_two_ranks_with_a_server_make_what_one_makes(values, ready, tmp_path, stage, max_staleness):
     late = {"max_staleness": 1, "importance": "truncate", "filter_groups": False} if max_staleness else {}
     section = {**values[stage], **late, "engine": {"kind": "served"}, "sample_rows": 1000}
