@@ -1,6 +1,7 @@
 """Two processes train what one would have trained; where one dies or hangs, both begin again, or the other says so and ends."""
 
 import json
+import multiprocessing
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from tether.core.errors import ConfigError, DataError
 from tether.core.stopping import Interrupted
 from tether.learner.ranks import LostRankError, Ranks
 from tether.run.recipe import Recipe
+from tether.run.restarts import Teller
 
 
 def test_two_ranks_make_what_one_makes(values, alone, tmp_path):
@@ -157,3 +159,21 @@ def test_shares_are_of_nearly_equal_size_and_make_the_whole(monkeypatch):
     assert sorted(place for share in shares for place in share) == list(range(8))
     assert sorted(sum(sizes[place] for place in share) for share in shares) == [9, 10, 10]
     assert Ranks().share(sizes) == list(range(8))
+
+
+class OddlyMadeError(Exception):
+    """An error that pickle cannot make again: its words are not its arguments."""
+
+    def __init__(self, one, other):
+        super().__init__(f"{one} and {other}")
+
+
+def test_an_error_that_cannot_cross_to_the_process_that_watches_goes_as_its_words():
+    hears, tells = multiprocessing.Pipe(duplex=False)
+    teller, held = Teller(os.dup(tells.fileno())), KeyError("held")
+    held.work = lambda: None
+    for error in (OddlyMadeError("this", "that"), held, ConfigError("wrong")):
+        teller.tell_end(error)
+    ends = [hears.recv()[1] for _ in range(3)]
+    assert [type(end) for end in ends] == [RunError, RunError, ConfigError]
+    assert [str(end) for end in ends] == ["OddlyMadeError: this and that", "KeyError: 'held'", "wrong"]
