@@ -2,6 +2,7 @@
 
 import json
 import multiprocessing
+import os
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 from tests.learner.ranked import STAGES, assert_same, at_step, others, records, standing_on, trained
 
 from tether.core.config import build
-from tether.core.errors import ConfigError, DataError
+from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.stopping import Interrupted
 from tether.learner.ranks import LostRankError, Ranks
 from tether.run.recipe import Recipe
