@@ -295,7 +295,7 @@ class _Planner:
     def _rollout(self, section: Any, held: Mapping[str, int], rows: int, sampling: float) -> list[Phase]:
         """Sampling; by servers: what the learner holds meanwhile, each server, and the way of new weights to all of them."""
         if section.engine.kind == "local":
-            return [Phase("rollout", held | self._cache(rows, section.max_new_tokens), sampling)]
+            return [Phase("rollout", {**held, **self._cache(rows, section.max_new_tokens)}, sampling)]
         config, adapter = section.engine, held["policy adapter"]
         count, slots = len(config.addresses) or config.servers, adapter_slots(section)
         own = {"trunk": self.trunk, f"{slots} adapters": slots * adapter, "process": self.process}
