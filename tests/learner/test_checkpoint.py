@@ -119,8 +119,8 @@ def test_a_damaged_checkpoint_is_named_with_what_to_do(folder, damage):
 
 
 def test_a_newer_format_is_not_damage(folder):
-    complete({"format": 2, "shards": []})(folder / "step-1000000")
-    with pytest.raises(RunError, match="has format 2, and this tether reads up to 1"):
+    complete({"format": 3, "shards": []})(folder / "step-1000000")
+    with pytest.raises(RunError, match="has format 3, and this tether reads up to 2"):
         Checkpoints(folder).latest()
 
 

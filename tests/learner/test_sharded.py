@@ -7,11 +7,13 @@ import sys
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from tests.learner.ranked import assert_same, at_step, others, records, standing_on, trained
 
 from tether.core.config import build
 from tether.core.errors import ConfigError
 from tether.core.stopping import Interrupted
+from tether.learner.checkpoint import load_checkpoint
 from tether.run.recipe import Recipe
 
 SERVED = {"engine": {"kind": "served"}}
@@ -57,13 +59,35 @@ def test_two_halves_sample_with_a_server_and_make_what_one_process_makes(plain, 
 @pytest.mark.parametrize("lora", [True, False], ids=["adapters", "whole"])
 def test_steps_of_two_halves_one_whole_and_two_halves_make_six(plain, tmp_path, lora):
     settings = only(plain if lora else whole(plain, "sft"), "sft")
-    settings["sft"] = {**settings["sft"], "evaluate_every": 1}  # the best weights are in the checkpoint, too
+    settings["sft"] = {
+        **settings["sft"],
+        "heldout_fraction": 0.3,
+        "evaluate_every": 1,
+    }  # the best weights are in the checkpoint, too
     trained(settings, tmp_path / "straight", ["sft"])
-    for ranks, step, more in ((2, 1, {"shard": True}), (1, 3, {})):
+    # The best weights are in these checkpoints, too.
+    for ranks, step, more in ((2, 2, {"shard": True}), (1, 4, {})):
         with pytest.raises(Interrupted):
             trained(settings, tmp_path / "parts", ["sft"], ranks, stopping_at(step), **more)
+        if not lora:
+            check_parts(tmp_path / "parts" / "sft" / "checkpoints", ranks)
     trained(settings, tmp_path / "parts", ["sft"], 2, shard=True)
     assert_same(tmp_path / "straight" / "sft", tmp_path / "parts" / "sft")
+
+
+def check_parts(folder, ranks):
+    """Two ranks have written a half of each tensor of the layers each, and nobody a whole one; one process reads them joined."""
+    (checkpoint,) = folder.iterdir()
+    files = [load_file(path) for path in sorted(checkpoint.glob("parts/*"))]
+    assert len(files) == (2 if ranks == 2 else 0)
+    if files:
+        tensors, _ = load_checkpoint(checkpoint)
+        assert sorted({name.partition(".")[0] for name in files[0]}) == ["best", "exp_avg", "exp_avg_sq", "master"]
+        for name in files[0].keys() | files[1].keys():
+            halves = [file[name] for file in files]
+            assert all(half.numel() for half in halves) and torch.equal(torch.cat(halves), tensors.pop(name))
+        whole = load_file(checkpoint / "state.safetensors")
+        assert whole.keys() == tensors.keys() and not files[0].keys() & whole.keys()
 
 
 def stopping_at(step):

@@ -1,7 +1,9 @@
 """Checkpoints: tensors in safetensors, values in JSON, visible only when whole.
 
 A checkpoint is written into a temporary folder, each file is flushed to the disk and its digest noted, `COMPLETE` is written last
-and the folder is renamed, so that one without `COMPLETE` never counts and one whose bytes have changed is noticed.
+and the folder is renamed, so that one without `COMPLETE` never counts and one whose bytes have changed is noticed. Of tensors
+that are cut over ranks, each rank writes its parts, and reads the parts that it needs, whatever number of ranks wrote them:
+torch's distributed checkpoint, in safetensors too.
 """
 
 from __future__ import annotations
@@ -9,22 +11,30 @@ from __future__ import annotations
 import errno
 import hashlib
 import shutil
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed import checkpoint as distributed
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from tether.core.errors import RunError, TrainingError
 from tether.core.rundir import flush, read_json, write_json
 from tether.core.types import Json
 from tether.learner.ranks import here
+from tether.models.sharded import is_cut, joined, local
 
-FORMAT = 1
+FORMAT, IN_PARTS = 1, 2
 STATE = ("state.safetensors", "state.json")
+PARTS = "parts"
+"""The folder of what each rank wrote."""
 ROOM = 8
 """A copy in memory is written in the background where so many of them would fit into what is free."""
 
@@ -53,13 +63,16 @@ class Checkpoints:
             self._writer.shutdown()
 
     def save(self, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Save `step`, once the save before is done; of several ranks, which have the same, the first does.
+        """Save `step`, once the save before is done; of several ranks, the first does, and all where tensors are cut.
 
         Raises:
             RunError: there is no space for it, or for the one before.
             TrainingError: a number is not finite.
         """
         self.wait()
+        if parts := {key: tensor for key, tensor in tensors.items() if is_cut(tensor)}:
+            self._save_in_parts(step, tensors, parts, values)
+            return
         if not here().first:
             return
         if not _room_for(tensors):
@@ -68,24 +81,87 @@ class Checkpoints:
         copies = {key: value.detach().to("cpu", copy=True) for key, value in tensors.items()}
         self._pending = self._writer.submit(save_checkpoint, self.folder, step, copies, dict(values), keep=self.keep)
 
+    def _save_in_parts(
+        self, step: int, tensors: Mapping[str, Tensor], parts: Mapping[str, Tensor], values: Mapping[str, Any]
+    ) -> None:
+        """Every rank writes its parts into one folder, and the first adds the rest; none goes on before."""
+        if fault := here().agreed(_not_finite(step, parts, self.folder)):
+            raise TrainingError(fault)
+        folder = here().once(lambda: self._for_parts(step))
+        if folder is None:
+            return
+        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        try:
+            here().together(lambda: distributed.save(dict(parts), storage_writer=writer))
+        except CheckpointException as error:
+            raise RunError(_no_space(self.folder, step, parts) if _disk_is_full(error) else str(error)) from error
+        if here().first:
+            if (count := len(list(folder.iterdir()))) != here().size:
+                raise RunError(
+                    f"{count} of {here().size} ranks have written into {folder}: it must be one folder for all of them"
+                )
+            whole = {key: tensor for key, tensor in tensors.items() if key not in parts}
+            save_checkpoint(self.folder, step, whole, values, keep=self.keep, parts=folder)
+        here().gather(None)
+
+    def _for_parts(self, step: int) -> Path | None:
+        """An empty folder for what ranks write; None if that step is saved."""
+        if self.folder / f"step-{step:06d}" in complete_checkpoints(self.folder):
+            return None
+        folder = self.folder.resolve() / f".step-{step:06d}.{PARTS}.partial"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        return folder
+
     def wait(self) -> None:
         """Until what was saved last is on the disk."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
 
-    def latest(self) -> tuple[dict[str, Tensor], Json] | None:
-        """The newest whole checkpoint's tensors and values, or None."""
+    def latest(self, weights: Sequence[Tensor] = ()) -> tuple[dict[str, Tensor], Json] | None:
+        """The newest whole checkpoint's tensors and values, or None; of tensors in parts, `name.N` is cut as weight N is."""
         self.wait()
-        return here().once(self._newest)
+        newest = here().once(self._newest)
+        if newest is None:
+            return None
+        tensors, values, parts = newest
+        return {**tensors, **(read_parts(parts, weights) if parts else {})}, values
 
-    def _newest(self) -> tuple[dict[str, Tensor], Json] | None:
+    def _newest(self) -> tuple[dict[str, Tensor], Json, Path | None] | None:
         whole = complete_checkpoints(self.folder)
-        return load_checkpoint(whole[-1]) if whole else None
+        return _checked(whole[-1].resolve()) if whole else None
 
 
-def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], values: Mapping[str, Any], *, keep: int = 1) -> Path:
+def read_parts(folder: Path, weights: Sequence[Tensor] = ()) -> dict[str, Tensor]:
+    """What ranks wrote, by name; `name.N` as a rank's part of it if weight N is cut and has this shape, else whole."""
+    reader, tensors = HuggingFaceStorageReader(str(folder)), dict[str, Tensor]()
+    for key, meta in reader.read_metadata().state_dict_metadata.items():
+        number = int(key.rpartition(".")[2])
+        like = weights[number] if number < len(weights) else None
+        if like is not None and is_cut(like) and like.shape == meta.size:
+            tensors[key] = joined(torch.empty_like(local(like), dtype=meta.properties.dtype), like)
+        else:
+            tensors[key] = torch.empty(meta.size, dtype=meta.properties.dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "torch.distributed is", UserWarning)  # a process alone is what is meant here
+        distributed.load(tensors, storage_reader=reader, no_dist=True)
+    return tensors
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    tensors: Mapping[str, Tensor],
+    values: Mapping[str, Any],
+    *,
+    keep: int = 1,
+    parts: Path | None = None,
+) -> Path:
     """Write `folder/step-N` unless it is there, then drop all but the newest `keep`.
+
+    Args:
+        parts: a folder with more tensors, which moves into it.
 
     Raises:
         RunError: no space is left; nothing half-written stays, and the checkpoints before do.
@@ -94,11 +170,13 @@ def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], valu
     target, temporary = folder / f"step-{step:06d}", folder / f".step-{step:06d}.partial"
     folder.mkdir(parents=True, exist_ok=True)
     if target not in complete_checkpoints(folder):
-        _check_finite(step, tensors, folder)
+        if fault := _not_finite(step, tensors, folder):
+            raise TrainingError(fault)
         for stray in (target, *folder.glob(".step-*.partial")):
-            shutil.rmtree(stray, ignore_errors=True)
+            if parts is None or stray.name != parts.name:
+                shutil.rmtree(stray, ignore_errors=True)
         try:
-            _write(temporary, tensors, {**values, "step": step})
+            _write(temporary, tensors, {**values, "step": step}, parts)
         except BaseException as error:
             shutil.rmtree(temporary, ignore_errors=True)
             if _disk_is_full(error):
@@ -111,13 +189,16 @@ def save_checkpoint(folder: Path, step: int, tensors: Mapping[str, Tensor], valu
     return target
 
 
-def _write(folder: Path, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+def _write(folder: Path, tensors: Mapping[str, Tensor], values: Mapping[str, Any], parts: Path | None) -> None:
     folder.mkdir()
+    if parts:
+        parts.rename(folder / PARTS)
     save_file({key: value.detach().contiguous().cpu() for key, value in tensors.items()}, folder / STATE[0])
     flush(folder / STATE[0])
     write_json(folder / STATE[1], values)
-    files = {name: {"bytes": (folder / name).stat().st_size, "sha256": _digest(folder / name)} for name in STATE}
-    write_json(folder / "COMPLETE", {"format": FORMAT, "files": files})
+    paths = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    files = {name: {"bytes": path.stat().st_size, "sha256": _digest(path)} for name, path in paths.items()}
+    write_json(folder / "COMPLETE", {"format": IN_PARTS if parts else FORMAT, "files": files})
 
 
 def complete_checkpoints(folder: Path) -> list[Path]:
@@ -127,22 +208,28 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], Json]:
-    """One checkpoint's tensors and values.
+    """One checkpoint's tensors, whole, and its values.
 
     Raises:
         RunError: it is damaged, or of a newer tether.
     """
+    tensors, values, parts = _checked(path)
+    return {**tensors, **(read_parts(parts) if parts else {})}, values
+
+
+def _checked(path: Path) -> tuple[dict[str, Tensor], Json, Path | None]:
+    """A checkpoint's whole tensors and its values, and where it has more tensors."""
     try:
         complete = read_json(path / "COMPLETE")
         version = complete["format"]
-        if version <= FORMAT:
-            for name in STATE:
+        if version <= IN_PARTS:
+            for name in dict.fromkeys([*STATE, *complete["files"]]):
                 if _digest(path / name) != complete["files"][name]["sha256"]:
                     raise ValueError(f"{name} is not what was written")
-            return load_file(path / STATE[0]), read_json(path / STATE[1])
+            return load_file(path / STATE[0]), read_json(path / STATE[1]), path / PARTS if version == IN_PARTS else None
     except Exception as error:
         raise RunError(_damaged(path, error)) from error
-    raise RunError(f"checkpoint {path} has format {version}, and this tether reads up to {FORMAT}. Install a newer one.")
+    raise RunError(f"checkpoint {path} has format {version}, and this tether reads up to {IN_PARTS}. Install a newer one.")
 
 
 def _damaged(path: Path, error: Exception) -> str:
@@ -158,7 +245,7 @@ def _digest(path: Path) -> str:
 
 
 def _size(tensors: Mapping[str, Tensor]) -> int:
-    return sum(value.numel() * value.element_size() for value in tensors.values())
+    return sum(local(value).numel() * value.element_size() for value in tensors.values())
 
 
 def _room_for(tensors: Mapping[str, Tensor]) -> bool:
@@ -167,13 +254,17 @@ def _room_for(tensors: Mapping[str, Tensor]) -> bool:
     return ROOM * _size(tensors) < psutil.virtual_memory().available
 
 
-def _check_finite(step: int, tensors: Mapping[str, Tensor], folder: Path) -> None:
-    bad = [key for key, value in tensors.items() if value.is_floating_point() and not value.isfinite().all()]
-    if bad:
-        raise TrainingError(
+def _not_finite(step: int, tensors: Mapping[str, Tensor], folder: Path) -> str:
+    """What to say if there are numbers that are not finite."""
+    bad = [key for key, value in tensors.items() if value.is_floating_point() and not local(value).isfinite().all()]
+    return (
+        ""
+        if not bad
+        else (
             f"after step {step} {len(bad)} tensors have numbers that are not finite ({', '.join(bad[:3])}), so it is not saved. "
             f"{folder} has the last good checkpoint: lower optimizer.learning_rate, in another run directory."
         )
+    )
 
 
 def _disk_is_full(error: BaseException) -> bool:

@@ -20,7 +20,7 @@ from tether.core.errors import TrainingError
 from tether.learner.config import OptimizerConfig
 from tether.learner.ranks import here
 from tether.models.quantized import bitsandbytes
-from tether.models.sharded import cut, gathered, is_cut, local
+from tether.models.sharded import cut, is_cut, joined, local
 
 _CLAIMS: MutableMapping[Tensor, RemovableHandle] = WeakTensorKeyDictionary()
 """The hook of each weight's newest learner."""
@@ -154,21 +154,18 @@ class LocalLearner:
         return {"grad_norm": math.nan, "learning_rate": rate, "skipped_updates": float(self.skipped)}
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
-        """Everything that the next step depends on: tensors and plain values. What is cut over ranks is whole, on the first."""
-        tensors = {f"master.{i}": self.gathered(i, m.detach()) for i, m in enumerate(self.masters)}
+        """Everything that the next step depends on: tensors, some of them cut over the ranks, and plain values."""
+        tensors = {f"master.{i}": self.joined(i, m.detach()) for i, m in enumerate(self.masters)}
         for index, master in enumerate(self.masters):
             for key, value in self.optimizer.state.get(master, {}).items():
                 if key not in CONSTANT:
                     tensor = value if isinstance(value, Tensor) else torch.tensor(value)
-                    tensors[f"{key}.{index}"] = tensor if tensor.shape != master.shape else self.gathered(index, tensor)
+                    tensors[f"{key}.{index}"] = tensor if tensor.shape != master.shape else self.joined(index, tensor)
         return tensors, {"updates": self.updates, "total_updates": self.total_updates, "skipped": self.skipped}
 
-    def gathered(self, place: int, part: Tensor) -> Tensor:
-        """The whole of what is cut as the parameter at `place` is; on other ranks than the first, nothing of it."""
-        if not is_cut(self.parameters[place]):
-            return part
-        whole = gathered(part, self.parameters[place])
-        return whole.cpu() if here().first else whole[:0]
+    def joined(self, place: int, part: Tensor) -> Tensor:
+        """What is cut as the parameter at `place` is, from this rank's part of it."""
+        return joined(part, self.parameters[place])
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:

@@ -150,14 +150,14 @@ class SupervisedLoop:
         tensors, values = self.learner.state()
         values = {**values, "best_value": self.best_loss if self.best else None, "best_update": self.best_update}
         self.run.flush()
-        best = [self.learner.gathered(place, part) for place, part in enumerate(self.best)]
+        best = [self.learner.joined(place, part) for place, part in enumerate(self.best)]
         saved.save(number, {**tensors, **numbered("best", best)}, values)
 
     def _resume(self, saved: Checkpoints) -> int:
         """Put the newest checkpoint in place; the number of updates that were made."""
         path = self.run.path / "left_out.json"
         self._left_out = set(read_json(path)) if path.is_file() else set()
-        checkpoint, updates = saved.latest(), 0
+        checkpoint, updates = saved.latest(self.learner.parameters), 0
         if checkpoint is not None:
             tensors, values = checkpoint
             self.learner.load_state(tensors, values)

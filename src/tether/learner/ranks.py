@@ -119,7 +119,7 @@ class Ranks:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        self._together(lambda: dist.all_gather_object(values, value))
+        self.together(lambda: dist.all_gather_object(values, value))
         return values
 
     def agreed(self, value: T) -> T | None:
@@ -134,7 +134,7 @@ class Ranks:
         if self.first:
             with _standing(Ranks()):
                 values = [work()]
-        self._together(lambda: dist.broadcast_object_list(values, 0))
+        self.together(lambda: dist.broadcast_object_list(values, 0))
         return values[0]
 
     @torch.no_grad()
@@ -143,11 +143,11 @@ class Ranks:
         if self.size == 1:
             return
         flat = torch.cat([tensor.float().flatten() for tensor in tensors])
-        self._together(lambda: (dist.all_reduce(flat, group=self.sums), flat[:1].tolist()))  # on a GPU too: until it is done
+        self.together(lambda: (dist.all_reduce(flat, group=self.sums), flat[:1].tolist()))  # on a GPU too: until it is done
         for tensor, part in zip(tensors, flat.split([tensor.numel() for tensor in tensors]), strict=True):
             tensor.copy_(part.view_as(tensor))
 
-    def _together(self, collective: Callable[[], Any]) -> None:
+    def together(self, collective: Callable[[], Any]) -> None:
         """Take part in what needs all ranks, for as long as all of them live.
 
         Raises:
@@ -257,7 +257,7 @@ def joined(ranks: Ranks, on_gpu: bool, shard: bool = False) -> Iterator[None]:
     reason, own = "", dist.PrefixStore("group", ranks.store.clone())  # not the one that signs go through: it will wait
     place = {"rank": ranks.rank, "world_size": ranks.size, "timeout": timedelta(days=30)}  # the signs of life decide
     try:
-        ranks._together(lambda: ranks._meet() and dist.init_process_group("gloo", store=own, **place))
+        ranks.together(lambda: ranks._meet() and dist.init_process_group("gloo", store=own, **place))
         ranks.sums = dist.new_group(backend="nccl") if on_gpu else None
         if shard:
             group: Any = ranks.sums or dist.new_group(timeout=PASS)

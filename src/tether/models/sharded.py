@@ -46,19 +46,25 @@ def is_cut(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor)
 
 
-def gathered(part: Tensor, like: Tensor) -> Tensor:
-    """The whole tensor of which every process has such a `part`, cut as `like` is; all processes must ask."""
+def joined(part: Tensor, like: Tensor) -> Tensor:
+    """The tensor of which every process holds such a `part`, cut as `like` is; the part itself where that is whole."""
     if not isinstance(like, DTensor):
         return part
     shape: Any = {"shape": like.shape, "stride": like.stride()}
-    return DTensor.from_local(part, like.device_mesh, like.placements, **shape).full_tensor()
+    return DTensor.from_local(part, like.device_mesh, like.placements, **shape)
 
 
-def cut(whole: Tensor, like: Tensor) -> Tensor:
-    """The inverse: this process's part of a whole tensor, which every process has."""
-    if not isinstance(like, DTensor):
-        return whole
-    return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements, src_data_rank=None).to_local()
+def gathered(part: Tensor, like: Tensor) -> Tensor:
+    """The same, whole on every process; all of them must ask."""
+    tensor = joined(part, like)
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def cut(tensor: Tensor, like: Tensor) -> Tensor:
+    """The inverse of `joined`: this process's part, also of a tensor that every process has whole."""
+    if not isinstance(like, DTensor) or is_cut(tensor):
+        return local(tensor)
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None).to_local()
 
 
 def local_bytes(model: Any) -> int:

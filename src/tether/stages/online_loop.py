@@ -150,7 +150,7 @@ def _save(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, num
 
 def _resume(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, monitor: Monitor | None) -> int:
     """The newest checkpoint in place; the number of steps that were made."""
-    checkpoint = checkpoints.latest()
+    checkpoint = checkpoints.latest(stage.learner.parameters)
     if checkpoint is None:
         run.truncate(0)
         return 0
