@@ -62,6 +62,7 @@ tether.grpo("tiny", [f"What is {i}?" for i in range(6)], vowels, steps=40, check
 """
 
 
+@pytest.mark.slow
 def test_killed_and_called_again_it_goes_on_to_the_same_bits(tmp_path):
     (tmp_path / "script.py").write_text(SCRIPT)
     command = [sys.executable, str(tmp_path / "script.py")]

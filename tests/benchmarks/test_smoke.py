@@ -40,7 +40,12 @@ SIZES = {
     "benchmarks": [[task, "--smoke"] for task in TASKS],
     "benchmarks.learning": [[name, "--smoke"] for name in EXPERIMENTS],
 }
-CASES = [(name, arguments) for name in BENCHMARKS for arguments in SIZES.get(name, [["--smoke"]])]
+LONG = (
+    *("benchmarks.survival --smoke", "benchmarks.kills --smoke", "benchmarks.overlap --smoke", "benchmarks.planned sft"),
+    *("benchmarks rollout-256", "benchmarks ppo", "benchmarks.learning variance", "benchmarks.learning flipped"),
+)
+"""Those that take more than ten seconds, or do what another case does; the slow tests have them."""
+CASES = {" ".join([name, *each[:1]]): (name, each) for name in BENCHMARKS for each in SIZES.get(name, [["--smoke"]])}
 NEEDS = {"benchmarks.annotation_load": "fastapi", "benchmarks.preferences_load": "sqlmodel", "benchmarks.voting": "reasoning_gym"}
 NEEDS |= dict.fromkeys(("benchmarks.curves", "benchmarks.scaling", "benchmarks.learning"), "matplotlib")
 
@@ -167,7 +172,10 @@ def test_what_is_fuzzed_takes_its_first_inputs(target, fuzzer, tmp_path):
     assert taken > 0
 
 
-@pytest.mark.parametrize(("name", "arguments"), CASES, ids=[" ".join([name, *arguments[:1]]) for name, arguments in CASES])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [pytest.param(*case, id=title, marks=[pytest.mark.slow] * (title in LONG)) for title, case in CASES.items()],
+)
 def test_a_benchmark_runs_to_its_end(name, arguments, data, fuzzer, capfd):
     if not installed(NEEDS.get(name, "json")):
         pytest.skip(f"{name} needs {NEEDS[name]}")

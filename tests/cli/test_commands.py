@@ -289,9 +289,12 @@ def test_data_of_every_stage_is_looked_at_before_the_first_is_trained(project, h
     ("command", "number", "stage"),
     [
         (["quickstart", "--smoke", "ppo.steps=500"], signal.SIGINT, "ppo"),
-        (["run", "recipe.toml", "ppo.steps=500"], signal.SIGTERM, "ppo"),
+        pytest.param(["run", "recipe.toml", "ppo.steps=500"], signal.SIGTERM, "ppo", marks=pytest.mark.slow),
         (["run", "rounds.toml"], signal.SIGINT, "round-01/ppo"),
-        (["quickstart", "--smoke", "--arms", "random", "arms.random.ppo.steps=500"], signal.SIGTERM, "ppo-random"),
+        pytest.param(
+            *(["quickstart", "--smoke", "--arms", "random", "arms.random.ppo.steps=500"], signal.SIGTERM, "ppo-random"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_one_interrupt_one_advice(project, command, number, stage):

@@ -60,7 +60,7 @@ def tether(monkeypatch, capsys):
     signal.signal(signal.SIGTERM, before)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)])
 def test_a_signal_lets_the_step_end_and_resume_goes_on(written, tmp_path, tether, number, code):
     run = tmp_path / "run"
     process = subprocess.Popen(

@@ -57,6 +57,7 @@ def test_blocks_never_overlap_and_are_counted_exactly() -> None:
     assert used == expected > 1e6 and nothing == 0
 
 
+@pytest.mark.slow
 def test_passes_that_keep_small_things_between_large_ones_do_not_spread() -> None:
     """glibc before 2.38 puts small objects into what is left between aligned blocks: the same takes it over twice the memory."""
     said = alone("""
@@ -131,6 +132,7 @@ def test_the_profiler_sees_it() -> None:
     assert sorted(map(int, said.strip("[]\n").split(","))) == [-2_000_000, 2_000_000, 4_000_000]
 
 
+@pytest.mark.slow
 def test_what_the_user_chose_is_left_alone() -> None:
     for variable in ("MALLOC_ARENA_MAX", "TETHER_KERNELS"):
         script = "from tether.cpu.memory import free_memory, own_heap; print(own_heap()); free_memory()"

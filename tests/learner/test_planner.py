@@ -166,6 +166,7 @@ def test_every_change_that_is_proposed_is_a_recipe_that_is_taken(sections):
         build(Recipe, {**BASE, **sections}, change.replace("={}", "={rank=4}").split(), where="test")
 
 
+@pytest.mark.slow
 def test_a_quantized_trunk_is_proposed_on_a_gpu_where_all_stages_have_adapters():
     def planned(device, model=None, **sections):
         recipe = build(Recipe, {"run": "x", "model": {"source": "tiny", **(model or {})}, **sections})

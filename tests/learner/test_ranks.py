@@ -84,6 +84,7 @@ def test_what_a_rank_ends_with_by_itself_ends_the_run(values, tmp_path):
     assert not (tmp_path / "run" / "ranks.jsonl").exists() and not others()
 
 
+@pytest.mark.slow
 def test_whoever_watches_passes_a_signal_on(values, tmp_path):
     with pytest.raises(Interrupted, match="is saved") as stop:
         trained(values, tmp_path, ["sft"], 2, at_step(1, lambda _: signal.raise_signal(signal.SIGINT)), restarts=3)
@@ -107,6 +108,7 @@ def test_two_ranks_with_a_server_make_what_one_makes(values, ready, tmp_path, st
     assert_same(tmp_path / "1" / stage, tmp_path / "2" / stage)
 
 
+@pytest.mark.slow
 def test_a_rank_that_hangs_is_named_within_the_timeout(values, tmp_path):
     started = []
 
@@ -122,6 +124,7 @@ def test_a_rank_that_hangs_is_named_within_the_timeout(values, tmp_path):
     assert [row["kind"] for row in log_of(tmp_path / "again")] == ["hung", "training"] and not others()
 
 
+@pytest.mark.slow
 def test_torchrun_starts_the_ranks(values, alone, tmp_path):
     path, run = tmp_path / "recipe.toml", tmp_path / "run"
     tables = {"model": values["model"], "learner": {"ranks": 2}, "sft": values["sft"]}

@@ -80,6 +80,7 @@ def test_started_again_it_finishes_at_once_and_changes_nothing(finished, monkeyp
     assert {p: p.stat().st_mtime_ns for p in root.rglob("*.jsonl")} == before
 
 
+@pytest.mark.slow
 def test_an_arm_can_be_added_later_and_none_is_lost(finished, tmp_path):
     _, whole = finished
     first = finish(tmp_path / "run")
@@ -91,7 +92,9 @@ def test_an_arm_can_be_added_later_and_none_is_lost(finished, tmp_path):
     assert set(third["arms"]) == {"ppo", "random", "beta0"}
 
 
-@pytest.mark.parametrize("phase", ["sft", "pairs", "reward", "ppo", "evaluate"])
+@pytest.mark.parametrize(
+    "phase", ["pairs", "reward", *(pytest.param(p, marks=pytest.mark.slow) for p in ("sft", "ppo", "evaluate"))]
+)
 def test_interrupted_anywhere_it_ends_with_the_same_numbers(finished, tmp_path, phase):
     root, _ = finished
     run = tmp_path / "run"

@@ -50,6 +50,7 @@ def test_two_steps_one_and_three_are_six(ground, tmp_path, stage, every):
     assert calls == 3 and len(steps) >= 6 and any(name.endswith(".safetensors") for name in again)
 
 
+@pytest.mark.slow
 def test_rounds_that_are_killed_in_every_phase(tmp_path):
     run_recipe(build(Recipe, loop_recipe(tmp_path / "whole")))
     for deaths in itertools.count():

@@ -86,6 +86,7 @@ def test_a_round_judges_the_same_answers_once(tmp_path, monkeypatch):
     assert [judged.count(texts) for texts in answers] == [2, 2, 1]  # once in each round that compares with them
 
 
+@pytest.mark.slow
 def test_it_goes_on_where_it_was_interrupted_and_more_rounds_may_follow(tmp_path):
     root = tmp_path / "run"
     summary = run(journey(root, repeat=2))
@@ -115,6 +116,7 @@ def test_direct_learning_takes_the_same_road(tmp_path):
     assert all(one["kl"]["value"] > 0 for one in summary["rounds"])
 
 
+@pytest.mark.slow
 def test_direct_learning_may_go_on_for_more_rounds_with_pairs_that_a_reward_model_chose(tmp_path):
     root, changes = tmp_path / "run", {"ppo": None, "direct": DIRECT, "pairs": {"choose": "uncertain"}}
     for rounds in (2, 3):

@@ -155,6 +155,7 @@ judge = { call = "short.py:short" }
 """
 
 
+@pytest.mark.slow
 def test_ones_own_prompts_judge_and_model(tmp_path):
     """As a program, every arm in a process of its own."""
     (tmp_path / "own.toml").write_text(OWN)

@@ -66,6 +66,7 @@ def test_the_kl_of_held_out_answers_is_that_of_the_training(finished):
     assert all("gold/kl" in row for row in metrics if row["step"] % 2 == 0)
 
 
+@pytest.mark.slow
 def test_it_starts_again_for_free_and_takes_up_a_new_proxy(finished, monkeypatch):
     config, _, summary = finished
     for name in ("learned_reward", "local_engine", "open_model", "score_judge"):
@@ -76,6 +77,7 @@ def test_it_starts_again_for_free_and_takes_up_a_new_proxy(finished, monkeypatch
     overopt(config, [1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("calls", [0, 2])
 def test_interrupted_at_a_reward_model_or_a_policy_it_ends_with_the_same_numbers(finished, tmp_path, monkeypatch, calls):
     _, _, summary = finished
