@@ -6,6 +6,12 @@ import torch
 from tether.models.tiny import tiny_model, tiny_tokenizer
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    """What a training writes by default lies in the working directory."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     path = tmp_path_factory.mktemp("sft-checkpoint")

@@ -4,6 +4,7 @@ import importlib.machinery
 import json
 import math
 import sys
+import threading
 import time
 import types
 
@@ -54,8 +55,9 @@ def test_loop_over_dataset_iter_with_a_pipeline_as_reward(folder, tokenizer, rew
             cliprange=0.2,
             log_with="wandb",
         )
-    with pytest.warns(UserWarning, match=r"wandb is not installed, so that statistics go to .*runs alone"):
-        ppo_trainer = PPOTrainer(config=ppo_config, model=policy_model, ref_model=ref_model, tokenizer=tokenizer)
+    ppo_trainer = PPOTrainer(config=ppo_config, model=policy_model, ref_model=ref_model, tokenizer=tokenizer)
+    with pytest.warns(UserWarning, match=r"wandb is not installed, so that statistics go to .*runs/001 alone"):
+        assert ppo_trainer.run.path == tmp_path / "ppo/runs/001"
     before = weights(policy_model), weights(ref_model)
     kl = []
     prompts_dataset = Dataset.from_dict({"chosen": PROMPTS})
@@ -121,7 +123,7 @@ def test_loop_without_a_reference_over_the_dataloader(folder, tokenizer):
     probe = trainer.ref_model(PROBE)[0]
     assert torch.equal(probe, AutoModelForCausalLMWithValueHead.from_pretrained(folder)(PROBE)[0])
     bare = PPOTrainer(config=ppo_config, model=model, tokenizer=tokenizer)
-    with pytest.raises(DataError, match="no dataset"):
+    with pytest.raises(DataError, match="needs at least batch_size = 4 rows"):
         next(iter(bare.dataloader))
 
 
@@ -151,14 +153,19 @@ def wandb(monkeypatch):
     return module
 
 
+def finish_tracking():
+    """As the end of the process does it."""
+    for thread in [t for t in threading.enumerate() if isinstance(t, tracking.TrackerThread)]:
+        thread.finish()
+
+
 def test_a_tracker_that_is_installed_gets_the_numbers(folder, tokenizer, wandb):
     model = AutoModelForCausalLMWithValueHead.from_pretrained(folder)
-    tracked = {"tracker_project_name": "p", "tracker_kwargs": {"wandb": {"name": "n"}}, "project_kwargs": {"logging_dir": "l"}}
-    trainer = PPOTrainer(PPOConfig(batch_size=1, log_with="wandb", **tracked), model, tokenizer=tokenizer)
-    trainer.log_stats({"objective/kl": 0.5, "objective/kl_dist": np.zeros(1)}, {}, [1.0])
-    trainer.log.thread.finish()
+    trainer = PPOTrainer(PPOConfig(batch_size=1, log_with="wandb"), model, tokenizer=tokenizer)
+    trainer.log_stats({"objective/kl": 0.5, "of/every_token": np.zeros(2)}, {}, [1.0])
+    finish_tracking()
     (started,) = wandb.started
-    assert {"project": "p", "name": "n"}.items() <= started.items() and "logging_dir" not in started
+    assert started["config"]["trainer"] == "PPOConfig" and started["config"]["batch_size"] == 1
     assert wandb.logged == [(0, {"objective/kl": 0.5, "env/reward_mean": 1.0, "env/reward_std": 0.0})]
 
 
@@ -168,12 +175,12 @@ def test_a_tracker_that_is_down_does_not_stop_training(folder, tokenizer, wandb,
     wandb.down = ConnectionError("no route to host")
     trainer = PPOTrainer(PPOConfig(batch_size=1, log_with="wandb"), model, tokenizer=tokenizer)
     for step in range(3):
-        trainer.log.log({"x": float(step)}, step)
+        trainer.run.log({"x": float(step)}, step)
     while len(wandb.started) < 3:
         time.sleep(0.01)
     wandb.down = None
-    trainer.log.log({"x": 3.0}, 3)
-    trainer.log.thread.finish()
+    trainer.run.log({"x": 3.0}, 3)
+    finish_tracking()
     assert wandb.logged == [(step, {"x": float(step)}) for step in range(4)]
     assert [r.getMessage()[:57] for r in caplog.records] == ["wandb takes nothing (ConnectionError: no route to host). "]
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from datasets import Dataset
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer, TrainingArguments, pipeline
 
 from tether.classic import RewardConfig, RewardTrainer, SFTConfig, SFTTrainer
@@ -105,6 +105,16 @@ def test_an_adapter_alone_is_trained_and_saved(folder, tmp_path):
     assert (tmp_path / "adapter_config.json").is_file() and (tmp_path / "tokenizer.json").is_file()
 
 
+def test_an_adapter_that_the_model_came_with_is_trained(folder, tmp_path):
+    lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(folder), lora)
+    config = SFTConfig(output_dir=str(tmp_path), learning_rate=1e-2, num_train_epochs=1, warmup_steps=2, report_to="none")
+    trainer = SFTTrainer(model, config, train_dataset=CHATS, eval_dataset=CHATS)
+    before = trainer.evaluate()["eval_loss"]
+    trainer.train()
+    assert trainer.evaluate()["eval_loss"] < before
+
+
 def test_long_texts_are_cut_and_empty_ones_left_out(folder, tmp_path):
     config = SFTConfig(output_dir=str(tmp_path), max_seq_length=8)
     with pytest.warns(UserWarning, match="1 rows are left out: {'nothing to learn"):
@@ -119,11 +129,12 @@ def test_long_texts_are_cut_and_empty_ones_left_out(folder, tmp_path):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"fp16": True}, "no loss scaling"),
-        ({"max_steps": 10}, "num_train_epochs"),
-        ({"eval_strategy": "epoch"}, "call evaluate"),
+        ({"fp16": True}, "unknown key 'fp16'"),
+        ({"max_steps": 10}, "unknown key 'max_steps'"),
+        ({"eval_strategy": "epoch"}, "unknown key 'eval_strategy'"),
         ({"max_seq_len": 10}, "did you mean 'max_seq_length'"),
-        ({"warmup_ratio": 0.1, "warmup_steps": 5}, "remove one of them"),
+        ({"adam_beta1": 0.8}, "unknown key 'adam_beta1'"),
+        ({"run_name": "mine"}, "unknown key 'run_name'"),
     ],
 )
 def test_settings_without_effect_are_refused(settings, message):
@@ -169,6 +180,19 @@ def test_reward_model_from_raw_conversations(folder, tokenizer, tmp_path):
     assert logits[0] > logits[1] and logits[2] > logits[3]
     ours = [s for row in reward_trainer.stage.scores(reward_trainer.train_rows[:2]) for s in row]
     assert ours == pytest.approx(logits, abs=1e-4)  # trained on what is scored, to the token
+
+
+def test_a_reward_model_in_bfloat16_is_saved_as_one(folder, tokenizer, tmp_path):
+    model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=1)
+    config = RewardConfig(output_dir=str(tmp_path), num_train_epochs=1, bf16=True, use_cpu=True)
+    trainer = RewardTrainer(model, config, train_dataset=PAIRS[:4], tokenizer=tokenizer)
+    trainer.train()
+    trainer.save_model(tmp_path / "final")
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "final")
+    with torch.no_grad():
+        logits = [float(loaded(**tokenizer(PAIRS[0][side], return_tensors="pt")).logits) for side in ("chosen", "rejected")]
+    assert {p.dtype for p in loaded.parameters()} == {torch.bfloat16}
+    assert trainer.stage.scores(trainer.train_rows[:1])[0] == pytest.approx(logits, abs=0.05)
 
 
 def test_the_reward_loss_is_the_pairwise_one(folder, tokenizer, tmp_path):

@@ -308,6 +308,5 @@ def test_the_classic_step_is_that_of_the_cpu(tmp_path, monkeypatch):
         responses = trainer.generate(queries, return_prompt=False, do_sample=False, max_new_tokens=4)
         assert {response.device.type for response in responses} == {place}
         stats.append(trainer.step(queries, responses, [torch.tensor(1.0), torch.tensor(-0.5)]))
-    for key in ("ppo/loss/total", "objective/kl", "ppo/policy/clipfrac", "ppo/mean_scores", "ppo/returns/mean"):
+    for key in ("ppo/loss/total", "objective/kl", "ppo/policy/clipfrac", "ppo/mean_scores", "ppo/policy/entropy"):
         assert stats[0][key] == pytest.approx(stats[1][key], abs=1e-4)
-    assert stats[0]["objective/logprobs"] == pytest.approx(stats[1]["objective/logprobs"], abs=1e-4)

@@ -6,18 +6,17 @@ import statistics
 import time
 import warnings
 from collections.abc import Iterable, Mapping
-from itertools import takewhile
+from itertools import compress, repeat, takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 from transformers import AutoTokenizer
 from transformers.trainer_utils import TrainOutput
 
 from tether.classic.config import RewardConfig, Row, SFTConfig, TrainingConfig
-from tether.classic.log import Log
-from tether.classic.models import TrainableRole, load, on_device, with_new_adapter
+from tether.classic.log import numbered_run
+from tether.classic.models import TrainableRole, causal_model, on_device
 from tether.core.errors import DataError, ModelError
 from tether.core.types import Demonstration
 from tether.data.chat import ChatEncoder, Encoded
@@ -54,23 +53,16 @@ class _Trainer:
         processing_class: Any = None,
         **settings: Any,
     ) -> None:
-        self.args, name = self.config.of(args, **settings), model.config._name_or_path
-        self.tokenizer: Any = tokenizer or processing_class or (AutoTokenizer.from_pretrained(name) if name else None)
-        if self.tokenizer is None:
-            raise ModelError("a model that was not loaded by name needs its tokenizer: give tokenizer=...")
-        self.model = on_device(model, "cpu" if self.args.use_cpu else "auto")
-        if self.args.bf16:
-            self.model = self.model.to(torch.bfloat16)
-        generation = model.generation_config if model.can_generate() else None
-        self.encoder = ChatEncoder(self.tokenizer, eos_ids(self.tokenizer, generation))
-        self.train_rows, self.eval_rows = self._usable(train_dataset), self._usable(eval_dataset)
+        self.args = self.config.of(args, **settings)
+        self.tokenizer: Any = tokenizer or processing_class or AutoTokenizer.from_pretrained(model.config._name_or_path)
+        self.model = on_device(model.bfloat16() if self.args.bf16 else model, "cpu" if self.args.use_cpu else "auto")
+        ends = eos_ids(self.tokenizer, model.generation_config if model.can_generate() else None)
+        self.encoder = ChatEncoder(self.tokenizer, ends)
         self.stage = self._stage()
+        self.train_rows, self.eval_rows = self._usable(train_dataset), self._usable(eval_dataset)
 
-    def _stage(self) -> Any:
-        raise NotImplementedError
-
-    def _encode(self, row: Row) -> Any:
-        raise NotImplementedError
+    def _stage(self) -> Any: ...
+    def _encode(self, row: Row, /) -> Any: ...
 
     def _usable(self, rows: Iterable[Row]) -> list[Any]:
         """The encoded rows; those that cannot be used are counted in one warning."""
@@ -88,8 +80,7 @@ class _Trainer:
         args, rows, start = self.args, self.train_rows, time.perf_counter()
         if not rows:
             raise DataError("train_dataset has no row that can be used")
-        log = Log(args.output_dir, {"trainer": type(args).__name__, **args.to_dict()}, args.tracker, {"name": args.run_name})
-        assert log.run is not None
+        run = numbered_run(args.output_dir, args, args.report_to)
         rows_per_update = args.per_device_train_batch_size * args.gradient_accumulation_steps
         plan = plan_updates(len(rows), rows_per_update, args.num_train_epochs, args.seed)
         config = SupervisedConfig(optimizer=args.optimizer(len(plan)), checkpoint_every=args.save_steps, seed=args.seed)
@@ -99,9 +90,9 @@ class _Trainer:
                 epoch = round(args.num_train_epochs * done / total, 2)
                 print({"loss": round(metrics["loss"], 4), "learning_rate": metrics["learning_rate"], "epoch": epoch})
 
-        loop = fit(self.stage, Split(rows, (), {}), plan, config, log.run, progress=progress)
+        loop = fit(self.stage, Split(rows, (), {}), plan, config, run, progress=progress)
         metrics = {"train_runtime": time.perf_counter() - start, "train_loss": statistics.fmean(loop.losses)}
-        log.run.finish(metrics)
+        run.finish(metrics)
         return TrainOutput(len(plan), metrics["train_loss"], metrics)
 
     def evaluate(self) -> dict[str, float]:
@@ -128,16 +119,12 @@ class SFTTrainer(_Trainer):
     config = SFTConfig
 
     def __init__(self, model: Any, args: Any = None, *, peft_config: Any = None, **data: Any) -> None:
-        self.new_adapter = peft_config is not None
-        super().__init__(with_new_adapter(load(model), peft_config), args, **data)
+        super().__init__(causal_model(model, peft_config), args, **data)
 
     def _stage(self) -> sft.SFT:
-        config = sft.SFTConfig(
-            packing=self.args.packing,
-            row_tokens=self.args.max_seq_length,
-            rows_per_micro_batch=self.args.per_device_train_batch_size,
-        )
-        return sft.SFT(config, TrainableRole(self.model, self.model.active_adapter if self.new_adapter else None), self.encoder)
+        settings, rows = self.args, self.args.per_device_train_batch_size
+        config = sft.SFTConfig(packing=settings.packing, row_tokens=settings.max_seq_length, rows_per_micro_batch=rows)
+        return sft.SFT(config, TrainableRole(self.model), self.encoder)
 
     def _encode(self, row: Row) -> Encoded:
         """Token ids of a row, cut at max_seq_length."""
@@ -169,36 +156,19 @@ class RewardTrainer(_Trainer):
 
     config = RewardConfig
 
-    def __init__(self, model: Any, args: Any = None, **data: Any) -> None:
-        score = dict(model.named_children()).get("score")
-        if not isinstance(score, nn.Linear) or score.out_features != 1:
-            call = "AutoModelForSequenceClassification.from_pretrained(..., num_labels=1)"
-            raise ModelError(f"a reward model is a decoder with one score: load it with {call}")
-        super().__init__(model, args, **data)
-
     def _stage(self) -> reward.RewardModeling:
         model, settings = self.model, self.args
+        score = dict(model.named_children()).get("score")
+        if not isinstance(score, nn.Linear) or score.out_features != 1:
+            raise ModelError("a reward model is a decoder with one score: load a sequence classifier with num_labels=1")
         model.config.problem_type = "regression"  # else the text-classification pipeline reports sigmoid(score)
-        model.config.pad_token_id = self._pad_id
-        head = ScalarHead(model.score.in_features)
-        head.linear = model.score.float()
-        config = reward.RewardConfig(
-            micro_batch_tokens=2 * settings.per_device_train_batch_size * settings.max_length,
-            use_margin=any(row.margin[0] for row in self.train_rows),
-            centering=settings.center_rewards_coefficient,
-        )
-        return reward.RewardModeling(config, TrainableRole(model, head=head.to(model.device)), self.encoder)
-
-    @property
-    def _pad_id(self) -> int | None:
-        """The classifier's own forward pass reads the last token that is not this one."""
-        own = self.model.config.pad_token_id
-        return self.tokenizer.pad_token_id if own is None else own
-
-    def save_model(self, output_dir: str | Path | None = None) -> None:
-        """A transformers folder that AutoModelForSequenceClassification and the text-classification pipeline load."""
-        self.model.score.to(self.model.dtype)
-        super().save_model(output_dir)
+        if model.config.pad_token_id is None:  # the classifier's own forward pass reads the last token that is not this one
+            model.config.pad_token_id = self.tokenizer.pad_token_id
+        head = ScalarHead(score.in_features)
+        head.linear = score.float()
+        tokens, centering = 2 * settings.per_device_train_batch_size * settings.max_length, settings.center_rewards_coefficient
+        config = reward.RewardConfig(micro_batch_tokens=tokens, use_margin=True, centering=centering)
+        return reward.RewardModeling(config, TrainableRole(model, head.to(model.device)), self.encoder)
 
     def _encode(self, row: Row) -> Ranking:
         """One pair; what stands after the common beginning counts as the response."""
@@ -211,15 +181,13 @@ class RewardTrainer(_Trainer):
         return Ranking("", sides, (0,), (1,), (1.0,), (float(row.get("margin") or 0.0),))
 
     def _ids(self, row: Row, side: str) -> tuple[int, ...]:
-        if isinstance(row.get(side), str):
-            ids = self.tokenizer(row[side])["input_ids"]
-        elif f"input_ids_{side}" in row:
-            ids = row[f"input_ids_{side}"]
-            ids = [i for i, real in zip(ids, row.get(f"attention_mask_{side}") or [1] * len(ids), strict=True) if real]
-        else:
+        """Of a side's text or token ids, without padding."""
+        if side not in row and f"input_ids_{side}" not in row:
             raise DataError(f"no text in column {side}, and no column input_ids_{side}")
-        while ids and ids[-1] == self._pad_id:
-            ids = ids[:-1]
+        ids = row[f"input_ids_{side}"] if f"input_ids_{side}" in row else self.tokenizer(row[side])["input_ids"]
+        ids = [*compress(ids, row.get(f"attention_mask_{side}") or repeat(1))]
+        while ids and ids[-1] == self.model.config.pad_token_id:
+            ids.pop()
         if not ids:
             raise DataError(f"{side} is empty")
         return tuple(ids)

@@ -23,16 +23,14 @@ TrackerNames = Annotated[tuple[TrackerName, ...], BeforeValidator(lambda names: 
 class TrackedRun(NamedTuple):
     """What a tracker has to know of a run directory.
 
-    `name`: of the stage, with the folders above it (`round-01/ppo`); `group`: of the whole run; `options`: of the tracker's own
-    start, above all others; `id`: what the tracker called this run when it was begun, None at the beginning; `step`: the last
-    that it has.
+    `name`: of the stage, with the folders above it (`round-01/ppo`); `group`: of the whole run; `id`: what the tracker
+    called this run when it was begun, None at the beginning; `step`: the last that it has.
     """
 
     folder: Path
     name: str
     group: str
     config: Json
-    options: Mapping[str, Any]
     id: str | None = None
     step: int = -1
 
@@ -64,7 +62,7 @@ class TensorBoard:
         from torch.utils.tensorboard import SummaryWriter
 
         folder = os.environ.get("TENSORBOARD_LOGGING_DIR")
-        place = run.options.get("logging_dir") or (Path(folder) / run.group / run.name if folder else run.folder)
+        place = Path(folder) / run.group / run.name if folder else run.folder
         self.writer = SummaryWriter(str(place), purge_step=None if run.id is None else run.step + 1)
         if run.id is None:
             self.writer.add_text("config", f"```json\n{json.dumps(run.config, indent=2)}\n```", 0)
@@ -120,10 +118,9 @@ def _wandb(run: TrackedRun) -> Wandb:
         "name": f"{os.environ.get('WANDB_NAME', run.group)}/{run.name}",
         "settings": wandb.Settings(console="off", quiet=True, x_transaction_log_flush_interval=1.0),
     }
-    own = {name: value for name, value in run.options.items() if value is not None and name != "logging_dir"}
     try:
         resume = "allow" if run.id else None
-        begun = wandb.init(config=run.config, id=run.id, resume=resume, reinit="create_new", **(settings | own))
+        begun = wandb.init(config=run.config, id=run.id, resume=resume, reinit="create_new", **settings)
     except Exception:
         with contextlib.suppress(Exception):
             wandb.teardown()  # a service of wandb that has died is forgotten, and the next start makes another

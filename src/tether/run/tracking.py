@@ -53,16 +53,12 @@ def tracking(names: Sequence[TrackerName], root: Path) -> Iterator[None]:
 
 
 class TrackerThread(threading.Thread):
-    """Sends what is written below `root` to one tracker, which is tried again when it fails; the first failure is told.
+    """Sends what is written below `root` to one tracker, which is tried again when it fails; the first failure is told."""
 
-    Args:
-        options: of the tracker's own start, instead of what is set there.
-    """
-
-    def __init__(self, tracker: TrackerName, root: Path, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, tracker: TrackerName, root: Path) -> None:
         super().__init__(name=f"tracker {tracker}", daemon=True)
         self.tracker: TrackerName = tracker
-        self.root, self.options = root.resolve(), options or {}
+        self.root = root.resolve()
         self.end, self.warned = threading.Event(), False
         self.folders: dict[Path, TrackedFolder] = {}
         self.open: TrackedFolder | None = None
@@ -90,7 +86,7 @@ class TrackerThread(threading.Thread):
         """Send what is new, folder by folder. A folder's run stays open in the tracker until another folder has news."""
         for manifest in sorted(self.root.glob("**/manifest.json"), key=lambda path: path.stat().st_mtime):
             if (place := manifest.parent) not in self.folders:
-                self.folders[place] = TrackedFolder(self.tracker, place, self.root, self.options)
+                self.folders[place] = TrackedFolder(self.tracker, place, self.root)
             if (folder := self.folders[place]).has_news(last):
                 if self.open is not None and self.open is not folder:
                     self.open.close()
@@ -109,9 +105,9 @@ class TrackerThread(threading.Thread):
 class TrackedFolder:
     """A run directory, and how much of it one tracker has: noted in `tracker-NAME.json`, so that no step is sent twice."""
 
-    def __init__(self, name: TrackerName, folder: Path, root: Path, options: Mapping[str, Any]) -> None:
+    def __init__(self, name: TrackerName, folder: Path, root: Path) -> None:
         self.name: TrackerName = name
-        self.folder, self.root, self.options = folder, root, options
+        self.folder, self.root = folder, root
         self.note = folder / f"tracker-{name}.json"
         self.state: Json = {"id": None, "steps": {}, "summary": 0} | (read_json(self.note) if self.note.is_file() else {})
         self.steps: dict[str, int] = self.state["steps"]
@@ -138,7 +134,7 @@ class TrackedFolder:
         if self.tracker is None:
             group, _, stage = self.folder.relative_to(self.root.parent).as_posix().partition("/")
             config = read_json(self.folder / "config.json")
-            run = TrackedRun(self.folder, stage or group, group, config, self.options, self.state["id"], self.last_step)
+            run = TrackedRun(self.folder, stage or group, group, config, self.state["id"], self.last_step)
             self.tracker = start_tracker(self.name, run)
             self._write_note(id=self.tracker.id)
         for step, rows in groupby(self.due, key=itemgetter(0)):
