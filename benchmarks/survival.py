@@ -33,10 +33,10 @@ from tether.core.config import build
 from tether.core.rundir import read_jsonl
 from tether.core.stopping import Interrupted
 from tether.learner.config import LearnerConfig
-from tether.rollout.fleet import State
-from tether.rollout.launch import Processes
 from tether.rollout.served import ServedEngine
 from tether.run.recipe import Recipe, run_recipe
+from tether.servers.fleet import State
+from tether.servers.launch import Processes
 
 PROMPTS, STEPS_A_KILL = 8, 4
 
