@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -12,6 +13,8 @@ from tether.core.config import Config
 class ServersConfig(Config):
     """How many servers work for a run, where they are, and how long is waited for them."""
 
+    prefix: ClassVar[str] = "server"
+    """What their names begin with."""
     servers: int = Field(default=1, ge=1, description="how many are started; they end with the run")
     addresses: tuple[str, ...] = Field(
         default=(), description="servers that run already, such as http://10.0.0.5:8000; they must see the run's folder"
@@ -33,9 +36,9 @@ class ServersConfig(Config):
     @property
     def names(self) -> list[str]:
         """Those of the servers that are to be started."""
-        return [] if self.addresses else [f"server-{number}" for number in range(self.servers)]
+        return [] if self.addresses else [f"{self.prefix}-{number}" for number in range(self.servers)]
 
     @property
     def running(self) -> dict[str, str]:
         """Addresses by name, of those that run already."""
-        return {f"server-{number}": address.rstrip("/") for number, address in enumerate(self.addresses)}
+        return {f"{self.prefix}-{number}": address.rstrip("/") for number, address in enumerate(self.addresses)}

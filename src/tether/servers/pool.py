@@ -108,7 +108,7 @@ class ServerPool:
             RunError: no server is left, or nothing has happened for too long.
         """
         start, limit = time.monotonic(), 2 * (self.config.start_seconds + self.config.request_seconds)
-        while not until():
+        while self.fault or not until():
             states = ", ".join(f"{name} {member.state.value}" for name, member in self.fleet.members.items())
             if self.fault:
                 raise ModelError(self.fault)
@@ -127,7 +127,8 @@ class ServerPool:
                 member, wanted = self.fleet.members[name], self.fleet.wanted
                 if (status := self.servers.ended(name)) is not None and member.state not in (State.DEAD, State.RETIRED):
                     why = f"its process ended with status {status}: {self.servers.last_words(name)}"
-                    self.fault = self.fault if member.lived else f"{name} does not start, {why}. Its log is in {self.folder}"
+                    if not member.lived and status >= 0:  # of its own accord, and would again; a signal comes from outside
+                        self.fault = f"{name} does not start, {why}. Its log is in {self.folder}"
                     self.fleet.exited(name, why)
                 task = self.fleet.due(name)
                 if not task and member.state is State.RESTARTING:
