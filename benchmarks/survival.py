@@ -7,7 +7,7 @@ samples that never came (`lost`), came twice (`twice`), or are other tokens (`di
 median one, which is what the run itself loses.
 
 `--who rank`: the same for two ranks of the learner, of which one is killed every few steps, rank 0 too. Counted are samples and
-steps; `differs` holds samples, numbers of a step (but times) and files of weights with other bits.
+steps; `differs` holds samples, numbers of a step (but times and the servers' rounding) and files of weights with other bits.
 `recovery_s`: until the ranks have made a step again.
 
 `--who any`: two ranks, two engine servers and two servers of a reward function; every so many seconds one of these six
@@ -284,7 +284,13 @@ def _sizes(samples: Counter[tuple[int, str, str]], steps: Counter[int]) -> list[
 
 
 def _without_times(row: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in row.items() if not k.startswith(("time", "memory/", "engine/")) and "per_second" not in k}
+    noise = (
+        "time",
+        "memory/",
+        "engine/",
+        "policy/engine_gap",
+    )  # the last: which requests a server decodes together depends on time
+    return {k: v for k, v in row.items() if not k.startswith(noise) and "per_second" not in k}
 
 
 def main() -> None:
