@@ -134,10 +134,13 @@ def test_what_a_server_refuses_is_a_failed_score_and_is_not_tried_elsewhere(serv
 
 
 def test_a_server_that_scores_by_something_else_is_refused(served):
-    with pytest.raises(ModelError, match=r"reward-1 .*scores by other settings \(e\) than this run \(d\)"):
+    def ask():
         reward, _ = served(Reward(), Reward(), digests=("d", "e"))
         while True:  # the other may have been ready before this one was asked
             reward.score(ROLLOUTS)
+
+    with pytest.raises(ModelError, match=r"reward-1 .*scores by other settings \(e\) than this run \(d\)"):
+        ask()
 
 
 def test_metadata_that_is_no_json_is_told(served):
@@ -196,7 +199,7 @@ def test_a_run_is_the_same_and_a_killed_server_comes_back(tmp_path):
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"reward_source": "random"}, "not at random"),
+        ({"reward_source": "random"}, "not a random one"),
         ({"function": {"call": "python:f@1"}}, "cannot take a function of this process"),
         ({"function": {"call": "a.py:f"}, "reward_servers": {"batch": 3}}, "reward_servers.batch has no effect of a function"),
         ({"reward_servers": {"addresses": ["http://a:1"], "servers": 2}}, "how many to start"),

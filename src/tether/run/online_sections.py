@@ -191,8 +191,8 @@ class OnlineSection(Section):
     def _server_faults(self) -> Iterator[str]:
         if (servers := self.reward_servers) is None:
             return
-        if self.reward_source == "random" or self.objectives is not None or getattr(self, "reward_per_token", False):
-            yield "reward_servers score responses one by one by one reward: not at random, by objectives or per token"
+        if self.reward_source == "random" or self.objectives is not None:
+            yield "reward_servers give each response the score of one reward: not a random one, nor that of objectives"
         if self.function is not None:
             if any(call.startswith(GIVEN) for call in self.function.calls):
                 yield "reward_servers cannot take a function of this process: put it in a file, and give path/to/file.py:name"
@@ -226,6 +226,8 @@ class PolicySection(OnlineSection, PolicyConfig):
         if "raise_kl" in self.watch.act.values() and not self.kl.coefficient:
             yield "watch.act = 'raise_kl' doubles kl.coefficient, which is 0: start above 0, or use 'stop'"
         if self.reward_per_token:
+            if self.reward_servers is not None:
+                yield "reward_servers give each response one score, and reward_per_token wants one for each token"
             if self.reward_source != "learned" or not self.step_rewards:
                 yield "reward_per_token needs reward_source = 'learned' and step_rewards = true"
             if self.baseline != "none":
