@@ -7,8 +7,12 @@ samples that never came (`lost`), came twice (`twice`), or are other tokens (`di
 median one, which is what the run itself loses.
 
 `--who rank`: the same for two ranks of the learner, of which one is killed every few steps, rank 0 too. Counted are samples and
-steps; `differs` holds samples, numbers of a step (but times) and files of weights with other bits.
+steps; `differs` holds samples, numbers of a step (but times and the servers' rounding) and files of weights with other bits.
 `recovery_s`: until the ranks have made a step again.
+
+`--who any`: two ranks, two engine servers and two servers of a reward function; every so many seconds one of these six
+processes is killed, whatever it does, until so many steps are made (`--steps 100 --every 20`). `recovery_s`: until that
+server works again, or the ranks have made a step again.
 """
 
 from __future__ import annotations
@@ -32,11 +36,10 @@ import psutil
 from tether.core.config import build
 from tether.core.rundir import read_jsonl
 from tether.core.stopping import Interrupted
-from tether.learner.config import LearnerConfig
-from tether.rollout.fleet import State
-from tether.rollout.launch import Processes
 from tether.rollout.served import ServedEngine
 from tether.run.recipe import Recipe, run_recipe
+from tether.servers.fleet import State
+from tether.servers.launch import Processes
 
 PROMPTS, STEPS_A_KILL = 8, 4
 
@@ -81,7 +84,7 @@ def processes_of(engine: ServedEngine) -> dict[str, Any]:
     return engine.servers.launcher.processes
 
 
-def recipe(folder: Path, name: str, steps: int, engine: dict[str, Any]) -> Any:
+def recipe(folder: Path, name: str, steps: int, engine: dict[str, Any], ranks: int = 1, **more: Any) -> Any:
     prompts = folder / "prompts.jsonl"
     prompts.write_text("".join(json.dumps({"prompt": f"What do you think of the number {n}?"}) + "\n" for n in range(64)))
     section = {
@@ -92,10 +95,12 @@ def recipe(folder: Path, name: str, steps: int, engine: dict[str, Any]) -> Any:
             "samples_per_prompt": 4,
             "max_new_tokens": 24,
         },
-        **{"reward_source": "random", "checkpoint_every": 50, "engine": engine},
+        **({"reward_source": "random", "checkpoint_every": 50} | more),
+        **({"engine": engine} if engine else {}),
     }
+    learner = {"learner": {"ranks": ranks, "restarts": 3}} if ranks > 1 else {}
     model = {"source": "tiny", "dtype": "float32"}
-    return build(Recipe, {"run": str(folder / name), "model": model, "grpo": section})
+    return build(Recipe, {"run": str(folder / name), "model": model, "grpo": section, **learner})
 
 
 def disturb(recorder: Recorder, how: str, kills: int, every: float, ended: threading.Event, told: list[dict[str, Any]]) -> None:
@@ -157,34 +162,73 @@ def measured(folder: Path, steps: int, kills: int, engine: dict[str, Any], how: 
     }
 
 
-def kill_ranks(kills: int, steps: list[int], ended: threading.Event, at: list[float]) -> None:
+WORDS = {"rank": "tether.run.ranks", "engine": "tether engine", "reward": "tether rewards"}
+"""By what a process is: the words of its command line."""
+
+
+def victims(*kinds: str) -> list[tuple[str, psutil.Process]]:
+    """The processes of these kinds below this one, with their kinds."""
+    alive = list[tuple[str, psutil.Process]]()
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):  # it is just ending
+            alive += [(kind, child) for kind in kinds if WORDS[kind] in " ".join(child.cmdline())]
+    return sorted(alive, key=lambda one: one[1].pid)
+
+
+def kill_ranks(kills: int, steps: list[int], ended: threading.Event, at: list[tuple[str, float]]) -> None:
     """Kill, every few steps, a rank drawn at random, at a random time within a second."""
     draw = random.Random(0)
     while len(at) < kills and not ended.wait(0.05):
-        children = list[psutil.Process]()
-        with contextlib.suppress(psutil.Error):  # one of them is just ending
-            children += [child for child in psutil.Process().children() if "tether.run.ranks" in " ".join(child.cmdline())]
-        if steps[-1] <= STEPS_A_KILL * len(at) or len(children) < 2 or ended.wait(draw.random()):
+        ranks = victims("rank")
+        if steps[-1] <= STEPS_A_KILL * len(at) or len(ranks) < 2 or ended.wait(draw.random()):
             continue
-        with contextlib.suppress(psutil.Error):
-            draw.choice(sorted(children, key=lambda child: child.pid)).kill()
-            at.append(time.time())
+        kill(draw, ranks, at)
 
 
-def of_ranks(folder: Path, kills: int) -> dict[str, Any]:
-    """A run whose ranks are killed, and one without kills."""
-    steps, ended, at = [0], threading.Event(), list[float]()
-    run = recipe(folder, "wild", STEPS_A_KILL * (kills + 1), {})
-    more = {"sample_rows": 4 * PROMPTS, "checkpoint_every": STEPS_A_KILL - 1}
-    changed = {"learner": build(LearnerConfig, {"ranks": 2, "restarts": 3}), "grpo": run.grpo.model_copy(update=more)}
-    wild, calm = (run.model_copy(update={**changed, "run": str(folder / name)}) for name in ("wild", "calm"))
-    hand = threading.Thread(target=kill_ranks, args=(kills, steps, ended, at))
+def kill_any(every: float, steps: list[int], ended: threading.Event, at: list[tuple[str, float]]) -> None:
+    """Kill, every so many seconds from the first step on, a process drawn at random: first of which kind, then which."""
+    draw = random.Random(0)
+    while not ended.wait(every if steps[-1] else 0.5):
+        alive, kind = victims(*WORDS), draw.choice([*WORDS])
+        if steps[-1] and (of_kind := [one for one in alive if one[0] == kind]):
+            kill(draw, of_kind, at)
+
+
+def kill(draw: random.Random, alive: list[tuple[str, psutil.Process]], at: list[tuple[str, float]]) -> None:
+    """Kill one of these processes, and note of what kind it was, its name if it has one, and when."""
+    with contextlib.suppress(psutil.Error):
+        kind, process = draw.choice(alive)
+        process.kill()
+        at.append((kind, time.time()))
+
+
+REWARD = """
+def vowels(prompts, responses):
+    return [float(sum(letter in "aeiou" for letter in response)) for response in responses]
+"""
+
+
+def of_ranks(
+    folder: Path, kills: int, steps: int, every: float | None = None, engine: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """A run of which processes are killed, and one without kills: ranks alone, or with `every` also servers."""
+    made, ended, at = [0], threading.Event(), list[tuple[str, float]]()
+    more: dict[str, Any] = {"sample_rows": 4 * PROMPTS, "checkpoint_every": STEPS_A_KILL - 1}
+    if every is not None:
+        (folder / "own.py").write_text(REWARD)
+        more |= {"reward_source": "function", "function": {"call": f"{folder}/own.py:vowels"}}
+        more["reward_servers"] = {"servers": 2, "restarts": 1000}
+    wild, calm = (recipe(folder, name, steps, engine or {}, 2, **more) for name in ("wild", "calm"))
+    work = (kill_ranks, kills) if every is None else (kill_any, every)
+    hand = threading.Thread(target=work[0], args=(work[1], made, ended, at))
     hand.start()
+    start = time.monotonic()
     try:
-        run_recipe(wild, progress=lambda _: lambda done, *_: steps.append(done))
+        run_recipe(wild, progress=lambda _: lambda done, *_: made.append(done))
     finally:
         ended.set()
         hand.join()
+    seconds = time.monotonic() - start
     run_recipe(calm)
     sides = [folder / name / "grpo" for name in ("calm", "wild")]
     samples = [Counter((row["step"], row["prompt"], row["response"]) for row in read_jsonl(s / "samples.jsonl")) for s in sides]
@@ -192,23 +236,43 @@ def of_ranks(folder: Path, kills: int) -> dict[str, Any]:
     rows = [Counter(row["step"] for row in read_jsonl(side / "metrics.jsonl")) for side in sides]
     weights = [{str(p.relative_to(side)): p.read_bytes() for p in (side / "policy").rglob("*.safetensors")} for side in sides]
     log = [*read_jsonl(folder / "wild" / "ranks.jsonl")]
-    back = [min((row["time"] for row in log if row["kind"] == "training" and row["time"] > t), default=None) for t in at]
-    recovered = [round(then - t, 3) for t, then in zip(at, back, strict=True) if then is not None]
+    again = {kind: [*read_jsonl(sides[1] / kind / "fleet.jsonl")] for kind in ("engine", "reward")}
+    waits = [(kind, _until_back(again[kind], when) if kind in again else _until_step(log, when)) for kind, when in at]
+    known = [(kind, round(wait, 3)) for kind, wait in waits if wait is not None]
     return {
         "kills": len(at),
+        "of_kind": dict(Counter(kind for kind, _ in at)),
         "of_rank": dict(Counter(row["rank"] for row in log if row["kind"] != "training")),
         "steps": len(numbers[0]),
         "samples": samples[0].total(),
-        "made_again": len(steps) - 1 - len(numbers[0]),
+        "seconds": round(seconds, 1),
+        "made_again": len(made) - 1 - len(numbers[0]),
         "lost": len(rows[0].keys() - rows[1].keys()) + sum(n < 4 * PROMPTS for n in _sizes(samples[1], rows[0])),
         "twice": sum(count > 1 for count in rows[1].values()) + sum(n > 4 * PROMPTS for n in _sizes(samples[1], rows[0])),
         "differs": (samples[0] - samples[1]).total()
         + sum(numbers[0][step] != numbers[1].get(step) for step in numbers[0])
         + sum(weights[0][name] != weights[1].get(name) for name in weights[0]),
-        "not_recovered": len(at) - len(recovered),
-        "recovery_s": {"median": statistics.median(recovered), "max": max(recovered)} if recovered else None,
+        "not_recovered": len(at) - len(known),
+        "recovery_s": _spread([wait for _, wait in known]),
+        "recovery_of": {one: _spread([wait for kind, wait in known if kind == one]) for one in WORDS},
         "typed": dict(Counter(row["kind"] for row in log if row["kind"] != "training")),
     }
+
+
+def _until_step(log: list[dict[str, Any]], when: float) -> float | None:
+    """Seconds until the ranks train again."""
+    return min((row["time"] - when for row in log if row["kind"] == "training" and row["time"] > when), default=None)
+
+
+def _until_back(changes: list[dict[str, Any]], when: float) -> float | None:
+    """Seconds until the server that is started next works."""
+    later = [row for row in changes if row["time"] > when]
+    name = next((row["server"] for row in later if row["why"] == "started"), None)
+    return next((row["time"] - when for row in later if row["server"] == name and row["after"] == "healthy"), None)
+
+
+def _spread(seconds: list[float]) -> dict[str, float] | None:
+    return {"median": statistics.median(seconds), "max": max(seconds)} if seconds else None
 
 
 def _sizes(samples: Counter[tuple[int, str, str]], steps: Counter[int]) -> list[int]:
@@ -220,18 +284,24 @@ def _sizes(samples: Counter[tuple[int, str, str]], steps: Counter[int]) -> list[
 
 
 def _without_times(row: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in row.items() if not k.startswith(("time", "memory/")) and "per_second" not in k}
+    noise = (
+        "time",
+        "memory/",
+        "engine/",
+        "policy/engine_gap",
+    )  # the last: which requests a server decodes together depends on time
+    return {k: v for k, v in row.items() if not k.startswith(noise) and "per_second" not in k}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.survival", description=__doc__)
     parser.add_argument("--kills", type=int, default=30)
-    parser.add_argument("--steps", type=int, default=100_000, help="at most; the run is stopped after the last recovery")
+    parser.add_argument("--steps", type=int, default=100_000, help="at most; a run with servers stops after the last recovery")
     parser.add_argument("--engine", choices=["local", "vllm"], default="local", help="servers of tether's own engine, or vLLM's")
     parser.add_argument("--how", choices=["kill", "hang"], default="kill")
     parser.add_argument("--every", type=float, default=2.0, help="seconds between a recovery and the next kill")
     parser.add_argument("--python", default=".bench/vllm/bin/python", help="the Python that has vLLM")
-    parser.add_argument("--who", choices=["server", "rank"], default="server", help="engine servers, or ranks of the learner")
+    parser.add_argument("--who", choices=["server", "rank", "any"], default="server", help="engine servers, ranks, or all")
     parser.add_argument("--json", action="store_true", help="the last line is JSON alone")
     parser.add_argument("--smoke", action="store_true", help="one kill in a few steps")
     asked = parser.parse_args()
@@ -241,14 +311,15 @@ def main() -> None:
     if asked.engine == "vllm":
         engine |= {"python": asked.python, "arguments": ["--max-model-len", "512"]}
     with tempfile.TemporaryDirectory() as folder:
-        ranks = asked.who == "rank"
-        result = (
-            of_ranks(Path(folder), kills)
-            if ranks
-            else measured(Path(folder), asked.steps, kills, engine, asked.how, 0.2 if asked.smoke else asked.every)
-        )
+        place, every = Path(folder), 0.2 if asked.smoke else asked.every
+        if asked.who == "server":
+            result = measured(place, asked.steps, kills, engine, asked.how, every)
+        elif asked.who == "rank":
+            result = of_ranks(place, kills, STEPS_A_KILL * (kills + 1))
+        else:
+            result = of_ranks(place, kills, asked.steps, asked.every, engine)
     if not asked.json:
-        print(f"{result['kills']} times one of two {asked.who}s ended; {result['lost']} lost, {result['twice']} twice")
+        print(f"{result['kills']} times a process ended ({asked.who}); {result['lost']} lost, {result['twice']} twice")
     print(json.dumps(result))
 
 

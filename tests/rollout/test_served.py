@@ -15,13 +15,13 @@ from tether.models.config import LoraConfig, ModelConfig
 from tether.models.loading import add_adapter
 from tether.models.trunk import Role
 from tether.rollout.config import EngineConfig
-from tether.rollout.fleet import State
-from tether.rollout.launch import Servers
 from tether.rollout.local import LocalEngine
 from tether.rollout.served import ServedEngine
 from tether.run.engines import engine_server
 from tether.run.models import open_model
 from tether.run.roles import encoder_of
+from tether.servers.fleet import State
+from tether.servers.launch import Servers
 
 PROMPTS = [Prompt((user(text),), str(n)) for n, text in enumerate(["a", "what is it?", "tell me a longer story", "no"])]
 SAMPLING = Sampling(max_new_tokens=12, temperature=0.9)
@@ -207,7 +207,7 @@ def test_a_prompt_that_does_not_fit_is_refused_before_it_is_sent(served):
 def test_when_no_server_is_left_the_run_ends_and_says_so(served):
     engine, _, (server,) = served(restarts=0, start_seconds=1)
     server.shutdown(), server.server_close()
-    with pytest.raises(RunError, match="no engine server is left"):
+    with pytest.raises(RunError, match="no server is left"):
         engine.generate(PROMPTS, SAMPLING, **ASKED)
 
 
@@ -271,6 +271,6 @@ def test_a_server_that_never_answers_ends_the_start_in_time(tmp_path):
     servers = Servers(lambda host, port: [], [], tmp_path, {"s0": "http://127.0.0.1:9"})
     config = EngineConfig(kind="served", addresses=("http://127.0.0.1:9",), start_seconds=0.5, restarts=0)
     start = time.monotonic()
-    with pytest.raises(RunError, match=r"no engine server is left .*not started after 0.5 s"):
+    with pytest.raises(RunError, match=r"no server is left .*not started after 0.5 s"):
         ServedEngine(role, encoder_of(loaded), servers, tmp_path, config, context_length=256, ours=True)
     assert time.monotonic() - start < 20

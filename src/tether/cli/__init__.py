@@ -59,7 +59,7 @@ PANELS = {
     "Preferences": "pairs prefs",
     "Judge": "evaluate judge constitution reward-bench",
     "Look": "chat generate report export",
-    "Run": "new recipes explain plan run resume doctor engine",
+    "Run": "new recipes explain plan run resume doctor engine rewards",
     "Research": "prove sycophancy",
 }
 """The commands of `tether --help`, in its order."""
@@ -92,7 +92,8 @@ for method, (section, key, value) in METHODS.items():
     _add(method.replace("_", "-"), journeys.stage(section, method), **shown)
 for name, command in (
     ("quickstart", journeys.quickstart), ("export", trained.export_result), ("prove", examine.prove_recipe),
-    ("engine", serve.engine), ("run", journeys.run), ("resume", journeys.resume), ("plan", journeys.plan),
+    ("engine", serve.engine), ("rewards", serve.rewards),
+    ("run", journeys.run), ("resume", journeys.resume), ("plan", journeys.plan),
     ("generate", trained.generate), ("chat", trained.chat), ("report", examine.report), ("doctor", examine.doctor),
     ("reward-bench", examine.reward_bench), ("sycophancy", examine.sycophancy), ("judge", judge.judge_pairs),
     ("constitution", judge.constitution),

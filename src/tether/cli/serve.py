@@ -102,3 +102,20 @@ def engine(
     server = engine_server(loaded, (host, port), rows)
     typer.echo("Sampling at http://{}:{}; Ctrl-C ends it.".format(*server.server_address[:2]))
     server.serve_forever()
+
+
+def rewards(
+    recipe: Annotated[str, typer.Argument(help="A recipe, or the settings that a run wrote for its servers.")],
+    stage: Annotated[str | None, typer.Argument(help="Which of its stages; unset: the one that samples.")] = None,
+    host: Annotated[str, typer.Option(help="Where to listen; only within a network that is trusted.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8100,
+) -> None:
+    """Serve a stage's reward to runs with reward_servers.addresses. It runs the reward function that the recipe names."""
+    from tether.cli.progress import starting
+
+    with starting("loading what scores"):
+        from tether.run.reward_servers import server_of
+
+        server = server_of(recipe, stage, (host, port))
+    typer.echo("Scoring at http://{}:{}; Ctrl-C ends it.".format(*server.server_address[:2]))
+    server.serve_forever()

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.distributed import checkpoint as distributed
+from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
@@ -29,7 +29,7 @@ from tether.core.errors import RunError, TrainingError
 from tether.core.rundir import flush, read_json, write_json
 from tether.core.types import Json
 from tether.learner.ranks import here
-from tether.models.sharded import is_cut, joined, local
+from tether.models.sharded import distributed, is_cut, local
 
 FORMAT, IN_PARTS = 1, 2
 STATE = ("state.safetensors", "state.json")
@@ -92,7 +92,7 @@ class Checkpoints:
             return
         writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
         try:
-            here().together(lambda: distributed.save(dict(parts), storage_writer=writer))
+            here().together(lambda: dcp.save(dict(parts), storage_writer=writer))
         except CheckpointException as error:
             raise RunError(_no_space(self.folder, step, parts) if _disk_is_full(error) else str(error)) from error
         if here().first:
@@ -137,15 +137,16 @@ def read_parts(folder: Path, weights: Sequence[Tensor] = ()) -> dict[str, Tensor
     """What ranks wrote, by name; `name.N` as a rank's part of it if weight N is cut and has this shape, else whole."""
     reader, tensors = HuggingFaceStorageReader(str(folder)), dict[str, Tensor]()
     for key, meta in reader.read_metadata().state_dict_metadata.items():
+        assert isinstance(meta, dcp.TensorStorageMetadata)
         number = int(key.rpartition(".")[2])
         like = weights[number] if number < len(weights) else None
         if like is not None and is_cut(like) and like.shape == meta.size:
-            tensors[key] = joined(torch.empty_like(local(like), dtype=meta.properties.dtype), like)
+            tensors[key] = distributed(torch.empty_like(local(like), dtype=meta.properties.dtype), like)
         else:
             tensors[key] = torch.empty(meta.size, dtype=meta.properties.dtype)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "torch.distributed is", UserWarning)  # a process alone is what is meant here
-        distributed.load(tensors, storage_reader=reader, no_dist=True)
+        dcp.load(tensors, storage_reader=reader, no_dist=True)
     return tensors
 
 

@@ -20,7 +20,7 @@ from tether.core.errors import TrainingError
 from tether.learner.config import OptimizerConfig
 from tether.learner.ranks import here
 from tether.models.quantized import bitsandbytes
-from tether.models.sharded import cut, is_cut, joined, local
+from tether.models.sharded import cut, distributed, is_cut, local
 
 _CLAIMS: MutableMapping[Tensor, RemovableHandle] = WeakTensorKeyDictionary()
 """The hook of each weight's newest learner."""
@@ -155,17 +155,17 @@ class LocalLearner:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Everything that the next step depends on: tensors, some of them cut over the ranks, and plain values."""
-        tensors = {f"master.{i}": self.joined(i, m.detach()) for i, m in enumerate(self.masters)}
+        tensors = {f"master.{i}": self.distributed(i, m.detach()) for i, m in enumerate(self.masters)}
         for index, master in enumerate(self.masters):
             for key, value in self.optimizer.state.get(master, {}).items():
                 if key not in CONSTANT:
                     tensor = value if isinstance(value, Tensor) else torch.tensor(value)
-                    tensors[f"{key}.{index}"] = tensor if tensor.shape != master.shape else self.joined(index, tensor)
+                    tensors[f"{key}.{index}"] = tensor if tensor.shape != master.shape else self.distributed(index, tensor)
         return tensors, {"updates": self.updates, "total_updates": self.total_updates, "skipped": self.skipped}
 
-    def joined(self, place: int, part: Tensor) -> Tensor:
+    def distributed(self, place: int, part: Tensor) -> Tensor:
         """What is cut as the parameter at `place` is, from this rank's part of it."""
-        return joined(part, self.parameters[place])
+        return distributed(part, self.parameters[place])
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:

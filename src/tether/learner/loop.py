@@ -150,7 +150,7 @@ class SupervisedLoop:
         tensors, values = self.learner.state()
         values = {**values, "best_value": self.best_loss if self.best else None, "best_update": self.best_update}
         self.run.flush()
-        best = [self.learner.joined(place, part) for place, part in enumerate(self.best)]
+        best = [self.learner.distributed(place, part) for place, part in enumerate(self.best)]
         saved.save(number, {**tensors, **numbered("best", best)}, values)
 
     def _resume(self, saved: Checkpoints) -> int:

@@ -7,46 +7,33 @@ of the machine is tried elsewhere with the same seed and ordinal, so it is the s
 
 from __future__ import annotations
 
-import json
 import shutil
-import socket
 import statistics
-import threading
-import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx2
 
-from tether.core.errors import DataError, ModelError, RunError
+from tether.core.errors import DataError, ModelError
 from tether.core.types import Json, Prompt, RolloutGroup, Sampling, user
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
 from tether.rollout.config import EngineConfig
 from tether.rollout.drawn import Drawn, as_group, encode_prompts, score_ids
-from tether.rollout.fleet import Fleet, Limits, State
-from tether.rollout.launch import Servers
-from tether.rollout.wire import GENERATE, NEEDED, RefusedError, as_request, read_drawn, reason
+from tether.rollout.wire import GENERATE, NEEDED, as_request, read_drawn
+from tether.servers.launch import Servers
+from tether.servers.pool import RefusedError, ServerPool, reason
 
 PROBE = "Name three things that one can find in a kitchen, and say in a sentence what each of them is good for."
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
 """Nats by which log-probabilities of the probe's tokens may differ on average between two programs that compute the same."""
-KEEPING = {"IDLE": 5, "INTVL": 5, "CNT": 3}
-SHORT = 60.0
-"""Seconds that everything but sampling may take, on a server that does not sample."""
-CONNECT = 10.0
-"""Seconds until a connection must stand."""
-KEEP_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
-if hasattr(socket, "TCP_KEEPIDLE"):  # a host that is cut off is noticed after 5 + 3 * 5 s, however long an answer may take
-    KEEP_ALIVE += [(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{what}"), value) for what, value in KEEPING.items()]
-PAUSE = 0.05
-"""Seconds between two looks at a server that needs nothing."""
+REQUESTS = 64
+"""Prompts at a server at once, at most; a server decodes them together."""
 
 
 def probe_ids(encoder: ChatEncoder) -> tuple[int, ...]:
@@ -86,19 +73,13 @@ class ServedEngine:
         self._request = partial(as_request, stop_ids=encoder.stop_ids, ours=ours)
         dtype = str(role.model.dtype).removeprefix("torch.")
         self.tolerance = config.tolerance or TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
-        limits = Limits(start_seconds=config.start_seconds, restarts=config.restarts)
-        self.fleet, self.changed = Fleet(servers.names, time.monotonic, limits), threading.Condition()
-        self.users, self.told, self.fault, self.closed = Counter[str](), 0, "", False
-        self.probe_ids, self.expected = probe_ids(encoder), dict[str, list[float]]()
+        self.users, self.probe_ids, self.expected = Counter[str](), probe_ids(encoder), dict[str, list[float]]()
         self.probe_gap = 0.0
         """The largest of the last probes, in nats a token."""
-        lines = httpx2.HTTPTransport(limits=httpx2.Limits(max_connections=None), socket_options=KEEP_ALIVE)
-        self.client = httpx2.Client(transport=lines)
-        self.pool = ThreadPoolExecutor(64 * len(servers.names))
         self.run, self.count = uuid.uuid4().hex[:8], 0
-        self.keepers = [threading.Thread(target=self._tend, args=(name,), daemon=True) for name in servers.names]
-        for keeper in self.keepers:
-            keeper.start()
+        self.pool = ServerPool(servers, config, folder, self._prepare, REQUESTS)
+        self.fleet = self.pool.fleet
+        self.pool.start()
         try:
             self.update_weights(0, expected)
         except BaseException:
@@ -107,14 +88,7 @@ class ServedEngine:
 
     def close(self) -> None:
         """End the servers that were started for it."""
-        with self.changed:
-            self.closed = True
-            self.changed.notify_all()
-        self.pool.shutdown(wait=False, cancel_futures=True)
-        self.servers.close()
-        self.client.close()
-        for keeper in self.keepers:
-            keeper.join(1.0)
+        self.pool.close()
 
     # Weights.
 
@@ -135,115 +109,38 @@ class ServedEngine:
         (unfinished / adapter).rename(unfinished / "adapter")
         unfinished.rename(self.folder / "adapters" / name)
         expected = expected or score_ids(self.role, self.probe_ids)
-        with self.changed:
+        with self.pool.changed:
             self.policy_version, self.probe_gap = version, 0.0
             self.expected = {name: expected, **{old: numbers for old, numbers in self.expected.items() if self.users[old]}}
-            self.fleet.want(name)
-            self.changed.notify_all()
-            self._wait("a server to take the new weights", lambda: not self._coming() and self._able())
+            self.pool.want(name)
         for old in (self.folder / "adapters").iterdir():
             if old.name != name and not self.users[old.name]:
                 shutil.rmtree(old)
 
-    def _coming(self) -> bool:
-        """Whether a server that could sample soon does not yet; one that restarts is not waited for while another is able."""
-        return bool(self.fleet.at(State.STALE) or (self.fleet.at(State.RESTARTING, State.SUSPECT) and not self._able()))
-
-    def _able(self) -> bool:
-        return bool(self.fleet.at(State.HEALTHY))
-
-    def _wait(self, what: str, until: Callable[[], bool]) -> None:
-        """Wait for a change of the fleet, which is locked; bounded by the servers' own limits, since each gives up some time.
-
-        Raises:
-            ModelError: a server refuses what others would refuse, too.
-            RunError: no server is left, or nothing has happened for too long.
-        """
-        start, limit = time.monotonic(), 2 * (self.config.start_seconds + self.config.request_seconds)
-        while not until():
-            states = ", ".join(f"{name} {member.state.value}" for name, member in self.fleet.members.items())
-            if self.fault:
-                raise ModelError(self.fault)
-            if self.closed or not self.fleet.at(*set(State) - {State.RETIRED}):
-                last = "; ".join(f"{c.server}: {c.why}" for c in self.fleet.changes[-2:])
-                raise RunError(f"no engine server is left ({last}). Their logs are in {self.folder}; the same command goes on.")
-            if time.monotonic() - start > limit:
-                raise RunError(f"waited {limit:.0f} s for {what} ({states}). The logs are in {self.folder}.")
-            self.changed.wait(1.0)
-
     def measured(self) -> dict[str, float]:
         """Of the fleet since the last call, and the distance of its log-probabilities from the learner's, in nats a token."""
-        with self.changed:
+        with self.pool.changed:
             return {**self.fleet.usage(), "engine/probe_gap": self.probe_gap}
 
-    # Servers: one thread looks after each.
-
-    def _tend(self, name: str) -> None:
-        while not self.closed:
-            with self.changed:
-                member, wanted = self.fleet.members[name], self.fleet.wanted
-                if (status := self.servers.ended(name)) is not None and member.state not in (State.DEAD, State.RETIRED):
-                    why = f"its process ended with status {status}: {self.servers.last_words(name)}"
-                    self.fault = self.fault if member.lived else f"{name} does not start, {why}. Its log is in {self.folder}"
-                    self.fleet.exited(name, why)
-                task = self.fleet.due(name)
-                if not task and member.state is State.RESTARTING:
-                    task = "ask" if name in self.servers.addresses else "restart"
-                self._tell()
-                if not task:
-                    self.changed.wait(PAUSE)
-                    continue
-            try:
-                self._do(name, task)
-            except RefusedError as error:
-                if wanted == self.fleet.wanted:  # or what it was about has been replaced meanwhile
-                    self.fault = f"{name} ({self.servers.addresses[name]}): {error}"
-            except (httpx2.HTTPError, OSError, ValueError, LookupError, TypeError) as error:
-                if task != "ask":
-                    with self.changed:
-                        self.fleet.failed(name, f"{task}: {type(error).__name__}: {error}")
-                time.sleep(PAUSE)
-            except Exception as error:  # noqa: BLE001  (ours: the run ends with it, and does not wait for this thread)
-                self.fault = f"{name}, {task}: {type(error).__name__}: {error}"
-            with self.changed:
-                self._tell()
-
-    def _do(self, name: str, task: str) -> None:
-        """One thing that a server needs; what it holds already is unloaded when nobody samples with it any more."""
-        match task:
-            case "restart":
-                self.servers.start(name)
-            case "ask":
-                self._get(name, "/health")
-                self._take_limit(name)
-                with self.changed:
-                    self.fleet.started(name)
-            case "load":
-                wanted, held = self.fleet.wanted, self._held(name)
-                sampling = [one for one in [*self.expected] if one != wanted and self.users[one]]
-                for version in (*sampling, wanted):
-                    if version not in held:
-                        self._load(name, version)
-                    if version not in held or version == wanted:
-                        self._compare(name, version)
-                for old in held:
-                    if old != wanted and not self.users[old]:
-                        self._post(name, "/v1/unload_lora_adapter", {"lora_name": old})
-                with self.changed:
-                    self.fleet.loaded(name, wanted)
-            case _:
-                self._compare(name, self.fleet.wanted)
-                with self.changed:
-                    self.fleet.answered(name)
-
-    def _take_limit(self, name: str) -> None:
-        """Refuse longer prompts from now on, where a server takes shorter ones than the model does."""
-        longest = self._get(name, "/v1/models")["data"][0].get("max_model_len")
-        self.context_length = min(self.context_length, longest or self.context_length)
-
-    def _held(self, name: str) -> list[str]:
-        """This run's adapters on a server."""
-        return [one["id"] for one in self._get(name, "/v1/models")["data"] if one["id"].startswith(f"policy-{self.run}-")]
+    def _prepare(self, name: str, task: str) -> None:
+        """Have a server hold what is wanted, and show it; what nobody samples with any more, it lets go of."""
+        wanted = self.fleet.wanted
+        if task == "probe":
+            self._compare(name, wanted)
+            return
+        base, *adapters = self.pool.get(name, "/v1/models")["data"]
+        longest = base.get("max_model_len") or self.context_length
+        self.context_length = min(self.context_length, longest)  # a server may take shorter prompts than the model does
+        held = [one["id"] for one in adapters if one["id"].startswith(f"policy-{self.run}-")]
+        sampling = [one for one in [*self.expected] if one != wanted and self.users[one]]
+        for version in (*sampling, wanted):
+            if version not in held:
+                self._load(name, version)
+            if version not in held or version == wanted:
+                self._compare(name, version)
+        for old in held:
+            if old != wanted and not self.users[old]:
+                self._post(name, "/v1/unload_lora_adapter", {"lora_name": old})
 
     def _load(self, name: str, version: str) -> None:
         path = self.folder / "adapters" / version / "adapter"
@@ -251,7 +148,7 @@ class ServedEngine:
 
     def _compare(self, name: str, version: str) -> None:
         """Raises: RefusedError: the server's log-probabilities of the probe are not the learner's."""
-        with self.changed:
+        with self.pool.changed:
             expected = self.expected.get(version)
         if expected is None:
             raise RefusedError(f"{version} has been replaced meanwhile")
@@ -266,31 +163,16 @@ class ServedEngine:
                 f"{self.tolerance:g} is allowed: it holds other weights, another model, or computes in another dtype"
             )
 
-    def _get(self, name: str, path: str) -> Any:
-        answer = self.client.get(self.servers.addresses[name] + path, timeout=10)
-        answer.raise_for_status()
-        return answer.json() if answer.content and path != "/health" else {}
-
     def _post(self, name: str, path: str, body: Json) -> Json:
-        """Raises: RefusedError: the server understands, and does not do it."""
-        limit = self.config.request_seconds
-        busy = "n" in body.get("sampling_params", {}) or self.fleet.members[name].inflight
-        limit = limit if busy else min(limit, SHORT)
-        timeout = httpx2.Timeout(limit, connect=min(limit, CONNECT))
-        answer = self.client.post(self.servers.addresses[name] + path, json=body, timeout=timeout)
-        lacking = answer.status_code == 404 and "n" not in body.get("sampling_params", {})
-        if lacking or answer.status_code in (400, 401, 403, 413, 422):
-            raise RefusedError(reason(answer) + (f". {NEEDED[path]}" if lacking else ""))
-        answer.raise_for_status()
+        """Raises: RefusedError: the server understands, and does not do it, or is one that cannot."""
+        quick = "n" not in body.get("sampling_params", {})
+        try:
+            answer = self.pool.post(name, path, body, quick=quick)
+        except httpx2.HTTPStatusError as error:
+            if quick and error.response.status_code == 404:
+                raise RefusedError(f"{reason(error.response)}. {NEEDED[path]}") from None
+            raise
         return answer.json() if path == GENERATE else {}
-
-    def _tell(self) -> None:
-        """Write new changes of state down, and wake who waits; the fleet is locked."""
-        if new := self.fleet.changes[self.told :]:
-            with (self.folder / "fleet.jsonl").open("a", encoding="utf-8") as log:
-                log.writelines(json.dumps({"time": time.time(), **asdict(change)}) + "\n" for change in new)
-            self.told += len(new)
-            self.changed.notify_all()
 
     # Samples.
 
@@ -320,10 +202,10 @@ class ServedEngine:
         rows = encode_prompts(self.encoder, prompts, sampling, self.context_length)
         ordinals = range(len(rows)) if ordinals is None else ordinals
         bodies = [self._request(ids, sampling, num_samples, seed, ordinal) for ids, ordinal in zip(rows, ordinals, strict=True)]
-        with self.changed:
+        with self.pool.changed:
             version, number = self.fleet.wanted, self.policy_version
             self.users[version] += len(bodies)
-        futures = [self.pool.submit(self._ask, version, body) for body in bodies]
+        futures = [self.pool.senders.submit(self._ask, version, body) for body in bodies]
         for future in futures:
             future.add_done_callback(partial(self._ended, version))
 
@@ -343,35 +225,19 @@ class ServedEngine:
 
     def _ended(self, version: str, _: Future[Any]) -> None:
         """A request that names this version is answered, or given up."""
-        with self.changed:
+        with self.pool.changed:
             self.users[version] -= 1
 
     def _ask(self, version: str, body: Json) -> list[Drawn]:
         """The samples of one prompt, from whichever server gives them."""
-        avoid: set[str] = set()
-        while True:
-            with self.changed:
-                self._wait("a server that samples", self._able)
-                name = self.fleet.pick(body["token_ids"], avoid)
-                assert name is not None
-                self.fleet.use(name, 1)
-            why = lacking = ""
+
+        def sample(name: str) -> list[Drawn]:
             try:
-                answer = self._post(name, GENERATE, {**body, "model": version})
-                return read_drawn(answer, version, body["sampling_params"])
+                return read_drawn(self._post(name, GENERATE, {**body, "model": version}), version, body["sampling_params"])
             except RefusedError as error:
-                raise DataError(f"{name} refuses a prompt of {len(body['token_ids'])} tokens: {error}") from None
-            except (httpx2.HTTPError, ValueError, KeyError, TypeError) as error:
-                why = f"{type(error).__name__}: {error}"
-                lacking = version if isinstance(error, httpx2.HTTPStatusError) and error.response.status_code == 404 else ""
-                avoid.add(name)
-            finally:
-                with self.changed:
-                    self.fleet.use(name, -1)
-                    if lacking:
-                        self.fleet.emptied(name, f"it has no {lacking}")
-                    elif why:
-                        self.fleet.failed(name, why)
-                    else:
-                        self.fleet.answered(name)
-                    self._tell()
+                raise RefusedError(f"{name} refuses a prompt of {len(body['token_ids'])} tokens: {error}") from None
+
+        try:
+            return self.pool.give(sample, body["token_ids"])
+        except RefusedError as error:
+            raise DataError(str(error)) from None

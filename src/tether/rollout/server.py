@@ -6,12 +6,11 @@ Requests that wait together and ask alike are decoded together by the local engi
 
 from __future__ import annotations
 
-import json
 import queue
 import threading
 from collections.abc import Callable
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +18,8 @@ from tether.core.errors import TetherError
 from tether.core.types import Json, Sampling, StopReason
 from tether.rollout.drawn import Drawn, Ids, score_ids
 from tether.rollout.local import LocalEngine
+from tether.rollout.wire import GENERATE
+from tether.servers.http import Answer, JsonServer, Route
 
 Loader = Callable[[str, Path], LocalEngine]
 """From an adapter's name and folder to an engine that samples with it."""
@@ -34,7 +35,7 @@ class Asked(NamedTuple):
     back: queue.Queue[Any]
 
 
-class EngineServer(ThreadingHTTPServer):
+class EngineServer(JsonServer):
     """Serves the adapters that are loaded into it, by name.
 
     Args:
@@ -44,10 +45,13 @@ class EngineServer(ThreadingHTTPServer):
         limits: of /v1/models: the longest sequence, in tokens.
     """
 
-    daemon_threads, request_queue_size = True, 512
-
     def __init__(self, address: tuple[str, int], base: str, load: Loader, unload: Callable[[str], None], context: int) -> None:
-        super().__init__(address, _Handler)
+        post: dict[str, Route] = {
+            GENERATE: lambda body: self._if_open(self.generate, body),
+            "/v1/load_lora_adapter": lambda body: self._if_open(partial(self.adapt, "load"), body),
+            "/v1/unload_lora_adapter": lambda body: self._if_open(partial(self.adapt, "unload"), body),
+        }
+        super().__init__(address, {"/v1/models": self.models}, post)
         self.base, self.load, self.unload, self.context = base, load, unload, context
         self.engines: dict[str, LocalEngine] = {}
         self.asked: queue.Queue[Asked | Callable[[], None] | None] = queue.Queue()
@@ -88,7 +92,7 @@ class EngineServer(ThreadingHTTPServer):
         for one, result in zip(batch, results, strict=True):
             one.back.put(result)
 
-    def generate(self, body: Json) -> tuple[int, Json]:
+    def generate(self, body: Json) -> Answer:
         """Status and answer of a request for samples, or for the log-probabilities of a prompt (`prompt_logprobs`)."""
         given, ids, back = body["sampling_params"], tuple(body["token_ids"]), queue.Queue[Any]()
         extra = given.get("extra_args") or {}
@@ -117,13 +121,20 @@ class EngineServer(ThreadingHTTPServer):
             "prompt_logprobs": [None, *({str(i): {"logprob": x}} for i, x in zip(ids[1:], logprobs, strict=True))],
         }
 
-    def adapt(self, path: str, body: Json) -> tuple[int, Json]:
+    def _if_open(self, route: Route, body: Json) -> Answer:
+        return route(body) if self.worker.is_alive() else (503, {"error": "the server is closed"})
+
+    def models(self) -> Json:
+        """The base with the longest sequence that it takes, and the adapters."""
+        return {"data": [{"id": self.base, "max_model_len": self.context}, *({"id": name} for name in self.engines)]}
+
+    def adapt(self, what: str, body: Json) -> Answer:
         """Load or unload an adapter; a name is never given to another one."""
         name, back = body["lora_name"], queue.Queue[str]()
 
         def task() -> None:
             try:
-                if path.endswith("unload_lora_adapter"):
+                if what == "unload":
                     del self.engines[name]
                     self.unload(name)
                 elif name in self.engines:
@@ -147,40 +158,3 @@ def choice(index: int, drawn: Drawn) -> Json:
     }
     content = [{"token_id": i, "logprob": logprob} for i, logprob in zip(drawn.ids, drawn.logprobs, strict=True)]
     return {"index": index, "token_ids": drawn.ids, "logprobs": {"content": content}, **words}
-
-
-class _Handler(BaseHTTPRequestHandler):
-    server: EngineServer
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # a body that follows its head would wait 40 ms for the other side's receipt
-
-    def do_GET(self) -> None:
-        models = {
-            "data": [{"id": self.server.base, "max_model_len": self.server.context}, *({"id": n} for n in self.server.engines)]
-        }
-        self._reply(200, models if self.path == "/v1/models" else {})
-
-    def do_POST(self) -> None:
-        try:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            if not self.server.worker.is_alive():
-                self._reply(503, {"error": "the server is closed"})
-            elif self.path == "/inference/v1/generate":
-                self._reply(*self.server.generate(body))
-            elif self.path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
-                self._reply(*self.server.adapt(self.path, body))
-            else:
-                self._reply(404, {"error": f"nothing is at {self.path}"})
-        except (KeyError, TypeError, ValueError) as error:
-            self._reply(400, {"error": f"{type(error).__name__}: {error}"})
-
-    def _reply(self, status: int, body: Json) -> None:
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Nothing: the fleet's own log says what failed."""

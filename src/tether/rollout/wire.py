@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from tether.core.types import Json, Sampling, StopReason
 from tether.rollout.drawn import Drawn, Ids
@@ -15,10 +14,6 @@ NEEDED = {
     "/v1/unload_lora_adapter": "vLLM needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.",
 }
 """What a server is started with that does this."""
-
-
-class RefusedError(Exception):
-    """A server's answer that another server would give, too."""
 
 
 def as_request(ids: Ids, sampling: Sampling, count: int, seed: int, ordinal: int, *, stop_ids: Sequence[int], ours: bool) -> Json:
@@ -55,13 +50,3 @@ def read_drawn(answer: Json, version: str, asked: Json) -> list[Drawn]:
         reason = StopReason.STOP_STRING if isinstance(stop, str) else StopReason.STOP_TOKEN
         drawn.append(Drawn(ids, logprobs, StopReason.LENGTH if one["finish_reason"] == "length" else reason))
     return drawn
-
-
-def reason(answer: Any) -> str:
-    """What a server says of its refusal."""
-    try:
-        body = answer.json()
-    except ValueError:
-        return f"HTTP {answer.status_code}"
-    inner = body.get("error", body) if isinstance(body, dict) else body
-    return str(inner.get("message", inner) if isinstance(inner, dict) else inner)

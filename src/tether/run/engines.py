@@ -14,11 +14,10 @@ from tether.core.errors import ConfigError
 from tether.models.loading import LoadedModel, load_model, save_model
 from tether.models.saving import attach_adapter, refill_adapter
 from tether.models.trunk import Role
-from tether.rollout.launch import Servers
 from tether.rollout.local import LocalEngine
 from tether.rollout.served import ServedEngine
 from tether.rollout.server import EngineServer
-from tether.run.launching import launcher
+from tether.run.launching import servers_for
 from tether.run.online_sections import OnlineSection, PolicySection
 from tether.run.roles import encoder_of
 
@@ -69,16 +68,12 @@ def served_engine(
         sizes = "--max-loras", str(adapter_slots(section)), "--max-lora-rank", str(_allowed(lora.rank))
         return str(python), *VLLM, *share, *sizes, *where
 
-    addresses = {f"server-{number}": address.rstrip("/") for number, address in enumerate(config.addresses)}
-    names = [] if addresses else [f"server-{number}" for number in range(config.servers)]
-    needs = config.resources or ({"CPU": 1.0} if policy.device.type == "cpu" else {"GPU": 1.0})
-    starter = launcher(folder.parent, dict.fromkeys(names, needs), config.start_seconds) if names else None
-    threads = 0
-    if policy.device.type == "cpu" and len(names) + (ahead > 0) > 1:  # else they would wait for each other's threads
-        threads = max(1, torch.get_num_threads() // (len(names) + (ahead > 0)))
+    threads, at_once = 0, len(config.names) + (ahead > 0)
+    if policy.device.type == "cpu" and at_once > 1:  # else they would wait for each other's threads
+        threads = max(1, torch.get_num_threads() // at_once)
     if threads and ahead:
         torch.set_num_threads(threads)
-    servers = Servers(command, names, root, addresses, threads, starter)
+    servers = servers_for(config, command, root, threads, policy.device.type)
     how = {"context_length": loaded.context_length, "ours": ours, "expected": expected}
     return ServedEngine(policy, encoder_of(loaded), servers, root, config, **how)
 

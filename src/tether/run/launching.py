@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import StringConstraints
 
 from tether.core.errors import ConfigError
-from tether.rollout.launch import Launcher, Processes
+from tether.servers.config import ServersConfig
+from tether.servers.launch import Command, Launcher, Processes, Servers
 
 if TYPE_CHECKING:
     from tether.run.recipe import BaseRecipe
@@ -49,6 +50,22 @@ def launcher(run: Path, needs: Mapping[str, Mapping[str, float]], patience: floa
     if _PLACES[-1] == "local":
         return Processes()
     return _ray().RayLauncher(None, run.resolve().name, needs, patience)
+
+
+def servers_for(config: ServersConfig, command: Command, folder: Path, threads: int, device: str) -> Servers:
+    """The servers of a run that the settings speak of: those to start, where the run starts programs, or those that run already.
+
+    Args:
+        folder: of their logs, two below that of the run.
+        threads, device: of each started one; 0 threads: its own choice.
+
+    Raises:
+        ConfigError, RunError: see `launcher`.
+    """
+    needs = config.resources or ({"CPU": 1.0} if device == "cpu" else {"GPU": 1.0})
+    run, names = folder.parent.parent, config.names
+    starter = launcher(run, dict.fromkeys(names, needs), config.start_seconds) if names else None
+    return Servers(command, names, folder, config.running, threads, starter)
 
 
 def submit(recipe: BaseRecipe, command: Sequence[str]) -> int:

@@ -38,6 +38,7 @@ from tether.run.online_sections import (
 )
 from tether.run.online_stage import OnlineStage, learned_reward, online_stage
 from tether.run.progress import current_rss_bytes
+from tether.run.reward_servers import served_reward
 from tether.run.roles import encoder_of, save_trained
 from tether.run.stage import Context
 from tether.stages import online_loop
@@ -51,9 +52,13 @@ def train(section: SamplingSection, context: Context, rows: Sequence[Any] | None
     """Optimise the policy on its own samples, by the method that the section is of; the result is the role in `policy`."""
     progress, prompts = context.progress, _prompts(section, rows)
     prompts, test = _held_out(prompts, section, context) if section.evaluate else (prompts, [])
-    stage, loaded = online_stage(section, context.model, context.scorer, context.seed)
-    assert isinstance(stage.reward, FailureLimit)
     with contextlib.ExitStack() as ends:  # of workers and servers, however this ends
+        source = None
+        if section.reward_servers is not None:
+            doing(progress, "starting reward servers")
+            source = ends.enter_context(contextlib.closing(served_reward(section, context)))
+        stage, loaded = online_stage(section, context.model, context.scorer, context.seed, source)
+        assert isinstance(stage.reward, FailureLimit)
         ends.enter_context(contextlib.closing(stage.reward))
         served = None
         ends.callback(torch.set_num_threads, torch.get_num_threads())  # servers may take some

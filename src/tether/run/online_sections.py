@@ -16,8 +16,9 @@ from tether.monitoring.detectors import DETECTORS
 from tether.monitoring.watch import WatchConfig
 from tether.preferences.constitution import read_rubric
 from tether.rewards.classifier import ClassifierConfig
-from tether.rewards.function import FunctionConfig
+from tether.rewards.function import GIVEN, FunctionConfig
 from tether.rewards.learned import ObjectiveConfig
+from tether.rewards.servers import RewardServersConfig
 from tether.rewards.verifiable import VerifiableConfig, reasoning_gym_prompts
 from tether.rollout.config import EngineConfig
 from tether.run.judges import BY_KIND, AFunction, AModel, JudgeConfig
@@ -130,6 +131,9 @@ class OnlineSection(Section):
     objectives: dict[Name, ObjectiveConfig] | None = Field(
         default=None, min_length=2, description="what each of [reward.objectives] weighs, or where it is held"
     )
+    reward_servers: RewardServersConfig | None = Field(
+        default=None, description="have the reward worked out by servers, not in this process"
+    )
     engine: EngineConfig = Field(default=EngineConfig(), description="what samples the answers: this process, or servers")
     engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
     evaluate: EvaluateSection | None = Field(default=None, description="measure on held-out prompts along the way")
@@ -172,6 +176,7 @@ class OnlineSection(Section):
             yield from self.idle("uncertainty_weight", because="without reward_combine = 'uncertainty'")
         yield from self._objective_faults()
         yield from self._prompt_faults()
+        yield from self._server_faults()
 
     def _objective_faults(self) -> Iterator[str]:
         if self.objectives is None:
@@ -182,6 +187,16 @@ class OnlineSection(Section):
         held = any(objective.at_least is not None for objective in self.objectives.values())
         if held and self.evaluate is not None and (self.evaluate.keep == "best" or self.evaluate.stop):
             yield "evaluate.keep = 'best' and evaluate.stop see the weighted sum alone, and no constraint (at_least)"
+
+    def _server_faults(self) -> Iterator[str]:
+        if (servers := self.reward_servers) is None:
+            return
+        if self.reward_source == "random" or self.objectives is not None:
+            yield "reward_servers give each response the score of one reward: not a random one, nor that of objectives"
+        if self.function is not None:
+            if any(call.startswith(GIVEN) for call in self.function.calls):
+                yield "reward_servers cannot take a function of this process: put it in a file, and give path/to/file.py:name"
+            yield from servers.idle("batch", because="of a function: set function.batch", table="reward_servers.")
 
     def _prompt_faults(self) -> Iterator[str]:
         checked = self.verifiable and self.verifiable.kind
@@ -211,6 +226,8 @@ class PolicySection(OnlineSection, PolicyConfig):
         if "raise_kl" in self.watch.act.values() and not self.kl.coefficient:
             yield "watch.act = 'raise_kl' doubles kl.coefficient, which is 0: start above 0, or use 'stop'"
         if self.reward_per_token:
+            if self.reward_servers is not None:
+                yield "reward_servers give each response one score, and reward_per_token wants one for each token"
             if self.reward_source != "learned" or not self.step_rewards:
                 yield "reward_per_token needs reward_source = 'learned' and step_rewards = true"
             if self.baseline != "none":

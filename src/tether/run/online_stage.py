@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
+
 from tether.algorithms.reward_ensembles import Combine
 from tether.core.errors import MissingFileError
 from tether.core.protocols import RewardSource
@@ -20,7 +22,7 @@ from tether.rewards.function import FailureLimit, FunctionReward, reward_functio
 from tether.rewards.learned import EnsembleReward, LearnedReward, ObjectivesReward, ProcessReward, TrainedObjective
 from tether.rewards.verifiable import VerifiableReward
 from tether.run.models import open_model
-from tether.run.online_sections import BestOfNSection, PolicySection, SamplingSection, check_names
+from tether.run.online_sections import BestOfNSection, OnlineSection, PolicySection, SamplingSection, check_names
 from tether.run.roles import (
     attach,
     encoder_of,
@@ -45,23 +47,24 @@ OnlineStage = PolicyGradient | BestOfN | OnlineDirect
 
 
 def online_stage(
-    section: SamplingSection, settings: ModelConfig, reward_folder: Path | None, seed: int
+    section: SamplingSection, settings: ModelConfig, reward_folder: Path | None, seed: int, served: RewardSource | None = None
 ) -> tuple[OnlineStage, LoadedModel]:
     """Everything that a stage that samples needs: policy, reference, perhaps a value, a reward source and an engine.
 
     Args:
         reward_folder: the trained role that scores, for the reward sources that are models.
+        served: what scores in their place.
 
     Raises:
         ModelError: the reward model does not belong to this trunk.
     """
     loaded = open_model(settings, seed=seed)
     encoder = encoder_of(loaded)
-    folder = None if section.scorer is None else reward_folder
+    folder = None if section.scorer is None or (served and not _value(section)[1]) else reward_folder
     separate = section.roles == "separate"
     roles = separate_roles(section, loaded, settings, folder, seed) if separate else shared_roles(section, loaded, folder, seed)
     policy, reference, value, scorers = roles
-    source = _source(section, scorers, folder, loaded, seed)
+    source = served or reward_source(section, scorers, folder, loaded, loaded.model.device, seed)
     source = FailureLimit(source, section.max_failed, by_share if isinstance(source, SINGLY) else by_first)
     if here().mesh:  # servers come in its place
         engine = FirstEngine(None, list)
@@ -113,18 +116,24 @@ def _value(section: SamplingSection) -> tuple[bool, bool]:
     return critic, isinstance(section, PolicySection) and section.value_init == "reward"
 
 
-def _source(
-    section: SamplingSection, scorers: tuple[Role, ...], folder: Path | None, loaded: LoadedModel, seed: int
+def reward_source(
+    section: OnlineSection,
+    scorers: tuple[Role, ...],
+    folder: Path | None,
+    loaded: LoadedModel | None,
+    device: torch.device,
+    seed: int,
 ) -> RewardSource:
+    """What scores for a section; of a trained model its roles, its folder and the model under them."""
     if section.reward_source == "random":
         return RandomReward(seed)
     if section.verifiable is not None:
         return VerifiableReward(section.verifiable)
     if section.classifier is not None:
-        return ClassifierReward.load(section.classifier, loaded.model.device)
+        return ClassifierReward.load(section.classifier, device)
     if (own := section.function) is not None:
         return FunctionReward(reward_function(own), batch=own.batch, time_limit=own.time_limit, dump_after=own.dump_after)
-    if not scorers or folder is None:
+    if not scorers or folder is None or loaded is None:
         needs = f"needs a trained model: run the {section.scorer} stage first"
         raise MissingFileError(f"reward_source = '{section.reward_source}' {needs}")
     encoder = encoder_of(loaded)

@@ -25,7 +25,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from tether.core.errors import ConfigError, RunError
-from tether.rollout.launch import end_group, free_port, start_bound
+from tether.servers.launch import end_group, free_port, start_bound
 
 Resources = Mapping[str, float]
 """What a program needs of one machine, in Ray's words: CPU, GPU, memory, or names of the cluster's own."""
@@ -77,7 +77,7 @@ class Host:
 
 
 class RayLauncher:
-    """Speaks rollout.launch.Launcher.
+    """Speaks servers.launch.Launcher.
 
     Args:
         address: of a cluster, as ray.init takes it; None: the one of this machine, which is started where there is none.

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from tether.rollout.fleet import Fleet, Limits, State
+from tether.servers.fleet import Fleet, Limits, State
 
 
 class Clock:

@@ -1,0 +1,132 @@
+"""A reward that servers work out: responses go out in batches, scores come back, from whichever server is able.
+
+A server works on one batch at a time; a few more wait there, and the rest here, so that a slow reward holds up its step and
+fills no queue. A batch with which several servers in turn end, hang or talk nonsense is given up: its scores have failed.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from tether.core.errors import ConfigError
+from tether.core.protocols import RewardSource
+from tether.core.types import Json, Message, Prompt, Rollout, Sampling, Score, StopReason
+from tether.servers.config import ServersConfig
+from tether.servers.http import Answer, JsonServer
+from tether.servers.launch import Servers
+from tether.servers.pool import RefusedError, ServerPool
+
+TRIES = 3
+"""Servers that may fail with a batch before it is to blame itself."""
+
+
+class RewardServersConfig(ServersConfig):
+    """How many servers score, and what they are given."""
+
+    prefix: ClassVar[str] = "reward"
+    batch: int = Field(default=8, ge=1, description="responses a request")
+    waiting: int = Field(default=2, ge=1, description="requests at a server at once: it works on one, the others are there")
+
+
+class ServedReward:
+    """Speaks core.protocols.RewardSource.
+
+    Args:
+        servers: None on a rank that does not ask them.
+        digest: of what scores; a server that scores by something else is refused.
+        folder: for the log of the servers' states.
+
+    Raises:
+        ModelError: a server scores by something else.
+        RunError: no server starts.
+    """
+
+    def __init__(self, name: str, servers: Servers | None, config: RewardServersConfig, folder: Path, digest: str) -> None:
+        self.name, self.batch, self.digest = name, config.batch, digest
+        self.pool: Any = None
+        if servers is None:
+            return
+        self.pool = ServerPool(servers, config, folder, self._prepare, config.waiting)
+        self.pool.start()
+        try:
+            with self.pool.changed:
+                self.pool.want(digest)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """End the servers that were started for it."""
+        if self.pool is not None:
+            self.pool.close()
+
+    def _prepare(self, name: str, task: str) -> None:
+        held = self.pool.get(name, "/v1/reward")["digest"]
+        if held != self.digest:
+            raise RefusedError(f"it scores by other settings ({held}) than this run ({self.digest}): give it this run's recipe")
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """See core.protocols.RewardSource.
+
+        Raises:
+            ConfigError: a prompt's metadata cannot be sent.
+            RunError: no server is left.
+        """
+        parts = [rollouts[start : start + self.batch] for start in range(0, len(rollouts), self.batch)]
+        try:
+            bodies = [json.dumps({"rollouts": [_row(rollout) for rollout in part]}).encode() for part in parts]
+        except TypeError as error:
+            raise ConfigError(f"reward_servers get prompts as JSON, and metadata of these is none: {error}") from None
+        futures = [self.pool.senders.submit(self._ask, body, len(part)) for body, part in zip(bodies, parts, strict=True)]
+        return [score for future in futures for score in future.result()]
+
+    def _ask(self, body: bytes, count: int) -> list[Score]:
+        def score(name: str) -> list[Score]:
+            scores = [_score(row) for row in self.pool.post(name, "/v1/score", body).json()["scores"]]
+            if len(scores) != count:
+                raise ValueError(f"{len(scores)} scores for {count} responses")
+            return scores
+
+        try:
+            return self.pool.give(score, tries=TRIES)
+        except (RefusedError, OSError) as error:
+            return [Score(None, reason=f"reward servers: {error}")] * count
+
+
+def reward_server(source: RewardSource, digest: str, address: tuple[str, int]) -> JsonServer:
+    """A server that scores by this source, one request after the other; `serve_forever` makes it answer."""
+    turn = threading.Lock()
+
+    def score(body: Json) -> Answer:
+        rollouts = [_rollout(row) for row in body["rollouts"]]
+        with turn:
+            return 200, {"scores": [asdict(score) for score in source.score(rollouts)]}
+
+    described: Callable[[], Json] = lambda: {"digest": digest, "name": source.name}  # noqa: E731
+    return JsonServer(address, {"/v1/reward": described}, {"/v1/score": score})
+
+
+def _row(rollout: Rollout) -> Json:
+    """All of a rollout that a reward may look at."""
+    prompt, ids = rollout.prompt, {"prompt_ids": rollout.prompt_ids, "response_ids": rollout.response_ids}
+    messages = [asdict(message) for message in prompt.messages]
+    own = {"text": rollout.text, "stop": rollout.stop_reason.value, "index": rollout.sample_index}
+    return {**ids, **own, "messages": messages, "id": prompt.id, "metadata": dict(prompt.metadata)}
+
+
+def _rollout(row: Json) -> Rollout:
+    """The inverse of `_row`."""
+    messages = tuple(Message(**{**turn, "tool_calls": tuple(turn["tool_calls"])}) for turn in row["messages"])
+    prompt, ids = Prompt(messages, row["id"], row["metadata"]), (tuple(row["prompt_ids"]), tuple(row["response_ids"]))
+    return Rollout(*ids, (), StopReason(row["stop"]), row["text"], row["index"], 0, Sampling(), prompt)
+
+
+def _score(row: Any) -> Score:
+    return Score(row["value"], row["parts"], row["reason"], tuple((int(place), float(reward)) for place, reward in row["steps"]))

@@ -1,0 +1,98 @@
+"""The reward of a stage from servers: processes of their own, on this machine or a cluster's, or those that run already."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tether.core.config import build, digest
+from tether.core.errors import ConfigError
+from tether.core.rundir import read_json, write_json
+from tether.core.types import Json
+from tether.learner.ranks import here
+from tether.models.config import ModelConfig
+from tether.models.loading import pick_device
+from tether.rewards.function import FunctionReward
+from tether.rewards.servers import ServedReward, reward_server
+from tether.run.launching import servers_for
+from tether.run.online_sections import OnlineSection
+from tether.run.online_stage import reward_source
+from tether.run.roles import load_scorer
+from tether.run.stage import Context
+from tether.servers.http import JsonServer
+
+SCORING = {
+    *("reward_source", "verifiable", "classifier", "function", "process_aggregate", "reward_combine", "uncertainty_weight"),
+}
+"""The keys of a section by which a server scores."""
+
+
+def reward_settings(section: OnlineSection, context: Context) -> Json:
+    """Everything that a server of a stage's reward needs to know."""
+    scoring = section.model_dump(mode="json", include=SCORING, exclude_unset=True)
+    scorer = None if section.scorer is None or context.scorer is None else str(context.scorer.resolve())
+    return {"reward": scoring, "scorer": scorer, "model": context.model.model_dump(mode="json", exclude_unset=True)}
+
+
+def served_reward(section: OnlineSection, context: Context) -> ServedReward:
+    """The reward of a stage from servers, whose settings and logs are in `reward` of its folder.
+
+    Raises:
+        ModelError, RunError: see ServedReward.
+        ConfigError: the cluster cannot be reached, or is too small.
+    """
+    config, settings, folder = section.reward_servers, reward_settings(section, context), context.folder / "reward"
+    assert config is not None
+    if not here().first:
+        return ServedReward(section.reward_source, None, config, folder, "")
+    folder.mkdir(exist_ok=True)
+    write_json(folder / "settings.json", settings)
+
+    def command(host: str, port: int) -> Sequence[str]:
+        own = str((folder / "settings.json").resolve())
+        return sys.executable, "-m", "tether", "rewards", own, "--host", host, "--port", str(port)
+
+    device = pick_device(context.model.device).type if settings["scorer"] or section.classifier else "cpu"
+    threads = max(1, torch.get_num_threads() // max(1, len(config.names))) if device == "cpu" else 0
+    servers = servers_for(config, command, folder, threads, device)
+    if section.function is not None:  # calls as in this process
+        config = config.model_copy(update={"batch": section.function.batch})
+    return ServedReward(section.reward_source, servers, config, folder, digest(settings["reward"]))
+
+
+def settings_server(settings: Json, address: tuple[str, int], stacks: Path | None = None) -> JsonServer:
+    """A server that scores by these settings.
+
+    Raises:
+        ConfigError, ModelError, MissingFileError: what they name cannot be had.
+    """
+    section = build(OnlineSection, settings["reward"], where="reward")
+    model = build(ModelConfig, settings["model"], where="model")
+    scorer: Any = settings["scorer"] and Path(settings["scorer"])
+    roles, loaded = load_scorer(scorer, model) if scorer else ((), None)
+    source = reward_source(section, roles, scorer, loaded, pick_device(model.device), 0)
+    if isinstance(source, FunctionReward):
+        source.stacks = stacks
+    return reward_server(source, digest(settings["reward"]), address)
+
+
+def server_of(recipe: str, stage: str | None, address: tuple[str, int]) -> JsonServer:
+    """A server for a stage of a recipe, or by the settings that a run wrote (`reward/settings.json` in a stage's folder).
+
+    Raises:
+        ConfigError: the recipe has no such stage, or several of them that sample and none is named; the errors of above.
+    """
+    from tether.run.recipe import read_recipe, stands_on  # which imports the stages, and these servers
+
+    if recipe.endswith(".json"):
+        return settings_server(read_json(Path(recipe)), address, Path(recipe).with_name("stacks.txt"))
+    config = read_recipe(recipe)
+    names = [name for name in config.stages if isinstance(config.section(name), OnlineSection)]
+    if stage not in names and (stage or len(names) != 1):
+        raise ConfigError(f"which stage's reward? {recipe} has these that sample: {', '.join(names) or 'none'}")
+    context = stands_on(config, stage or names[0])
+    return settings_server(reward_settings(config.section(stage or names[0]), context), address)

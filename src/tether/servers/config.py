@@ -1,0 +1,44 @@
+"""Settings that all kinds of servers have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from pydantic import Field
+
+from tether.core.config import Config
+
+
+class ServersConfig(Config):
+    """How many servers work for a run, where they are, and how long is waited for them."""
+
+    prefix: ClassVar[str] = "server"
+    """What their names begin with."""
+    servers: int = Field(default=1, ge=1, description="how many are started; they end with the run")
+    addresses: tuple[str, ...] = Field(
+        default=(), description="servers that run already, such as http://10.0.0.5:8000; they must see the run's folder"
+    )
+    resources: dict[str, float] | None = Field(
+        default=None,
+        description="what a server needs of a machine of the cluster, { GPU = 2 }; unset: one GPU, or one CPU",
+    )
+    request_seconds: float = Field(default=600.0, gt=0, description="without an answer, after which a request is sent elsewhere")
+    start_seconds: float = Field(default=600.0, gt=0, description="that a server may take to start")
+    restarts: int = Field(default=5, ge=0, description="of a server in ten minutes; then the run goes on without it")
+
+    def faults(self) -> Iterator[str]:
+        if self.addresses and "servers" in self.model_fields_set:
+            yield "addresses are of servers that run already, and servers is how many to start: give one of them"
+        if self.addresses and self.resources:
+            yield "resources are of servers that are started, and addresses of others: give one of them"
+
+    @property
+    def names(self) -> list[str]:
+        """Those of the servers that are to be started."""
+        return [] if self.addresses else [f"{self.prefix}-{number}" for number in range(self.servers)]
+
+    @property
+    def running(self) -> dict[str, str]:
+        """Addresses by name, of those that run already."""
+        return {f"{self.prefix}-{number}": address.rstrip("/") for number, address in enumerate(self.addresses)}

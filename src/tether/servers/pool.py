@@ -1,0 +1,250 @@
+"""Servers that a thread each looks after, and work that goes to whichever of them is able.
+
+What fails for reasons of the machine (no connection, no answer in time, garbage) is given to another server; what a server
+refuses, another would refuse, too. How many requests are under way is bounded: more wait here, and their senders with them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx2
+
+from tether.core.errors import ModelError, RunError
+from tether.core.types import Json
+from tether.servers.config import ServersConfig
+from tether.servers.fleet import Fleet, Limits, State
+from tether.servers.launch import Servers
+
+T = TypeVar("T")
+KEEPING = {"IDLE": 5, "INTVL": 5, "CNT": 3}
+KEEP_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
+if hasattr(socket, "TCP_KEEPIDLE"):  # a host that is cut off is noticed after 5 + 3 * 5 s, however long an answer may take
+    KEEP_ALIVE += [(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{what}"), value) for what, value in KEEPING.items()]
+SHORT = 60.0
+"""Seconds that what is quickly done may take."""
+CONNECT = 10.0
+"""Seconds until a connection must stand."""
+PAUSE = 0.05
+"""Seconds between two looks at a server that needs nothing."""
+REFUSALS = 400, 401, 403, 413, 422
+"""The statuses by which a server says that it understands, and does not do it."""
+FAILURES = httpx2.HTTPError, OSError, ValueError, LookupError, TypeError
+"""What an exchange with a server ends with if the machine or the network is to blame, or the answer is garbage."""
+
+
+class RefusedError(Exception):
+    """A server's answer that another server would give, too."""
+
+
+class ServerPool:
+    """Servers and their states, in a log.
+
+    Args:
+        folder: for the log of all changes of state, `fleet.jsonl`.
+        prepare: (a server's name, "load" or "probe") -> makes it ready for what the fleet wants, or looks whether it lives.
+        requests: under way at once, at most, for each server.
+    """
+
+    def __init__(
+        self, servers: Servers, config: ServersConfig, folder: Path, prepare: Callable[[str, str], None], requests: int
+    ) -> None:
+        self.servers, self.config, self.folder, self.prepare = servers, config, folder, prepare
+        limits = Limits(start_seconds=config.start_seconds, restarts=config.restarts)
+        self.fleet, self.changed = Fleet(servers.names, time.monotonic, limits), threading.Condition()
+        self.told, self.fault, self.closed = 0, "", False
+        lines = httpx2.HTTPTransport(limits=httpx2.Limits(max_connections=None), socket_options=KEEP_ALIVE)
+        self.client, self.senders = httpx2.Client(transport=lines), ThreadPoolExecutor(requests * len(servers.names))
+        self.keepers = [threading.Thread(target=self._tend, args=(name,), daemon=True) for name in servers.names]
+
+    def start(self) -> None:
+        """Begin to look after the servers."""
+        for keeper in self.keepers:
+            keeper.start()
+
+    def close(self) -> None:
+        """End the servers that were started for it."""
+        with self.changed:
+            self.closed = True
+            self.changed.notify_all()
+        self.senders.shutdown(wait=False, cancel_futures=True)
+        self.servers.close()
+        self.client.close()
+        for keeper in self.keepers:
+            keeper.join(1.0)
+
+    def want(self, version: str) -> None:
+        """Wait until every server that lives holds this version; the pool is locked.
+
+        Raises:
+            ModelError: a server refuses it.
+            RunError: no server is left.
+        """
+        self.fleet.want(version)
+        self.changed.notify_all()
+        self._wait(f"a server to hold {version}", lambda: not self._coming() and self._able())
+
+    def _coming(self) -> bool:
+        """Whether a server that could work soon does not yet; one that restarts is not waited for while another is able."""
+        return bool(self.fleet.at(State.STALE) or (self.fleet.at(State.RESTARTING, State.SUSPECT) and not self._able()))
+
+    def _able(self) -> bool:
+        return bool(self.fleet.at(State.HEALTHY))
+
+    def _wait(self, what: str, until: Callable[[], bool]) -> None:
+        """Wait for a change of the fleet, which is locked; bounded by the servers' own limits, since each gives up some time.
+
+        Raises:
+            ModelError: a server refuses what others would refuse, too.
+            RunError: no server is left, or nothing has happened for too long.
+        """
+        start, limit = time.monotonic(), 2 * (self.config.start_seconds + self.config.request_seconds)
+        while self.fault or not until():
+            states = ", ".join(f"{name} {member.state.value}" for name, member in self.fleet.members.items())
+            if self.fault:
+                raise ModelError(self.fault)
+            if self.closed or not self.fleet.at(*set(State) - {State.RETIRED}):
+                last = "; ".join(f"{c.server}: {c.why}" for c in self.fleet.changes[-2:])
+                raise RunError(f"no server is left ({last}). Their logs are in {self.folder}; the same command goes on.")
+            if time.monotonic() - start > limit:
+                raise RunError(f"waited {limit:.0f} s for {what} ({states}). The logs are in {self.folder}.")
+            self.changed.wait(1.0)
+
+    # Servers: one thread looks after each.
+
+    def _tend(self, name: str) -> None:
+        while not self.closed:
+            with self.changed:
+                member, wanted = self.fleet.members[name], self.fleet.wanted
+                if (status := self.servers.ended(name)) is not None and member.state not in (State.DEAD, State.RETIRED):
+                    why = f"its process ended with status {status}: {self.servers.last_words(name)}"
+                    if not member.lived and status >= 0:  # of its own accord, and would again; a signal comes from outside
+                        self.fault = f"{name} does not start, {why}. Its log is in {self.folder}"
+                    self.fleet.exited(name, why)
+                task = self.fleet.due(name)
+                if not task and member.state is State.RESTARTING:
+                    task = "ask" if name in self.servers.addresses else "restart"
+                self._tell()
+                if not task:
+                    self.changed.wait(PAUSE)
+                    continue
+            try:
+                self._do(name, task)
+            except RefusedError as error:
+                if wanted == self.fleet.wanted:  # or what it was about has been replaced meanwhile
+                    self.fault = f"{name} ({self.servers.addresses[name]}): {error}"
+            except FAILURES as error:
+                if task != "ask":
+                    with self.changed:
+                        self.fleet.failed(name, f"{task}: {type(error).__name__}: {error}")
+                time.sleep(PAUSE)
+            except Exception as error:  # noqa: BLE001  (ours: the run ends with it, and does not wait for this thread)
+                self.fault = f"{name}, {task}: {type(error).__name__}: {error}"
+            with self.changed:
+                self._tell()
+
+    def _do(self, name: str, task: str) -> None:
+        """One thing that a server needs."""
+        if task == "restart":
+            self.servers.start(name)
+        elif task == "ask":
+            self.get(name, "/health")
+            with self.changed:
+                self.fleet.started(name)
+        else:
+            wanted = self.fleet.wanted
+            self.prepare(name, task)
+            with self.changed:
+                self.fleet.loaded(name, wanted) if task == "load" else self.fleet.answered(name)
+
+    def _tell(self) -> None:
+        """Write new changes of state down, and wake who waits; the fleet is locked."""
+        if new := self.fleet.changes[self.told :]:
+            with (self.folder / "fleet.jsonl").open("a", encoding="utf-8") as log:
+                log.writelines(json.dumps({"time": time.time(), **asdict(change)}) + "\n" for change in new)
+            self.told += len(new)
+            self.changed.notify_all()
+
+    # Exchanges.
+
+    def give(self, work: Callable[[str], T], prompt: Sequence[int] = (), tries: int | None = None) -> T:
+        """What a server, by its name, makes of this, from whichever gives it.
+
+        Args:
+            prompt: goes where its beginning is known, if that server is not much fuller than others.
+            tries: servers that may fail with it, one after another; unset: any number.
+
+        Raises:
+            RefusedError: a server refuses it.
+            RunError: no server is left.
+            OSError: it was tried so often.
+        """
+        avoid: set[str] = set()
+        for attempt in itertools.count(1):
+            with self.changed:
+                self._wait("a server that is able", self._able)
+                name, wanted = self.fleet.pick(prompt, avoid), self.fleet.wanted
+                assert name is not None
+                self.fleet.use(name, 1)
+            why, lacking = "", False
+            try:
+                return work(name)
+            except FAILURES as error:
+                why = f"{type(error).__name__}: {error}"
+                lacking = isinstance(error, httpx2.HTTPStatusError) and error.response.status_code == 404
+                avoid.add(name)
+                if attempt == tries:
+                    raise OSError(f"{tries} servers failed with it, the last: {why}") from error
+            finally:
+                with self.changed:
+                    self.fleet.use(name, -1)
+                    if lacking:
+                        self.fleet.emptied(name, f"it has no {wanted}")
+                    elif why:
+                        self.fleet.failed(name, why)
+                    else:
+                        self.fleet.answered(name)
+                    self._tell()
+        raise AssertionError
+
+    def get(self, name: str, path: str) -> Any:
+        """What stands at a path of a server."""
+        answer = self.client.get(self.servers.addresses[name] + path, timeout=CONNECT)
+        answer.raise_for_status()
+        return answer.json() if answer.content and path != "/health" else {}
+
+    def post(self, name: str, path: str, body: Json | bytes, *, quick: bool = False) -> Any:
+        """A server's answer; `quick`: to what it has to do at once, unless it is at work.
+
+        Raises:
+            RefusedError: it understands, and does not do it.
+        """
+        limit = self.config.request_seconds
+        limit = min(limit, SHORT) if quick and not self.fleet.members[name].inflight else limit
+        timeout = httpx2.Timeout(limit, connect=min(limit, CONNECT))
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        headers = {"Content-Type": "application/json"}
+        answer = self.client.post(self.servers.addresses[name] + path, content=content, headers=headers, timeout=timeout)
+        if answer.status_code in REFUSALS:
+            raise RefusedError(reason(answer))
+        answer.raise_for_status()
+        return answer
+
+
+def reason(answer: Any) -> str:
+    """What a server says of its refusal."""
+    try:
+        body = answer.json()
+    except ValueError:
+        return f"HTTP {answer.status_code}"
+    inner = body.get("error", body) if isinstance(body, dict) else body
+    return str(inner.get("message", inner) if isinstance(inner, dict) else inner)
