@@ -29,7 +29,7 @@ from tether.core.errors import RunError, TrainingError
 from tether.core.rundir import flush, read_json, write_json
 from tether.core.types import Json
 from tether.learner.ranks import here
-from tether.models.sharded import is_cut, joined, local
+from tether.models.sharded import across, is_cut, local
 
 FORMAT, IN_PARTS = 1, 2
 STATE = ("state.safetensors", "state.json")
@@ -140,7 +140,7 @@ def read_parts(folder: Path, weights: Sequence[Tensor] = ()) -> dict[str, Tensor
         number = int(key.rpartition(".")[2])
         like = weights[number] if number < len(weights) else None
         if like is not None and is_cut(like) and like.shape == meta.size:
-            tensors[key] = joined(torch.empty_like(local(like), dtype=meta.properties.dtype), like)
+            tensors[key] = across(torch.empty_like(local(like), dtype=meta.properties.dtype), like)
         else:
             tensors[key] = torch.empty(meta.size, dtype=meta.properties.dtype)
     with warnings.catch_warnings():

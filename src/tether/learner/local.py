@@ -20,7 +20,7 @@ from tether.core.errors import TrainingError
 from tether.learner.config import OptimizerConfig
 from tether.learner.ranks import here
 from tether.models.quantized import bitsandbytes
-from tether.models.sharded import cut, is_cut, joined, local
+from tether.models.sharded import across, cut, is_cut, local
 
 _CLAIMS: MutableMapping[Tensor, RemovableHandle] = WeakTensorKeyDictionary()
 """The hook of each weight's newest learner."""
@@ -165,7 +165,7 @@ class LocalLearner:
 
     def joined(self, place: int, part: Tensor) -> Tensor:
         """What is cut as the parameter at `place` is, from this rank's part of it."""
-        return joined(part, self.parameters[place])
+        return across(part, self.parameters[place])
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:

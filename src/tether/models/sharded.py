@@ -46,7 +46,7 @@ def is_cut(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor)
 
 
-def joined(part: Tensor, like: Tensor) -> Tensor:
+def across(part: Tensor, like: Tensor) -> Tensor:
     """The tensor of which every process holds such a `part`, cut as `like` is; the part itself where that is whole."""
     if not isinstance(like, DTensor):
         return part
@@ -56,12 +56,12 @@ def joined(part: Tensor, like: Tensor) -> Tensor:
 
 def gathered(part: Tensor, like: Tensor) -> Tensor:
     """The same, whole on every process; all of them must ask."""
-    tensor = joined(part, like)
+    tensor = across(part, like)
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def cut(tensor: Tensor, like: Tensor) -> Tensor:
-    """The inverse of `joined`: this process's part, also of a tensor that every process has whole."""
+    """The inverse of `across`: this process's part, also of a tensor that every process has whole."""
     if not isinstance(like, DTensor) or is_cut(tensor):
         return local(tensor)
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None).to_local()
