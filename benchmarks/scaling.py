@@ -73,7 +73,6 @@ def _role(source: str, config: dict[str, Any] | None = None) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from tether.cpu.attention import pick_attention
-    from tether.cpu.fused import fuse
     from tether.cpu.memory import own_heap
     from tether.models.config import LoraConfig, ModelConfig
     from tether.models.loading import add_adapter
@@ -89,7 +88,6 @@ def _role(source: str, config: dict[str, Any] | None = None) -> Any:
         torch.set_default_dtype(torch.float32)
         model.requires_grad_(False)
         model.set_attn_implementation(pick_attention("auto", torch.device("cpu"), model))
-        fuse(model)
     return Role(add_adapter(model, "policy", LoraConfig(targets="attention")), "policy")
 
 

@@ -236,6 +236,8 @@ def of_ranks(
     rows = [Counter(row["step"] for row in read_jsonl(side / "metrics.jsonl")) for side in sides]
     weights = [{str(p.relative_to(side)): p.read_bytes() for p in (side / "policy").rglob("*.safetensors")} for side in sides]
     log = [*read_jsonl(folder / "wild" / "ranks.jsonl")]
+    other = [step for step in numbers[0] if numbers[0][step] != numbers[1].get(step)]
+    texts = {step for step, _, _ in (samples[0] - samples[1])}
     again = {kind: [*read_jsonl(sides[1] / kind / "fleet.jsonl")] for kind in ("engine", "reward")}
     waits = [(kind, _until_back(again[kind], when) if kind in again else _until_step(log, when)) for kind, when in at]
     known = [(kind, round(wait, 3)) for kind, wait in waits if wait is not None]
@@ -249,9 +251,8 @@ def of_ranks(
         "made_again": len(made) - 1 - len(numbers[0]),
         "lost": len(rows[0].keys() - rows[1].keys()) + sum(n < 4 * PROMPTS for n in _sizes(samples[1], rows[0])),
         "twice": sum(count > 1 for count in rows[1].values()) + sum(n > 4 * PROMPTS for n in _sizes(samples[1], rows[0])),
-        "differs": (samples[0] - samples[1]).total()
-        + sum(numbers[0][step] != numbers[1].get(step) for step in numbers[0])
-        + sum(weights[0][name] != weights[1].get(name) for name in weights[0]),
+        "differs": (samples[0] - samples[1]).total() + len(other) + sum(weights[0][n] != weights[1].get(n) for n in weights[0]),
+        "first_difference": {"samples": min(texts, default=None), "numbers": min(other, default=None)},
         "not_recovered": len(at) - len(known),
         "recovery_s": _spread([wait for _, wait in known]),
         "recovery_of": {one: _spread([wait for kind, wait in known if kind == one]) for one in WORDS},

@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from scipy import stats
+from torch.nn.functional import rms_norm, silu
 
 from tether.core.errors import ModelError
 from tether.core.types import Prompt, Sampling, user
@@ -102,6 +103,39 @@ def test_products_with_panels(dtype, outputs, inputs, biased):
     for rows in (*range(18), 24):  # to the bit, whatever stands beside a row
         assert torch.equal(panels(states[:rows]), whole[:rows])
     assert torch.equal(panels(states.T.contiguous().T.view(1, 37, inputs)), whole[None])
+
+
+def drawn(*shape, dtype, seed=0):
+    return (3 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))).to(dtype)
+
+
+CLOSE = {torch.float32: 1e-6, torch.bfloat16: 1e-2}
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", CLOSE)
+@pytest.mark.parametrize("dim", [40, 300])
+def test_norms_and_gates_of_the_decoder(dtype, dim):
+    residual, delta, weight = (drawn(9, dim, dtype=dtype, seed=n) for n in range(3))
+    weight, both = weight[0].contiguous(), drawn(9, 2 * dim, dtype=dtype, seed=3)
+    total = residual + delta
+    added = residual.clone()
+    a, b = both.double().chunk(2, 1)
+    for found, exact in (
+        (kernels.add_norm(residual.clone(), None, weight, 1e-3), rms_norm(residual.double(), (dim,), weight.double(), 1e-3)),
+        (kernels.add_norm(added, delta, weight, 1e-3), rms_norm(total.double(), (dim,), weight.double(), 1e-3)),
+        (added, total.double()),
+        (kernels.gate(both), silu(a) * b),
+    ):
+        assert found.dtype == dtype
+        assert (found.double() - exact).norm() <= CLOSE[dtype] * exact.norm()
+
+
+@needs_kernels
+def test_extreme_gates_stay_finite():
+    a = torch.tensor([-1e4, -90.0, -1.0, 0.0, 1.0, 90.0, 1e4]).repeat(2, 40)
+    gated = kernels.gate(torch.cat([a, torch.ones_like(a)], 1))
+    torch.testing.assert_close(gated.double(), silu(a.double()), rtol=1e-5, atol=1e-6)
 
 
 @needs_kernels

@@ -6,7 +6,6 @@ import logging
 from functools import cache
 
 from tether.cpu.attention import pick_attention
-from tether.cpu.fused import fuse
 from tether.cpu.kernels import library
 from tether.cpu.memory import own_heap
 from tether.models.loading import LoadedModel, pick_device
@@ -14,7 +13,9 @@ from tether.models.trunk import GROUPED
 
 
 def speed_up(loaded: LoadedModel) -> LoadedModel:
-    """Give a model the attention, norms and gates of this room, and its tensors the allocator; returns the same model.
+    """Give a model the attention of this room, and its tensors the allocator; returns the same model.
+
+    Its modules stay transformers' own; the engine's decoder, which is ours, reads their weights.
 
     `loaded.cpu_kernels` then names what was put in place. `model.cpu_kernels = false` leaves everything as transformers made it;
     without a compiler, or with TETHER_KERNELS=0, attention alone is ours, in torch's operations.
@@ -31,8 +32,7 @@ def speed_up(loaded: LoadedModel) -> LoadedModel:
         parts.append("attention")
     if device.type == "cpu":
         if library() is not None:
-            fuse(loaded.model)
-            parts += ["norms", "gates", "decoding"]
+            parts.append("decoding")
         if own_heap() is not None:
             parts.append("allocator")
     loaded.cpu_kernels = tuple(parts)

@@ -440,62 +440,23 @@ void NAME(rotate)(int64_t rows, int64_t queries, int64_t keys, int64_t dim, int6
         }
 }
 
-// Of out = x / rms(x) * weight: grad_x = weight grad / rms - x sum(weight grad x) / (dim rms^3).
-void NAME(norm_back)(int64_t rows, int64_t dim, const TYPE *x, const TYPE *weight, float epsilon, const TYPE *grad, TYPE *grad_x) {
-#pragma omp parallel for schedule(static)
-    for (int64_t row = 0; row < rows; row++) {
-        const TYPE *restrict a = x + row * dim, *restrict g = grad + row * dim;
-        TYPE *restrict out = grad_x + row * dim;
-        float square = 0, along = 0;
-        for (int64_t d = 0; d < dim; d++) {
-            square += WIDEN(a[d]) * WIDEN(a[d]);
-            along += WIDEN(weight[d]) * WIDEN(g[d]) * WIDEN(a[d]);
-        }
-        float factor = 1 / sqrtf(square / dim + epsilon), back = along / dim * factor * factor * factor;
-        for (int64_t d = 0; d < dim; d++) out[d] = NARROW(WIDEN(weight[d]) * WIDEN(g[d]) * factor - WIDEN(a[d]) * back);
-    }
-}
-
-// gated[d] = 1 / (1 + exp(-gated[d]))
-static inline void NAME(sigmoid)(float *gated, int64_t count) {
-    for (int64_t d = 0; d < count; d++) {
-        float power = -gated[d];  // beyond +-80 it changes nothing, and would take expf's slow way
-        power = power > 80 ? 80 : power < -80 ? -80 : power;
-        gated[d] = 1 / (1 + expf(power));
-    }
-}
-
-// out (rows, dim) = silu(a) * b, rows of a and b `stride` apart.
-void NAME(gate)(int64_t rows, int64_t dim, int64_t stride, const TYPE *a, const TYPE *b, TYPE *out) {
+// out (rows, dim) = silu(a) * b, where a and b are the halves of each of the rows, (rows, 2 * dim).
+void NAME(gate)(int64_t rows, int64_t dim, const TYPE *both, TYPE *out) {
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < rows; row++)
         for (int64_t start = 0; start < dim; start += 256) {  // in pieces of float: mixed widths beside expf are not vectorised
-            const TYPE *restrict x = a + row * stride + start, *restrict y = b + row * stride + start;
+            const TYPE *restrict a = both + 2 * row * dim + start, *restrict b = a + dim;
             TYPE *restrict product = out + row * dim + start;
             int64_t count = dim - start < 256 ? dim - start : 256;
             float gated[256];
-            for (int64_t d = 0; d < count; d++) gated[d] = WIDEN(x[d]);
-            NAME(sigmoid)(gated, count);
-            for (int64_t d = 0; d < count; d++) product[d] = NARROW(gated[d] * WIDEN(x[d]) * WIDEN(y[d]));
+            for (int64_t d = 0; d < count; d++) gated[d] = WIDEN(a[d]);
+            for (int64_t d = 0; d < count; d++) {
+                float power = -gated[d];  // beyond +-80 it changes nothing, and would take expf's slow way
+                power = power > 80 ? 80 : power < -80 ? -80 : power;
+                gated[d] = 1 / (1 + expf(power));
+            }
+            for (int64_t d = 0; d < count; d++) product[d] = NARROW(gated[d] * WIDEN(a[d]) * WIDEN(b[d]));
         }
-}
-
-// Its gradients in a and b, all contiguous.
-void NAME(gate_back)(int64_t total, const TYPE *a, const TYPE *b, const TYPE *grad, TYPE *grad_a, TYPE *grad_b) {
-#pragma omp parallel for schedule(static)
-    for (int64_t start = 0; start < total; start += 256) {
-        const TYPE *restrict x = a + start, *restrict y = b + start, *restrict g = grad + start;
-        TYPE *restrict to_a = grad_a + start, *restrict to_b = grad_b + start;
-        int64_t count = total - start < 256 ? total - start : 256;
-        float gated[256];
-        for (int64_t d = 0; d < count; d++) gated[d] = WIDEN(x[d]);
-        NAME(sigmoid)(gated, count);
-        for (int64_t d = 0; d < count; d++) {
-            float s = gated[d], u = WIDEN(x[d]), up = WIDEN(g[d]);
-            to_a[d] = NARROW(up * WIDEN(y[d]) * s * (1 + u * (1 - s)));
-            to_b[d] = NARROW(up * s * u);
-        }
-    }
 }
 
 // Each row's new key and value go to place lengths[row] of its slot; then the row attends to that place and those before it.

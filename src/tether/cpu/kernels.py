@@ -26,10 +26,8 @@ SIGNATURES = {
     "decode": [*[_SIZE] * 5, _POINTER, *[_POINTER, _SIZE, _SIZE] * 3, *[_POINTER] * 3, _FLOAT, _SIZE, _FLOAT],
     "sample": [*[_SIZE] * 3, _POINTER, _FLOAT, *[_POINTER] * 3],
     "add_norm": [_SIZE, _SIZE, *[_POINTER] * 3, _FLOAT, _POINTER],
-    "norm_back": [_SIZE, _SIZE, _POINTER, _POINTER, _FLOAT, _POINTER, _POINTER],
     "rotate": [*[_SIZE] * 6, *[_POINTER] * 5, _FLOAT],
-    "gate": [*[_SIZE] * 3, *[_POINTER] * 3],
-    "gate_back": [_SIZE, *[_POINTER] * 5],
+    "gate": [_SIZE, _SIZE, _POINTER, _POINTER],
     "attend": [*[_SIZE] * 5, *[_POINTER] * 7, _FLOAT],
     "attend_back": [*[_SIZE] * 5, *[_POINTER] * 11, _FLOAT],
 }
@@ -187,13 +185,6 @@ def add_norm(residual: Tensor, delta: Tensor | None, weight: Tensor, epsilon: fl
     return out
 
 
-def norm_back(x: Tensor, weight: Tensor, epsilon: float, grad: Tensor) -> Tensor:
-    """The gradient in x of x / rms(x) * weight, all contiguous and (..., dim)."""
-    out, dim = torch.empty_like(x), x.shape[-1]
-    _call("norm_back", x.dtype, x.numel() // dim, dim, x, weight, epsilon, grad, out)
-    return out
-
-
 def rotate(
     heads: Tensor, queries: int, keys: int, cosines: Tensor, sines: Tensor, norms: tuple[Tensor | None, Tensor | None, float]
 ) -> None:
@@ -205,15 +196,9 @@ def rotate(
     _call("rotate", heads.dtype, *sizes, heads, cosines, sines, *norms)
 
 
-def gate(a: Tensor, b: Tensor) -> Tensor:
-    """silu(a) * b, (..., dim): contiguous, or two halves of one matrix (rows, 2 dim)."""
-    out, dim = torch.empty(a.shape, dtype=a.dtype, device=a.device), a.shape[-1]
-    _call("gate", a.dtype, a.numel() // dim, dim, dim if a.is_contiguous() else a.stride(0), a, b, out)
+def gate(both: Tensor) -> Tensor:
+    """silu(a) * b, (rows, dim), of `both`, whose rows are a and then b, (rows, 2 dim) contiguous."""
+    rows, dim = len(both), both.shape[1] // 2
+    out = both.new_empty(rows, dim)
+    _call("gate", both.dtype, rows, dim, both, out)
     return out
-
-
-def gate_back(a: Tensor, b: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
-    """The gradients of `gate` in a and b, all contiguous."""
-    grads = torch.empty_like(a), torch.empty_like(b)
-    _call("gate_back", a.dtype, a.numel(), a, b, grad, *grads)
-    return grads

@@ -111,7 +111,7 @@ class LlamaDecoder:
             rotate(heads, self.heads, self.kv_heads, cosines, sines, (*layer.head_norms, self.epsilon))
             delta = layer.out(attend(number, layer, heads))
             states = add_norm(residual, delta, layer.after, self.epsilon)
-            delta = layer.down(gate(*layer.both(states).chunk(2, 1)))
+            delta = layer.down(gate(layer.both(states)))
         return add_norm(residual, delta, self.norm.weight, self.epsilon)
 
 

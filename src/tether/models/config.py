@@ -51,7 +51,7 @@ class ModelConfig(Config):
     )
     device: str = Field(default="auto", description="where the model lies; auto takes a GPU where there is one")
     cpu_kernels: bool = Field(
-        default=True, description="on a CPU: our own attention, norms, gates, decoder and allocator, behind `cpu.speed_up`"
+        default=True, description="on a CPU: our own attention, decoder and allocator, behind `cpu.speed_up`"
     )
     recompute: bool = Field(
         default=False, description="keep only each layer's input for the backward pass: less memory, about a third more work"

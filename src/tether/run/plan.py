@@ -14,8 +14,6 @@ import torch
 from tether.core.errors import ModelError
 from tether.core.stages import STAGES
 from tether.cpu.attention import pick_attention
-from tether.cpu.fused import fuse
-from tether.cpu.kernels import library
 from tether.cpu.llama import cache_bytes
 from tether.data.batches import TokenBatch, cut_batches, cut_together
 from tether.learner import planner
@@ -325,8 +323,6 @@ class _Planner:
         attention = {GROUPED: planner.TILED, "sdpa": planner.FUSED}.get(self.attention, self.attention)
         model = planner.shape_model(self.config, self.dtype, attention)
         model.recompute = self.recipe.model.recompute
-        if self.recipe.model.cpu_kernels and not self.device.gpu and library() is not None:
-            model = fuse(model)
         held = {"process": self.process, "trunk": self.trunk}
         if section.lora is not False:
             model = planner.shape_adapter(model, name, section.lora)
