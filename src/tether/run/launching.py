@@ -40,6 +40,15 @@ def placed(on: str) -> Iterator[None]:
         _PLACES.pop()
 
 
+def host_address() -> str:
+    """The address of this machine that programs reach which are started from here; joins the cluster, if there is one."""
+    if _PLACES[-1] == "local":
+        return "127.0.0.1"
+    module = _ray()
+    module.connect(None)
+    return module.node_address()
+
+
 def launcher(run: Path, needs: Mapping[str, Mapping[str, float]], patience: float) -> Launcher:
     """What starts programs of a run, each of which needs so much of one machine.
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,13 +24,14 @@ from tether.core.config import build
 from tether.core.errors import ConfigError, RunError, TetherError
 from tether.core.stopping import Interrupted, stop_on_sigterm
 from tether.learner.config import LearnerConfig
-from tether.learner.ranks import LostRankError, Ranks, close, joined
+from tether.learner.ranks import COMING, LostRankError, Ranks, close, joined
 from tether.models.loading import pick_device
+from tether.run.launching import host_address, launcher
+from tether.servers.launch import Launcher
 
 if TYPE_CHECKING:
     from tether.run.recipe import BaseRecipe
 
-LOOPBACK = "127.0.0.1"
 LEAVE = 10.0
 """Seconds that a rank has to end by itself, once it is told to."""
 
@@ -36,7 +41,7 @@ def together(recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[None]:
     """Within this block the ranks that a recipe asks for train together; on leaving it those started here have ended.
 
     Where RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are set (by torchrun or run.restarts), this is one of those. Otherwise it
-    is rank 0, and starts the others on this machine.
+    is rank 0, and starts the others, on this machine or where Ray has room.
 
     Raises:
         ConfigError: torchrun has started another number of them, or should restart them, or this machine has fewer GPUs.
@@ -80,43 +85,122 @@ def _found(settings: LearnerConfig) -> Iterator[Ranks]:
 
 @contextlib.contextmanager
 def _placed(settings: LearnerConfig, recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[Ranks]:
-    """This process as rank 0 on the loopback, and the others, none of which outlives the block."""
+    """This process as rank 0, and the others, none of which outlives the block."""
     keeper = keep_store()
     store = dist.PrefixStore("tether/0", keeper)
     with contextlib.ExitStack() as stack:
+        starter = stack.enter_context(cluster(recipe))
         for rank in range(1, settings.ranks):
-            child = stack.enter_context(started(rank, recipe, stages, keeper.port))
+            child = stack.enter_context(started(rank, recipe, stages, keeper, starter=starter))
             threading.Thread(target=_attend, args=(child, rank, store), daemon=True).start()
         yield Ranks(store, 0, settings.ranks, settings.timeout)
 
 
 def keep_store() -> dist.TCPStore:
-    """The store in which ranks meet, on the loopback, for as long as it is held."""
-    server = socket.create_server((LOOPBACK, 0))
-    port = server.getsockname()[1]
-    return dist.TCPStore(LOOPBACK, port, is_master=True, master_listen_fd=server.detach(), wait_for_workers=False)
+    """The store in which ranks meet, at an address that all of them reach, for as long as it is held."""
+    server = socket.create_server((host_address(), 0))
+    host, port = server.getsockname()
+    return dist.TCPStore(host, port, is_master=True, master_listen_fd=server.detach(), wait_for_workers=False)
+
+
+@contextlib.contextmanager
+def cluster(recipe: BaseRecipe) -> Iterator[Launcher | None]:
+    """What places the ranks but the first on other machines; None where all are processes of this one.
+
+    Raises:
+        ConfigError: the cluster cannot be reached, or is too small.
+        RunError: others use it for too long.
+    """
+    if recipe.on == "local":
+        yield None
+        return
+    need = {"GPU": 1.0} if pick_device(recipe.model.device).type == "cuda" else {"CPU": 1.0}
+    names = [_name(rank) for rank in range(1, recipe.learner.ranks)]
+    with contextlib.closing(launcher(Path(recipe.run), dict.fromkeys(names, need), COMING)) as starter:
+        yield starter
+
+
+def _name(rank: int) -> str:
+    return f"rank-{rank}"
+
+
+class PlacedRank:
+    """A rank on a machine that a launcher has chosen, with what is asked of a process of this machine."""
+
+    def __init__(self, starter: Launcher, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        log.unlink(missing_ok=True)
+        self.starter, self.name, self.log = starter, name, log
+        self.returncode: int | None = None
+        starter.place(name)
+        starter.start(name, command, environment, log)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self.starter.ended(self.name)
+        return self.returncode
+
+    def wait(self, timeout: float = math.inf) -> None:
+        """Raises: TimeoutExpired: it runs on."""
+        deadline = time.monotonic() + timeout
+        while self.poll() is None:
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(self.name, timeout)
+            time.sleep(0.2)
+
+    def kill(self) -> None:
+        if self.poll() is None:
+            self.starter.stop(self.name)
+            self.returncode = -signal.SIGKILL
+
+    terminate = kill
+
+    @property
+    def stdout(self) -> Iterator[bytes]:
+        """The lines that it has written, once it has ended."""
+        self.wait()
+        yield from self.log.read_bytes().splitlines(keepends=True) if self.log.is_file() else ()
+
+    def communicate(self) -> tuple[bytes, None]:
+        """All of these."""
+        return b"".join(self.stdout), None
+
+
+Rank = subprocess.Popen[bytes] | PlacedRank
 
 
 @contextlib.contextmanager
 def started(
-    rank: int, recipe: BaseRecipe, stages: Sequence[str], port: int, start: int = 0, tells: int | None = None
-) -> Iterator[subprocess.Popen[bytes]]:
-    """A rank as a process of this machine, which does not outlive the block.
+    rank: int,
+    recipe: BaseRecipe,
+    stages: Sequence[str],
+    store: dist.TCPStore,
+    start: int = 0,
+    tells: int | None = None,
+    starter: Launcher | None = None,
+) -> Iterator[Rank]:
+    """A rank as a process that does not outlive the block.
 
     Args:
         start: how often the ranks were started before; those of one start meet.
         tells: the end of a pipe (a file descriptor) through which the rank tells this process how far it is.
+        starter: places it; unset: it runs on this machine.
     """
     size = recipe.learner.ranks
-    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": LOOPBACK, "MASTER_PORT": port}
+    place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": store.host, "MASTER_PORT": store.port}
     place |= {"TORCHELASTIC_RESTART_COUNT": start, "TORCHELASTIC_USE_AGENT_STORE": True}
+    if recipe.on != "local":  # alone on its machine, or with a GPU of its own there
+        place |= {"LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 1}
+    environment = {key: str(value) for key, value in place.items()}
     task = json.dumps(recipe.model_dump(mode="json", exclude_unset=True))
-    child = subprocess.Popen(
-        [sys.executable, "-m", __name__, "" if tells is None else str(tells), task, *stages],
-        env={**os.environ, **{key: str(value) for key, value in place.items()}},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-        start_new_session=tells is not None, pass_fds=() if tells is None else (tells,),
-    )  # fmt: skip
+    command = [sys.executable, "-m", __name__, "" if tells is None else str(tells), task, *stages]
+    if starter is not None:
+        child: Rank = PlacedRank(starter, _name(rank), command, environment, Path(recipe.run) / "ranks" / f"{rank}.log")
+    else:
+        child = subprocess.Popen(
+            command, env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=tells is not None, pass_fds=() if tells is None else (tells,),
+        )  # fmt: skip
     try:
         yield child
     except BaseException:
@@ -129,7 +213,7 @@ def started(
         child.wait()
 
 
-def _attend(process: subprocess.Popen[bytes], rank: int, store: Any) -> None:
+def _attend(process: Rank, rank: int, store: Any) -> None:
     """Note the end of a process that has not told its reason itself, with the last line that it has written."""
     lines = process.communicate()[0].decode(errors="replace").strip().splitlines()
     store.compare_set(f"ended/{rank}", "", f"exit code {process.returncode}; {lines[-1] if lines else 'it said nothing'}")

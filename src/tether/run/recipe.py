@@ -243,7 +243,8 @@ def run_recipe(
             check_data(name, section)
     root.mkdir(parents=True, exist_ok=True)
     if watches(recipe.learner):
-        return watched(recipe, names, progress)
+        with placed(recipe.on):
+            return watched(recipe, names, progress)
     again = [name for name in names if name != "sft"] if recipe.repeat else []
     with (
         placed(recipe.on),

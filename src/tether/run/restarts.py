@@ -10,7 +10,6 @@ import contextlib
 import copy
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -20,6 +19,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed import TCPStore
+
 from tether.core.errors import RunError
 from tether.core.protocols import doing
 from tether.core.rundir import append_jsonl
@@ -28,14 +29,15 @@ from tether.core.types import Json
 from tether.learner.config import LearnerConfig
 from tether.learner.ranks import AGAIN, BLAME, LostRankError
 from tether.run.progress import Progress
-from tether.run.ranks import LOST, keep_store, started
+from tether.run.ranks import LOST, Rank, cluster, keep_store, started
 
 if TYPE_CHECKING:
     from tether.run.recipe import BaseRecipe
 
 LOG = "ranks.jsonl"
 """In the run's folder: a line for every rank that was lost (kind, why), and one when the ranks have made a step again."""
-LOOK_EVERY = 0.2
+LOOK_EVERY, GONE = 0.2, -1
+"""Seconds between two looks; the status of a rank that was placed on a machine which is lost."""
 
 
 def watches(settings: LearnerConfig) -> bool:
@@ -56,7 +58,7 @@ def watched(recipe: BaseRecipe, stages: Sequence[str], progress: Callable[[str],
     with Stopping() as stopping:
         while True:
             bars.begin(start)
-            with Group(alone, stages, keeper.port, start) as group:
+            with Group(alone, stages, keeper, start) as group:
                 end = group.watch(bars, stopping)
             if isinstance(end, dict):
                 return end
@@ -73,21 +75,22 @@ def watched(recipe: BaseRecipe, stages: Sequence[str], progress: Callable[[str],
 class Group:
     """The processes of one start of the ranks; those left when the block ends are killed: a checkpoint is whole or not there."""
 
-    def __init__(self, recipe: BaseRecipe, stages: Sequence[str], port: int, start: int) -> None:
-        self.children: list[subprocess.Popen[bytes]] = []
+    def __init__(self, recipe: BaseRecipe, stages: Sequence[str], store: TCPStore, start: int) -> None:
+        self.children: list[Rank] = []
         self.words = ["it said nothing"] * recipe.learner.ranks
         self.end: Json | BaseException | None = None
         self.kind, self.rank, self.why = "", 0, ""
-        self.ends, self.task = contextlib.ExitStack(), (recipe, stages, port, start)
+        self.ends, self.task = contextlib.ExitStack(), (recipe, stages, store, start)
 
     def __enter__(self) -> Group:
         self.hears, tells = Pipe(duplex=False)
-        recipe, stages, port, start = self.task
+        recipe, stages, store, start = self.task
         with self.ends, tells:
             self.ends.callback(self.hears.close)
+            starter = self.ends.enter_context(cluster(recipe))
             for rank in range(recipe.learner.ranks):
-                context = started(rank, recipe, stages, port, start, tells.fileno() if rank == 0 else None)
-                self.children.append(self.ends.enter_context(context))
+                own: Any = {"starter": starter} if rank else {"tells": tells.fileno()}
+                self.children.append(self.ends.enter_context(started(rank, recipe, stages, store, start, **own)))
                 self.ends.callback(self.children[-1].kill)
                 threading.Thread(target=self._read, args=(rank,), daemon=True).start()
             self.ends = self.ends.pop_all()
@@ -142,7 +145,8 @@ class Group:
         hangs = [rank for rank, code in enumerate(codes) if code is None]
         self.rank = (killed or own or hangs or [0])[0]
         self.kind, name = "killed" if killed else "error" if own else "hung", f"rank {self.rank} of {len(codes)}"
-        ended = signal.Signals(-(codes[self.rank] or -9)).name if killed else self.words[self.rank]
+        code = codes[self.rank] or -9
+        ended = "its machine is gone" if code == GONE else signal.Signals(-code).name if killed else self.words[self.rank]
         self.why = f"{name} has ended: {ended}" if killed or own else str(end or f"{name} hangs").removesuffix(f". {AGAIN}")
         return RunError(f"{self.why}. {AGAIN}") if own else LostRankError(f"{self.why}. {AGAIN}")
 
