@@ -30,6 +30,7 @@ from tether.servers.launch import Servers
 from tether.servers.pool import RefusedError, ServerPool, reason
 
 PROBE = "Name three things that one can find in a kitchen, and say in a sentence what each of them is good for."
+PROBED = 24
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
 """Nats by which log-probabilities of the probe's tokens may differ on average between two programs that compute the same."""
 REQUESTS = 64
@@ -37,8 +38,8 @@ REQUESTS = 64
 
 
 def probe_ids(encoder: ChatEncoder) -> tuple[int, ...]:
-    """The text by which weights are compared."""
-    return encoder.prompt((user(PROBE),))
+    """The text by which weights are compared: the end of a prompt, for every version costs two passes over it."""
+    return encoder.prompt((user(PROBE),))[-PROBED:]
 
 
 class ServedEngine:

@@ -6,6 +6,7 @@ Requests that wait together and ask alike are decoded together by the local engi
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -21,6 +22,8 @@ from tether.rollout.local import LocalEngine
 from tether.rollout.wire import GENERATE
 from tether.servers.http import Answer, JsonServer, Route
 
+TOGETHER = 0.01
+"""Seconds after a request in which another may come that is decoded with it; a run sends all those of a step at once."""
 Loader = Callable[[str, Path], LocalEngine]
 """From an adapter's name and folder to an engine that samples with it."""
 
@@ -68,8 +71,9 @@ class EngineServer(JsonServer):
         """The one thread that touches the model: loads, unloads, and batches of requests that ask alike."""
         while True:
             waiting = [self.asked.get()]
-            while not self.asked.empty():
-                waiting.append(self.asked.get())
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    waiting.append(self.asked.get(timeout=TOGETHER if isinstance(waiting[-1], Asked) else 0))
             if None in waiting:
                 return
             for task in waiting:

@@ -106,20 +106,20 @@ def engine_server(loaded: LoadedModel, address: tuple[str, int], rows: int) -> E
     encoder, under = encoder_of(loaded), [loaded.model]
     limits = {"max_rows": rows, "context_length": loaded.context_length, "cpu_kernels": loaded.config.cpu_kernels}
 
-    slots, spare = dict[str, tuple[str, str]](), list[tuple[str, str]]()  # name of an adapter in the model, and its settings
+    held, spare = dict[str, tuple[str, LocalEngine]](), list[tuple[str, LocalEngine]]()  # settings of an adapter, and its engine
 
     def load(name: str, path: Path) -> LocalEngine:
         settings = (path / "adapter_config.json").read_text(encoding="utf-8")
-        if slot := slots.get(name) or next((one for one in spare if one[1] == settings), None):
-            refill_adapter(under[0], path.parent, slot[0])  # making the modules anew takes a second
-            spare[:] = [one for one in spare if one != slot]
+        if known := held.get(name) or next((one for one in spare if one[0] == settings), None):
+            refill_adapter(under[0], path.parent, str(known[1].role.adapter))  # making modules and engine anew takes a second
+            spare[:] = [one for one in spare if one is not known]
         else:
-            slot = name, settings
             under[0] = attach_adapter(under[0], path.parent, name)
-        slots[name] = slot
-        return LocalEngine(Role(under[0], slot[0]), copy.copy(encoder), **limits)
+            known = settings, LocalEngine(Role(under[0], name), copy.copy(encoder), **limits)
+        held[name] = known
+        return known[1]
 
     def unload(name: str) -> None:
-        spare.append(slots.pop(name))
+        spare.append(held.pop(name))
 
     return EngineServer(address, loaded.source, load, unload, loaded.context_length)
