@@ -110,14 +110,14 @@ def engine_server(loaded: LoadedModel, address: tuple[str, int], rows: int) -> E
 
     def load(name: str, path: Path) -> LocalEngine:
         settings = (path / "adapter_config.json").read_text(encoding="utf-8")
-        if known := held.get(name) or next((one for one in spare if one[0] == settings), None):
-            refill_adapter(under[0], path.parent, str(known[1].role.adapter))  # making modules and engine anew takes a second
-            spare[:] = [one for one in spare if one is not known]
+        if adapter := held.get(name) or next((one for one in spare if one[0] == settings), None):
+            refill_adapter(under[0], path.parent, str(adapter[1].role.adapter))  # making modules and engine anew takes a second
+            spare[:] = [one for one in spare if one is not adapter]
         else:
             under[0] = attach_adapter(under[0], path.parent, name)
-            known = settings, LocalEngine(Role(under[0], name), copy.copy(encoder), **limits)
-        held[name] = known
-        return known[1]
+            adapter = settings, LocalEngine(Role(under[0], name), copy.copy(encoder), **limits)
+        held[name] = adapter
+        return adapter[1]
 
     def unload(name: str) -> None:
         spare.append(held.pop(name))
