@@ -98,7 +98,7 @@ def recipe(folder: Path, name: str, steps: int, engine: dict[str, Any], ranks: i
         **({"reward_source": "random", "checkpoint_every": 50} | more),
         **({"engine": engine} if engine else {}),
     }
-    learner = {"learner": {"ranks": ranks, "restarts": 3}} if ranks > 1 else {}
+    learner = {"learner": {"ranks": ranks, "restarts": 20}} if ranks > 1 else {}
     model = {"source": "tiny", "dtype": "float32"}
     return build(Recipe, {"run": str(folder / name), "model": model, "grpo": section, **learner})
 

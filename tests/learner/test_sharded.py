@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from benchmarks.every_stage import recipe
 from safetensors.torch import load_file
 from tests.learner.ranked import assert_same, at_step, others, records, standing_on, trained
 
@@ -32,14 +33,23 @@ def only(values, *stages):
 
 @pytest.fixture(scope="module")
 def plain(values):
-    changed = {"direct": {"reference_logprobs": "each_update"}, "reward": {"disentangle_length": 0.0}}
+    each = {"reference_logprobs": "each_update"}
+    changed = {"direct": each, "kto": each, "reward": {"disentangle_length": 0.0}}
     kept = {stage: {**section, **changed.get(stage, {})} for stage, section in values.items() if stage != "model"}
     return {"model": values["model"], **kept}
 
 
-@pytest.mark.parametrize("stages", [["sft", "reward", "direct"], ["sft", "reward"]], ids=["adapters", "whole"])
-def test_two_halves_make_what_one_process_makes(plain, tmp_path, stages):
-    settings = only(plain if "direct" in stages else whole(plain, *stages), *stages)
+@pytest.mark.parametrize(
+    ("stages", "all_weights"),
+    [
+        (["sft", "reward", "direct"], False),
+        (["sft", "reward"], True),
+        pytest.param(["process", "kto"], False, marks=pytest.mark.slow),
+        pytest.param(["process", "kto"], True, marks=pytest.mark.slow),
+    ],
+)
+def test_two_halves_make_what_one_process_makes(plain, tmp_path, stages, all_weights):
+    settings = only(whole(plain, *stages) if all_weights else plain, *stages)
     trained(settings, tmp_path / "1", stages)
     trained(settings, tmp_path / "2", stages, 2, shard=True)
     for stage in stages:
@@ -47,9 +57,11 @@ def test_two_halves_make_what_one_process_makes(plain, tmp_path, stages):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["ppo", "grpo"])
+@pytest.mark.parametrize("stage", ["ppo", "grpo", "best_of_n", "online_direct"])
 def test_two_halves_sample_with_a_server_and_make_what_one_process_makes(plain, ready, tmp_path, stage):
-    settings = {"model": plain["model"], stage: {**plain[stage], **SERVED}}
+    alike = {"reward_source": "random", "ema_decay": None, "optimizer": {"learning_rate": 5e-3, "epsilon": 1e-3}}
+    own = plain.get(stage) or recipe(tmp_path, "")[stage] | alike
+    settings = {"model": plain["model"], stage: {**own, **SERVED}}
     for ranks in (1, 2):
         trained(settings, standing_on(ready, tmp_path / str(ranks)), [stage], ranks, **({"shard": True} if ranks > 1 else {}))
     assert_same(tmp_path / "1" / stage, tmp_path / "2" / stage)
