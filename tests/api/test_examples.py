@@ -4,9 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
+@pytest.mark.slow
 def test_the_front_door_in_fifteen_lines(tmp_path):
     text = (EXAMPLES / "front_door.py").read_text()
     code = [line for line in text.splitlines() if line.strip() and not line.strip().startswith(('"""', "#"))]

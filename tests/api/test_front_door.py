@@ -228,6 +228,7 @@ def test_steps_are_told_and_a_notebook_shows_the_run(tmp_path):
     assert "<h4>" in run._repr_html_() and "srcdoc" in run.report()._repr_html_() and Path(run.report()).is_file()
 
 
+@pytest.mark.slow
 def test_a_recipe_is_run_by_its_name_however_the_room_was_imported(tmp_path):
     run = tether.run("smoke", f"run={tmp_path}/run", "ppo.steps=1", progress=False)
     assert {"ppo", "evaluate"} <= set(run.stages) and "quickstart" in tether.recipes()

@@ -42,7 +42,8 @@ SIZES = {
 }
 LONG = (
     *("benchmarks.survival --smoke", "benchmarks.kills --smoke", "benchmarks.overlap --smoke", "benchmarks.planned sft"),
-    *("benchmarks rollout-256", "benchmarks ppo", "benchmarks.learning variance", "benchmarks.learning flipped"),
+    *("benchmarks rollout-64", "benchmarks rollout-256", "benchmarks ppo"),
+    *("benchmarks.learning variance", "benchmarks.learning flipped", "benchmarks.learning arithmetic"),
 )
 """Those that take more than ten seconds, or do what another case does; the slow tests have them."""
 CASES = {" ".join([name, *each[:1]]): (name, each) for name in BENCHMARKS for each in SIZES.get(name, [["--smoke"]])}

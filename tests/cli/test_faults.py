@@ -79,6 +79,7 @@ def test_a_signal_lets_the_step_end_and_resume_goes_on(written, tmp_path, tether
     assert differences(results(written.parent / "whole"), results(run)) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_was_moved_goes_on_where_it_lies_now(written, tmp_path, tether):
     """With the model that was fine-tuned at the old place, which is at the new one now."""
     assert tether("run", written, f"run={tmp_path}/a") == (0, "")
@@ -116,6 +117,7 @@ def test_an_allocator_that_says_no_is_recognised():
     assert memory_error(RuntimeError("shapes do not fit")) is None and memory_error(KeyError("out of memory")) is None
 
 
+@pytest.mark.slow
 def test_every_stage_is_told_of(tmp_path, tether):
     """Whatever its summary holds, each stage ends with a table, and the run with one page that has them all."""
     values = recipe(tmp_path, tmp_path / "run")

@@ -38,6 +38,7 @@ def golden(tmp_path_factory):
         subprocess.run(["git", "-C", str(REPOSITORY), "worktree", "remove", "--force", str(folder / "tree")], check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_every_stage_leaves_what_it_left(golden, tmp_path):
     now = recorded(REPOSITORY, tmp_path / "now.json")["files"]

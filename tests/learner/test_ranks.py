@@ -76,6 +76,7 @@ def test_ranks_that_get_no_further_are_given_up(values, tmp_path):
     assert [row["kind"] for row in log_of(tmp_path)] == ["killed", "training", "killed"] and not others()
 
 
+@pytest.mark.slow
 def test_what_a_rank_ends_with_by_itself_ends_the_run(values, tmp_path):
     values = {**values, "sft": {**values["sft"], "data": {"path": str(tmp_path / "rows.jsonl")}}}
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "a " * 5000, "response": "b"}) + "\n")
@@ -91,9 +92,10 @@ def test_whoever_watches_passes_a_signal_on(values, tmp_path):
     assert stop.value.exit_code == 130 and not others()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stage", "max_staleness"),
-    [pytest.param("ppo", 0, marks=pytest.mark.slow), pytest.param("grpo", 0, marks=pytest.mark.slow), ("grpo", 1)],
+    [("ppo", 0), ("grpo", 0), ("grpo", 1)],
 )
 def test_two_ranks_with_a_server_make_what_one_makes(values, ready, tmp_path, stage, max_staleness):
     late = {"max_staleness": 1, "importance": "truncate", "filter_groups": False} if max_staleness else {}

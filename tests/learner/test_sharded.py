@@ -43,7 +43,7 @@ def plain(values):
     ("stages", "all_weights"),
     [
         (["sft", "reward", "direct"], False),
-        (["sft", "reward"], True),
+        pytest.param(["sft", "reward"], True, marks=pytest.mark.slow),
         pytest.param(["process", "kto"], False, marks=pytest.mark.slow),
         pytest.param(["process", "kto"], True, marks=pytest.mark.slow),
     ],

@@ -178,6 +178,9 @@ def test_a_run_is_the_same_and_a_killed_server_comes_back(tmp_path):
             if done == 2 and not killed:
                 killed.append(children[0].pid)
                 os.kill(children[0].pid, signal.SIGKILL)
+                log, start = tmp_path / "there" / "grpo" / "reward" / "fleet.jsonl", time.monotonic()
+                while '"dead"' not in log.read_text() and time.monotonic() - start < 20:  # the rest of the run takes a moment
+                    time.sleep(0.02)
 
         return bar
 

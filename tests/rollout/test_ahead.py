@@ -75,7 +75,7 @@ def test_what_is_under_way_is_part_of_a_checkpoint(tmp_path):
     assert versions == {n: {n - 2} for n in later}
 
 
-@pytest.mark.parametrize("stage", ["grpo", "ppo"])
+@pytest.mark.parametrize("stage", ["grpo", pytest.param("ppo", marks=pytest.mark.slow)])
 def test_servers_sample_what_this_process_samples(tmp_path, stage):
     """To the token; they compute the log-probabilities in other batches, so losses agree to rounding."""
     more = {} if stage == "grpo" else {"samples_per_prompt": 1, "epochs": 1}

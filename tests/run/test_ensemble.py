@@ -203,7 +203,7 @@ def test_averaged_members_score_as_one_model_that_anything_can_load(tmp_path):
     assert len(rows) == 2 and "reward/spread" not in rows[0]
 
 
-@pytest.mark.parametrize("combine", ["mean", "worst"])
+@pytest.mark.parametrize("combine", ["mean", pytest.param("worst", marks=pytest.mark.slow)])
 def test_a_student_says_what_its_teachers_said_together(tmp_path, combine):
     made = recipe(tmp_path, {"members": 3, "distill": combine, "epochs": 40, "heldout_fraction": 0.2}, ppo={})
     found = run_recipe(made, ("reward", "ppo"))

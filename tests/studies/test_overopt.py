@@ -222,6 +222,7 @@ policies = [0.1]
 """
 
 
+@pytest.mark.slow
 def test_ones_own_comparisons_prompts_judge_and_model(tmp_path):
     """As a program; labels of people have no true order, so the page has no accuracy."""
     (tmp_path / "own.toml").write_text(OWN)
