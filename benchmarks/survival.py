@@ -195,7 +195,7 @@ def kill_any(every: float, steps: list[int], ended: threading.Event, at: list[tu
 
 
 def kill(draw: random.Random, alive: list[tuple[str, psutil.Process]], at: list[tuple[str, float]]) -> None:
-    """Kill one of these processes, and note of what kind it was, its name if it has one, and when."""
+    """Kill one of these processes, and note of what kind it was, and when."""
     with contextlib.suppress(psutil.Error):
         kind, process = draw.choice(alive)
         process.kill()

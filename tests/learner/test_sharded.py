@@ -146,14 +146,64 @@ dist.destroy_process_group()
 """
 
 
-def test_two_halves_hold_every_number_of_the_layers_once(tmp_path):
+def ended(program, size, *arguments):
+    """The exit codes of so many processes that find each other."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-c", HALVES]
-    both = [subprocess.Popen(command, env={**os.environ, **place, "RANK": rank}) for rank in "01"]
-    assert [process.wait(200) for process in both] == [0, 0]
+    place = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-c", program, *arguments]
+    processes = [subprocess.Popen(command, env={**os.environ, **place, "RANK": str(rank)}) for rank in range(size)]
+    return [process.wait(200) for process in processes]
+
+
+def test_two_halves_hold_every_number_of_the_layers_once():
+    assert ended(HALVES, 2) == [0, 0]
+
+
+SPOILT = """
+import sys, torch, torch.distributed as dist
+from pathlib import Path
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
+from tether.core.errors import RunError, TrainingError
+from tether.learner.checkpoint import Checkpoints, load_checkpoint
+from tether.learner.ranks import here
+
+dist.init_process_group("gloo")
+numbers, folder = torch.arange(6.0), Path(sys.argv[1])
+part = distribute_tensor(numbers, init_device_mesh("cpu", (1,)), [Shard(0)])
+
+def refused(kind, words, step, tensor):
+    try:
+        saved.save(step, {"master.0": tensor, "step.0": torch.tensor(1.0)}, {})
+    except kind as error:
+        assert words in str(error), error
+        return
+    raise AssertionError(words)
+
+with Checkpoints(folder) as saved:
+    saved.save(1, {"master.0": part, "step.0": torch.tensor(1.0)}, {"a": 1})
+    tensors, values = load_checkpoint(folder / "step-000001")
+    assert torch.equal(tensors["master.0"], numbers) and tensors["step.0"] == 1 and values == {"a": 1, "step": 1}
+    refused(TrainingError, "not finite (master.0)", 2, part * float("nan"))
+    here().size = 2  # of which the other has written somewhere else
+    here().gather = lambda value: [value]
+    refused(RunError, "1 of 2 ranks have written into", 3, part)
+    assert [path.name for path in folder.glob("step-*")] == ["step-000001"]
+file = next(folder.glob("step-000001/parts/*"))
+file.write_bytes(file.read_bytes()[:-1] + bytes([255]))
+try:
+    load_checkpoint(folder / "step-000001")
+    raise AssertionError("damage was not noticed")
+except RunError as error:
+    assert "is damaged (parts/" in str(error), error
+dist.destroy_process_group()
+"""
+
+
+def test_parts_that_are_missing_damaged_or_not_finite_are_told(tmp_path):
+    assert ended(SPOILT, 1, str(tmp_path)) == [0]
 
 
 @pytest.mark.parametrize(

@@ -17,17 +17,6 @@ scale = pytest.importorskip("tether.scale.ray", reason="needs the extra scale")
 ray = scale.ray
 
 
-@pytest.fixture(scope="module")
-def cluster():
-    """A cluster of two CPUs, which ends with these tests."""
-    ray.init(
-        "local", num_cpus=2, _node_ip_address=scale.LOOPBACK, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-        namespace=scale.NAMESPACE, object_store_memory=100_000_000,
-    )  # fmt: skip
-    yield
-    ray.shutdown()
-
-
 @pytest.fixture
 def launcher(cluster):
     made = scale.RayLauncher(None, "test", {"a": {"CPU": 0.5}, "b": {"CPU": 0.5}}, 60)

@@ -11,19 +11,6 @@ from tether.core.config import build
 from tether.core.rundir import read_jsonl
 from tether.run.recipe import Recipe, run_recipe
 
-scale = pytest.importorskip("tether.scale.ray", reason="needs the extra scale")
-ray = scale.ray
-
-
-@pytest.fixture(scope="module")
-def cluster():
-    ray.init(
-        "local", num_cpus=2, _node_ip_address=scale.LOOPBACK, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
-        namespace=scale.NAMESPACE, object_store_memory=100_000_000,
-    )  # fmt: skip
-    yield
-    ray.shutdown()
-
 
 @pytest.fixture(scope="module")
 def values(tmp_path_factory):

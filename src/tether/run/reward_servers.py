@@ -25,9 +25,7 @@ from tether.run.roles import load_scorer
 from tether.run.stage import Context
 from tether.servers.http import JsonServer
 
-SCORING = {
-    *("reward_source", "verifiable", "classifier", "function", "process_aggregate", "reward_combine", "uncertainty_weight"),
-}
+SCORING = {"reward_source", "verifiable", "classifier", "function", "process_aggregate", "reward_combine", "uncertainty_weight"}
 """The keys of a section by which a server scores."""
 
 

@@ -1,0 +1,16 @@
+"""A cluster of Ray for the tests."""
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    """A cluster of two CPUs on this machine's loopback, which ends with a file's tests."""
+    scale = pytest.importorskip("tether.scale.ray", reason="needs the extra scale")
+    ray = scale.ray
+    ray.init(
+        "local", num_cpus=2, _node_ip_address=scale.LOOPBACK, include_dashboard=False, log_to_driver=False, logging_level="ERROR",
+        namespace=scale.NAMESPACE, object_store_memory=100_000_000,
+    )  # fmt: skip
+    yield
+    ray.shutdown()
