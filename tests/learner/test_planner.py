@@ -185,7 +185,7 @@ SMALL = {"prompts_per_step": 4, "samples_per_prompt": 2, "micro_batch_tokens": 1
 def served_phases(device, top=(), **more):
     grpo = {"data": {"path": "tether:prompts"}, "reward_source": "random", "lora": {"rank": 16}, **SMALL, **more}
     recipe = build(Recipe, {**BASE, **dict(top), "grpo": grpo}, [], where="test")
-    return {phase.name: phase for phase in plan(recipe, device, shape="llama-3.2-1b").stages[0].phases}
+    return {phase.name: phase for phase in plan(recipe, device, shape="llama-3.2-1b").stages[-1].phases}
 
 
 def test_servers_are_planned_beside_the_learner():
@@ -204,9 +204,40 @@ def test_servers_are_planned_beside_the_learner():
     assert served["update"].bytes == local["update"].bytes
 
 
+def test_whole_weights_of_servers_are_planned():
+    """All parameters of Llama 3.2 1B in bfloat16, written once and read by each server."""
+    served = served_phases(
+        gpu(200), engine={"kind": "vllm", "servers": 4, "python": sys.executable}, lora=False, roles="separate"
+    )
+    local = served_phases(gpu(200), lora=False, roles="separate")
+    whole = 1_235_814_400 * 2
+    assert served["server, each of 4"].bytes["trunk"] == whole
+    assert not any("adapters" in name for name in served["server, each of 4"].bytes)
+    sending = 5 * whole / 2e9 + 4 * 0.005
+    assert served["rollout"].seconds == pytest.approx(local["rollout"].seconds / 4 + sending, rel=1e-6)
+
+
+def test_reward_servers_are_planned_beside_the_learner():
+    def phases_of(device, **more):
+        top = {"reward": {"data": {"path": "tether:comparisons"}, "lora": {"rank": 16}}}
+        return served_phases(device, top, reward_source="learned", **more)
+
+    servers, processor = {"reward_servers": {"servers": 3}}, replace(gpu(80), gpu=False)
+    local, served = phases_of(gpu(80)), phases_of(gpu(80), **servers)
+    server = served["reward server, each of 3"]
+    assert "reward" in local["update"].bytes and "reward" not in served["update"].bytes
+    assert server.bytes["reward"] == local["update"].bytes["trunk"] + local["update"].bytes["policy adapter"]
+    assert server.bytes["activations"] == local["reward"].bytes["activations"] and "activations" not in served["reward"].bytes
+    assert served["reward"].seconds == pytest.approx(local["reward"].seconds / 3)
+    here = phases_of(processor, **servers)
+    assert here["update"].bytes["3 reward servers"] == 3 * here["reward server, each of 3"].total
+    assert here["reward"].seconds == pytest.approx(phases_of(processor)["reward"].seconds)
+
+
 def test_servers_on_a_processor_share_its_memory():
     engine, here = {"kind": "served", "servers": 2}, replace(gpu(80), gpu=False)
     for on, shared in (("local", True), ("ray", False)):
         phases = served_phases(here, {"on": on}, engine=engine)
         server = phases["server, each of 2"].total
-        assert phases["rollout"].bytes.get("2 servers", 0) == (2 * server if shared else 0)
+        for phase in ("rollout", "update"):  # they live on while the learner learns
+            assert phases[phase].bytes.get("2 servers", 0) == (2 * server if shared else 0)

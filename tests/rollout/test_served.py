@@ -1,9 +1,11 @@
 """The served engine against the local one, with servers of tether's own on the loopback, some of which misbehave."""
 
+import hashlib
 import json
 import shutil
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from tether.models.trunk import Role
 from tether.rollout.config import EngineConfig
 from tether.rollout.local import LocalEngine
 from tether.rollout.served import ServedEngine
+from tether.rollout.wire import REPLACE
 from tether.run.engines import engine_server
 from tether.run.models import open_model
 from tether.run.roles import encoder_of
@@ -34,9 +37,9 @@ def served(tmp_path):
     """A function that makes an engine of so many servers; `change` may spoil a server's class before it serves."""
     ends = []
 
-    def make(count=1, spoil=None, **config):
+    def make(count=1, spoil=None, whole=False, ours=True, **config):
         loaded = open_model(TINY)
-        role = Role(add_adapter(loaded.model, "policy", LoraConfig(), seed=0), "policy")
+        role = Role(loaded.model) if whole else Role(add_adapter(loaded.model, "policy", LoraConfig(), seed=0), "policy")
         moved(role, 0.05)
         servers = [engine_server(open_model(TINY), ("127.0.0.1", 0), 16) for _ in range(count)]
         for number, server in enumerate(servers):
@@ -47,7 +50,7 @@ def served(tmp_path):
         addresses = {f"s{n}": f"http://127.0.0.1:{server.server_address[1]}" for n, server in enumerate(servers)}
         settings = EngineConfig(kind="served", addresses=tuple(addresses.values()), **{"start_seconds": 5, **config})
         fleet = Servers(lambda host, port: [], [], tmp_path / "engine", addresses)
-        engine = ServedEngine(role, encoder_of(loaded), fleet, tmp_path / "engine", settings, context_length=256, ours=True)
+        engine = ServedEngine(role, encoder_of(loaded), fleet, tmp_path / "engine", settings, context_length=256, ours=ours)
         ends.insert(0, engine)
         local = LocalEngine(role, encoder_of(loaded), context_length=256)
         return engine, local, servers
@@ -82,12 +85,12 @@ def test_served_samples_are_the_local_ones_over_updates(served, count):
             for one, other in zip(a.rollouts, b.rollouts, strict=True):
                 assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5) and one.policy_version == version
     assert all(len(server.engines) == 1 for server in servers), "old versions are unloaded"
-    assert len(list((engine.folder / "adapters").iterdir())) == 1
+    assert len(list((engine.folder / "weights").iterdir())) == 1
 
 
 def test_an_update_that_was_not_sent_is_caught(served):
     engine, _, (server,) = served()
-    load, first = server.load, next(iter((engine.folder / "adapters").iterdir()))
+    load, first = server.load, next(iter((engine.folder / "weights").iterdir()))
     kept = engine.folder / "kept"
     shutil.copytree(first, kept)
     server.load = lambda name, path: load(name, kept / "adapter")  # the server reads what it had
@@ -211,11 +214,72 @@ def test_when_no_server_is_left_the_run_ends_and_says_so(served):
         engine.generate(PROMPTS, SAMPLING, **ASKED)
 
 
-def test_a_policy_without_an_adapter_is_refused(tmp_path):
-    loaded = open_model(TINY)
-    servers = Servers(lambda host, port: [], [], tmp_path, {})
-    with pytest.raises(ModelError, match="trained whole"):
-        ServedEngine(Role(loaded.model), encoder_of(loaded), servers, tmp_path, EngineConfig(), context_length=256, ours=True)
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_policy_without_an_adapter_goes_to_the_servers_whole(served, count):
+    engine, local, servers = served(count, whole=True)
+    first = drawn(local.generate(PROMPTS, SAMPLING, **ASKED))
+    for version in range(1, 3):
+        moved(engine.role, 0.02 * version)
+        engine.update_weights(version)
+        theirs, ours = (one.generate(PROMPTS, SAMPLING, **ASKED) for one in (engine, local))
+        assert drawn(theirs) == drawn(ours) != first
+        assert theirs[0].rollouts[0].policy_version == version
+    assert all(len(server.engines) == 1 for server in servers), "a server has one model, with one name"
+    assert len(list((engine.folder / "weights").iterdir())) == 1
+
+
+class Replacing:
+    """Makes a server of ours take whole weights as vLLM does: in place, in five requests, and by a version that it is told."""
+
+    def __init__(self, server, forgets=False):
+        self.server, self.version, self.began, self.steps, self.forgets = server, "default", False, [], forgets
+        self.generate = server.generate
+        server.get["/weight_info"] = lambda: {"weight_version": self.version}
+        server.post |= {path: partial(self.replace, path) for path in REPLACE}
+        server.generate = self.answer
+
+    def replace(self, path, body):
+        self.steps.append(path)
+        if path == "/update_weights":
+            folder, digests = Path(body["update_info"]["folder"]), body["update_info"]["digests"]
+            names = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in digests}
+            assert names == digests and {one.name for one in folder.glob("*.safetensors")} == digests.keys()
+            if not (self.forgets and self.server.engines):
+                self.server.adapt("load", {"lora_name": f"held-{len(self.steps)}", "lora_path": str(folder)})
+        if path == "/finish_weight_update":
+            self.version = body["weight_version"]
+        return 200, {}
+
+    def answer(self, body):
+        assert body["model"] == self.server.base, "vLLM knows no other name"
+        (held,) = self.server.engines
+        status, answer = self.generate({**body, "model": held})
+        for one in answer.get("choices", []):
+            one["weight_versions"] = [{"version": self.version, "start": 0, "end": len(one["token_ids"])}]
+        return status, {**answer, "model": self.server.base}
+
+
+def test_whole_weights_replace_those_of_vllms_servers(served):
+    hands = []
+    engine, local, _ = served(2, lambda _, server: hands.append(Replacing(server)), whole=True, ours=False)
+    moved(engine.role, 0.02)
+    engine.update_weights(1)
+    seeds = ASKED | {"seed": 0, "num_samples": 1}
+    for prompt, ordinal in zip(PROMPTS, range(4), strict=True):
+        seed = engine._request((1,), SAMPLING, 1, 0, ordinal)["sampling_params"]["seed"]
+        (theirs,) = engine.generate([prompt], SAMPLING, **{**seeds, "ordinals": [ordinal]})
+        (ours,) = local.generate([prompt], SAMPLING, **{**seeds, "ordinals": [0], "seed": seed})
+        assert drawn([theirs]) == drawn([ours])
+    assert all(hand.steps == [*REPLACE] * 2 for hand in hands)
+    hands[0].version = "policy-of-another"  # what it answers is thrown away, and drawn by the other
+    assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(engine.generate(PROMPTS, SAMPLING, **ASKED))
+
+
+def test_whole_weights_that_did_not_arrive_are_caught(served):
+    engine, _, _ = served(1, lambda _, server: Replacing(server, forgets=True), whole=True, ours=False)
+    moved(engine.role, 0.02)
+    with pytest.raises(ModelError, match=r"differ from the learner's by .* nats a token"):
+        engine.update_weights(1)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,11 +45,7 @@ def save_role(role: Role, loaded: LoadedModel, folder: Path, *, kind: str, encod
     if role.adapter is None:
         save_model(role.causal_model, loaded.tokenizer, encoding["template"], folder / "model")
     else:
-        with quiet():
-            role.model.save_pretrained(folder, selected_adapters=[role.adapter])
-        if not (folder / "adapter").exists():
-            (folder / role.adapter).rename(folder / "adapter")
-        (folder / "README.md").unlink(missing_ok=True)
+        save_weights(role, folder)
     if role.head is not None:
         save_file({k: v.contiguous() for k, v in role.head.state_dict().items()}, folder / "head.safetensors")
     base = os.path.relpath(loaded.source, folder) if Path(loaded.source).is_dir() else loaded.source
@@ -57,6 +54,18 @@ def save_role(role: Role, loaded: LoadedModel, folder: Path, *, kind: str, encod
     if is_quantized(role.causal_model):
         stands_on["quantize"] = "nf4"
     write_json(folder / "role.json", {"format": FORMAT, "kind": kind, **stands_on, "dtype": dtype, "encoding": encoding})
+
+
+def save_weights(role: Role, folder: Path) -> None:
+    """Write what a role's tokens depend on: `adapter/` (peft's format), or `model/` (transformers') where it has none."""
+    with quiet():
+        if role.adapter is None:
+            role.causal_model.save_pretrained(folder / "model")
+            return
+        role.model.save_pretrained(folder, selected_adapters=[role.adapter])
+    if not (folder / "adapter").exists():
+        (folder / role.adapter).rename(folder / "adapter")
+    (folder / "README.md").unlink(missing_ok=True)
 
 
 FORMAT = 1
@@ -200,6 +209,21 @@ def refill_adapter(model: Any, folder: Path, name: str) -> None:
                 shapes = f"shape {[*stored[key].shape]} in its file, {[*tensor.shape]} by its settings"
                 raise ValueError(f"size mismatch for {key}: {shapes}")
             tensor.copy_(stored[key])
+
+
+LOADING = threading.Lock()
+"""transformers changes torch for all threads while it makes a model."""
+
+
+def refill_model(model: Any, folder: Path) -> None:
+    """Give a whole model the weights of the one saved in `folder`, which has the same shape.
+
+    Raises:
+        ModelError: they do not fit.
+    """
+    with _usable("model", folder), LOADING, quiet():
+        stored = type(model).from_pretrained(folder, dtype=model.dtype, use_safetensors=True)
+        model.load_state_dict(stored.state_dict())
 
 
 def attach_adapter(model: Any, folder: Path, name: str) -> Any:

@@ -1,8 +1,11 @@
 """The engine of servers: prompts go out as token ids over HTTP, tokens and their log-probabilities come back.
 
-Weights cannot be stale. Every version is an adapter of a new name, published by renaming its folder, loaded on every server and
-sampled by that name; before a server samples, a probe compares its log-probabilities with the learner's. What fails for reasons
-of the machine is tried elsewhere with the same seed and ordinal, so it is the same sample; what the server refuses is an error.
+Weights cannot be stale. Every version is a folder of a new name, published by renaming it: an adapter, or a whole model where the
+policy has none. It is loaded on every server, and each answer says of which version it is; before a server samples, a probe
+compares its log-probabilities with the learner's. What fails for reasons of the machine is tried elsewhere with the same seed and
+ordinal, so it is the same sample; what the server refuses is an error.
+
+Adapters are loaded beside each other and sampled by name. Of whole models a server holds one, the newest.
 """
 
 from __future__ import annotations
@@ -19,13 +22,15 @@ from typing import Any
 
 import httpx2
 
-from tether.core.errors import DataError, ModelError
+from tether.core.errors import DataError
+from tether.core.rundir import file_digest
 from tether.core.types import Json, Prompt, RolloutGroup, Sampling, user
 from tether.data.chat import ChatEncoder
+from tether.models.saving import save_weights
 from tether.models.trunk import Role
 from tether.rollout.config import EngineConfig
 from tether.rollout.drawn import Drawn, as_group, encode_prompts, score_ids
-from tether.rollout.wire import GENERATE, NEEDED, as_request, read_drawn
+from tether.rollout.wire import GENERATE, NEEDED, REPLACE, as_request, read_drawn
 from tether.servers.launch import Servers
 from tether.servers.pool import RefusedError, ServerPool, reason
 
@@ -46,12 +51,12 @@ class ServedEngine:
     """Speaks core.protocols.Engine.
 
     Args:
-        role: the policy that is trained, with an adapter.
-        folder: for adapters, the servers' logs and the fleet's (`fleet.jsonl`); every server must see it.
+        role: the policy that is trained.
+        folder: for weights, the servers' logs and the fleet's (`fleet.jsonl`); every server must see it.
         ours: the servers are tether's own, which take seed and ordinal as they are; vLLM gets a seed made of both.
 
     Raises:
-        ModelError: the policy has no adapter, or a server serves something else.
+        ModelError: a server serves something else.
         RunError: no server starts.
     """
 
@@ -67,10 +72,11 @@ class ServedEngine:
         ours: bool,
         expected: list[float] | None = None,
     ) -> None:
-        if role.adapter is None:
-            raise ModelError("engine servers get adapters, and this policy is trained whole. Set lora, or engine.kind = 'local'.")
         self.role, self.encoder, self.servers, self.folder, self.config = role, encoder, servers, folder, config
         self.context_length, self.policy_version = context_length, 0
+        self.replaces = role.adapter is None and not ours
+        """Whether servers call all versions by one name, that of their base (in `bases`), and hold one of them."""
+        self.bases = dict[str, str]()
         self._request = partial(as_request, stop_ids=encoder.stop_ids, ours=ours)
         dtype = str(role.model.dtype).removeprefix("torch.")
         self.tolerance = config.tolerance or TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
@@ -94,7 +100,7 @@ class ServedEngine:
     # Weights.
 
     def update_weights(self, version: int, expected: list[float] | None = None) -> None:
-        """Publish the adapter under a new name; returns when every server that lives samples with it.
+        """Publish the weights under a new name; returns when every server that lives samples with it.
 
         Args:
             expected: the learner's log-probabilities of the probe; unset: they are measured here.
@@ -105,16 +111,15 @@ class ServedEngine:
         """
         self.count += 1
         name = f"policy-{self.run}-{self.count}-v{version}"
-        unfinished, adapter = self.folder / "adapters" / f".{name}", str(self.role.adapter)
-        self.role.model.save_pretrained(unfinished, selected_adapters=[adapter])
-        (unfinished / adapter).rename(unfinished / "adapter")
-        unfinished.rename(self.folder / "adapters" / name)
+        unfinished = self.folder / "weights" / f".{name}"
+        save_weights(self.role, unfinished)
+        unfinished.rename(self.folder / "weights" / name)
         expected = expected or score_ids(self.role, self.probe_ids)
         with self.pool.changed:
             self.policy_version, self.probe_gap = version, 0.0
             self.expected = {name: expected, **{old: numbers for old, numbers in self.expected.items() if self.users[old]}}
             self.pool.want(name)
-        for old in (self.folder / "adapters").iterdir():
+        for old in (self.folder / "weights").iterdir():
             if old.name != name and not self.users[old.name]:
                 shutil.rmtree(old)
 
@@ -132,7 +137,11 @@ class ServedEngine:
         base, *adapters = self.pool.get(name, "/v1/models")["data"]
         longest = base.get("max_model_len") or self.context_length
         self.context_length = min(self.context_length, longest)  # a server may take shorter prompts than the model does
-        held = [one["id"] for one in adapters if one["id"].startswith(f"policy-{self.run}-")]
+        self.bases[name] = base["id"]
+        names = [one["id"] for one in adapters]
+        if self.replaces:
+            names = [self._of_able("/weight_info", partial(self.pool.get, name, "/weight_info"))["weight_version"]]
+        held = [one for one in names if one.startswith(f"policy-{self.run}-")]
         sampling = [one for one in [*self.expected] if one != wanted and self.users[one]]
         for version in (*sampling, wanted):
             if version not in held:
@@ -140,12 +149,22 @@ class ServedEngine:
             if version not in held or version == wanted:
                 self._compare(name, version)
         for old in held:
-            if old != wanted and not self.users[old]:
+            if old != wanted and not self.users[old] and self.role.adapter is not None:
                 self._post(name, "/v1/unload_lora_adapter", {"lora_name": old})
 
     def _load(self, name: str, version: str) -> None:
-        path = self.folder / "adapters" / version / "adapter"
-        self._post(name, "/v1/load_lora_adapter", {"lora_name": version, "lora_path": str(path.resolve())})
+        (path,) = (self.folder / "weights" / version).resolve().iterdir()
+        if not self.replaces:
+            self._post(name, "/v1/load_lora_adapter", {"lora_name": version, "lora_path": str(path)})
+            return
+        digests = {Path(file).name: digest for file, digest in file_digest([*path.glob("*.safetensors")]).items()}
+        bodies = [{}, {}, {"update_info": {"folder": str(path), "digests": digests}}, {"weight_version": version}, {}]
+        for step, body in zip(REPLACE, bodies, strict=True):
+            self._post(name, step, body)
+
+    def _called(self, name: str, version: str) -> str:
+        """What a server calls these weights."""
+        return self.bases[name] if self.replaces else version
 
     def _compare(self, name: str, version: str) -> None:
         """Raises: RefusedError: the server's log-probabilities of the probe are not the learner's."""
@@ -154,7 +173,8 @@ class ServedEngine:
         if expected is None:
             raise RefusedError(f"{version} has been replaced meanwhile")
         sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
-        answer = self._post(name, GENERATE, {"model": version, "token_ids": self.probe_ids, "sampling_params": sampling})
+        body = {"model": self._called(name, version), "token_ids": self.probe_ids, "sampling_params": sampling}
+        answer = self._post(name, GENERATE, body)
         theirs = [float(row[str(i)]["logprob"]) for i, row in zip(self.probe_ids[1:], answer["prompt_logprobs"][1:], strict=True)]
         distance = statistics.fmean(abs(a - b) for a, b in zip(theirs, expected, strict=True))
         self.probe_gap = max(self.probe_gap, distance)
@@ -166,14 +186,19 @@ class ServedEngine:
 
     def _post(self, name: str, path: str, body: Json) -> Json:
         """Raises: RefusedError: the server understands, and does not do it, or is one that cannot."""
-        quick = "n" not in body.get("sampling_params", {})
+        if "n" in body.get("sampling_params", {}):
+            return self.pool.post(name, path, body).json()
+        answer = self._of_able(path, partial(self.pool.post, name, path, body, quick=path not in REPLACE))
+        return answer.json() if path == GENERATE else {}
+
+    def _of_able(self, path: str, exchange: Callable[[], Any]) -> Any:
+        """What a server answers; RefusedError if it has nothing at this path."""
         try:
-            answer = self.pool.post(name, path, body, quick=quick)
+            return exchange()
         except httpx2.HTTPStatusError as error:
-            if quick and error.response.status_code == 404:
+            if error.response.status_code == 404:
                 raise RefusedError(f"{reason(error.response)}. {NEEDED[path]}") from None
             raise
-        return answer.json() if path == GENERATE else {}
 
     # Samples.
 
@@ -234,7 +259,8 @@ class ServedEngine:
 
         def sample(name: str) -> list[Drawn]:
             try:
-                return read_drawn(self._post(name, GENERATE, {**body, "model": version}), version, body["sampling_params"])
+                answer = self._post(name, GENERATE, {**body, "model": self._called(name, version)})
+                return read_drawn(answer, version, body["sampling_params"], spans=self.replaces)
             except RefusedError as error:
                 raise RefusedError(f"{name} refuses a prompt of {len(body['token_ids'])} tokens: {error}") from None
 

@@ -25,7 +25,7 @@ from tether.servers.http import Answer, JsonServer, Route
 TOGETHER = 0.01
 """Seconds after a request in which another may come that is decoded with it; a run sends all those of a step at once."""
 Loader = Callable[[str, Path], LocalEngine]
-"""From an adapter's name and folder to an engine that samples with it."""
+"""From a name and a folder, of an adapter or a whole model, to an engine that samples with it."""
 
 
 class Asked(NamedTuple):
@@ -144,7 +144,8 @@ class EngineServer(JsonServer):
                 elif name in self.engines:
                     raise ValueError(f"an adapter is called {name!r} already")
                 else:
-                    self.engines[name] = self.load(name, Path(body["lora_path"]))
+                    engine = self.load(name, Path(body["lora_path"]))  # of a whole model the same one, with other weights
+                    self.engines = {old: other for old, other in self.engines.items() if other is not engine} | {name: engine}
                 back.put("")
             except (TetherError, KeyError, ValueError, OSError, RuntimeError) as error:
                 back.put(f"{type(error).__name__}: {error}")

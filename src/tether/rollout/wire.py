@@ -8,7 +8,13 @@ from tether.core.types import Json, Sampling, StopReason
 from tether.rollout.drawn import Drawn, Ids
 
 GENERATE = "/inference/v1/generate"
+REPLACE = "/pause?mode=wait", "/start_weight_update", "/update_weights", "/finish_weight_update", "/resume"
+"""vLLM's words for whole weights that come in place of others, in this order."""
 NEEDED = {
+    **dict.fromkeys(
+        (*REPLACE, "/weight_info"),
+        "Whole weights (lora = false) need VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config: docs/scale.md has the words.",
+    ),
     GENERATE: "Tokens in and out need vLLM 0.32 or later, started with --enable-scale-out.",
     "/v1/load_lora_adapter": "It must see that folder; vLLM needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 and --enable-lora.",
     "/v1/unload_lora_adapter": "vLLM needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.",
@@ -31,15 +37,19 @@ def as_request(ids: Ids, sampling: Sampling, count: int, seed: int, ordinal: int
     return {"token_ids": ids, "sampling_params": params}
 
 
-def read_drawn(answer: Json, version: str, asked: Json) -> list[Drawn]:
+def read_drawn(answer: Json, version: str, asked: Json, *, spans: bool) -> list[Drawn]:
     """The responses of an answer.
+
+    Args:
+        spans: each response names the version of each of its tokens; else the answer has the version for a model's name.
 
     Raises:
         ValueError: it is of another version, or nothing that a policy can have sampled.
     """
     choices = sorted(answer["choices"], key=lambda one: one["index"])
-    if answer.get("model", version) != version or len(choices) != asked["n"]:
-        raise ValueError(f"asked {version} for {asked['n']} samples, got {len(choices)} of {answer.get('model')}")
+    named = {span["version"] for one in choices for span in one["weight_versions"]} if spans else {answer.get("model", version)}
+    if named != {version} or len(choices) != asked["n"]:
+        raise ValueError(f"asked {version} for {asked['n']} samples, got {len(choices)} of {', '.join(map(str, named))}")
     drawn = []
     for one in choices:
         ids, logprobs = tuple(one["token_ids"]), tuple(float(row["logprob"]) for row in one["logprobs"]["content"])

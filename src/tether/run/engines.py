@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import torch
 
 from tether.core.errors import ConfigError
 from tether.models.loading import LoadedModel, load_model, save_model
-from tether.models.saving import attach_adapter, refill_adapter
+from tether.models.saving import attach_adapter, refill_adapter, refill_model
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 from tether.rollout.served import ServedEngine
@@ -22,10 +23,17 @@ from tether.run.online_sections import OnlineSection, PolicySection
 from tether.run.roles import encoder_of
 
 VLLM = (
-    *("-m", "vllm.entrypoints.openai.api_server", "--enable-lora", "--logprobs-mode", "processed_logprobs"),
+    *("-m", "vllm.entrypoints.openai.api_server", "--logprobs-mode", "processed_logprobs"),
     *("--generation-config", "vllm", "--enable-scale-out"),
 )
-"""vLLM's own words for: adapters by name, log-probabilities of the distribution that was sampled, tokens in and out."""
+"""vLLM's own words for: log-probabilities of the distribution that was sampled, tokens in and out."""
+IN_VLLM = Path(__file__).parents[1] / "rollout" / "in_vllm"
+"""A folder with an engine for vLLM's transfer of whole weights; it stands alone, for vLLM's environment has no tether."""
+WHOLE = (
+    *("--worker-extension-cls", "tether_weights.Registered"),
+    *("--weight-transfer-config", json.dumps({"backend": "folder"})),
+)
+"""vLLM's words for it."""
 
 
 def served_engine(
@@ -37,19 +45,19 @@ def served_engine(
 
     Args:
         expected: log-probabilities of the probe.
-        folder: of the stage; servers find the model under the adapters, and the adapters, in `engine` there.
+        folder: of the stage; servers find the model that they begin with, and all weights after it, in `engine` there.
 
     Raises:
         ConfigError: vLLM's Python is not there, or the policy is what servers cannot take.
         ModelError, RunError: see ServedEngine.
     """
     config, lora, root = section.engine, section.lora, folder / "engine"
-    if not lora or loaded.config.quantize or (lora.dora and config.kind == "vllm"):
-        what = "model.quantize" if loaded.config.quantize else "lora.dora" if lora else "lora = false"
+    if loaded.config.quantize or (lora and lora.dora and config.kind == "vllm"):
+        what = "model.quantize" if loaded.config.quantize else "lora.dora"
         raise ConfigError(
-            f"engine.kind = {config.kind!r} samples with plain adapters, and {what} is another thing: drop one of them"
+            f"engine.kind = {config.kind!r} samples with plain adapters or whole models, and {what} is another thing: drop one"
         )
-    shutil.rmtree(root / "adapters", ignore_errors=True)
+    shutil.rmtree(root / "weights", ignore_errors=True)
     base = _base(loaded, root, seed)
     dtype = str(policy.model.dtype).removeprefix("torch.")
     ahead = section.max_staleness if isinstance(section, PolicySection) else 0  # whose weights are held, too
@@ -65,8 +73,11 @@ def served_engine(
         if ours:
             return sys.executable, "-m", "tether", "engine", *where, "--rows", str(section.engine_rows)
         share = ("--gpu-memory-utilization", "0.2") if policy.device.type == "cpu" else ()  # the learner has memory, too
-        sizes = "--max-loras", str(adapter_slots(section)), "--max-lora-rank", str(_allowed(lora.rank))
-        return str(python), *VLLM, *share, *sizes, *where
+        start = str(python), *VLLM, *share, *where
+        if not lora:
+            return "env", "VLLM_SERVER_DEV_MODE=1", f"PYTHONPATH={IN_VLLM}", *start, *WHOLE
+        slots, rank = str(adapter_slots(section)), str(_allowed(lora.rank))
+        return *start, "--enable-lora", "--max-loras", slots, "--max-lora-rank", rank
 
     threads, at_once = 0, len(config.names) + (ahead > 0)
     if policy.device.type == "cpu" and at_once > 1:  # else they would wait for each other's threads
@@ -102,13 +113,18 @@ def _base(loaded: LoadedModel, root: Path, seed: int) -> Path:
 
 
 def engine_server(loaded: LoadedModel, address: tuple[str, int], rows: int) -> EngineServer:
-    """A server of tether's engine with this model under the adapters; `serve_forever` makes it answer."""
+    """A server of tether's engine with this model, or adapters on it; `serve_forever` makes it answer."""
     encoder, under = encoder_of(loaded), [loaded.model]
     limits = {"max_rows": rows, "context_length": loaded.context_length, "cpu_kernels": loaded.config.cpu_kernels}
 
     held, spare = dict[str, tuple[str, LocalEngine]](), list[tuple[str, LocalEngine]]()  # settings of an adapter, and its engine
 
     def load(name: str, path: Path) -> LocalEngine:
+        if path.name == "model":
+            refill_model(under[0], path)
+            if "" not in held:
+                held[""] = "", LocalEngine(Role(under[0]), copy.copy(encoder), **limits)
+            return held[""][1]
         settings = (path / "adapter_config.json").read_text(encoding="utf-8")
         if adapter := held.get(name) or next((one for one in spare if one[0] == settings), None):
             refill_adapter(under[0], path.parent, str(adapter[1].role.adapter))  # making modules and engine anew takes a second

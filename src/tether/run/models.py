@@ -67,6 +67,7 @@ def check_sharded(model: ModelConfig, name: str, section: Any, shard: bool) -> N
         f"{name}.disentangle_length": (values.get("disentangle_length"), "it has a part without a pass"),
         f"{name}.objectives": (values.get("objectives"), "rank 0 alone scores by them, and a pass needs all ranks"),
         f"{name}.engine.kind = 'local'": (engine and engine.kind == "local", "every token would gather all layers: use servers"),
+        f"{name}.engine with lora = false": (engine and lora is False, "servers get weights from rank 0, which has a part"),
     }
     if hindered := next((f"{what} ({why})" for what, (there, why) in hindrances.items() if there and shard), None):
         raise ValueError(f"learner.shard does not go with {hindered}. Change one of the two")

@@ -219,6 +219,8 @@ class PolicySection(OnlineSection, PolicyConfig):
 
     def faults(self) -> Iterator[str]:
         yield from super().faults()
+        if self.max_staleness and self.lora is False and self.engine.kind != "local":
+            yield "max_staleness samples with older weights, and servers hold one whole model (lora = false): set it to 0"
         if self.objectives is not None and self.value_init == "reward":
             yield "value_init = 'reward' copies one reward model, and objectives have several: use 'zero'"
         if self.objectives is not None and self.step_rewards:

@@ -3,73 +3,24 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import singledispatchmethod
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from tether.core.errors import ModelError
 from tether.core.stages import STAGES
-from tether.cpu.attention import pick_attention
-from tether.cpu.llama import cache_bytes
-from tether.data.batches import TokenBatch, cut_batches, cut_together
-from tether.learner import planner
 from tether.models.config import TINY, LoraConfig, ModelConfig
-from tether.models.heads import ScalarHead
-from tether.models.loading import pick_dtype, plain_attention
 from tether.models.pretrained import resolve
-from tether.models.trunk import GROUPED, Role
 from tether.run.devices import Device
-from tether.run.direct import DirectSection, KTOSection
-from tether.run.engines import adapter_slots
-from tether.run.evaluate import EvaluationSection
-from tether.run.online_sections import OnlineSection, PolicySection
-from tether.run.pairs import PairsSection
-from tether.run.process import ProcessSection
-from tether.run.progress import current_rss_bytes
+from tether.run.online_sections import OnlineSection
+from tether.run.phases import Learning, Planner, StagePlan, own_models
 from tether.run.recipe import BaseRecipe
-from tether.run.reward import RewardSection
 from tether.run.rounds import RoundsSection
 from tether.run.sft import SFTSection
 
 SHAPES: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text(encoding="utf-8"))
 """Shapes of well-known models, in the terms of a Llama configuration."""
-Learning = SFTSection | RewardSection | ProcessSection | DirectSection | KTOSection | RoundsSection | OnlineSection
-"""Sections of the stages that train, as far as they are known here."""
-SCORING_TOKENS = 4096
-"""LearnedReward's micro-batch."""
-CUDA_CONTEXT = int(0.6e9)
-DISK, LOADING = 2e9, 0.005
-"""Of adapters for servers: bytes a second of their folder, written once and read by each; seconds to load and probe one."""
-LINK = 25e9
-"""Bytes a second from host memory to a GPU, as PCIe 4 reaches them from pageable memory at best."""
-
-
-@dataclass
-class Phase:
-    """Bytes by what holds them, and seconds an update or step."""
-
-    name: str
-    bytes: dict[str, int]
-    seconds: float = 0.0
-
-    @property
-    def total(self) -> int:
-        return sum(self.bytes.values())
-
-
-@dataclass
-class StagePlan:
-    name: str
-    phases: list[Phase]
-    learning_rate: float | None = None
-
-    @property
-    def peak(self) -> int:
-        return max(phase.total for phase in self.phases)
 
 
 @dataclass
@@ -119,11 +70,11 @@ def plan(recipe: BaseRecipe, device: Device, *, shape: str | None = None, prompt
         advise: try it where it fits, too.
     """
     config = shape_config(recipe.model, shape)
-    base = _Planner(recipe, device, config, prompt_tokens)
+    base = Planner(recipe, device, config, prompt_tokens)
     made = Plan(device, base.parameters, base.stages())
     if advise or not made.fits:
         for what, changed in _changes(recipe, device.gpu):
-            made.advice.append((what, max(s.peak for s in _Planner(changed, device, config, prompt_tokens).stages())))
+            made.advice.append((what, max(s.peak for s in Planner(changed, device, config, prompt_tokens).stages())))
         made.advice.sort(key=lambda row: row[1])
     return made
 
@@ -142,7 +93,7 @@ def _changes(recipe: BaseRecipe, gpu: bool) -> Iterator[tuple[str, BaseRecipe]]:
 
 def _cheaper(section: Any) -> Iterator[dict[str, Any]]:
     """Other settings of a stage that learns, each of which needs less memory."""
-    own, online = _own_models(section), isinstance(section, OnlineSection)
+    own, online = own_models(section), isinstance(section, OnlineSection)
     offloaded = {"offload": False} if own and section.offload else {}  # it would be refused with what comes next
     if not isinstance(section, SFTSection | RoundsSection):
         yield {"micro_batch_tokens": max(8, section.micro_batch_tokens // 4)}
@@ -156,240 +107,3 @@ def _cheaper(section: Any) -> Iterator[dict[str, Any]]:
         yield {"roles": "shared", **offloaded}
     if isinstance(section, OnlineSection | RoundsSection):
         yield {"engine_rows": max(1, section.engine_rows // 4)}
-
-
-def _own_models(section: Any) -> bool:
-    """Whether the frozen roles of a stage have models of their own."""
-    if isinstance(section, DirectSection | KTOSection):
-        return section.lora is False and section.needs_reference and not section.precomputed
-    return isinstance(section, OnlineSection) and section.roles == "separate"
-
-
-class _Planner:
-    """One recipe on one device."""
-
-    def __init__(self, recipe: BaseRecipe, device: Device, config: Any, prompt_tokens: int) -> None:
-        self.recipe, self.device, self.config, self.prompt = recipe, device, config, prompt_tokens
-        place = torch.device("cuda" if device.gpu else "cpu")
-        assumed = "bfloat16" if device.gpu and recipe.model.dtype == "auto" else recipe.model.dtype
-        self.dtype = pick_dtype(assumed, "cpu")
-        text = config.get_text_config()
-        self.hidden, self.vocab, self.layers = text.hidden_size, text.vocab_size, text.num_hidden_layers
-        self.tied, self.head = text.tie_word_embeddings, text.vocab_size * text.hidden_size
-        base = planner.shape_model(config, self.dtype, "eager")
-        self.attention = plain_attention(recipe.model.attention, place)
-        if recipe.model.cpu_kernels:
-            self.attention = pick_attention(recipe.model.attention, place, base)
-        self.parameters = base.num_parameters()
-        self.trunk = planner.held_bytes(base, recipe.model.quantize)
-        layers = [planner.weight_bytes(layer.parameters()) for layer in getattr(base.get_decoder(), "layers", ())]
-        self.on_host = sum(layers) - max(layers, default=0) if device.gpu else 0  # of a frozen model with `offload`
-        self.process = CUDA_CONTEXT if device.gpu else current_rss_bytes()  # which has loaded as much
-
-    def stages(self) -> list[StagePlan]:
-        """Of the stages that are known here: one that somebody added to the table is left out."""
-        plans = []
-        for name in self.recipe.stages:
-            section = self.recipe.section(name)
-            learning = section.direct if isinstance(section, RoundsSection) else section
-            rate = learning.optimizer.learning_rate if isinstance(section, Learning) else None
-            if phases := self.phases(section):
-                plans.append(StagePlan(name, phases, rate))
-        return plans
-
-    @singledispatchmethod
-    def phases(self, section: Any) -> list[Phase]:
-        """The phases of a stage, by its section; what is not known has none."""
-        return []
-
-    @phases.register
-    def _sft(self, section: SFTSection) -> list[Phase]:
-        # A guess: conversations fill half of what a packed row may hold.
-        half, tokens = section.row_tokens // 2, section.batch_size * section.row_tokens // 2
-        seconds = self._seconds(tokens, tokens // 2, 3.0 if section.lora is False else 2.0)
-        return [_update(*self._trained(section, "sft"), _rows(section.rows_per_micro_batch, half, half), seconds)]
-
-    @phases.register
-    def _reward(self, section: RewardSection) -> list[Phase]:
-        role, held = self._trained(section, "reward", ScalarHead(self.hidden))
-        if section.keep_states_gb:
-            held["kept states"] = int(section.keep_states_gb * 1e9)
-        seconds = self._seconds(section.prompts_per_update * 3 * self.prompt, 0, 2.0)
-        return [_update(role, held, self._pairs(section, role), seconds)]
-
-    @phases.register
-    def _process(self, section: ProcessSection) -> list[Phase]:
-        role, held = self._trained(section, "reward", ScalarHead(self.hidden, outputs=section.outputs))
-        length = 3 * self.prompt
-        batch = _rows(max(1, section.micro_batch_tokens // length), self.prompt, 2 * self.prompt)
-        return [_update(role, held, batch, self._seconds(section.solutions_per_update * length, 0, 2.0))]
-
-    @phases.register
-    def _direct(self, section: DirectSection | KTOSection) -> list[Phase]:
-        role, held = self._trained(section, "policy")
-        if _own_models(section):
-            held["reference"] = self._frozen(section.offload)
-        tokens = section.prompts_per_update * 3 * self.prompt
-        seconds = self._seconds(tokens, tokens // 2, 3.0 if section.needs_reference else 2.0)
-        return [_update(role, held, self._pairs(section, role), seconds)]
-
-    @phases.register
-    def _rounds(self, section: RoundsSection) -> list[Phase]:
-        """A round's sampling, beside the reward model on a trunk of its own, and its training."""
-        inner = DirectSection.model_validate({**section.direct.model_dump(exclude_unset=True), "lora": section.lora})
-        (update,), (rollout,) = self._direct(inner), self._sampling(section)
-        if section.scorer is not None:
-            rollout.bytes["reward"] = self.trunk
-        return [rollout, update]
-
-    @phases.register
-    def _sampling(self, section: PairsSection | EvaluationSection) -> list[Phase]:
-        """Answers of a policy that does not learn meanwhile."""
-        policies = map(self.recipe.section, self.recipe.policies)
-        tokens = section.max_new_tokens or max((s.sampling.max_new_tokens for s in policies if hasattr(s, "sampling")), default=0)
-        held = {"process": self.process, "trunk": self.trunk, **({} if self.device.gpu else {"engine": self.trunk})}
-        cache = sum(self._cache(section.engine_rows, tokens).values())
-        return [Phase("rollout", {**held, "cache": cache}, tokens * self._decoding(section.engine_rows))]
-
-    @phases.register(OnlineSection)
-    def _online(self, section: Any) -> list[Phase]:
-        gradient = section if isinstance(section, PolicySection) else None
-        critic, shared = gradient is not None and gradient.critic, section.roles == "shared"
-        own_value = critic and (not shared or section.value_init == "reward")
-        policy, held = self._trained(section, "policy")
-        held |= self._beside(section, held, own_value)
-        batch, size = self._samples(section, section.micro_batch_tokens, policy), self.dtype.itemsize
-        value = Role(policy.model, policy.adapter, ScalarHead(self.hidden).to("meta"))
-
-        def forward() -> Any:
-            hidden = policy.hidden(batch)
-            logprobs, _ = policy.logprobs_of(hidden, batch)
-            return logprobs.sum() + (value.values_of(hidden.detach(), batch).sum() if critic else 0.0)
-
-        tokens, counted = self._tokens(section, policy)
-        forward_pass, scoring_pass = self._seconds(tokens, counted), self._seconds(tokens, 0)
-        depth = policy.common_depth if shared else 0
-        common = {"common layers": tokens * self.hidden * size} if depth else {}
-        saved = 1 - depth / self.layers
-        rows = min(section.engine_rows, section.prompts_per_step * section.samples_per_prompt)
-        steps = -(-section.prompts_per_step * section.samples_per_prompt // rows) * section.max_new_tokens
-        prefill = self._seconds(section.prompts_per_step * self.prompt, 0)
-        on_policy = gradient is None or (
-            not critic and gradient.one_update and (gradient.kl.place == "loss" or not gradient.kl.coefficient)
-        )
-        evaluations = (not on_policy) + (saved if section.needs_reference else 0) + own_value
-        backward = (3.0 if section.lora is False else 2.0) * saved * (1 + own_value)
-        moved = self.on_host * section.offload / LINK * tokens
-        phases = self._rollout(section, held, rows, steps * self._decoding(rows) + prefill)
-        if section.scorer is not None:
-            scoring, seconds = self._samples(section, SCORING_TOKENS, policy), scoring_pass + moved / SCORING_TOKENS
-            phases.append(Phase("reward", held | _activations(value, lambda: value.scores(scoring)), seconds))
-        if evaluations:
-            seconds = evaluations * forward_pass + moved / section.micro_batch_tokens
-            phases.append(Phase("evaluate", held | common | _activations(value, forward), seconds))
-        seconds = (1 if gradient is None else gradient.epochs) * backward * forward_pass
-        return [*phases, Phase("update", held | common | _activations(value, lambda: forward().backward(), learns=True), seconds)]
-
-    def _rollout(self, section: Any, held: Mapping[str, int], rows: int, sampling: float) -> list[Phase]:
-        """Sampling; by servers: what the learner holds meanwhile, each server, and the way of new weights to all of them."""
-        if section.engine.kind == "local":
-            return [Phase("rollout", {**held, **self._cache(rows, section.max_new_tokens)}, sampling)]
-        config, adapter = section.engine, held["policy adapter"]
-        count, slots = len(config.addresses) or config.servers, adapter_slots(section)
-        own = {"trunk": self.trunk, f"{slots} adapters": slots * adapter, "process": self.process}
-        server = Phase(f"server, each of {count}", own | self._cache(section.engine_rows, section.max_new_tokens))
-        here = not (self.device.gpu or config.addresses or self.recipe.on != "local")  # servers that share this machine
-        beside = {f"{count} servers": count * server.total} if here else {}
-        sending = (1 + count) * adapter / DISK + count * LOADING
-        return [Phase("rollout", {**held, **beside}, (sampling if here else sampling / count) + sending), server]
-
-    def _beside(self, section: Any, held: Mapping[str, int], own_value: bool) -> dict[str, int]:
-        """What is there beside the policy: other roles, each an adapter or a model of its own, and the engine."""
-        shared, adapter = section.roles == "shared", held.get("policy adapter", 0)
-        beside: dict[str, int] = {}
-        if own_value:
-            beside["value"] = adapter if shared else self.trunk + adapter
-            beside["value optimizer"] = held["policy optimizer"]
-        if section.scorer is not None:
-            beside["reward"] = adapter if shared else self._frozen(section.offload) + adapter
-        if section.needs_reference and not shared:
-            beside["reference"] = self._frozen(section.offload)
-        if not self.device.gpu and section.engine.kind == "local":  # a second copy of every matrix
-            beside["engine"] = self.trunk - (0 if self.tied else self.head * self.dtype.itemsize)
-        return beside
-
-    def _trained(self, section: Any, name: str, head: ScalarHead | None = None) -> tuple[Role, dict[str, int]]:
-        """A role that learns, on a model of shapes, and what that holds."""
-        attention = {GROUPED: planner.TILED, "sdpa": planner.FUSED}.get(self.attention, self.attention)
-        model = planner.shape_model(self.config, self.dtype, attention)
-        model.recompute = self.recipe.model.recompute
-        held = {"process": self.process, "trunk": self.trunk}
-        if section.lora is not False:
-            model = planner.shape_adapter(model, name, section.lora)
-        role = Role(model, None if section.lora is False else name)
-        parameters = role.parameters()
-        for parameter in parameters:
-            parameter.requires_grad_(True)
-        if section.lora is not False:
-            held[f"{name} adapter"] = planner.weight_bytes(parameters)
-        held[f"{name} optimizer"] = planner.training_bytes(parameters, section.optimizer.kind)
-        role.head = head and head.to("meta")
-        return role, held
-
-    def _frozen(self, offload: bool) -> int:
-        return self.trunk - self.on_host * offload
-
-    def _seconds(self, tokens: int, counted: int, passes: float = 1.0) -> float:
-        """`passes` forward passes' worth of products over tokens; the output layer over counted ones only."""
-        body = self.parameters - self.head * (1 if self.tied else 2)
-        return 2 * passes * (body * tokens + self.head * counted) / self.device.products
-
-    def _decoding(self, rows: int) -> float:
-        """Seconds a token of all rows together."""
-        return max(self.trunk / self.device.bandwidth, self._seconds(rows, rows))
-
-    def _cache(self, rows: int, new_tokens: int) -> dict[str, int]:
-        size = self.dtype.itemsize
-        cache = cache_bytes(self.config, rows, self.prompt + new_tokens, size)
-        return {"cache": cache, "logits": rows * self.vocab * size}
-
-    def _pairs(self, section: RewardSection | DirectSection | KTOSection, role: Role) -> TokenBatch:
-        """Micro-batch of pairs, answers as long as the prompt: a guess."""
-        budget, limit = section.micro_batch_tokens, role.document_tokens(section.micro_batch_tokens)
-        groups = planner.shape_answers(min(section.prompts_per_update, 2 + budget // self.prompt), self.prompt, 2, self.prompt)
-        cuts = cut_together(groups, budget, limit)
-        return planner.largest_batch(([s for i in cut for s in groups[i]] for cut in cuts), limit)
-
-    def _samples(self, section: Any, budget: int, role: Role) -> TokenBatch:
-        """Micro-batch of a minibatch of samples."""
-        parts = section.minibatches if isinstance(section, PolicySection) else 1
-        prompts = min(-(-section.prompts_per_step // parts), 2 + 2 * budget // self.prompt)  # more would make no larger one
-        groups = planner.shape_answers(prompts, self.prompt, section.samples_per_prompt, section.max_new_tokens)
-        sequences, limit = [s for group in groups for s in group], role.document_tokens(budget)
-        cuts = cut_batches(sequences, budget, document_tokens=limit)
-        return planner.largest_batch(([sequences[i] for i in cut] for cut in cuts), limit)
-
-    def _tokens(self, section: Any, policy: Role) -> tuple[int, int]:
-        """Of a step: all that are read, where answers in one document share their prompt, and those of the answers."""
-        room = (policy.document_tokens(section.micro_batch_tokens) - self.prompt) // section.max_new_tokens
-        answers, samples = min(section.samples_per_prompt, max(1, room)), section.prompts_per_step * section.samples_per_prompt
-        return samples * (self.prompt + answers * section.max_new_tokens) // answers, samples * section.max_new_tokens
-
-
-def _rows(count: int, prompt: int, answer: int) -> TokenBatch:
-    return planner.shape_batch([s for one in planner.shape_answers(count, prompt, 1, answer) for s in one])
-
-
-def _update(role: Role, held: Mapping[str, int], batch: TokenBatch, seconds: float) -> Phase:
-    """The one phase of a role that learns from rows: log-probabilities, or with a head its scores."""
-
-    def learn() -> None:
-        (role.logprobs(batch)[0] if role.head is None else role.scores(batch)).sum().backward()
-
-    return Phase("update", {**held, **_activations(role, learn, learns=True)}, seconds)
-
-
-def _activations(role: Role, work: Callable[[], Any], *, learns: bool = False) -> dict[str, int]:
-    """The most that is alive beside weights while a role does something."""
-    with torch.set_grad_enabled(learns):
-        return {"activations": planner.measure_pass(role.model, work, extra=role.head.parameters() if role.head else ())}

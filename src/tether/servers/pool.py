@@ -236,6 +236,8 @@ class ServerPool:
         answer = self.client.post(self.servers.addresses[name] + path, content=content, headers=headers, timeout=timeout)
         if answer.status_code in REFUSALS:
             raise RefusedError(reason(answer))
+        if answer.status_code >= 500:
+            raise OSError(f"HTTP {answer.status_code}: {reason(answer)}")
         answer.raise_for_status()
         return answer
 
