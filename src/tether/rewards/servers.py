@@ -9,15 +9,14 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter
 
 from tether.core.errors import ConfigError
 from tether.core.protocols import RewardSource
-from tether.core.types import Json, Message, Prompt, Rollout, Sampling, Score, StopReason
+from tether.core.types import Json, Rollout, Score
 from tether.servers.config import ServersConfig
 from tether.servers.http import Answer, JsonServer
 from tether.servers.launch import Servers
@@ -25,6 +24,8 @@ from tether.servers.pool import RefusedError, ServerPool
 
 TRIES = 3
 """Servers that may fail with a batch before it is to blame itself."""
+ROLLOUTS, SCORES = TypeAdapter(Sequence[Rollout]), TypeAdapter(list[Score])
+"""From these to JSON and back."""
 
 
 class RewardServersConfig(ServersConfig):
@@ -81,15 +82,15 @@ class ServedReward:
         """
         parts = [rollouts[start : start + self.batch] for start in range(0, len(rollouts), self.batch)]
         try:
-            bodies = [json.dumps({"rollouts": [_row(rollout) for rollout in part]}).encode() for part in parts]
-        except TypeError as error:
+            bodies = [json.dumps({"rollouts": ROLLOUTS.dump_python(part, mode="json")}).encode() for part in parts]
+        except ValueError as error:
             raise ConfigError(f"reward_servers get prompts as JSON, and metadata of these is none: {error}") from None
         futures = [self.pool.senders.submit(self._ask, body, len(part)) for body, part in zip(bodies, parts, strict=True)]
         return [score for future in futures for score in future.result()]
 
     def _ask(self, body: bytes, count: int) -> list[Score]:
         def score(name: str) -> list[Score]:
-            scores = [_score(row) for row in self.pool.post(name, "/v1/score", body).json()["scores"]]
+            scores = SCORES.validate_python(self.pool.post(name, "/v1/score", body).json()["scores"])
             if len(scores) != count:
                 raise ValueError(f"{len(scores)} scores for {count} responses")
             return scores
@@ -105,28 +106,9 @@ def reward_server(source: RewardSource, digest: str, address: tuple[str, int]) -
     turn = threading.Lock()
 
     def score(body: Json) -> Answer:
-        rollouts = [_rollout(row) for row in body["rollouts"]]
+        rollouts = ROLLOUTS.validate_python(body["rollouts"])
         with turn:
-            return 200, {"scores": [asdict(score) for score in source.score(rollouts)]}
+            return 200, {"scores": SCORES.dump_python(source.score(rollouts), mode="json")}
 
     described: Callable[[], Json] = lambda: {"digest": digest, "name": source.name}  # noqa: E731
     return JsonServer(address, {"/v1/reward": described}, {"/v1/score": score})
-
-
-def _row(rollout: Rollout) -> Json:
-    """All of a rollout that a reward may look at."""
-    prompt, ids = rollout.prompt, {"prompt_ids": rollout.prompt_ids, "response_ids": rollout.response_ids}
-    messages = [asdict(message) for message in prompt.messages]
-    own = {"text": rollout.text, "stop": rollout.stop_reason.value, "index": rollout.sample_index}
-    return {**ids, **own, "messages": messages, "id": prompt.id, "metadata": dict(prompt.metadata)}
-
-
-def _rollout(row: Json) -> Rollout:
-    """The inverse of `_row`."""
-    messages = tuple(Message(**{**turn, "tool_calls": tuple(turn["tool_calls"])}) for turn in row["messages"])
-    prompt, ids = Prompt(messages, row["id"], row["metadata"]), (tuple(row["prompt_ids"]), tuple(row["response_ids"]))
-    return Rollout(*ids, (), StopReason(row["stop"]), row["text"], row["index"], 0, Sampling(), prompt)
-
-
-def _score(row: Any) -> Score:
-    return Score(row["value"], row["parts"], row["reason"], tuple((int(place), float(reward)) for place, reward in row["steps"]))
