@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tether.core.errors import DataError, ModelError, RunError
+from tether.core.config import build
+from tether.core.errors import ConfigError, DataError, ModelError, RunError
 from tether.core.types import Prompt, Sampling, user
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.loading import add_adapter
@@ -22,6 +23,7 @@ from tether.rollout.served import ServedEngine
 from tether.rollout.wire import REPLACE
 from tether.run.engines import engine_server
 from tether.run.models import open_model
+from tether.run.recipe import Recipe
 from tether.run.roles import encoder_of
 from tether.servers.fleet import State
 from tether.servers.launch import Servers
@@ -319,6 +321,21 @@ def test_a_server_without_what_is_needed_is_told_before_anything_is_trained(serv
 
     with pytest.raises(ModelError, match=says):
         served(1, spoil)
+
+
+def test_a_server_that_takes_no_whole_weights_is_told_before_anything_is_trained(served):
+    with pytest.raises(ModelError, match="VLLM_SERVER_DEV_MODE=1"):
+        served(1, whole=True, ours=False)
+
+
+def test_older_weights_are_refused_where_a_server_holds_one_model():
+    grpo = {"reward_source": "random", "lora": False, "roles": "separate", "max_staleness": 1, "importance": "truncate"}
+    grpo |= {"data": {"path": "tether:prompts"}, "engine": {"kind": "served"}}
+    with pytest.raises(ConfigError, match=r"servers hold one whole model \(lora = false\)"):
+        build(Recipe, {"run": "run", "model": {"source": "tiny"}, "grpo": grpo})
+    with pytest.raises(ConfigError, match="servers get weights from rank 0"):
+        build(Recipe, {"run": "run", "model": {"source": "tiny"}, "grpo": {**grpo, "max_staleness": 0, "importance": "none"},
+                       "learner": {"ranks": 2, "shard": True}})  # fmt: skip
 
 
 def test_a_rank_beyond_the_servers_limit_is_told_in_its_words(served):
