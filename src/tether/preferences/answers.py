@@ -20,11 +20,11 @@ from tether.data.formats.conversations import RESPONSES
 from tether.data.formats.fields import checked_prompt, checked_response, missing, number, optional, prompt_turns, sequence, turns
 from tether.data.formats.json_rows import Row
 from tether.data.sources import Quarantine, read, read_rows
-from tether.preferences.importing import Imported, json_safe
+from tether.preferences.importing import Imported
 from tether.preferences.pairs import PairsConfig, Response, choose_pairs
 from tether.preferences.store import PART, Answer, Question, Store
 from tether.preferences.tables import ResponseRow, TaskRow
-from tether.preferences.task_json import origin_of
+from tether.preferences.task_json import json_safe, origin_of
 
 Facts = Mapping[str, Any]
 PROMPTS = ("prompt", "question", "instruction", "messages")

@@ -134,7 +134,7 @@ def comparisons(store: Store, how: How = "majority", **which: Unpack[Which]) -> 
         ConfigError: there is no such way.
         DataError: `dawid-skene` finds no votes at all.
     """
-    return (label for _, label in labelled(store, how, **which) if label is not None)
+    return (label for case, label in labelled(store, how, **which) if case.opinions)
 
 
 def labelled(
@@ -146,8 +146,8 @@ def labelled(
     unfinished: bool = False,
     least: float = 0.0,
     below: float = math.inf,
-) -> Iterator[tuple[Case, Comparison | None]]:
-    """As `comparisons`, each with its case; of a case without judgments there is no comparison. `below`: less sure ones only.
+) -> Iterator[tuple[Case, Comparison]]:
+    """As `comparisons`, each with its case, and cases without judgments as ties. `below`: less sure ones only.
 
     Raises:
         ConfigError: there is no such way to a label.
@@ -161,7 +161,7 @@ def labelled(
     for case in cases(store, states=states, round=round, names=names):
         label = learned.get(case.item)
         if not case.opinions or least <= sureness(case, label) < below:
-            yield case, comparison_of(case, how, label) if case.opinions else None
+            yield case, comparison_of(case, how, label)
 
 
 def sureness(case: Case, label: Label | None = None) -> float:
@@ -174,10 +174,10 @@ def sureness(case: Case, label: Label | None = None) -> float:
 
 
 def comparison_of(case: Case, how: How = "majority", label: Label | None = None) -> Comparison:
-    """The comparison that a case with judgments makes; `label` is the pair's for `dawid-skene`."""
+    """The comparison that a case makes, without judgments a tie; `label` is the pair's for `dawid-skene`."""
     counted = [case.settled] if case.settled else [o for o in case.opinions if o.role == "annotator"] or list(case.opinions)
     choices = [opinion.choice for opinion in counted]
-    share = 0.5 + (choices.count("first") - choices.count("second")) / (2 * len(counted))
+    share = 0.5 + (choices.count("first") - choices.count("second")) / (2 * max(1, len(counted)))
     verdict = more_than_half(choices)
     if label is not None and not case.settled:
         share, verdict = label.probability if case.in_order else 1.0 - label.probability, label.verdict
