@@ -13,31 +13,27 @@ from tests.preferences.conftest import filled
 from tether.core.errors import ConfigError
 from tether.core.types import assistant, user
 from tether.preferences import database as module
-from tether.preferences.store import DAY, Answer, Question, Store, StoreError
+from tether.preferences.store import DAY, Answer, Store, StoreError
+from tether.preferences.tables import TaskRow
 
 
 def test_the_same_content_is_one_row_and_a_pair_is_one_task(store):
     questions = filled(store)
     assert store.counts()["responses"] == 12 and store.counts()["tasks"] == 12
     assert filled(store) == questions and store.counts()["tasks"] == 12
-    turned = [Question(q.prompt_id, q.second_id, q.first_id) for q in questions]
-    assert store.add_questions(turned) == 0
-    assert store.add_questions([Question(q.prompt_id, q.second_id, q.first_id, round="two") for q in questions]) == 12
+    turned = [{"prompt_id": q.prompt_id, "first_id": q.second_id, "second_id": q.first_id} for q in questions]
+    assert store.add_tasks(TaskRow(**task) for task in turned) == 0
+    assert store.add_tasks(TaskRow(**task, round="two") for task in turned) == 12
 
 
 def test_a_question_about_unknown_or_equal_answers_is_refused_whole(store):
     question = filled(store, prompts=1)[0]
     fresh = Answer((user("new"),), (assistant("a"),))
     store.add_answers([fresh])
-    for wrong, message in [
-        (Question(question.prompt_id, question.first_id, "nowhere"), "no answer nowhere"),
-        (Question(question.prompt_id, question.first_id, fresh.id), "no answer"),
-        (Question(question.prompt_id, question.first_id, question.first_id), "two answers"),
-        (Question(question.prompt_id, question.first_id, question.second_id, known="left"), "known choice"),
-        (Question(question.prompt_id, question.first_id, question.second_id, needed=0), "at least one"),
-    ]:
+    one = {"prompt_id": question.prompt_id, "first_id": question.first_id}
+    for other, message in [("nowhere", "no answer nowhere"), (fresh.id, "no answer"), (question.first_id, "two answers")]:
         with pytest.raises(StoreError, match=message):
-            store.add_questions([Question(question.prompt_id, question.first_id, question.second_id, round="x"), wrong])
+            store.add_tasks([TaskRow(**one, second_id=question.second_id, round="x"), TaskRow(**one, second_id=other)])
     assert store.counts()["tasks"] == 3
 
 

@@ -63,16 +63,10 @@ class Table:
     empty: str = ""
     """The reason why there are no kinds."""
 
-    @property
-    def parts(self) -> list[slice]:
-        """The kinds by parts of which all coincidences fit into memory at once."""
-        step = max(1, 4_000_000 // len(self.domain) ** 2)
-        return [slice(start, start + step) for start in range(0, len(self.multiplicity), step)]
-
-    def coincidences(self, part: slice) -> Array:
-        """How often each value stands beside each other one on an item of these kinds: (kinds, values, values)."""
-        met = self.first[part, :, None] * self.second[part, None, :]
-        return met - self.first[part, :, None] * np.eye(len(self.domain)) if self.first is self.second else met
+    def coincidences(self, kind: int) -> Array:
+        """How often each value stands beside each other one on an item of this kind: (values, values)."""
+        met = np.outer(self.first[kind], self.second[kind])
+        return met - np.diag(self.first[kind]) if self.first is self.second else met
 
 
 Votes = Sequence[Vote] | Table
@@ -245,22 +239,21 @@ def _figure(
         own: votes that a vote cannot meet by chance: itself, in Krippendorff's alpha.
     """
 
-    def statistic(met: Array) -> Array:
-        rows, columns, total = met.sum(2), met.sum(1), met.sum((1, 2))
+    def statistic(met: Array) -> float:
+        rows, columns, total = met.sum(1), met.sum(0), met.sum()
         if not chance:
-            return np.trace(met, axis1=1, axis2=2) / total
+            return np.trace(met) / total
         distance = _distance(rows, table.domain, level)
-        expected = (rows[:, :, None] * columns[:, None, :] * distance).sum((1, 2)) / (total * (total - own))
-        observed = (met * distance).sum((1, 2)) / total
-        return 1 - np.divide(observed, expected, out=np.full(len(total), np.nan), where=expected > 1e-12)
+        expected = rows @ distance @ columns / (total * (total - own))
+        return 1 - (met * distance).sum() / total / expected if expected > 1e-12 else math.nan
 
     if not len(table.multiplicity):
         return Coefficient(None, None, None, 0, 0, table.empty)
     number, votes = round(float(table.multiplicity.sum())), round(float(table.multiplicity @ table.votes))
     weights = np.broadcast_to(scale, len(table.multiplicity))
-    parts = [np.tensordot((table.multiplicity * weights)[part], table.coincidences(part), 1) for part in table.parts]
-    whole = np.sum(parts, axis=0)
-    value, reason = float(statistic(whole[None])[0]), ""
+    each = (count * weights[kind] * table.coincidences(kind) for kind, count in enumerate(table.multiplicity))
+    whole = sum(each, np.array(0.0))
+    value, reason = float(statistic(whole)), ""
     if math.isnan(value):
         return Coefficient(None, None, None, number, votes, "only one value was ever given, so agreement by chance is certain")
     if abs(value - 1) < 1e-12:
@@ -269,8 +262,8 @@ def _figure(
     elif number == 1:
         return Coefficient(value, None, None, number, votes, ALIKE)
     else:
-        without = [statistic(whole - weights[part, None, None] * table.coincidences(part)) for part in table.parts]
-        spread = jackknife(np.concatenate(without), repeats=table.multiplicity)
+        without = [statistic(whole - weight * table.coincidences(kind)) for kind, weight in enumerate(weights)]
+        spread = jackknife(np.array(without), repeats=table.multiplicity)
         if math.isnan(spread.error):
             return Coefficient(value, None, None, number, votes, "too few items: without one of them only one value is left")
         if spread.error < 1e-12:
@@ -285,9 +278,9 @@ def _figure(
 
 
 def _distance(margins: Array, domain: Sequence[Any], level: Level) -> Array:
-    """The squared distance of any two values, (parts or 1, values, values)."""
+    """The squared distance of any two values, (values, values)."""
     if level == "nominal":
-        return 1 - np.eye(len(domain))[None]
+        return 1 - np.eye(len(domain))
     # Between two values of an ordinal scale lie all votes from the middle of the one to the middle of the other.
-    places = margins.cumsum(1) - margins / 2 if level == "ordinal" else np.array(domain, float)[None]
-    return (places[:, :, None] - places[:, None, :]) ** 2
+    places = margins.cumsum() - margins / 2 if level == "ordinal" else np.array(domain, float)
+    return np.subtract.outer(places, places) ** 2

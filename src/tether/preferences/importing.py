@@ -27,7 +27,7 @@ from tether.data.sources import SNIFFED_ROWS, Quarantine, read, read_rows
 from tether.preferences.bridges import BRIDGES
 from tether.preferences.exchange import Case, turned
 from tether.preferences.queries import recount
-from tether.preferences.store import PART, Question, Store, StoreError
+from tether.preferences.store import PART, Store, StoreError
 from tether.preferences.tables import AnnotatorRow, AssignmentRow, TaskRow
 from tether.preferences.task_json import case_of, has_votes, json_safe, read_case
 from tether.preferences.votes import Opinion
@@ -134,7 +134,7 @@ def import_cases(
 
     while part := [named(case) for case in islice(rows, PART)]:
         answers = store.add_answers(side for case in part for side in (case.first, case.second))
-        tasks = store.add_questions(_question(case, ask) for case in part)
+        tasks = store.add_tasks(_task(case, ask) for case in part)
         with store.transaction() as session:
             wanted = {(case.pair, case.round) for case in part}
             candidates = session.scalars(select(TaskRow).where(TaskRow.pair.in_({pair for pair, _ in wanted})))
@@ -148,12 +148,17 @@ def import_cases(
     return total
 
 
-def _question(case: Case, ask: int | None) -> Question:
+def _task(case: Case, ask: int | None) -> TaskRow:
     people = sum(opinion.role == "annotator" for opinion in case.opinions)
-    sides = (case.first.prompt_id, case.first.id, case.second.id)
-    details = json_safe({name: value for name, value in case.details.items() if name != "store"})
-    needed = max(1, people, ask or case.needed)
-    return Question(*sides, needed, case.known, case.strategy, round=case.round, details=details)
+    of_case = {name: getattr(case, name) for name in ("known", "strategy", "round")}
+    return TaskRow(
+        prompt_id=case.first.prompt_id,
+        first_id=case.first.id,
+        second_id=case.second.id,
+        needed=max(1, people, ask or case.needed),
+        details=json_safe({name: value for name, value in case.details.items() if name != "store"}),
+        **of_case,
+    )
 
 
 def _widen(session: Session, tasks: Iterable[TaskRow], ask: int) -> int:

@@ -32,7 +32,6 @@ from tether.preferences.database import database_url, engine_of, migrate, shown
 from tether.preferences.queries import HELD, counts, free, states
 from tether.preferences.rows import turn_rows, turns_of
 from tether.preferences.tables import AnnotatorRow, GuidelineRow, PromptRow, ResponseRow, Role, SessionRow, TaskRow
-from tether.preferences.votes import CHOICES
 
 DAY = 86400.0
 PART = 500
@@ -66,24 +65,6 @@ class Answer:
     @cached_property
     def id(self) -> str:
         return content_id(self.prompt, self.response)
-
-
-@dataclass(frozen=True)
-class Question:
-    """A comparison to ask for: two answers of one prompt by their ids, and of how many people.
-
-    `known` is the right choice of a gold question, which everybody may be asked; lower `priority` is asked first.
-    """
-
-    prompt_id: str
-    first_id: str
-    second_id: str
-    needed: int = 1
-    known: str | None = None
-    strategy: str = ""
-    priority: float = 0.0
-    round: str = ""
-    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 def content_id(*conversations: Conversation) -> str:
@@ -155,19 +136,22 @@ class Store:
                 new += _insert(session, ResponseRow, map(_response_row, part), "id")
         return new
 
-    def add_questions(self, questions: Iterable[Question]) -> int:
+    def add_tasks(self, tasks: Iterable[TaskRow]) -> int:
         """Ask for comparisons; a pair that its round has already is left as it is. Returns how many tasks are new.
+
+        A task names its prompt and answers; of what it is asked with, `needed`, `known`, `strategy`, `priority`, `round` and
+        `details` are taken.
 
         Raises:
             StoreError: an answer is not in the store or does not belong to the prompt, or both sides are the same answer.
         """
-        rows, new = iter(questions), 0
+        rows, new = iter(tasks), 0
         with self.transaction() as session:
             while part := list(islice(rows, PART)):
-                sides = {side for q in part for side in (q.first_id, q.second_id)}
+                sides = {side for task in part for side in (task.first_id, task.second_id)}
                 belongs = select(ResponseRow.id, ResponseRow.prompt_id).where(ResponseRow.id.in_(sides))
                 prompts = dict(session.execute(belongs).all())
-                new += _insert(session, TaskRow, (_task_row(question, prompts) for question in part), "pair", "round")
+                new += _insert(session, TaskRow, (_asked(task, prompts) for task in part), "pair", "round")
         return new
 
     # Who judges.
@@ -304,15 +288,11 @@ def _response_row(answer: Answer) -> Json:
     return {name: getattr(answer, name) for name in ("id", "prompt_id", *ORIGIN)} | {"messages": turn_rows(answer.response)}
 
 
-def _task_row(question: Question, belongs: Mapping[str, str]) -> Json:
-    for side in (question.first_id, question.second_id):
-        if belongs.get(side) != question.prompt_id:
-            raise StoreError(f"the store has no answer {side} to the prompt {question.prompt_id}: add the answers first")
-    if question.first_id == question.second_id:
-        raise StoreError(f"a comparison needs two answers, and both sides are {question.first_id}")
-    if question.known is not None and question.known not in CHOICES:
-        raise StoreError(f"a gold question's known choice is one of {', '.join(CHOICES)}, not {question.known!r}")
-    if question.needed < 1:
-        raise StoreError(f"a comparison needs at least one judgment, {question.needed} were asked for")
-    pair = "/".join(sorted((question.first_id, question.second_id)))
-    return {**vars(question), "details": dict(question.details), "pair": pair, "taken": 0, "judged": 0, "state": "open"}
+def _asked(task: TaskRow, belongs: Mapping[str, str]) -> Json:
+    """The row of a task that nobody has judged."""
+    for side in (task.first_id, task.second_id):
+        if belongs.get(side) != task.prompt_id:
+            raise StoreError(f"the store has no answer {side} to the prompt {task.prompt_id}: add the answers first")
+    if task.first_id == task.second_id:
+        raise StoreError(f"a comparison needs two answers, and both sides are {task.first_id}")
+    return task.model_dump(exclude={"id"}) | {"pair": "/".join(sorted((task.first_id, task.second_id)))}
