@@ -15,7 +15,7 @@ from tether.core.protocols import Engine, PlacedAnswers, Reply, Verdict
 from tether.core.types import Conversation, Prompt, Sampling, assistant
 from tether.data.batches import cut_batches, make_batch
 from tether.data.chat import ChatEncoder, Encoded
-from tether.judges.verdicts import UNASKABLE, check_options, soft_verdict
+from tether.judges.verdicts import UNASKABLE, soft_verdict
 from tether.models.trunk import Role
 
 MICRO_BATCH_TOKENS = {"cpu": 2**11}
@@ -67,12 +67,7 @@ class LocalChat:
     def verdicts(
         self, conversations: Sequence[Conversation], options: Sequence[str], *, told: Callable[[int, Verdict], None] | None = None
     ) -> list[Verdict]:
-        """See core.protocols.ChatModel. Answers come batch by batch, short questions first.
-
-        Raises:
-            ValueError: the options cannot be told apart by what a reply begins with.
-        """
-        check_options(options)
+        """See core.protocols.ChatModel. Answers come batch by batch, short questions first."""
         self.role.train_mode(False)
         verdicts = PlacedAnswers(told)
         logprobs: dict[int, dict[int, float]] = defaultdict(dict)

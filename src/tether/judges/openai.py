@@ -24,7 +24,7 @@ from tether.core.errors import ModelError
 from tether.core.protocols import AnswerT, PlacedAnswers, Reply, Verdict
 from tether.core.types import Conversation, Json, Sampling
 from tether.judges.server_config import JudgeServerConfig
-from tether.judges.verdicts import DOWN, QUOTA, SPENT, Likeliest, check_options, read_verdict
+from tether.judges.verdicts import DOWN, QUOTA, SPENT, Likeliest, read_verdict
 
 Options = dict[str, object]
 """Settings of a request, as the OpenAI client takes them."""
@@ -142,9 +142,7 @@ class ServedChat:
 
         Raises:
             ModelError: the server refuses the key, or knows no such model.
-            ValueError: the options cannot be told apart by what a reply begins with.
         """
-        check_options(options)
         greedy: Options = {"temperature": 0.0}
 
         async def ask(client: openai.AsyncOpenAI, place: int) -> Verdict:

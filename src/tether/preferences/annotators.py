@@ -37,8 +37,6 @@ def noise_for_agreement(differences: Sequence[float], agreement: float) -> float
 
     The mean of p^2 + (1 - p)^2 falls with s from 1 to 1/2, so bisection finds it.
     """
-    if not 0.5 < agreement < 1.0:
-        raise ValueError(f"agreement must lie between 0.5 and 1, got {agreement}")
 
     def expected(scale: float) -> float:
         probabilities = [1 / (1 + math.exp(-max(-60.0, min(60.0, d / scale)))) for d in differences]

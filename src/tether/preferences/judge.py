@@ -132,8 +132,6 @@ class PairJudge:
     """
 
     def __init__(self, model: ChatModel, rubric: Rubric, *, temperature: float = 1.0) -> None:
-        if not temperature > 0:
-            raise ValueError(f"temperature must be positive, got {temperature}")
         self.model, self.rubric, self.temperature = model, rubric, temperature
         self.name = model.name
 
