@@ -73,16 +73,16 @@ Votes = Sequence[Vote] | Table
 """Votes, or what `tabulated` made of them for several figures."""
 
 
-def raw_agreement(votes: Votes, *, coding: Coding = "choice", confidence: float = 0.95) -> Coefficient:
+def raw_agreement(votes: Votes, *, coding: Coding = "choice") -> Coefficient:
     """The share of all pairs of votes on one item that are equal.
 
     Equation: `Σ_i Σ_c n_ic (n_ic − 1) / Σ_i n_i (n_i − 1)` with n_ic votes for c on item i.
     Trap: it does not know chance. Two people who always say "first" agree in all; an item with many votes counts for more.
     """
-    return _figure(tabulated(votes, coding), confidence, chance=False)
+    return _figure(tabulated(votes, coding), chance=False)
 
 
-def fleiss_kappa(votes: Votes, *, coding: Coding = "choice", confidence: float = 0.95) -> Coefficient:
+def fleiss_kappa(votes: Votes, *, coding: Coding = "choice") -> Coefficient:
     """Agreement beyond what the shares of the choices would give, by Fleiss.
 
     Equation: `(P̄ − Σ_c p_c²) / (1 − Σ_c p_c²)`; P̄ is the mean over items of the share of equal pairs, p_c that of n_ic / n_i.
@@ -91,12 +91,10 @@ def fleiss_kappa(votes: Votes, *, coding: Coding = "choice", confidence: float =
     Trap: with a rare choice kappa is low though nearly all agree; read it beside the raw share.
     """
     table = tabulated(votes, coding)
-    return _figure(table, confidence, scale=1 / (table.votes * (table.votes - 1)))
+    return _figure(table, scale=1 / (table.votes * (table.votes - 1)))
 
 
-def krippendorff_alpha(
-    votes: Votes, level: Level = "nominal", *, coding: Coding | None = None, confidence: float = 0.95
-) -> Coefficient:
+def krippendorff_alpha(votes: Votes, level: Level = "nominal", *, coding: Coding | None = None) -> Coefficient:
     """One less the disagreement seen over the disagreement expected, with any number of votes an item.
 
     Equation: `1 − (n − 1) Σ o_ck δ_ck / Σ n_c n_k δ_ck` over the coincidence matrix o; δ is unequal (nominal), the squared number
@@ -106,13 +104,11 @@ def krippendorff_alpha(
     Trap: ordinal and interval forgive neighbours, so they are not comparable with nominal.
     """
     table = tabulated(votes, coding or ("choice" if level == "nominal" else "strength"))
-    return _figure(table, confidence, scale=1 / (table.votes - 1), level=level, own=1)
+    return _figure(table, scale=1 / (table.votes - 1), level=level, own=1)
 
 
-def cohen_kappas(
-    votes: Sequence[Vote], *, coding: Coding = "choice", min_items: int = 1, confidence: float = 0.95
-) -> list[PairOfAnnotators]:
-    """Cohen's kappa of every two annotators with `min_items` items in common, sorted by their names.
+def cohen_kappas(votes: Sequence[Vote], *, coding: Coding = "choice") -> list[PairOfAnnotators]:
+    """Cohen's kappa of every two annotators with items in common, sorted by their names.
 
     Equation: `(p_o − p_e) / (1 − p_e)`; p_e is the sum over choices of the product of the two persons' own shares.
     Paper: Cohen 1960, https://doi.org/10.1177/001316446002000104.
@@ -128,16 +124,15 @@ def cohen_kappas(
             cells[first, second][x, y] += 1
     pairs = []
     for names, counts in sorted(cells.items()):
-        if counts.total() >= min_items:
-            domain, kinds = sorted({value for cell in counts for value in cell}), sorted(counts)
-            first, second = (np.array([[value == kind[side] for value in domain] for kind in kinds], float) for side in (0, 1))
-            multiplicity = np.array([counts[kind] for kind in kinds], float)
-            table = Table(first, second, multiplicity, np.full(len(kinds), 2.0), domain)
-            pairs.append(PairOfAnnotators(*names, _figure(table, confidence, chance=False), _figure(table, confidence)))
+        domain, kinds = sorted({value for cell in counts for value in cell}), sorted(counts)
+        first, second = (np.array([[value == kind[side] for value in domain] for kind in kinds], float) for side in (0, 1))
+        multiplicity = np.array([counts[kind] for kind in kinds], float)
+        table = Table(first, second, multiplicity, np.full(len(kinds), 2.0), domain)
+        pairs.append(PairOfAnnotators(*names, _figure(table, chance=False), _figure(table)))
     return pairs
 
 
-def self_agreement(votes: Sequence[Vote], *, confidence: float = 0.95) -> Coefficient:
+def self_agreement(votes: Sequence[Vote]) -> Coefficient:
     """The share of repeated votes of a person on an item that are the same; its interval is over items.
 
     Trap: a second vote may be a correction, so this is a lower bound of how steady people are.
@@ -151,10 +146,10 @@ def self_agreement(votes: Sequence[Vote], *, confidence: float = 0.95) -> Coeffi
     same = np.tile([1.0, 0.0], (len(kinds), 1))
     empty = "" if repeats else "nobody voted twice on an item"
     table = Table(kinds, same, multiplicity.astype(float), kinds.sum(1), [True, False], empty)
-    return _figure(table, confidence, chance=False)
+    return _figure(table, chance=False)
 
 
-def agreement_report(votes: Sequence[Vote], *, windows: int = 0, min_items: int = 1, confidence: float = 0.95) -> Json:
+def agreement_report(votes: Sequence[Vote], *, windows: int = 0) -> Json:
     """All figures as plain JSON values: overall, of every two annotators, of every slice, and over time.
 
     `windows` parts have equal numbers of the items with two votes, in the order in which they were last voted on; there are none
@@ -175,27 +170,26 @@ def agreement_report(votes: Sequence[Vote], *, windows: int = 0, min_items: int 
         "num_annotators": len({vote.annotator for vote in latest}),
         "items_by_votes": {str(number): items for number, items in sorted(Counter(per_item.values()).items())},
         "num_repeats": len(repeats),
-        "overall": _summary(latest, confidence),
-        "self": asdict(self_agreement(votes, confidence=confidence)),
-        "pairs": [asdict(pair) for pair in cohen_kappas(latest, min_items=min_items, confidence=confidence)],
+        "overall": _summary(latest),
+        "self": asdict(self_agreement(votes)),
+        "pairs": [asdict(pair) for pair in cohen_kappas(latest)],
         "slices": {
-            name: {value: _summary(part, confidence) for value, part in sorted(parts.items())}
-            for name, parts in sorted(slices.items())
+            name: {value: _summary(part) for value, part in sorted(parts.items())} for name, parts in sorted(slices.items())
         },
-        "windows": [{"from": low, "to": high, **_summary(part, confidence)} for low, high, part in _windows(latest, windows)],
+        "windows": [{"from": low, "to": high, **_summary(part)} for low, high, part in _windows(latest, windows)],
     }
 
 
-def _summary(votes: Sequence[Vote], confidence: float) -> Json:
+def _summary(votes: Sequence[Vote]) -> Json:
     choices, verdicts, strengths = (tabulated(votes, coding) for coding in ("choice", "verdict", "strength"))
     figures = {
-        "raw": raw_agreement(choices, confidence=confidence),
-        "raw_verdict": raw_agreement(verdicts, confidence=confidence),
-        "raw_strength": raw_agreement(strengths, confidence=confidence),
-        "fleiss_kappa": fleiss_kappa(choices, confidence=confidence),
-        "alpha_nominal": krippendorff_alpha(choices, confidence=confidence),
-        "alpha_ordinal": krippendorff_alpha(strengths, "ordinal", confidence=confidence),
-        "alpha_interval": krippendorff_alpha(strengths, "interval", confidence=confidence),
+        "raw": raw_agreement(choices),
+        "raw_verdict": raw_agreement(verdicts),
+        "raw_strength": raw_agreement(strengths),
+        "fleiss_kappa": fleiss_kappa(choices),
+        "alpha_nominal": krippendorff_alpha(choices),
+        "alpha_ordinal": krippendorff_alpha(strengths, "ordinal"),
+        "alpha_interval": krippendorff_alpha(strengths, "interval"),
     }
     return {name: asdict(figure) for name, figure in figures.items()}
 
@@ -230,7 +224,7 @@ def tabulated(votes: Votes, coding: Coding = "choice") -> Table:
 
 
 def _figure(
-    table: Table, confidence: float, *, scale: Array | float = 1.0, level: Level = "nominal", own: int = 0, chance: bool = True
+    table: Table, *, scale: Array | float = 1.0, level: Level = "nominal", own: int = 0, chance: bool = True
 ) -> Coefficient:
     """One less the disagreement seen over that expected by chance; without `chance` the share of equal pairs.
 
@@ -273,7 +267,7 @@ def _figure(
     first, second = table.multiplicity @ table.first, table.multiplicity @ table.second
     room = 1.0 - float(first @ second / (first.sum() * second.sum())) if chance else 1.0
     share = max(1 - room * (1 - value), 0.0)
-    low, high = share_interval(share, spread._replace(error=room * spread.error), confidence)
+    low, high = share_interval(share, spread._replace(error=room * spread.error))
     return Coefficient(value, max(-1.0, 1 - (1 - low) / room), 1 - (1 - high) / room, number, votes, reason)
 
 

@@ -137,16 +137,7 @@ def comparisons(store: Store, how: How = "majority", **which: Unpack[Which]) -> 
     return (label for case, label in labelled(store, how, **which) if case.opinions)
 
 
-def labelled(
-    store: Store,
-    how: How,
-    *,
-    round: str | None = None,
-    names: bool = False,
-    unfinished: bool = False,
-    least: float = 0.0,
-    below: float = math.inf,
-) -> Iterator[tuple[Case, Comparison]]:
+def labelled(store: Store, how: How, *, below: float = math.inf, **which: Unpack[Which]) -> Iterator[tuple[Case, Comparison]]:
     """As `comparisons`, each with its case, and cases without judgments as ties. `below`: less sure ones only.
 
     Raises:
@@ -157,10 +148,10 @@ def labelled(
     # People are judged by their gold questions too.
     fit = dawid_skene(votes(store, gold=True), gold=gold_answers(store)).labels if how == "dawid-skene" else ()
     learned = {label.item: label for label in fit}
-    states = ("open", "expert", *FINISHED) if unfinished else FINISHED
-    for case in cases(store, states=states, round=round, names=names):
+    states = ("open", "expert", *FINISHED) if which.get("unfinished") else FINISHED
+    for case in cases(store, states=states, round=which.get("round"), names=which.get("names", False)):
         label = learned.get(case.item)
-        if not case.opinions or least <= sureness(case, label) < below:
+        if not case.opinions or which.get("least", 0.0) <= sureness(case, label) < below:
             yield case, comparison_of(case, how, label)
 
 

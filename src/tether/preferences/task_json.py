@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from tether.core.errors import DataError
 from tether.core.types import Annotation, Comparison, Conversation, Json
@@ -36,17 +36,6 @@ def spoken(conversation: Conversation) -> str:
     if len(conversation) == 1:
         return conversation[0].spoken
     return "\n\n".join(f"{turn.role}: {turn.spoken}" for turn in conversation)
-
-
-class Bridge(NamedTuple):
-    """The two ways between the store and another tool: its tasks are recognised and read, and ours are written.
-
-    `read_task` takes a row and the names of its fields, where these are unusual.
-    """
-
-    matches: Callable[[Mapping[str, Any]], bool]
-    read_task: Callable[..., ReadCase]
-    write_task: Callable[[Case, Comparison, str], Json]
 
 
 def shown_case(case: Case, tool: str) -> Case:
