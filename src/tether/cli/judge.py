@@ -112,14 +112,12 @@ def constitution(
     chat = _opened(model, cache, max_requests=max_requests, max_tokens=max_tokens, **server)
     with bars(console) as announce:
         bar, total = announce("revise"), len(questions) * (1 + 2 * rounds)
-        revised, failed = revise(
-            chat, chosen, questions, sampling, rounds=rounds, seed=seed, told=lambda done: bar(done, total, {})
-        )
-    changed = sum(row.metadata["initial"] != row.messages[-1].content for row in revised)
-    rows = [("demonstrations", f"{len(revised):,} of {len(questions):,} prompts")]
+        made, failed = revise(chat, chosen, questions, sampling, rounds=rounds, seed=seed, told=lambda done: bar(done, total, {}))
+    changed = sum(row.metadata["initial"] != row.messages[-1].content for row in made)
+    rows = [("demonstrations", f"{len(made):,} of {len(questions):,} prompts")]
     rows += [*counted("none", failed), ("answers that changed", f"{changed:,}")]
-    if revised:
-        write_rows(output, revised)
+    if made:
+        write_rows(output, made)
     if comparisons is not None:
         pairs, failures = sampled_pairs(chat, questions, sampling, seed=seed)
         judge = PairJudge(Reasoning(chat, reasoning_tokens) if reasoning_tokens else chat, chosen.rubric)
@@ -134,7 +132,7 @@ def constitution(
             write_rows(comparisons, labels)
     console.print(fact_table("critique and revision", rows))
     show_usage(console, chat.usage())
-    if not revised:
+    if not made:
         why = "; ".join(f"{reason} ({count})" for reason, count in failed.most_common(3))
         raise DataError(f"no prompt of {len(questions)} gave a demonstration: {why}")
     point_to(console, "Demonstrations", output)
