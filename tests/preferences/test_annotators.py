@@ -51,9 +51,9 @@ def test_majority_decides_and_the_rest_is_dropped():
 
 
 def test_labels_do_not_depend_on_the_order_of_prompts():
-    once = label_pairs(PROMPTS, RESPONSES, SCORES, agreement=0.7)
-    again = label_pairs(PROMPTS[::-1], RESPONSES[::-1], SCORES[::-1], agreement=0.7)
-    assert {(c.id, c.chosen) for c in once.comparisons} == {(c.id, c.chosen) for c in again.comparisons}
+    once, _ = label_pairs(PROMPTS, RESPONSES, SCORES, agreement=0.7)
+    again, _ = label_pairs(PROMPTS[::-1], RESPONSES[::-1], SCORES[::-1], agreement=0.7)
+    assert {(c.id, c.chosen) for c in once} == {(c.id, c.chosen) for c in again}
 
 
 def test_equal_and_empty_answers_are_not_asked_about():

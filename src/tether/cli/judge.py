@@ -101,8 +101,7 @@ def constitution(
     from tether.core.types import Prompt, Sampling
     from tether.data.sources import read
     from tether.preferences.constitution import read_constitution, revise, sampled_pairs
-    from tether.preferences.judge import PairJudge
-    from tether.preferences.reasoning import Reasoning
+    from tether.preferences.judge import PairJudge, Reasoning
     from tether.preferences.rows import write_rows
     from tether.run.judging import reasons
 
