@@ -27,12 +27,11 @@ NAMES = ("response1", "response2")
 _USERS = uuid.UUID("6f1d2a0e-5d0b-4b8e-9d59-7e6c1a6a0f3b")
 
 
-def matches(row: Mapping[str, Any]) -> bool:
-    """True for a row in this form."""
+def _matches(row: Mapping[str, Any]) -> bool:
     return (isinstance(row.get("fields"), Mapping) and "responses" in row) or any(key.endswith(".responses") for key in row)
 
 
-def read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> task_json.ReadCase:
+def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> task_json.ReadCase:
     """The case of a record; drafts and discarded responses say nothing, and suggestions are nobody's judgment.
 
     A label question may name an answer's field, `tie` or `both_bad`; a ranking question orders the two fields, with equal ranks
@@ -62,7 +61,7 @@ def read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> task_json.R
         note = notes.get(user) or Opinion(choice, annotator=user, left="first")
         return replace(note, choice=choice, strength=strengths.get(user))
 
-    return task_json.judged(task, responses.get(question, ()), read, {"id": str(row["id"])} if row.get("id") else {})
+    return task_json.judged_case(task, responses.get(question, ()), read, {"id": str(row["id"])} if row.get("id") else {})
 
 
 def _parts(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, list[Mapping[str, Any]]], Mapping[str, Any]]:
@@ -110,7 +109,7 @@ def _user_id(opinion: Opinion) -> str:
     return str(uuid.uuid5(_USERS, opinion.annotator))
 
 
-def write_task(case: Case, label: Comparison, store: str) -> Json:
+def _write_task(case: Case, label: Comparison, store: str) -> Json:
     """A record with every judgment as a response, and the label of those as a suggestion."""
     shown = task_json.shown_case(case, TOOL)
     names: dict[str, str] = dict(zip(("first", "second"), NAMES, strict=True))
@@ -129,3 +128,6 @@ def write_task(case: Case, label: Comparison, store: str) -> Json:
         "responses": {question: given for question, given in answers.items() if given or question == "preference"},
         "vectors": {},
     }
+
+
+BRIDGE = task_json.Bridge(_matches, _read_task, _write_task)

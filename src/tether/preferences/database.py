@@ -62,7 +62,7 @@ def engine_of(url: URL) -> Engine:
     return engine
 
 
-def prepare(connection: Connection, url: URL) -> str:
+def make_tables(connection: Connection, url: URL) -> str:
     """Make the tables where there are none; returns the store's own id, by which it knows its exports again.
 
     Raises:

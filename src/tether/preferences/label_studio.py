@@ -39,14 +39,13 @@ _SIDES: dict[str, Choice] = {"left": "first", "right": "second"}
 _UNDECIDED: dict[str, Choice] = {"tie": "tie", "equal": "tie", "both": "tie", "both_bad": "both_bad", "neither": "both_bad"}
 
 
-def matches(row: Mapping[str, Any]) -> bool:
-    """True for a row in this form."""
+def _matches(row: Mapping[str, Any]) -> bool:
     return isinstance(row.get("data"), Mapping) and (
         "annotations" in row or "predictions" in row or set(row) <= {"data", "id", "meta"}
     )
 
 
-def read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> task_json.ReadCase:
+def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> task_json.ReadCase:
     """The case of a task; cancelled and unfinished annotations say nothing, and predictions are nobody's judgment.
 
     Raises:
@@ -63,7 +62,7 @@ def read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> task_json.R
     notes = {opinion.annotator: opinion for opinion in task[-1].opinions}
     done = [a for a in task_json.objects(row.get("annotations"), "annotations") if not a.get("was_cancelled") and a.get("result")]
     details = {"id": f"{TOOL}:{row['id']}"} if "id" in row else {}
-    return task_json.judged(task, done, partial(_opinion, notes=notes), details)
+    return task_json.judged_case(task, done, partial(_opinion, notes=notes), details)
 
 
 def _opinion(annotation: Mapping[str, Any], notes: Mapping[str, Opinion]) -> Opinion:
@@ -92,7 +91,7 @@ def _user(who: Any) -> str:
     return f"label-studio-{who}" if isinstance(who, int) else as_text(who or "label-studio", "completed_by")
 
 
-def write_task(case: Case, label: Comparison, store: str) -> Json:
+def _write_task(case: Case, label: Comparison, store: str) -> Json:
     """A task with every judgment as an annotation; its label stays here, since a prediction would be shown to those who judge."""
     shown = task_json.shown_case(case, TOOL)
     data: Json = dict(zip(("prompt", "answer1", "answer2"), task_json.shown_texts(shown), strict=True))
@@ -108,3 +107,6 @@ def _result(opinion: Opinion) -> list[Json]:
     result = {"from_name": source, "to_name": target, "type": kind, "value": value, "meta": {"annotator": opinion.annotator}}
     rating = {"from_name": "strength", "to_name": "prompt", "type": "rating", "value": {"rating": opinion.strength}}
     return [result, rating] if opinion.strength else [result]
+
+
+BRIDGE = task_json.Bridge(_matches, _read_task, _write_task)

@@ -28,7 +28,7 @@ from sqlmodel import Session
 
 from tether.core.errors import ConfigError, DataError
 from tether.core.types import Conversation, Json
-from tether.preferences.database import database_url, engine_of, prepare, shown
+from tether.preferences.database import database_url, engine_of, make_tables, shown
 from tether.preferences.queries import HELD, counts, free, states
 from tether.preferences.rows import turn_rows, turns_of
 from tether.preferences.tables import AnnotatorRow, GuidelineRow, PromptRow, ResponseRow, Role, SessionRow, TaskRow
@@ -97,7 +97,7 @@ class Store:
             # SQLite lets waiting writers ask again and again, and some wait for seconds; threads of one process take turns.
             self._turn = threading.RLock() if self.sqlite else nullcontext()
             with self.transaction() as session:
-                self.id = prepare(session.connection(), self.url)
+                self.id = make_tables(session.connection(), self.url)
         except (SQLAlchemyError, ImportError, OSError) as error:
             cause = str(getattr(error, "orig", error)).splitlines()[0]
             cause += ". Install it with `pip install 'tether-rlhf[postgres]'`" if isinstance(error, ImportError) else ""

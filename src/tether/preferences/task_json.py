@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tether.core.errors import DataError
 from tether.core.types import Annotation, Comparison, Conversation, Json
@@ -38,6 +38,17 @@ def spoken(conversation: Conversation) -> str:
     return "\n\n".join(f"{turn.role}: {turn.spoken}" for turn in conversation)
 
 
+class Bridge(NamedTuple):
+    """The two ways between the store and another tool: its tasks are recognised and read, and ours are written.
+
+    `read_task` takes a row and the names of its fields, where these are unusual.
+    """
+
+    matches: Callable[[Mapping[str, Any]], bool]
+    read_task: Callable[..., ReadCase]
+    write_task: Callable[[Case, Comparison, str], Json]
+
+
 def shown_case(case: Case, tool: str) -> Case:
     """The case with its answers in the order in which a tool shows them to all, drawn for each pair."""
     case = ordered(case)
@@ -49,7 +60,7 @@ def shown_texts(case: Case) -> list[str]:
     return [spoken(words) for words in (case.first.prompt, case.first.response, case.second.response)]
 
 
-def judged(task: ReadCase, items: Iterable[T], read: Callable[[T], Opinion], details: Json) -> ReadCase:
+def judged_case(task: ReadCase, items: Iterable[T], read: Callable[[T], Opinion], details: Json) -> ReadCase:
     """The case with these judgments in place of its own."""
     *damaged, case = task
     opinions, problems = readable_opinions(items, read)
