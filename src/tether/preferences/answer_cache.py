@@ -43,9 +43,6 @@ class CachedModel:
         except sqlite3.DatabaseError as error:
             raise DataError(f"{self.path} cannot keep answers ({error}). Delete it, or name another file") from error
 
-    def close(self) -> None:
-        self._file.close()
-
     def usage(self) -> Mapping[str, int]:
         """The cost of the model beneath, and the number of answers that came from the file: `recalled`."""
         return {**self.model.usage(), **self.spent}

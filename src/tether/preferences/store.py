@@ -227,11 +227,8 @@ class Store:
 
     def guidelines(self, version: int | None = None) -> GuidelineRow:
         """A version, or the latest; version 0 is empty and stands for none."""
-        query = select(GuidelineRow).order_by(GuidelineRow.version.desc()).limit(1)
-        if version is not None:
-            query = query.where(GuidelineRow.version == version)
-        with self.reading() as session:
-            return session.scalar(query) or GuidelineRow(version=0, text="")
+        rows = [row for row in self.all_guidelines() if version in (None, row.version)]
+        return rows[-1] if rows else GuidelineRow(version=0, text="")
 
     def all_guidelines(self) -> list[GuidelineRow]:
         with self.reading() as session:
