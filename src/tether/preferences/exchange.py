@@ -69,7 +69,7 @@ class Case:
 
 def turned(case: Case) -> Case:
     """The same case with its sides exchanged."""
-    opinions, gold = tuple(opinion.turned() for opinion in case.opinions), FLIPPED.get(case.known or "", case.known)
+    opinions, gold = tuple(opinion.placed(FLIPPED) for opinion in case.opinions), FLIPPED.get(case.known or "", case.known)
     return replace(case, first=case.second, second=case.first, opinions=opinions, known=gold)
 
 
@@ -227,7 +227,7 @@ def votes(
     with store.reading() as session:  # not by `cases`: the texts would cost two thirds more
         for judgment, lease, person, task, details in session.execute(query.execution_options(yield_per=CHUNK)):
             opinion = opinion_of(judgment, lease, person, names)
-            opinion = opinion.turned() if task.first_id > task.second_id else opinion
+            opinion = opinion.placed(FLIPPED) if task.first_id > task.second_id else opinion
             graded = opinion.strength is not None and opinion.choice in FLIPPED
             value = opinion.preference * STRENGTHS if graded else opinion.choice
             slices = {"strategy": task.strategy, "round": task.round, **details}

@@ -19,7 +19,7 @@ from tether.preferences.exchange import PROVENANCE, Case, ordered, turned
 from tether.preferences.pairs import shown_left
 from tether.preferences.rows import record_row
 from tether.preferences.store import ORIGIN, Answer
-from tether.preferences.votes import CHOICES, STRENGTHS, Opinion, ratings_at
+from tether.preferences.votes import CHOICES, STRENGTHS, Opinion
 
 T = TypeVar("T")
 ReadCase = tuple[*tuple[DataError, ...], Case]
@@ -27,7 +27,7 @@ ReadCase = tuple[*tuple[DataError, ...], Case]
 PROMPTS = ("prompt", "instruction", "request", "question", "input", "context", "conversation", "messages", "chat")
 MOST_PEOPLE = 10_000
 _ANSWER = re.compile(r"(response|answer|output|completion|generation|candidate|text)[-_ ]?(1|2|a|b)", re.IGNORECASE)
-_RECORDED = ("seconds", "guidelines", "at", "role")
+_RECORDED = ("strength", "choice", "left", "ratings", "seconds", "guidelines", "at", "role")
 _SIDES: dict[Any, Any] = {"chosen": "first", "rejected": "second"}
 
 
@@ -75,9 +75,8 @@ def case_row(case: Case, label: Comparison, store: str) -> Json:
     is_turned = label.chosen != case.first.response
     places = {"first": "rejected" if is_turned else "chosen", "second": "chosen" if is_turned else "rejected"}
     votes = [
-        {"annotator": opinion.annotator, "preference": vote.preference, "strength": opinion.strength}
-        | {"choice": places.get(opinion.choice, opinion.choice), "left": places.get(opinion.left or "")}
-        | {"ratings": ratings_at(opinion.ratings, places), **{name: getattr(opinion, name) for name in _RECORDED}}
+        {"annotator": opinion.annotator, "preference": vote.preference}
+        | {name: getattr(opinion.placed(places), name) for name in _RECORDED}
         | ({"store": store} if store else {})
         for opinion, vote in zip(case.opinions, label.annotations, strict=True)
     ]
@@ -180,23 +179,19 @@ def _vote(vote: Any) -> Opinion:
     """
     if not isinstance(vote, Mapping):
         raise DataError(f"not an annotation: {vote!r:.40}")
-    choice: Any = str(vote.get("choice"))
-    choice = _SIDES.get(choice, choice)
-    if choice not in CHOICES:
-        raise DataError(f"no verdict: a vote's choice is {choice!r:.40}, none of chosen, rejected, tie, both_bad")
     ratings = {str(name): number(value, "ratings") for name, value in json_object(vote.get("ratings"), "ratings").items()}
     seconds, guidelines, at = (number(vote.get(name) or 0, name) for name in ("seconds", "guidelines", "at"))
+    choice, left = (str(vote.get(name)) for name in ("choice", "left"))
+    given: Any = {"choice": choice, "left": left, "strength": strength_of(vote.get("strength")), "seconds": seconds, "at": at}
     opinion = Opinion(
-        choice,
-        strength_of(vote.get("strength")),
-        ratings_at({name: int(value) if value.is_integer() else 0 for name, value in ratings.items()}, _SIDES),
-        seconds=seconds,
+        **given,
+        ratings={name: int(value) if value.is_integer() else 0 for name, value in ratings.items()},
         guidelines=int(guidelines),
         annotator=as_text(vote.get("annotator"), "annotator"),
-        left=_SIDES.get(str(vote.get("left"))),
-        at=at,
         role="annotator" if (vote.get("role") or "annotator") == "annotator" else "expert",
-    )
+    ).placed(_SIDES)
+    if opinion.choice not in CHOICES:
+        raise DataError(f"no verdict: a vote's choice is {choice!r:.40}, none of chosen, rejected, tie, both_bad")
     if problem := opinion.problem():
         raise DataError(problem)
     return opinion

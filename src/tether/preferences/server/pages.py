@@ -15,7 +15,7 @@ from tether.preferences.server.guard import Form, check_token
 from tether.preferences.server.site import SESSION, VISIT, Anybody, Posted, Visit, go, seen_by, sent
 from tether.preferences.store import DAY, StoreError, checked_criteria
 from tether.preferences.tables import GuidelineRow, Role
-from tether.preferences.votes import MAX_COMMENT, Opinion, answer_on, ratings_at
+from tether.preferences.votes import MAX_COMMENT, Opinion, answer_on
 from tether.preferences.work import Assigned
 
 router = APIRouter()
@@ -101,7 +101,7 @@ def task(visit: Judge, done: str = "") -> Response:
     common: Any = {"said": DONE.get(done, ""), "progress": progress, "expert": person.role != "annotator"}
     if assigned is None:
         return visit.page("nothing.html", **common)
-    ratings = ratings_at(assigned.before.ratings, assigned.places) if assigned.before else {}
+    ratings = assigned.before.placed(assigned.places).ratings if assigned.before else {}
     # A conversation's latest turns say what is asked for.
     return visit.page(
         "judge.html", assigned=assigned, guidelines=site.store.guidelines(),
