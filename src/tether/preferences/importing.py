@@ -150,15 +150,10 @@ def import_cases(
 
 def _task(case: Case, ask: int | None) -> TaskRow:
     people = sum(opinion.role == "annotator" for opinion in case.opinions)
+    ids = {"prompt_id": case.first.prompt_id, "first_id": case.first.id, "second_id": case.second.id}
     of_case = {name: getattr(case, name) for name in ("known", "strategy", "round")}
-    return TaskRow(
-        prompt_id=case.first.prompt_id,
-        first_id=case.first.id,
-        second_id=case.second.id,
-        needed=max(1, people, ask or case.needed),
-        details=json_safe({name: value for name, value in case.details.items() if name != "store"}),
-        **of_case,
-    )
+    details = json_safe({name: value for name, value in case.details.items() if name != "store"})
+    return TaskRow(**ids, **of_case, needed=max(1, people, ask or case.needed), details=details)
 
 
 def _widen(session: Session, tasks: Iterable[TaskRow], ask: int) -> int:
