@@ -28,7 +28,8 @@ from preferences_load import faults
 from sqlalchemy import text
 
 from tether.core.types import assistant, user
-from tether.preferences.store import Answer, Question, Store
+from tether.preferences.store import Answer, Store
+from tether.preferences.tables import TaskRow
 
 COMMAND = [sys.executable, "-m", "tether", "prefs", "serve"]
 
@@ -98,7 +99,7 @@ def build(url: str, tasks: int, needed: int, people: int) -> list[str]:
         for n in range(tasks)
     ]
     store.add_answers(answer for pair in pairs for answer in pair)
-    store.add_questions(Question(a.prompt_id, a.id, b.id, needed=needed) for a, b in pairs)
+    store.add_tasks(TaskRow(prompt_id=a.prompt_id, first_id=a.id, second_id=b.id, needed=needed) for a, b in pairs)
     store.invite("administrator", "admin")
     invitations = [store.invite(f"person {n}") for n in range(people)]
     store.close()

@@ -25,7 +25,8 @@ from typing import Any
 from sqlalchemy import text
 
 from tether.core.types import assistant, user
-from tether.preferences.store import Answer, Question, Store
+from tether.preferences.store import Answer, Store
+from tether.preferences.tables import TaskRow
 from tether.preferences.votes import Opinion
 from tether.preferences.work import Work
 
@@ -67,7 +68,7 @@ def build(url: str, tasks: int, needed: int, annotators: int) -> list[int]:
     ]
     store.add_answers(answer for row in rows for answer in row)
     pairs = [pair for row in rows for pair in itertools.combinations(row, 2)][:tasks]
-    store.add_questions(Question(a.prompt_id, a.id, b.id, needed=needed) for a, b in pairs)
+    store.add_tasks(TaskRow(prompt_id=a.prompt_id, first_id=a.id, second_id=b.id, needed=needed) for a, b in pairs)
     for number in range(annotators):
         store.invite(f"person {number}")
     people = [row.id or 0 for row in store.annotators()]

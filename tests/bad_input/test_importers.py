@@ -20,7 +20,7 @@ HUGE = 10**400
 STUDIO, ARGILLA = GOOD["label-studio"], GOOD["argilla"]
 FLAT = next(seed["row"] for seed in SEEDS if "rank.responses" in seed["row"])
 PACKED = next(seed["row"]["data"]["tether"] for seed in SEEDS if "tether" in seed["row"].get("data", {}))
-SIDES = PACKED["answers"]
+ABOUT, (VOTE,) = PACKED["metadata"], PACKED["annotations"]
 MANY, ONE = (seed["row"] for seed in SEEDS if seed["format"] == "answers")
 VERDICT = {"type": "pairwise", "value": {"selected": "left"}}
 TEXTS = {"prompt": "Q", "answer1": "a", "answer2": "b"}
@@ -62,19 +62,21 @@ TASKS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (STUDIO, judged(VERDICT, lead_time="long"), "not a number: column lead_time holds 'long'"),
     (STUDIO, judged(VERDICT, lead_time=HUGE), "not a number: column lead_time"),
     (STUDIO, judged(VERDICT, completed_by=[1]), "not a text: column completed_by holds a list"),
-    (STUDIO, kept(prompt=...), r"damaged task: what was written beside it cannot be read \(KeyError\('prompt'\)"),
+    (STUDIO, kept(prompt=...), r"damaged task: what was written beside it cannot be read \(empty prompt"),
     (STUDIO, kept(prompt=[5]), "damaged task: .*not a message"),
-    (STUDIO, kept(answers=SIDES[:1]), "damaged task"),
-    (STUDIO, kept(answers=[1, 2]), "damaged task: .*answers lists a number"),
-    (STUDIO, kept(answers=[SIDES[0]] * 2), "damaged task: .*equal responses"),
-    (STUDIO, kept(answers=[{**SIDES[0], "score": "high"}, SIDES[1]]), "damaged task: .*column score holds 'high'"),
-    (STUDIO, kept(answers=[{**SIDES[0], "sampling": 5}, SIDES[1]]), "damaged task: .*sampling holds a number"),
+    (STUDIO, kept(rejected=...), "damaged task: .*missing text: nothing in column rejected"),
+    (STUDIO, kept(chosen=[1, 2]), "damaged task: .*column chosen lists a number"),
+    (STUDIO, kept(rejected=PACKED["chosen"]), "damaged task: .*equal responses"),
+    (STUDIO, kept(metadata={**ABOUT, "chosen_reward_score": "high"}), "damaged task: .*column score holds 'high'"),
+    (STUDIO, kept(metadata={**ABOUT, "rejected_sampling": 5}), "damaged task: .*sampling holds a number"),
     (STUDIO, kept(needed="many"), "damaged task: .*column needed holds 'many'"),
     (STUDIO, kept(needed=0), "damaged task: .*needed is 0"),
     (STUDIO, kept(needed=2**70), "damaged task: .*needed is 1.18"),
-    (STUDIO, kept(known=[1]), "damaged task: .*known holds a list"),
-    (STUDIO, kept(details="x"), "damaged task: .*details holds a text"),
+    (STUDIO, kept(about_prompt=[1]), "damaged task: .*about_prompt holds a list"),
+    (STUDIO, kept(strategy=...), "damaged task: .*column strategy holds nothing"),
     (STUDIO, kept(group={}), "damaged task: .*column group holds an object"),
+    (STUDIO, kept(annotations=[{**VOTE, "choice": "up"}]), "damaged task: .*no verdict: a vote's choice is 'up'"),
+    (STUDIO, kept(annotations=[{**VOTE, "seconds": -1}]), "damaged task: .*impossible number: seconds"),
     (ARGILLA, {"fields": {"prompt": "Q"}}, "unknown fields"),
     (ARGILLA, {"fields": {**ARGILLA["fields"], "response2": None}}, "missing text: the task has nothing in response2"),
     (ARGILLA, {"responses": [1]}, "not an object: responses holds a list"),
@@ -87,11 +89,10 @@ TASKS: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (ARGILLA, responded([{"value": "response1", "rank": "x"}, {"value": "response2"}]), "not a number: column rank holds 'x'"),
     (ARGILLA, responded("tie", [1]), "not a text: column user_id holds a list"),
     (ARGILLA, {"metadata": 5}, "not an object: metadata holds a number"),
-    (ARGILLA, {"metadata": {"annotator_ids": 5}}, "not a list: column annotator_ids holds a number"),
     (ARGILLA, {"metadata": {"tether": "{"}}, "damaged task: .*malformed JSON"),
     (ARGILLA, {"metadata": {"tether": "[" * 100_000}}, "damaged task: .*nested more than 100 deep"),
     (ARGILLA, {"metadata": {"tether": "5"}}, "damaged task"),
-    (ARGILLA, {"metadata": {"tether": json.dumps({**PACKED, "round": "\ud800"})}}, "damaged task: .*half a surrogate pair"),
+    (ARGILLA, {"metadata": {"tether": json.dumps({**PACKED, "group": "\ud800"})}}, "damaged task: .*half a surrogate pair"),
     (FLAT, {"rank.responses": 5}, "not a list: column rank holds a number"),
     (FLAT, {"rank.responses.users": 5}, "not a list: column rank holds a number"),
     (FLAT, {"rank.responses": [["response1"]]}, "no verdict"),

@@ -79,7 +79,7 @@ def test_what_fails_to_the_end_is_none_and_has_its_reason(serve):
     server, chat, waits = serve(refusal(500), attempts=3)
     assert [(v.logprobs, v.reason) for v in ask(chat, 2)] == [(None, "HTTP 500")] * 2
     assert len(server.requests) == 6 and len(waits) == 4  # nobody waits after the last attempt
-    assert chat.replies([(user("a"),)], Sampling())[0] == (None, False, "HTTP 500")
+    assert chat.replies([(user("a"),)], Sampling(), seed=0, ordinals=[0])[0] == (None, False, "HTTP 500")
 
 
 @pytest.mark.parametrize("silence", [HANG, DRIP])
@@ -233,7 +233,8 @@ def test_results_of_tools_name_the_call_that_they_answer(serve):
     both = Message("assistant", "", (call("Rome"), call("Oslo", id="own")))
     results = (Message("tool", "sun"), Message("tool", "snow"))
     server, chat, _ = serve(completion("well"))
-    chat.replies([(user("q"), both, *results, Message("assistant", "", (call("Bonn"),)), Message("tool", "fog"))], Sampling())
+    talk = (user("q"), both, *results, Message("assistant", "", (call("Bonn"),)), Message("tool", "fog"))
+    chat.replies([talk], Sampling(), seed=0, ordinals=[0])
     messages = server.requests[0]["messages"]
     ids = [[called["id"] for called in row.get("tool_calls", ())] for row in messages]
     assert ids == [[], ["call_0", "own"], [], [], ["call_2"], []]

@@ -12,7 +12,8 @@ import pytest
 from sqlalchemy import create_engine, text
 
 from tether.core.types import assistant, user
-from tether.preferences.store import Answer, Question, Store
+from tether.preferences.store import Answer, Store
+from tether.preferences.tables import TaskRow
 
 
 class Clock:
@@ -25,7 +26,7 @@ class Clock:
         return self.now
 
 
-def filled(store: Store, prompts: int = 4, answers: int = 3, **question: Any) -> list[Question]:
+def filled(store: Store, prompts: int = 4, answers: int = 3, **question: Any) -> list[TaskRow]:
     """All pairs of so many answers to so many prompts, as tasks."""
     rows = [
         [Answer((user(f"prompt {p}"),), (assistant(f"answer {k} to {p}"),), model="m", score=float(k)) for k in range(answers)]
@@ -33,8 +34,8 @@ def filled(store: Store, prompts: int = 4, answers: int = 3, **question: Any) ->
     ]
     store.add_answers([answer for row in rows for answer in row])
     pairs = [pair for row in rows for pair in itertools.combinations(row, 2)]
-    questions = [Question(a.prompt_id, a.id, b.id, **question) for a, b in pairs]
-    store.add_questions(questions)
+    questions = [TaskRow(prompt_id=a.prompt_id, first_id=a.id, second_id=b.id, **question) for a, b in pairs]
+    store.add_tasks(questions)
     return questions
 
 

@@ -74,7 +74,7 @@ def slow_dawid_skene(votes, classes):
 def test_dawid_skene_is_expectation_maximisation():
     votes, _ = crowd([0.9, 0.8, 0.7, "adversarial"], items=60, ties=0.2, seed=3)
     slow = slow_dawid_skene(votes, ["first", "second", "tie"])
-    for label in dawid_skene(votes, max_iterations=300).labels:
+    for label in dawid_skene(votes).labels:
         for verdict, value in label.probabilities.items():
             assert value == pytest.approx(slow[label.item][verdict], abs=0.02)
 
@@ -138,8 +138,6 @@ def test_dawid_skene_knows_what_each_annotator_says():
     for name, accuracy in fit.accuracy.items():
         kind = name.split("-")[1]
         assert accuracy == pytest.approx(0.05 if kind == "adversarial" else float(kind), abs=0.12)
-        for truth in fit.priors:
-            assert sum(fit.confusion[name][truth].values()) == pytest.approx(1)
     assert dawid_skene(votes[::-1]) == fit
 
 
@@ -199,10 +197,7 @@ def test_bradley_terry_of_a_response_that_never_lost_and_of_none():
     votes, sides = said("first", "first", item="p:q"), {"p:q": ("p", "q")}
     scores = bradley_terry(votes, sides)
     assert 0 < scores["p"] < 3 and scores["q"] == pytest.approx(-scores["p"])
-    assert bradley_terry(votes, sides, prior=4)["p"] < scores["p"]
     assert bradley_terry([], sides) == {}
     for wrong in ({}, {"p:q": ("p", "p")}, {"p:q": ("", "q")}):
         with pytest.raises(DataError, match="two responses"):
             bradley_terry(votes, wrong)
-    with pytest.raises(DataError, match="prior"):
-        bradley_terry(votes, sides, prior=0)

@@ -133,14 +133,14 @@ def test_intervals_are_those_of_resampled_items():
     alpha = lambda level: (partial(krippendorff_alpha, level=level), partial(coincidence_alpha, level=level))  # noqa: E731
     figures = [(raw_agreement, raw), (fleiss_kappa, unequal_fleiss), alpha("nominal"), alpha("ordinal"), alpha("interval")]
     for figure, slow in figures:
-        quick = figure(votes_of(rows), coding="strength", confidence=0.9)
+        quick = figure(votes_of(rows), coding="strength")
         shared = [k for k in range(60) if len(filled(row[k] for row in rows)) > 1]
         draws = []
         for _ in range(400):
             chosen = draw.choices(shared, k=len(shared))
             draws.append(slow([[row[k] for k in chosen] for row in rows]))
         spread = float(np.std(draws))
-        assert (quick.low, quick.high) == pytest.approx(np.quantile(draws, [0.05, 0.95]), abs=0.35 * spread)
+        assert (quick.low, quick.high) == pytest.approx(np.quantile(draws, [0.025, 0.975]), abs=0.35 * spread)
 
 
 def test_the_interval_covers_the_truth():
@@ -241,5 +241,5 @@ def test_the_report_is_plain_json_with_slices_and_windows():
     assert sum(vote.at == 100 for vote in late) == 1 and agreement_report(late, windows=4)["windows"][-1]["to"] == 100
     assert agreement_report([replace(vote, at=0.0) for vote in votes], windows=4)["windows"] == []
     assert report["num_votes"] == len(votes) == sum(int(n) * count for n, count in report["items_by_votes"].items())
-    assert len(agreement_report(votes, min_items=1000)["pairs"]) == 0 < len(report["pairs"])
+    assert report["pairs"]
     json.dumps(agreement_report([], windows=2), allow_nan=False)

@@ -27,13 +27,13 @@ def test_noise_is_fitted_to_the_wanted_agreement(agreement):
 
 def test_votes_follow_bradley_terry():
     """Among pairs of similar difference, the share of votes for the better side is sigma(difference / noise), ties aside."""
-    labelled = label_pairs(PROMPTS, RESPONSES, SCORES, agreement=0.7, undecided=0.0, num_annotators=3)
+    comparisons, figures = label_pairs(PROMPTS, RESPONSES, SCORES, agreement=0.7, undecided=0.0, num_annotators=3)
     bins = Counter(), Counter()
-    for row in labelled.comparisons:
+    for row in comparisons:
         difference = row.metadata["gold_difference"]
         for annotation in row.annotations:
             better = annotation.preference * (1 if difference > 0 else -1)
-            key = min(4, int(abs(difference) / labelled.noise / 0.75))
+            key = min(4, int(abs(difference) / figures["noise"] / 0.75))
             bins[0][key] += better > 0
             bins[1][key] += 1
     for key in range(4):
@@ -42,21 +42,22 @@ def test_votes_follow_bradley_terry():
 
 
 def test_majority_decides_and_the_rest_is_dropped():
-    labelled = label_pairs(PROMPTS, RESPONSES, SCORES, agreement=0.7, undecided=0.5, num_annotators=3)
-    assert labelled.num_pairs == 300 * 6 == len(labelled.comparisons) + labelled.dropped_no_majority
-    assert labelled.dropped_no_majority > 0
-    for row in labelled.comparisons:
+    comparisons, figures = label_pairs(PROMPTS, RESPONSES, SCORES, agreement=0.7, undecided=0.5, num_annotators=3)
+    assert 300 * 6 == len(comparisons) + figures["dropped_no_majority"] > len(comparisons)
+    for row in comparisons:
         assert sum(a.preference == 1 for a in row.annotations) >= 2
         assert row.group == row.id.rsplit("-", 1)[0]
-    assert labelled.majority_gold_agreement > labelled.annotator_gold_agreement > 0.6
+    assert figures["majority_gold_agreement"] > figures["annotator_gold_agreement"] > 0.6
 
 
 def test_labels_do_not_depend_on_the_order_of_prompts():
-    once = label_pairs(PROMPTS, RESPONSES, SCORES, agreement=0.7)
-    again = label_pairs(PROMPTS[::-1], RESPONSES[::-1], SCORES[::-1], agreement=0.7)
-    assert {(c.id, c.chosen) for c in once.comparisons} == {(c.id, c.chosen) for c in again.comparisons}
+    once, _ = label_pairs(PROMPTS, RESPONSES, SCORES, agreement=0.7)
+    again, _ = label_pairs(PROMPTS[::-1], RESPONSES[::-1], SCORES[::-1], agreement=0.7)
+    assert {(c.id, c.chosen) for c in once} == {(c.id, c.chosen) for c in again}
 
 
 def test_equal_and_empty_answers_are_not_asked_about():
-    labelled = label_pairs(PROMPTS[:2], [["a", "a", "b"], ["", "x", "y"]], [[0, 0, 1], [0, 1, 2]], agreement=0.7, undecided=0.0)
-    assert labelled.num_pairs == 6 and labelled.dropped_equal == 3
+    comparisons, figures = label_pairs(
+        PROMPTS[:2], [["a", "a", "b"], ["", "x", "y"]], [[0, 0, 1], [0, 1, 2]], agreement=0.7, undecided=0.0
+    )
+    assert len(comparisons) + figures["dropped_no_majority"] == figures["dropped_equal"] == 3

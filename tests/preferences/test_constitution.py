@@ -40,7 +40,7 @@ def prompts(*texts):
 
 def test_an_answer_is_criticised_and_rewritten_by_one_principle(principles):
     model = Planted(write=script)
-    (made,) = revise(model, principles, prompts("hello"), HOW).demonstrations
+    ((made,), _) = revise(model, principles, prompts("hello"), HOW)
     assert made.messages == (user("hello"), assistant("re hello'")) and made.id == "hello"
     ((answer, *_), (critique, *_), (revision, *_)) = model.replied
     (step,) = made.metadata["steps"]
@@ -53,9 +53,9 @@ def test_an_answer_is_criticised_and_rewritten_by_one_principle(principles):
 
 def test_rounds_build_on_each_other(principles):
     heard = []
-    found = revise(Planted(write=script), principles, prompts("a", "b"), HOW, rounds=3, told=heard.append)
-    assert [d.messages[-1].content for d in found.demonstrations] == ["re a'''", "re b'''"]
-    steps = found.demonstrations[0].metadata["steps"]
+    found, _ = revise(Planted(write=script), principles, prompts("a", "b"), HOW, rounds=3, told=heard.append)
+    assert [d.messages[-1].content for d in found] == ["re a'''", "re b'''"]
+    steps = found[0].metadata["steps"]
     assert [s["revision"] for s in steps] == ["re a'", "re a''", "re a'''"] and steps[1]["critique"].endswith("-re a'")
     assert heard == list(range(1, 15))
 
@@ -64,7 +64,7 @@ def test_what_is_drawn_depends_on_the_prompt_and_the_seed_alone(principles):
     texts = [f"prompt {n}" for n in range(200)]
 
     def drawn(asked, seed=0):
-        found = revise(Planted(write=script), principles, prompts(*asked), HOW, seed=seed).demonstrations
+        found = revise(Planted(write=script), principles, prompts(*asked), HOW, seed=seed)[0]
         return {d.id: d.metadata["steps"][0]["principle"] for d in found}
 
     one, other = drawn(texts), drawn(texts[::-2])
@@ -94,8 +94,8 @@ def test_what_goes_wrong_gives_no_demonstration_and_is_counted(principles, stage
         return said if wrong else script(conversation, ordinal)
 
     heard = []
-    found = revise(Planted(write=write), principles, prompts("good", "bad"), HOW, told=heard.append)
-    assert [d.id for d in found.demonstrations] == ["good"] and found.failures == {reason: 1}
+    found, failures = revise(Planted(write=write), principles, prompts("good", "bad"), HOW, told=heard.append)
+    assert [d.id for d in found] == ["good"] and failures == {reason: 1}
     assert heard == list(range(1, 7))  # what need not be asked is told as done
 
 
@@ -104,7 +104,7 @@ def test_a_critique_may_be_cut_off(principles):
         said = script(conversation, ordinal)
         return Reply(said, not conversation[-1].content.startswith("critique"))
 
-    assert len(revise(Planted(write=write), principles, prompts("a"), HOW).demonstrations) == 1
+    assert len(revise(Planted(write=write), principles, prompts("a"), HOW)[0]) == 1
 
 
 def test_pairs_are_two_different_finished_answers():
@@ -135,7 +135,7 @@ def test_a_comparison_has_one_principle_whichever_way_it_stands(principles):
 
 
 def test_what_is_written_is_read_as_it_was(principles, tmp_path):
-    made = revise(Planted(write=script), principles, prompts("hello", "you"), HOW).demonstrations
+    made = revise(Planted(write=script), principles, prompts("hello", "you"), HOW)[0]
     write_rows(tmp_path / "d.jsonl", made)
     assert list(read(tmp_path / "d.jsonl", Demonstration, strict=True)) == made
     judge = PairJudge(Planted(lambda first, second: 1.0 + len(first) - len(second)), principles.rubric)

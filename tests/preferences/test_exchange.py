@@ -14,7 +14,8 @@ from tether.data.sources import Quarantine, read
 from tether.preferences.exchange import cases, comparisons, gold_answers, votes
 from tether.preferences.exporting import export_labels
 from tether.preferences.importing import read_cases
-from tether.preferences.store import Answer, Question, StoreError
+from tether.preferences.store import Answer, StoreError
+from tether.preferences.tables import TaskRow
 from tether.preferences.votes import Opinion
 from tether.preferences.work import Work
 
@@ -35,7 +36,8 @@ def judged(store, *said, needed=None, experts=(), **question):
     ]
     store.add_answers(sides)
     needed = max(1, len(said)) if needed is None else needed
-    store.add_questions([Question(sides[0].prompt_id, sides[0].id, sides[1].id, needed=needed, priority=-number, **question)])
+    pair = {"prompt_id": sides[0].prompt_id, "first_id": sides[0].id, "second_id": sides[1].id}
+    store.add_tasks([TaskRow(**pair, needed=needed, priority=-number, **question)])
     work = Work(store, gold_every=1 if question.get("known") else 0)
     for role, verdicts in (("annotator", said), ("expert", experts)):
         for name, verdict in zip(people(store, max(1, len(verdicts)), role), verdicts, strict=False):
@@ -150,7 +152,7 @@ def awkward(store):
         for k in range(2)
     ]
     store.add_answers(sides)
-    store.add_questions([Question(sides[0].prompt_id, sides[0].id, sides[1].id)])
+    store.add_tasks([TaskRow(prompt_id=sides[0].prompt_id, first_id=sides[0].id, second_id=sides[1].id)])
     work, name = Work(store), people(store, 1)[0]
     work.judge(work.next(name).assignment, name, Opinion("second"))
 
@@ -182,7 +184,7 @@ def test_every_export_carries_the_calls_of_tools(store, tmp_path, target):
     prompt = (user("Rain?"), asking, Message("tool", "none"), assistant("No."), user("And now?"))
     sides = [Answer(prompt, (asking, Message("tool", "some"), assistant(text))) for text in ("Yes.", "A little.")]
     store.add_answers(sides)
-    store.add_questions([Question(sides[0].prompt_id, sides[0].id, sides[1].id)])
+    store.add_tasks([TaskRow(prompt_id=sides[0].prompt_id, first_id=sides[0].id, second_id=sides[1].id)])
     work, name = Work(store), people(store, 1)[0]
     work.judge(work.next(name).assignment, name, Opinion("first"))
     (case,) = cases(store)

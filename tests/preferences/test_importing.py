@@ -16,7 +16,7 @@ from tether.data.sources import Quarantine, read
 from tether.preferences.exchange import Case, cases, comparisons, gold_answers, votes, workload
 from tether.preferences.exporting import export_labels
 from tether.preferences.importing import import_cases, json_safe, read_cases
-from tether.preferences.store import Answer, Question, Store, StoreError
+from tether.preferences.store import Answer, Store, StoreError
 from tether.preferences.tables import ResponseRow, TaskRow
 from tether.preferences.votes import Opinion
 from tether.preferences.work import Work
@@ -144,7 +144,7 @@ def worked(store, clock):
     rows = [{"prompt": f"p{n}", "chosen": f"a {n}", "rejected": f"b {n}"} for n in range(6)]
     sides = [[Answer((user(r["prompt"]),), (assistant(r[s]),), sampling={"t": 1}) for s in ("chosen", "rejected")] for r in rows]
     store.add_answers(side for pair in sides for side in pair)
-    store.add_questions(Question(a.prompt_id, a.id, b.id, needed=2) for a, b in sides)
+    store.add_tasks(TaskRow(prompt_id=a.prompt_id, first_id=a.id, second_id=b.id, needed=2) for a, b in sides)
     store.invite("Zoe", "expert")  # so that numbers and names are not in one order
     work, names = Work(store), people(store, 2)
     for turn, name in enumerate(names):
@@ -288,7 +288,7 @@ def test_a_name_that_is_empty_is_refused_and_a_prefix_keeps_people_apart(store):
 def test_an_import_beside_people_at_work_keeps_every_place(store):
     sides = [[Answer((user(f"p{n}"),), (assistant(f"{k} {n}"),)) for k in range(2)] for n in range(6)]
     store.add_answers(side for pair in sides for side in pair)
-    store.add_questions(Question(a.prompt_id, a.id, b.id, needed=2) for a, b in sides)
+    store.add_tasks(TaskRow(prompt_id=a.prompt_id, first_id=a.id, second_id=b.id, needed=2) for a, b in sides)
     work, (ada, bo) = Work(store), people(store, 2)
     held = work.next(ada)  # a lease that is out while judgments arrive
     work.judge(work.next(bo).assignment, bo, Opinion("first"))

@@ -15,7 +15,8 @@ from tether.data.sources import read
 from tether.preferences.exchange import comparisons
 from tether.preferences.exporting import export_labels
 from tether.preferences.rankings import escalate, ranked, standings
-from tether.preferences.store import Answer, Question, Store
+from tether.preferences.store import Answer, Store
+from tether.preferences.tables import TaskRow
 from tether.preferences.votes import Opinion
 from tether.preferences.work import Work
 
@@ -28,7 +29,7 @@ def judged(tmp_path):
     store = Store(tmp_path / "p.db")
     pairs = [[Answer((user(f"q{n}"),), (assistant(f"{k} {n}"),)) for k in "ab"] for n in range(len(CHOICES))]
     store.add_answers(answer for pair in pairs for answer in pair)
-    store.add_questions(Question(a.prompt_id, a.id, b.id, 3) for a, b in pairs)
+    store.add_tasks(TaskRow(prompt_id=a.prompt_id, first_id=a.id, second_id=b.id, needed=3) for a, b in pairs)
     work = Work(store)
     for place, name in enumerate(people(store, 3)):
         while held := work.next(name):
@@ -62,7 +63,7 @@ def test_answers_and_models_are_ordered_by_the_penalised_likelihood(tmp_path):
     answers = [Answer((user(f"q{n}"),), (assistant(f"{k} of {n}"),), model=k) for n in range(2) for k in names]
     store.add_answers(answers)
     pairs = [pair for n in range(2) for pair in itertools.combinations(answers[3 * n : 3 * n + 3], 2)]
-    store.add_questions(Question(a.prompt_id, a.id, b.id, 4) for a, b in pairs)
+    store.add_tasks(TaskRow(prompt_id=a.prompt_id, first_id=a.id, second_id=b.id, needed=4) for a, b in pairs)
     work, wins = Work(store), {}
     for place, name in enumerate(people(store, 4)):
         while held := work.next(name):

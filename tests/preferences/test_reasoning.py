@@ -5,8 +5,7 @@ from tests.preferences.planted_judges import Planted, pair, parts
 from tether.core.protocols import ChatModel, Reply, Verdict
 from tether.core.types import Prompt, user
 from tether.preferences.answer_cache import CachedModel
-from tether.preferences.judge import PairJudge, ScoreJudge
-from tether.preferences.reasoning import AT_A_TIME, Reasoning
+from tether.preferences.judge import AT_A_TIME, PairJudge, Reasoning, ScoreJudge
 
 ROWS = [pair(f"q{n}", f"good {n}", f"bad {n}") for n in range(AT_A_TIME)]
 """Two questions each, so more than are asked at a time."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import pytest
 from sqlmodel import select
@@ -270,8 +269,8 @@ def test_a_task_that_is_held_goes_back_when_its_holder_changes_roles(store, befo
 
 def test_nobody_sees_two_answers_again_in_another_round_or_as_a_gold_question(store):
     questions = filled(store, prompts=2, answers=2)
-    store.add_questions(replace(q, round="again") for q in questions[:1])
-    store.add_questions(replace(q, round="gold", known="first") for q in questions[1:])
+    store.add_tasks(TaskRow(**q.model_dump() | {"round": "again"}) for q in questions[:1])
+    store.add_tasks(TaskRow(**q.model_dump() | {"round": "gold", "known": "first"}) for q in questions[1:])
     ada, bob = people(store, 2)
     work, pairs = Work(store, gold_every=2), {ada: [], bob: []}
     for name in (ada, bob):
@@ -296,7 +295,7 @@ def test_a_verdict_that_says_more_is_not_taken_for_the_same(store):
 
 def test_what_everybody_skipped_or_judged_is_told_and_gold_is_counted_apart(store):
     questions = filled(store, prompts=1, answers=2, needed=2)
-    store.add_questions(replace(q, round="gold", known="first") for q in questions)
+    store.add_tasks(TaskRow(**q.model_dump() | {"round": "gold", "known": "first"}) for q in questions)
     ada, bob = people(store, 2)
     work = Work(store, gold_every=0)
     work.judge(work.next(ada).assignment, ada, Opinion("first"))

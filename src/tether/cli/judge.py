@@ -101,8 +101,7 @@ def constitution(
     from tether.core.types import Prompt, Sampling
     from tether.data.sources import read
     from tether.preferences.constitution import read_constitution, revise, sampled_pairs
-    from tether.preferences.judge import PairJudge
-    from tether.preferences.reasoning import Reasoning
+    from tether.preferences.judge import PairJudge, Reasoning
     from tether.preferences.rows import write_rows
     from tether.run.judging import reasons
 
@@ -112,12 +111,12 @@ def constitution(
     chat = _opened(model, cache, max_requests=max_requests, max_tokens=max_tokens, **server)
     with bars(console) as announce:
         bar, total = announce("revise"), len(questions) * (1 + 2 * rounds)
-        revised = revise(chat, chosen, questions, sampling, rounds=rounds, seed=seed, told=lambda done: bar(done, total, {}))
-    changed = sum(row.metadata["initial"] != row.messages[-1].content for row in revised.demonstrations)
-    rows = [("demonstrations", f"{len(revised.demonstrations):,} of {len(questions):,} prompts")]
-    rows += [*counted("none", revised.failures), ("answers that changed", f"{changed:,}")]
-    if revised.demonstrations:
-        write_rows(output, revised.demonstrations)
+        made, failed = revise(chat, chosen, questions, sampling, rounds=rounds, seed=seed, told=lambda done: bar(done, total, {}))
+    changed = sum(row.metadata["initial"] != row.messages[-1].content for row in made)
+    rows = [("demonstrations", f"{len(made):,} of {len(questions):,} prompts")]
+    rows += [*counted("none", failed), ("answers that changed", f"{changed:,}")]
+    if made:
+        write_rows(output, made)
     if comparisons is not None:
         pairs, failures = sampled_pairs(chat, questions, sampling, seed=seed)
         judge = PairJudge(Reasoning(chat, reasoning_tokens) if reasoning_tokens else chat, chosen.rubric)
@@ -132,7 +131,7 @@ def constitution(
             write_rows(comparisons, labels)
     console.print(fact_table("critique and revision", rows))
     show_usage(console, chat.usage())
-    if not revised.demonstrations:
-        why = "; ".join(f"{reason} ({count})" for reason, count in revised.failures.most_common(3))
+    if not made:
+        why = "; ".join(f"{reason} ({count})" for reason, count in failed.most_common(3))
         raise DataError(f"no prompt of {len(questions)} gave a demonstration: {why}")
     point_to(console, "Demonstrations", output)

@@ -114,12 +114,14 @@ class Reply(NamedTuple):
 
 
 AnswerT = TypeVar("AnswerT", Verdict, Reply)
+Told = Callable[[int, AnswerT], None] | None
+"""Hears of each answer, by the place of its question, as soon as it is known."""
 
 
 class PlacedAnswers(dict[int, AnswerT]):
     """Answers by the place of their question; `told` hears of each as it comes."""
 
-    def __init__(self, told: Callable[[int, AnswerT], None] | None) -> None:
+    def __init__(self, told: Told[AnswerT]) -> None:
         super().__init__()
         self.told = told
 
@@ -141,20 +143,12 @@ class ChatModel(Protocol):
 
     name: str
 
-    def verdicts(
-        self, conversations: Sequence[Conversation], options: Sequence[str], *, told: Callable[[int, Verdict], None] | None = None
-    ) -> list[Verdict]:
+    def verdicts(self, talks: Sequence[Conversation], options: Sequence[str], *, told: Told[Verdict] = None) -> list[Verdict]:
         """The probability that the reply to each conversation begins with each option; none may begin with another."""
         ...
 
     def replies(
-        self,
-        conversations: Sequence[Conversation],
-        sampling: Sampling,
-        *,
-        seed: int = 0,
-        ordinals: Sequence[int] | None = None,
-        told: Callable[[int, Reply], None] | None = None,
+        self, talks: Sequence[Conversation], sampling: Sampling, *, seed: int, ordinals: Sequence[int], told: Told[Reply] = None
     ) -> list[Reply]:
         """A reply to each conversation; like an engine's, it depends on `seed` and ordinal, not on its neighbours."""
         ...

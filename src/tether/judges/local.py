@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any, Protocol
@@ -11,11 +11,11 @@ from typing import Any, Protocol
 import torch
 
 from tether.core.errors import DataError
-from tether.core.protocols import Engine, PlacedAnswers, Reply, Verdict
+from tether.core.protocols import Engine, PlacedAnswers, Reply, Told, Verdict
 from tether.core.types import Conversation, Prompt, Sampling, assistant
 from tether.data.batches import cut_batches, make_batch
 from tether.data.chat import ChatEncoder, Encoded
-from tether.judges.verdicts import UNASKABLE, check_options, soft_verdict
+from tether.judges.verdicts import UNASKABLE, soft_verdict
 from tether.models.trunk import Role
 
 MICRO_BATCH_TOKENS = {"cpu": 2**11}
@@ -64,20 +64,13 @@ class LocalChat:
         return self.spent
 
     @torch.no_grad()
-    def verdicts(
-        self, conversations: Sequence[Conversation], options: Sequence[str], *, told: Callable[[int, Verdict], None] | None = None
-    ) -> list[Verdict]:
-        """See core.protocols.ChatModel. Answers come batch by batch, short questions first.
-
-        Raises:
-            ValueError: the options cannot be told apart by what a reply begins with.
-        """
-        check_options(options)
+    def verdicts(self, talks: Sequence[Conversation], options: Sequence[str], *, told: Told[Verdict] = None) -> list[Verdict]:
+        """See core.protocols.ChatModel. Answers come batch by batch, short questions first."""
         self.role.train_mode(False)
         verdicts = PlacedAnswers(told)
         logprobs: dict[int, dict[int, float]] = defaultdict(dict)
         branches: list[_Branch] = []
-        for question, conversation in enumerate(conversations):
+        for question, conversation in enumerate(talks):
             try:
                 branches += self._branches(question, conversation, options)
             except DataError as error:
@@ -91,7 +84,7 @@ class LocalChat:
                 of_options.update(zip(branch.ends, ends, strict=True))
                 if len(of_options) == len(options):
                     verdicts[branch.question] = soft_verdict([of_options[i] for i in range(len(options))], options)
-        self.spent.update(questions=len(conversations), prompt_tokens=sum(map(len, sequences)))
+        self.spent.update(questions=len(talks), prompt_tokens=sum(map(len, sequences)))
         return verdicts.in_order()
 
     def _branches(self, question: int, conversation: Conversation, options: Sequence[str]) -> list[_Branch]:
@@ -125,18 +118,11 @@ class LocalChat:
         return logprobs
 
     def replies(
-        self,
-        conversations: Sequence[Conversation],
-        sampling: Sampling,
-        *,
-        seed: int = 0,
-        ordinals: Sequence[int] | None = None,
-        told: Callable[[int, Reply], None] | None = None,
+        self, talks: Sequence[Conversation], sampling: Sampling, *, seed: int, ordinals: Sequence[int], told: Told[Reply] = None
     ) -> list[Reply]:
         """See core.protocols.ChatModel; as many at a time as the engine decodes at once."""
-        ordinals = list(range(len(conversations)) if ordinals is None else ordinals)
         answers, prompts = PlacedAnswers(told), {}
-        for place, conversation in enumerate(conversations):
+        for place, conversation in enumerate(talks):
             messages = self._as_data(conversation)
             try:
                 self._check_length(len(self.encoder.prompt(messages)) + sampling.max_new_tokens)

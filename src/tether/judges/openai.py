@@ -21,10 +21,10 @@ import httpx2
 import openai
 
 from tether.core.errors import ModelError
-from tether.core.protocols import AnswerT, PlacedAnswers, Reply, Verdict
+from tether.core.protocols import AnswerT, PlacedAnswers, Reply, Told, Verdict
 from tether.core.types import Conversation, Json, Sampling
 from tether.judges.server_config import JudgeServerConfig
-from tether.judges.verdicts import DOWN, QUOTA, SPENT, Likeliest, check_options, read_verdict
+from tether.judges.verdicts import DOWN, QUOTA, SPENT, Likeliest, read_verdict
 
 Options = dict[str, object]
 """Settings of a request, as the OpenAI client takes them."""
@@ -135,55 +135,41 @@ class ServedChat:
     def usage(self) -> Mapping[str, int]:
         return self.spent
 
-    def verdicts(
-        self, conversations: Sequence[Conversation], options: Sequence[str], *, told: Callable[[int, Verdict], None] | None = None
-    ) -> list[Verdict]:
+    def verdicts(self, talks: Sequence[Conversation], options: Sequence[str], *, told: Told[Verdict] = None) -> list[Verdict]:
         """See core.protocols.ChatModel.
 
         Raises:
             ModelError: the server refuses the key, or knows no such model.
-            ValueError: the options cannot be told apart by what a reply begins with.
         """
-        check_options(options)
         greedy: Options = {"temperature": 0.0}
 
         async def ask(client: openai.AsyncOpenAI, place: int) -> Verdict:
             length = self.config.reply_tokens
-            completion, reason = await self._complete(client, conversations[place], length, greedy, likeliest=True)
+            completion, reason = await self._complete(client, talks[place], length, greedy, likeliest=True)
             if completion is None:
                 return Verdict(None, reason=reason)
             return read_verdict(completion.text, completion.likeliest, options)
 
-        return self._all(len(conversations), ask, told)
+        return self._all(len(talks), ask, told)
 
     def replies(
-        self,
-        conversations: Sequence[Conversation],
-        sampling: Sampling,
-        *,
-        seed: int = 0,
-        ordinals: Sequence[int] | None = None,
-        told: Callable[[int, Reply], None] | None = None,
+        self, talks: Sequence[Conversation], sampling: Sampling, *, seed: int, ordinals: Sequence[int], told: Told[Reply] = None
     ) -> list[Reply]:
         """See core.protocols.ChatModel; whether seed and ordinal decide the reply is up to the server."""
-        places = range(len(conversations)) if ordinals is None else ordinals
         fixed: Options = {"temperature": sampling.temperature, "top_p": sampling.top_p}
         fixed |= {"stop": list(sampling.stop_strings)} if sampling.stop_strings else {}
         more = {"top_k": sampling.top_k, "min_p": sampling.min_p}
         fixed |= {"extra_body": {name: value for name, value in more.items() if value}}
 
         async def ask(client: openai.AsyncOpenAI, place: int) -> Reply:
-            how = {**fixed, "seed": random.Random(f"{seed}/{places[place]}").getrandbits(31)}
-            completion, reason = await self._complete(client, conversations[place], sampling.max_new_tokens, how)
+            how = {**fixed, "seed": random.Random(f"{seed}/{ordinals[place]}").getrandbits(31)}
+            completion, reason = await self._complete(client, talks[place], sampling.max_new_tokens, how)
             return Reply(None, False, reason) if completion is None else Reply(completion.text.strip(), completion.finished)
 
-        return self._all(len(conversations), ask, told)
+        return self._all(len(talks), ask, told)
 
     def _all(
-        self,
-        count: int,
-        ask: Callable[[openai.AsyncOpenAI, int], Awaitable[AnswerT]],
-        told: Callable[[int, AnswerT], None] | None,
+        self, count: int, ask: Callable[[openai.AsyncOpenAI, int], Awaitable[AnswerT]], told: Told[AnswerT]
     ) -> list[AnswerT]:
         """Every question once, `concurrency` of them under way at a time."""
         answers, places, config = PlacedAnswers(told), iter(range(count)), self.config

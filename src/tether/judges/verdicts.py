@@ -20,18 +20,6 @@ Likeliest = Sequence[Sequence[tuple[str, float]]]
 """For each token of a reply: the one that was drawn, then the likeliest ones, each with its log-probability in nats."""
 
 
-def check_options(options: Sequence[str]) -> None:
-    """Refuse options that a reply could not be told to begin with.
-
-    Raises:
-        ValueError: there are fewer than two, one is blank, or one begins another, as "1" begins "10".
-    """
-    if len(options) < 2 or any(not option.strip() for option in options):
-        raise ValueError(f"a question needs two options or more, none of them blank; got {list(options)}")
-    if any(a.startswith(b) for i, a in enumerate(options) for j, b in enumerate(options) if i != j):
-        raise ValueError(f"no option may begin with another, or a reply could begin with both; got {list(options)}")
-
-
 def normalised(logprobs: Sequence[float]) -> tuple[tuple[float, ...], float]:
     """(log-probabilities among the options, in nats; what they had together, as a probability)."""
     highest = max(logprobs)

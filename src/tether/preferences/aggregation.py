@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,8 @@ Array = NDArray[Any]
 LEAST = 1e-10
 """No probability is taken to be less."""
 STILL = 1e-7
-"""The fit ends when no posterior moves by more."""
+"""The fit ends when no posterior moves by more, or after so many steps:"""
+MOST_STEPS = 2000
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,10 @@ class Label:
         return self.probabilities.get("first", 0.0) + 0.5 * self.probabilities.get("tie", 0.0)
 
 
-@dataclass(frozen=True)
-class DawidSkeneFit:
-    """Labels with posterior probabilities, the shares of the verdicts, and what each annotator says (inner key) of each truth.
-
-    `accuracy` is an annotator's probability of saying what is true of an item drawn at random.
-    """
+class DawidSkeneFit(NamedTuple):
+    """Labels with posterior probabilities, and each annotator's probability of saying what is true of an item drawn at random."""
 
     labels: list[Label]
-    priors: Mapping[str, float]
-    confusion: Mapping[str, Mapping[str, Mapping[str, float]]]
     accuracy: Mapping[str, float]
 
 
@@ -72,9 +67,7 @@ def majority(votes: Iterable[Vote], *, undecided: Literal["drop", "soft"] = "dro
     return [label for label in labels if undecided == "soft" or label.verdict]
 
 
-def dawid_skene(
-    votes: Iterable[Vote], *, gold: Mapping[str, str] | None = None, smoothing: int = 1, max_iterations: int = 2000
-) -> DawidSkeneFit:
+def dawid_skene(votes: Iterable[Vote], *, gold: Mapping[str, str] | None = None, smoothing: int = 1) -> DawidSkeneFit:
     """Labels by how reliable each annotator turns out to be, found together with the labels by expectation maximisation.
 
     Paper: Dawid and Skene 1979, https://doi.org/10.2307/2346806. It goes on until no posterior moves by 1e-7.
@@ -97,24 +90,17 @@ def dawid_skene(
     items, people, verdicts = ({name: place for place, name in enumerate(names)} for names in (numbers, annotators, classes))
     cast = np.array([(items[v.item], people[v.annotator], verdicts[v.verdict]) for v in latest])
     fixed = np.array([(items[i], verdicts[v]) for i, v in truth.items() if i in items], dtype=np.int64).reshape(-1, 2)
-    posterior, errors = _expectation_maximisation(cast, fixed, (len(items), len(people), len(classes)), smoothing, max_iterations)
-    priors = dict(zip(classes, posterior.mean(0).tolist(), strict=True))
+    posterior, errors = _expectation_maximisation(cast, fixed, (len(items), len(people), len(classes)), smoothing)
     labels = []
     for item, row in zip(items, posterior.tolist(), strict=True):
         shares = dict(zip(classes, row, strict=True))
         winners: list[Any] = [verdict for verdict, share in shares.items() if share > max(row) - 1e-9]
         labels.append(Label(item, winners[0] if len(winners) == 1 else None, shares, numbers[item]))
-    confusion = {
-        name: {t: dict(zip(classes, errors[number, :, place].tolist(), strict=True)) for t, place in verdicts.items()}
-        for name, number in people.items()
-    }
-    accuracy = {name: sum(priors[t] * row[t][t] for t in classes) for name, row in confusion.items()}
-    return DawidSkeneFit(labels, priors, confusion, accuracy)
+    accuracy = np.einsum("t,ptt->p", posterior.mean(0), errors).tolist()
+    return DawidSkeneFit(labels, dict(zip(people, accuracy, strict=True)))
 
 
-def _expectation_maximisation(
-    cast: Array, fixed: Array, shape: tuple[int, int, int], smoothing: int, max_iterations: int
-) -> tuple[Array, Array]:
+def _expectation_maximisation(cast: Array, fixed: Array, shape: tuple[int, int, int], smoothing: int) -> tuple[Array, Array]:
     """Posteriors (items, truths) and what each annotator says of each truth (annotators, said, truths), until nothing moves.
 
     Args:
@@ -135,7 +121,7 @@ def _expectation_maximisation(
         counts = np.maximum((spoken.T @ posterior).reshape(num_people, num_classes, num_classes) + imagined, LEAST)
         return counts / counts.sum(1, keepdims=True)
 
-    for _ in range(max_iterations):
+    for _ in range(MOST_STEPS):
         prior = posterior.sum(0) + imagined.sum(0)
         odds = np.log(np.maximum(prior / prior.sum(), LEAST)) + spoken @ np.log(errors()).reshape(-1, num_classes)
         now = np.exp(odds - odds.max(1, keepdims=True))
@@ -147,23 +133,21 @@ def _expectation_maximisation(
     return posterior, errors()
 
 
-def bradley_terry(votes: Iterable[Vote], sides: Mapping[str, tuple[str, str]], *, prior: int = 1) -> dict[str, float]:
+def bradley_terry(votes: Iterable[Vote], sides: Mapping[str, tuple[str, str]]) -> dict[str, float]:
     """Scores of the responses to one prompt from votes on pairs of them, with mean 0; best first.
 
     Equation: the maximum of `Σ log σ(s_winner − s_loser)`, a tie being half a win of each.
-    Paper: Bradley and Terry 1952, https://doi.org/10.2307/2334029. `prior` is how many ties each response has with an imaginary
-    one of score 0: without it a response that never lost would have no finite score.
+    Paper: Bradley and Terry 1952, https://doi.org/10.2307/2334029. Each response has a tie with an imaginary one of score 0:
+    without it a response that never lost would have no finite score.
     Shapes: `sides` gives the ids of the first and the second response of each item; the unit is log-odds.
-    Trap: responses that no chain of votes connects are compared through the prior alone.
+    Trap: responses that no chain of votes connects are compared through that imaginary one alone.
 
     Raises:
-        DataError: an item's sides are not given or are one response, or the prior is not positive.
+        DataError: an item's sides are not given or are one response.
     """
     from scipy.optimize import minimize
     from scipy.special import expit
 
-    if prior < 1:
-        raise DataError(f"bradley_terry needs a prior of 1 or more, got {prior}: a response that never lost has no score without")
     won: Counter[tuple[str, str]] = Counter()
     for vote in latest_votes(votes)[0]:
         first, second = sides.get(vote.item, ("", ""))
@@ -180,8 +164,8 @@ def bradley_terry(votes: Iterable[Vote], sides: Mapping[str, tuple[str, str]], *
     def loss(scores: Array) -> tuple[float, Array]:
         margins = scores[winner] - scores[loser]
         ties, pull = np.logaddexp(0, scores) + np.logaddexp(0, -scores), wins * expit(-margins)
-        gradient = np.bincount(loser, pull, len(names)) - np.bincount(winner, pull, len(names)) + prior * (expit(scores) - 0.5)
-        return float(wins @ np.logaddexp(0, -margins) + prior / 2 * ties.sum()), gradient
+        gradient = np.bincount(loser, pull, len(names)) - np.bincount(winner, pull, len(names)) + expit(scores) - 0.5
+        return float(wins @ np.logaddexp(0, -margins) + ties.sum() / 2), gradient
 
     best = minimize(loss, np.zeros(len(names)), jac=True, method="L-BFGS-B", tol=1e-12).x
     scores = zip(names, (best - best.mean()).tolist(), strict=True)

@@ -63,32 +63,26 @@ class Table:
     empty: str = ""
     """The reason why there are no kinds."""
 
-    @property
-    def parts(self) -> list[slice]:
-        """The kinds by parts of which all coincidences fit into memory at once."""
-        step = max(1, 4_000_000 // len(self.domain) ** 2)
-        return [slice(start, start + step) for start in range(0, len(self.multiplicity), step)]
-
-    def coincidences(self, part: slice) -> Array:
-        """How often each value stands beside each other one on an item of these kinds: (kinds, values, values)."""
-        met = self.first[part, :, None] * self.second[part, None, :]
-        return met - self.first[part, :, None] * np.eye(len(self.domain)) if self.first is self.second else met
+    def coincidences(self, kind: int) -> Array:
+        """How often each value stands beside each other one on an item of this kind: (values, values)."""
+        met = np.outer(self.first[kind], self.second[kind])
+        return met - np.diag(self.first[kind]) if self.first is self.second else met
 
 
 Votes = Sequence[Vote] | Table
 """Votes, or what `tabulated` made of them for several figures."""
 
 
-def raw_agreement(votes: Votes, *, coding: Coding = "choice", confidence: float = 0.95) -> Coefficient:
+def raw_agreement(votes: Votes, *, coding: Coding = "choice") -> Coefficient:
     """The share of all pairs of votes on one item that are equal.
 
     Equation: `Σ_i Σ_c n_ic (n_ic − 1) / Σ_i n_i (n_i − 1)` with n_ic votes for c on item i.
     Trap: it does not know chance. Two people who always say "first" agree in all; an item with many votes counts for more.
     """
-    return _figure(tabulated(votes, coding), confidence, chance=False)
+    return _figure(tabulated(votes, coding), chance=False)
 
 
-def fleiss_kappa(votes: Votes, *, coding: Coding = "choice", confidence: float = 0.95) -> Coefficient:
+def fleiss_kappa(votes: Votes, *, coding: Coding = "choice") -> Coefficient:
     """Agreement beyond what the shares of the choices would give, by Fleiss.
 
     Equation: `(P̄ − Σ_c p_c²) / (1 − Σ_c p_c²)`; P̄ is the mean over items of the share of equal pairs, p_c that of n_ic / n_i.
@@ -97,12 +91,10 @@ def fleiss_kappa(votes: Votes, *, coding: Coding = "choice", confidence: float =
     Trap: with a rare choice kappa is low though nearly all agree; read it beside the raw share.
     """
     table = tabulated(votes, coding)
-    return _figure(table, confidence, scale=1 / (table.votes * (table.votes - 1)))
+    return _figure(table, scale=1 / (table.votes * (table.votes - 1)))
 
 
-def krippendorff_alpha(
-    votes: Votes, level: Level = "nominal", *, coding: Coding | None = None, confidence: float = 0.95
-) -> Coefficient:
+def krippendorff_alpha(votes: Votes, level: Level = "nominal", *, coding: Coding | None = None) -> Coefficient:
     """One less the disagreement seen over the disagreement expected, with any number of votes an item.
 
     Equation: `1 − (n − 1) Σ o_ck δ_ck / Σ n_c n_k δ_ck` over the coincidence matrix o; δ is unequal (nominal), the squared number
@@ -112,13 +104,11 @@ def krippendorff_alpha(
     Trap: ordinal and interval forgive neighbours, so they are not comparable with nominal.
     """
     table = tabulated(votes, coding or ("choice" if level == "nominal" else "strength"))
-    return _figure(table, confidence, scale=1 / (table.votes - 1), level=level, own=1)
+    return _figure(table, scale=1 / (table.votes - 1), level=level, own=1)
 
 
-def cohen_kappas(
-    votes: Sequence[Vote], *, coding: Coding = "choice", min_items: int = 1, confidence: float = 0.95
-) -> list[PairOfAnnotators]:
-    """Cohen's kappa of every two annotators with `min_items` items in common, sorted by their names.
+def cohen_kappas(votes: Sequence[Vote], *, coding: Coding = "choice") -> list[PairOfAnnotators]:
+    """Cohen's kappa of every two annotators with items in common, sorted by their names.
 
     Equation: `(p_o − p_e) / (1 − p_e)`; p_e is the sum over choices of the product of the two persons' own shares.
     Paper: Cohen 1960, https://doi.org/10.1177/001316446002000104.
@@ -134,16 +124,15 @@ def cohen_kappas(
             cells[first, second][x, y] += 1
     pairs = []
     for names, counts in sorted(cells.items()):
-        if counts.total() >= min_items:
-            domain, kinds = sorted({value for cell in counts for value in cell}), sorted(counts)
-            first, second = (np.array([[value == kind[side] for value in domain] for kind in kinds], float) for side in (0, 1))
-            multiplicity = np.array([counts[kind] for kind in kinds], float)
-            table = Table(first, second, multiplicity, np.full(len(kinds), 2.0), domain)
-            pairs.append(PairOfAnnotators(*names, _figure(table, confidence, chance=False), _figure(table, confidence)))
+        domain, kinds = sorted({value for cell in counts for value in cell}), sorted(counts)
+        first, second = (np.array([[value == kind[side] for value in domain] for kind in kinds], float) for side in (0, 1))
+        multiplicity = np.array([counts[kind] for kind in kinds], float)
+        table = Table(first, second, multiplicity, np.full(len(kinds), 2.0), domain)
+        pairs.append(PairOfAnnotators(*names, _figure(table, chance=False), _figure(table)))
     return pairs
 
 
-def self_agreement(votes: Sequence[Vote], *, confidence: float = 0.95) -> Coefficient:
+def self_agreement(votes: Sequence[Vote]) -> Coefficient:
     """The share of repeated votes of a person on an item that are the same; its interval is over items.
 
     Trap: a second vote may be a correction, so this is a lower bound of how steady people are.
@@ -157,10 +146,10 @@ def self_agreement(votes: Sequence[Vote], *, confidence: float = 0.95) -> Coeffi
     same = np.tile([1.0, 0.0], (len(kinds), 1))
     empty = "" if repeats else "nobody voted twice on an item"
     table = Table(kinds, same, multiplicity.astype(float), kinds.sum(1), [True, False], empty)
-    return _figure(table, confidence, chance=False)
+    return _figure(table, chance=False)
 
 
-def agreement_report(votes: Sequence[Vote], *, windows: int = 0, min_items: int = 1, confidence: float = 0.95) -> Json:
+def agreement_report(votes: Sequence[Vote], *, windows: int = 0) -> Json:
     """All figures as plain JSON values: overall, of every two annotators, of every slice, and over time.
 
     `windows` parts have equal numbers of the items with two votes, in the order in which they were last voted on; there are none
@@ -181,27 +170,26 @@ def agreement_report(votes: Sequence[Vote], *, windows: int = 0, min_items: int 
         "num_annotators": len({vote.annotator for vote in latest}),
         "items_by_votes": {str(number): items for number, items in sorted(Counter(per_item.values()).items())},
         "num_repeats": len(repeats),
-        "overall": _summary(latest, confidence),
-        "self": asdict(self_agreement(votes, confidence=confidence)),
-        "pairs": [asdict(pair) for pair in cohen_kappas(latest, min_items=min_items, confidence=confidence)],
+        "overall": _summary(latest),
+        "self": asdict(self_agreement(votes)),
+        "pairs": [asdict(pair) for pair in cohen_kappas(latest)],
         "slices": {
-            name: {value: _summary(part, confidence) for value, part in sorted(parts.items())}
-            for name, parts in sorted(slices.items())
+            name: {value: _summary(part) for value, part in sorted(parts.items())} for name, parts in sorted(slices.items())
         },
-        "windows": [{"from": low, "to": high, **_summary(part, confidence)} for low, high, part in _windows(latest, windows)],
+        "windows": [{"from": low, "to": high, **_summary(part)} for low, high, part in _windows(latest, windows)],
     }
 
 
-def _summary(votes: Sequence[Vote], confidence: float) -> Json:
+def _summary(votes: Sequence[Vote]) -> Json:
     choices, verdicts, strengths = (tabulated(votes, coding) for coding in ("choice", "verdict", "strength"))
     figures = {
-        "raw": raw_agreement(choices, confidence=confidence),
-        "raw_verdict": raw_agreement(verdicts, confidence=confidence),
-        "raw_strength": raw_agreement(strengths, confidence=confidence),
-        "fleiss_kappa": fleiss_kappa(choices, confidence=confidence),
-        "alpha_nominal": krippendorff_alpha(choices, confidence=confidence),
-        "alpha_ordinal": krippendorff_alpha(strengths, "ordinal", confidence=confidence),
-        "alpha_interval": krippendorff_alpha(strengths, "interval", confidence=confidence),
+        "raw": raw_agreement(choices),
+        "raw_verdict": raw_agreement(verdicts),
+        "raw_strength": raw_agreement(strengths),
+        "fleiss_kappa": fleiss_kappa(choices),
+        "alpha_nominal": krippendorff_alpha(choices),
+        "alpha_ordinal": krippendorff_alpha(strengths, "ordinal"),
+        "alpha_interval": krippendorff_alpha(strengths, "interval"),
     }
     return {name: asdict(figure) for name, figure in figures.items()}
 
@@ -236,7 +224,7 @@ def tabulated(votes: Votes, coding: Coding = "choice") -> Table:
 
 
 def _figure(
-    table: Table, confidence: float, *, scale: Array | float = 1.0, level: Level = "nominal", own: int = 0, chance: bool = True
+    table: Table, *, scale: Array | float = 1.0, level: Level = "nominal", own: int = 0, chance: bool = True
 ) -> Coefficient:
     """One less the disagreement seen over that expected by chance; without `chance` the share of equal pairs.
 
@@ -245,22 +233,21 @@ def _figure(
         own: votes that a vote cannot meet by chance: itself, in Krippendorff's alpha.
     """
 
-    def statistic(met: Array) -> Array:
-        rows, columns, total = met.sum(2), met.sum(1), met.sum((1, 2))
+    def statistic(met: Array) -> float:
+        rows, columns, total = met.sum(1), met.sum(0), met.sum()
         if not chance:
-            return np.trace(met, axis1=1, axis2=2) / total
+            return np.trace(met) / total
         distance = _distance(rows, table.domain, level)
-        expected = (rows[:, :, None] * columns[:, None, :] * distance).sum((1, 2)) / (total * (total - own))
-        observed = (met * distance).sum((1, 2)) / total
-        return 1 - np.divide(observed, expected, out=np.full(len(total), np.nan), where=expected > 1e-12)
+        expected = rows @ distance @ columns / (total * (total - own))
+        return 1 - (met * distance).sum() / total / expected if expected > 1e-12 else math.nan
 
     if not len(table.multiplicity):
         return Coefficient(None, None, None, 0, 0, table.empty)
     number, votes = round(float(table.multiplicity.sum())), round(float(table.multiplicity @ table.votes))
     weights = np.broadcast_to(scale, len(table.multiplicity))
-    parts = [np.tensordot((table.multiplicity * weights)[part], table.coincidences(part), 1) for part in table.parts]
-    whole = np.sum(parts, axis=0)
-    value, reason = float(statistic(whole[None])[0]), ""
+    each = (count * weights[kind] * table.coincidences(kind) for kind, count in enumerate(table.multiplicity))
+    whole = sum(each, np.array(0.0))
+    value, reason = float(statistic(whole)), ""
     if math.isnan(value):
         return Coefficient(None, None, None, number, votes, "only one value was ever given, so agreement by chance is certain")
     if abs(value - 1) < 1e-12:
@@ -269,8 +256,8 @@ def _figure(
     elif number == 1:
         return Coefficient(value, None, None, number, votes, ALIKE)
     else:
-        without = [statistic(whole - weights[part, None, None] * table.coincidences(part)) for part in table.parts]
-        spread = jackknife(np.concatenate(without), repeats=table.multiplicity)
+        without = [statistic(whole - weight * table.coincidences(kind)) for kind, weight in enumerate(weights)]
+        spread = jackknife(np.array(without), repeats=table.multiplicity)
         if math.isnan(spread.error):
             return Coefficient(value, None, None, number, votes, "too few items: without one of them only one value is left")
         if spread.error < 1e-12:
@@ -280,14 +267,14 @@ def _figure(
     first, second = table.multiplicity @ table.first, table.multiplicity @ table.second
     room = 1.0 - float(first @ second / (first.sum() * second.sum())) if chance else 1.0
     share = max(1 - room * (1 - value), 0.0)
-    low, high = share_interval(share, spread._replace(error=room * spread.error), confidence)
+    low, high = share_interval(share, spread._replace(error=room * spread.error))
     return Coefficient(value, max(-1.0, 1 - (1 - low) / room), 1 - (1 - high) / room, number, votes, reason)
 
 
 def _distance(margins: Array, domain: Sequence[Any], level: Level) -> Array:
-    """The squared distance of any two values, (parts or 1, values, values)."""
+    """The squared distance of any two values, (values, values)."""
     if level == "nominal":
-        return 1 - np.eye(len(domain))[None]
+        return 1 - np.eye(len(domain))
     # Between two values of an ordinal scale lie all votes from the middle of the one to the middle of the other.
-    places = margins.cumsum(1) - margins / 2 if level == "ordinal" else np.array(domain, float)[None]
-    return (places[:, :, None] - places[:, None, :]) ** 2
+    places = margins.cumsum() - margins / 2 if level == "ordinal" else np.array(domain, float)
+    return np.subtract.outer(places, places) ** 2

@@ -10,7 +10,7 @@ import itertools
 import math
 import random
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tether.core.types import Annotation, Comparison, Prompt, assistant
 
@@ -18,27 +18,11 @@ EQUALLY_FLUENT = 0.04
 """In that part of gold: a tenth of a nat a token."""
 
 
-@dataclass(frozen=True)
-class LabelledPairs:
-    """The labels that a few people gave to all pairs of some responses."""
-
-    comparisons: list[Comparison]
-    num_pairs: int
-    annotator_agreement: float
-    annotator_gold_agreement: float
-    majority_gold_agreement: float
-    dropped_no_majority: int
-    dropped_equal: int
-    noise: float
-
-
 def noise_for_agreement(differences: Sequence[float], agreement: float) -> float:
     """The noise scale s at which two annotators, each preferring with sigma(difference / s), agree with probability `agreement`.
 
     The mean of p^2 + (1 - p)^2 falls with s from 1 to 1/2, so bisection finds it.
     """
-    if not 0.5 < agreement < 1.0:
-        raise ValueError(f"agreement must lie between 0.5 and 1, got {agreement}")
 
     def expected(scale: float) -> float:
         probabilities = [1 / (1 + math.exp(-max(-60.0, min(60.0, d / scale)))) for d in differences]
@@ -62,8 +46,8 @@ def label_pairs(
     seed: int | str = 0,
     only: Collection[tuple[int, int, int]] | None = None,
     noise: float | None = None,
-) -> LabelledPairs:
-    """All pairs of every prompt's responses, voted on; the majority decides, pairs without one are dropped.
+) -> tuple[list[Comparison], dict[str, float]]:
+    """All pairs of every prompt's responses, voted on; the majority decides, pairs without one are dropped; and figures of that.
 
     An annotator perceives difference / noise + a logistic draw, and says "tie" when that lies within `undecided`.
 
@@ -100,9 +84,12 @@ def label_pairs(
             annotations=tuple(Annotation(f"annotator-{k + 1}", v * winner) for k, v in enumerate(votes)),
             metadata={"gold_difference": scores[p][best] - scores[p][worst]},
         ))  # fmt: skip
-    same, right, won = (sum(values) / max(1, len(values)) for values in (agree, votes_right, majority_right))
+    agreements = {
+        "annotator_agreement": agree, "annotator_gold_agreement": votes_right, "majority_gold_agreement": majority_right,
+    }  # fmt: skip
+    figures = {name: sum(values) / max(1, len(values)) for name, values in agreements.items()}
     dropped, equal = len(distinct) - len(comparisons), len(pairs) - len(distinct)
-    return LabelledPairs(comparisons, len(pairs), same, right, won, dropped, equal, noise)
+    return comparisons, {**figures, "dropped_no_majority": dropped, "dropped_equal": equal, "noise": noise}
 
 
 def in_true_order(comparison: Comparison) -> Comparison:

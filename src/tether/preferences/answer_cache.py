@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tether.core.errors import DataError
-from tether.core.protocols import AnswerT, ChatModel, PlacedAnswers, Reply, Verdict
+from tether.core.protocols import AnswerT, ChatModel, PlacedAnswers, Reply, Told, Verdict
 from tether.core.types import Conversation, Sampling
 
 
@@ -43,42 +43,30 @@ class CachedModel:
         except sqlite3.DatabaseError as error:
             raise DataError(f"{self.path} cannot keep answers ({error}). Delete it, or name another file") from error
 
-    def close(self) -> None:
-        self._file.close()
-
     def usage(self) -> Mapping[str, int]:
         """The cost of the model beneath, and the number of answers that came from the file: `recalled`."""
         return {**self.model.usage(), **self.spent}
 
-    def verdicts(
-        self, conversations: Sequence[Conversation], options: Sequence[str], *, told: Callable[[int, Verdict], None] | None = None
-    ) -> list[Verdict]:
+    def verdicts(self, talks: Sequence[Conversation], options: Sequence[str], *, told: Told[Verdict] = None) -> list[Verdict]:
         """See core.protocols.ChatModel; equal questions are asked once."""
 
-        def ask(places: Sequence[int], told: Callable[[int, Verdict], None]) -> object:
-            return self.model.verdicts([conversations[place] for place in places], options, told=told)
+        def ask(places: Sequence[int], told: Told[Verdict]) -> object:
+            return self.model.verdicts([talks[place] for place in places], options, told=told)
 
-        keys = [self._key("verdict", conversation, list(options)) for conversation in conversations]
+        keys = [self._key("verdict", talk, list(options)) for talk in talks]
         return self._answers(Verdict, keys, ask, told)
 
     def replies(
-        self,
-        conversations: Sequence[Conversation],
-        sampling: Sampling,
-        *,
-        seed: int = 0,
-        ordinals: Sequence[int] | None = None,
-        told: Callable[[int, Reply], None] | None = None,
+        self, talks: Sequence[Conversation], sampling: Sampling, *, seed: int, ordinals: Sequence[int], told: Told[Reply] = None
     ) -> list[Reply]:
         """See core.protocols.ChatModel."""
-        numbers = list(range(len(conversations)) if ordinals is None else ordinals)
 
-        def ask(places: Sequence[int], told: Callable[[int, Reply], None]) -> object:
-            new, own = [conversations[place] for place in places], [numbers[place] for place in places]
+        def ask(places: Sequence[int], told: Told[Reply]) -> object:
+            new, own = [talks[place] for place in places], [ordinals[place] for place in places]
             return self.model.replies(new, sampling, seed=seed, ordinals=own, told=told)
 
         how = {name: getattr(sampling, name) for name in Sampling.__slots__}
-        keys = [self._key("reply", c, [how, seed, number]) for c, number in zip(conversations, numbers, strict=True)]
+        keys = [self._key("reply", talk, [how, seed, number]) for talk, number in zip(talks, ordinals, strict=True)]
         return self._answers(Reply, keys, ask, told)
 
     def _key(self, kind: str, conversation: Conversation, more: Any) -> str:
@@ -86,11 +74,7 @@ class CachedModel:
         return hashlib.sha256(json.dumps(question, sort_keys=True).encode()).hexdigest()
 
     def _answers(
-        self,
-        kind: type[AnswerT],
-        keys: Sequence[str],
-        ask: Callable[[Sequence[int], Callable[[int, AnswerT], None]], object],
-        told: Callable[[int, AnswerT], None] | None,
+        self, kind: type[AnswerT], keys: Sequence[str], ask: Callable[[Sequence[int], Told[AnswerT]], object], told: Told[AnswerT]
     ) -> list[AnswerT]:
         """The answers under these keys: from the file where they are worth keeping, else asked and written there."""
         places: dict[str, list[int]] = {}

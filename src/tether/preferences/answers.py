@@ -20,11 +20,11 @@ from tether.data.formats.conversations import RESPONSES
 from tether.data.formats.fields import checked_prompt, checked_response, missing, number, optional, prompt_turns, sequence, turns
 from tether.data.formats.json_rows import Row
 from tether.data.sources import Quarantine, read, read_rows
-from tether.preferences.importing import Imported, json_safe
+from tether.preferences.importing import Imported
 from tether.preferences.pairs import PairsConfig, Response, choose_pairs
-from tether.preferences.store import PART, Answer, Question, Store
+from tether.preferences.store import PART, Answer, Store
 from tether.preferences.tables import ResponseRow, TaskRow
-from tether.preferences.task_json import origin_of
+from tether.preferences.task_json import json_safe, origin_of
 
 Facts = Mapping[str, Any]
 PROMPTS = ("prompt", "question", "instruction", "messages")
@@ -142,7 +142,10 @@ def ask_pairs(store: Store, config: PairsConfig, *, round: str = "", priority: f
             responses[row.prompt_id].append(Response(row.id, text, row.score, row.spread, members))
     several = {prompt: some for prompt, some in sorted(responses.items()) if len(some) > 1}
     chosen = choose_pairs(several, config, asked=before)
-    return store.add_questions(
-        Question(p.prompt, p.first, p.second, p.people, None, p.strategy, priority + place / len(chosen), round)
+    return store.add_tasks(
+        TaskRow(
+            prompt_id=p.prompt, first_id=p.first, second_id=p.second, needed=p.people, strategy=p.strategy,
+            priority=priority + place / len(chosen), round=round,
+        )
         for place, p in enumerate(chosen)
-    )
+    )  # fmt: skip

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from tether.preferences import task_json
 from tether.preferences.exchange import Case
 from tether.preferences.votes import Opinion
 
+TOOL = "argilla"
 NAMES = ("response1", "response2")
 _USERS = uuid.UUID("6f1d2a0e-5d0b-4b8e-9d59-7e6c1a6a0f3b")
 
@@ -30,7 +31,7 @@ def _matches(row: Mapping[str, Any]) -> bool:
     return (isinstance(row.get("fields"), Mapping) and "responses" in row) or any(key.endswith(".responses") for key in row)
 
 
-def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> Iterator[Case | DataError]:
+def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> task_json.ReadCase:
     """The case of a record; drafts and discarded responses say nothing, and suggestions are nobody's judgment.
 
     A label question may name an answer's field, `tie` or `both_bad`; a ranking question orders the two fields, with equal ranks
@@ -41,29 +42,26 @@ def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> Iterator[C
     """
     values, responses, metadata = _parts(row)
     if isinstance(metadata.get("tether"), str) and not fields:
-        task = task_json.unpacked_task(metadata["tether"], NAMES)
+        names, task = NAMES, task_json.unpacked_case(metadata["tether"], TOOL)
     else:
-        task = task_json.foreign(values, fields)
+        prompt, *names = fields or task_json.field_names(values)
+        case = task_json.foreign_case(values, (prompt, *names))
         rest = {name: value for name, value in metadata.items() if value is not None}
-        task = replace(task, case=replace(task.case, details={"metadata": {**task.case.details["metadata"], **rest}}))
-    names = task.names
+        task = (replace(case, details={"metadata": {**case.details["metadata"], **rest}}),)
     question = next((name for name, given in responses.items() if any(_tells(a, names) for a in given)), "")
     if not question and any(responses.values()):
         raise DataError(f"no verdict: none of the questions {', '.join(responses)} names or ranks {names[0]} and {names[1]}")
-    ids, called = (sequence(metadata.get(name) or [], name) for name in ("annotator_ids", "annotators"))
-    people = {str(key): as_text(name, "annotators") for key, name in zip(ids, called, strict=False)}
-    strengths = {str(a.get("user_id") or "argilla"): task_json.strength_of(a.get("value")) for a in responses.get("strength", ())}
+    notes = {_user_id(opinion): opinion for opinion in task[-1].opinions}
+    strengths = {str(a.get("user_id") or TOOL): task_json.strength_of(a.get("value")) for a in responses.get("strength", ())}
 
     def read(answer: Mapping[str, Any]) -> Opinion:
-        choice, user = _choice(answer.get("value"), names), as_text(answer.get("user_id") or "argilla", "user_id")
+        choice, user = _choice(answer.get("value"), names), as_text(answer.get("user_id") or TOOL, "user_id")
         if choice is None:
             raise DataError(f"unreadable verdict: {answer.get('value')!r:.60} neither names nor ranks {names[0]} and {names[1]}")
-        annotator = people.get(user, user)
-        facts: Json = {"left": "first", "role": "expert" if annotator == metadata.get("settled_by") else "annotator"}
-        facts |= task_json.opinion_fields(task_json.json_object(task.notes.get(annotator), "said"), {}) if user in people else {}
-        return Opinion(choice, strengths.get(user), annotator=annotator, **facts)
+        note = notes.get(user) or Opinion(choice, annotator=user, left="first")
+        return replace(note, choice=choice, strength=strengths.get(user))
 
-    return task.judged(responses.get(question, ()), read, {"id": str(row["id"])} if row.get("id") else {})
+    return task_json.judged_case(task, responses.get(question, ()), read, {"id": str(row["id"])} if row.get("id") else {})
 
 
 def _parts(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, list[Mapping[str, Any]]], Mapping[str, Any]]:
@@ -79,10 +77,9 @@ def _parts(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, list
         status = sequence(row.get(f"{name}.responses.status") or ["submitted"] * len(given), name)
         for value, user, how in zip(given, users, status, strict=False):
             if how == "submitted":
-                responses[name].append({"value": value, "user_id": user or "argilla"})
+                responses[name].append({"value": value, "user_id": user or TOOL})
     flat = {key: value for key, value in row.items() if "." not in key and key not in ("id", "_server_id", "status")}
-    ours = {key: flat.pop(key) for key in ("tether", "annotators", "annotator_ids", "settled_by") if key in flat}
-    return flat, responses, ours
+    return flat, responses, {"tether": flat.pop("tether", None)}
 
 
 def _tells(answer: Mapping[str, Any], names: Sequence[str]) -> bool:
@@ -108,28 +105,26 @@ def _choice(value: Any, names: Sequence[str]) -> Any:
     return "tie" if ranked[0][0] == ranked[1][0] else places[min(ranked)[1]]
 
 
-def _write_task(case: Case, label: Comparison | None, store: str) -> Json:
-    """A record with every judgment as a response and the label, where there is one, as a suggestion."""
-    task = task_json.shown_task(case, "argilla")
+def _user_id(opinion: Opinion) -> str:
+    return str(uuid.uuid5(_USERS, opinion.annotator))
+
+
+def _write_task(case: Case, label: Comparison, store: str) -> Json:
+    """A record with every judgment as a response, and the label of those as a suggestion."""
+    shown = task_json.shown_case(case, TOOL)
     names: dict[str, str] = dict(zip(("first", "second"), NAMES, strict=True))
-    people = {opinion.annotator: str(uuid.uuid5(_USERS, opinion.annotator)) for opinion in case.opinions}
     answers: dict[str, list[Json]] = {"preference": [], "strength": []}
-    for opinion in task.case.opinions:
-        user = {"user_id": people[opinion.annotator]}
+    for opinion in shown.opinions:
+        user = {"user_id": _user_id(opinion)}
         answers["preference"].append({"value": names.get(opinion.choice, opinion.choice), **user})
         answers["strength"] += [{"value": opinion.strength, **user}] if opinion.strength else []
-    metadata: Json = {"tether": json.dumps(task_json.packed_task(task, store), ensure_ascii=False)}
-    metadata |= {"annotators": list(people), "annotator_ids": list(people.values())}
-    metadata |= {"settled_by": case.settled.annotator} if case.settled else {}
-    suggestions = {}
-    if label is not None:
-        best = "tie" if label.tie else names["first" if label.chosen == task.case.first.response else "second"]
-        suggestions = {"preference": {"value": best, "score": label.probability, "agent": "tether"}}
+    best = "tie" if label.tie else names["first" if label.chosen == shown.first.response else "second"]
+    suggestion = {"value": best, "score": label.probability, "agent": "tether"}
     return {
         "id": str(case.details.get("id") or case.item),
-        "fields": dict(zip(("prompt", *NAMES), task.texts, strict=True)),
-        "metadata": metadata,
-        "suggestions": suggestions,
+        "fields": dict(zip(("prompt", *NAMES), task_json.shown_texts(shown), strict=True)),
+        "metadata": {"tether": json.dumps(task_json.packed_case(case, label, store), ensure_ascii=False)},
+        "suggestions": {"preference": suggestion} if case.opinions else {},
         "responses": {question: given for question, given in answers.items() if given or question == "preference"},
         "vectors": {},
     }

@@ -4,4 +4,4 @@ from __future__ import annotations
 
 from tether.preferences import argilla, label_studio
 
-BRIDGES = {"label-studio": label_studio.BRIDGE, "argilla": argilla.BRIDGE}
+BRIDGES = {label_studio.TOOL: label_studio.BRIDGE, argilla.TOOL: argilla.BRIDGE}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from pydantic import Field
@@ -91,14 +90,6 @@ def _file(name: str | Path) -> Path:
     raise MissingFileError(f"no rubric named {name!s}: give the path of a text file or one of {names}")
 
 
-@dataclass
-class Revisions:
-    """Demonstrations from critique and revision; prompts without a usable result are counted by the reason."""
-
-    demonstrations: list[Demonstration] = field(default_factory=list)
-    failures: Counter[str] = field(default_factory=Counter)
-
-
 def _drafting(
     prompt: Prompt, constitution: Constitution, rounds: int, seed: int, model: str
 ) -> Generator[tuple[str, Conversation], str, Demonstration]:
@@ -124,16 +115,17 @@ def revise(
     rounds: int = 1,
     seed: int = 0,
     told: Callable[[int], None] | None = None,
-) -> Revisions:
+) -> tuple[list[Demonstration], Counter[str]]:
     """Answer each prompt, then criticise and rewrite the answer `rounds` times, each time by a principle drawn for it.
 
     A demonstration holds the prompt and the last version; its metadata the first answer (`initial`) and every critique and
-    revision (`steps`). A prompt of which a reply failed or was empty, or an answer did not end in time, gives none.
+    revision (`steps`). A prompt of which a reply failed or was empty, or an answer did not end in time, gives none; these are
+    counted by the reason.
 
     Args:
         told: hears how many of the `len(prompts) * (1 + 2 * rounds)` replies are done, those that need not be asked included.
     """
-    report, problems, result = counting(told) or (lambda *_: None), dict[int, str](), Revisions()
+    report, problems, demonstrations = counting(told) or (lambda *_: None), dict[int, str](), list[Demonstration]()
     drafts = [_drafting(prompt, constitution, rounds, seed, model.name) for prompt in prompts]
     waiting = {place: next(draft) for place, draft in enumerate(drafts)}
     for _ in range(1 + 2 * rounds):
@@ -149,9 +141,8 @@ def revise(
             try:
                 waiting[place] = drafts[place].send(reply.text or "")
             except StopIteration as end:
-                result.demonstrations.append(end.value)
-    result.failures.update(problem for _, problem in sorted(problems.items()))
-    return result
+                demonstrations.append(end.value)
+    return demonstrations, Counter(problem for _, problem in sorted(problems.items()))
 
 
 def sampled_pairs(

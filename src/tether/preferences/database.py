@@ -1,10 +1,10 @@
-"""The database of a preference store: its address, its connections and its migrations."""
+"""The database of a preference store: its address, its connections and its tables' version."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -14,20 +14,8 @@ from sqlmodel import SQLModel, create_engine
 
 from tether.core.errors import ConfigError
 
-Migration = Callable[[Connection], None]
-
-
-def _roles_of_leases(connection: Connection) -> None:
-    connection.execute(text("ALTER TABLE assignments ADD COLUMN role VARCHAR NOT NULL DEFAULT 'annotator'"))
-    who = "(SELECT role FROM annotators WHERE annotators.id = assignments.annotator_id)"
-    connection.execute(text(f"UPDATE assignments SET role = {who}"))
-
-
-MIGRATIONS: tuple[Migration, ...] = (SQLModel.metadata.create_all, _roles_of_leases)
-"""The steps that make a store and bring an older one up to date, in order; a store knows how many of them it has seen.
-
-The first makes today's tables, so that a new store needs none of the others.
-"""
+SCHEMA = 2
+"""The version of the tables, which a store keeps; one of another version is refused."""
 
 
 def database_url(url: str | Path) -> URL:
@@ -74,27 +62,24 @@ def engine_of(url: URL) -> Engine:
     return engine
 
 
-def migrate(connection: Connection, url: URL) -> str:
-    """Bring the tables up to date; returns the store's own id, by which it knows its exports again.
+def make_tables(connection: Connection, url: URL) -> str:
+    """Make the tables where there are none; returns the store's own id, by which it knows its exports again.
 
     Raises:
-        ConfigError: they are not a store's, or a newer tether made them.
+        ConfigError: they are not a store's, or another tether made them.
     """
     _check_ours(inspect(connection).get_table_names(), url)
     connection.execute(text("CREATE TABLE IF NOT EXISTS schema_version (version INTEGER NOT NULL)"))
     connection.execute(text("CREATE TABLE IF NOT EXISTS store_id (id TEXT NOT NULL)"))
-    version = connection.execute(text("SELECT max(version) FROM schema_version")).scalar() or 0
-    if version > len(MIGRATIONS):
-        raise ConfigError(f"{shown(url)} was written by a newer tether (schema {version}). Upgrade tether")
-    for migration in MIGRATIONS[version:] if version else MIGRATIONS[:1]:
-        migration(connection)
-    if version < len(MIGRATIONS):
-        connection.execute(text("INSERT INTO schema_version VALUES (:version)"), {"version": len(MIGRATIONS)})
-    store_id = connection.execute(text("SELECT id FROM store_id")).scalar()
-    if not store_id:
-        store_id = secrets.token_hex(8)
-        connection.execute(text("INSERT INTO store_id VALUES (:id)"), {"id": store_id})
-    return store_id
+    version = connection.execute(text("SELECT max(version) FROM schema_version")).scalar()
+    if version not in (None, SCHEMA):
+        whose = "a newer" if version > SCHEMA else "an older"
+        raise ConfigError(f"{shown(url)} was written by {whose} tether (schema {version}, here {SCHEMA}). Open it with that one")
+    if version is None:
+        SQLModel.metadata.create_all(connection)
+        connection.execute(text("INSERT INTO schema_version VALUES (:version)"), {"version": SCHEMA})
+        connection.execute(text("INSERT INTO store_id VALUES (:id)"), {"id": secrets.token_hex(8)})
+    return connection.execute(text("SELECT id FROM store_id")).scalar_one()
 
 
 def shown(url: URL) -> str:

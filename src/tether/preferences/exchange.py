@@ -69,7 +69,7 @@ class Case:
 
 def turned(case: Case) -> Case:
     """The same case with its sides exchanged."""
-    opinions, gold = tuple(opinion.turned() for opinion in case.opinions), FLIPPED.get(case.known or "", case.known)
+    opinions, gold = tuple(opinion.placed(FLIPPED) for opinion in case.opinions), FLIPPED.get(case.known or "", case.known)
     return replace(case, first=case.second, second=case.first, opinions=opinions, known=gold)
 
 
@@ -134,20 +134,11 @@ def comparisons(store: Store, how: How = "majority", **which: Unpack[Which]) -> 
         ConfigError: there is no such way.
         DataError: `dawid-skene` finds no votes at all.
     """
-    return (label for _, label in labelled(store, how, **which) if label is not None)
+    return (label for case, label in labelled(store, how, **which) if case.opinions)
 
 
-def labelled(
-    store: Store,
-    how: How,
-    *,
-    round: str | None = None,
-    names: bool = False,
-    unfinished: bool = False,
-    least: float = 0.0,
-    below: float = math.inf,
-) -> Iterator[tuple[Case, Comparison | None]]:
-    """As `comparisons`, each with its case; of a case without judgments there is no comparison. `below`: less sure ones only.
+def labelled(store: Store, how: How, *, below: float = math.inf, **which: Unpack[Which]) -> Iterator[tuple[Case, Comparison]]:
+    """As `comparisons`, each with its case, and cases without judgments as ties. `below`: less sure ones only.
 
     Raises:
         ConfigError: there is no such way to a label.
@@ -157,11 +148,11 @@ def labelled(
     # People are judged by their gold questions too.
     fit = dawid_skene(votes(store, gold=True), gold=gold_answers(store)).labels if how == "dawid-skene" else ()
     learned = {label.item: label for label in fit}
-    states = ("open", "expert", *FINISHED) if unfinished else FINISHED
-    for case in cases(store, states=states, round=round, names=names):
+    states = ("open", "expert", *FINISHED) if which.get("unfinished") else FINISHED
+    for case in cases(store, states=states, round=which.get("round"), names=which.get("names", False)):
         label = learned.get(case.item)
-        if not case.opinions or least <= sureness(case, label) < below:
-            yield case, comparison_of(case, how, label) if case.opinions else None
+        if not case.opinions or which.get("least", 0.0) <= sureness(case, label) < below:
+            yield case, comparison_of(case, how, label)
 
 
 def sureness(case: Case, label: Label | None = None) -> float:
@@ -174,10 +165,10 @@ def sureness(case: Case, label: Label | None = None) -> float:
 
 
 def comparison_of(case: Case, how: How = "majority", label: Label | None = None) -> Comparison:
-    """The comparison that a case with judgments makes; `label` is the pair's for `dawid-skene`."""
+    """The comparison that a case makes, without judgments a tie; `label` is the pair's for `dawid-skene`."""
     counted = [case.settled] if case.settled else [o for o in case.opinions if o.role == "annotator"] or list(case.opinions)
     choices = [opinion.choice for opinion in counted]
-    share = 0.5 + (choices.count("first") - choices.count("second")) / (2 * len(counted))
+    share = 0.5 + (choices.count("first") - choices.count("second")) / (2 * max(1, len(counted)))
     verdict = more_than_half(choices)
     if label is not None and not case.settled:
         share, verdict = label.probability if case.in_order else 1.0 - label.probability, label.verdict
@@ -236,7 +227,7 @@ def votes(
     with store.reading() as session:  # not by `cases`: the texts would cost two thirds more
         for judgment, lease, person, task, details in session.execute(query.execution_options(yield_per=CHUNK)):
             opinion = opinion_of(judgment, lease, person, names)
-            opinion = opinion.turned() if task.first_id > task.second_id else opinion
+            opinion = opinion.placed(FLIPPED) if task.first_id > task.second_id else opinion
             graded = opinion.strength is not None and opinion.choice in FLIPPED
             value = opinion.preference * STRENGTHS if graded else opinion.choice
             slices = {"strategy": task.strategy, "round": task.round, **details}

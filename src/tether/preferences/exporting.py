@@ -9,12 +9,11 @@ from typing import Any, Literal, Unpack, get_args
 
 from tether.core.errors import ConfigError
 from tether.core.files import whole_file
-from tether.core.types import Comparison, Json
+from tether.core.types import Json
 from tether.preferences.bridges import BRIDGES
-from tether.preferences.exchange import Case, How, Which, labelled
-from tether.preferences.rows import record_row
+from tether.preferences.exchange import How, Which, labelled
 from tether.preferences.store import Store, StoreError
-from tether.preferences.task_json import recorded
+from tether.preferences.task_json import case_row
 
 Target = Literal["jsonl", "parquet", "label-studio", "argilla"]
 _TURNS = ("prompt", "chosen", "rejected")
@@ -41,29 +40,14 @@ def export_labels(store: Store, path: str | Path, target: Target = "jsonl", *, h
         raise ConfigError(f"comparisons are exported as {', '.join(get_args(Target))}, not as {target!r}")
     cases, bridge = labelled(store, how, **which), BRIDGES.get(target)
     own = "" if which.get("names") else store.id  # whose numbers stand for people
-    if bridge:
-        rows = (bridge.write_task(case, label, own) for case, label in cases if label or which.get("unfinished"))
-    else:
-        rows = (_row(case, label, own) for case, label in cases if label)
+    write, unjudged = (bridge.write_task, which.get("unfinished")) if bridge else (case_row, False)
+    rows = (write(case, label, own) for case, label in cases if case.opinions or unjudged)
     with whole_file(path) as temporary:
         count = _parquet(rows, temporary) if target == "parquet" else _json(rows, temporary, is_array=bool(bridge))
         if not count:
             fewer = "no pair was judged by as many people as were asked (--unfinished: by fewer)"
             raise StoreError(f"there is nothing to export: {fewer}")
     return count
-
-
-def _row(case: Case, label: Comparison, store: str) -> Json:
-    """A row of the format `preference`; each vote has everything that was recorded of it."""
-    turned = label.chosen != case.first.response
-    places = {"first": "rejected" if turned else "chosen", "second": "chosen" if turned else "rejected"}
-    votes = [
-        {"annotator": opinion.annotator, "preference": vote.preference, "strength": opinion.strength}
-        | {"choice": places.get(opinion.choice, opinion.choice), **recorded(opinion, places)}
-        | ({"store": store} if store else {})
-        for opinion, vote in zip(case.opinions, label.annotations, strict=True)
-    ]
-    return record_row(label) | {"annotations": votes}
 
 
 def _json(rows: Iterable[Json], path: Path, *, is_array: bool) -> int:

@@ -9,35 +9,29 @@ was interrupted is simply started again, also while people judge.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import select
 from sqlmodel import Session
 
 from tether.core.errors import DataError
-from tether.core.types import Annotation, Comparison
+from tether.core.types import Comparison
 from tether.data.formats.containers import places
-from tether.data.formats.fields import as_text
 from tether.data.formats.json_rows import BadRow, Row
-from tether.data.formats.registry import format_named, kind_reader
 from tether.data.sources import SNIFFED_ROWS, Quarantine, read, read_rows
 from tether.preferences.bridges import BRIDGES
-from tether.preferences.exchange import PROVENANCE, Case, ordered, turned
+from tether.preferences.exchange import Case, turned
 from tether.preferences.queries import recount
-from tether.preferences.store import PART, Answer, Question, Store, StoreError
+from tether.preferences.store import PART, Store, StoreError
 from tether.preferences.tables import AnnotatorRow, AssignmentRow, TaskRow
-from tether.preferences.task_json import opinion_fields, origin_of, readable_opinions, strength_of
-from tether.preferences.votes import CHOICES, STRENGTHS, Opinion
+from tether.preferences.task_json import case_of, has_votes, json_safe, read_case
+from tether.preferences.votes import Opinion
 from tether.preferences.work import judgment_row
-
-_SIDES = {"chosen": "first", "rejected": "second"}
 
 
 @dataclass(frozen=True)
@@ -70,8 +64,7 @@ def format_of(file: str | Path) -> str:
 def _format_of(row: Row) -> str:
     several = "responses" in row and not row.keys() & {"scores", "ranks", "chosen"}
     other = "answers" if several or ({"prompt", "response"} <= row.keys() and "chosen" not in row) else "auto"
-    votes = row.get("annotations") if row.keys() >= {"chosen", "rejected"} else None
-    if isinstance(votes, list) and any(isinstance(vote, Mapping) and "choice" in vote for vote in votes):
+    if has_votes(row):
         return "export"
     return next((name for name, bridge in BRIDGES.items() if bridge.matches(row)), other)
 
@@ -102,77 +95,16 @@ def read_cases(
         layout = format_of(file) if format == "auto" else format
         if layout == "answers":
             raise DataError(f"{file} holds answers and no comparisons of them. Import it by itself with --format answers")
-        bridge, case = BRIDGES.get(layout), partial(_case, labels=labels, gold=gold)
+        bridge, case = BRIDGES.get(layout), partial(case_of, labels=labels, gold=gold)
         if fields and bridge is None:
             raise DataError(f"{file}: fields are named for tasks of Label Studio or Argilla, and this file is neither")
         if bridge and (labels or gold):
             raise DataError(f"{file}: tasks of Label Studio and Argilla have people's judgments and no label of their own")
         if bridge or layout == "export" or (format == "preference" and format_of(file) == "export"):
-            one = partial(bridge.read_task, fields=fields) if bridge else partial(_exported, case_of=case)
+            one = partial(bridge.read_task, fields=fields) if bridge else partial(read_case, labels=labels, gold=gold)
             yield from islice(read_rows(file, one, quarantine), limit)
         else:
             yield from map(case, read(file, Comparison, format=format, quarantine=quarantine, limit=limit, check=case))
-
-
-def _exported(row: Row, case_of: Callable[..., Case]) -> Iterator[Case | DataError]:
-    """A comparison that an export wrote, with everything that its votes hold; before it reasons against votes."""
-    votes = row["annotations"] if _format_of(row) == "export" else ()
-    read_pair = kind_reader(format_named("preference"), Comparison, "this row", row)
-    (pair,) = read_pair({**row, "annotations": None} if votes else row)
-    opinions, problems = readable_opinions(votes, _vote)
-    case = case_of(replace(pair, id=str(row.get("id") or "")), opinions)
-    stores = {str(vote.get("store") or "") for vote in votes if isinstance(vote, Mapping)}
-    yield from problems
-    yield replace(case, details={**case.details, "store": stores.pop()}) if len(stores) == 1 and any(stores) else case
-
-
-def _vote(vote: Any) -> Opinion:
-    if not isinstance(vote, Mapping):
-        raise DataError(f"not an annotation: {vote!r:.40}")
-    choice = vote.get("choice")
-    choice = _SIDES.get(choice, choice) if isinstance(choice, str) else None
-    if choice not in CHOICES:
-        raise DataError(f"no verdict: a vote's choice is {choice!r:.40}, none of chosen, rejected, tie, both_bad")
-    annotator, strength = as_text(vote.get("annotator"), "annotator"), strength_of(vote.get("strength"))
-    return Opinion(choice, strength, annotator=annotator, **opinion_fields(vote, _SIDES))
-
-
-def _case(row: Comparison, opinions: Sequence[Opinion] = (), *, labels: str, gold: bool) -> Case:
-    if row.chosen == row.rejected:
-        raise DataError("equal responses: there is nothing to compare")
-    facts, sides = json_safe(dict(row.metadata)), {"chosen": row.chosen, "rejected": row.rejected}
-    origins = [{name: facts.pop(f"{side}_{fact}", None) for name, fact in PROVENANCE.items()} for side in sides]
-    answers = zip(sides.values(), map(origin_of, origins), strict=True)
-    chosen, rejected = (Answer(row.prompt, side, row.group, **origin) for side, origin in answers)
-    expert = facts.pop("settled_by", None)
-    for computed in ("verdict", "guidelines", "state"):
-        facts.pop(computed, None)
-    opinions = tuple(opinions) or tuple(_opinion(vote, expert) for vote in row.annotations)
-    label: Any = "tie" if row.tie or row.probability == 0.5 else "first" if row.probability > 0.5 else "second"
-    if labels:
-        opinions = (*opinions, Opinion(label, annotator=labels))
-    batch, strategy = str(facts.pop("round", "")), str(facts.pop("strategy", "")) or "imported"
-    details = {"id": row.id, "metadata": facts}
-    judged = {"known": label} if gold else {"opinions": opinions}
-    case = Case(chosen, rejected, round=batch, strategy=strategy, details=details, **judged)
-    return ordered(case)  # the better side of a file often comes first; which is `first` here must not tell
-
-
-def _opinion(vote: Annotation, expert: str | None) -> Opinion:
-    size, choice = abs(vote.preference), "first" if vote.preference > 0 else "second" if vote.preference < 0 else "tie"
-    strength = None if size in (0.0, 1.0) else min(STRENGTHS, max(1, round(STRENGTHS * size)))
-    return Opinion(choice, strength, annotator=vote.annotator, role="expert" if vote.annotator == expert else "annotator")
-
-
-def json_safe(value: Any) -> Any:
-    """The value as JSON has it: what has no place there becomes a text, what is not finite becomes null."""
-    if isinstance(value, Mapping):
-        return {str(key): json_safe(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [json_safe(inner) for inner in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
 
 
 def import_cases(
@@ -202,7 +134,7 @@ def import_cases(
 
     while part := [named(case) for case in islice(rows, PART)]:
         answers = store.add_answers(side for case in part for side in (case.first, case.second))
-        tasks = store.add_questions(_question(case, ask) for case in part)
+        tasks = store.add_tasks(_task(case, ask) for case in part)
         with store.transaction() as session:
             wanted = {(case.pair, case.round) for case in part}
             candidates = session.scalars(select(TaskRow).where(TaskRow.pair.in_({pair for pair, _ in wanted})))
@@ -216,12 +148,12 @@ def import_cases(
     return total
 
 
-def _question(case: Case, ask: int | None) -> Question:
+def _task(case: Case, ask: int | None) -> TaskRow:
     people = sum(opinion.role == "annotator" for opinion in case.opinions)
-    sides = (case.first.prompt_id, case.first.id, case.second.id)
+    ids = {"prompt_id": case.first.prompt_id, "first_id": case.first.id, "second_id": case.second.id}
+    of_case = {name: getattr(case, name) for name in ("known", "strategy", "round")}
     details = json_safe({name: value for name, value in case.details.items() if name != "store"})
-    needed = max(1, people, ask or case.needed)
-    return Question(*sides, needed, case.known, case.strategy, round=case.round, details=details)
+    return TaskRow(**ids, **of_case, needed=max(1, people, ask or case.needed), details=details)
 
 
 def _widen(session: Session, tasks: Iterable[TaskRow], ask: int) -> int:

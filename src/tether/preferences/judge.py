@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tether.core.protocols import ChatModel, Verdict, counting
-from tether.core.types import Annotation, Comparison, Conversation, Prompt, Score, assistant, user
+from tether.core.protocols import ChatModel, PlacedAnswers, Told, Verdict, counting
+from tether.core.types import Annotation, Comparison, Conversation, Prompt, Sampling, Score, assistant, user
 
 Rubric = str | Callable[[Comparison], str]
 """The criterion of a judge: words for all comparisons, or words for each of them."""
@@ -41,6 +41,14 @@ SINGLE = {
     "task": "You rate an answer to a conversation.",
     "asked": "How good is the answer? Reply with one digit from 1, the worst, to 9, the best, and nothing else.",
 }
+WEIGH = (
+    "Do not reply yet. First weigh the material against the rubric: in a few sentences, name what counts for and against, "
+    "and say nothing of the verdict."
+)
+THEN = "Now give the reply that was asked for, and nothing else."
+NO_REASONS = "no reasons were written"
+AT_A_TIME = 32
+"""Questions whose reasons are written in one go: after each go their verdicts are kept, and progress is told."""
 
 
 def pair_question(comparison: Comparison, rubric: str, *, swapped: bool = False) -> Conversation:
@@ -132,8 +140,6 @@ class PairJudge:
     """
 
     def __init__(self, model: ChatModel, rubric: Rubric, *, temperature: float = 1.0) -> None:
-        if not temperature > 0:
-            raise ValueError(f"temperature must be positive, got {temperature}")
         self.model, self.rubric, self.temperature = model, rubric, temperature
         self.name = model.name
 
@@ -203,3 +209,35 @@ def _score(verdict: Verdict) -> Score:
     if verdict.logprobs is None:
         return Score(None, reason=verdict.reason)
     return Score(sum(int(digit) * math.exp(value) for digit, value in zip(SCALE, verdict.logprobs, strict=True)))
+
+
+class Reasoning:
+    """Speaks core.protocols.ChatModel, on top of another: every verdict comes after reasons of `tokens` tokens at most.
+
+    Lee et al. 2023 (RLAIF), section 3.1: the reasons are written first, and the verdict's probabilities are those of the reply
+    that comes after them. Reasons are greedy, so that equal questions have equal verdicts. Reasons that did not end in time count
+    as they stand; where none were written the verdict is missing for that reason.
+    """
+
+    def __init__(self, model: ChatModel, tokens: int) -> None:
+        self.model, self.sampling = model, Sampling(max_new_tokens=tokens, temperature=0.0)
+        self.name = f"{model.name}, reasons of {tokens} tokens"
+        self.usage, self.replies = model.usage, model.replies
+
+    def verdicts(self, talks: Sequence[Conversation], options: Sequence[str], *, told: Told[Verdict] = None) -> list[Verdict]:
+        """See core.protocols.ChatModel."""
+        verdicts = PlacedAnswers(told)
+        for start in range(0, len(talks), AT_A_TIME):
+            part = talks[start : start + AT_A_TIME]
+            questions = [(*talk[:-1], user(f"{talk[-1].content}\n\n{WEIGH}")) for talk in part]
+            reasons = self.model.replies(questions, self.sampling, seed=0, ordinals=[0] * len(part))
+            ready: dict[int, Conversation] = {}
+            for place, (talk, reason) in enumerate(zip(questions, reasons, strict=True), start):
+                if reason.text:
+                    ready[place] = (*talk, assistant(reason.text), user(THEN))
+                else:
+                    verdicts[place] = Verdict(None, reason=reason.reason or NO_REASONS)
+            if places := list(ready):
+                settle = lambda number, verdict, places=places: verdicts.__setitem__(places[number], verdict)  # noqa: E731
+                self.model.verdicts(list(ready.values()), options, told=settle)
+        return verdicts.in_order()

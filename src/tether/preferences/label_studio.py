@@ -7,7 +7,8 @@ that names an unknown user is refused, so names stand in the results' `meta`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,7 +34,7 @@ CONFIG = """<View>
 </View>
 """
 """The labelling interface for the tasks that are written here."""
-
+TOOL = "label-studio"
 _SIDES: dict[str, Choice] = {"left": "first", "right": "second"}
 _UNDECIDED: dict[str, Choice] = {"tie": "tie", "equal": "tie", "both": "tie", "both_bad": "both_bad", "neither": "both_bad"}
 
@@ -44,7 +45,7 @@ def _matches(row: Mapping[str, Any]) -> bool:
     )
 
 
-def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> Iterator[Case | DataError]:
+def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> task_json.ReadCase:
     """The case of a task; cancelled and unfinished annotations say nothing, and predictions are nobody's judgment.
 
     Raises:
@@ -53,14 +54,18 @@ def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> Iterator[C
     data = row.get("data")
     if not isinstance(data, Mapping):
         raise DataError("not a task: it has no data")
-    ours = isinstance(data.get("tether"), Mapping) and not fields
-    task = task_json.unpacked_task(data["tether"]) if ours else task_json.foreign(data, fields)
+    task = (
+        task_json.unpacked_case(data["tether"], TOOL)
+        if isinstance(data.get("tether"), Mapping) and not fields
+        else (task_json.foreign_case(data, fields or task_json.field_names(data)),)
+    )
+    notes = {opinion.annotator: opinion for opinion in task[-1].opinions}
     done = [a for a in task_json.objects(row.get("annotations"), "annotations") if not a.get("was_cancelled") and a.get("result")]
-    details = {"id": f"label-studio:{row['id']}"} if "id" in row else {}
-    return task.judged(done, partial(_opinion, notes=task.notes), details)
+    details = {"id": f"{TOOL}:{row['id']}"} if "id" in row else {}
+    return task_json.judged_case(task, done, partial(_opinion, notes=notes), details)
 
 
-def _opinion(annotation: Mapping[str, Any], notes: Mapping[str, Any]) -> Opinion:
+def _opinion(annotation: Mapping[str, Any], notes: Mapping[str, Opinion]) -> Opinion:
     results = task_json.objects(annotation["result"], "result")
     values = {str(result.get("type")): task_json.json_object(result.get("value"), "value") for result in results}
     meta = next((r["meta"] for r in results if isinstance(r.get("meta"), Mapping) and "annotator" in r["meta"]), None)
@@ -72,13 +77,12 @@ def _opinion(annotation: Mapping[str, Any], notes: Mapping[str, Any]) -> Opinion
     strength = task_json.strength_of(values.get("rating", {}).get("rating"))
     seconds = number(annotation.get("lead_time") or 0, "lead_time")
     if meta is None:
-        facts: Json = {"left": "first", "at": task_json.moment(annotation.get("created_at"), "created_at")}
-        facts["annotator"] = _user(annotation.get("completed_by"))
-    else:  # ours, and when it was made there is not when it was said
-        annotator = as_text(meta["annotator"], "annotator")
-        note = {"role": meta.get("role"), **task_json.json_object(notes.get(annotator), "said")}
-        facts = {**task_json.opinion_fields(note, {}), "annotator": annotator}
-    return Opinion(choice, strength, **{"seconds": seconds, **facts})
+        at = task_json.moment(annotation.get("created_at"), "created_at")
+        return Opinion(choice, strength, seconds=seconds, annotator=_user(annotation.get("completed_by")), left="first", at=at)
+    # Ours, and when it was made there is not when it was said.
+    annotator = as_text(meta["annotator"], "annotator")
+    note = notes.get(annotator) or Opinion(choice, seconds=seconds, annotator=annotator)
+    return replace(note, choice=choice, strength=strength)
 
 
 def _user(who: Any) -> str:
@@ -87,21 +91,20 @@ def _user(who: Any) -> str:
     return f"label-studio-{who}" if isinstance(who, int) else as_text(who or "label-studio", "completed_by")
 
 
-def _write_task(case: Case, label: Comparison | None, store: str) -> Json:
+def _write_task(case: Case, label: Comparison, store: str) -> Json:
     """A task with every judgment as an annotation; its label stays here, since a prediction would be shown to those who judge."""
-    task = task_json.shown_task(case, "label-studio")
-    data: Json = dict(zip(("prompt", "answer1", "answer2"), task.texts, strict=True))
-    annotations = [{"result": _result(opinion), "lead_time": opinion.seconds} for opinion in task.case.opinions]
-    return {"data": data | {"tether": task_json.packed_task(task, store)}, "annotations": annotations}
+    shown = task_json.shown_case(case, TOOL)
+    data: Json = dict(zip(("prompt", "answer1", "answer2"), task_json.shown_texts(shown), strict=True))
+    annotations = [{"result": _result(opinion), "lead_time": opinion.seconds} for opinion in shown.opinions]
+    return {"data": data | {"tether": task_json.packed_case(case, label, store)}, "annotations": annotations}
 
 
 def _result(opinion: Opinion) -> list[Json]:
     side = next((side for side, choice in _SIDES.items() if choice == opinion.choice), None)
-    person = {"annotator": opinion.annotator, "role": opinion.role}
     # The tag Pairwise is a result's source and its object in one.
     source, target, kind = ("comparison", "comparison", "pairwise") if side else ("otherwise", "prompt", "choices")
     value = {"selected": side} if side else {"choices": [opinion.choice]}
-    result = {"from_name": source, "to_name": target, "type": kind, "value": value, "meta": person}
+    result = {"from_name": source, "to_name": target, "type": kind, "value": value, "meta": {"annotator": opinion.annotator}}
     rating = {"from_name": "strength", "to_name": "prompt", "type": "rating", "value": {"rating": opinion.strength}}
     return [result, rating] if opinion.strength else [result]
 

@@ -14,6 +14,10 @@ from tether.preferences.aggregation import dawid_skene, gold_verdicts
 from tether.preferences.votes import Vote, latest_votes
 
 NUM_SWEEPS = 30
+LEVEL = 0.05
+"""The probability with which a crowd of honest people may have anybody accused."""
+HONEST = 0.5
+"""The part of the usual agreement beyond chance that an honest person reaches."""
 
 
 @dataclass(frozen=True)
@@ -95,34 +99,28 @@ def annotator_quality(votes: Iterable[Vote], *, gold: Mapping[str, str] | None =
 
 
 def suspicious(
-    votes: Iterable[Vote],
-    *,
-    gold: Mapping[str, str] | None = None,
-    level: float = 0.05,
-    min_votes: int = 20,
-    fraction: float = 0.5,
-    side_share: float = 0.7,
+    votes: Iterable[Vote], *, gold: Mapping[str, str] | None = None, min_votes: int = 20, side_share: float = 0.7
 ) -> list[Suspicion]:
     """Annotators who do not seem to read, the surest first; one who fails several tests has several entries.
 
     - `one_side`: left or right chosen in at least `side_share` of decided votes, and more often than random sides explain (exact
       binomial, two-sided).
-    - `low_agreement`: agrees with the others less than `fraction` of what is usual beyond chance (the median of the other
+    - `low_agreement`: agrees with the others less than half of what is usual beyond chance (the median of the other
       annotators) would give (exact binomial, one-sided); `contrary` when it is even below chance.
     - `gold`: the same of questions whose answers are known.
 
-    All p-values are Holm's (1979, https://www.jstor.org/stable/4615733): as long as every honest annotator reaches `fraction` of
-    the usual agreement, a crowd of honest people has anybody accused with a probability of about `level` at most. Nobody is
+    All p-values are Holm's (1979, https://www.jstor.org/stable/4615733): as long as every honest annotator reaches half of the
+    usual agreement, a crowd of honest people has anybody accused with a probability of about 5% at most. Nobody is
     tested on fewer than `min_votes`, and agreement only where two others are.
     Trap: an annotator who gets only the hardest items agrees less than others do; call this on a slice at a time if items are not
     given out at random. Where most click at random nobody stands out, and nobody is named.
     """
     observed = _observed(list(votes), gold or {})
-    agreement = [_agreement(one, observed, of, min_votes, fraction) for one in observed for of in ("others", "gold")]
+    agreement = [_agreement(one, observed, of, min_votes) for one in observed for of in ("others", "gold")]
     tests = [_one_side(one) for one in observed if one.left.total >= min_votes] + [test for test in agreement if test]
     tests = [replace(test, p_value=p) for test, p in zip(tests, holm([test.p_value for test in tests]), strict=True)]
     habit = {one.annotator for one in observed if _leaning(one)[1] >= side_share * one.left.total}
-    suspects = [s for s in tests if s.p_value <= level and (s.kind != "one_side" or s.annotator in habit)]
+    suspects = [s for s in tests if s.p_value <= LEVEL and (s.kind != "one_side" or s.annotator in habit)]
     return sorted(suspects, key=lambda s: (s.p_value, s.annotator, s.kind))
 
 
@@ -147,21 +145,19 @@ def _one_side(one: Quality) -> Suspicion:
     return Suspicion(one.annotator, "one_side", reason, 1.0 if one.left_p_value is None else one.left_p_value, one)
 
 
-def _agreement(
-    one: Quality, everyone: Sequence[Quality], of: Literal["others", "gold"], min_votes: int, fraction: float
-) -> Suspicion | None:
+def _agreement(one: Quality, everyone: Sequence[Quality], of: str, min_votes: int) -> Suspicion | None:
     from scipy.stats import binom
 
     mine, rest = getattr(one, of), [getattr(other, of) for other in everyone if other.annotator != one.annotator]
     usual = [share.beyond_chance for share in rest if share.total >= min_votes and share.beyond_chance is not None]
     if mine.total < min_votes or mine.by_chance is None or len(usual) < 2 or (typical := statistics.median(usual)) <= 0:
         return None
-    floor = mine.by_chance + fraction * typical * (1 - mine.by_chance)
+    floor = mine.by_chance + HONEST * typical * (1 - mine.by_chance)
     p_value, below = (float(binom.cdf(mine.count, mine.total, share)) for share in (floor, mine.by_chance))
     whom = "the known answers" if of == "gold" else "the others where these are clear"
     reason = (
         f"agrees with {whom} in {mine.count} of {mine.total} votes; chance alone gives {mine.by_chance * mine.total:.0f}, "
-        f"{fraction:.0%} of what is usual beyond chance {floor * mine.total:.0f}"
+        f"{HONEST:.0%} of what is usual beyond chance {floor * mine.total:.0f}"
     )
     kind = "gold" if of == "gold" else "contrary" if below < 0.01 else "low_agreement"
     return Suspicion(one.annotator, kind, reason, p_value, one)

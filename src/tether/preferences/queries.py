@@ -92,8 +92,6 @@ def recount(session: Session, task: TaskRow) -> None:
     task.judged, task.taken = sum(role == "annotator" for role, _ in judged), sum(counted for _, counted, _ in places)
     if any(role != "annotator" for role, _ in judged):
         task.state = "settled"
-    elif task.state == "settled":  # by an expert whose role a store of an older tether did not keep
-        return
     elif task.state == "expert" and count(session, FlagRow, FlagRow.task_id == task.id, FlagRow.resolved.is_(None)):
         return  # a flag makes its task wait for an expert at once, so that no other task has one
     elif task.known is None:

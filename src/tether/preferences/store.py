@@ -28,11 +28,10 @@ from sqlmodel import Session
 
 from tether.core.errors import ConfigError, DataError
 from tether.core.types import Conversation, Json
-from tether.preferences.database import database_url, engine_of, migrate, shown
+from tether.preferences.database import database_url, engine_of, make_tables, shown
 from tether.preferences.queries import HELD, counts, free, states
 from tether.preferences.rows import turn_rows, turns_of
 from tether.preferences.tables import AnnotatorRow, GuidelineRow, PromptRow, ResponseRow, Role, SessionRow, TaskRow
-from tether.preferences.votes import CHOICES
 
 DAY = 86400.0
 PART = 500
@@ -68,24 +67,6 @@ class Answer:
         return content_id(self.prompt, self.response)
 
 
-@dataclass(frozen=True)
-class Question:
-    """A comparison to ask for: two answers of one prompt by their ids, and of how many people.
-
-    `known` is the right choice of a gold question, which everybody may be asked; lower `priority` is asked first.
-    """
-
-    prompt_id: str
-    first_id: str
-    second_id: str
-    needed: int = 1
-    known: str | None = None
-    strategy: str = ""
-    priority: float = 0.0
-    round: str = ""
-    details: Mapping[str, Any] = field(default_factory=dict)
-
-
 def content_id(*conversations: Conversation) -> str:
     """A digest of what was said, so that the same answer to the same prompt is one row wherever it comes from."""
     plain = [[(m.role, m.content, *m.tool_calls) for m in conversation] for conversation in conversations]
@@ -105,7 +86,7 @@ class Store:
         clock: seconds since 1970.
 
     Raises:
-        ConfigError: the database cannot be opened, is none, or was written by a newer tether.
+        ConfigError: the database cannot be opened, is none, or was written by another tether.
     """
 
     def __init__(self, url: str | Path, *, clock: Callable[[], float] = time.time) -> None:
@@ -116,7 +97,7 @@ class Store:
             # SQLite lets waiting writers ask again and again, and some wait for seconds; threads of one process take turns.
             self._turn = threading.RLock() if self.sqlite else nullcontext()
             with self.transaction() as session:
-                self.id = migrate(session.connection(), self.url)
+                self.id = make_tables(session.connection(), self.url)
         except (SQLAlchemyError, ImportError, OSError) as error:
             cause = str(getattr(error, "orig", error)).splitlines()[0]
             cause += ". Install it with `pip install 'tether-rlhf[postgres]'`" if isinstance(error, ImportError) else ""
@@ -155,19 +136,22 @@ class Store:
                 new += _insert(session, ResponseRow, map(_response_row, part), "id")
         return new
 
-    def add_questions(self, questions: Iterable[Question]) -> int:
+    def add_tasks(self, tasks: Iterable[TaskRow]) -> int:
         """Ask for comparisons; a pair that its round has already is left as it is. Returns how many tasks are new.
+
+        A task names its prompt and answers; of what it is asked with, `needed`, `known`, `strategy`, `priority`, `round` and
+        `details` are taken.
 
         Raises:
             StoreError: an answer is not in the store or does not belong to the prompt, or both sides are the same answer.
         """
-        rows, new = iter(questions), 0
+        rows, new = iter(tasks), 0
         with self.transaction() as session:
             while part := list(islice(rows, PART)):
-                sides = {side for q in part for side in (q.first_id, q.second_id)}
+                sides = {side for task in part for side in (task.first_id, task.second_id)}
                 belongs = select(ResponseRow.id, ResponseRow.prompt_id).where(ResponseRow.id.in_(sides))
                 prompts = dict(session.execute(belongs).all())
-                new += _insert(session, TaskRow, (_task_row(question, prompts) for question in part), "pair", "round")
+                new += _insert(session, TaskRow, (_asked(task, prompts) for task in part), "pair", "round")
         return new
 
     # Who judges.
@@ -243,11 +227,8 @@ class Store:
 
     def guidelines(self, version: int | None = None) -> GuidelineRow:
         """A version, or the latest; version 0 is empty and stands for none."""
-        query = select(GuidelineRow).order_by(GuidelineRow.version.desc()).limit(1)
-        if version is not None:
-            query = query.where(GuidelineRow.version == version)
-        with self.reading() as session:
-            return session.scalar(query) or GuidelineRow(version=0, text="")
+        rows = [row for row in self.all_guidelines() if version in (None, row.version)]
+        return rows[-1] if rows else GuidelineRow(version=0, text="")
 
     def all_guidelines(self) -> list[GuidelineRow]:
         with self.reading() as session:
@@ -304,15 +285,11 @@ def _response_row(answer: Answer) -> Json:
     return {name: getattr(answer, name) for name in ("id", "prompt_id", *ORIGIN)} | {"messages": turn_rows(answer.response)}
 
 
-def _task_row(question: Question, belongs: Mapping[str, str]) -> Json:
-    for side in (question.first_id, question.second_id):
-        if belongs.get(side) != question.prompt_id:
-            raise StoreError(f"the store has no answer {side} to the prompt {question.prompt_id}: add the answers first")
-    if question.first_id == question.second_id:
-        raise StoreError(f"a comparison needs two answers, and both sides are {question.first_id}")
-    if question.known is not None and question.known not in CHOICES:
-        raise StoreError(f"a gold question's known choice is one of {', '.join(CHOICES)}, not {question.known!r}")
-    if question.needed < 1:
-        raise StoreError(f"a comparison needs at least one judgment, {question.needed} were asked for")
-    pair = "/".join(sorted((question.first_id, question.second_id)))
-    return {**vars(question), "details": dict(question.details), "pair": pair, "taken": 0, "judged": 0, "state": "open"}
+def _asked(task: TaskRow, belongs: Mapping[str, str]) -> Json:
+    """The row of a task that nobody has judged."""
+    for side in (task.first_id, task.second_id):
+        if belongs.get(side) != task.prompt_id:
+            raise StoreError(f"the store has no answer {side} to the prompt {task.prompt_id}: add the answers first")
+    if task.first_id == task.second_id:
+        raise StoreError(f"a comparison needs two answers, and both sides are {task.first_id}")
+    return task.model_dump(exclude={"id"}) | {"pair": "/".join(sorted((task.first_id, task.second_id)))}

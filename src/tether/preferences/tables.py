@@ -78,8 +78,8 @@ class TaskRow(_Numbered, table=True):
     )
     STATES: ClassVar[tuple[str, ...]] = ("open", "done", "expert", "settled")
     """Wants judgments; has them and they agree; waits for an expert; decided by one."""
-    pair: str
-    """Both answers' ids in alphabetical order: the same two are one task, whichever comes first."""
+    pair: str = ""
+    """Both answers' ids in alphabetical order, as the store fills them in: the same two are one task, whichever comes first."""
     round: str = ""
     """Names a batch of tasks; a pair may be asked again in another."""
     prompt_id: str = Field(foreign_key="prompts.id", index=True)

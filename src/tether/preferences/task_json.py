@@ -1,29 +1,34 @@
-"""A case as JSON that another tool carries and gives back, so that it is the same case; and how other people's tasks are read."""
+"""A case as a row of JSON that a file or another tool carries and gives back; and how other people's tasks are read."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
 from tether.core.errors import DataError
-from tether.core.types import Comparison, Conversation, Json
-from tether.data.formats.fields import as_text, checked_prompt, checked_response, fault, missing, number, sequence, turns
-from tether.data.formats.json_rows import kind_name, parse
-from tether.preferences.exchange import Case, turned
+from tether.core.types import Annotation, Comparison, Conversation, Json
+from tether.data.formats.fields import as_text, attempt, checked_prompt, checked_response, fault, missing, number, sequence, turns
+from tether.data.formats.json_rows import Row, kind_name, parse
+from tether.data.formats.registry import format_named, kind_reader
+from tether.preferences.exchange import PROVENANCE, Case, ordered, turned
 from tether.preferences.pairs import shown_left
-from tether.preferences.rows import turn_rows
+from tether.preferences.rows import record_row
 from tether.preferences.store import ORIGIN, Answer
-from tether.preferences.votes import FLIPPED, STRENGTHS, Opinion, ratings_at
+from tether.preferences.votes import CHOICES, STRENGTHS, Opinion
 
 T = TypeVar("T")
+ReadCase = tuple[*tuple[DataError, ...], Case]
+"""The reasons against judgments that cannot be read, and last the case with the others."""
 PROMPTS = ("prompt", "instruction", "request", "question", "input", "context", "conversation", "messages", "chat")
 MOST_PEOPLE = 10_000
 _ANSWER = re.compile(r"(response|answer|output|completion|generation|candidate|text)[-_ ]?(1|2|a|b)", re.IGNORECASE)
-_RECORDED = ("seconds", "guidelines", "at", "role")
+_RECORDED = ("strength", "choice", "left", "ratings", "seconds", "guidelines", "at", "role")
+_SIDES: dict[Any, Any] = {"chosen": "first", "rejected": "second"}
 
 
 def spoken(conversation: Conversation) -> str:
@@ -36,114 +41,118 @@ def spoken(conversation: Conversation) -> str:
 class Bridge(NamedTuple):
     """The two ways between the store and another tool: its tasks are recognised and read, and ours are written.
 
-    `read_task` takes a row and the names of its fields, where these are unusual; it gives the reasons against judgments that
-    cannot be read, and last the case.
+    `read_task` takes a row and the names of its fields, where these are unusual.
     """
 
     matches: Callable[[Mapping[str, Any]], bool]
-    read_task: Callable[..., Iterator[Case | DataError]]
-    write_task: Callable[[Case, Comparison | None, str], Json]
+    read_task: Callable[..., ReadCase]
+    write_task: Callable[[Case, Comparison, str], Json]
 
 
-@dataclass(frozen=True)
-class Task:
-    """A case whose answers stand as a tool shows them, their names there, and `packed_task`'s notes on judgments by annotator.
-
-    `turned`: the store has them in the other order.
-    """
-
-    case: Case
-    names: tuple[str, str] = ("", "")
-    turned: bool = False
-    notes: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def texts(self) -> list[str]:
-        """The prompt and both answers, to read."""
-        return [spoken(words) for words in (self.case.first.prompt, self.case.first.response, self.case.second.response)]
-
-    def judged(self, items: Iterable[T], read: Callable[[T], Opinion], details: Json) -> Iterator[Case | DataError]:
-        """The reasons against those of these judgments that cannot be read, and the case with the others."""
-        opinions, problems = readable_opinions(items, read)
-        case = replace(self.case, opinions=opinions, details={**details, **self.case.details})
-        yield from problems
-        yield turned(case) if self.turned else case
-
-
-def shown_task(case: Case, tool: str) -> Task:
+def shown_case(case: Case, tool: str) -> Case:
     """The case with its answers in the order in which a tool shows them to all, drawn for each pair."""
-    is_turned = shown_left(0, case.item, tool) != "first"
-    return Task(turned(case) if is_turned else case, turned=is_turned)
+    case = ordered(case)
+    return case if shown_left(0, case.item, tool) == "first" else turned(case)
 
 
-def packed_task(task: Task, store: str) -> Json:
-    """A case as plain JSON values, with the parts of its judgments that the tools have no place for.
+def shown_texts(case: Case) -> list[str]:
+    """The prompt and both answers, to read."""
+    return [spoken(words) for words in (case.first.prompt, case.first.response, case.second.response)]
+
+
+def judged_case(task: ReadCase, items: Iterable[T], read: Callable[[T], Opinion], details: Json) -> ReadCase:
+    """The case with these judgments in place of its own."""
+    *damaged, case = task
+    opinions, problems = readable_opinions(items, read)
+    return *(damaged + problems), replace(case, opinions=opinions, details={**details, **case.details})
+
+
+def case_row(case: Case, label: Comparison, store: str) -> Json:
+    """A row of the format `preference`; each vote has everything that was recorded of it.
 
     `store` is the id of the store whose numbers the annotators have, or nothing where they have their names.
     """
-    case, sides = task.case, (task.case.first, task.case.second)
-    origins = [{name: value for name in ORIGIN if (value := getattr(side, name)) not in (None, "", {})} for side in sides]
-    return {
-        "prompt": turn_rows(case.first.prompt),
-        "group": case.first.group,
-        "known": dict(case.first.prompt_details),
-        "answers": [{"text": turn_rows(side.response), **origin} for side, origin in zip(sides, origins, strict=True)],
-        "turned": task.turned,
-        "said": {opinion.annotator: recorded(opinion, {}) for opinion in case.opinions},
-        **({"store": store} if store else {}),
-        **{name: getattr(case, name) for name in ("needed", "round", "strategy")},
-        "details": dict(case.details),
-    }
+    is_turned = label.chosen != case.first.response
+    places = {"first": "rejected" if is_turned else "chosen", "second": "chosen" if is_turned else "rejected"}
+    votes = [
+        {"annotator": opinion.annotator, "preference": vote.preference}
+        | {name: getattr(opinion.placed(places), name) for name in _RECORDED}
+        | ({"store": store} if store else {})
+        for opinion, vote in zip(case.opinions, label.annotations, strict=True)
+    ]
+    return record_row(label) | {"annotations": votes}
 
 
-def unpacked_task(stored: Mapping[str, Any] | str, names: tuple[str, str] = ("", "")) -> Task:
-    """The task that `packed_task` wrote; the store is in the case's details.
+def has_votes(row: Mapping[str, Any]) -> bool:
+    """True for a comparison whose votes are those of `case_row`."""
+    votes = row.get("annotations") if row.keys() >= {"chosen", "rejected"} else None
+    return isinstance(votes, list) and any(isinstance(vote, Mapping) and "choice" in vote for vote in votes)
+
+
+def read_case(row: Row, labels: str = "", gold: bool = False) -> ReadCase:
+    """The case that `case_row` wrote, with everything that its votes hold; `labels` and `gold` as in `read_cases`."""
+    votes = row["annotations"] if has_votes(row) else ()
+    read_pair = kind_reader(format_named("preference"), Comparison, "this row", row)
+    (pair,) = read_pair({**row, "annotations": None} if votes else row)
+    opinions, problems = readable_opinions(votes, _vote)
+    case = case_of(replace(pair, id=str(row.get("id") or "")), opinions, labels=labels, gold=gold)
+    stores = {str(vote.get("store") or "") for vote in votes if isinstance(vote, Mapping)}
+    details = {**case.details, "store": stores.pop()} if len(stores) == 1 and any(stores) else case.details
+    return *problems, replace(case, details=details)
+
+
+def packed_case(case: Case, label: Comparison, store: str) -> Json:
+    """The row that a tool carries beside a task of its own: with it comes back what the tool has no place for."""
+    more = {"needed": case.needed, "strategy": case.strategy, "about_prompt": dict(case.first.prompt_details)}
+    return case_row(case, label, store) | more
+
+
+def unpacked_case(packed: Any, tool: str) -> ReadCase:
+    """The case of `packed_case`, as the tool shows it.
 
     Raises:
         DataError: it was damaged since.
     """
     try:
-        row: Mapping[str, Any] = parse(stored) if isinstance(stored, str) else stored
-        if reason := fault(row):
+        packed = parse(packed) if isinstance(packed, str) else packed
+        if reason := fault(packed):
             raise DataError(reason)
-        prompt, about = turns(row["prompt"], "user", "prompt"), {"prompt_details": json_object(row["known"], "known")}
-        first, second = (
-            Answer(prompt, turns(a["text"], "assistant", "text"), as_text(row["group"], "group"), **about, **origin_of(a))
-            for a in objects(row["answers"], "answers")
-        )
-        if first.response == second.response:
-            raise DataError("equal responses")
-        if not 1 <= (needed := number(row["needed"], "needed")) <= MOST_PEOPLE:
+        row = dict(json_object(packed, "tether"))
+        needed, about = number(row.pop("needed", None), "needed"), json_object(row.pop("about_prompt", None), "about_prompt")
+        if not 1 <= needed <= MOST_PEOPLE:
             raise DataError(f"needed is {needed:g}")
-        fields: Json = {name: as_text(row[name], name) for name in ("round", "strategy")}
-        details = dict(json_object(row["details"], "details"))
-        details |= {"store": as_text(row["store"], "store")} if "store" in row else {}
-        details |= {"metadata": json_object(details["metadata"], "metadata")} if "metadata" in details else {}
-        case = Case(first, second, needed=int(needed), details=details, **fields)
-        return Task(case, names, bool(row.get("turned")), json_object(row.get("said"), "said"))
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"damaged task: what was written beside it cannot be read ({error!r:.200})") from None
+        strategy = as_text(row.pop("strategy", None), "strategy")
+        *problems, case = read_case(row)
+    except ValueError as error:
+        raise DataError(f"damaged task: what was written beside it cannot be read ({error})") from None
+    first, second = (replace(side, prompt_details=about) for side in (case.first, case.second))
+    return *problems, shown_case(replace(case, first=first, second=second, needed=int(needed), strategy=strategy), tool)
 
 
-def foreign(values: Mapping[str, Any], fields: Sequence[str]) -> Task:
-    """A task that was not made here, its prompt and its answers in these fields or in those of the usual names.
+def foreign_case(values: Mapping[str, Any], fields: Sequence[str]) -> Case:
+    """A case that was not made here, its prompt and its answers in these fields.
 
     Raises:
         DataError: the prompt or the two answers are not found, are empty or equal.
     """
-    prompt, first, second = fields or _names(values)
-    for name in (prompt, first, second):
+    prompt, first, second = fields
+    for name in fields:
         if not values.get(name):
             raise DataError(f"missing text: the task has nothing in {name}; it has {', '.join(values):.200}")
     question = checked_prompt(turns(values[prompt], "user", prompt))
     one, other = (Answer(question, checked_response(turns(values[name], "assistant", name), name)) for name in (first, second))
     if one == other:
         raise DataError("equal responses: there is nothing to compare")
-    rest = {name: value for name, value in values.items() if name not in (prompt, first, second) and value is not None}
-    return Task(Case(one, other, strategy="imported", details={"metadata": rest}), (first, second))
+    rest = {name: value for name, value in values.items() if name not in fields and value is not None}
+    return Case(one, other, strategy="imported", details={"metadata": rest})
 
 
-def _names(values: Mapping[str, Any]) -> tuple[str, str, str]:
+def field_names(values: Mapping[str, Any]) -> tuple[str, str, str]:
+    """The usual names of a prompt and of two answers, as far as these values have them.
+
+    Raises:
+        DataError: they have none, or more than two answers.
+    """
     sides = sorted(name for name in values if _ANSWER.fullmatch(name))
     prompts = [name for name in PROMPTS if name in values]
     if len(sides) != 2 or not prompts:
@@ -162,28 +171,73 @@ def origin_of(values: Mapping[str, Any]) -> Json:
     return {name: readers.get(name, json_object)(values[name], name) for name in ORIGIN if not missing(values.get(name))}
 
 
-def recorded(opinion: Opinion, places: Mapping[str, str]) -> Json:
-    """The facts that belong to a judgment beside choice and strength, answers being called by these names."""
-    left, ratings = places.get(opinion.left or "", opinion.left), ratings_at(opinion.ratings, places)
-    return {name: getattr(opinion, name) for name in _RECORDED} | {"left": left, "ratings": ratings}
-
-
-def opinion_fields(values: Mapping[str, Any], places: Mapping[str, Any]) -> Json:
-    """The fields of `Opinion` that `recorded` wrote, as far as these values have them; `places` gives the sides by their names.
+def _vote(vote: Any) -> Opinion:
+    """The opinion that a vote of `case_row` holds, of the sides as they stand in the row.
 
     Raises:
-        DataError: one of them is out of its range.
+        DataError: a part of it cannot be read or is out of its range.
     """
-    ratings = {str(name): number(value, "ratings") for name, value in json_object(values.get("ratings"), "ratings").items()}
-    fields: Json = {name: number(values[name], name) for name in ("seconds", "at") if values.get(name)}
-    fields |= {"guidelines": int(number(values["guidelines"], "guidelines"))} if values.get("guidelines") else {}
-    fields |= {"role": "annotator" if values["role"] == "annotator" else "expert"} if values.get("role") else {}
-    fields["ratings"] = ratings_at({name: int(value) if value.is_integer() else 0 for name, value in ratings.items()}, places)
-    if problem := Opinion("tie", **fields).problem():
+    if not isinstance(vote, Mapping):
+        raise DataError(f"not an annotation: {vote!r:.40}")
+    ratings = {str(name): number(value, "ratings") for name, value in json_object(vote.get("ratings"), "ratings").items()}
+    seconds, guidelines, at = (number(vote.get(name) or 0, name) for name in ("seconds", "guidelines", "at"))
+    choice, left = (str(vote.get(name)) for name in ("choice", "left"))
+    given: Any = {"choice": choice, "left": left, "strength": strength_of(vote.get("strength")), "seconds": seconds, "at": at}
+    opinion = Opinion(
+        **given,
+        ratings={name: int(value) if value.is_integer() else 0 for name, value in ratings.items()},
+        guidelines=int(guidelines),
+        annotator=as_text(vote.get("annotator"), "annotator"),
+        role="annotator" if (vote.get("role") or "annotator") == "annotator" else "expert",
+    ).placed(_SIDES)
+    if opinion.choice not in CHOICES:
+        raise DataError(f"no verdict: a vote's choice is {choice!r:.40}, none of chosen, rejected, tie, both_bad")
+    if problem := opinion.problem():
         raise DataError(problem)
-    left = values.get("left")
-    left = places.get(left, left) if isinstance(left, str) else None
-    return fields | {"left": left if left in FLIPPED else None}
+    return opinion
+
+
+def case_of(row: Comparison, opinions: Sequence[Opinion] = (), *, labels: str = "", gold: bool = False) -> Case:
+    """The case of a comparison, with these opinions or those of its annotators; `labels` and `gold` as in `read_cases`.
+
+    Raises:
+        DataError: both answers are equal.
+    """
+    if row.chosen == row.rejected:
+        raise DataError("equal responses: there is nothing to compare")
+    facts, sides = json_safe(dict(row.metadata)), {"chosen": row.chosen, "rejected": row.rejected}
+    origins = [{name: facts.pop(f"{side}_{fact}", None) for name, fact in PROVENANCE.items()} for side in sides]
+    answers = zip(sides.values(), map(origin_of, origins), strict=True)
+    chosen, rejected = (Answer(row.prompt, side, row.group, **origin) for side, origin in answers)
+    expert = facts.pop("settled_by", None)
+    for computed in ("verdict", "guidelines", "state"):
+        facts.pop(computed, None)
+    opinions = tuple(opinions) or tuple(_annotated(vote, expert) for vote in row.annotations)
+    label: Any = "tie" if row.tie or row.probability == 0.5 else "first" if row.probability > 0.5 else "second"
+    if labels:
+        opinions = (*opinions, Opinion(label, annotator=labels))
+    batch, strategy = str(facts.pop("round", "")), str(facts.pop("strategy", "")) or "imported"
+    details = {"id": row.id, "metadata": facts}
+    judged: Any = {"known": label} if gold else {"opinions": opinions}
+    case = Case(chosen, rejected, round=batch, strategy=strategy, details=details, **judged)
+    return ordered(case)  # the better side of a file often comes first; which is `first` here must not tell
+
+
+def _annotated(vote: Annotation, expert: str | None) -> Opinion:
+    size, choice = abs(vote.preference), "first" if vote.preference > 0 else "second" if vote.preference < 0 else "tie"
+    strength = None if size in (0.0, 1.0) else min(STRENGTHS, max(1, round(STRENGTHS * size)))
+    return Opinion(choice, strength, annotator=vote.annotator, role="expert" if vote.annotator == expert else "annotator")
+
+
+def json_safe(value: Any) -> Any:
+    """The value as JSON has it: what has no place there becomes a text, what is not finite becomes null."""
+    if isinstance(value, Mapping):
+        return {str(key): json_safe(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [json_safe(inner) for inner in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)
 
 
 def moment(value: Any, name: str) -> float:
@@ -200,15 +254,12 @@ def readable_opinions(items: Iterable[T], read: Callable[[T], Opinion]) -> tuple
     Raises:
         DataError: none of them can.
     """
-    opinions, problems = [], []
-    for item in items:
-        try:
-            opinions.append(read(item))
-        except (DataError, OverflowError) as error:
-            problems.append(str(error))
+    results = list(attempt(read, items))
+    opinions = tuple(result for result in results if isinstance(result, Opinion))
+    problems = [result for result in results if not isinstance(result, Opinion)]
     if problems and not opinions:
-        raise DataError(problems[0])
-    return tuple(opinions), [DataError(f"one judgment only, {problem}") for problem in problems]
+        raise problems[0]
+    return opinions, [DataError(f"one judgment only, {problem}") for problem in problems]
 
 
 def json_object(value: Any, name: str) -> Mapping[str, Any]:

@@ -49,10 +49,11 @@ class Opinion:
         sign = {"first": 1.0, "second": -1.0}.get(self.choice, 0.0)
         return sign if self.strength is None else sign * self.strength / STRENGTHS
 
-    def turned(self) -> Opinion:
-        """The same opinion of the answers in the other order."""
-        choice, left = FLIPPED.get(self.choice, self.choice), FLIPPED.get(self.left or "")
-        return replace(self, choice=choice, left=left, ratings=ratings_at(self.ratings, FLIPPED))
+    def placed(self, places: Mapping[str, Any]) -> Opinion:
+        """The same opinion with the answers under these names in its choice, left side and ratings (`criterion/answer`)."""
+        parts = [(*name.rpartition("/"), rating) for name, rating in self.ratings.items()]
+        ratings = {f"{of}{slash}{places.get(side, side) if slash else side}": rating for of, slash, side, rating in parts}
+        return replace(self, choice=places.get(self.choice, self.choice), left=places.get(self.left or ""), ratings=ratings)
 
     def problem(self) -> str:
         """A sentence on the first field that is out of its range; empty where there is none."""
@@ -142,12 +143,6 @@ def answer_on(side: str, left: str) -> Choice:
     if side not in ("left", "right"):
         raise DataError(f"a verdict is left, right, tie or both_bad, not {side!r}")
     return "first" if (side == "left") == (left == "first") else "second"
-
-
-def ratings_at(ratings: Mapping[str, int], places: Mapping[str, str]) -> dict[str, int]:
-    """Ratings of an answer, `criterion/first` or `criterion/second`, under the names of these places; others as they are."""
-    parts = [(name, *name.rpartition("/")) for name in ratings]
-    return {f"{of}/{places[side]}" if slash and side in places else name: ratings[name] for name, of, slash, side in parts}
 
 
 def more_than_half(choices: Sequence[str]) -> Verdict | None:

@@ -43,7 +43,6 @@ class Assigned:
     first: Conversation
     second: Conversation
     left: str
-    expires: float
     before: Opinion | None = None
     """What this person said of it and took back last, to start from."""
     others: tuple[Opinion, ...] = ()
@@ -240,7 +239,7 @@ def _assigned(session: Session, row: AssignmentRow) -> Assigned:
         others = tuple(map(_opinion, session.scalars(judged)))
         flags = tuple(session.scalars(select(FlagRow.reason).where(FlagRow.task_id == task.id)))
     sides, mine = (turns_of(text.messages) for text in texts), None if before is None else _opinion(before)
-    return Assigned(row.id or 0, task.id, *sides, row.left, row.expires, mine, others, flags)
+    return Assigned(row.id or 0, task.id, *sides, row.left, mine, others, flags)
 
 
 def _opinion(judgment: JudgmentRow) -> Opinion:

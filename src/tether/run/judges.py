@@ -20,8 +20,7 @@ from tether.models.config import ModelConfig
 from tether.models.loading import weights_digest
 from tether.preferences.answer_cache import CachedModel
 from tether.preferences.constitution import read_rubric
-from tether.preferences.judge import ScoreJudge
-from tether.preferences.reasoning import Reasoning
+from tether.preferences.judge import Reasoning, ScoreJudge
 from tether.rewards.function import as_score, load_function
 from tether.run.roles import encoder_of, load_policy, local_engine
 

@@ -19,8 +19,7 @@ from tether.evaluation.reward_quality import judge_rewards
 from tether.evaluation.winrate import mean_estimate, pairwise_accuracy, win_rate
 from tether.judges.verdicts import NO_OPTION, NOT_A_NUMBER, UNASKABLE
 from tether.preferences.agreement import cohen_kappas
-from tether.preferences.judge import Judgment, PairJudge
-from tether.preferences.reasoning import NO_REASONS
+from tether.preferences.judge import NO_REASONS, Judgment, PairJudge
 from tether.preferences.votes import Vote
 from tether.rewards.classifier import ClassifierConfig, ClassifierReward
 from tether.rewards.learned import EnsembleReward, LearnedReward

@@ -46,9 +46,6 @@ Answers = Sequence[Json]
 SCORED = ("uncertain", "information", "disagreement")
 """Choices of pairs that ask a reward model."""
 MOST_FAILED = 0.1
-AGREEMENTS = ("annotator_agreement", "annotator_gold_agreement", "majority_gold_agreement")
-FIGURES = (*AGREEMENTS, "dropped_no_majority", "dropped_equal", "noise")
-"""What the summary has of simulated annotators."""
 
 
 class PairsSection(Section):
@@ -265,7 +262,7 @@ class _Collector:
         # An answer whose score failed stands in no pair, as an empty one does.
         usable = iter([("", 0.0) if s.value is None else (text, s.value) for s, (_, text) in zip(flat, asked, strict=True)])
         judged = [[next(usable) for _ in texts] for texts in responses]
-        labelled = label_pairs(
+        comparisons, figures = label_pairs(
             prompts,
             [[text for text, _ in row] for row in judged],
             [[score for _, score in row] for row in judged],
@@ -277,8 +274,8 @@ class _Collector:
         )
         fluent = {(p.id, text): s.parts["fluent"] for (p, text), s in zip(asked, flat, strict=True) if "fluent" in s.parts}
         failed = {"failed_scores": len(flat) - len(scored)} if len(scored) < len(flat) else {}
-        summary = {name: getattr(labelled, name) for name in FIGURES} | {"gold_of_answers": statistics.fmean(scored), **failed}
-        return [_with_fluency(c, fluent) for c in labelled.comparisons], summary
+        summary = figures | {"gold_of_answers": statistics.fmean(scored), **failed}
+        return [_with_fluency(c, fluent) for c in comparisons], summary
 
     def _by_model(self, config: JudgeConfig, answers: Answers, chosen: Sequence[Pair]) -> Labelled:
         """Soft labels of a language model that sees each pair in both orders."""

@@ -10,7 +10,7 @@ from tether.core.errors import ConfigError
 from tether.core.types import assistant, user
 from tether.preferences.server.figures import Overview, Remembered
 from tether.preferences.server.site import SiteConfig
-from tether.preferences.store import Answer, Question, checked_criteria
+from tether.preferences.store import Answer, checked_criteria
 from tether.preferences.tables import TaskRow
 from tether.preferences.votes import Opinion
 from tether.preferences.work import Work
@@ -175,7 +175,7 @@ def test_the_queue_shows_the_first_fifty(come, store):
     prompts = [(user(f"dispute {n}"),) for n in range(60)]
     answers = [[Answer(p, (assistant(mark),)) for mark in "ab"] for p in prompts]
     store.add_answers([a for pair in answers for a in pair])
-    store.add_questions([Question(a.prompt_id, a.id, b.id) for a, b in answers])
+    store.add_tasks([TaskRow(prompt_id=a.prompt_id, first_id=a.id, second_id=b.id) for a, b in answers])
     with store.transaction() as session:
         session.execute(TaskRow.__table__.update().values(state="expert"))
     page = come("expert").get("/experts").text

@@ -17,8 +17,8 @@ from tether.core.types import assistant, user
 from tether.preferences.exporting import export_labels
 from tether.preferences.server.app import create_app, listen
 from tether.preferences.server.site import SiteConfig
-from tether.preferences.store import Answer, Question, Store
-from tether.preferences.tables import JudgmentRow
+from tether.preferences.store import Answer, Store
+from tether.preferences.tables import JudgmentRow, TaskRow
 
 pytestmark = pytest.mark.browser
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
@@ -88,7 +88,7 @@ def words(store: Store, needed: int) -> None:
     """Ten prompts, each with a good answer that ends in `!` and a bad one that begins with `no`."""
     pairs = [[Answer((user(w),), (assistant(text),)) for text in (f"{w}!", f"no {w}")] for w in WORDS]
     store.add_answers([answer for pair in pairs for answer in pair])
-    store.add_questions([Question(a.prompt_id, a.id, b.id, needed=needed) for a, b in pairs])
+    store.add_tasks([TaskRow(prompt_id=a.prompt_id, first_id=a.id, second_id=b.id, needed=needed) for a, b in pairs])
 
 
 def press_better(page: Any) -> str:
@@ -284,7 +284,7 @@ def test_a_million_characters_neither_run_nor_hang(visits: Visits) -> None:
     prompt = (user(hostile),)
     answers = [Answer(prompt, (assistant((hostile + "word ") * (1_000_000 // len(hostile)) + mark),)) for mark in "ab"]
     visits.store.add_answers(answers)
-    visits.store.add_questions([Question(prompt_id=answers[0].prompt_id, first_id=answers[0].id, second_id=answers[1].id)])
+    visits.store.add_tasks([TaskRow(prompt_id=answers[0].prompt_id, first_id=answers[0].id, second_id=answers[1].id)])
     page = visits.come("Ann")
     page.wait_for_selector(READY)
     started = time.monotonic()

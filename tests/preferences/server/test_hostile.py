@@ -9,7 +9,8 @@ import pytest
 from sqlalchemy import text as sql
 
 from tether.core.types import Message, assistant, user
-from tether.preferences.store import Answer, Question
+from tether.preferences.store import Answer
+from tether.preferences.tables import TaskRow
 
 SCRIPT = "<script>window.hacked = 1</script><img src=x onerror='hacked=1'>\"'><svg onload=hacked=1>"
 HOSTILE_MARKDOWN = (
@@ -54,7 +55,7 @@ def test_nothing_that_models_or_people_write_runs(come, store, visit):
     prompt = (Message("system", HOSTILE_MARKDOWN), user(HOSTILE_MARKDOWN))
     answers = [Answer(prompt, (assistant(HOSTILE_MARKDOWN + mark),), model=SCRIPT) for mark in "ab"]
     store.add_answers(answers)
-    store.add_questions([Question(answers[0].prompt_id, answers[0].id, answers[1].id, priority=-5.0)])
+    store.add_tasks([TaskRow(prompt_id=answers[0].prompt_id, first_id=answers[0].id, second_id=answers[1].id, priority=-5.0)])
     store.set_guidelines(HOSTILE_MARKDOWN, SCRIPT, ["<b>kind</b>"])
     ann, expert, admin = come(name=SCRIPT[:80]), come("expert"), come("admin")
     pages = [ann.get("/judge").text, ann.send("/flag", reason=HOSTILE_MARKDOWN).text, expert.get("/experts").text]
@@ -76,7 +77,7 @@ def test_an_answer_of_a_million_characters_is_a_small_page_and_whole_on_request(
     prompt = (user("long"),)
     answers = [Answer(prompt, (assistant(text),)) for text in ("[" * 1_000_000, "\ud800\x00 half a pair " + "x" * 50_000)]
     store.add_answers(answers)
-    store.add_questions([Question(answers[0].prompt_id, answers[0].id, answers[1].id, priority=-5.0)])
+    store.add_tasks([TaskRow(prompt_id=answers[0].prompt_id, first_id=answers[0].id, second_id=answers[1].id, priority=-5.0)])
     ann = come()
     page = ann.get("/judge")
     assert page.status_code == 200 and len(page.content) < 60_000 and "Show all 1,000,000 characters" in page.text

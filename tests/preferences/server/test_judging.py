@@ -11,7 +11,7 @@ from tests.preferences.conftest import filled, people
 from tether.core.types import assistant, user
 from tether.preferences.server.app import create_app
 from tether.preferences.server.site import SiteConfig
-from tether.preferences.store import Answer, Question
+from tether.preferences.store import Answer
 from tether.preferences.tables import AssignmentRow, FlagRow, JudgmentRow, TaskRow
 from tether.preferences.votes import Opinion
 from tether.preferences.work import Work
@@ -188,7 +188,7 @@ def test_long_and_many_turned_texts_are_shown_in_part_and_whole_on_request(come,
     prompt = (*turns, user("last question"))
     answers = [Answer(prompt, (assistant(f"**{mark}** " + "word " * 3000 + f"end of {mark}"),)) for mark in "ab"]
     store.add_answers(answers)
-    store.add_questions([Question(answers[0].prompt_id, answers[0].id, answers[1].id, priority=-5.0)])
+    store.add_tasks([TaskRow(prompt_id=answers[0].prompt_id, first_id=answers[0].id, second_id=answers[1].id, priority=-5.0)])
     ann = come()
     page = ann.get("/judge").text
     assert "21 earlier turns" in page and "question 0" not in page and "last question" in page

@@ -11,6 +11,7 @@ import hmac
 import math
 import re
 import time
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from urllib.parse import parse_qsl
 
@@ -43,14 +44,8 @@ async def guarded(request: Request, call_next: Callable[[Request], Awaitable[Res
     return response
 
 
-class Form:
-    """The fields of a form: texts without control characters, numbers within their bounds."""
-
-    def __init__(self, fields: dict[str, str]) -> None:
-        self.fields = fields
-
-    def text(self, name: str) -> str:
-        return self.fields.get(name, "")
+class Form(defaultdict[str, str]):
+    """The fields of a form: texts without control characters, empty where there is none; numbers within their bounds."""
 
     def whole(self, name: str, low: int = 0, high: int = 2**31 - 1) -> int:
         """A whole number.
@@ -58,7 +53,7 @@ class Form:
         Raises:
             HTTPException: 400, it is none or out of bounds.
         """
-        text = self.text(name)
+        text = self[name]
         if not re.fullmatch(r"[0-9]{1,10}", text) or not low <= int(text) <= high:
             raise HTTPException(400, "A field of this form does not hold what it should. Go back and load the page again.")
         return int(text)
@@ -66,7 +61,7 @@ class Form:
     def number(self, name: str) -> float | None:
         """A finite number, or None."""
         try:
-            value = float(self.text(name)[:40])
+            value = float(self[name][:40])
         except ValueError:
             return None
         return value if math.isfinite(value) else None
@@ -94,7 +89,7 @@ async def posted_form(request: Request) -> Form:
     except ValueError as error:
         raise HTTPException(400, "This form has more fields than any of these pages.") from error
     # Browsers send line ends as two characters but count them as one against a text field's limit.
-    return Form({name: re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "", text.replace("\r\n", "\n")) for name, text in pairs})
+    return Form(str, {name: re.sub(r"[\x00-\x08\x0b-\x1f\x7f]", "", text.replace("\r\n", "\n")) for name, text in pairs})
 
 
 def _too_large(close: bool) -> HTTPException:
@@ -110,7 +105,7 @@ def form_token(secret: str) -> str:
 
 def check_token(form: Form, *secrets: str) -> None:
     """Raises HTTPException 403 for a form that was made for none of these cookies of a browser."""
-    if not any(s and hmac.compare_digest(form.text("token").encode(), form_token(s).encode()) for s in secrets):
+    if not any(s and hmac.compare_digest(form["token"].encode(), form_token(s).encode()) for s in secrets):
         raise HTTPException(403, "This form belongs to an older visit. Load the page again and repeat what you did.")
 
 

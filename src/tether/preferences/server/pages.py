@@ -15,7 +15,7 @@ from tether.preferences.server.guard import Form, check_token
 from tether.preferences.server.site import SESSION, VISIT, Anybody, Posted, Visit, go, seen_by, sent
 from tether.preferences.store import DAY, StoreError, checked_criteria
 from tether.preferences.tables import GuidelineRow, Role
-from tether.preferences.votes import MAX_COMMENT, Opinion, answer_on, ratings_at
+from tether.preferences.votes import MAX_COMMENT, Opinion, answer_on
 from tether.preferences.work import Assigned
 
 router = APIRouter()
@@ -69,7 +69,7 @@ def enter(visit: Anybody, form: Posted) -> Response:
         response = visit.page("join.html", 429, problem="Too many invitations were wrong. Wait a minute and try again.")
         response.headers["retry-after"] = "60"
         return response
-    secret = form.text("code").rpartition("#")[2].strip()
+    secret = form["code"].rpartition("#")[2].strip()
     session = site.store.enter(secret, SESSION_DAYS) if 0 < len(secret) <= 200 else None
     if session is None:
         site.attempts.fail(address)
@@ -101,7 +101,7 @@ def task(visit: Judge, done: str = "") -> Response:
     common: Any = {"said": DONE.get(done, ""), "progress": progress, "expert": person.role != "annotator"}
     if assigned is None:
         return visit.page("nothing.html", **common)
-    ratings = ratings_at(assigned.before.ratings, assigned.places) if assigned.before else {}
+    ratings = assigned.before.placed(assigned.places).ratings if assigned.before else {}
     # A conversation's latest turns say what is asked for.
     return visit.page(
         "judge.html", assigned=assigned, guidelines=site.store.guidelines(),
@@ -114,12 +114,12 @@ def task(visit: Judge, done: str = "") -> Response:
 @router.post("/judge")
 def keep_judgment(visit: Judge, form: Sent) -> Response:
     site = visit.site
-    assignment, choice = form.whole("assignment", 1), form.text("choice")
+    assignment, choice = form.whole("assignment", 1), form["choice"]
     left = site.work.shown(assignment, visit.number).left
     guidelines = site.store.guidelines(form.whole("guidelines"))
-    strength = form.whole("strength", 0, 3) if form.text("strength") else 0
+    strength = form.whole("strength", 0, 3) if form["strength"] else 0
     strength = (strength or None) if choice in ("left", "right") else None
-    ratings, comment, seconds = _ratings(form, guidelines, left), form.text("comment").strip(), _seconds(form, site.store.clock())
+    ratings, comment, seconds = _ratings(form, guidelines, left), form["comment"].strip(), _seconds(form, site.store.clock())
     opinion = Opinion(answer_on(choice, left), strength, ratings, comment, seconds, guidelines.version or 0)
     site.work.judge(assignment, visit.number, opinion)
     every = site.settings.rest_every
@@ -140,7 +140,7 @@ def skip(visit: Judge, form: Sent) -> Response:
 
 @router.post("/flag")
 def flag(visit: Judge, form: Sent) -> Response:
-    visit.site.work.flag(form.whole("assignment", 1), visit.number, form.text("reason"))
+    visit.site.work.flag(form.whole("assignment", 1), visit.number, form["reason"])
     return _moved_on(visit, "flagged")
 
 
@@ -180,7 +180,7 @@ def _ratings(form: Form, guidelines: GuidelineRow, left: str) -> dict[str, int]:
     """Ratings by `criterion/first` and `criterion/second`, of the criteria that stood on the page."""
     criteria = [(place, name, side) for place, name in enumerate(guidelines.criteria) for side in ("left", "right")]
     fields = {f"rating-{place}-{side}": f"{name}/{answer_on(side, left)}" for place, name, side in criteria}
-    return {name: form.whole(field, 1, 5) for field, name in fields.items() if form.text(field)}
+    return {name: form.whole(field, 1, 5) for field, name in fields.items() if form[field]}
 
 
 def _seconds(form: Form, now: float) -> float:
@@ -218,7 +218,7 @@ def overview_page(visit: Admin, done: str = "") -> Response:
 def invite_person(visit: Admin, form: Sent) -> Response:
     """Make an invitation and show its link, this one time."""
     site, request = visit.site, visit.request
-    name, role, days = form.text("name").strip(), form.text("role") or None, form.whole("days", 1, 365)
+    name, role, days = form["name"].strip(), form["role"] or None, form.whole("days", 1, 365)
     if name == visit.person.name:
         raise StoreError("a new invitation for yourself would log you out. Ask another administrator or the command line")
     secret = site.store.invite(name, role, days)  # type: ignore[arg-type]
@@ -230,7 +230,7 @@ def invite_person(visit: Admin, form: Sent) -> Response:
 
 @router.post("/admin/access")
 def access(visit: Admin, form: Sent) -> Response:
-    name, lock = form.text("name"), form.text("lock") == "1"
+    name, lock = form["name"], form["lock"] == "1"
     if name == visit.person.name:
         raise StoreError("you cannot lock yourself out. Another administrator or the command line can")
     visit.site.store.lock_out(name, lock)
@@ -249,9 +249,9 @@ def guidelines_page(visit: Admin, version: Place = None) -> Response:
 
 @router.post("/admin/guidelines")
 def write(visit: Admin, form: Sent) -> Response:
-    text = form.text("text").strip()
+    text = form["text"].strip()
     if len(text) > MAX_GUIDELINES:
         raise StoreError(f"guidelines have at most {MAX_GUIDELINES} characters; these have {len(text)}. Nobody reads as many")
-    criteria = checked_criteria(form.text("criteria").split("\n"))
+    criteria = checked_criteria(form["criteria"].split("\n"))
     visit.site.store.set_guidelines(text, visit.person.name, criteria)
     return go("/admin?done=guidelines")

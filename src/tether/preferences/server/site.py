@@ -150,11 +150,7 @@ def site_of(request: Request) -> Site:
     return request.app.state.site
 
 
-def visit(request: Request) -> Visit:
-    return Visit(request)
-
-
-Anybody = Annotated[Visit, Depends(visit)]
+Anybody = Annotated[Visit, Depends()]
 Posted = Annotated[Form, Depends(posted_form)]
 
 
