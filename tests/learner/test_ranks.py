@@ -31,7 +31,7 @@ def test_steps_of_two_ranks_and_of_one_make_six(values, alone, tmp_path):
     standing_on(alone, tmp_path)
     with pytest.raises(LostRankError, match=r"rank 1 of 2 has ended: exit code -9"):
         trained(values, tmp_path, ["ppo"], 2, at_step(2, lambda other: other.kill()))
-    with pytest.raises(Interrupted, match="stopped after step [34] of 6"):  # one alone is told, and both stop together
+    with pytest.raises(Interrupted, match=r"stopped after step [34] of 6"):  # one alone is told, and both stop together
         trained(values, tmp_path, ["ppo"], 2, at_step(3, lambda other: other.terminate()))
     assert not others()
     trained(values, tmp_path, ["ppo"])

@@ -17,7 +17,7 @@ from tether.learner.config import OptimizerConfig
 from tether.learner.local import schedule_factor
 from tether.models.tiny import tiny_tokenizer
 from tether.stages.online_loop import train
-from tether.stages.rollouts import deal, gather
+from tether.stages.rollouts import Experience, deal
 
 pytestmark = pytest.mark.audit
 
@@ -35,7 +35,7 @@ def test_a_stop_token_that_is_the_padding_too_counts():
     rollouts = [
         Rollout((70, 71), ids, (), StopReason.STOP_TOKEN, "", 0, 0, Sampling(), PROMPTS[0]) for ids in ((7, 8, 1), (9, 1))
     ]
-    experience = gather(rollouts, [Score(1.0), Score(2.0)], encoder, 64, torch.device("cpu"))
+    experience = Experience(rollouts, [Score(1.0), Score(2.0)], encoder, 64, torch.device("cpu"))
     assert encoder.pad_id == 1 and experience.mask.tolist() == [[True, True, True], [True, True, False]]
 
 

@@ -44,7 +44,7 @@ from tether.stages.online_direct import OnlineDirect
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.reference import role_digest
-from tether.stages.rollouts import Experience, gather
+from tether.stages.rollouts import Experience
 
 RESPONSES = 16
 """How many samples a probe takes at least."""
@@ -172,7 +172,7 @@ class Probe:
         stage, size = self.stage, self.stage.config.micro_batch_tokens
         limit = stage.policy.document_tokens(size)
         scores = [Score(0.5 + n, steps=((len(r.response_ids) - 1, 0.5 + n),)) for n, r in enumerate(self.rollouts)]
-        return gather(self.rollouts, scores, stage.encoder, size, stage.policy.device, document_tokens=limit)
+        return Experience(self.rollouts, scores, stage.encoder, size, stage.policy.device, document_tokens=limit)
 
     @torch.no_grad()
     def hidden(self, role: Role) -> Tensor:

@@ -39,7 +39,7 @@ from tether.learner.ranks import here
 from tether.models.trunk import Role
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.reward_shaping import RewardShaping
-from tether.stages.rollouts import Clock, Experience, Step, deal, gather, sample_and_score, sample_metrics, silent, step_metrics
+from tether.stages.rollouts import Clock, Experience, Step, deal, sample_and_score, sample_metrics, silent, step_metrics
 
 
 @dataclass(eq=False)
@@ -150,7 +150,7 @@ class PolicyGradient:
         minibatches = deal(scored, config.samples_per_prompt, config.minibatches, f"{config.seed}/{number}")
         limit = min(role.document_tokens(config.micro_batch_tokens) for role in self.roles)
         device, budget = self.policy.device, config.micro_batch_tokens
-        return gather(rollouts, scores, self.encoder, budget, device, document_tokens=limit, minibatches=minibatches)
+        return Experience(rollouts, scores, self.encoder, budget, device, document_tokens=limit, minibatches=minibatches)
 
     @torch.no_grad()
     def evaluate(self, experience: Experience) -> None:
