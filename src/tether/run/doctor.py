@@ -208,8 +208,7 @@ def _roles(stage: OnlineStage) -> dict[str, Role]:
 
 
 def _reference(stage: OnlineStage) -> Role | None:
-    reference = stage.pairs.likelihoods.reference if isinstance(stage, OnlineDirect) else stage.reference
-    return reference if isinstance(reference, Role) else None
+    return stage.pairs.likelihoods.reference if isinstance(stage, OnlineDirect) else stage.reference
 
 
 def _reference_checks(stage: OnlineStage, probe: Probe, digest: str | None) -> list[Result]:
@@ -257,7 +256,7 @@ def _loss(stage: PolicyGradient, probe: Probe, drift: float) -> float:
     """The loss of the first micro-batch at no advantage, the reference `drift` nats a token below the policy."""
     experience = probe.gathered()
     experience.logprobs, experience.reference_logprobs = probe.logprobs.clone(), probe.logprobs - drift
-    experience.weights, experience.common = stage.weights(experience), [None] * len(experience.batches)
+    experience.weights = stage.weights(experience)
     try:
         return stage.accumulate(experience, 0, max(1, experience.token_counts()[0]))["loss"]
     finally:

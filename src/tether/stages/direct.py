@@ -28,7 +28,7 @@ from tether.evaluation.winrate import pairwise_accuracy, share_in_order
 from tether.learner.config import Rates, ReferencedConfig
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
-from tether.stages.reference import Likelihoods, ReferenceTable
+from tether.stages.reference import Likelihoods
 from tether.stages.supervised import Update, accumulate, fit, heldout
 
 
@@ -132,13 +132,13 @@ class Direct:
     """Trains a policy role on comparisons against a frozen reference (none for orpo and simpo).
 
     Args:
-        reference: a role, or a table of its log-probabilities of all the responses. With reference_logprobs = "precomputed" the
-            role may run the policy's own untrained weights, and is dropped before training.
+        reference: with reference_logprobs = "precomputed" it may run the policy's own untrained weights, and is dropped before
+            training.
     """
 
     dropout = False
 
-    def __init__(self, config: DirectConfig, policy: Role, reference: Role | ReferenceTable | None, encoder: ChatEncoder) -> None:
+    def __init__(self, config: DirectConfig, policy: Role, reference: Role | None, encoder: ChatEncoder) -> None:
         self.config, self.role, self.encoder = config, policy, encoder
         self.likelihoods = Likelihoods(policy, reference, encoder, config.micro_batch_tokens, precomputed=config.precomputed)
         self.pairs = PairLoss(config, self.likelihoods)

@@ -29,7 +29,7 @@ from tether.data.prepare import JudgedPrompt, Split, mismatched, prepare_feedbac
 from tether.learner.config import Rates, ReferencedConfig
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
-from tether.stages.reference import Likelihoods, ReferenceTable
+from tether.stages.reference import Likelihoods
 from tether.stages.supervised import Update, fit, heldout, measure
 
 RECOMMENDED_BALANCE = (1.0, 4 / 3)
@@ -66,13 +66,13 @@ class KTO:
     """Trains a policy role on single responses, each desirable or not, against a frozen reference.
 
     Args:
-        reference: a role, or a table of its log-probabilities of all responses and mismatched pairs. With reference_logprobs =
-            "precomputed" the role may run the policy's own untrained weights, and is dropped before training.
+        reference: with reference_logprobs = "precomputed" it may run the policy's own untrained weights, and is dropped before
+            training.
     """
 
     dropout = False
 
-    def __init__(self, config: KTOConfig, policy: Role, reference: Role | ReferenceTable, encoder: ChatEncoder) -> None:
+    def __init__(self, config: KTOConfig, policy: Role, reference: Role, encoder: ChatEncoder) -> None:
         self.config, self.role, self.encoder = config, policy, encoder
         self.likelihoods = Likelihoods(policy, reference, encoder, config.micro_batch_tokens, precomputed=config.precomputed)
         self.weights = config.weights(1, 1)

@@ -17,15 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tether.algorithms import kl as divergences
 from tether.algorithms import policy_losses as losses
 from tether.algorithms.advantages import gae, returns_to_go
-from tether.algorithms.kl import (
-    adapt_kl_coefficient,
-    kl_policy_reference_k2,
-    kl_policy_reference_k3,
-    kl_policy_reference_k3_corrected,
-    kl_target_reached,
-)
 from tether.algorithms.masked import masked_sum, whiten
 from tether.core.errors import TrainingError
 from tether.core.protocols import Engine, RewardSource
@@ -162,7 +156,6 @@ class PolicyGradient:
         one_trunk = reference is None or reference.model is self.policy.model
         passes = (not self.late) + (reference is not None) + self.config.epochs
         reused = one_trunk and passes > 1
-        experience.common = [None] * len(experience.batches)
         for number in here().in_step(experience.own, 0):
             batch, flat = experience.batches[number], {}
             common = experience.common[number] = self.policy.common(batch) if reused else None
@@ -303,8 +296,9 @@ class PolicyGradient:
         if not math.isfinite(observed):  # of a step whose update was left out
             return
         if kl.mode == "adaptive":
-            self.kl_coefficient = adapt_kl_coefficient(self.kl_coefficient, observed, kl.target, kl.horizon, num_responses)
-        self.stopped = kl.mode == "stop" and kl_target_reached(observed, kl.target)
+            target, horizon = kl.target, kl.horizon
+            self.kl_coefficient = divergences.adapt_kl_coefficient(self.kl_coefficient, observed, target, horizon, num_responses)
+        self.stopped = kl.mode == "stop" and divergences.kl_target_reached(observed, kl.target)
 
     def summary(self, history: Sequence[Mapping[str, float]]) -> Json:
         """The part of the run's summary that this stage adds."""
@@ -319,8 +313,7 @@ class PolicyGradient:
         self.kl_coefficient, self.stopped = values["kl_coefficient"], values["stopped"]
         self.shaping.normalizer = tuple(values["normalizer"]) if values["normalizer"] else None
         self.shaping.past_scores = tuple(values["past_scores"])
-        every_reserve = self.config.prompts_per_step * self.config.refill  # what each step used up in checkpoints without a count
-        self.reserves = values["reserves"] if "reserves" in values else values["step"] * every_reserve
+        self.reserves = values["reserves"]
         self.shaping.settle(())
 
 
@@ -361,8 +354,8 @@ def kl_term(config: PolicyConfig, logprobs: Tensor, experience: Experience, inde
     reference = experience.part("reference_logprobs", index)
     match config.kl.estimator:
         case "k2":
-            return kl_policy_reference_k2(logprobs, reference)
+            return divergences.kl_policy_reference_k2(logprobs, reference)
         case "k3":
-            return kl_policy_reference_k3(logprobs, reference)
+            return divergences.kl_policy_reference_k3(logprobs, reference)
         case "k3_corrected":
-            return kl_policy_reference_k3_corrected(logprobs, experience.part("logprobs", index), reference)
+            return divergences.kl_policy_reference_k3_corrected(logprobs, experience.part("logprobs", index), reference)

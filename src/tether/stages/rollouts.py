@@ -131,7 +131,7 @@ class Experience:
         together = ([sequences[i] for i in cut] for cut in cuts)
         self.batches = [make_batch(part, encoder.pad_id, document_tokens=document_tokens).to(device) for part in together]
         self.rows = [torch.tensor(cut, device=device) for cut in cuts]
-        self.common: list[Tensor | None] = []
+        self.common: list[Tensor | None] = [None] * len(self.batches)
         lengths = torch.tensor([len(r.response_ids) for r in rollouts], device=device)
         scored = torch.tensor([s.value is not None for s in scores], device=device)
         self.mask = (torch.arange(int(lengths.max()), device=device)[None] < lengths[:, None]) & scored[:, None]
