@@ -191,7 +191,9 @@ class PolicyConfig(SampledConfig):
                 "'mask'"
             )
         if self.max_staleness > 0 and self.filter_groups:
-            yield "max_staleness asks for a step's answers before it is known which groups teach something: leave filter_groups out"
+            yield (
+                "max_staleness asks for a step's answers before it is known which groups teach something: leave filter_groups out"
+            )
         if self.top_p < 1.0:
             yield (
                 "top_p < 1 samples from a distribution whose log-probabilities the update does not have (its ratios would be of "
@@ -201,13 +203,16 @@ class PolicyConfig(SampledConfig):
             yield "this baseline needs other samples of the same prompt: set samples_per_prompt to 2 or more"
         if self.surrogate == "reinforce" and not self.one_update:
             yield (
-                "surrogate = 'reinforce' has no ratio, so that a second update on the same rollouts would be off policy: set epochs "
-                "= 1 and minibatches = 1, or take another surrogate"
+                "surrogate = 'reinforce' has no ratio, so that a second update on the same rollouts would be off policy: set "
+                "epochs = 1 and minibatches = 1, or take another surrogate"
             )
         if self.surrogate == "cispo" and self.clip_range_high is None:
             yield "surrogate = 'cispo' truncates weights at 1 + clip_range_high: set clip_range_high"
         if self.minibatches > self.prompts_per_step * self.samples_per_prompt:
-            yield "minibatches is above prompts_per_step x samples_per_prompt, the answers of a step: a minibatch needs at least one"
+            yield (
+                "minibatches is above prompts_per_step x samples_per_prompt, the answers of a step: a minibatch needs at least "
+                "one"
+            )
         if self.overlong_buffer > self.max_new_tokens:
             yield "overlong_buffer is longer than max_new_tokens"
         if self.kl.mode == "adaptive" and self.kl.coefficient == 0:
