@@ -29,7 +29,7 @@ from tether.learner.config import Rates, ReferencedConfig
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
 from tether.stages.reference import Likelihoods
-from tether.stages.supervised import Update, accumulate, fit, heldout
+from tether.stages.supervised import SupervisedLoop, Update, accumulate, heldout
 
 
 class PairLossConfig(Config):
@@ -173,7 +173,7 @@ class Direct:
         start, config = time.perf_counter(), self.config
         self.likelihoods.begin(sequences_of((*split.train, *split.test)), run.path / "reference.safetensors")
         plan = plan_updates(len(split.train), config.prompts_per_update, config.epochs, config.seed)
-        loop = fit(self, split, plan, config, run, progress=progress)
+        loop = SupervisedLoop(self, split, plan, config, run, progress=progress).train()
         return {
             "train_loss": loop.train_loss,
             **heldout(self, split.test),

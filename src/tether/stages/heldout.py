@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Literal
 
-import torch
 from pydantic import Field
 
 from tether.core.config import Config
@@ -206,9 +205,7 @@ class HeldOut:
         assert self.learner is not None
         best = self.run.path / "best" / f"step-{self.kept:06d}"
         tensors, _ = load_checkpoint(best)
-        with torch.no_grad():
-            for index, parameter in enumerate(self.learner.parameters):
-                parameter.copy_(tensors[str(index)])
+        self.learner.put(tensors[str(index)] for index in range(len(tensors)))
         for other in complete_checkpoints(best.parent):
             if other != best:
                 shutil.rmtree(other)
@@ -252,7 +249,7 @@ class HeldOut:
             {own: scores, **{temperature: rows[key] for (at, temperature), rows in others.items() if at == step}}
             for step, scores in ((0, before), (end, after))
         ]
-        # A run of an earlier revision has none of the start.
+
         return control(sides[0], sides[1], self.groups, own) if min(map(len, sides)) > 1 else {}
 
 

@@ -20,7 +20,7 @@ from tether.data.prepare import encode_rows, prepare, within
 from tether.learner.config import Rates, SupervisedConfig
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
-from tether.stages.supervised import Update, evaluating, fit
+from tether.stages.supervised import SupervisedLoop, Update, evaluating
 
 
 class SFTConfig(SupervisedConfig):
@@ -94,7 +94,7 @@ class SFT:
         plan = plan_updates(len(split.train), config.batch_size, config.epochs, config.seed)
         before = self.evaluate(split.test)["loss"] if split.test else None
         every = config.evaluate_every or len(plan) // config.epochs
-        loop = fit(self, split, plan, config, run, evaluate_every=every, progress=progress)
+        loop = SupervisedLoop(self, split, plan, config, run, evaluate_every=every, progress=progress).train()
         return {
             "train_loss": loop.losses[-1],
             "eval_loss": loop.best_loss if split.test else None,
