@@ -181,7 +181,11 @@ class PolicyConfig(SampledConfig):
         config = handler({**preset, **values, **layered})
         config.model_fields_set.intersection_update(values)
         config.kl.model_fields_set.intersection_update(kl)
-        config.check_effects()
+        given = {*config.model_fields_set, *(f"kl.{name}" for name in config.kl.model_fields_set)}
+        for options, has_effect, needs in _EFFECTS:
+            for option in filter(given.__contains__, options):
+                if not has_effect(config):
+                    raise ValueError(f"{option} has no effect {needs}")
         return config
 
     def faults(self) -> Iterator[str]:
@@ -221,14 +225,6 @@ class PolicyConfig(SampledConfig):
             yield "kl.mode = 'stop' must see the KL: set kl.report or kl.coefficient"
         if self.step_rewards and self.kl.place == "sequence":
             yield "kl.place = 'sequence' has no single score to be taken off with step_rewards: use 'token' or 'loss'"
-
-    def check_effects(self) -> None:
-        """Refuse what was set and would change nothing."""
-        given = {*self.model_fields_set, *(f"kl.{name}" for name in self.kl.model_fields_set)}
-        for options, has_effect, needs in _EFFECTS:
-            for option in filter(given.__contains__, options):
-                if not has_effect(self):
-                    raise ValueError(f"{option} has no effect {needs}")
 
     @property
     def one_update(self) -> bool:

@@ -324,8 +324,8 @@ def surrogate(
 
     Shapes: `logprobs` are those of the present policy, (sequences, time).
     """
-    old, mask = experience.part("logprobs", index), experience.part("mask", index)
-    advantages, weights, high = experience.part("advantages", index), None, config.clip_range_high
+    old, advantages, mask = (experience.part(name, index) for name in ("logprobs", "advantages", "mask"))
+    weights, high = None, config.clip_range_high
     if config.importance != "none":
         rollout, cap = experience.part("rollout_logprobs", index), config.importance_cap
         weights = losses.importance_weights(old, rollout, mask, cap=cap, truncate=config.importance == "truncate")
@@ -333,19 +333,11 @@ def surrogate(
     if config.surrogate == "cispo":
         assert high is not None
         return losses.cispo_loss(logprobs, old, advantages, mask, clip_range_high=high, **common)
-    clipped, diagnostics = losses.ppo_clip_loss(
-        logprobs,
-        old,
-        advantages,
-        mask,
-        clip_range=config.clip_range,
-        clip_range_high=high,
-        dual_clip=config.dual_clip,
-        sequence_ratio=config.surrogate == "sequence",
-        **common,
-    )
+    common |= {"clip_range": config.clip_range, "clip_range_high": high, "dual_clip": config.dual_clip}
+    whole = config.surrogate == "sequence"
+    clipped, diagnostics = losses.ppo_clip_loss(logprobs, old, advantages, mask, sequence_ratio=whole, **common)
     if config.surrogate == "reinforce":  # at its one update the ratio is 1 and nothing is clipped: the diagnostics hold
-        return losses.reinforce_loss(logprobs, advantages, mask, **common), diagnostics
+        return losses.reinforce_loss(logprobs, advantages, mask, weights=weights, denominator=denominator), diagnostics
     return clipped, diagnostics
 
 

@@ -132,9 +132,9 @@ class Experience:
         self.batches = [make_batch(part, encoder.pad_id, document_tokens=document_tokens).to(device) for part in together]
         self.rows = [torch.tensor(cut, device=device) for cut in cuts]
         self.common: list[Tensor | None] = [None] * len(self.batches)
-        lengths = torch.tensor([len(r.response_ids) for r in rollouts], device=device)
+        self.lengths = torch.tensor([len(r.response_ids) for r in rollouts], device=device)
         scored = torch.tensor([s.value is not None for s in scores], device=device)
-        self.mask = (torch.arange(int(lengths.max()), device=device)[None] < lengths[:, None]) & scored[:, None]
+        self.mask = (torch.arange(int(self.lengths.max()), device=device)[None] < self.lengths[:, None]) & scored[:, None]
         zeros = partial(torch.zeros, self.mask.shape, device=device)
         self.logprobs, self.reference_logprobs = zeros(), zeros()
         self.values, self.entropy = zeros(), zeros()
@@ -173,8 +173,7 @@ class Experience:
 
     def at_last(self, values: Tensor) -> Tensor:
         """(sequences,) values at the last token of each response, zeros elsewhere; (sequences, time)."""
-        last = torch.tensor([len(r.response_ids) - 1 for r in self.rollouts], device=values.device)
-        return torch.zeros_like(self.rewards).scatter(1, last[:, None], values[:, None].to(self.rewards.dtype))
+        return torch.zeros_like(self.rewards).scatter(1, self.lengths[:, None] - 1, values[:, None].to(self.rewards.dtype))
 
     def token_counts(self) -> list[int]:
         """Counted tokens of each micro-batch: failed rewards count nothing."""
