@@ -175,12 +175,10 @@ class Direct:
         plan = plan_updates(len(split.train), config.prompts_per_update, config.epochs, config.seed)
         loop = SupervisedLoop(self, split, plan, config, run, progress=progress).train()
         return {
-            "train_loss": loop.train_loss,
             **heldout(self, split.test),
-            "updates": len(plan),
             "num_prompts": len(split.train),
             "num_pairs": sum(len(r.chosen) for r in split.train),
-            "seconds": run.seconds(start),
+            **loop.summary(start),
         }
 
 

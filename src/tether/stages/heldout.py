@@ -218,8 +218,8 @@ class HeldOut:
         """
         measured, end, groups = self.run.held_out(), self.kept, self.groups
         start = min(measured)
-        choices = {} if self.learner is None else chosen_by_others(measured, groups)
-        steps = [end if (step := choices.get(i)) is None else step for i in range(len(groups))]
+        choices = [None] * len(groups) if self.learner is None else chosen_by_others(measured, groups)
+        steps = [end if step is None else step for step in choices]
         result: Json = {
             "judge": self.name,
             "num_prompts": len(self.prompts),

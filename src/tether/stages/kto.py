@@ -123,13 +123,11 @@ class KTO:
         balance = self._settle_weights(split.train)
         loop = SupervisedLoop(self, split, plan, config, run, watched=WATCHED, progress=progress).train()
         return {
-            "train_loss": loop.train_loss,
             **heldout(self, split.test),
             **balance,
-            "updates": len(plan),
             "num_prompts": len(split.train),
             "skipped": split.skipped,
-            "seconds": run.seconds(start),
+            **loop.summary(start),
         }
 
     def _responses(self, split: Split[JudgedPrompt], plan: Sequence[Sequence[int]]) -> Iterator[Encoded]:

@@ -143,15 +143,13 @@ class ProcessRewardModeling:
         loop = SupervisedLoop(self, Split(train, calibration, skipped), plan, config, run, progress=progress).train()
         judged = calibration if any(s.judged for s in calibration) else train
         return {
-            "train_loss": loop.train_loss,
             **({"heldout": self.report(test, judged, run)} if any(s.judged for s in test) else {}),
-            "updates": len(plan),
             "num_train": len(train),
             "num_calibration": len(calibration),
             "num_heldout": len(test),
             "num_heldout_problems": len({s.group for s in test}),
             "skipped": skipped,
-            "seconds": run.seconds(start),
+            **loop.summary(start),
         }
 
     def prepare(self, rows: Sequence[StepLabels]) -> tuple[list[Solution], list[Solution], list[Solution], dict[str, int]]:

@@ -185,15 +185,13 @@ class RewardModeling:
             self.role.head = self.head.only(0)
         self.center(train)
         return {
-            "train_loss": loop.train_loss,
             **(heldout_summary(self.evaluate(split.test)) if split.test else {}),
             "heldout_ties": split.heldout_ties,
-            "updates": len(plan),
             "num_prompts": len(train),
             "num_pairs": sum(len(r.chosen) for r in train),
             "num_heldout_pairs": sum(len(r.chosen) for r in split.test),
             "skipped": split.skipped,
-            "seconds": run.seconds(start),
+            **loop.summary(start),
         }
 
     def center(self, rankings: Sequence[Ranking]) -> None:

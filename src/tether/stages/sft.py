@@ -96,15 +96,14 @@ class SFT:
         every = config.evaluate_every or len(plan) // config.epochs
         loop = SupervisedLoop(self, split, plan, config, run, evaluate_every=every, progress=progress).train()
         return {
+            **loop.summary(start),
             "train_loss": loop.losses[-1],
             "eval_loss": loop.best_loss if split.test else None,
             "eval_loss_before": before,
             "best_update": loop.best_update,
-            "updates": len(plan),
             "num_train": len(split.train),
             "num_heldout": len(split.test),
             "skipped": split.skipped,
-            "seconds": run.seconds(start),
         }
 
     def _encode(self, demonstration: Demonstration) -> Encoded:

@@ -149,10 +149,10 @@ class SupervisedLoop:
         self.learner = LocalLearner(role.parameters(), config.optimizer_for(role.adapter), len(self.plan))
         self.every = (self.evaluate_every or config.evaluate_every) if self.split.test else 0
 
-    @property
-    def train_loss(self) -> float:
-        """The mean over the last ten updates."""
-        return statistics.fmean(self.losses[-10:])
+    def summary(self, start: float) -> Json:
+        """What the summaries of all stages on rows have: the mean loss of the last ten updates, their number, and the seconds."""
+        train_loss = statistics.fmean(self.losses[-10:])
+        return {"train_loss": train_loss, "updates": len(self.plan), "seconds": self.run.seconds(start)}
 
     def train(self) -> SupervisedLoop:
         """Go through the plan from wherever a checkpoint left off; the best weights are in place afterwards.
