@@ -166,8 +166,8 @@ class HeldOut:
         key, own = _headline(columns), self.sampling.temperature
         rows = [row for row in read_jsonl(self.run.path / "heldout.jsonl") if row["step"] == 0 and "entropy" in row]
         start = {row.get("temperature", own): (row["entropy"], row["scores"][key]) for row in rows}
-        sharper = sharpening(start, (entropy, columns[key]), self.groups, own) if own in start else None
-        return {} if sharper is None else {f"sharpening/{name}": value for name, value in sharper.metrics().items()}
+        sharper = sharpening(start, (entropy, columns[key]), self.groups, own) if own in start else {}
+        return {f"sharpening/{name}": value for name, value in sharper.items()}
 
     def _keep(self, step: int, learner: LocalLearner) -> None:
         """Save these weights, before the row that calls them the best; those an interrupted run kept from here on go.

@@ -175,12 +175,13 @@ class RewardModeling:
 
     def fit(self, split: Split[Ranking], run: RunDirectory, progress: Progress | None = None) -> Json:
         """`train` on rows that are already encoded."""
-        start, config, train = time.perf_counter(), self.config, split.train
-        plan = plan_updates(len(train), config.prompts_per_update, config.epochs, self.order_seed)
+        start, train = time.perf_counter(), split.train
+        config = self.config.model_copy(update={"seed": self.order_seed})
+        plan = plan_updates(len(train), config.prompts_per_update, config.epochs, config.seed)
         if config.keep_states_gb and self.frozen is None:
             budget, gigabytes = config.micro_batch_tokens, config.keep_states_gb
             self.frozen = FrozenStates(self.role, sequences_of(train), self.encoder.pad_id, budget, gigabytes)
-        loop = SupervisedLoop(self, split, plan, config, run, seed=self.order_seed, progress=progress).train()
+        loop = SupervisedLoop(self, split, plan, config, run, progress=progress).train()
         if config.disentangle_length:
             self.role.head = self.head.only(0)
         self.center(train)

@@ -93,8 +93,8 @@ class SFT:
         split = prepare(demonstrations, encode, config.heldout_fraction, config.seed, "demonstrations")
         plan = plan_updates(len(split.train), config.batch_size, config.epochs, config.seed)
         before = self.evaluate(split.test)["loss"] if split.test else None
-        every = config.evaluate_every or len(plan) // config.epochs
-        loop = SupervisedLoop(self, split, plan, config, run, evaluate_every=every, progress=progress).train()
+        every = {"evaluate_every": config.evaluate_every or len(plan) // config.epochs}
+        loop = SupervisedLoop(self, split, plan, config.model_copy(update=every), run, progress=progress).train()
         return {
             **loop.summary(start),
             "train_loss": loop.losses[-1],

@@ -126,8 +126,8 @@ class SupervisedLoop:
 
     Args:
         plan: places in `split.train` of the rows of every update.
-        seed: of what an update draws (dropout), which depends on it and the update's number alone; unset: the config's.
-        evaluate_every: updates between evaluations on `split.test`; 0: as the config says, and never if that is 0 too.
+        config: what an update draws (dropout) depends on its seed and the update's number alone; without evaluate_every nothing
+            is evaluated.
         watched: what of an evaluation is logged with the update's metrics, as eval_*; the smallest `eval_loss` is best.
 
     After `train`: `losses` of all updates that were made, and `best_loss` with the update, `best_update`, that it followed.
@@ -139,15 +139,13 @@ class SupervisedLoop:
     config: SupervisedConfig
     run: RunDirectory
     _: KW_ONLY
-    seed: int | None = None
-    evaluate_every: int = 0
     watched: Sequence[str] = HEADLINE
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
         role, config = self.objective.role, self.config
         self.learner = LocalLearner(role.parameters(), config.optimizer_for(role.adapter), len(self.plan))
-        self.every = (self.evaluate_every or config.evaluate_every) if self.split.test else 0
+        self.every = config.evaluate_every if self.split.test else 0
 
     def summary(self, start: float) -> Json:
         """What the summaries of all stages on rows have: the mean loss of the last ten updates, their number, and the seconds."""
@@ -203,9 +201,9 @@ class SupervisedLoop:
         if number in self._left_out:
             self.learner.updates += 1
             return {}
-        device, seed = self.learner.masters[0].device, self.config.seed if self.seed is None else self.seed
+        device = self.learner.masters[0].device
         with replayable(self.run, self.learner, number + 1, rows), torch.random.fork_rng([device] * (device.type == "cuda")):
-            torch.manual_seed(1_000_003 * seed + number + 15_485_863 * here().rank)
+            torch.manual_seed(1_000_003 * self.config.seed + number + 15_485_863 * here().rank)
             return make_step(self.objective, self.learner, rows)
 
     def _evaluated(self) -> dict[str, float]:
