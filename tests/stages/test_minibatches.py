@@ -74,7 +74,7 @@ def test_a_setting_of_memory_changes_neither_updates_nor_gradients(name, tmp_pat
         train(stage, [Prompt((user(f"{n} times"),), f"p{n}") for n in range(16)], run)
         planned = stage.config.epochs * stage.config.minibatches
         assert [(row["policy/updates"], row["policy/updates_planned"]) for row in run.metrics()] == [(planned, planned)] * 3
-        assert len(rates) == stage.learner.updates == stage.config.total_updates == 3 * planned
+        assert len(rates) == stage.learner.updates == stage.learner.total_updates == 3 * planned
         assert rates[-1] == 3e-3 * schedule_factor(optimizer, 3 * planned - 1, 3 * planned)
         assert all(row["policy/first_ratio_deviation"] < 1e-6 for row in run.metrics())
         first[budget] = gradients[0]

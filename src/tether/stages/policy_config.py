@@ -240,10 +240,6 @@ class PolicyConfig(SampledConfig):
     def needs_reference(self) -> bool:
         return self.kl.coefficient > 0 or self.kl.report
 
-    @property
-    def total_updates(self) -> int:
-        return self.steps * self.epochs * self.minibatches
-
 
 Rule = tuple[tuple[str, ...], Callable[[PolicyConfig], bool], str]
 _EFFECTS: tuple[Rule, ...] = (

@@ -76,7 +76,8 @@ class PolicyGradient:
         critic = [] if value is None else value.parameters()
         if self.shares_pass and value is not None and value.head is not None:
             critic = list(value.head.parameters())
-        self.learner = LocalLearner(policy.parameters() + critic, config.optimizer_for(policy.adapter), config.total_updates)
+        updates = config.steps * config.epochs * config.minibatches
+        self.learner = LocalLearner(policy.parameters() + critic, config.optimizer_for(policy.adapter), updates)
         self.average = WeightAverage(self.learner, config.ema_decay, self.roles)
         for role in self.roles:
             role.train_mode(False)
