@@ -74,22 +74,3 @@ def test_honest_predictions_have_little_error():
     outcomes = generator.random(50_000) < probabilities
     assert expected_calibration_error(probabilities, outcomes) < 0.01
     assert expected_calibration_error(probabilities, ~outcomes) > 0.4
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([], []), "non-empty"),
-        (([],), "non-empty"),
-        (([0.5, 0.5], [1]), "equally long"),
-        (([1.2], [1]), "probabilities must lie"),
-        (([1.2],), "probabilities must lie"),
-        (([float("nan")], [1]), "probabilities must lie"),
-        (([float("nan")],), "probabilities must lie"),
-        (([0.5], [2]), "outcomes must lie"),
-        (([0.5], [1], 0), "num_bins"),
-    ],
-)
-def test_refuses(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        expected_calibration_error(*arguments)

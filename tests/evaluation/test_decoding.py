@@ -5,6 +5,7 @@ import pytest
 
 from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, StopReason, user
 from tether.evaluation.decoding import answers_at, control, other_temperatures, sharpening, verdict
+from tether.evaluation.winrate import gain
 from tether.monitoring.detectors import DETECTORS
 from tether.monitoring.watch import Watch, WatchConfig
 
@@ -124,29 +125,32 @@ class Toy:
         return -float(logprobs[places, chosen].mean()) if temperature else 0.0, self.scores[places, chosen].tolist()
 
     def compared(self, logits):
-        start = {t: self.answered(self.logits, t) for t in TEMPERATURES}
-        return sharpening(start, self.answered(logits, 1.0), self.groups, 1.0)
+        start, now = {t: self.answered(self.logits, t) for t in TEMPERATURES}, self.answered(logits, 1.0)
+        self.gain = gain(start[1.0][1], now[1], self.groups)
+        return sharpening(start, now, self.groups, 1.0)
 
 
 def fires(found):
     """As the detector does, in the second half of a run."""
-    return found.sure and found.share >= DETECTORS["sharpening"].threshold
+    return found["sure"] and found["share"] >= DETECTORS["sharpening"].threshold
 
 
 def test_a_policy_that_only_became_surer_is_explained_by_a_temperature():
     """Ten policies that are their start at a lower temperature: what is found is that temperature."""
     found = [(t, Toy(seed).compared(Toy(seed).logits / t)) for seed, t in enumerate(np.linspace(0.3, 0.6, 10))]
     assert sum(fires(one) for _, one in found) >= 9
-    assert all(abs(one.temperature - t) < 0.15 for t, one in found)
+    assert all(abs(one["temperature"] - t) < 0.15 for t, one in found)
 
 
 def test_a_policy_that_learnt_is_not_called_sharper():
     """Ten policies that took up what the start does not know, half of them at a temperature that keeps them unsure."""
-    found = []
+    found, gains = [], []
     for seed, learnt in enumerate(np.linspace(0.6, 1.5, 10)):
         toy = Toy(seed)
         found.append(toy.compared((toy.logits + learnt * toy.unknown) / ((1 + learnt**2) ** 0.5 if seed % 2 else 1.0)))
-    assert sum(fires(one) for one in found) <= 1 and sum(one.gain.low > 0 for one in found) >= 8
+        gains.append(toy.gain)
+        assert found[-1]["gain"] == toy.gain.value
+    assert sum(fires(one) for one in found) <= 1 and sum(one.low > 0 for one in gains) >= 8
 
 
 def test_an_unchanged_policy_has_no_gain_to_explain():

@@ -16,7 +16,7 @@ from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
-from tether.stages.rollouts import gather
+from tether.stages.rollouts import Experience
 
 trl = pytest.importorskip("trl", minversion="1.16")
 
@@ -43,7 +43,7 @@ def ours(**settings):
     stage = PolicyGradient(config, policy, reference, None, Shares(), LocalEngine(policy, ENCODER), ENCODER)
     groups = stage.engine.generate(PROMPTS, config.sampling, num_samples=GROUP, seed=3)
     rollouts = [r for g in groups for r in g.rollouts]
-    experience = gather(rollouts, stage.reward.score(rollouts), ENCODER, 64, torch.device("cpu"))
+    experience = Experience(rollouts, stage.reward.score(rollouts), ENCODER, 64, torch.device("cpu"))
     stage.late = False  # the old policy is not the present one here
     stage.evaluate(experience)
     drift = 0.3 * torch.randn(experience.mask.shape, generator=torch.Generator().manual_seed(5))

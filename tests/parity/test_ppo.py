@@ -27,7 +27,7 @@ from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
-from tether.stages.rollouts import gather
+from tether.stages.rollouts import Experience
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".bench" / "trl-ppo" / "bin" / "python"
@@ -96,7 +96,7 @@ def ours(folder, kept):
         asked, said = tuple(ids[:-LENGTH]), tuple(ids[-LENGTH:][:length])
         rows.append(Rollout(asked, said, (), StopReason.LENGTH, "", 0, 0, Sampling(max_new_tokens=LENGTH), PROMPTS[0]))
     scores = [Score(float(value)) for value in kept["rollout/scores"]]
-    experience = gather(rows, scores, ENCODER, 256, torch.device("cpu"))
+    experience = Experience(rows, scores, ENCODER, 256, torch.device("cpu"))
     stage.evaluate(experience)
     experience.rewards = stage.shape(experience)
     experience.advantages, experience.returns = stage.advantages(experience)

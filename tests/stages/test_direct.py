@@ -24,7 +24,7 @@ from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.run.models import open_model
 from tether.stages.direct import Direct, DirectConfig
-from tether.stages.reference import ReferenceTable, role_digest
+from tether.stages.reference import role_digest
 from tether.stages.supervised import make_step
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
@@ -246,8 +246,8 @@ def test_a_reference_asked_beforehand_says_the_same(roles, tmp_path):
     rankings = encode_comparisons(preferences(), ENCODER, 500)[0]
     sequences = [s for ranking in rankings for s in ranking.sequences]
     role = known.likelihoods.reference
-    known.likelihoods.precompute(sequences, tmp_path / "table.safetensors")
-    assert isinstance(known.likelihoods.reference, ReferenceTable)
+    known.likelihoods.begin(sequences, tmp_path / "table.safetensors")
+    assert known.likelihoods.reference is None
     with torch.no_grad():
         for ranking in rankings:
             sums = [stage.likelihoods(ranking.sequences)[2] for stage in (asked, known)]
@@ -258,8 +258,6 @@ def test_a_reference_asked_beforehand_says_the_same(roles, tmp_path):
             )
             torch.testing.assert_close(sums[0], sums[1], atol=1e-5, rtol=1e-6)
             torch.testing.assert_close(alone, sums[1], atol=1e-5, rtol=1e-6)
-    with pytest.raises(RunError, match="not for this response"):
-        known.likelihoods([ENCODER.conversation((user("new"), assistant("response")), "last")])
     once = trained(tmp_path / "once", reference_logprobs="precomputed")
     torch.testing.assert_close(trained(tmp_path / "each"), once, atol=1e-4, rtol=1e-4)
 
@@ -314,13 +312,6 @@ def test_a_reference_of_its_own_is_let_go_before_training(tmp_path):
 
     stage.train(preferences(), RunDirectory.open(tmp_path / "run", {}), progress)
     assert alive and not any(alive)
-
-
-def test_a_table_needs_the_option_that_names_it():
-    with pytest.raises(ValueError, match="needs reference_logprobs = 'precomputed'"):
-        Direct(DirectConfig(), make().role, ReferenceTable({}), ENCODER)
-    known = DirectConfig(reference_logprobs="precomputed")
-    assert Direct(known, make().role, ReferenceTable({}), ENCODER).likelihoods.reference is not None
 
 
 def test_the_digest_of_a_bare_trunk_is_that_of_the_model_whatever_stands_on_it():

@@ -10,12 +10,14 @@ from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison, assistant, user
 from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder
+from tether.data.prepare import sequences_of
 from tether.learner.config import OptimizerConfig
 from tether.models.config import LoraConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
+from tether.stages.frozen_layers import FrozenStates
 from tether.stages.reward import RewardConfig, RewardModeling
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
@@ -70,7 +72,7 @@ def test_training_is_that_of_every_pass_computed_anew_and_spares_the_lower_layer
 def test_states_of_a_batch_are_those_of_its_own_pass():
     stage = stage_of(keep_states_gb=1)
     rankings, _ = stage.rankings(ROWS)
-    kept = stage.freeze(rankings)
+    kept = FrozenStates(stage.role, sequences_of(rankings), ENCODER.pad_id, stage.config.micro_batch_tokens, 1.0)
     sequences = [s for ranking in reversed(rankings[2:7]) for s in ranking.sequences]
     for document_tokens in (0, 200):  # neither the order nor the company in which they were computed
         batch = make_batch(sequences, ENCODER.pad_id, document_tokens=document_tokens)

@@ -17,7 +17,7 @@ from tether.learner.config import OptimizerConfig
 from tether.learner.local import schedule_factor
 from tether.models.tiny import tiny_tokenizer
 from tether.stages.online_loop import train
-from tether.stages.rollouts import deal, gather
+from tether.stages.rollouts import Experience, deal
 
 pytestmark = pytest.mark.audit
 
@@ -35,7 +35,7 @@ def test_a_stop_token_that_is_the_padding_too_counts():
     rollouts = [
         Rollout((70, 71), ids, (), StopReason.STOP_TOKEN, "", 0, 0, Sampling(), PROMPTS[0]) for ids in ((7, 8, 1), (9, 1))
     ]
-    experience = gather(rollouts, [Score(1.0), Score(2.0)], encoder, 64, torch.device("cpu"))
+    experience = Experience(rollouts, [Score(1.0), Score(2.0)], encoder, 64, torch.device("cpu"))
     assert encoder.pad_id == 1 and experience.mask.tolist() == [[True, True, True], [True, True, False]]
 
 
@@ -74,7 +74,7 @@ def test_a_setting_of_memory_changes_neither_updates_nor_gradients(name, tmp_pat
         train(stage, [Prompt((user(f"{n} times"),), f"p{n}") for n in range(16)], run)
         planned = stage.config.epochs * stage.config.minibatches
         assert [(row["policy/updates"], row["policy/updates_planned"]) for row in run.metrics()] == [(planned, planned)] * 3
-        assert len(rates) == stage.learner.updates == stage.config.total_updates == 3 * planned
+        assert len(rates) == stage.learner.updates == stage.learner.total_updates == 3 * planned
         assert rates[-1] == 3e-3 * schedule_factor(optimizer, 3 * planned - 1, 3 * planned)
         assert all(row["policy/first_ratio_deviation"] < 1e-6 for row in run.metrics())
         first[budget] = gradients[0]

@@ -21,7 +21,7 @@ from tether.rollout.local import LocalEngine
 from tether.stages.online_loop import train
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
-from tether.stages.rollouts import gather
+from tether.stages.rollouts import Experience
 
 PROMPTS = [
     Prompt((user(text),), f"p{n}")
@@ -84,7 +84,7 @@ def test_old_logprobs_are_those_of_the_tempered_policy():
     """The learner's log-probabilities agree with what the engine reported for the same tokens (float32, to rounding)."""
     ppo = make(temperature=0.6)
     rollouts = rollouts_of(ppo)
-    experience = gather(rollouts, ppo.reward.score(rollouts), ppo.encoder, 64, torch.device("cpu"))
+    experience = Experience(rollouts, ppo.reward.score(rollouts), ppo.encoder, 64, torch.device("cpu"))
     ppo.evaluate(experience)
     for row, rollout in enumerate(rollouts):
         n = len(rollout.response_ids)
@@ -97,7 +97,7 @@ def test_rewards_by_hand():
     ppo = make(kl={"coefficient": 0.3}, normalize_scores=False, missing_stop_penalty=2.0, score_clip=5.0)
     rollouts = rollouts_of(ppo)
     scores = [Score(float(n)) for n in range(7)] + [Score(None, reason="broken")]
-    experience = gather(rollouts, scores, ppo.encoder, 80, torch.device("cpu"))
+    experience = Experience(rollouts, scores, ppo.encoder, 80, torch.device("cpu"))
     ppo.evaluate(experience)
     experience.reference_logprobs = experience.logprobs - torch.arange(experience.logprobs.shape[1]) * 0.01
     rewards = ppo.shape(experience)
@@ -118,7 +118,7 @@ def test_a_group_baseline_is_the_mean_of_the_other_samples():
     values = [float(n * n % 7) for n in range(len(rollouts))]
     scores = [Score(v) for v in values]
     scores[4] = Score(None, reason="broken")
-    experience = gather(rollouts, scores, ppo.encoder, 200, torch.device("cpu"), document_tokens=200)
+    experience = Experience(rollouts, scores, ppo.encoder, 200, torch.device("cpu"), document_tokens=200)
     ppo.evaluate(experience)
     totals = ppo.shape(experience).sum(-1).tolist()
     for n in range(len(rollouts)):
@@ -233,7 +233,7 @@ def test_micro_batches_and_shared_prompts_do_not_change_the_update(tokens, share
             with torch.no_grad():
                 role.head.linear.weight.fill_(0.01)
         scores = ppo.reward.score(rollouts)
-        experience = gather(rollouts, scores, ppo.encoder, budget, torch.device("cpu"), document_tokens=share)
+        experience = Experience(rollouts, scores, ppo.encoder, budget, torch.device("cpu"), document_tokens=share)
         ppo.evaluate(experience)
         generator = torch.Generator().manual_seed(0)
         experience.advantages = torch.randn(experience.mask.shape, generator=generator) * experience.mask
@@ -258,7 +258,7 @@ def test_the_first_update_is_the_vanilla_policy_gradient():
     """At ratio 1 the clipped surrogate's gradient is that of -(1/N) sum A log pi: compared with autograd on the plain model."""
     ppo = make(roles="separate", epochs=1, value_coefficient=0.0)
     rollouts = rollouts_of(ppo)
-    experience = gather(rollouts, ppo.reward.score(rollouts), ppo.encoder, 48, torch.device("cpu"))
+    experience = Experience(rollouts, ppo.reward.score(rollouts), ppo.encoder, 48, torch.device("cpu"))
     ppo.evaluate(experience)
     experience.advantages = torch.randn(experience.mask.shape, generator=torch.Generator().manual_seed(1)) * experience.mask
     grabbed = {}

@@ -27,7 +27,7 @@ from tether.learner.loop import plan_updates
 from tether.models.heads import ScalarHead
 from tether.models.loading import eos_ids, quiet
 from tether.stages import reward, sft
-from tether.stages.supervised import fit, headline
+from tether.stages.supervised import SupervisedLoop, headline
 
 
 class _Trainer:
@@ -90,7 +90,7 @@ class _Trainer:
                 epoch = round(args.num_train_epochs * done / total, 2)
                 print({"loss": round(metrics["loss"], 4), "learning_rate": metrics["learning_rate"], "epoch": epoch})
 
-        loop = fit(self.stage, Split(rows, (), {}), plan, config, run, progress=progress)
+        loop = SupervisedLoop(self.stage, Split(rows, (), {}), plan, config, run, progress=progress).train()
         metrics = {"train_runtime": time.perf_counter() - start, "train_loss": statistics.fmean(loop.losses)}
         run.finish(metrics)
         return TrainOutput(len(plan), metrics["train_loss"], metrics)

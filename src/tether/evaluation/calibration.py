@@ -27,20 +27,20 @@ def reliability_curve(probabilities: Numbers, outcomes: Numbers | None = None, n
     Shapes: ``probabilities`` and ``outcomes`` of one length, both in [0, 1]; a soft outcome (half for a tie) is allowed. Without
     ``outcomes`` each probability is that of the *preferred* answer of a comparison, and is folded: the prediction becomes
     ``max(p, 1 − p)``, the outcome 1 if p is above ½ and 0 if below. Empty bins are left out.
-    Raises: ``ValueError`` when nothing is given, lengths differ, a number lies outside [0, 1], or ``num_bins`` is below 1.
     Trap: without the fold every outcome would be 1, and any model looks underconfident. At exactly ½ the model chose
     neither answer, so that the outcome is ½: counting it right or wrong would call a perfect don't-know miscalibrated by ½.
     """
-    predicted, observed = _checked(probabilities, outcomes)
-    if num_bins < 1:
-        raise ValueError(f"num_bins must be at least 1, got {num_bins}")
+    predicted, observed = np.asarray(probabilities, dtype=np.float64), outcomes
+    if observed is None:
+        observed = np.where(predicted == 0.5, 0.5, predicted > 0.5)
+        predicted = np.maximum(predicted, 1.0 - predicted)
     # k / K is the float nearest to the edge, as is a literal 0.3; linspace and p * K are not, and misplace predictions on it.
     edges = np.arange(num_bins + 1) / num_bins
     indices = np.minimum(np.searchsorted(edges, predicted, side="right") - 1, num_bins - 1)
     curve = []
     for index in np.unique(indices):
         inside = indices == index
-        means = float(predicted[inside].mean()), float(observed[inside].mean())
+        means = float(predicted[inside].mean()), float(np.asarray(observed)[inside].mean())
         curve.append(ReliabilityBin(float(edges[index]), float(edges[index + 1]), *means, int(inside.sum())))
     return curve
 
@@ -51,26 +51,8 @@ def expected_calibration_error(probabilities: Numbers, outcomes: Numbers | None 
     Equation: ``ECE = Σ_b (n_b / n) |p̄_b − ȳ_b|``.
     Paper: Naeini et al. 2015, https://doi.org/10.1609/aaai.v29i1.9602; Guo et al. 2017, https://arxiv.org/abs/1706.04599.
     Shapes: as for `reliability_curve`, the form with ``probabilities`` of the preferred answer alone included; a probability.
-    Raises: as `reliability_curve`.
     Trap: biased upwards on few samples (each bin's noise counts as error), so that numbers compare at equal n only.
     """
     curve = reliability_curve(probabilities, outcomes, num_bins)
     total = sum(bin_.count for bin_ in curve)
     return sum(bin_.count / total * abs(bin_.mean_probability - bin_.frequency) for bin_ in curve)
-
-
-def _checked(probabilities: Numbers, outcomes: Numbers | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    predicted = np.asarray(probabilities, dtype=np.float64)
-    if outcomes is None:
-        preferred = predicted
-        predicted = np.maximum(preferred, 1.0 - preferred)
-        observed = np.where(preferred == 0.5, 0.5, preferred > 0.5)
-    else:
-        observed = np.asarray(outcomes, dtype=np.float64)
-    if predicted.ndim != 1 or predicted.shape != observed.shape or predicted.size == 0:
-        raise ValueError(f"expected two equally long, non-empty lists, got shapes {predicted.shape} and {observed.shape}")
-    for name, numbers in (("probabilities", predicted), ("outcomes", observed)):
-        # Written so that NaN fails too.
-        if not np.all((numbers >= 0.0) & (numbers <= 1.0)):
-            raise ValueError(f"{name} must lie in [0, 1]")
-    return predicted, observed

@@ -8,7 +8,7 @@ for nothing is told by the best decoding of the one against the best decoding of
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import product
 from typing import Literal
 
@@ -78,52 +78,33 @@ def _saddle(estimates: Mapping[tuple[float, float], Estimate]) -> tuple[tuple[fl
     return place, estimates[place]._replace(low=low, high=high)
 
 
-@dataclass(frozen=True, slots=True)
-class Sharpening:
-    """How much of a gain at the temperature of training a lower temperature of the start would have given.
-
-    `gain` is the whole; `beyond` what the policy has over the start at the temperature where that is as sharp as the policy is.
-    """
-
-    gain: Estimate
-    beyond: Estimate
-    temperature: float
-
-    @property
-    def share(self) -> float:
-        """Of the gain; what is beyond nothing is 0."""
-        return 1 - self.beyond.value / self.gain.value if self.gain.value > 0 else 0.0
-
-    @property
-    def sure(self) -> bool:
-        """There is a gain, and it is not shown that any of it is beyond."""
-        return self.gain.low > 0 >= self.beyond.low
-
-    def metrics(self) -> dict[str, float]:
-        return {"gain": self.gain.value, "share": self.share, "temperature": self.temperature, "sure": float(self.sure)}
-
-
 def sharpening(
     start: Mapping[float, tuple[float, MaybeScores]], now: tuple[float, MaybeScores], groups: Sequence[str], at: float
-) -> Sharpening | None:
-    """Compare a policy at the temperature of training with its start at the temperature of the same entropy.
+) -> dict[str, float]:
+    """Measure how much of a gain at the temperature of training a lower temperature of the start would have given.
+
+    The policy is compared with its start at the `temperature` of the same entropy. `gain` is the whole, `share` what of it is not
+    beyond the start there, and `sure` 1 where there is a gain and it is not shown that any of it is beyond; else 0.
 
     Equation: between the two measured temperatures of the start whose entropies enclose the policy's, scores and temperature are
     interpolated linearly in the entropy, answer by answer, so that the difference has an interval over prompts.
-    Args: ``start`` by temperature, ``now`` of the policy: (entropy in nats a token, scores). None where nothing can be compared.
+    Args: ``start`` by temperature, ``now`` of the policy: (entropy in nats a token, scores). Empty where nothing can be compared.
     Trap: entropy is that of the answers given, so a policy that answers in fewer words is not of itself a sharper one.
     """
     entropy, scores = now
     points = sorted((own, temperature) for temperature, (own, _) in start.items() if temperature <= at)
     if len(points) < 2 or (whole := gain(start[at][1], scores, groups)) is None:
-        return None
+        return {}
     below = max((point for point in points if point[0] <= entropy), default=points[0])
     above = min((point for point in points if point[0] >= entropy), default=points[-1])
     weight = 0.0 if above[0] == below[0] else (entropy - below[0]) / (above[0] - below[0])
     low, high = start[below[1]][1], start[above[1]][1]
     between = [None if a is None or b is None else a + weight * (b - a) for a, b in zip(low, high, strict=True)]
-    beyond = gain(between, scores, groups)
-    return None if beyond is None else Sharpening(whole, beyond, below[1] + weight * (above[1] - below[1]))
+    if (beyond := gain(between, scores, groups)) is None:
+        return {}
+    share = 1 - beyond.value / whole.value if whole.value > 0 else 0.0
+    temperature, sure = below[1] + weight * (above[1] - below[1]), whole.low > 0 >= beyond.low
+    return {"gain": whole.value, "share": share, "temperature": temperature, "sure": float(sure)}
 
 
 def verdict(gain: EstimateFields, over_best: EstimateFields) -> Verdict:

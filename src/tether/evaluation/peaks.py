@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from itertools import compress
 
 import numpy as np
 from scipy.special import stdtr
@@ -29,22 +30,15 @@ def without_none(values: Sequence[float | None]) -> list[float]:
     return [value for value in values if value is not None]
 
 
-def halves(groups: Sequence[str]) -> tuple[list[int], list[int]]:
-    """The answers of every other prompt, and those of the rest."""
-    side = group_indices(groups) % 2
-    return np.flatnonzero(side == 0).tolist(), np.flatnonzero(side == 1).tolist()
-
-
-def scores_of(measured: Measured, answers: Sequence[int]) -> dict[int, dict[str, list[float | None]]]:
-    """The scores of these answers alone."""
-    return {step: {"score": [rows["score"][i] for i in answers]} for step, rows in measured.items()}
-
-
-def chosen_by_others(measured: Measured, groups: Sequence[str]) -> dict[int, int | None]:
+def chosen_by_others(measured: Measured, groups: Sequence[str]) -> list[int | None]:
     """For each answer the best step of the other half of the prompts: its score there had no part in the choice."""
-    first, second = halves(groups)
-    by_first, by_second = (best_step(scores_of(measured, half)) for half in (first, second))
-    return dict.fromkeys(first, by_second) | dict.fromkeys(second, by_first)
+    sides = group_indices(groups) % 2
+
+    def best_of(side: int) -> int | None:
+        return best_step({step: {"score": list(compress(rows["score"], sides == side))} for step, rows in measured.items()})
+
+    by_others = best_of(1), best_of(0)
+    return [by_others[side] for side in sides]
 
 
 def has_fallen(measured: Measured, groups: Sequence[str], looks: int, *, num_draws: int = 10_000, seed: int = 0) -> bool:

@@ -86,8 +86,8 @@ def judge_rewards(comparisons: Sequence[Comparison], chosen: Sequence[float | No
         "length_only": pairwise_accuracy(lengths[0].tolist(), lengths[1].tolist(), groups).as_dict(),
         "slices": slices(pairs, above, below, groups),
         **calibration(difference, groups),
-        "difference_with_length": _correlated(difference, lengths[0] - lengths[1]),
-        "difference_with_marks": _correlated(difference, formats[0] - formats[1]),
+        "difference_with_length": correlation(difference.tolist(), (lengths[0] - lengths[1]).tolist()),
+        "difference_with_marks": correlation(difference.tolist(), (formats[0] - formats[1]).tolist()),
         "annotators": annotators(pairs, difference),
     }
 
@@ -159,11 +159,6 @@ def annotators(pairs: Sequence[Comparison], difference: Array) -> Json | None:
     if not among:
         return None
     return {"agree": float(np.mean(among)), "model_agrees": float(np.mean(with_model)), "count": len(among)}
-
-
-def _correlated(x: Array, y: Array) -> dict[str, float]:
-    """Of a single pair nothing can be said."""
-    return correlation(x.tolist(), y.tolist()) if len(x) > 1 else {"pearson": math.nan, "spearman": math.nan}
 
 
 def _sigmoid(difference: Array) -> Array:

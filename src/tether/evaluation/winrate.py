@@ -99,13 +99,11 @@ def correlation(x: MaybeScores, y: MaybeScores) -> dict[str, float]:
     Equation: ``pearson = cov(x, y) / (σ_x σ_y)``; ``spearman`` is the same on ranks, ties getting their mean rank.
     Paper: Spearman 1904, https://doi.org/10.2307/1412159.
     Shapes: two lists of one length; a pair with a None is dropped; both results lie in [−1, 1] and have no unit.
-    Raises: ``ValueError`` when lengths differ, a number is NaN, or fewer than two pairs remain.
-    Trap: where one list is constant neither is defined, and both are NaN, not 0.
+    Raises: ``ValueError`` when lengths differ, a number is NaN, or no pair remains.
+    Trap: of a single pair, or where one list is constant, neither is defined, and both are NaN, not 0.
     """
     first, second, _ = _paired(x, y, None)
-    if len(first) < 2:
-        raise ValueError(f"a correlation needs at least two pairs, got {len(first)}")
-    if np.ptp(first) == 0 or np.ptp(second) == 0:
+    if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
         return {"pearson": math.nan, "spearman": math.nan}
     pearson, spearman = stats.pearsonr(first, second), stats.spearmanr(first, second)
     return {"pearson": float(pearson.statistic), "spearman": float(spearman.statistic)}  # type: ignore[attr-defined]

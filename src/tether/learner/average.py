@@ -42,11 +42,9 @@ class WeightAverage:
         for average, now in zip([*(self.averages or ()), *self.sketches], [*masters, *self._sketched(masters)], strict=True):
             average.lerp_(now, 1 - self.decay)
 
-    @torch.no_grad()
     def apply(self) -> None:
         """End with the average instead of the last weights."""
-        for parameter, average in zip(self.learner.parameters, self._weights(), strict=self.averages is not None):
-            parameter.copy_(average)
+        self.learner.put(self._weights())
 
     @property
     def tensors(self) -> list[Tensor] | None:

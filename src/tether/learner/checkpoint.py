@@ -258,13 +258,11 @@ def _room_for(tensors: Mapping[str, Tensor]) -> bool:
 def _not_finite(step: int, tensors: Mapping[str, Tensor], folder: Path) -> str:
     """What to say if there are numbers that are not finite."""
     bad = [key for key, value in tensors.items() if value.is_floating_point() and not local(value).isfinite().all()]
+    if not bad:
+        return ""
     return (
-        ""
-        if not bad
-        else (
-            f"after step {step} {len(bad)} tensors have numbers that are not finite ({', '.join(bad[:3])}), so it is not saved. "
-            f"{folder} has the last good checkpoint: lower optimizer.learning_rate, in another run directory."
-        )
+        f"after step {step} {len(bad)} tensors have numbers that are not finite ({', '.join(bad[:3])}), so it is not saved. "
+        f"{folder} has the last good checkpoint: lower optimizer.learning_rate, in another run directory."
     )
 
 

@@ -25,13 +25,12 @@ def deterministic() -> Iterator[None]:
     The trap: cuBLAS reads its setting when CUDA starts, so open the block before anything is on a GPU.
     """
     enabled, warn_only = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-    cudnn = torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark
     workspace = os.environ.get(WORKSPACE)
     os.environ.setdefault(WORKSPACE, ":4096:8")
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
     torch.use_deterministic_algorithms(True)
     try:
-        yield
+        with torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, benchmark=False, deterministic=True):
+            yield
     except RuntimeError as error:
         if (refused := _REFUSED.match(str(error))) is None and "CuBLAS" not in str(error):
             raise
@@ -42,6 +41,5 @@ def deterministic() -> Iterator[None]:
         ) from error
     finally:
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
-        torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = cudnn
         if workspace is None:
             os.environ.pop(WORKSPACE, None)

@@ -8,7 +8,7 @@ as soon as it is complete, and the rounded master is copied back after each step
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -74,7 +74,9 @@ class LocalLearner:
         matrices, vectors = ([m for m in self.masters if (m.dim() > 1) == matrix] for matrix in (True, False))
         groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
         groups = [group for group in groups if group["params"]]
-        self.optimizer: torch.optim.Optimizer = _adamw(config)(groups, self.rate, config.betas, config.epsilon)
+        # In 8 bits: https://arxiv.org/abs/2110.02861.
+        eight = bitsandbytes("optimizer.kind = 'adamw8bit'").optim.AdamW8bit if config.kind == "adamw8bit" else None
+        self.optimizer: torch.optim.Optimizer = (eight or torch.optim.AdamW)(groups, self.rate, config.betas, config.epsilon)
 
     def backward(self, loss: Tensor) -> None:
         """Add this micro-batch's gradient to the step's; with a loss that is not finite the update will be left out."""
@@ -163,6 +165,12 @@ class LocalLearner:
                     tensors[f"{key}.{index}"] = tensor if tensor.shape != master.shape else self.distributed(index, tensor)
         return tensors, {"updates": self.updates, "total_updates": self.total_updates, "skipped": self.skipped}
 
+    @torch.no_grad()
+    def put(self, weights: Iterable[Tensor]) -> None:
+        """Replace the parameters, as far as there are any, by these; masters and moments stay."""
+        for parameter, values in zip(self.parameters, weights, strict=False):
+            local(parameter).copy_(values)
+
     def distributed(self, place: int, part: Tensor) -> Tensor:
         """What is cut as the parameter at `place` is, from this rank's part of it."""
         return distributed(part, self.parameters[place])
@@ -189,13 +197,6 @@ class LocalLearner:
             maps: Any = self.optimizer
             held |= {"qmap1": maps.name2qmap["dynamic"].to(device), "qmap2": maps.name2qmap["udynamic"].to(device)}
         return {"step": int(tensors[f"step.{index}"]), **held}
-
-
-def _adamw(config: OptimizerConfig) -> Any:
-    """The class of the optimizer: torch's, or bitsandbytes' with its moments in 8 bits (https://arxiv.org/abs/2110.02861)."""
-    if config.kind == "adamw8bit":
-        return bitsandbytes("optimizer.kind = 'adamw8bit'").optim.AdamW8bit
-    return torch.optim.AdamW
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:

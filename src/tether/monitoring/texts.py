@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import combinations
 from typing import NamedTuple, TypedDict
@@ -171,15 +171,13 @@ def length_advantages(texts: Sequence[Text]) -> tuple[list[float], list[float]]:
     """
     from scipy.stats import spearmanr  # loading it takes a second, and only groups need it
 
-    groups: dict[str, tuple[list[float], list[float]]] = {}
+    groups = defaultdict[str, list[tuple[float, float]]](list)
     for text in texts:
         if text.score is not None:
-            lengths, scores = groups.setdefault(text.prompt, ([], []))
-            lengths.append(text.length)
-            scores.append(text.score)
-    varying = [sides for sides in groups.values() if all(len(set(side)) > 1 for side in sides)]
-    correlations = [float(spearmanr(*sides).statistic) for sides in varying]  # type: ignore[attr-defined]
-    return correlations, [1 / (len(lengths) - 1) for lengths, _ in varying]
+            groups[text.prompt].append((text.length, text.score))
+    varying = [rows for rows in groups.values() if all(len(set(side)) > 1 for side in zip(*rows, strict=True))]
+    correlations = [float(spearmanr(*zip(*rows, strict=True)).statistic) for rows in varying]  # type: ignore[attr-defined]
+    return correlations, [1 / (len(rows) - 1) for rows in varying]
 
 
 def across_prompts(texts: Sequence[Text], tokens: Tokens, least: int = 4, most: int = 32) -> float | None:

@@ -12,12 +12,6 @@ from tether.monitoring.detectors import DETECTORS, STILL_KL, Facts, View, WatchC
 from tether.monitoring.texts import Text, Tokens, across_prompts, measure_texts, score_of, summarize, word_tokens
 from tether.monitoring.trends import KL, TRENDS
 
-METRICS = (
-    *(*TRENDS, KL, "reward/proxy_std", "reward/spread", "response/stop_rate", "response/distinct_2", "group/zero_signal"),
-    *("sycophancy/shift", "sycophancy/start", "learning_rate", "run/share"),
-    *(f"sharpening/{name}" for name in ("gain", "share", "temperature", "sure")),
-)
-"""The metrics that detectors read."""
 LONGEST_COURSE = 400
 """Values of a course; beyond it neighbours are averaged."""
 
@@ -67,7 +61,7 @@ class Watch:
     def _facts(
         self, metrics: Mapping[str, Any], texts: Sequence[Text], tokens: Tokens, columns: Mapping[str, Sequence[float]]
     ) -> Facts:
-        """A step's metrics as far as detectors read them, and what its texts say where those are silent."""
+        """A step's metrics as far as they are finite, and what its texts say where those are silent."""
         scores = [text.score for text in texts if text.score is not None]
         sources = {
             "response/length": [text.length for text in texts],
@@ -78,9 +72,7 @@ class Watch:
         numbers = {name: statistics.fmean(values) for name, values in sources.items() if values}
         if scores:
             numbers["reward/proxy_std"] = statistics.pstdev(scores)
-        for name in METRICS:
-            if isinstance(metrics.get(name), int | float) and math.isfinite(metrics[name]):
-                numbers[name] = float(metrics[name])
+        numbers |= {k: float(v) for k, v in metrics.items() if isinstance(v, int | float) and math.isfinite(v)}
         last = self.recent[-1] if self.recent else None
         if KL in numbers:
             steps = last["metrics"].get("still", 0.0) if last else 0.0

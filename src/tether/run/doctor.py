@@ -44,7 +44,7 @@ from tether.stages.online_direct import OnlineDirect
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.reference import role_digest
-from tether.stages.rollouts import Experience, gather
+from tether.stages.rollouts import Experience
 
 RESPONSES = 16
 """How many samples a probe takes at least."""
@@ -172,7 +172,7 @@ class Probe:
         stage, size = self.stage, self.stage.config.micro_batch_tokens
         limit = stage.policy.document_tokens(size)
         scores = [Score(0.5 + n, steps=((len(r.response_ids) - 1, 0.5 + n),)) for n, r in enumerate(self.rollouts)]
-        return gather(self.rollouts, scores, stage.encoder, size, stage.policy.device, document_tokens=limit)
+        return Experience(self.rollouts, scores, stage.encoder, size, stage.policy.device, document_tokens=limit)
 
     @torch.no_grad()
     def hidden(self, role: Role) -> Tensor:
@@ -208,8 +208,7 @@ def _roles(stage: OnlineStage) -> dict[str, Role]:
 
 
 def _reference(stage: OnlineStage) -> Role | None:
-    reference = stage.pairs.likelihoods.reference if isinstance(stage, OnlineDirect) else stage.reference
-    return reference if isinstance(reference, Role) else None
+    return stage.pairs.likelihoods.reference if isinstance(stage, OnlineDirect) else stage.reference
 
 
 def _reference_checks(stage: OnlineStage, probe: Probe, digest: str | None) -> list[Result]:
@@ -257,7 +256,7 @@ def _loss(stage: PolicyGradient, probe: Probe, drift: float) -> float:
     """The loss of the first micro-batch at no advantage, the reference `drift` nats a token below the policy."""
     experience = probe.gathered()
     experience.logprobs, experience.reference_logprobs = probe.logprobs.clone(), probe.logprobs - drift
-    experience.weights, experience.common = stage.weights(experience), [None] * len(experience.batches)
+    experience.weights = stage.weights(experience)
     try:
         return stage.accumulate(experience, 0, max(1, experience.token_counts()[0]))["loss"]
     finally:

@@ -28,8 +28,8 @@ from tether.evaluation.winrate import pairwise_accuracy, share_in_order
 from tether.learner.config import Rates, ReferencedConfig
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
-from tether.stages.reference import Likelihoods, ReferenceTable
-from tether.stages.supervised import Update, accumulate, fit, heldout
+from tether.stages.reference import Likelihoods
+from tether.stages.supervised import SupervisedLoop, Update, accumulate, heldout
 
 
 class PairLossConfig(Config):
@@ -132,13 +132,13 @@ class Direct:
     """Trains a policy role on comparisons against a frozen reference (none for orpo and simpo).
 
     Args:
-        reference: a role, or a table of its log-probabilities of all the responses. With reference_logprobs = "precomputed" the
-            role may run the policy's own untrained weights, and is dropped before training.
+        reference: with reference_logprobs = "precomputed" it may run the policy's own untrained weights, and is dropped before
+            training.
     """
 
     dropout = False
 
-    def __init__(self, config: DirectConfig, policy: Role, reference: Role | ReferenceTable | None, encoder: ChatEncoder) -> None:
+    def __init__(self, config: DirectConfig, policy: Role, reference: Role | None, encoder: ChatEncoder) -> None:
         self.config, self.role, self.encoder = config, policy, encoder
         self.likelihoods = Likelihoods(policy, reference, encoder, config.micro_batch_tokens, precomputed=config.precomputed)
         self.pairs = PairLoss(config, self.likelihoods)
@@ -173,14 +173,12 @@ class Direct:
         start, config = time.perf_counter(), self.config
         self.likelihoods.begin(sequences_of((*split.train, *split.test)), run.path / "reference.safetensors")
         plan = plan_updates(len(split.train), config.prompts_per_update, config.epochs, config.seed)
-        loop = fit(self, split, plan, config, run, progress=progress)
+        loop = SupervisedLoop(self, split, plan, config, run, progress=progress).train()
         return {
-            "train_loss": loop.train_loss,
             **heldout(self, split.test),
-            "updates": len(plan),
             "num_prompts": len(split.train),
             "num_pairs": sum(len(r.chosen) for r in split.train),
-            "seconds": run.seconds(start),
+            **loop.summary(start),
         }
 
 

@@ -43,24 +43,19 @@ class FrozenStates:
                 f"{OPTION} = {gigabytes:g} is too little: the states of {len(distinct):,} responses, {total:,} tokens, take "
                 f"{needed:.2f} GB. Raise it, or leave it out to compute them in every epoch"
             )
-        self.starts: dict[tuple[int, ...], int] = {}
-        self.states = torch.empty(total, dim, dtype=dtype, device=role.device)
-        stop = 0
+        self.states: dict[tuple[int, ...], Tensor] = {}
         role.train_mode(False)
         for cut, batch in batches_for(role, distinct, pad_id, micro_batch_tokens):
-            states = role.common(batch)
+            states, sequences = role.common(batch), [distinct[i] for i in cut]
             assert states is not None
-            self.states[stop : stop + len(batch.places)] = states.flatten(0, 1)[batch.places]
-            for sequence in (distinct[i] for i in cut):
-                self.starts[sequence.ids] = stop
-                stop += len(sequence)
+            parts = states.flatten(0, 1)[batch.places].split([len(s) for s in sequences])
+            self.states |= {s.ids: part for s, part in zip(sequences, parts, strict=True)}
 
     def of(self, sequences: Sequence[Encoded], batch: TokenBatch) -> Tensor | None:
         """(rows, time, dim) for the batch of these sequences, padding zero; None where one of them is missing."""
-        starts = [self.starts.get(sequence.ids) for sequence in sequences]
-        if None in starts:
+        states = [self.states[sequence.ids] for sequence in sequences if sequence.ids in self.states]
+        if len(states) < len(sequences):
             return None
-        states = [self.states[start : start + len(s)] for start, s in zip(starts, sequences, strict=True) if start is not None]
-        common = self.states.new_zeros(batch.ids.numel(), self.states.shape[1])
+        common = states[0].new_zeros(batch.ids.numel(), states[0].shape[1])
         common[batch.places] = torch.cat(states)
         return common.unflatten(0, batch.ids.shape)

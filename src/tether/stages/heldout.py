@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Annotated, Literal
 
-import torch
 from pydantic import Field
 
 from tether.core.config import Config
@@ -167,8 +166,8 @@ class HeldOut:
         key, own = _headline(columns), self.sampling.temperature
         rows = [row for row in read_jsonl(self.run.path / "heldout.jsonl") if row["step"] == 0 and "entropy" in row]
         start = {row.get("temperature", own): (row["entropy"], row["scores"][key]) for row in rows}
-        sharper = sharpening(start, (entropy, columns[key]), self.groups, own) if own in start else None
-        return {} if sharper is None else {f"sharpening/{name}": value for name, value in sharper.metrics().items()}
+        sharper = sharpening(start, (entropy, columns[key]), self.groups, own) if own in start else {}
+        return {f"sharpening/{name}": value for name, value in sharper.items()}
 
     def _keep(self, step: int, learner: LocalLearner) -> None:
         """Save these weights, before the row that calls them the best; those an interrupted run kept from here on go.
@@ -206,9 +205,7 @@ class HeldOut:
         assert self.learner is not None
         best = self.run.path / "best" / f"step-{self.kept:06d}"
         tensors, _ = load_checkpoint(best)
-        with torch.no_grad():
-            for index, parameter in enumerate(self.learner.parameters):
-                parameter.copy_(tensors[str(index)])
+        self.learner.put(tensors[str(index)] for index in range(len(tensors)))
         for other in complete_checkpoints(best.parent):
             if other != best:
                 shutil.rmtree(other)
@@ -221,8 +218,8 @@ class HeldOut:
         """
         measured, end, groups = self.run.held_out(), self.kept, self.groups
         start = min(measured)
-        choices = {} if self.learner is None else chosen_by_others(measured, groups)
-        steps = [end if (step := choices.get(i)) is None else step for i in range(len(groups))]
+        choices = [None] * len(groups) if self.learner is None else chosen_by_others(measured, groups)
+        steps = [end if step is None else step for step in choices]
         result: Json = {
             "judge": self.name,
             "num_prompts": len(self.prompts),
@@ -252,7 +249,7 @@ class HeldOut:
             {own: scores, **{temperature: rows[key] for (at, temperature), rows in others.items() if at == step}}
             for step, scores in ((0, before), (end, after))
         ]
-        # A run of an earlier revision has none of the start.
+
         return control(sides[0], sides[1], self.groups, own) if min(map(len, sides)) > 1 else {}
 
 

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import chain
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from pydantic import Field
@@ -29,19 +29,12 @@ from tether.data.prepare import JudgedPrompt, Split, mismatched, prepare_feedbac
 from tether.learner.config import Rates, ReferencedConfig
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
-from tether.stages.reference import Likelihoods, ReferenceTable
-from tether.stages.supervised import Update, fit, heldout, measure
+from tether.stages.reference import Likelihoods
+from tether.stages.supervised import SupervisedLoop, Update, heldout, measure
 
 RECOMMENDED_BALANCE = (1.0, 4 / 3)
 """Of λ_D n_D / λ_U n_U, by the paper's eq. 8."""
 WATCHED = ("loss", "accuracy", "reward_desirable", "reward_undesirable", "kl_baseline", "mismatched")
-
-
-class ClassWeights(NamedTuple):
-    """λ_D and λ_U."""
-
-    desirable_weight: float
-    undesirable_weight: float
 
 
 class KTOConfig(ReferencedConfig):
@@ -54,25 +47,26 @@ class KTOConfig(ReferencedConfig):
     undesirable_weight: float | None = Field(default=None, gt=0, description="λ_U; unset: likewise")
     prompts_per_update: int = Field(default=16, ge=2, description="z0 is estimated over all their responses")
 
-    def weights(self, num_desirable: int, num_undesirable: int) -> ClassWeights:
-        """Those for these counts of responses: the ones that are set, and otherwise those that balance the classes."""
+    def weights(self, num_desirable: int, num_undesirable: int) -> dict[str, float]:
+        """λ_D and λ_U for these counts of responses: the ones that are set, and otherwise those that balance the classes."""
         ratio, desirable, undesirable = num_undesirable / num_desirable, self.desirable_weight, self.undesirable_weight
         if desirable is None:
             desirable = max(1.0, ratio) if undesirable is None else undesirable * ratio
-        return ClassWeights(desirable, desirable / ratio if undesirable is None else undesirable)
+        undesirable = desirable / ratio if undesirable is None else undesirable
+        return {"desirable_weight": desirable, "undesirable_weight": undesirable}
 
 
 class KTO:
     """Trains a policy role on single responses, each desirable or not, against a frozen reference.
 
     Args:
-        reference: a role, or a table of its log-probabilities of all responses and mismatched pairs. With reference_logprobs =
-            "precomputed" the role may run the policy's own untrained weights, and is dropped before training.
+        reference: with reference_logprobs = "precomputed" it may run the policy's own untrained weights, and is dropped before
+            training.
     """
 
     dropout = False
 
-    def __init__(self, config: KTOConfig, policy: Role, reference: Role | ReferenceTable, encoder: ChatEncoder) -> None:
+    def __init__(self, config: KTOConfig, policy: Role, reference: Role, encoder: ChatEncoder) -> None:
         self.config, self.role, self.encoder = config, policy, encoder
         self.likelihoods = Likelihoods(policy, reference, encoder, config.micro_batch_tokens, precomputed=config.precomputed)
         self.weights = config.weights(1, 1)
@@ -105,7 +99,7 @@ class KTO:
         (places, desirable), beta = verdicts_of(judged), self.config.beta
         ratios = self._log_ratios(sequences_of(judged))[places]
         labels, z0 = torch.tensor(desirable, device=ratios.device), ratios.new_tensor(baseline)
-        loss = kto_loss(ratios, labels, z0, beta=beta, denominator=num_responses, **self.weights._asdict())
+        loss = kto_loss(ratios, labels, z0, beta=beta, denominator=num_responses, **self.weights)
         return loss, (beta * ratios.detach()).tolist()
 
     def _log_ratios(self, sequences: Sequence[Encoded]) -> Tensor:
@@ -127,15 +121,13 @@ class KTO:
         plan = _without_lone_prompts(plan_updates(len(split.train), config.prompts_per_update, config.epochs, config.seed))
         self.likelihoods.begin(self._responses(split, plan), run.path / "reference.safetensors")
         balance = self._settle_weights(split.train)
-        loop = fit(self, split, plan, config, run, watched=WATCHED, progress=progress)
+        loop = SupervisedLoop(self, split, plan, config, run, watched=WATCHED, progress=progress).train()
         return {
-            "train_loss": loop.train_loss,
             **heldout(self, split.test),
             **balance,
-            "updates": len(plan),
             "num_prompts": len(split.train),
             "skipped": split.skipped,
-            "seconds": run.seconds(start),
+            **loop.summary(start),
         }
 
     def _responses(self, split: Split[JudgedPrompt], plan: Sequence[Sequence[int]]) -> Iterator[Encoded]:
@@ -149,14 +141,15 @@ class KTO:
         verdicts = [verdict for judged in train for verdict in judged.desirable]
         good, bad = verdicts.count(True), verdicts.count(False)
         self.weights = self.config.weights(good, bad)
-        balance, (low, high) = self.weights[0] * good / (self.weights[1] * bad), RECOMMENDED_BALANCE
+        of_desirable, of_undesirable = self.weights.values()
+        balance, (low, high) = of_desirable * good / (of_undesirable * bad), RECOMMENDED_BALANCE
         if not low - 1e-9 <= balance <= high + 1e-9:
             warnings.warn(
                 f"kto: λ_D n_D / λ_U n_U is {balance:.3g} with {good} desirable and {bad} undesirable responses; the paper asks "
                 "for 1 to 4/3. Unset kto.desirable_weight or kto.undesirable_weight to have it balanced.",
                 stacklevel=3,
             )
-        return {"num_desirable": good, "num_undesirable": bad, **self.weights._asdict(), "class_balance": balance}
+        return {"num_desirable": good, "num_undesirable": bad, **self.weights, "class_balance": balance}
 
 
 def rewards_by_class(rewards: Sequence[float], desirable: Sequence[bool]) -> dict[str, float]:

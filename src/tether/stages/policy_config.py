@@ -5,7 +5,7 @@ The methods are independent switches, and presets that name their combinations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field, ModelWrapValidatorHandler, model_validator
@@ -181,18 +181,50 @@ class PolicyConfig(SampledConfig):
         config = handler({**preset, **values, **layered})
         config.model_fields_set.intersection_update(values)
         config.kl.model_fields_set.intersection_update(kl)
-        config.check_effects()
-        return config
-
-    def check_effects(self) -> None:
-        """Refuse what was set and would change nothing, and what cannot be combined."""
-        given = {*self.model_fields_set, *(f"kl.{name}" for name in self.kl.model_fields_set)}
+        given = {*config.model_fields_set, *(f"kl.{name}" for name in config.kl.model_fields_set)}
         for options, has_effect, needs in _EFFECTS:
             for option in filter(given.__contains__, options):
-                if not has_effect(self):
+                if not has_effect(config):
                     raise ValueError(f"{option} has no effect {needs}")
-        if conflict := _conflict(self):
-            raise ValueError(conflict)
+        return config
+
+    def faults(self) -> Iterator[str]:
+        if self.max_staleness > 0 and self.importance == "none":
+            yield (
+                "max_staleness above 0 learns from answers of earlier weights: correct for that, with importance = 'truncate' or "
+                "'mask'"
+            )
+        if self.max_staleness > 0 and self.filter_groups:
+            yield (
+                "max_staleness asks for a step's answers before it is known which groups teach something: leave filter_groups out"
+            )
+        if self.top_p < 1.0:
+            yield (
+                "top_p < 1 samples from a distribution whose log-probabilities the update does not have (its ratios would be of "
+                "another policy). Train with top_p = 1; use temperature to sharpen, and top_p when generating afterwards"
+            )
+        if self.grouped and self.samples_per_prompt < 2:
+            yield "this baseline needs other samples of the same prompt: set samples_per_prompt to 2 or more"
+        if self.surrogate == "reinforce" and not self.one_update:
+            yield (
+                "surrogate = 'reinforce' has no ratio, so that a second update on the same rollouts would be off policy: set "
+                "epochs = 1 and minibatches = 1, or take another surrogate"
+            )
+        if self.surrogate == "cispo" and self.clip_range_high is None:
+            yield "surrogate = 'cispo' truncates weights at 1 + clip_range_high: set clip_range_high"
+        if self.minibatches > self.prompts_per_step * self.samples_per_prompt:
+            yield (
+                "minibatches is above prompts_per_step x samples_per_prompt, the answers of a step: a minibatch needs at least "
+                "one"
+            )
+        if self.overlong_buffer > self.max_new_tokens:
+            yield "overlong_buffer is longer than max_new_tokens"
+        if self.kl.mode == "adaptive" and self.kl.coefficient == 0:
+            yield "kl.coefficient = 0 cannot adapt: it is multiplied; start above 0"
+        if self.kl.mode == "stop" and not self.needs_reference:
+            yield "kl.mode = 'stop' must see the KL: set kl.report or kl.coefficient"
+        if self.step_rewards and self.kl.place == "sequence":
+            yield "kl.place = 'sequence' has no single score to be taken off with step_rewards: use 'token' or 'loss'"
 
     @property
     def one_update(self) -> bool:
@@ -207,10 +239,6 @@ class PolicyConfig(SampledConfig):
     @property
     def needs_reference(self) -> bool:
         return self.kl.coefficient > 0 or self.kl.report
-
-    @property
-    def total_updates(self) -> int:
-        return self.steps * self.epochs * self.minibatches
 
 
 Rule = tuple[tuple[str, ...], Callable[[PolicyConfig], bool], str]
@@ -236,39 +264,3 @@ _EFFECTS: tuple[Rule, ...] = (
     (("kl.horizon",), lambda c: c.kl.mode == "adaptive", "without kl.mode='adaptive'"),
     (("kl.report",), lambda c: c.kl.coefficient == 0, "with kl.coefficient above 0: the reference is run anyway"),
 )
-
-
-def _conflict(c: PolicyConfig) -> str:
-    """Why these settings cannot be combined; empty where they can."""
-    if c.max_staleness > 0 and c.importance == "none":
-        return (
-            "max_staleness above 0 learns from answers of earlier weights: correct for that, with importance = 'truncate' or "
-            "'mask'"
-        )
-    if c.max_staleness > 0 and c.filter_groups:
-        return "max_staleness asks for a step's answers before it is known which groups teach something: leave filter_groups out"
-    if c.top_p < 1.0:
-        return (
-            "top_p < 1 samples from a distribution whose log-probabilities the update does not have (its ratios would be of "
-            "another policy). Train with top_p = 1; use temperature to sharpen, and top_p when generating afterwards"
-        )
-    if c.grouped and c.samples_per_prompt < 2:
-        return "this baseline needs other samples of the same prompt: set samples_per_prompt to 2 or more"
-    if c.surrogate == "reinforce" and not c.one_update:
-        return (
-            "surrogate = 'reinforce' has no ratio, so that a second update on the same rollouts would be off policy: set epochs "
-            "= 1 and minibatches = 1, or take another surrogate"
-        )
-    if c.surrogate == "cispo" and c.clip_range_high is None:
-        return "surrogate = 'cispo' truncates weights at 1 + clip_range_high: set clip_range_high"
-    if c.minibatches > c.prompts_per_step * c.samples_per_prompt:
-        return "minibatches is above prompts_per_step x samples_per_prompt, the answers of a step: a minibatch needs at least one"
-    if c.overlong_buffer > c.max_new_tokens:
-        return "overlong_buffer is longer than max_new_tokens"
-    if c.kl.mode == "adaptive" and c.kl.coefficient == 0:
-        return "kl.coefficient = 0 cannot adapt: it is multiplied; start above 0"
-    if c.kl.mode == "stop" and not c.needs_reference:
-        return "kl.mode = 'stop' must see the KL: set kl.report or kl.coefficient"
-    if c.step_rewards and c.kl.place == "sequence":
-        return "kl.place = 'sequence' has no single score to be taken off with step_rewards: use 'token' or 'loss'"
-    return ""

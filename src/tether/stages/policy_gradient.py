@@ -17,15 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tether.algorithms import kl as divergences
 from tether.algorithms import policy_losses as losses
 from tether.algorithms.advantages import gae, returns_to_go
-from tether.algorithms.kl import (
-    adapt_kl_coefficient,
-    kl_policy_reference_k2,
-    kl_policy_reference_k3,
-    kl_policy_reference_k3_corrected,
-    kl_target_reached,
-)
 from tether.algorithms.masked import masked_sum, whiten
 from tether.core.errors import TrainingError
 from tether.core.protocols import Engine, RewardSource
@@ -39,7 +33,7 @@ from tether.learner.ranks import here
 from tether.models.trunk import Role
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.reward_shaping import RewardShaping
-from tether.stages.rollouts import Clock, Experience, Step, deal, gather, sample_and_score, sample_metrics, silent, step_metrics
+from tether.stages.rollouts import Clock, Experience, Step, deal, sample_and_score, sample_metrics, silent, step_metrics
 
 
 @dataclass(eq=False)
@@ -82,7 +76,8 @@ class PolicyGradient:
         critic = [] if value is None else value.parameters()
         if self.shares_pass and value is not None and value.head is not None:
             critic = list(value.head.parameters())
-        self.learner = LocalLearner(policy.parameters() + critic, config.optimizer_for(policy.adapter), config.total_updates)
+        updates = config.steps * config.epochs * config.minibatches
+        self.learner = LocalLearner(policy.parameters() + critic, config.optimizer_for(policy.adapter), updates)
         self.average = WeightAverage(self.learner, config.ema_decay, self.roles)
         for role in self.roles:
             role.train_mode(False)
@@ -150,7 +145,7 @@ class PolicyGradient:
         minibatches = deal(scored, config.samples_per_prompt, config.minibatches, f"{config.seed}/{number}")
         limit = min(role.document_tokens(config.micro_batch_tokens) for role in self.roles)
         device, budget = self.policy.device, config.micro_batch_tokens
-        return gather(rollouts, scores, self.encoder, budget, device, document_tokens=limit, minibatches=minibatches)
+        return Experience(rollouts, scores, self.encoder, budget, device, document_tokens=limit, minibatches=minibatches)
 
     @torch.no_grad()
     def evaluate(self, experience: Experience) -> None:
@@ -162,7 +157,6 @@ class PolicyGradient:
         one_trunk = reference is None or reference.model is self.policy.model
         passes = (not self.late) + (reference is not None) + self.config.epochs
         reused = one_trunk and passes > 1
-        experience.common = [None] * len(experience.batches)
         for number in here().in_step(experience.own, 0):
             batch, flat = experience.batches[number], {}
             common = experience.common[number] = self.policy.common(batch) if reused else None
@@ -303,8 +297,9 @@ class PolicyGradient:
         if not math.isfinite(observed):  # of a step whose update was left out
             return
         if kl.mode == "adaptive":
-            self.kl_coefficient = adapt_kl_coefficient(self.kl_coefficient, observed, kl.target, kl.horizon, num_responses)
-        self.stopped = kl.mode == "stop" and kl_target_reached(observed, kl.target)
+            target, horizon = kl.target, kl.horizon
+            self.kl_coefficient = divergences.adapt_kl_coefficient(self.kl_coefficient, observed, target, horizon, num_responses)
+        self.stopped = kl.mode == "stop" and divergences.kl_target_reached(observed, kl.target)
 
     def summary(self, history: Sequence[Mapping[str, float]]) -> Json:
         """The part of the run's summary that this stage adds."""
@@ -319,8 +314,7 @@ class PolicyGradient:
         self.kl_coefficient, self.stopped = values["kl_coefficient"], values["stopped"]
         self.shaping.normalizer = tuple(values["normalizer"]) if values["normalizer"] else None
         self.shaping.past_scores = tuple(values["past_scores"])
-        every_reserve = self.config.prompts_per_step * self.config.refill  # what each step used up in checkpoints without a count
-        self.reserves = values["reserves"] if "reserves" in values else values["step"] * every_reserve
+        self.reserves = values["reserves"]
         self.shaping.settle(())
 
 
@@ -331,8 +325,8 @@ def surrogate(
 
     Shapes: `logprobs` are those of the present policy, (sequences, time).
     """
-    old, mask = experience.part("logprobs", index), experience.part("mask", index)
-    advantages, weights, high = experience.part("advantages", index), None, config.clip_range_high
+    old, advantages, mask = (experience.part(name, index) for name in ("logprobs", "advantages", "mask"))
+    weights, high = None, config.clip_range_high
     if config.importance != "none":
         rollout, cap = experience.part("rollout_logprobs", index), config.importance_cap
         weights = losses.importance_weights(old, rollout, mask, cap=cap, truncate=config.importance == "truncate")
@@ -340,19 +334,11 @@ def surrogate(
     if config.surrogate == "cispo":
         assert high is not None
         return losses.cispo_loss(logprobs, old, advantages, mask, clip_range_high=high, **common)
-    clipped, diagnostics = losses.ppo_clip_loss(
-        logprobs,
-        old,
-        advantages,
-        mask,
-        clip_range=config.clip_range,
-        clip_range_high=high,
-        dual_clip=config.dual_clip,
-        sequence_ratio=config.surrogate == "sequence",
-        **common,
-    )
+    common |= {"clip_range": config.clip_range, "clip_range_high": high, "dual_clip": config.dual_clip}
+    whole = config.surrogate == "sequence"
+    clipped, diagnostics = losses.ppo_clip_loss(logprobs, old, advantages, mask, sequence_ratio=whole, **common)
     if config.surrogate == "reinforce":  # at its one update the ratio is 1 and nothing is clipped: the diagnostics hold
-        return losses.reinforce_loss(logprobs, advantages, mask, **common), diagnostics
+        return losses.reinforce_loss(logprobs, advantages, mask, weights=weights, denominator=denominator), diagnostics
     return clipped, diagnostics
 
 
@@ -361,8 +347,8 @@ def kl_term(config: PolicyConfig, logprobs: Tensor, experience: Experience, inde
     reference = experience.part("reference_logprobs", index)
     match config.kl.estimator:
         case "k2":
-            return kl_policy_reference_k2(logprobs, reference)
+            return divergences.kl_policy_reference_k2(logprobs, reference)
         case "k3":
-            return kl_policy_reference_k3(logprobs, reference)
+            return divergences.kl_policy_reference_k3(logprobs, reference)
         case "k3_corrected":
-            return kl_policy_reference_k3_corrected(logprobs, experience.part("logprobs", index), reference)
+            return divergences.kl_policy_reference_k3_corrected(logprobs, experience.part("logprobs", index), reference)

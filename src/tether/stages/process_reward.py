@@ -29,7 +29,7 @@ from tether.evaluation.process import compare_with_chance
 from tether.learner.config import Rates, SupervisedConfig
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
-from tether.stages.supervised import Update, fit, measure
+from tether.stages.supervised import SupervisedLoop, Update, measure
 
 
 class ProcessRewardConfig(SupervisedConfig):
@@ -125,9 +125,9 @@ class ProcessRewardModeling:
         """
         solutions, calibration = ([s for s in part if s.judged] for part in (solutions, calibration))
         right, labels = ([[bool(s.labels[k]) for k in s.judged] for s in part] for part in (solutions, calibration))
-        probabilities, rows = self.probabilities(solutions), []
-        for s, r, p in zip(solutions, right, probabilities, strict=True):
-            rows.append({"id": s.id, "problem": s.group, "right": r, "probabilities": p})
+        probabilities = self.probabilities(solutions)
+        judged = zip(solutions, right, probabilities, strict=True)
+        rows = [{"id": s.id, "problem": s.group, "right": r, "probabilities": p} for s, r, p in judged]
         write_json(run.path / "heldout.json", rows)
         return compare_with_chance(right, probabilities, [s.group for s in solutions], (labels, self.probabilities(calibration)))
 
@@ -140,18 +140,16 @@ class ProcessRewardModeling:
         start, config = time.perf_counter(), self.config
         train, calibration, test, skipped = self.prepare(rows)
         plan = plan_updates(len(train), config.solutions_per_update, config.epochs, config.seed)
-        loop = fit(self, Split(train, calibration, skipped), plan, config, run, progress=progress)
+        loop = SupervisedLoop(self, Split(train, calibration, skipped), plan, config, run, progress=progress).train()
         judged = calibration if any(s.judged for s in calibration) else train
         return {
-            "train_loss": loop.train_loss,
             **({"heldout": self.report(test, judged, run)} if any(s.judged for s in test) else {}),
-            "updates": len(plan),
             "num_train": len(train),
             "num_calibration": len(calibration),
             "num_heldout": len(test),
             "num_heldout_problems": len({s.group for s in test}),
             "skipped": skipped,
-            "seconds": run.seconds(start),
+            **loop.summary(start),
         }
 
     def prepare(self, rows: Sequence[StepLabels]) -> tuple[list[Solution], list[Solution], list[Solution], dict[str, int]]:

@@ -25,99 +25,40 @@ from tether.models.loading import weights_digest
 from tether.models.trunk import Role
 
 
-class ReferenceTable(dict[Encoded, float]):
-    """Summed log-probabilities of responses under a reference that need not be in memory any more."""
-
-    def logprobs(self, sequences: Sequence[Encoded]) -> list[float]:
-        """One number a response, in nats.
-
-        Raises:
-            RunError: a response that was not there when the table was made.
-        """
-        try:
-            return [self[sequence] for sequence in sequences]
-        except KeyError:
-            raise RunError(
-                "the reference's log-probabilities were computed before training, and not for this response. "
-                "Give the stage all its data at once, or set reference_logprobs = 'each_update'."
-            ) from None
-
-
 @dataclass
 class Likelihoods:
     """Log-probabilities of responses under the policy, with gradient, and under its reference, without.
 
     Args:
-        reference: a frozen role, a table of its log-probabilities, or None for a method that needs none. Where reference and
-            policy are the same weights the reference must run in `begin`, before they change.
+        reference: a frozen role, or None for a method that needs none. Where reference and policy are the same weights the
+            reference must run in `begin`, before they change.
         temperature: of the distribution that both are taken to be.
-        precomputed: the reference runs once, before training, and is dropped.
-
-    Raises:
-        ValueError: a table, which is precomputed, without `precomputed`.
+        precomputed: the reference runs once, before training, and is dropped; `table` holds its sums from then on.
     """
 
     policy: Role
-    reference: Role | ReferenceTable | None
+    reference: Role | None
     encoder: ChatEncoder
     micro_batch_tokens: int
     temperature: float = 1.0
     precomputed: bool = False
+    table: dict[Encoded, float] | None = None
 
-    def __post_init__(self) -> None:
-        if isinstance(self.reference, ReferenceTable) and not self.precomputed:
-            raise ValueError("a table of the reference's log-probabilities needs reference_logprobs = 'precomputed'")
+    def begin(self, sequences: Iterable[Encoded], path: Path) -> None:
+        """Prepare the first update: no dropout, and with `precomputed` a table of the reference's log-probabilities.
 
-    def begin(self, responses: Iterable[Encoded], path: Path) -> None:
-        """Prepare the first update: no dropout, and with `precomputed` the reference's table of all responses."""
-        self.without_dropout()
-        if self.precomputed and isinstance(self.reference, Role):
-            self.precompute(responses, path)
-
-    def without_dropout(self) -> None:
-        """Dropout would make policy and reference differ before anything was learned."""
-        for role in (self.policy, self.reference):
-            if isinstance(role, Role):
-                role.train_mode(False)
-
-    def __call__(self, sequences: Sequence[Encoded]) -> tuple[Tensor, Tensor, Tensor]:
-        """The policy's per token (S, R) with the mask of those that count, and the reference's sums (S,), zeros without one.
-
-        A reference role runs in the policy's own micro-batch: the same numerics, at little more than half a pass where they
-        share a trunk.
-        """
-        reference = self.reference
-        role = reference if isinstance(reference, Role) else None
-        if role and role.model is self.policy.model and role.adapter == self.policy.adapter:
-            raise ValueError("the reference is the policy itself, which will change: precompute, or give it weights of its own")
-        batch = make_batch(sequences, self.encoder.pad_id, document_tokens=self.document_tokens).to(self.policy.device)
-        common = self.policy.common(batch) if role and role.model is self.policy.model else None
-        logprobs = batch.scatter(self.policy.logprobs(batch, self.temperature, common)[0])
-        if isinstance(reference, ReferenceTable):
-            sums = logprobs.new_tensor(reference.logprobs(sequences))
-        else:
-            sums = logprobs.new_zeros(len(sequences)) if role is None else _summed(role, batch, self.temperature, common)
-        return logprobs, batch.mask, sums
-
-    @property
-    def document_tokens(self) -> int:
-        """How long several responses to one prompt may become as a document."""
-        roles = [role for role in (self.policy, self.reference) if isinstance(role, Role)]
-        return min(role.document_tokens(self.micro_batch_tokens) for role in roles)
-
-    def micro_batches(self, rows: Sequence[GatheredT]) -> list[list[GatheredT]]:
-        """Rows that go through the models together."""
-        return cut_rankings(rows, self.micro_batch_tokens, document_tokens=self.document_tokens)
-
-    def precompute(self, sequences: Iterable[Encoded], path: Path) -> None:
-        """Replace the reference by a table of its log-probabilities of these responses; a resumed run reads `path`.
+        Args:
+            sequences: all responses that training and evaluation will ask for.
+            path: of the table, which a resumed run reads.
 
         Raises:
             RunError: `path` holds those of another reference, of other responses, or in another encoding.
         """
-        role, distinct = self.reference, sorted(set(sequences), key=lambda s: (s.ids, s.trained))
-        if not isinstance(role, Role):
-            raise ValueError("only a reference role can be asked")
+        self.without_dropout()
+        role = self.reference
+        if role is None or not self.precomputed:
+            return
+        distinct = sorted(set(sequences), key=lambda s: (s.ids, s.trained))
         key = {
             "reference model": f"{role_digest(role)} in {str(role.model.dtype).removeprefix('torch.')}",
             "chat template, system prompt or stop tokens": digest(self.encoder.describe()),
@@ -129,7 +70,44 @@ class Likelihoods:
             values = whole_logprobs(role, distinct, self.encoder.pad_id, self.micro_batch_tokens, self.temperature)
             with whole_file(path) as temporary:
                 save_file({"logprobs": values}, temporary, metadata=key)
-        self.reference = ReferenceTable(dict(zip(distinct, values.tolist(), strict=True)))
+        self.reference, self.table = None, dict(zip(distinct, values.tolist(), strict=True))
+
+    def without_dropout(self) -> None:
+        """Dropout would make policy and reference differ before anything was learned."""
+        for role in self.roles:
+            role.train_mode(False)
+
+    @property
+    def roles(self) -> list[Role]:
+        """The roles that run in an update."""
+        return [self.policy] if self.reference is None else [self.policy, self.reference]
+
+    def __call__(self, sequences: Sequence[Encoded]) -> tuple[Tensor, Tensor, Tensor]:
+        """The policy's per token (S, R) with the mask of those that count, and the reference's sums (S,), zeros without one.
+
+        A reference role runs in the policy's own micro-batch: the same numerics, at little more than half a pass where they
+        share a trunk.
+        """
+        role = self.reference
+        if role and role.model is self.policy.model and role.adapter == self.policy.adapter:
+            raise ValueError("the reference is the policy itself, which will change: precompute, or give it weights of its own")
+        batch = make_batch(sequences, self.encoder.pad_id, document_tokens=self.document_tokens).to(self.policy.device)
+        common = self.policy.common(batch) if role and role.model is self.policy.model else None
+        logprobs = batch.scatter(self.policy.logprobs(batch, self.temperature, common)[0])
+        if self.table is not None:
+            sums = logprobs.new_tensor([self.table[sequence] for sequence in sequences])
+        else:
+            sums = logprobs.new_zeros(len(sequences)) if role is None else _summed(role, batch, self.temperature, common)
+        return logprobs, batch.mask, sums
+
+    @property
+    def document_tokens(self) -> int:
+        """How long several responses to one prompt may become as a document."""
+        return min(role.document_tokens(self.micro_batch_tokens) for role in self.roles)
+
+    def micro_batches(self, rows: Sequence[GatheredT]) -> list[list[GatheredT]]:
+        """Rows that go through the models together."""
+        return cut_rankings(rows, self.micro_batch_tokens, document_tokens=self.document_tokens)
 
 
 def whole_logprobs(role: Role, sequences: Sequence[Encoded], pad_id: int, micro_batch_tokens: int, temperature: float) -> Tensor:

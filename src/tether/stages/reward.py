@@ -27,7 +27,7 @@ from tether.learner.loop import Progress, plan_updates
 from tether.models.heads import ScalarHead
 from tether.models.trunk import Role
 from tether.stages.frozen_layers import FrozenStates
-from tether.stages.supervised import Update, fit
+from tether.stages.supervised import SupervisedLoop, Update
 
 
 class RewardConfig(PreferenceConfig):
@@ -72,7 +72,6 @@ class RewardModeling:
         self.config, self.role, self.encoder = config, role, encoder
         self.order_seed = config.seed if order_seed is None else order_seed
         self.frozen: FrozenStates | None = None
-        self._scored: dict[tuple[int, ...], float] = {}
 
     def update(self, rankings: Sequence[Ranking]) -> Update[list[Ranking]]:
         """L = -(1/P) sum log sigma(r_chosen - r_rejected - margin), P the pairs of the update; with soft or smoothed labels,
@@ -81,7 +80,6 @@ class RewardModeling:
         Each response is scored once however many pairs it stands in (InstructGPT, https://arxiv.org/abs/2203.02155). ODIN's terms
         give their gradient alone: the loss stays that of the ranking, and an empty micro-batch stands for the heads' overlap.
         """
-        self._scored.clear()
         micros, num_pairs = self.micro_batches(rankings), sum(len(r.chosen) for r in rankings)
         weight = self.config.disentangle_length
         slopes, overlap = (self._length_slopes(micros), self._overlap()) if weight else ({}, torch.zeros(()))
@@ -133,11 +131,11 @@ class RewardModeling:
 
     @torch.no_grad()
     def scores(self, rankings: Sequence[Ranking]) -> list[list[float]]:
-        """The score of every response of every ranking; what was scored since the last update is not scored again."""
-        missing = [r for r in rankings if any(s.ids not in self._scored for s in r.sequences)]
-        for sequences in map(sequences_of, self.micro_batches(missing)):
-            self._scored.update(zip((s.ids for s in sequences), self.heads(sequences)[:, 0].tolist(), strict=True))
-        return [[self._scored[s.ids] for s in ranking.sequences] for ranking in rankings]
+        """The score of every response of every ranking."""
+        scored: dict[tuple[int, ...], float] = {}
+        for sequences in map(sequences_of, self.micro_batches(rankings)):
+            scored.update(zip((s.ids for s in sequences), self.heads(sequences)[:, 0].tolist(), strict=True))
+        return [[scored[s.ids] for s in ranking.sequences] for ranking in rankings]
 
     def evaluate(self, rankings: Sequence[Ranking], num_ties: int = 0) -> Json:
         """Pairwise accuracy with its interval over prompts, loss, margins, calibration, correlation with length.
@@ -177,25 +175,24 @@ class RewardModeling:
 
     def fit(self, split: Split[Ranking], run: RunDirectory, progress: Progress | None = None) -> Json:
         """`train` on rows that are already encoded."""
-        start, config, train = time.perf_counter(), self.config, split.train
-        plan = plan_updates(len(train), config.prompts_per_update, config.epochs, self.order_seed)
+        start, train = time.perf_counter(), split.train
+        config = self.config.model_copy(update={"seed": self.order_seed})
+        plan = plan_updates(len(train), config.prompts_per_update, config.epochs, config.seed)
         if config.keep_states_gb and self.frozen is None:
-            self.frozen = self.freeze(train)
-        loop = fit(self, split, plan, config, run, seed=self.order_seed, progress=progress)
+            budget, gigabytes = config.micro_batch_tokens, config.keep_states_gb
+            self.frozen = FrozenStates(self.role, sequences_of(train), self.encoder.pad_id, budget, gigabytes)
+        loop = SupervisedLoop(self, split, plan, config, run, progress=progress).train()
         if config.disentangle_length:
             self.role.head = self.head.only(0)
-            self._scored.clear()
         self.center(train)
         return {
-            "train_loss": loop.train_loss,
             **(heldout_summary(self.evaluate(split.test)) if split.test else {}),
             "heldout_ties": split.heldout_ties,
-            "updates": len(plan),
             "num_prompts": len(train),
             "num_pairs": sum(len(r.chosen) for r in train),
             "num_heldout_pairs": sum(len(r.chosen) for r in split.test),
             "skipped": split.skipped,
-            "seconds": run.seconds(start),
+            **loop.summary(start),
         }
 
     def center(self, rankings: Sequence[Ranking]) -> None:
@@ -219,7 +216,6 @@ class RewardModeling:
         """Take the mean score of these responses off all scores; the scores as they were."""
         scores = [score for row in self.scores(rankings) for score in row]
         self.head.offset += statistics.fmean(scores) / float(self.head.scale)
-        self._scored.clear()
         return scores
 
     def rankings(self, comparisons: Sequence[Comparison]) -> tuple[list[Ranking], dict[str, int]]:
@@ -230,11 +226,6 @@ class RewardModeling:
         """Rankings that go through the model together."""
         budget = self.config.micro_batch_tokens
         return cut_rankings(rankings, budget, document_tokens=self.role.document_tokens(budget))
-
-    def freeze(self, rankings: Sequence[Ranking]) -> FrozenStates:
-        """The states of these responses below the first layer that learns."""
-        budget, gigabytes = self.config.micro_batch_tokens, self.config.keep_states_gb
-        return FrozenStates(self.role, sequences_of(rankings), self.encoder.pad_id, budget, gigabytes)
 
     @property
     def head(self) -> ScalarHead:

@@ -31,7 +31,6 @@ class Distillation(RewardModeling):
 
     def update(self, rankings: Sequence[Ranking]) -> Update[list[Ranking]]:
         """One update towards the teachers' scores."""
-        self._scored.clear()
         micros, count = self.micro_batches(rankings), sum(len(r.sequences) for r in rankings)
 
         def loss(micro: list[Ranking]) -> tuple[Tensor, list[float]]:
@@ -45,7 +44,6 @@ class Distillation(RewardModeling):
 
     def center(self, rankings: Sequence[Ranking]) -> None:
         """Nothing: its scores are on its teachers' scale."""
-        self._scored.clear()
 
 
 def _table(members: Sequence[RewardModeling], rankings: Sequence[Ranking]) -> Tensor:

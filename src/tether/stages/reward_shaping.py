@@ -67,8 +67,8 @@ class RewardShaping:
         config, rollouts, device = self.config, experience.rollouts, experience.mask.device
         penalties = config.missing_stop_penalty * torch.tensor([float(not r.finished) for r in rollouts], device=device)
         if config.overlong_buffer:
-            lengths = torch.tensor([len(r.response_ids) for r in rollouts], device=device)
-            penalties -= config.overlong_penalty * overlong_penalty(lengths, config.max_new_tokens, config.overlong_buffer)
+            shares = overlong_penalty(experience.lengths, config.max_new_tokens, config.overlong_buffer)
+            penalties -= config.overlong_penalty * shares
         return penalties
 
     def over_baseline(self, totals: Tensor, groups: Tensor, scored: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -19,7 +19,7 @@ from tether.algorithms.kl import kl_policy_reference_k1
 from tether.algorithms.masked import masked_mean, masked_variance
 from tether.core.protocols import Engine, RewardSource
 from tether.core.types import Prompt, Rollout, Score
-from tether.data.batches import TokenBatch, cut_batches, make_batch
+from tether.data.batches import cut_batches, make_batch
 from tether.data.chat import ChatEncoder
 from tether.learner.ranks import here
 from tether.stages.policy_config import SampledConfig
@@ -92,35 +92,58 @@ def silent(config: SampledConfig, scores: Sequence[Score]) -> list[bool]:
 
 
 EVALUATED = "logprobs", "reference_logprobs", "values", "entropy"
-REST = "rollout_logprobs", "rewards", "advantages", "returns", "weights"
+"""The matrices that come from models."""
 
 
-@dataclass
 class Experience:
-    """Rollouts and their (sequence, response time) matrices, padded on the right with zeros.
+    """Rollouts as micro-batches, and their (sequence, response time) matrices, padded on the right with zeros.
 
     `batches` are micro-batches cut once: scoring and every epoch of the update see the same tensors in the same order, so
     old and new log-probabilities come from the same numerics to the bit (rule: the first ratio is 1). `rows` are the places of
     their sequences, and `minibatches` the micro-batches of each optimizer step. `common` holds the output of the layers below the
-    first adapter for each micro-batch: the same for all roles and all epochs.
+    first adapter for each micro-batch: the same for all roles and all epochs. A rollout whose reward failed is masked out whole;
+    beside the mask only `rollout_logprobs`, the engine's own, are known from the start.
+
+    Args:
+        minibatches: the rollouts of each optimizer step, every one in one of them; unset: all in one. A micro-batch never holds
+            rollouts of two, so that its budget of tokens decides memory alone.
     """
 
-    rollouts: list[Rollout]
-    scores: list[Score]
-    batches: list[TokenBatch]
-    rows: list[Tensor]
-    minibatches: list[list[int]]
-    mask: Tensor
-    logprobs: Tensor
-    reference_logprobs: Tensor
-    rollout_logprobs: Tensor
-    values: Tensor
-    entropy: Tensor
-    rewards: Tensor
-    advantages: Tensor
-    returns: Tensor
-    weights: Tensor
-    common: list[Tensor | None]
+    def __init__(
+        self,
+        rollouts: Sequence[Rollout],
+        scores: Sequence[Score],
+        encoder: ChatEncoder,
+        micro_batch_tokens: int,
+        device: torch.device,
+        *,
+        document_tokens: int = 0,
+        minibatches: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        self.rollouts, self.scores = list(rollouts), list(scores)
+        sequences = [encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts]
+        cuts: list[list[int]] = []
+        self.minibatches: list[list[int]] = []
+        for places in minibatches or [range(len(rollouts))]:
+            parts = cut_batches([sequences[i] for i in places], micro_batch_tokens, document_tokens=document_tokens)
+            self.minibatches.append([*range(len(cuts), len(cuts) + len(parts))])
+            cuts += [[places[i] for i in part] for part in parts]
+        together = ([sequences[i] for i in cut] for cut in cuts)
+        self.batches = [make_batch(part, encoder.pad_id, document_tokens=document_tokens).to(device) for part in together]
+        self.rows = [torch.tensor(cut, device=device) for cut in cuts]
+        self.common: list[Tensor | None] = [None] * len(self.batches)
+        self.lengths = torch.tensor([len(r.response_ids) for r in rollouts], device=device)
+        scored = torch.tensor([s.value is not None for s in scores], device=device)
+        self.mask = (torch.arange(int(self.lengths.max()), device=device)[None] < self.lengths[:, None]) & scored[:, None]
+        zeros = partial(torch.zeros, self.mask.shape, device=device)
+        self.logprobs, self.reference_logprobs = zeros(), zeros()
+        self.values, self.entropy = zeros(), zeros()
+        self.rewards, self.weights = zeros(), zeros()
+        self.advantages, self.returns = zeros(), zeros()
+        self.rollout_logprobs = zeros()
+        for row, rollout in enumerate(rollouts):
+            if rollout.logprobs:
+                self.rollout_logprobs[row, : len(rollout.logprobs)] = torch.tensor(rollout.logprobs)
 
     @property
     def own(self) -> list[int]:
@@ -150,8 +173,7 @@ class Experience:
 
     def at_last(self, values: Tensor) -> Tensor:
         """(sequences,) values at the last token of each response, zeros elsewhere; (sequences, time)."""
-        last = torch.tensor([len(r.response_ids) - 1 for r in self.rollouts], device=values.device)
-        return torch.zeros_like(self.rewards).scatter(1, last[:, None], values[:, None].to(self.rewards.dtype))
+        return torch.zeros_like(self.rewards).scatter(1, self.lengths[:, None] - 1, values[:, None].to(self.rewards.dtype))
 
     def token_counts(self) -> list[int]:
         """Counted tokens of each micro-batch: failed rewards count nothing."""
@@ -183,54 +205,6 @@ def deal(counts: Sequence[bool], group_size: int, parts: int, seed: str) -> list
         minibatches[lightest] += group
         sizes[lightest] += sum(counts[i] for i in group)
     return [sorted(minibatch) for minibatch in minibatches if minibatch]
-
-
-def gather(
-    rollouts: Sequence[Rollout],
-    scores: Sequence[Score],
-    encoder: ChatEncoder,
-    micro_batch_tokens: int,
-    device: torch.device,
-    *,
-    document_tokens: int = 0,
-    minibatches: Sequence[Sequence[int]] | None = None,
-) -> Experience:
-    """Rollouts as micro-batches, with the engine's own log-probabilities; the other matrices are still empty.
-
-    A rollout whose reward failed is masked out whole.
-
-    Args:
-        minibatches: the rollouts of each optimizer step, every one in one of them; unset: all in one. A micro-batch never holds
-            rollouts of two, so that its budget of tokens decides memory alone.
-    """
-    sequences = [encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts]
-    cuts: list[list[int]] = []
-    micro_batches: list[list[int]] = []
-    for places in minibatches or [range(len(rollouts))]:
-        parts = cut_batches([sequences[i] for i in places], micro_batch_tokens, document_tokens=document_tokens)
-        micro_batches.append([*range(len(cuts), len(cuts) + len(parts))])
-        cuts += [[places[i] for i in part] for part in parts]
-    lengths = torch.tensor([len(r.response_ids) for r in rollouts], device=device)
-    scored = torch.tensor([s.value is not None for s in scores], device=device)
-    mask = (torch.arange(int(lengths.max()), device=device)[None] < lengths[:, None]) & scored[:, None]
-    matrices = {name: torch.zeros(mask.shape, device=device) for name in EVALUATED + REST}
-    for row, rollout in enumerate(rollouts):
-        if rollout.logprobs:
-            matrices["rollout_logprobs"][row, : len(rollout.logprobs)] = torch.tensor(rollout.logprobs)
-    batches = [
-        make_batch([sequences[i] for i in cut], encoder.pad_id, document_tokens=document_tokens).to(device) for cut in cuts
-    ]
-    rows = [torch.tensor(cut, device=device) for cut in cuts]
-    return Experience(
-        rollouts=list(rollouts),
-        scores=list(scores),
-        batches=batches,
-        rows=rows,
-        minibatches=micro_batches,
-        mask=mask,
-        common=[],
-        **matrices,
-    )
 
 
 def sample_metrics(rollouts: Sequence[Rollout], scores: Sequence[Score]) -> dict[str, float]:

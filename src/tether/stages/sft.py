@@ -20,7 +20,7 @@ from tether.data.prepare import encode_rows, prepare, within
 from tether.learner.config import Rates, SupervisedConfig
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
-from tether.stages.supervised import Update, evaluating, fit
+from tether.stages.supervised import SupervisedLoop, Update, evaluating
 
 
 class SFTConfig(SupervisedConfig):
@@ -93,18 +93,17 @@ class SFT:
         split = prepare(demonstrations, encode, config.heldout_fraction, config.seed, "demonstrations")
         plan = plan_updates(len(split.train), config.batch_size, config.epochs, config.seed)
         before = self.evaluate(split.test)["loss"] if split.test else None
-        every = config.evaluate_every or len(plan) // config.epochs
-        loop = fit(self, split, plan, config, run, evaluate_every=every, progress=progress)
+        every = {"evaluate_every": config.evaluate_every or len(plan) // config.epochs}
+        loop = SupervisedLoop(self, split, plan, config.model_copy(update=every), run, progress=progress).train()
         return {
+            **loop.summary(start),
             "train_loss": loop.losses[-1],
             "eval_loss": loop.best_loss if split.test else None,
             "eval_loss_before": before,
             "best_update": loop.best_update,
-            "updates": len(plan),
             "num_train": len(split.train),
             "num_heldout": len(split.test),
             "skipped": split.skipped,
-            "seconds": run.seconds(start),
         }
 
     def _encode(self, demonstration: Demonstration) -> Encoded:

@@ -1,25 +1,35 @@
-"""One loop for every supervised stage: an objective says what an update is, `fit` does the rest."""
+"""One loop for every supervised stage: an objective says what an update is, `SupervisedLoop` does the rest."""
 
 from __future__ import annotations
 
+import math
+import statistics
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from tether.core.rundir import RunDirectory
+from tether.core.errors import TrainingError
+from tether.core.protocols import doing
+from tether.core.rundir import RunDirectory, read_json, write_json
+from tether.core.stopping import Stopping
 from tether.core.types import Json
+from tether.core.watchdog import Watchdog
 from tether.data.prepare import Split
+from tether.learner.checkpoint import Checkpoints, numbered, unnumbered
 from tether.learner.config import SupervisedConfig
 from tether.learner.local import LocalLearner
-from tether.learner.loop import Progress, SupervisedLoop
+from tether.learner.loop import Progress, keep_for_replay, replayable
 from tether.learner.ranks import here
+from tether.models.sharded import cut, local
 from tether.models.trunk import Role
 
+SPIKE_WINDOW = 20
+MAX_REWINDS = 10
 HEADLINE = "loss", "accuracy"
 """What of an evaluation is shown beside an update's metrics."""
 Micro = TypeVar("Micro")
@@ -110,35 +120,140 @@ def headline(objective: Objective[Any], rows: Sequence[Any], watched: Sequence[s
     return {f"eval_{key}": _number(result[key]) for key in watched if key in result}
 
 
-def fit(
-    objective: Objective[Any],
-    split: Split[Any],
-    plan: list[list[int]],
-    config: SupervisedConfig,
-    run: RunDirectory,
-    *,
-    seed: int | None = None,
-    evaluate_every: int = 0,
-    watched: Sequence[str] = HEADLINE,
-    progress: Progress | None = None,
-) -> SupervisedLoop:
-    """Train, or go on training, in `run`, and leave the weights that were best on held-out rows; the loop with its losses.
+@dataclass
+class SupervisedLoop:
+    """Trains an objective, evaluates, keeps the weights that were best on held-out rows, and can be killed at any time.
 
     Args:
         plan: places in `split.train` of the rows of every update.
-        seed: of dropout; unset: the config's.
-        evaluate_every: updates between evaluations on `split.test`; 0: as the config says, and never if that is 0 too.
-        watched: what of an evaluation is logged with the update's metrics, as eval_*.
+        config: what an update draws (dropout) depends on its seed and the update's number alone; without evaluate_every nothing
+            is evaluated.
+        watched: what of an evaluation is logged with the update's metrics, as eval_*; the smallest `eval_loss` is best.
+
+    After `train`: `losses` of all updates that were made, and `best_loss` with the update, `best_update`, that it followed.
     """
-    role, every = objective.role, evaluate_every or config.evaluate_every
-    learner = LocalLearner(role.parameters(), config.optimizer_for(role.adapter), len(plan))
-    step, seed = partial(make_step, objective, learner), config.seed if seed is None else seed
-    evaluate = partial(headline, objective, split.test, watched) if split.test and every else None
-    loop = SupervisedLoop(run, learner, step, config, seed, evaluate, every, progress)
-    role.train_mode(objective.dropout)
-    loop.train(split.train, plan)
-    role.train_mode(False)
-    return loop
+
+    objective: Objective[Any]
+    split: Split[Any]
+    plan: list[list[int]]
+    config: SupervisedConfig
+    run: RunDirectory
+    _: KW_ONLY
+    watched: Sequence[str] = HEADLINE
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        role, config = self.objective.role, self.config
+        self.learner = LocalLearner(role.parameters(), config.optimizer_for(role.adapter), len(self.plan))
+        self.every = config.evaluate_every if self.split.test else 0
+
+    def summary(self, start: float) -> Json:
+        """What the summaries of all stages on rows have: the mean loss of the last ten updates, their number, and the seconds."""
+        train_loss = statistics.fmean(self.losses[-10:])
+        return {"train_loss": train_loss, "updates": len(self.plan), "seconds": self.run.seconds(start)}
+
+    def train(self) -> SupervisedLoop:
+        """Go through the plan from wherever a checkpoint left off; the best weights are in place afterwards.
+
+        Raises:
+            TrainingError: too many updates had a loss or a gradient that was not finite.
+            Interrupted: a signal came; the update in hand is finished and saved.
+        """
+        objective, plan, rows = self.objective, self.plan, self.split.train
+        objective.role.train_mode(objective.dropout)
+        with Stopping() as stopping, Checkpoints(self.run.path / "checkpoints", self.config.keep_checkpoints) as saved:
+            number, watchdog = self._resume(saved), Watchdog(self.run.path / "stacks.txt")
+            doing(self.progress, f"update {number + 1}")
+            while (stop := here().agreed(stopping.asked)) or number < len(plan):
+                if stop:
+                    self._save(saved, number)
+                    saved.wait()
+                    stopping.leave(number, len(plan), self.run.path, stop)
+                began, chosen = time.perf_counter(), [rows[i] for i in plan[number]]
+                with watchdog.step("update"):
+                    metrics = self._update(chosen, number)
+                if self._is_spike(metrics.get("loss", math.nan)):
+                    number = self._rewind(saved, number, chosen)
+                    continue
+                number, last = number + 1, number + 1 == len(plan)
+                if self.every and (last or number % self.every == 0):
+                    metrics |= self._evaluated()
+                if "loss" in metrics and "skipped_updates" not in metrics:
+                    self.losses.append(metrics["loss"])
+                    self.run.log({**metrics, "time/step": time.perf_counter() - began}, number)
+                if last or number % self.config.checkpoint_every == 0:
+                    self._save(saved, number)
+                if self.progress:
+                    self.progress(number, len(plan), metrics)
+        if not self.losses:
+            raise TrainingError(f"no update could be made: {self.learner.fault or 'there are no rows'}")
+        if self.every and not self.best:
+            raise TrainingError(
+                "eval_loss was never finite: what was learned is of no use. Lower optimizer.learning_rate, in another run "
+                "directory."
+            )
+        self.learner.put(self.best)
+        objective.role.train_mode(False)
+        return self
+
+    def _update(self, rows: list[Any], number: int) -> dict[str, float]:
+        """A step whose torch generators start from what seed and number say; they stand as before after it."""
+        if number in self._left_out:
+            self.learner.updates += 1
+            return {}
+        device = self.learner.masters[0].device
+        with replayable(self.run, self.learner, number + 1, rows), torch.random.fork_rng([device] * (device.type == "cuda")):
+            torch.manual_seed(1_000_003 * self.config.seed + number + 15_485_863 * here().rank)
+            return make_step(self.objective, self.learner, rows)
+
+    def _evaluated(self) -> dict[str, float]:
+        metrics = headline(self.objective, self.split.test, self.watched)
+        if metrics["eval_loss"] < self.best_loss:
+            self.best_loss, self.best_update = metrics["eval_loss"], self.learner.updates
+            self.best = [local(parameter).detach().clone() for parameter in self.learner.parameters]
+        return metrics
+
+    def _save(self, saved: Checkpoints, number: int) -> None:
+        tensors, values = self.learner.state()
+        values = {**values, "best_value": self.best_loss if self.best else None, "best_update": self.best_update}
+        self.run.flush()
+        best = [self.learner.distributed(place, part) for place, part in enumerate(self.best)]
+        saved.save(number, {**tensors, **numbered("best", best)}, values)
+
+    def _resume(self, saved: Checkpoints) -> int:
+        """Put the newest checkpoint in place; the number of updates that were made."""
+        path = self.run.path / "left_out.json"
+        self._left_out: set[int] = set(read_json(path)) if path.is_file() else set()
+        self.best: list[Tensor] = []
+        self.best_loss, self.best_update = math.inf, -1
+        checkpoint, updates = saved.latest(self.learner.parameters), 0
+        if checkpoint is not None:
+            tensors, values = checkpoint
+            self.learner.load_state(tensors, values)
+            whole, updates = unnumbered("best", tensors), values["updates"]
+            self.best = [cut(tensor, parameter) for tensor, parameter in zip(whole, self.learner.parameters, strict=False)]
+            if self.best:
+                self.best_loss, self.best_update = values["best_value"], values["best_update"]
+        elif self.config.rewind_spike:
+            self._save(saved, 0)
+        self.run.truncate(updates)
+        self.losses: list[float] = [row["loss"] for row in self.run.metrics()]
+        return updates
+
+    def _is_spike(self, loss: float) -> bool:
+        recent, factor = self.losses[-SPIKE_WINDOW:], self.config.rewind_spike
+        return factor is not None and len(recent) == SPIKE_WINDOW and loss > factor * statistics.median(recent)
+
+    def _rewind(self, saved: Checkpoints, number: int, rows: Sequence[Any]) -> int:
+        """Back to the last checkpoint; this update will be left out."""
+        keep_for_replay(self.run, number + 1, "its loss was a spike", rows)
+        if len(self._left_out) >= MAX_REWINDS:
+            raise TrainingError(
+                f"{MAX_REWINDS + 1} spikes of the loss: the last is no accident of one update. Look at the rows in "
+                f"{self.run.path / 'skipped'}, lower optimizer.learning_rate, or leave rewind_spike out."
+            )
+        write_json(self.run.path / "left_out.json", sorted({*self._left_out, number}))
+        return self._resume(saved)
 
 
 def _number(value: Any) -> float:

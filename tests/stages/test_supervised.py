@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,9 +12,9 @@ from torch import nn
 from tether.core.errors import TrainingError
 from tether.core.rundir import RunDirectory
 from tether.core.stopping import Interrupted
+from tether.data.prepare import Split
 from tether.learner.config import OptimizerConfig, SupervisedConfig
-from tether.learner.local import LocalLearner
-from tether.learner.loop import SupervisedLoop
+from tether.stages.supervised import SupervisedLoop, Update
 
 TARGETS = [float(n % 5) for n in range(30)]
 
@@ -23,18 +24,17 @@ def trained(folder, targets=TARGETS, progress=None, drawn=None, optimizer=(), pl
     weight = nn.Parameter(torch.zeros(3))
     plan = [[i] for i in range(len(targets))] if plan is None else plan
     settings = {"learning_rate": 0.05, "schedule": "constant", "warmup_fraction": 0.0, **dict(optimizer)}
-    learner = LocalLearner([weight], OptimizerConfig(**settings), len(plan))
 
-    def step(rows):
+    def loss(target):
         if drawn is not None:
             drawn.append(torch.rand(()).item())
-        loss = ((weight - rows[0]) ** 2).mean() + 1.0
-        learner.backward(loss)
-        return {"loss": float(loss.detach()), **learner.step()}
+        return ((weight - target) ** 2).mean() + 1.0, None
 
+    role = SimpleNamespace(parameters=lambda: [weight], adapter=None, train_mode=lambda on: None)
+    objective = SimpleNamespace(role=role, dropout=False, update=lambda rows: Update(rows, loss))
     run = RunDirectory.open(folder, {})
-    saving = SupervisedConfig(**{"checkpoint_every": 4, **config})
-    SupervisedLoop(run, learner, step, saving, saving.seed, progress=progress).train(targets, plan)
+    saving = SupervisedConfig(**{"checkpoint_every": 4, "optimizer": OptimizerConfig(**settings), **config})
+    SupervisedLoop(objective, Split(targets, (), {}), plan, saving, run, progress=progress).train()
     return weight.detach().clone(), run
 
 
