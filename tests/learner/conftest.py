@@ -14,7 +14,7 @@ def values(tmp_path_factory):
         # A large epsilon: without it AdamW makes whole steps of the rounding of gradients that are nearly 0.
         optimizer = {"learning_rate": 5e-3, "epsilon": 1e-3}
         values[name] |= {"checkpoint_every": 1, "micro_batch_tokens": 48, "optimizer": optimizer}
-        for key in ("lora", "head_dropout", "ema_decay"):  # the last leaves factors that are the same but for rotations
+        for key in ("lora", "head_dropout"):
             values[name].pop(key, None)
     del values["sft"]["micro_batch_tokens"]
     values["sft"] |= {"batch_size": 6, "epochs": 3, "rows_per_micro_batch": 1, "row_tokens": 24}

@@ -107,12 +107,6 @@ def average_roles(roles: Sequence[Role], name: str, lora: LoraConfig) -> Role:
     return Role(model, name, head)
 
 
-def adapter_factors(role: Role) -> list[tuple[Tensor, Tensor]]:
-    """A and B of every layer that the role's adapter stands on; none without an adapter."""
-    layers = [m for m in role.model.modules() if isinstance(m, BaseTunerLayer) and role.adapter in _adapters_of(m)]
-    return [(_matrix(layer, "A", role.adapter), _matrix(layer, "B", role.adapter)) for layer in layers]
-
-
 def _matrix(layer: Any, letter: str, adapter: str | None) -> Tensor:
     """An adapter's A or B at a linear layer or an embedding."""
     linear = getattr(layer, f"lora_{letter}")

@@ -87,7 +87,7 @@ class BestOfN:
         self.reference = self.reference if config.report_kl else None
         updates = config.steps * config.epochs * config.minibatches
         self.learner = LocalLearner(policy.parameters(), config.optimizer_for(policy.adapter), updates)
-        self.average = WeightAverage(self.learner, config.ema_decay, [policy])
+        self.average = WeightAverage(self.learner, config.ema_decay)
         for role in filter(None, (policy, self.reference)):
             role.train_mode(False)
 

@@ -98,7 +98,7 @@ class OnlineDirect:
         likelihoods.without_dropout()
         self.pairs = PairLoss(config, likelihoods)
         self.learner = LocalLearner(policy.parameters(), config.optimizer_for(policy.adapter), config.steps)
-        self.average = WeightAverage(self.learner, config.ema_decay, [policy])
+        self.average = WeightAverage(self.learner, config.ema_decay)
 
     def step(self, prompts: Sequence[Prompt], number: int) -> Step:
         """Sample, score, take the best and the worst of each prompt, and one update on these pairs."""

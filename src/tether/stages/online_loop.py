@@ -156,7 +156,7 @@ def _resume(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, m
         return 0
     tensors, values = checkpoint
     stage.learner.load_state(tensors, values)
-    stage.average.tensors = [tensor.clone() for tensor in unnumbered("ema", tensors)] or None
+    stage.average.load(unnumbered("ema", tensors))
     if isinstance(stage, Stateful):
         stage.load_state(values)
     for name, part in _parts(stage, monitor).items():

@@ -78,7 +78,7 @@ class PolicyGradient:
             critic = list(value.head.parameters())
         updates = config.steps * config.epochs * config.minibatches
         self.learner = LocalLearner(policy.parameters() + critic, config.optimizer_for(policy.adapter), updates)
-        self.average = WeightAverage(self.learner, config.ema_decay, self.roles)
+        self.average = WeightAverage(self.learner, config.ema_decay)
         for role in self.roles:
             role.train_mode(False)
 
