@@ -35,6 +35,7 @@ from tether.cpu.memory import free_memory
 from tether.data.sources import Quarantine, split_by_group
 from tether.evaluation.peaks import Measured, best_step, halves, has_fallen, peak_interval, scores_of, without_none
 from tether.evaluation.winrate import gain, mean_estimate
+from tether.learner.loop import Progress
 from tether.models.config import ModelConfig
 from tether.models.trunk import Role
 from tether.run.folder import as_begun
@@ -43,13 +44,12 @@ from tether.run.models import open_model
 from tether.run.online_sections import PPOSection
 from tether.run.online_stage import learned_reward
 from tether.run.pairs import PairsSection
-from tether.run.progress import Progress
 from tether.run.recipe import BaseRecipe, recipe_type, run_recipe, stands_on
 from tether.run.reward import RewardSection
 from tether.run.roles import local_engine
 from tether.run.rows import load_rows, named
-from tether.run.sft import SFTSection
 from tether.run.stage import Context, run_stage
+from tether.run.supervised import SFTSection
 
 POOL_SEED = 15485863
 NO_EFFECT = {

@@ -15,8 +15,8 @@ from tether.core.errors import ConfigError
 from tether.core.stages import STAGES, StageKind
 from tether.core.synonyms import METHODS
 from tether.core.types import Json, Prompt
+from tether.learner.loop import Progress
 from tether.run.folder import remember
-from tether.run.progress import Progress
 from tether.run.recipe import BaseRecipe, read_recipe, recipe_type, run_recipe
 
 OnStep = Callable[[str, int, Mapping[str, Any]], None]

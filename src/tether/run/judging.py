@@ -18,13 +18,13 @@ from tether.data.sources import Quarantine, group_of
 from tether.evaluation.reward_quality import judge_rewards
 from tether.evaluation.winrate import mean_estimate, pairwise_accuracy, win_rate
 from tether.judges.verdicts import NO_OPTION, NOT_A_NUMBER, UNASKABLE
+from tether.learner.loop import Progress
 from tether.preferences.agreement import cohen_kappas
 from tether.preferences.judge import Judgment, PairJudge
 from tether.preferences.reasoning import NO_REASONS
 from tether.preferences.votes import Vote
 from tether.rewards.classifier import ClassifierConfig, ClassifierReward
 from tether.rewards.learned import EnsembleReward, LearnedReward
-from tether.run.progress import Progress
 from tether.run.roles import encoder_of, load_trained, trained_scorer
 from tether.run.rows import DataConfig, load_rows
 

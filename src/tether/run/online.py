@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
+import psutil
 import torch
 
 from tether.core.errors import DataError, MissingFileError
@@ -37,7 +38,6 @@ from tether.run.online_sections import (
     WatchSection,
 )
 from tether.run.online_stage import OnlineStage, learned_reward, online_stage
-from tether.run.progress import current_rss_bytes
 from tether.run.reward_servers import served_reward
 from tether.run.roles import encoder_of, save_trained
 from tether.run.stage import Context
@@ -80,7 +80,7 @@ def train(section: SamplingSection, context: Context, rows: Sequence[Any] | None
             probed = (
                 {} if served is None else {**served.measured(), "engine/wait": metrics["time/rollout"] / metrics["time/step"]}
             )
-            return {"memory/rss_bytes": float(current_rss_bytes()), **probed, **measured}
+            return {"memory/rss_bytes": float(psutil.Process().memory_info().rss), **probed, **measured}
 
         if evaluation is not None and not run.held_out():
             doing(progress, "measuring held-out answers")

@@ -24,7 +24,6 @@ from tether.rollout.config import EngineConfig
 from tether.run.judges import BY_KIND, AFunction, AModel, JudgeConfig
 from tether.run.rows import OFFLOAD, DataConfig, Name, Section, SteadyLora
 from tether.stages.best_of_n import BestOfNConfig
-from tether.stages.direct import REFERENCE_FREE
 from tether.stages.heldout import EvaluateConfig
 from tether.stages.online_direct import OnlineDirectConfig
 from tether.stages.policy_config import PolicyConfig
@@ -262,15 +261,11 @@ class _WithoutTether(OnlineSection):
 
 
 class BestOfNSection(_WithoutTether, BestOfNConfig):
-    @property
-    def needs_reference(self) -> bool:
-        return self.report_kl
+    """Best-of-n, as a stage of a recipe."""
 
 
 class OnlineDirectSection(_WithoutTether, OnlineDirectConfig):
-    @property
-    def needs_reference(self) -> bool:
-        return self.loss not in REFERENCE_FREE
+    """A direct method on fresh samples, as a stage of a recipe."""
 
 
 SamplingSection = PolicySection | BestOfNSection | OnlineDirectSection

@@ -27,7 +27,7 @@ from tether.core.types import Demonstration, Json, Prompt, Rollout, RolloutGroup
 from tether.data.chat import ChatEncoder
 from tether.data.prepare import Ranking, Split
 from tether.data.sources import group_of, split_by_group
-from tether.learner.loop import endless
+from tether.learner.loop import Progress, endless
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.loading import LoadedModel
 from tether.models.trunk import Role
@@ -35,11 +35,10 @@ from tether.preferences.rows import turn_rows
 from tether.run.folder import drop_checkpoint
 from tether.run.models import on_folder, open_model
 from tether.run.online_stage import learned_reward
-from tether.run.progress import Progress
 from tether.run.roles import attach, encoder_of, local_engine, new_role, save_trained
 from tether.run.rows import Section, SteadyLora
 from tether.run.stage import Context
-from tether.stages.direct import REFERENCE_FREE, Direct, DirectConfig
+from tether.stages.direct import Direct, DirectConfig
 from tether.stages.online_direct import best_and_worst
 
 Reward = Callable[[], RewardSource]
@@ -89,7 +88,7 @@ class RoundsSection(Section):
             yield from self.idle("missing_stop_penalty", "samples_per_prompt", because=because, table="rounds.")
             if self.reference == "fixed" or self.direct.loss != "dpo":
                 yield "rounds.method = 'spin' is played against the round's own start with rounds.direct.loss = 'dpo'"
-        if self.direct.loss in REFERENCE_FREE:
+        if not self.direct.needs_reference:
             because = f"with rounds.direct.loss = '{self.direct.loss}', which asks none"
             yield from self.idle("reference", because=because, table="rounds.")
 
@@ -170,7 +169,7 @@ class _Round:
     def _reference(self, loaded: LoadedModel, policy: Role) -> Role | None:
         """The policy at this round's start, or before the first: the bare trunk, another adapter on it, or another model."""
         config, start = self.section.direct, self.previous if self.section.reference == "round" else None
-        if config.loss in REFERENCE_FREE:
+        if not config.needs_reference:
             return None
         if self.section.lora is False:
             asked_before_it_changes = config.precomputed and start == self.previous

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +16,7 @@ from tether.core.stages import STAGES
 from tether.core.types import Alarm, Comparison, Sampling
 from tether.data.inspection import longer_chosen
 from tether.data.sources import Quarantine
+from tether.learner.loop import Progress
 from tether.learner.ranks import here
 from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel
@@ -21,7 +24,6 @@ from tether.monitoring.doctor import Finding
 from tether.monitoring.doctor_log import check_movement
 from tether.run.folder import as_begun, drop_checkpoint
 from tether.run.models import open_model
-from tether.run.progress import Progress, peak_rss_bytes
 from tether.run.rows import DataConfig, Section, load_rows, named
 
 
@@ -121,7 +123,8 @@ def _finished(run: RunDirectory, section: Config, summary: dict[str, Any], quara
         summary["quarantine"] = quarantine.summary()
     if left_out := len(list((run.path / "skipped").glob("step-*.json"))):
         summary["steps_left_out"] = left_out
-    summary["peak_rss_bytes"] = peak_rss_bytes()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    summary["peak_rss_bytes"] = peak if sys.platform == "darwin" else peak * 1024
     run.finish(summary)
     release(run.path)
     drop_checkpoint(run)
