@@ -27,7 +27,7 @@ from studies.overopt_page import write_page
 from tether.algorithms.kl import kl_best_of_n
 from tether.algorithms.reward_ensembles import Combine
 from tether.cli.progress import bars
-from tether.core.config import Config, load_recipe, packaged_recipe, parts
+from tether.core.config import Config, load_recipe, packaged_recipe
 from tether.core.errors import ConfigError
 from tether.core.rundir import RunDirectory, append_jsonl, read_json, read_jsonl, write_json
 from tether.core.types import Comparison, Json, Prompt, Rollout, Score, StopReason
@@ -38,7 +38,6 @@ from tether.evaluation.winrate import gain, mean_estimate
 from tether.learner.loop import Progress
 from tether.models.config import ModelConfig
 from tether.models.trunk import Role
-from tether.run.folder import as_begun
 from tether.run.judges import FunctionJudge, JudgeConfig, score_judge
 from tether.run.models import open_model
 from tether.run.online_sections import PPOSection
@@ -146,8 +145,7 @@ class OveroptConfig(Config):
 
 def overopt(config: OveroptConfig, seeds: Sequence[int], announce: Callable[[str], Progress] | None = None) -> Json:
     """Everything that is missing, seed by seed; returns (and writes) the summary and the page."""
-    config = as_begun(config, Path(config.run))
-    run = RunDirectory.open(config.run, parts(config, without=("run", "proxies")))
+    run = RunDirectory.open(config.run, {name: value for name, value in config if name not in ("run", "proxies")})
     results: Json = {
         name: {**proxy.model_dump(exclude={"policies"}), "seeds": {}, "policies": {f"{c:g}": {} for c in proxy.policies}}
         for name, proxy in config.proxies.items()

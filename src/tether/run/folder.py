@@ -1,44 +1,17 @@
-"""The folder of a run: settings as it was begun with, what was started there, and checkpoints that are no longer needed."""
+"""The folder of a run: what was started there, what its stages stand on, and checkpoints that are no longer needed."""
 
 from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from tether.core.config import Config, parts
+from tether.core.config import Config
 from tether.core.errors import MissingFileError, RunError
 from tether.core.rundir import RunDirectory, hold, read_json, write_json
 from tether.core.stopping import run_of
 from tether.learner.checkpoint import complete_checkpoints
-from tether.learner.config import OptimizerConfig
-
-ConfigT = TypeVar("ConfigT", bound=Config)
-
-
-def as_begun(config: ConfigT, folder: Path, name: str = "") -> ConfigT:
-    """The same settings, with the learning rates that a run in `folder` began with where nobody names any.
-
-    Those are defaults, which may be others in the tether that began it.
-    """
-    path = folder / "config.json"
-    if not (path.is_file() and RunDirectory(folder).begun):
-        return config
-    before = read_json(path)
-    return _with_rates(config, before.get(name) if name else before)
-
-
-def _with_rates(config: ConfigT, before: Any) -> ConfigT:
-    if not isinstance(before, dict):
-        return config
-    inner = {name: value for name, value in parts(config).items() if isinstance(value, Config)}
-    changes: dict[str, Any] = {name: _with_rates(value, before.get(name)) for name, value in inner.items()}
-    changes = {name: value for name, value in changes.items() if value is not inner[name]}
-    if isinstance(config, OptimizerConfig) and "learning_rate" not in config.model_fields_set and before.get("learning_rate"):
-        changes["learning_rate"] = before["learning_rate"]
-    return config.model_copy(update=changes) if changes else config
-
 
 GROWING = {"run", "arms", "repeat", "track", "learner", "on"}
 """What of a recipe may change from one start to the next."""

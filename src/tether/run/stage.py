@@ -22,7 +22,7 @@ from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel
 from tether.monitoring.doctor import Finding
 from tether.monitoring.doctor_log import check_movement
-from tether.run.folder import as_begun, drop_checkpoint
+from tether.run.folder import drop_checkpoint
 from tether.run.models import open_model
 from tether.run.rows import DataConfig, Section, load_rows, named
 
@@ -83,7 +83,7 @@ def run_stage(section: Section, context: Context) -> dict[str, Any]:
         ConfigError: the section names no data, and no rows are given.
         DataError: no row can be used.
     """
-    section, original = here().once(lambda: _opened(section, context))
+    original = here().once(lambda: _opened(section, context))
     if original.complete:
         return original.summary()
     with here().workplace(context.folder, original.path):
@@ -99,15 +99,14 @@ def run_stage(section: Section, context: Context) -> dict[str, Any]:
         return _finished(run, section, summary, quarantine)
 
 
-def _opened(section: Section, context: Context) -> tuple[Section, RunDirectory]:
-    """The settings with which a stage was begun, and its folder, which no other run works in from here on."""
+def _opened(section: Section, context: Context) -> RunDirectory:
+    """The folder of a stage, which no other run works in from here on."""
     local = [p for p in (section.data.paths if section.data else ()) if not p.startswith("hub:")]
-    section = as_begun(section, context.folder, context.name)
     settings = {context.name: section, "model": context.model, "seed": context.seed}
     run = RunDirectory.open(context.folder, settings, data=file_digest(local))
     if not run.complete:
         hold(context.folder)
-    return section, run
+    return run
 
 
 def _finished(run: RunDirectory, section: Config, summary: dict[str, Any], quarantine: Quarantine | None) -> dict[str, Any]:
