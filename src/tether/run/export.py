@@ -30,7 +30,7 @@ from tether.rewards.classifier import OFFSET
 from tether.run.export_hf import classifier, merged, save_adapter, settle_padding, whole_template
 from tether.run.model_card import TASKS, Source, base_name, model_card, section_of
 from tether.run.models import open_model
-from tether.run.roles import encoder_of, load_policy, load_trained, newest_policy
+from tether.run.roles import encoder_of, load_policy, load_scorer, new_head, newest_policy
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 PROBES: tuple[Conversation, ...] = (
@@ -166,7 +166,7 @@ def load_source(source: Source) -> tuple[Role, LoadedModel]:
         return role_of_checkpoint(source.checkpoint, config)
     if source.kind != "policy":
         assert source.folder is not None
-        (role,), loaded = load_trained(source.folder)
+        (role,), loaded = load_scorer(source.folder)
         return role, loaded
     role, loaded = load_policy(str(source.folder or source.source))
     if source.stage is not None and source.folder is None:  # SFT's result: its system message stands in the recipe
@@ -191,7 +191,7 @@ def role_of_checkpoint(path: Path, config: Json) -> tuple[Role, LoadedModel]:
     lora, head = config[name].get("lora"), None
     if name in ("reward", "process"):
         outputs = len(weights[-1]) if weights else 0  # the head's bias comes last
-        head = ScalarHead(loaded.model.config.get_text_config().hidden_size, outputs=max(1, outputs)).to(loaded.model.device)
+        head = new_head(loaded, outputs=max(1, outputs))
     model = add_adapter(loaded.model, "own", LoraConfig.model_validate(lora)) if lora else loaded.model
     role = Role(model, "own" if lora else None, head)
     parameters = role.parameters()

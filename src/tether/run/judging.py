@@ -25,7 +25,7 @@ from tether.preferences.reasoning import NO_REASONS
 from tether.preferences.votes import Vote
 from tether.rewards.classifier import ClassifierConfig, ClassifierReward
 from tether.rewards.learned import EnsembleReward, LearnedReward
-from tether.run.roles import encoder_of, load_trained, trained_scorer
+from tether.run.roles import encoder_of, load_scorer, trained_scorer
 from tether.run.rows import DataConfig, load_rows
 
 CHUNK = 256
@@ -252,7 +252,7 @@ def scorer_of(model: str, label: str | None = None, max_length: int = 2048) -> t
     """What scores: a trained reward model, with its encoder, or a sequence classifier."""
     folder = Path(model).expanduser()
     if (trained := trained_scorer(model)) is not None:
-        roles, loaded = load_trained(trained)
+        roles, loaded = load_scorer(trained)
         encoder = encoder_of(loaded)
         return (LearnedReward(roles[0], encoder) if len(roles) == 1 else EnsembleReward(roles, encoder)), encoder
     if folder.is_dir() and not (folder / "config.json").is_file():

@@ -12,9 +12,8 @@ from tether.core.protocols import RewardSource
 from tether.core.rundir import read_json
 from tether.learner.ranks import FirstEngine, by_first, by_share, here, shared
 from tether.models.config import ModelConfig
-from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel
-from tether.models.saving import OBJECTIVES, read_role, read_versioned
+from tether.models.saving import OBJECTIVES, read_versioned
 from tether.models.trunk import Role
 from tether.rewards.classifier import ClassifierReward
 from tether.rewards.control import RandomReward
@@ -27,9 +26,9 @@ from tether.run.roles import (
     attach,
     encoder_of,
     frozen_model,
-    hidden_size,
     load_scorer,
     local_engine,
+    new_head,
     new_role,
     objective_names,
     scorer_folders,
@@ -83,14 +82,12 @@ def shared_roles(section: SamplingSection, loaded: LoadedModel, reward_folder: P
     if from_reward and reward_folder is not None:
         folders["value"] = reward_folder
     for name, folder in folders.items():
-        if read_role(folder)["adapter"] is None:
-            raise MissingFileError(f"{folder} holds a whole model, not an adapter. Use roles = 'separate'.")
         attach(loaded, folder, name)
     policy = new_role(loaded, "policy", section.lora, seed=seed)
     scorers = {name: scoring_role(loaded, folder, name) for name, folder in folders.items()}
     value = scorers.pop("value", None)
     if critic and value is None:
-        value = Role(loaded.model, "policy", ScalarHead(hidden_size(loaded)).to(policy.device))
+        value = Role(loaded.model, "policy", new_head(loaded))
     return policy, Role(loaded.model) if section.needs_reference else None, value, tuple(scorers.values())
 
 
@@ -105,8 +102,8 @@ def separate_roles(
     if from_reward and reward_folder is not None:
         ((value,), _) = load_scorer(reward_folder, settings)
     elif critic:
-        own, head = open_model(settings, seed=seed), ScalarHead(hidden_size(loaded)).to(loaded.model.device)
-        value = new_role(own, "value", section.lora, seed=seed, head=head)
+        own = open_model(settings, seed=seed)
+        value = new_role(own, "value", section.lora, seed=seed, head=new_head(own))
     return new_role(loaded, "policy", section.lora, seed=seed), reference, value, reward
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import resource
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tether.core.config import Config
-from tether.core.protocols import RewardSource
 from tether.core.rundir import RunDirectory, file_digest, hold, release
 from tether.core.stages import STAGES
 from tether.core.types import Alarm, Comparison, Sampling
@@ -36,7 +35,6 @@ class Context:
         model: what the stage starts from.
         scorer: the folder of the trained model that scores.
         rows: instead of those that the section's data names.
-        reward: makes the source that scores, instead of the model in `scorer`.
         truth: pairs whose true order is known, to rank by a reward model; unset: those among the held-out rows.
         round, earlier: of a recipe that repeats: the number of this round, and the folders of those before it.
         policy: whoever answers to collect pairs; unset: the model.
@@ -49,7 +47,6 @@ class Context:
     seed: int
     scorer: Path | None = None
     rows: Sequence[Any] | None = None
-    reward: Callable[[], RewardSource] | None = None
     truth: Sequence[Comparison] | None = None
     round: int | None = None
     earlier: Sequence[Path] = ()
