@@ -20,7 +20,7 @@ from tether.data.chat import Encoded
 from tether.learner.checkpoint import load_checkpoint, unnumbered
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
-from tether.models.loading import LoadedModel, add_adapter, make_readable
+from tether.models.loading import LoadedModel, make_readable
 from tether.models.pretrained import quiet
 from tether.models.quantized import dequantized
 from tether.models.saving import ENSEMBLE, OBJECTIVES, base_noted, is_role, member_folders, read_role
@@ -30,7 +30,7 @@ from tether.rewards.classifier import OFFSET
 from tether.run.export_hf import classifier, merged, save_adapter, settle_padding, whole_template
 from tether.run.model_card import TASKS, Source, base_name, model_card, section_of
 from tether.run.models import open_model
-from tether.run.roles import encoder_of, load_policy, load_scorer, new_head, newest_policy
+from tether.run.roles import encoder_of, load_policy, load_scorer, new_head, new_role, newest_policy
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 PROBES: tuple[Conversation, ...] = (
@@ -188,12 +188,12 @@ def role_of_checkpoint(path: Path, config: Json) -> tuple[Role, LoadedModel]:
     tensors, _ = load_checkpoint(path)
     weights = unnumbered("best", tensors) or unnumbered("ema", tensors) or unnumbered("master", tensors)
     loaded = open_model(build(ModelConfig, config["model"], where=f"{path}: model"), seed=config["seed"])
-    lora, head = config[name].get("lora"), None
+    lora = LoraConfig.model_validate(config[name]["lora"]) if config[name].get("lora") else False
+    head = None
     if name in ("reward", "process"):
         outputs = len(weights[-1]) if weights else 0  # the head's bias comes last
         head = new_head(loaded, outputs=max(1, outputs))
-    model = add_adapter(loaded.model, "own", LoraConfig.model_validate(lora)) if lora else loaded.model
-    role = Role(model, "own" if lora else None, head)
+    role = new_role(loaded, "own", lora, seed=0, head=head)
     parameters = role.parameters()
     if [tensor.shape for tensor in weights[: len(parameters)]] != [parameter.shape for parameter in parameters]:
         raise RunError(f"{path} does not fit the model of its run, {loaded.source}. Has that changed since?")

@@ -1,27 +1,43 @@
-"""What a recipe says of the stages that sample: prompts, rewards, measurements, and the watch over them."""
+"""What a recipe says of the stages that sample: prompts, rewards, measurements, and the watch over them; and what scores then."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field, Tag, model_validator
 
 from tether.algorithms.reward_ensembles import Combine
 from tether.core.config import Config
-from tether.core.errors import ConfigError
+from tether.core.errors import ConfigError, MissingFileError
+from tether.core.protocols import RewardSource
+from tether.core.rundir import read_json
 from tether.core.types import Problem, Prompt
-from tether.models.config import LoraConfig
+from tether.models.config import LoraConfig, ModelConfig
+from tether.models.loading import LoadedModel
+from tether.models.saving import OBJECTIVES, read_versioned
+from tether.models.trunk import Role
 from tether.monitoring.detectors import DETECTORS
 from tether.monitoring.watch import WatchConfig
 from tether.preferences.constitution import read_rubric
-from tether.rewards.classifier import ClassifierConfig
-from tether.rewards.function import GIVEN, FunctionConfig
-from tether.rewards.learned import ObjectiveConfig
+from tether.rewards.classifier import ClassifierConfig, ClassifierReward
+from tether.rewards.control import RandomReward
+from tether.rewards.function import GIVEN, FunctionConfig, FunctionReward, reward_function
+from tether.rewards.learned import (
+    EnsembleReward,
+    LearnedReward,
+    ObjectiveConfig,
+    ObjectivesReward,
+    ProcessReward,
+    TrainedObjective,
+)
 from tether.rewards.servers import RewardServersConfig
-from tether.rewards.verifiable import VerifiableConfig, reasoning_gym_prompts
+from tether.rewards.verifiable import VerifiableConfig, VerifiableReward, reasoning_gym_prompts
 from tether.rollout.config import EngineConfig
 from tether.run.judges import BY_KIND, AFunction, AModel, JudgeConfig
+from tether.run.roles import encoder_of, load_scorer, objective_names
 from tether.run.rows import OFFLOAD, DataConfig, Name, Section, SteadyLora
 from tether.stages.best_of_n import BestOfNConfig
 from tether.stages.heldout import EvaluateConfig
@@ -284,3 +300,50 @@ def check_names(stage: str, asked: Collection[str] | None, trained: Collection[s
         raise ConfigError(f"[{stage}] takes one reward, and [reward.objectives] has several: name them in {stage}.objectives")
     names, have = (", ".join(sorted(some)) or "none" for some in (asked, trained))
     raise ConfigError(f"{stage}.objectives names {names}, and [reward.objectives] has {have}: both name the same ones")
+
+
+SINGLY = LearnedReward, EnsembleReward, ClassifierReward, ProcessReward
+"""The sources whose score of a response is the same whatever is scored beside it."""
+
+
+def reward_source(
+    section: OnlineSection,
+    scorers: tuple[Role, ...],
+    folder: Path | None,
+    loaded: LoadedModel | None,
+    device: torch.device,
+    seed: int,
+) -> RewardSource:
+    """What scores for a section; of a trained model its roles, its folder and the model under them."""
+    if section.reward_source == "random":
+        return RandomReward(seed)
+    if section.verifiable is not None:
+        return VerifiableReward(section.verifiable)
+    if section.classifier is not None:
+        return ClassifierReward.load(section.classifier, device)
+    if (own := section.function) is not None:
+        return FunctionReward(reward_function(own), batch=own.batch, time_limit=own.time_limit, dump_after=own.dump_after)
+    if not scorers or folder is None or loaded is None:
+        needs = f"needs a trained model: run the {section.scorer} stage first"
+        raise MissingFileError(f"reward_source = '{section.reward_source}' {needs}")
+    encoder = encoder_of(loaded)
+    if section.reward_source == "process":
+        delimiters = tuple(read_versioned(folder / "steps.json", "delimiters")["delimiters"])
+        return ProcessReward(scorers[0], encoder, delimiters=delimiters, aggregate=section.process_aggregate)
+    check_names("a stage that samples", section.objectives, objective_names(folder))
+    if section.objectives is not None:
+        rows = zip(read_json(folder / OBJECTIVES)["members"], scorers, strict=True)
+        trained = {row["name"]: TrainedObjective(role, row["mean"], row["deviation"]) for row, role in rows}
+        return ObjectivesReward(section.objectives, trained, encoder)
+    first, *others = scorers
+    if others:
+        return EnsembleReward(scorers, encoder, section.reward_combine, uncertainty_weight=section.uncertainty_weight)
+    return LearnedReward(first, encoder, per_token=isinstance(section, PolicySection) and section.reward_per_token)
+
+
+def learned_reward(folder: Path, settings: ModelConfig, combine: Combine = "mean") -> RewardSource:
+    """A trained reward model on a trunk of its own, ready to score; of an ensemble, what its members say together."""
+    check_names("rounds", None, objective_names(folder))
+    roles, loaded = load_scorer(folder, settings)
+    first, *others = roles
+    return EnsembleReward(roles, encoder_of(loaded), combine) if others else LearnedReward(first, encoder_of(loaded))

@@ -32,7 +32,7 @@ from tether.preferences.pairs import PairsConfig, Response, Strategy, choose_pai
 from tether.preferences.rows import turns_of, write_rows
 from tether.run.judges import BY_KIND, AFunction, AModel, FunctionJudge, JudgeConfig, configured, text_judge
 from tether.run.judging import judge_files, judge_report, reasons
-from tether.run.online_stage import learned_reward
+from tether.run.online_sections import learned_reward
 from tether.run.roles import load_policy, local_engine
 from tether.run.rows import Section
 from tether.run.stage import Context

@@ -33,7 +33,7 @@ from tether.models.trunk import Role
 from tether.preferences.rows import turn_rows
 from tether.run.folder import drop_checkpoint
 from tether.run.models import on_folder, open_model
-from tether.run.online_stage import learned_reward
+from tether.run.online_sections import learned_reward
 from tether.run.roles import attach, encoder_of, local_engine, new_role, save_trained
 from tether.run.rows import Section, SteadyLora
 from tether.run.stage import Context
