@@ -40,7 +40,8 @@ from tether.models.config import ModelConfig
 from tether.models.trunk import Role
 from tether.run.judges import FunctionJudge, JudgeConfig, score_judge
 from tether.run.models import open_model
-from tether.run.online_sections import PPOSection, learned_reward
+from tether.run.online import PPOSection
+from tether.run.online_sections import learned_reward
 from tether.run.pairs import PairsSection
 from tether.run.recipe import BaseRecipe, recipe_type, run_recipe, stands_on
 from tether.run.reward import RewardSection

@@ -35,8 +35,8 @@ from tether.rewards.function import FailureLimit
 from tether.rewards.learned import EnsembleReward, LearnedReward, ObjectivesReward, ProcessReward
 from tether.rewards.verifiable import VerifiableReward
 from tether.rollout.local import LocalEngine
-from tether.run.online import OnlineStage, online_stage, prompts_of
-from tether.run.online_sections import OnlineSection, SamplingSection
+from tether.run.online import OnlineStage, SamplingSection, online_stage, prompts_of
+from tether.run.online_sections import OnlineSection
 from tether.run.recipe import BaseRecipe, reward_model_of, stage_model
 from tether.run.roles import is_scorer
 from tether.run.rows import load_rows, named

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import psutil
 import torch
+from pydantic import Field
 
 from tether.core.errors import DataError, MissingFileError
 from tether.core.protocols import RewardSource, doing
@@ -33,14 +34,8 @@ from tether.run.judges import FunctionJudge, JudgeConfig, described, score_judge
 from tether.run.models import open_model
 from tether.run.online_sections import (
     SINGLY,
-    BestOfNSection,
-    GRPOSection,
-    OnlineDirectSection,
     OnlineSection,
     PolicySection,
-    PPOSection,
-    ReinforceSection,
-    SamplingSection,
     WatchSection,
     learned_reward,
     reward_source,
@@ -49,14 +44,45 @@ from tether.run.reward_servers import served_reward
 from tether.run.roles import encoder_of, local_engine, sampling_roles, save_trained, value_of
 from tether.run.stage import Context
 from tether.stages import online_loop
-from tether.stages.best_of_n import BestOfN
+from tether.stages.best_of_n import BestOfN, BestOfNConfig
 from tether.stages.heldout import HeldOut, held_out_split
-from tether.stages.online_direct import OnlineDirect
+from tether.stages.online_direct import OnlineDirect, OnlineDirectConfig
 from tether.stages.policy_gradient import PolicyGradient
 
-__all__ = ["BestOfNSection", "GRPOSection", "OnlineDirectSection", "PPOSection", "ReinforceSection", "train"]
+
+class PPOSection(PolicySection):
+    algorithm: Literal["ppo"] = Field(default="ppo", description="the preset")
 
 
+class GRPOSection(PolicySection):
+    algorithm: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = Field(default="grpo", description="the preset")
+
+
+class ReinforceSection(PolicySection):
+    algorithm: Literal["reinforce", "rloo", "reinforce++", "reinforce++_baseline"] = Field(
+        default="reinforce", description="the preset"
+    )
+
+
+class _WithoutTether(OnlineSection):
+    """A stage without a KL coefficient that could be raised."""
+
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
+        if "raise_kl" in self.watch.act.values():
+            yield "watch.act = 'raise_kl' has no effect in a stage without a KL coefficient: use 'stop'"
+
+
+class BestOfNSection(_WithoutTether, BestOfNConfig):
+    """Best-of-n, as a stage of a recipe."""
+
+
+class OnlineDirectSection(_WithoutTether, OnlineDirectConfig):
+    """A direct method on fresh samples, as a stage of a recipe."""
+
+
+SamplingSection = PolicySection | BestOfNSection | OnlineDirectSection
+"""Any of the sections that are stages; every one of them says whether it `needs_reference`."""
 OnlineStage = PolicyGradient | BestOfN | OnlineDirect
 
 

@@ -39,9 +39,7 @@ from tether.rollout.config import EngineConfig
 from tether.run.judges import BY_KIND, AFunction, AModel, JudgeConfig
 from tether.run.roles import encoder_of, load_scorer, objective_names
 from tether.run.rows import OFFLOAD, DataConfig, Name, Section, SteadyLora
-from tether.stages.best_of_n import BestOfNConfig
 from tether.stages.heldout import EvaluateConfig
-from tether.stages.online_direct import OnlineDirectConfig
 from tether.stages.policy_config import PolicyConfig
 
 
@@ -226,7 +224,7 @@ class OnlineSection(Section):
 
 
 class PolicySection(OnlineSection, PolicyConfig):
-    """Any policy-gradient method; the three below name families of them."""
+    """Any policy-gradient method."""
 
     reward_per_token: bool = Field(
         default=False, description="with step_rewards: pay at each token what it changed of the reward model's score"
@@ -251,41 +249,6 @@ class PolicySection(OnlineSection, PolicyConfig):
                 yield "value_init = 'reward' knows whole scores, reward_per_token pays their changes: use 'zero'"
         if self.value_init == "reward" and not (self.critic and self.reward_source == "learned"):
             yield "value_init = 'reward' needs a critic and a learned reward model (reward_source = 'learned')"
-
-
-class PPOSection(PolicySection):
-    algorithm: Literal["ppo"] = Field(default="ppo", description="the preset")
-
-
-class GRPOSection(PolicySection):
-    algorithm: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = Field(default="grpo", description="the preset")
-
-
-class ReinforceSection(PolicySection):
-    algorithm: Literal["reinforce", "rloo", "reinforce++", "reinforce++_baseline"] = Field(
-        default="reinforce", description="the preset"
-    )
-
-
-class _WithoutTether(OnlineSection):
-    """A stage without a KL coefficient that could be raised."""
-
-    def faults(self) -> Iterator[str]:
-        yield from super().faults()
-        if "raise_kl" in self.watch.act.values():
-            yield "watch.act = 'raise_kl' has no effect in a stage without a KL coefficient: use 'stop'"
-
-
-class BestOfNSection(_WithoutTether, BestOfNConfig):
-    """Best-of-n, as a stage of a recipe."""
-
-
-class OnlineDirectSection(_WithoutTether, OnlineDirectConfig):
-    """A direct method on fresh samples, as a stage of a recipe."""
-
-
-SamplingSection = PolicySection | BestOfNSection | OnlineDirectSection
-"""Any of the sections that are stages; every one of them says whether it `needs_reference`."""
 
 
 def check_names(stage: str, asked: Collection[str] | None, trained: Collection[str]) -> None:

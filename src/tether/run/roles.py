@@ -38,7 +38,7 @@ from tether.run.rows import Lora
 from tether.stages.policy_config import PolicyConfig
 
 if TYPE_CHECKING:
-    from tether.run.online_sections import SamplingSection
+    from tether.run.online import SamplingSection
     from tether.run.reward import RewardSection
     from tether.run.supervised import ProcessSection
 
