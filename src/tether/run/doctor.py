@@ -332,13 +332,12 @@ def _saved_encoding(folder: Path, reward: Any) -> Result:
     scorer = noted_path(folder, str(reward))
     if scorer is None:
         return Unexamined("encoding", f"the reward model, {reward} when it scored, is not there")
-    name, files = "encoding", [place / "role.json" for place in (folder / "policy", member_folders(scorer)[0])]
-    missing = [file for file in files if not file.is_file()]
-    if missing:
-        return Unexamined(name, f"{missing[0]} is not there")
+    files = [place / "role.json" for place in (folder / "policy", member_folders(scorer)[0])]
+    if missing := [file for file in files if not file.is_file()]:
+        return Unexamined("encoding", f"{missing[0]} is not there")
     policy, scorer = map(read_json, files)
     differing = [key for key in ("base_digest", "encoding") if policy[key] != scorer[key]]
     evidence = f"policy and reward model have one encoding{'' if differing else ' and one base'}"
     if "encoding" in differing:
         evidence = f"{files[0]} and {files[1]} differ in {' and '.join(differing)}"
-    return doctor.diagnose(name, evidence, {"saved-encodings-differ": "encoding" in differing})
+    return doctor.diagnose("encoding", evidence, {"saved-encodings-differ": "encoding" in differing})

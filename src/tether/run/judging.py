@@ -28,8 +28,6 @@ from tether.rewards.learned import EnsembleReward, LearnedReward
 from tether.run.roles import encoder_of, load_scorer, trained_scorer
 from tether.run.rows import DataConfig, load_rows
 
-CHUNK = 256
-"""Comparisons that are asked about in one call."""
 SCORED = 64
 """Answers that are scored in one call."""
 UNDECIDED = 0.05
@@ -72,7 +70,7 @@ def judge_files(
         rows = load_rows(DataConfig(path=file, format=format, limit=limit), Comparison, quarantine)
         rows_by_file[name] = [row if row.probability >= 0.5 else row.swap() for row in rows]
         quarantines[name] = {"quarantine": quarantine.summary()}
-    judged = {name: _judged(judge, rows, announce(name) if announce else None) for name, rows in rows_by_file.items()}
+    judged = {name: judged_pairs(judge, rows, announce(name) if announce else None) for name, rows in rows_by_file.items()}
     every = [row for rows in rows_by_file.values() for row in rows]
     judgments = [judgment for own in judged.values() for judgment in own]
     report = {name: judge_report(rows_by_file[name], judged[name], judge.temperature) | quarantines[name] for name in judged}
@@ -84,12 +82,9 @@ def judge_files(
     return JudgedFiles(labels, report)
 
 
-def _judged(judge: PairJudge, rows: Sequence[Comparison], bar: Progress | None) -> list[Judgment]:
-    judgments: list[Judgment] = []
-    for start in range(0, len(rows), CHUNK):
-        progress = None if bar is None else lambda done, start=start: bar(start + done // 2, len(rows), {})
-        judgments += judge.judge(rows[start : start + CHUNK], told=progress)
-    return judgments
+def judged_pairs(judge: PairJudge, rows: Sequence[Comparison], bar: Progress | None) -> list[Judgment]:
+    """The judge's verdict on each comparison."""
+    return judge.judge(rows, told=None if bar is None else lambda done: bar(done // 2, len(rows), {}))
 
 
 def judge_report(rows: Sequence[Comparison], judgments: Sequence[Judgment], temperature: float = 1.0) -> Json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -64,20 +64,11 @@ class ReinforceSection(PolicySection):
     )
 
 
-class _WithoutTether(OnlineSection):
-    """A stage without a KL coefficient that could be raised."""
-
-    def faults(self) -> Iterator[str]:
-        yield from super().faults()
-        if "raise_kl" in self.watch.act.values():
-            yield "watch.act = 'raise_kl' has no effect in a stage without a KL coefficient: use 'stop'"
-
-
-class BestOfNSection(_WithoutTether, BestOfNConfig):
+class BestOfNSection(OnlineSection, BestOfNConfig):
     """Best-of-n, as a stage of a recipe."""
 
 
-class OnlineDirectSection(_WithoutTether, OnlineDirectConfig):
+class OnlineDirectSection(OnlineSection, OnlineDirectConfig):
     """A direct method on fresh samples, as a stage of a recipe."""
 
 

@@ -11,7 +11,7 @@ from pydantic import Field, Tag, model_validator
 
 from tether.algorithms.reward_ensembles import Combine
 from tether.core.config import Config
-from tether.core.errors import ConfigError, MissingFileError
+from tether.core.errors import ConfigError
 from tether.core.protocols import RewardSource
 from tether.core.rundir import read_json
 from tether.core.types import Problem, Prompt
@@ -68,7 +68,6 @@ class EvaluateSection(EvaluateConfig):
     sycophancy: SycophancyConfig | None = Field(default=None, description="also measure whether answers depend on who asks")
 
     def faults(self) -> Iterator[str]:
-        yield from super().faults()
         if isinstance(self.judge, JudgeConfig) and not isinstance(read_rubric(self.judge.rubric), str):
             yield f"{self.judge.rubric} holds principles for comparisons; scores need one rubric, in a text file"
 
@@ -172,7 +171,6 @@ class OnlineSection(Section):
         return {"reward_source": tables[0], **values} if len(tables) == 1 else values
 
     def faults(self) -> Iterator[str]:
-        yield from super().faults()
         if self.roles == "shared" and self.lora is False:
             yield "roles = 'shared' needs adapters, and lora is false. Set roles = 'separate' for full fine-tuning"
         if self.roles == "shared" and self.offload:
@@ -185,6 +183,8 @@ class OnlineSection(Section):
                 yield from self.idle(key, because=f"without reward_source = {source!r}")
         if "sycophancy" in self.watch.act and (self.evaluate is None or self.evaluate.sycophancy is None):
             yield "watch.act names 'sycophancy', which nothing measures: set evaluate.sycophancy"
+        if "raise_kl" in self.watch.act.values() and "kl" not in type(self).model_fields:
+            yield "watch.act = 'raise_kl' has no effect in a stage without a KL coefficient: use 'stop'"
         if self.reward_combine != "uncertainty":
             yield from self.idle("uncertainty_weight", because="without reward_combine = 'uncertainty'")
         yield from self._objective_faults()
@@ -231,7 +231,6 @@ class PolicySection(OnlineSection, PolicyConfig):
     )
 
     def faults(self) -> Iterator[str]:
-        yield from super().faults()
         if self.objectives is not None and self.value_init == "reward":
             yield "value_init = 'reward' copies one reward model, and objectives have several: use 'zero'"
         if self.objectives is not None and self.step_rewards:
@@ -286,9 +285,7 @@ def reward_source(
         return ClassifierReward.load(section.classifier, device)
     if (own := section.function) is not None:
         return FunctionReward(reward_function(own), batch=own.batch, time_limit=own.time_limit, dump_after=own.dump_after)
-    if not scorers or folder is None or loaded is None:
-        needs = f"needs a trained model: run the {section.scorer} stage first"
-        raise MissingFileError(f"reward_source = '{section.reward_source}' {needs}")
+    assert folder is not None and loaded is not None
     encoder = encoder_of(loaded)
     if section.reward_source == "process":
         delimiters = tuple(read_versioned(folder / "steps.json", "delimiters")["delimiters"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -328,9 +329,7 @@ def write_totals(recipe: BaseRecipe) -> None:
     if not rounds:
         RunDirectory(root).finish(_totals(recipe, root, None))
         return
-    labels = 0
-    for number, one in enumerate(rounds, 1):
-        labels += one["labels"]
+    for number, (one, labels) in enumerate(zip(rounds, accumulate(one["labels"] for one in rounds), strict=True), 1):
         one["labels_so_far"] = labels
         RunDirectory(round_folder(root, number)).finish(one)
     RunDirectory(root).finish({"rounds": rounds, "policy": f"round-{len(rounds):02d}/{recipe.policies[0]}/policy"})

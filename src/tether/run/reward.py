@@ -86,7 +86,6 @@ class RewardSection(Section, RewardConfig):
             yield f"an objective cannot be called {min(taken)!r}: something else in the run is"
 
     def faults(self) -> Iterator[str]:
-        yield from super().faults()
         yield from self._objective_faults()
         if self.members > 1 and self.lora is False:
             yield "the members of an ensemble are adapters on one trunk, and lora is false. Leave members or lora out"

@@ -43,7 +43,6 @@ class _OwnReference(Section, ReferencedConfig):
     offload: bool = Field(default=False, description=OFFLOAD)
 
     def faults(self) -> Iterator[str]:
-        yield from super().faults()
         if self.offload and (self.lora is not False or not self.needs_reference or self.precomputed):
             yield "offload moves a reference of its own; there is one with lora = false and a loss that asks it anew"
 

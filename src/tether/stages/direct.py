@@ -80,7 +80,6 @@ class DirectConfig(PairLossConfig, ReferencedConfig):
     rates: ClassVar[Rates] = Rates(2e-4, 1e-6)
 
     def faults(self) -> Iterator[str]:
-        yield from super().faults()
         if not self.needs_reference:
             because = f"with direct.loss = '{self.loss}', which asks no reference"
             yield from self.idle("reference_logprobs", because=because, table="direct.")
