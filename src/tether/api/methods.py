@@ -16,8 +16,8 @@ from tether.core.stages import STAGES, StageKind
 from tether.core.synonyms import METHODS
 from tether.core.types import Json, Prompt
 from tether.learner.loop import Progress
-from tether.run.folder import remember
 from tether.run.recipe import BaseRecipe, read_recipe, recipe_type, run_recipe
+from tether.run.stage import remember
 
 OnStep = Callable[[str, int, Mapping[str, Any]], None]
 """(stage, step, metrics): called after every step; what it raises ends the training, which goes on from its last checkpoint."""

@@ -23,7 +23,7 @@ from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, make_readable
 from tether.models.pretrained import quiet
 from tether.models.quantized import dequantized
-from tether.models.saving import ENSEMBLE, OBJECTIVES, base_noted, is_role, member_folders, read_role
+from tether.models.saving import base_noted, is_role, member_folders, read_role
 from tether.models.trunk import Role
 from tether.report.reading import mapping, read_sub_run
 from tether.rewards.classifier import OFFSET
@@ -101,9 +101,8 @@ def find_source(source: str) -> Source:
         return _checkpoint(path)
     policy = newest_policy(path)
     for place in (policy,) if policy else (path, *(path / name / "model" for name in ("", "sft", "reward", "process"))):
-        if any((place / name).is_file() for name in (ENSEMBLE, OBJECTIVES)):
-            members = ", ".join(map(str, member_folders(place)))
-            raise ModelError(f"{place} names several reward models. Export them one by one: {members}")
+        if (members := member_folders(place)) != [place]:
+            raise ModelError(f"{place} names several reward models. Export them one by one: {', '.join(map(str, members))}")
         if is_role(place):
             return Source(read_role(place)["kind"], source, place, stage_of(place))
         if (place / "config.json").is_file() and "model_type" in read_json(place / "config.json"):

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
 
 from tether.core.config import digest
 from tether.core.errors import DataError, MissingFileError
@@ -38,13 +37,6 @@ LASTING = (UNASKABLE, NO_OPTION, NOT_A_NUMBER, NO_REASONS)
 """Failures that the same question to the same judge meets again."""
 
 
-class JudgedFiles(NamedTuple):
-    """The judge's labels, and what the report says of them, file by file and of all together."""
-
-    labels: list[Comparison]
-    report: dict[str, Json]
-
-
 def judge_files(
     judge: PairJudge,
     files: Sequence[str],
@@ -52,11 +44,14 @@ def judge_files(
     format: str = "auto",
     limit: int | None = None,
     announce: Callable[[str], Progress] | None = None,
-) -> JudgedFiles:
+) -> tuple[list[Comparison], dict[str, Json]]:
     """Ask the judge of every comparison in both orders.
 
     Args:
         limit: only the first so many comparisons of each file.
+
+    Returns:
+        The judge's labels, and what the report says of them, file by file and of all together.
 
     Raises:
         MissingFileError: there is no such file.
@@ -79,7 +74,7 @@ def judge_files(
     labels = judge.label(every, judgments)
     if not labels:
         raise DataError(f"{judge.name} judged none of {len(every)} comparisons: {judgments[0].reason}")
-    return JudgedFiles(labels, report)
+    return labels, report
 
 
 def judged_pairs(judge: PairJudge, rows: Sequence[Comparison], bar: Progress | None) -> list[Judgment]:

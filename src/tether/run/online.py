@@ -32,14 +32,7 @@ from tether.rollout.served import probe_ids
 from tether.run.engines import served_engine
 from tether.run.judges import FunctionJudge, JudgeConfig, described, score_judge
 from tether.run.models import open_model
-from tether.run.online_sections import (
-    SINGLY,
-    OnlineSection,
-    PolicySection,
-    WatchSection,
-    learned_reward,
-    reward_source,
-)
+from tether.run.online_sections import SINGLY, OnlineSection, PolicySection, WatchSection, learned_reward, reward_source
 from tether.run.reward_servers import served_reward
 from tether.run.roles import encoder_of, local_engine, sampling_roles, save_trained, value_of
 from tether.run.stage import Context
@@ -149,7 +142,7 @@ def online_stage(
     """
     loaded = open_model(settings, seed=seed)
     encoder = encoder_of(loaded)
-    folder = None if section.scorer is None or (served and not value_of(section)[1]) else reward_folder
+    folder = None if section.scorer is None or (served and value_of(section) != "reward") else reward_folder
     policy, reference, value, scorers = sampling_roles(section, loaded, folder, seed)
     source = served or reward_source(section, scorers, folder, loaded, loaded.model.device, seed)
     source = FailureLimit(source, section.max_failed, by_share if isinstance(source, SINGLY) else by_first)

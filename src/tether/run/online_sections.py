@@ -25,14 +25,7 @@ from tether.preferences.constitution import read_rubric
 from tether.rewards.classifier import ClassifierConfig, ClassifierReward
 from tether.rewards.control import RandomReward
 from tether.rewards.function import GIVEN, FunctionConfig, FunctionReward, reward_function
-from tether.rewards.learned import (
-    EnsembleReward,
-    LearnedReward,
-    ObjectiveConfig,
-    ObjectivesReward,
-    ProcessReward,
-    TrainedObjective,
-)
+from tether.rewards.learned import EnsembleReward, LearnedReward, ObjectiveConfig, ObjectivesReward, ProcessReward
 from tether.rewards.servers import RewardServersConfig
 from tether.rewards.verifiable import VerifiableConfig, VerifiableReward, reasoning_gym_prompts
 from tether.rollout.config import EngineConfig
@@ -293,7 +286,7 @@ def reward_source(
     check_names("a stage that samples", section.objectives, objective_names(folder))
     if section.objectives is not None:
         rows = zip(read_json(folder / OBJECTIVES)["members"], scorers, strict=True)
-        trained = {row["name"]: TrainedObjective(role, row["mean"], row["deviation"]) for row, role in rows}
+        trained = {row["name"]: (role, row["mean"], row["deviation"]) for row, role in rows}
         return ObjectivesReward(section.objectives, trained, encoder)
     first, *others = scorers
     if others:

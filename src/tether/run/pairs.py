@@ -287,7 +287,7 @@ class _Collector:
         judge = PairJudge(model, read_rubric(config.rubric), temperature=config.temperature)
         agreement = context.root / "judge.json"
         if section.agreement is not None and not agreement.is_file():
-            report = judge_files(judge, [section.agreement]).report
+            _, report = judge_files(judge, [section.agreement])
             write_json(agreement, {"judge": judge.name, **next(iter(report.values()))})
         rows = [self._pair(answers, *pair) for pair in chosen]
         judgments = judged_pairs(judge, rows, context.progress)

@@ -24,7 +24,6 @@ from tether.learner.loop import Progress
 from tether.learner.ranks import here
 from tether.models.config import ModelConfig
 from tether.models.saving import ENSEMBLE
-from tether.run.folder import check_base, round_folder
 from tether.run.launching import On, placed
 from tether.run.models import check_libraries, faults_on, on_folder
 from tether.run.online_sections import OnlineSection, PolicySection, check_names
@@ -33,7 +32,7 @@ from tether.run.ranks import together
 from tether.run.restarts import watched, watches
 from tether.run.roles import is_scorer, newest_policy, objective_names, trained_scorer
 from tether.run.rows import Lora, Name, Section, check_data, load_rows
-from tether.run.stage import Context, run_stage
+from tether.run.stage import Context, check_base, round_folder, run_stage
 from tether.run.trackers import TrackerNames
 from tether.run.tracking import tracking
 

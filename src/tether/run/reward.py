@@ -23,10 +23,9 @@ from tether.models.loading import LoadedModel
 from tether.models.members import average_roles
 from tether.models.saving import save_ensemble
 from tether.preferences.annotators import true_orders
-from tether.run.folder import drop_checkpoint
 from tether.run.roles import MEMBER_STRIDE, attach, encoder_of, reward_role, save_trained, scoring_role
 from tether.run.rows import DataConfig, Lora, Name, Section
-from tether.run.stage import Context, run_stage
+from tether.run.stage import Context, drop_checkpoint, run_stage
 from tether.stages.reward import RewardConfig, RewardModeling, heldout_summary
 from tether.stages.reward_members import Distillation, evaluate_members
 

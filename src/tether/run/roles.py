@@ -241,33 +241,32 @@ def sampling_roles(section: SamplingSection, loaded: LoadedModel, reward_folder:
     each."""
     if section.roles == "separate":
         return _separate_roles(section, loaded, reward_folder, seed)
-    folders, (critic, from_reward) = scorer_folders(reward_folder), value_of(section)
-    if from_reward and reward_folder is not None:
+    folders, start = scorer_folders(reward_folder), value_of(section)
+    if start == "reward" and reward_folder is not None:
         folders["value"] = reward_folder
     for name, folder in folders.items():
         attach(loaded, folder, name)
     policy = new_role(loaded, "policy", section.lora, seed=seed)
     scorers = {name: scoring_role(loaded, folder, name) for name, folder in folders.items()}
     value = scorers.pop("value", None)
-    if critic and value is None:
+    if start and value is None:
         value = Role(loaded.model, "policy", new_head(loaded))
     return policy, Role(loaded.model) if section.needs_reference else None, value, tuple(scorers.values())
 
 
 def _separate_roles(section: SamplingSection, loaded: LoadedModel, reward_folder: Path | None, seed: int) -> Roles:
-    settings, (critic, from_reward) = loaded.config, value_of(section)
+    settings, start = loaded.config, value_of(section)
     reference = Role(frozen_model(settings, seed, section.offload)) if section.needs_reference else None
     reward = load_scorer(reward_folder, settings, section.offload)[0] if reward_folder is not None else ()
     value = None
-    if from_reward and reward_folder is not None:
+    if start == "reward" and reward_folder is not None:
         ((value,), _) = load_scorer(reward_folder, settings)
-    elif critic:
+    elif start:
         own = open_model(settings, seed=seed)
         value = new_role(own, "value", section.lora, seed=seed, head=new_head(own))
     return new_role(loaded, "policy", section.lora, seed=seed), reference, value, reward
 
 
-def value_of(section: SamplingSection) -> tuple[bool, bool]:
-    """Whether a value is learned, and whether it starts as the reward model."""
-    gradient = section if isinstance(section, PolicyConfig) else None
-    return gradient is not None and gradient.critic, gradient is not None and gradient.value_init == "reward"
+def value_of(section: SamplingSection) -> str | None:
+    """What a learned value starts as; None where none is learned."""
+    return section.value_init if isinstance(section, PolicyConfig) and section.critic else None

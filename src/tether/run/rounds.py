@@ -31,12 +31,11 @@ from tether.models.config import LoraConfig
 from tether.models.loading import LoadedModel
 from tether.models.trunk import Role
 from tether.preferences.rows import turn_rows
-from tether.run.folder import drop_checkpoint
 from tether.run.models import on_folder, open_model
 from tether.run.online_sections import learned_reward
 from tether.run.roles import attach, encoder_of, local_engine, new_role, save_trained
 from tether.run.rows import Section, SteadyLora
-from tether.run.stage import Context
+from tether.run.stage import Context, drop_checkpoint
 from tether.stages.direct import Direct, DirectConfig
 from tether.stages.online_direct import best_and_worst
 

@@ -1,8 +1,12 @@
-"""How a stage is run: opened or gone on with in its folder, given its rows, trained, and finished with a summary."""
+"""How a stage is run: opened or gone on with in its folder, given its rows, trained, and finished with a summary.
+
+Below that the folder of the whole run: what was started there, and what its stages stand on.
+"""
 
 from __future__ import annotations
 
 import resource
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,18 +14,20 @@ from pathlib import Path
 from typing import Any
 
 from tether.core.config import Config
-from tether.core.rundir import RunDirectory, file_digest, hold, release
+from tether.core.errors import MissingFileError, RunError
+from tether.core.rundir import RunDirectory, file_digest, hold, read_json, release, write_json
 from tether.core.stages import STAGES
+from tether.core.stopping import run_of
 from tether.core.types import Alarm, Comparison, Sampling
 from tether.data.inspection import longer_chosen
 from tether.data.sources import Quarantine
+from tether.learner.checkpoint import complete_checkpoints
 from tether.learner.loop import Progress
 from tether.learner.ranks import here
 from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel
 from tether.monitoring.doctor import Finding
 from tether.monitoring.doctor_log import check_movement
-from tether.run.folder import drop_checkpoint
 from tether.run.models import open_model
 from tether.run.rows import DataConfig, Section, load_rows, named
 
@@ -125,3 +131,68 @@ def _finished(run: RunDirectory, section: Config, summary: dict[str, Any], quara
     release(run.path)
     drop_checkpoint(run)
     return summary
+
+
+GROWING = {"run", "arms", "repeat", "track", "learner", "on"}
+"""What of a recipe may change from one start to the next."""
+
+
+def remember(root: Path, command: str, config: Config, stages: Sequence[str] = ()) -> None:
+    """Note in `root` what was started there, for `tether resume`.
+
+    From here on no other process works in `root`. What contradicts a run that has begun there is not noted: the run will say what
+    differs, and the note stays right.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    hold(root)
+    path, settings = root / "command.json", config.model_dump(mode="json", exclude_unset=True)
+    before = read_json(path) if path.is_file() else {"command": command, "config": settings}
+    begun = [name for name in before.get("stages", ()) if (root / name / "config.json").is_file()]
+    fixed = ("model", "seed", *begun) if begun else () if stages else set(settings) - GROWING
+    same = all(before["config"].get(name) == settings.get(name) for name in fixed)
+    if same and before["command"] == command:
+        write_json(path, {"command": command, "stages": [*dict.fromkeys((*begun, *stages))], "config": settings})
+
+
+def remembered(place: Path) -> tuple[Path, dict[str, Any]]:
+    """The run directory that `place` is or lies in, and what was started there.
+
+    Raises:
+        RunError: nothing was, by tether's command line.
+    """
+    if not place.exists():
+        raise MissingFileError(f"{place} does not exist. Give the folder of a run")
+    if (root := run_of(place)) is not None:
+        return root, read_json(root / "command.json")
+    raise RunError(
+        f"{place} is not in a run directory that a command of tether made. Give such a folder; a run that your own code opened "
+        "goes on when that code runs again."
+    )
+
+
+def round_folder(root: Path, number: int | None) -> Path:
+    """Where the stages of a round lie; without rounds, the run's own folder."""
+    return root if number is None else root / f"round-{number:02d}"
+
+
+def check_base(root: Path, folder: Path) -> None:
+    """A finished stage stands on the SFT model that is there now.
+
+    Raises:
+        RunError: it was trained on one that is gone.
+    """
+    start, own = (place / "manifest.json" for place in (root / "sft", folder))
+    if (folder / "summary.json").is_file() and start.is_file() and own.is_file():
+        made = read_json(start).get("result", {}).get("digest")
+        stood_on = read_json(own).get("model", {}).get("digest")
+        if made and stood_on and made != stood_on:
+            raise RunError(
+                f"{folder} was trained on another SFT model than the one that is in {root / 'sft'} now. Delete "
+                f"{folder} to train it again, and every stage that stands on it."
+            )
+
+
+def drop_checkpoint(run: RunDirectory) -> None:
+    """The one of a finished run has had its day; several were asked for."""
+    if len(complete_checkpoints(run.path / "checkpoints")) < 2:
+        shutil.rmtree(run.path / "checkpoints", ignore_errors=True)

@@ -22,7 +22,7 @@ from typing import Any
 from transformers.utils import flatten_dict
 
 from tether.core.protocols import Tracker
-from tether.core.rundir import is_control, read_json
+from tether.core.rundir import is_control, read_json, write_json
 from tether.core.types import Json
 from tether.evaluation.peaks import without_none
 from tether.run.trackers import TrackedRun, TrackerName, check_trackers, start_tracker
@@ -174,11 +174,8 @@ class TrackedFolder:
         return max(self.steps.values(), default=-1)
 
     def _write_note(self, **changes: Any) -> None:
-        """A process that is killed leaves the note as it was before or after; the disk itself may take its time."""
         self.state |= changes
-        temporary = self.note.with_suffix(".new")
-        temporary.write_text(json.dumps(self.state), encoding="utf-8")
-        os.replace(temporary, self.note)
+        write_json(self.note, self.state)
 
 
 class Tail:
