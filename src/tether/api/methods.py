@@ -187,7 +187,7 @@ def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, prog
     from tether.report.page import write_report
 
     root = Path(recipe.run)
-    remember(root, "stages", recipe, chosen)
+    remember(root, recipe, chosen)
     with _progress(on_step, progress) as announce:
         run_recipe(recipe, chosen, announce)
     page = write_report(root)

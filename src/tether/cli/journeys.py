@@ -104,7 +104,7 @@ def _stages(config: BaseRecipe, chosen: list[str], given: Sequence[str] = ()) ->
         run_recipe(config, chosen)
         return
     console, root = Console(), Path(config.run)
-    remember(root, "stages", config, chosen)
+    remember(root, config, chosen)
     left = [name for name in config.stages if config.repeat or not (root / name / "summary.json").is_file()]
     if not set(chosen) & set(left):
         console.print("Finished before: nothing is trained again. For a new run, name another folder with run=PATH.")

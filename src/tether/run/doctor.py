@@ -40,7 +40,6 @@ from tether.run.online_sections import OnlineSection
 from tether.run.recipe import BaseRecipe, reward_model_of, stage_model
 from tether.run.roles import is_scorer
 from tether.run.rows import load_rows, named
-from tether.stages.online_direct import OnlineDirect
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.reference import role_digest
@@ -202,19 +201,13 @@ def _roles(stage: OnlineStage) -> dict[str, Role]:
     elif isinstance(reward, LearnedReward | ProcessReward):
         scorers = [reward.role]
     value = stage.value if isinstance(stage, PolicyGradient) else None
-    roles = {"policy": stage.policy, "reference": _reference(stage), "value model": value}
+    roles = {"policy": stage.policy, "reference": stage.reference, "value model": value}
     roles |= {f"reward model{f' {n}' if n else ''}": role for n, role in enumerate(scorers)}
     return {name: role for name, role in roles.items() if role is not None}
 
 
-def _reference(stage: OnlineStage) -> Role | None:
-    reference = stage.pairs.likelihoods.reference if isinstance(stage, OnlineDirect) else stage.reference
-    return reference if isinstance(reference, Role) else None
-
-
 def _reference_checks(stage: OnlineStage, probe: Probe, digest: str | None) -> list[Result]:
-    reference = _reference(stage)
-    if reference is None:
+    if (reference := stage.reference) is None:
         return [Unexamined(name, "the stage asks no reference") for name in ("reference", "shared weights")]
     offloaded = any(p.is_meta for p in reference.model.parameters())
     digests = None if digest is None or offloaded else (role_digest(reference), digest)

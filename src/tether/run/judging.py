@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
+
 from tether.core.config import digest
 from tether.core.errors import DataError, MissingFileError
 from tether.core.protocols import RewardSource
@@ -124,7 +126,8 @@ def judge_report(rows: Sequence[Comparison], judgments: Sequence[Judgment], temp
 def _position(rows: Sequence[Comparison], judgments: Sequence[Judgment]) -> Json:
     groups = [group_of(row) for row in rows]
     biases = [j.bias for j in judgments]
-    names_first = [_half(j.shown_first) / 2 + (1.0 - _half(j.shown_second)) / 2 for j in judgments]
+    wins_first, wins_second = (1 + np.sign(_shown(judgments))) / 2  # one half for neither
+    names_first = (wins_first / 2 + (1 - wins_second) / 2).tolist()
     return {
         "bias": mean_estimate(biases, groups).as_dict() if any(b is not None for b in biases) else None,
         "names_first": mean_estimate(names_first, groups).as_dict(),
@@ -132,12 +135,17 @@ def _position(rows: Sequence[Comparison], judgments: Sequence[Judgment]) -> Json
     }
 
 
+def _shown(judgments: Sequence[Judgment]) -> np.ndarray:
+    """(2, pairs) log-odds of `chosen` where it stood first, and where it stood second, cut off."""
+    return np.clip(np.array([(j.shown_first, j.shown_second) for j in judgments], float).T, -SUREST, SUREST)
+
+
 def _agreement(rows: Sequence[Comparison], judgments: Sequence[Judgment], temperature: float) -> Json:
     """With labels that have a direction; `chosen` is what they prefer."""
     groups, nothing = [group_of(row) for row in rows], [0.0] * len(rows)
-    drawn = [chosen_is_first(row) for row in rows]
-    odds = [_cut(j.log_odds) / temperature for j in judgments]
-    once = [_cut(j.shown_first if first else j.shown_second) for first, j in zip(drawn, judgments, strict=True)]
+    drawn, shown = [chosen_is_first(row) for row in rows], _shown(judgments)
+    odds = (np.clip(np.array([j.log_odds for j in judgments], float), -SUREST, SUREST) / temperature).tolist()
+    once = np.where(drawn, *shown).tolist()
     verdicts = {"people": [1.0] * len(rows), "once": once, "averaged": odds}
     shares = {
         name: win_rate([v if first else -v for first, v in zip(drawn, values, strict=True)], nothing, groups=groups).as_dict()
@@ -148,11 +156,10 @@ def _agreement(rows: Sequence[Comparison], judgments: Sequence[Judgment], temper
     quality["temperature"] *= temperature  # it was fitted to what `temperature` had divided
     if 2 * sum(j.bias is None for j in judgments) > len(judgments):
         quality |= dict.fromkeys(("temperature", "calibration_error_after", "loss_after"))
+    accurate = {"once": once, "shown_first": shown[0].tolist(), "shown_second": shown[1].tolist()}
     return {
         **quality,
-        "accuracy_once": pairwise_accuracy(once, nothing, groups).as_dict(),
-        "accuracy_shown_first": pairwise_accuracy([_cut(j.shown_first) for j in judgments], nothing, groups).as_dict(),
-        "accuracy_shown_second": pairwise_accuracy([_cut(j.shown_second) for j in judgments], nothing, groups).as_dict(),
+        **{f"accuracy_{name}": pairwise_accuracy(values, nothing, groups).as_dict() for name, values in accurate.items()},
         "first_share": shares,
         "kappa": _kappa(drawn, odds),
         "kappa_once": _kappa(drawn, once),
@@ -175,17 +182,6 @@ def _kappa(drawn: Sequence[bool], odds: Sequence[float]) -> Json:
         votes.append(Vote(str(number), "judge", "tie" if value == 0 else places[value < 0]))
     (pair,) = cohen_kappas(votes)
     return asdict(pair.kappa)
-
-
-def _cut(value: float | None) -> float:
-    assert value is not None
-    return max(-SUREST, min(SUREST, value))
-
-
-def _half(value: float | None) -> float:
-    """1 for a win, 0 for a loss, one half for neither."""
-    assert value is not None
-    return 0.5 if value == 0 else float(value > 0)
 
 
 def _mean(values: Sequence[float]) -> float | None:
