@@ -45,7 +45,7 @@ def make(base: str, folder: Path) -> dict[str, Any]:
     from tether.models.trunk import Role
     from tether.run.export import export_model
     from tether.run.models import open_model
-    from tether.run.roles import encoder_of, load_policy, load_trained, save_trained
+    from tether.run.roles import encoder_of, load_policy, load_scorer, save_trained
 
     talks = [tuple(Message("user" if role == "user" else "assistant", content) for role, content in talk) for talk in TALKS]
     task: dict[str, Any] = {"talks": TALKS, "folders": {}}
@@ -68,7 +68,7 @@ def make(base: str, folder: Path) -> dict[str, Any]:
         task["ids"] = [list(encoder_of(loaded).conversation(talk, "last").ids) for talk in talks]
         whole = [Encoded(tuple(ids), (False, *[True] * (len(ids) - 1))) for ids in task["ids"]]
         task["logprobs"] = [policy.logprobs(make_batch([one], 0))[0].tolist() for one in whole]
-        (reward,), _ = load_trained(folder / "reward")
+        (reward,), _ = load_scorer(folder / "reward")
         task["scores"] = [float(reward.scores(make_batch([one], 0))) for one in whole]
     return task
 

@@ -41,7 +41,7 @@ from tether.core.config import build
 from tether.core.rundir import read_jsonl
 from tether.core.stopping import Interrupted
 from tether.models.loading import save_model
-from tether.models.tiny import tiny_model, tiny_tokenizer
+from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
 from tether.rollout.served import ServedEngine
 from tether.run.recipe import Recipe, run_recipe
 from tether.servers.fleet import State
@@ -116,7 +116,7 @@ def wide_model(folder: Path) -> str:
         config = tiny_model().config
         config.head_dim = 32
         torch.manual_seed(0)
-        save_model(type(tiny_model())(config), tiny_tokenizer(), None, path)
+        save_model(type(tiny_model())(config), tiny_tokenizer(), TEMPLATE, path)
     return str(path)
 
 

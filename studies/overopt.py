@@ -27,29 +27,29 @@ from studies.overopt_page import write_page
 from tether.algorithms.kl import kl_best_of_n
 from tether.algorithms.reward_ensembles import Combine
 from tether.cli.progress import bars
-from tether.core.config import Config, load_recipe, packaged_recipe, parts
+from tether.core.config import Config, load_recipe, packaged_recipe
 from tether.core.errors import ConfigError
 from tether.core.rundir import RunDirectory, append_jsonl, read_json, read_jsonl, write_json
 from tether.core.types import Comparison, Json, Prompt, Rollout, Score, StopReason
 from tether.cpu.memory import free_memory
 from tether.data.sources import Quarantine, split_by_group
-from tether.evaluation.peaks import Measured, best_step, halves, has_fallen, peak_interval, scores_of, without_none
+from tether.evaluation.peaks import Measured, best_step, has_fallen, peak_interval, without_none
 from tether.evaluation.winrate import gain, mean_estimate
+from tether.learner.loop import Progress
 from tether.models.config import ModelConfig
 from tether.models.trunk import Role
-from tether.run.folder import as_begun
 from tether.run.judges import FunctionJudge, JudgeConfig, score_judge
 from tether.run.models import open_model
-from tether.run.online_sections import PPOSection
-from tether.run.online_stage import learned_reward
+from tether.run.online import PPOSection
+from tether.run.online_sections import learned_reward
 from tether.run.pairs import PairsSection
-from tether.run.progress import Progress
 from tether.run.recipe import BaseRecipe, recipe_type, run_recipe, stands_on
 from tether.run.reward import RewardSection
 from tether.run.roles import local_engine
 from tether.run.rows import load_rows, named
-from tether.run.sft import SFTSection
 from tether.run.stage import Context, run_stage
+from tether.run.supervised import SFTSection
+from tether.stats import group_indices
 
 POOL_SEED = 15485863
 NO_EFFECT = {
@@ -146,8 +146,7 @@ class OveroptConfig(Config):
 
 def overopt(config: OveroptConfig, seeds: Sequence[int], announce: Callable[[str], Progress] | None = None) -> Json:
     """Everything that is missing, seed by seed; returns (and writes) the summary and the page."""
-    config = as_begun(config, Path(config.run))
-    run = RunDirectory.open(config.run, parts(config, without=("run", "proxies")))
+    run = RunDirectory.open(config.run, {name: value for name, value in config if name not in ("run", "proxies")})
     results: Json = {
         name: {**proxy.model_dump(exclude={"policies"}), "seeds": {}, "policies": {f"{c:g}": {} for c in proxy.policies}}
         for name, proxy in config.proxies.items()
@@ -304,11 +303,11 @@ def course_of(measured: Measured, groups: Sequence[str]) -> Json:
     steps = sorted(measured)
     means = {name: [_mean(measured[step].get(name, ())) for step in steps] for name in ("score", "proxy", "kl")}
     gold = mean_estimate(measured[steps[0]]["score"], groups)
-    looks, parts = len(steps) - 1, halves(groups)
+    looks, parts = len(steps) - 1, _halves(groups)
     falls: list[float | None] = [None] * len(groups)
     shares = []
     for ours, others in (parts, parts[::-1]):
-        mine, theirs = scores_of(measured, ours), scores_of(measured, others)
+        mine, theirs = _scores_of(measured, ours), _scores_of(measured, others)
         stop = _fallen_at(mine, [groups[i] for i in ours], looks) or steps[-1]
         best = best_step({step: rows for step, rows in mine.items() if step <= stop})
         peak = best_step(mine)
@@ -338,6 +337,17 @@ def course_of(measured: Measured, groups: Sequence[str]) -> Json:
         "kept_share": statistics.fmean(shares),
         "fit": fitted([k for k, _ in points], [g for _, g in points], "rl"),
     }
+
+
+def _halves(groups: Sequence[str]) -> tuple[list[int], list[int]]:
+    """The answers of every other prompt, and those of the rest."""
+    sides = (group_indices(groups) % 2).tolist()
+    return [i for i, side in enumerate(sides) if side == 0], [i for i, side in enumerate(sides) if side == 1]
+
+
+def _scores_of(measured: Measured, answers: Sequence[int]) -> Measured:
+    """The scores of these answers alone."""
+    return {step: {"score": [rows["score"][i] for i in answers]} for step, rows in measured.items()}
 
 
 def _fallen_at(measured: Measured, groups: Sequence[str], looks: int) -> int | None:

@@ -19,7 +19,7 @@ from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rewards.classifier import ClassifierConfig, ClassifierReward
 from tether.run.judging import bench_rewards
-from tether.run.online_stage import online_stage
+from tether.run.online import online_stage
 from tether.run.recipe import Recipe, run_recipe
 from tether.run.roles import encoder_of, load_policy, local_engine, save_trained
 

@@ -12,7 +12,7 @@ from tether.core.errors import TetherError
 from tether.models.config import ModelConfig
 from tether.models.heads import ScalarHead
 from tether.run.judging import bench_rewards
-from tether.run.roles import load_policy, load_trained
+from tether.run.roles import load_policy, load_scorer
 
 
 @pytest.fixture(scope="module")
@@ -61,25 +61,25 @@ POLICY = {
         load_policy,
         "the adapter in .* cannot be used",
     ),
-    "a policy asked to score": (None, load_trained, "is a policy, which gives no scores. Give the folder of a reward model"),
+    "a policy asked to score": (None, load_scorer, "is a policy, which gives no scores. Give the folder of a reward model"),
 }
 REWARD = {
     "asked to answer": (None, load_policy, "is a reward model, which scores and does not answer"),
-    "no head": (lambda f: (f / "head.safetensors").unlink(), load_trained, "the head in .* cannot be used.*Restore"),
-    "head cut": (lambda f: cut(f / "head.safetensors"), load_trained, "the head in .* cannot be used"),
+    "no head": (lambda f: (f / "head.safetensors").unlink(), load_scorer, "the head in .* cannot be used.*Restore"),
+    "head cut": (lambda f: cut(f / "head.safetensors"), load_scorer, "the head in .* cannot be used"),
     "head of another width": (
         lambda f: save_file(ScalarHead(32).state_dict(), f / "head.safetensors"),
-        load_trained,
+        load_scorer,
         "states of 32 numbers, and this trunk's have 64",
     ),
     "head without weight": (
         lambda f: tensors(f / "head.safetensors", lambda t: t.pop("linear.weight")),
-        load_trained,
+        load_scorer,
         "the head in .* cannot be used",
     ),
     "head not finite": (
         lambda f: tensors(f / "head.safetensors", lambda t: t.update({"offset": torch.tensor(float("nan"))})),
-        load_trained,
+        load_scorer,
         "not finite",
     ),
     "no role": (lambda f: (f / "role.json").unlink(), bench, "holds no trained reward model"),
@@ -91,12 +91,12 @@ PROCESS = {
     "steps without delimiters": (lambda f: (f / "steps.json").write_text("{}"), ask_steps, "steps.json lacks delimiters"),
 }
 ENSEMBLE = {
-    "future": (lambda f: edited(f / "ensemble.json", format=2), load_trained, "has format 2"),
-    "names nobody": (lambda f: edited(f / "ensemble.json", "members"), load_trained, "lacks members"),
-    "member gone": (lambda f: shutil.rmtree(f / "first"), load_trained, "holds no trained role"),
+    "future": (lambda f: edited(f / "ensemble.json", format=2), load_scorer, "has format 2"),
+    "names nobody": (lambda f: edited(f / "ensemble.json", "members"), load_scorer, "lacks members"),
+    "member gone": (lambda f: shutil.rmtree(f / "first"), load_scorer, "holds no trained role"),
     "member changed": (
         lambda f: tensors(f / "first" / "head.safetensors", lambda t: t.update(offset=torch.ones(()))),
-        load_trained,
+        load_scorer,
         "has changed since .*ensemble.json was written",
     ),
 }
@@ -115,7 +115,7 @@ def test_a_bad_role_is_one_message(made, tmp_path, what, damage, use, message):
 def test_the_undamaged_roles_work(made):
     load_policy(str(made / "policy"))
     for folder in ("reward", "members"):
-        load_trained(made / folder)
+        load_scorer(made / folder)
 
 
 @pytest.mark.parametrize("count", [1, 2])

@@ -21,7 +21,7 @@ from tether.monitoring.doctor_log import check_movement
 from tether.run.devices import gpu
 from tether.run.plan import plan
 from tether.run.recipe import Recipe, run_recipe
-from tether.stages.direct import Direct, DirectConfig
+from tether.stages.direct import DirectConfig
 
 pytestmark = pytest.mark.audit
 WHOLE = {"sft": (1e-5, 2e-5), "reward": (1e-6, 5e-5), "process": (1e-6, 5e-5), "best_of_n": (1e-6, 2e-5)}
@@ -103,27 +103,6 @@ def test_the_default_moves_a_policy_that_the_old_one_left_where_it_was(tmp_path)
         assert still == (name == "old") == ("unmoved" in {alarm["detector"] for alarm in summary["alarms"]}), rows[-1]
     stored = read_json(tmp_path / "new" / "direct" / "config.json")["direct"]["optimizer"]["learning_rate"]
     assert stored == pytest.approx(max(row["learning_rate"] for row in rows)) == rate_of(recipe, "direct")
-
-
-def test_a_run_that_began_at_an_older_default_goes_on_at_it(tmp_path, monkeypatch):
-    folder, settings = tmp_path / "run", written(tmp_path)
-    whole_update, updates = Direct.update, []
-
-    def cut(self, rankings):
-        if len(updates) == 4:
-            raise KeyboardInterrupt
-        updates.append(rankings)
-        return whole_update(self, rankings)
-
-    monkeypatch.setattr(Direct, "update", cut)
-    with pytest.raises(KeyboardInterrupt):
-        run_recipe(recipe_of("direct", folder, **settings, optimizer={"learning_rate": 7e-6, "schedule": "constant"}), ["direct"])
-    monkeypatch.undo()
-    run_recipe(recipe_of("direct", folder, **settings, optimizer={"schedule": "constant"}), ["direct"])
-    rows = list(read_jsonl(folder / "direct" / "metrics.jsonl"))
-    assert len(rows) == 9 and [row["learning_rate"] for row in rows] == [7e-6] * 9
-    finished = run_recipe(recipe_of("direct", folder, **settings, optimizer={"schedule": "constant"}), ["direct"])
-    assert finished["direct"]["updates"] == 9
 
 
 def test_the_page_has_the_rates_that_are_used():

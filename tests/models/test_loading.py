@@ -26,7 +26,7 @@ from tether.models.saving import attach_adapter, load_head, read_role
 from tether.models.tiny import tiny_model
 from tether.models.trunk import Role
 from tether.run.models import open_model
-from tether.run.online_stage import online_stage
+from tether.run.online import online_stage
 from tether.run.recipe import Recipe
 from tether.run.roles import encoder_of, load_policy, save_trained
 

@@ -28,7 +28,7 @@ from tether.monitoring.doctor import Finding
 from tether.run.doctor import check_stage
 from tether.run.export import export_model
 from tether.run.models import open_model
-from tether.run.online_stage import online_stage
+from tether.run.online import online_stage
 from tether.run.recipe import Recipe, run_recipe
 from tether.run.roles import encoder_of, load_policy
 

@@ -14,7 +14,7 @@ from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.run.export import export_model
 from tether.run.models import open_model
-from tether.run.roles import encoder_of, load_trained, save_trained
+from tether.run.roles import encoder_of, load_scorer, save_trained
 
 trl = pytest.importorskip("trl", minversion="1.16")
 
@@ -38,7 +38,7 @@ def test_trl_scores_completions_as_tether_does(tmp_path, tail):
         parameter.add_(0.1 * torch.randn_like(parameter))
     save_trained(role, loaded, tmp_path / "reward", kind="reward")
     constant = export_model(str(tmp_path / "reward"), tmp_path / "exported")["constant"]
-    (scorer,), own = load_trained(tmp_path / "reward")
+    (scorer,), own = load_scorer(tmp_path / "reward")
     encoded = [encoder_of(own).conversation((user(p), assistant(r)), "last") for p, r in TALKS]
     expected = torch.cat([scorer.scores(make_batch([one], 0)) for one in encoded])
 

@@ -15,7 +15,7 @@ from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rewards.control import RandomReward
 from tether.rewards.function import FailureLimit
-from tether.rewards.learned import LearnedReward, ObjectiveConfig, ObjectivesReward, TrainedObjective
+from tether.rewards.learned import LearnedReward, ObjectiveConfig, ObjectivesReward
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
 LAST = LoraConfig(rank=4, alpha=8.0, last_layers=1)
@@ -39,7 +39,7 @@ def source(settings):
     for seed, name in enumerate(NAMES):
         role = trained(model, f"reward-{seed}", seed)
         model = role.model
-        objectives[name] = TrainedObjective(role, *SCALES[name])
+        objectives[name] = (role, *SCALES[name])
     return ObjectivesReward({k: ObjectiveConfig(**v) for k, v in settings.items()}, objectives, ENCODER)
 
 

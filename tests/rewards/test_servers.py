@@ -15,7 +15,7 @@ from tether.core.errors import ConfigError, ModelError
 from tether.core.types import Message, Prompt, Rollout, Sampling, Score, StopReason
 from tether.rewards.function import FunctionReward
 from tether.rewards.servers import RewardServersConfig, ServedReward, reward_server
-from tether.run.online_sections import GRPOSection
+from tether.run.online import GRPOSection
 from tether.run.recipe import Recipe, run_recipe
 from tether.servers.launch import Servers
 

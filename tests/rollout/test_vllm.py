@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 
 from tether.core.config import build
 from tether.models.loading import save_model
-from tether.models.tiny import tiny_model, tiny_tokenizer
+from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
 from tether.run.recipe import Recipe, run_recipe
 
 PYTHON = Path(__file__).parents[2] / ".bench" / "vllm" / "bin" / "python"
@@ -21,7 +21,7 @@ def wide(tmp_path_factory):
     folder, config = tmp_path_factory.mktemp("models") / "wide", tiny_model().config
     config.head_dim = 32
     torch.manual_seed(0)
-    save_model(LlamaForCausalLM(config), tiny_tokenizer(), None, folder)
+    save_model(LlamaForCausalLM(config), tiny_tokenizer(), TEMPLATE, folder)
     return folder
 
 

@@ -21,7 +21,7 @@ from tether.rollout.local import LocalEngine
 from tether.run import online, stage
 from tether.run.judging import as_rollout
 from tether.run.models import open_model
-from tether.run.online_stage import learned_reward
+from tether.run.online_sections import learned_reward
 from tether.run.recipe import Recipe, run_recipe
 from tether.run.roles import encoder_of, load_scorer
 from tether.run.rows import load_rows

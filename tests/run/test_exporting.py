@@ -24,7 +24,7 @@ from tether.run import export as exporting
 from tether.run.export import export_model
 from tether.run.judging import bench_rewards
 from tether.run.recipe import Recipe, run_recipe
-from tether.run.roles import encoder_of, load_policy, load_trained
+from tether.run.roles import encoder_of, load_policy, load_scorer
 
 FAST = {"optimizer": {"learning_rate": 1e-2}, "heldout_fraction": 0.0}
 TALKS = [
@@ -128,7 +128,7 @@ def test_a_policy_gives_strangers_the_same_log_probabilities(run, tmp_path, stag
 @torch.no_grad()
 def test_a_reward_model_gives_strangers_its_scores_and_tether_too(run, tmp_path):
     found = export_model(str(run / "reward"), tmp_path / "out")
-    (role,), loaded = load_trained(run / "reward" / "model")
+    (role,), loaded = load_scorer(run / "reward" / "model")
     encoded = [encoder_of(loaded).conversation(talk, "last") for talk in TALKS]
     expected = torch.cat([role.scores(make_batch([one], 0)) for one in encoded])
     tokenizer, model = (
@@ -153,7 +153,7 @@ def test_a_reward_model_gives_strangers_its_scores_and_tether_too(run, tmp_path)
 @torch.no_grad()
 def test_a_process_model_becomes_a_classifier_of_tokens(run, tmp_path):
     found = export_model(str(run / "process"), tmp_path / "out")
-    (role,), loaded = load_trained(run / "process" / "model")
+    (role,), loaded = load_scorer(run / "process" / "model")
     ids = encoder_of(loaded).conversation(TALKS[1], "last").ids
     expected = role.values_at(
         role.hidden(make_batch([Encoded(ids, (False, *[True] * (len(ids) - 1)))], 0)), torch.arange(len(ids))
@@ -206,7 +206,7 @@ def test_a_checkpoint_is_what_the_stage_would_have_left(run, tmp_path, kind):
         values["sft"]["lora"] = False
         write_json(stage / "config.json", values)
     else:
-        role = load_policy(str(run / kind))[0] if kind == "direct" else load_trained(run / kind / "model")[0][0]
+        role = load_policy(str(run / kind))[0] if kind == "direct" else load_scorer(run / kind / "model")[0][0]
     masters = {f"master.{i}": p for i, p in enumerate(role.parameters())}
     extra = {f"master.{len(masters)}": torch.zeros(3, 3)} if kind == "direct" else {}  # a critic's
     path = save_checkpoint(stage / "checkpoints", 10, {**masters, **extra, "exp_avg.0": torch.zeros(2)}, {"updates": 10})
@@ -308,7 +308,7 @@ def test_scored_rollouts_are_the_policys_own(run, tmp_path):
     from tether.rewards.learned import LearnedReward
 
     export_model(str(run / "reward"), tmp_path / "out")
-    (role,), loaded = load_trained(run / "reward" / "model")
+    (role,), loaded = load_scorer(run / "reward" / "model")
     encoder = encoder_of(loaded)
     rollouts = []
     for word in ("abc", "de", "longer one"):

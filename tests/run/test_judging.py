@@ -122,9 +122,11 @@ def test_files_apart_and_together_and_a_judge_that_says_nothing(tmp_path):
         (tmp_path / f"{name}.jsonl").write_text("".join(rows))
     files, bars = [str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")], []
     judge = PairJudge(Planted(lambda first, second: 1.0 if first == "good" else -1.0), "x")
-    found = judge_files(judge, files, limit=2, announce=lambda name: lambda done, total, _: bars.append((name, done, total)))
-    assert {name: r["num_pairs"] for name, r in found.report.items()} == {"a.jsonl": 2, "b.jsonl": 2, "all": 4}
-    assert bars[-1] == ("b.jsonl", 2, 2) and len(found.labels) == 4
+    labels, report = judge_files(
+        judge, files, limit=2, announce=lambda name: lambda done, total, _: bars.append((name, done, total))
+    )
+    assert {name: r["num_pairs"] for name, r in report.items()} == {"a.jsonl": 2, "b.jsonl": 2, "all": 4}
+    assert bars[-1] == ("b.jsonl", 2, 2) and len(labels) == 4
     with pytest.raises(DataError, match="judged none of 5 comparisons: no connection: refused"):
         judge_files(PairJudge(Planted(lambda first, second: Verdict(None, reason="no connection: refused")), "x"), files)
 

@@ -13,7 +13,7 @@ from tether.core.types import Comparison
 from tether.data.sources import Quarantine
 from tether.models.config import ModelConfig
 from tether.run import online, stage
-from tether.run.online_stage import learned_reward
+from tether.run.online_sections import learned_reward
 from tether.run.recipe import Recipe, run_recipe
 from tether.run.roles import encoder_of, load_scorer
 from tether.run.rows import load_rows

@@ -15,9 +15,9 @@ from tether.core.errors import ConfigError
 from tether.core.stages import STAGES, StageKind
 from tether.core.synonyms import METHODS
 from tether.core.types import Json, Prompt
-from tether.run.folder import remember
-from tether.run.progress import Progress
+from tether.learner.loop import Progress
 from tether.run.recipe import BaseRecipe, read_recipe, recipe_type, run_recipe
+from tether.run.stage import remember
 
 OnStep = Callable[[str, int, Mapping[str, Any]], None]
 """(stage, step, metrics): called after every step; what it raises ends the training, which goes on from its last checkpoint."""
@@ -187,7 +187,7 @@ def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, prog
     from tether.report.page import write_report
 
     root = Path(recipe.run)
-    remember(root, "stages", recipe, chosen)
+    remember(root, recipe, chosen)
     with _progress(on_step, progress) as announce:
         run_recipe(recipe, chosen, announce)
     page = write_report(root)

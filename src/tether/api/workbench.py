@@ -11,12 +11,11 @@ from tether.data.formats.fields import turns
 from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
 from tether.models.config import LoraConfig, ModelConfig
-from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 from tether.run.models import open_model
-from tether.run.roles import encoder_of, hidden_size, local_engine, new_role
+from tether.run.roles import encoder_of, local_engine, new_head, new_role
 
 
 class Workbench:
@@ -33,7 +32,7 @@ class Workbench:
 
     def value(self, role: Role) -> Role:
         """A value on the same pass as `role`: a head that starts at zero."""
-        return Role(role.model, role.adapter, ScalarHead(hidden_size(self.loaded)).to(role.device))
+        return Role(role.model, role.adapter, new_head(self.loaded))
 
     def engine(self, role: Role, *, max_rows: int = 64) -> LocalEngine:
         """What samples from a role, with the weights that are being trained."""

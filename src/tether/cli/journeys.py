@@ -95,16 +95,16 @@ def _what_makes(method: str, config: BaseRecipe, recipe: str) -> list[str]:
 def _stages(config: BaseRecipe, chosen: list[str], given: Sequence[str] = ()) -> None:
     from tether.cli.results import point_to, show_next, show_run, show_stage
     from tether.report.page import write_report
-    from tether.run.folder import remember
     from tether.run.pairs import WaitingError
     from tether.run.ranks import is_other
     from tether.run.recipe import run_recipe
+    from tether.run.stage import remember
 
     if is_other():
         run_recipe(config, chosen)
         return
     console, root = Console(), Path(config.run)
-    remember(root, "stages", config, chosen)
+    remember(root, config, chosen)
     left = [name for name in config.stages if config.repeat or not (root / name / "summary.json").is_file()]
     if not set(chosen) & set(left):
         console.print("Finished before: nothing is trained again. For a new run, name another folder with run=PATH.")
@@ -149,8 +149,8 @@ def resume(
     """Continue a run from its last checkpoint."""
     with starting():
         from tether.core.config import build
-        from tether.run.folder import remembered
         from tether.run.recipe import recipe_type
+        from tether.run.stage import remembered
 
         root, started = remembered(run)
         if started["command"] != "stages":

@@ -47,12 +47,16 @@ class Config(BaseModel):
 
     @model_validator(mode="after")
     def _check_faults(self) -> Self:
-        for fault in self.faults():
-            raise ValueError(fault)
+        for kind in reversed(type(self).__mro__):
+            for fault in vars(kind)["faults"](self) if "faults" in vars(kind) else ():
+                raise ValueError(fault)
         return self
 
     def faults(self) -> Iterator[str]:
-        """What of these settings has no effect or does not go together, in a sentence each; the first is the error."""
+        """What of these settings has no effect or does not go together, in a sentence each; the first is the error.
+
+        A class tells of its own: those that it stands on have been asked before.
+        """
         yield from ()
 
     def idle(self, *options: str, because: str, table: str = "") -> Iterator[str]:
@@ -249,11 +253,6 @@ def models_of(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [model for inner in get_args(annotation) for model in models_of(inner)]
-
-
-def parts(config: Config, *, without: Sequence[str] = ()) -> Json:
-    """Its fields by name, less some."""
-    return {name: getattr(config, name) for name in type(config).model_fields if name not in without}
 
 
 def digest(value: Any) -> str:

@@ -38,12 +38,12 @@ class StageKind:
 
 
 _ROWS: tuple[tuple[str, Makes, str, str], ...] = (
-    ("sft", "sft", "sft:SFTSection", "Fine-tune on demonstrations (SFT)"),
+    ("sft", "sft", "supervised:SFTSection", "Fine-tune on demonstrations (SFT)"),
     ("pairs", "pairs", "pairs:PairsSection", "Sample answers, choose pairs of them, have them judged"),
     ("reward", "reward", "reward:RewardSection", "Train a reward model on comparisons"),
-    ("process", "reward", "process:ProcessSection", "Train a reward model on judged steps of solutions (PRM, ORM)"),
-    ("direct", "direct", "direct:DirectSection", "Train on comparisons without a reward model (DPO, IPO, ORPO, SimPO)"),
-    ("kto", "direct", "direct:KTOSection", "Train on single answers marked good or bad (KTO)"),
+    ("process", "reward", "supervised:ProcessSection", "Train a reward model on judged steps of solutions (PRM, ORM)"),
+    ("direct", "direct", "supervised:DirectSection", "Train on comparisons without a reward model (DPO, IPO, ORPO, SimPO)"),
+    ("kto", "direct", "supervised:KTOSection", "Train on single answers marked good or bad (KTO)"),
     ("ppo", "policy", "online:PPOSection", "Raise the reward with a critic and a KL penalty (PPO)"),
     ("grpo", "policy", "online:GRPOSection", "Raise the reward by comparing answers to one prompt, no critic (GRPO, DAPO)"),
     ("reinforce", "policy", "online:ReinforceSection", "Raise the reward with the plain policy gradient (REINFORCE, RLOO)"),

@@ -132,3 +132,8 @@ class ReferencedConfig(PreferenceConfig):
     def precomputed(self) -> bool:
         """True where the reference runs once, before training."""
         return self.reference_logprobs == "precomputed"
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether the loss asks a reference at all."""
+        return True

@@ -189,13 +189,22 @@ def reward_function(config: FunctionConfig) -> Function:
     def together(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
         columns = {}
         for call, function in functions.items():
-            scores = [as_score(value, f"the reward function {call}") for value in function(prompts, responses)]
-            if len(scores) != len(responses):
-                raise RewardError(f"{call} returned {len(scores)} scores for {len(responses)} responses")
-            columns[call] = scores
+            columns[call] = scores_by(function, f"the reward function {call}", prompts, responses)
         return [_sum({call: scores[i] for call, scores in columns.items()}, weights) for i in range(len(responses))]
 
     return together
+
+
+def scores_by(function: Function, source: str, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
+    """What a function says of all responses, one score each.
+
+    Raises:
+        RewardError: it gives another number of them.
+    """
+    scores = [as_score(value, source) for value in function(prompts, responses)]
+    if len(scores) != len(responses):
+        raise RewardError(f"{source} gave {len(scores)} scores for {len(responses)} responses")
+    return scores
 
 
 def _sum(scores: Mapping[str, Score], weights: Mapping[str, float]) -> Score:

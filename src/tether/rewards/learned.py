@@ -144,15 +144,6 @@ class ObjectiveConfig(Config):
             yield from self.idle("rate", because="without at_least: it moves a constraint's multiplier")
 
 
-@dataclass(frozen=True)
-class TrainedObjective:
-    """A trained reward model, and the mean and deviation of its scores on held-out responses."""
-
-    role: Role
-    mean: float
-    deviation: float
-
-
 class ObjectivesReward:
     """Scores the sampled token ids by every objective's model as an ensemble's members do; layers below their adapters run once.
 
@@ -161,20 +152,24 @@ class ObjectivesReward:
     by `judge`, where constraints weigh nothing.
 
     Args:
-        settings, objectives: by name, the same names; the models stand on one trunk.
+        objectives: by the names of the settings a trained reward model, and the mean and deviation of its scores on held-out
+            responses; the models stand on one trunk.
         encoder: the encoder that all of them were trained with.
     """
 
     name = "objectives"
 
     def __init__(
-        self, settings: Mapping[str, ObjectiveConfig], objectives: Mapping[str, TrainedObjective], encoder: ChatEncoder
+        self,
+        settings: Mapping[str, ObjectiveConfig],
+        objectives: Mapping[str, tuple[Role, float, float]],
+        encoder: ChatEncoder,
     ) -> None:
         assert settings.keys() == objectives.keys()
         self.settings = settings
-        chosen = [objectives[name] for name in settings]
-        self.scorers = Scorers([objective.role for objective in chosen], encoder)
-        self.mean, self.deviation = torch.tensor([[[o.mean], [o.deviation]] for o in chosen], dtype=torch.float64).unbind(1)
+        roles, *scales = zip(*(objectives[name] for name in settings), strict=True)
+        self.scorers = Scorers(roles, encoder)
+        self.mean, self.deviation = torch.tensor(scales, dtype=torch.float64)[:, :, None]
         self.weights = torch.tensor([objective.weight or 0.0 for objective in settings.values()], dtype=torch.float64)
         self.multipliers = {name: 0.0 for name, objective in settings.items() if objective.at_least is not None}
 

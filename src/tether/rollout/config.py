@@ -27,4 +27,3 @@ class EngineConfig(ServersConfig):
     def faults(self) -> Iterator[str]:
         if self.kind == "local" and (idle := self.model_fields_set - {"kind"}):
             yield f"{min(idle)} has no effect with kind = 'local'; choose 'served' or 'vllm', or leave it out"
-        yield from super().faults()

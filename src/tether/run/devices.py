@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import psutil
 import torch
+from torch.utils.benchmark import Timer
 
 from tether.core.errors import ConfigError
 from tether.models.loading import pick_dtype
@@ -66,10 +66,7 @@ def this_machine() -> Device:
     return Device(f"this machine, {memory / 1e9:.0f} GB", memory, 0.75 * products, 0.8 * _rate(long.sum) * 4 * 2**25, False)
 
 
-def _rate(work: Callable[[], Any], seconds: float = 0.5) -> float:
-    work()
-    count, start = 0, time.perf_counter()
-    while time.perf_counter() - start < seconds:
-        work()
-        count += 1
-    return count / (time.perf_counter() - start)
+def _rate(work: Callable[[], Any]) -> float:
+    """How often a second it is done, by its median time."""
+    timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
+    return 1 / timer.blocked_autorange(min_run_time=0.5).median

@@ -14,11 +14,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tether.core.errors import ConfigError, DataError, RunError
+from tether.core.errors import ConfigError, RunError
 from tether.core.protocols import RewardSource
 from tether.core.rundir import noted_path, read_json
 from tether.core.stages import making
-from tether.core.types import Problem, Prompt, Score
+from tether.core.types import Prompt, Score
 from tether.cpu.memory import free_memory
 from tether.data.chat import ChatEncoder
 from tether.data.sources import Quarantine
@@ -33,14 +33,13 @@ from tether.report.reading import finite, mapping, read_journey
 from tether.rewards.control import RandomReward
 from tether.rewards.function import FailureLimit
 from tether.rewards.learned import EnsembleReward, LearnedReward, ObjectivesReward, ProcessReward
-from tether.rewards.verifiable import VerifiableReward, problem_prompt
+from tether.rewards.verifiable import VerifiableReward
 from tether.rollout.local import LocalEngine
-from tether.run.online_sections import OnlineSection, SamplingSection
-from tether.run.online_stage import OnlineStage, online_stage
+from tether.run.online import OnlineStage, SamplingSection, online_stage, prompts_of
+from tether.run.online_sections import OnlineSection
 from tether.run.recipe import BaseRecipe, reward_model_of, stage_model
 from tether.run.roles import is_scorer
 from tether.run.rows import load_rows, named
-from tether.stages.online_direct import OnlineDirect
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.reference import role_digest
@@ -202,18 +201,13 @@ def _roles(stage: OnlineStage) -> dict[str, Role]:
     elif isinstance(reward, LearnedReward | ProcessReward):
         scorers = [reward.role]
     value = stage.value if isinstance(stage, PolicyGradient) else None
-    roles = {"policy": stage.policy, "reference": _reference(stage), "value model": value}
+    roles = {"policy": stage.policy, "reference": stage.reference, "value model": value}
     roles |= {f"reward model{f' {n}' if n else ''}": role for n, role in enumerate(scorers)}
     return {name: role for name, role in roles.items() if role is not None}
 
 
-def _reference(stage: OnlineStage) -> Role | None:
-    return stage.pairs.likelihoods.reference if isinstance(stage, OnlineDirect) else stage.reference
-
-
 def _reference_checks(stage: OnlineStage, probe: Probe, digest: str | None) -> list[Result]:
-    reference = _reference(stage)
-    if reference is None:
+    if (reference := stage.reference) is None:
         return [Unexamined(name, "the stage asks no reference") for name in ("reference", "shared weights")]
     offloaded = any(p.is_meta for p in reference.model.parameters())
     digests = None if digest is None or offloaded else (role_digest(reference), digest)
@@ -281,12 +275,8 @@ def _probe_prompts(recipe: BaseRecipe, section: OnlineSection, name: str, sample
     if section.task is not None:
         return section.task.prompts(count)
     source = named(section.data or (recipe.section("pairs") and recipe.section("pairs").data), name)
-    limit = min(8 * count, source.limit or 8 * count)
-    kind = Prompt if section.verifiable is None else Problem
-    rows = load_rows(source.model_copy(update={"limit": limit}), kind, Quarantine())[:count]
-    if not rows:
-        raise DataError(f"none of the first {limit} rows of {', '.join(source.paths)} can be used: see tether data inspect")
-    return rows if section.verifiable is None else [problem_prompt(row) for row in rows]
+    limited = source.model_copy(update={"limit": min(count, source.limit or count)})
+    return [*prompts_of(section, load_rows(limited, section.kind or Prompt, Quarantine()))]
 
 
 def _trained_encoder(folder: Path, encoder: ChatEncoder) -> ChatEncoder:
@@ -311,15 +301,13 @@ def examine_run(folder: Path) -> dict[str, list[Result]]:
     journey, results = read_journey(folder), {}
     for stage in journey.supervised:
         if stage.metrics:
-            settings = mapping(mapping(stage.config).get(stage.section))
-            results[stage.name] = [check_movement(_numbers(stage.metrics), settings, stage.summary)]
+            results[stage.name] = [check_movement(_numbers(stage.metrics), stage.settings, stage.summary)]
     for arm in journey.arms:
         if not arm.metrics:
             continue
         own = folder / arm.name if (folder / arm.name / "metrics.jsonl").is_file() else folder
-        settings = next((mapping(v) for k, v in mapping(arm.config).items() if k in making("policy")), {})
-        reward = mapping(arm.manifest).get("reward") if settings.get("reward_source", "learned") == "learned" else None
-        results[arm.name] = [*check_rows(_numbers(arm.metrics), settings), _saved_encoding(own, reward)]
+        reward = mapping(arm.manifest).get("reward") if arm.settings.get("reward_source", "learned") == "learned" else None
+        results[arm.name] = [*check_rows(_numbers(arm.metrics), arm.settings), _saved_encoding(own, reward)]
     if not results:
         raise RunError(f"{folder} holds no steps of a stage. Give the folder of a run that has taken some.")
     return results
@@ -337,13 +325,12 @@ def _saved_encoding(folder: Path, reward: Any) -> Result:
     scorer = noted_path(folder, str(reward))
     if scorer is None:
         return Unexamined("encoding", f"the reward model, {reward} when it scored, is not there")
-    name, files = "encoding", [place / "role.json" for place in (folder / "policy", member_folders(scorer)[0])]
-    missing = [file for file in files if not file.is_file()]
-    if missing:
-        return Unexamined(name, f"{missing[0]} is not there")
+    files = [place / "role.json" for place in (folder / "policy", member_folders(scorer)[0])]
+    if missing := [file for file in files if not file.is_file()]:
+        return Unexamined("encoding", f"{missing[0]} is not there")
     policy, scorer = map(read_json, files)
     differing = [key for key in ("base_digest", "encoding") if policy[key] != scorer[key]]
     evidence = f"policy and reward model have one encoding{'' if differing else ' and one base'}"
     if "encoding" in differing:
         evidence = f"{files[0]} and {files[1]} differ in {' and '.join(differing)}"
-    return doctor.diagnose(name, evidence, {"saved-encodings-differ": "encoding" in differing})
+    return doctor.diagnose("encoding", evidence, {"saved-encodings-differ": "encoding" in differing})

@@ -138,20 +138,20 @@ class _Asked:
     def rows(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
         """A line an answer: the start's, the first policy's, and those of the others."""
         first, *others = after
-        sides = {"before": before["texts"], "after": after[first]["texts"]}
-        scores = {name: self.judged(texts) for name, texts in sides.items()}
+        sides = {"before": self._scored(before), "after": self._scored(after[first])}
+        arms = {name.removeprefix(f"{first}-"): self._scored(after[name]) for name in others}
         rows = []
         for i, prompt in enumerate(self.prompts):
             row = {"id": prompt.id, "kind": prompt.metadata.get("kind", ""), "prompt": prompt.text}
-            row |= {name: texts[i] for name, texts in sides.items()}
-            row |= {f"gold_{name}": scores[name][i].value for name in sides}
-            row |= {f"parts_{name}": scores[name][i].parts for name in sides}
-            arms = {}
-            for name in others:
-                texts = after[name]["texts"]
-                arms[name.removeprefix(f"{first}-")] = {"response": texts[i], "gold": self.judged(texts)[i].value}
-            rows.append({**row, "arms": arms})
+            for name, answers in sides.items():
+                text, score = answers[i]
+                row |= {name: text, f"gold_{name}": score.value, f"parts_{name}": score.parts}
+            row["arms"] = {name: {"response": answers[i][0], "gold": answers[i][1].value} for name, answers in arms.items()}
+            rows.append(row)
         return rows
+
+    def _scored(self, answers: Mapping[str, Any]) -> list[tuple[str, Score]]:
+        return list(zip(answers["texts"], self.judged(answers["texts"]), strict=True))
 
 
 def _compared(asked: _Asked, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:

@@ -20,17 +20,17 @@ from tether.data.chat import Encoded
 from tether.learner.checkpoint import load_checkpoint, unnumbered
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
-from tether.models.loading import LoadedModel, add_adapter, make_readable
+from tether.models.loading import LoadedModel, make_readable
 from tether.models.pretrained import quiet
 from tether.models.quantized import dequantized
-from tether.models.saving import ENSEMBLE, OBJECTIVES, base_noted, is_role, member_folders, read_role
+from tether.models.saving import base_noted, is_role, member_folders, read_role
 from tether.models.trunk import Role
 from tether.report.reading import mapping, read_sub_run
 from tether.rewards.classifier import OFFSET
 from tether.run.export_hf import classifier, merged, save_adapter, settle_padding, whole_template
 from tether.run.model_card import TASKS, Source, base_name, model_card, section_of
 from tether.run.models import open_model
-from tether.run.roles import encoder_of, load_policy, load_trained, newest_policy
+from tether.run.roles import encoder_of, load_policy, load_scorer, new_head, new_role, newest_policy
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 PROBES: tuple[Conversation, ...] = (
@@ -101,9 +101,8 @@ def find_source(source: str) -> Source:
         return _checkpoint(path)
     policy = newest_policy(path)
     for place in (policy,) if policy else (path, *(path / name / "model" for name in ("", "sft", "reward", "process"))):
-        if any((place / name).is_file() for name in (ENSEMBLE, OBJECTIVES)):
-            members = ", ".join(map(str, member_folders(place)))
-            raise ModelError(f"{place} names several reward models. Export them one by one: {members}")
+        if (members := member_folders(place)) != [place]:
+            raise ModelError(f"{place} names several reward models. Export them one by one: {', '.join(map(str, members))}")
         if is_role(place):
             return Source(read_role(place)["kind"], source, place, stage_of(place))
         if (place / "config.json").is_file() and "model_type" in read_json(place / "config.json"):
@@ -166,7 +165,7 @@ def load_source(source: Source) -> tuple[Role, LoadedModel]:
         return role_of_checkpoint(source.checkpoint, config)
     if source.kind != "policy":
         assert source.folder is not None
-        (role,), loaded = load_trained(source.folder)
+        (role,), loaded = load_scorer(source.folder)
         return role, loaded
     role, loaded = load_policy(str(source.folder or source.source))
     if source.stage is not None and source.folder is None:  # SFT's result: its system message stands in the recipe
@@ -188,12 +187,12 @@ def role_of_checkpoint(path: Path, config: Json) -> tuple[Role, LoadedModel]:
     tensors, _ = load_checkpoint(path)
     weights = unnumbered("best", tensors) or unnumbered("ema", tensors) or unnumbered("master", tensors)
     loaded = open_model(build(ModelConfig, config["model"], where=f"{path}: model"), seed=config["seed"])
-    lora, head = config[name].get("lora"), None
+    lora = LoraConfig.model_validate(config[name]["lora"]) if config[name].get("lora") else False
+    head = None
     if name in ("reward", "process"):
         outputs = len(weights[-1]) if weights else 0  # the head's bias comes last
-        head = ScalarHead(loaded.model.config.get_text_config().hidden_size, outputs=max(1, outputs)).to(loaded.model.device)
-    model = add_adapter(loaded.model, "own", LoraConfig.model_validate(lora)) if lora else loaded.model
-    role = Role(model, "own" if lora else None, head)
+        head = new_head(loaded, outputs=max(1, outputs))
+    role = new_role(loaded, "own", lora, seed=0, head=head)
     parameters = role.parameters()
     if [tensor.shape for tensor in weights[: len(parameters)]] != [parameter.shape for parameter in parameters]:
         raise RunError(f"{path} does not fit the model of its run, {loaded.source}. Has that changed since?")

@@ -21,7 +21,7 @@ from tether.models.loading import weights_digest
 from tether.preferences.answer_cache import CachedModel
 from tether.preferences.constitution import read_rubric
 from tether.preferences.judge import Reasoning, ScoreJudge
-from tether.rewards.function import as_score, load_function
+from tether.rewards.function import load_function, scores_by
 from tether.run.roles import encoder_of, load_policy, local_engine
 
 
@@ -125,7 +125,7 @@ def text_judge(config: FunctionJudge | JudgeConfig, folder: Path) -> TextJudge:
         RewardError: when it is asked, of a judge that scores nothing at all; the message has its reason.
     """
     if isinstance(config, FunctionJudge):
-        name, score = config.call, partial(_called, load_function(config.call), config.call)
+        name, score = config.call, partial(scores_by, load_function(config.call), f"the judge {config.call}")
     else:
         rubric = read_rubric(config.rubric)
         assert isinstance(rubric, str)
@@ -139,13 +139,6 @@ def text_judge(config: FunctionJudge | JudgeConfig, folder: Path) -> TextJudge:
         return scores
 
     return scored
-
-
-def _called(function: Callable[..., Any], name: str, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
-    scores = [as_score(value, f"the judge {name}") for value in function(prompts, responses)]
-    if len(scores) != len(responses):
-        raise RewardError(f"the judge {name} gave {len(scores)} scores for {len(responses)} answers")
-    return scores
 
 
 def score_judge(config: FunctionJudge | JudgeConfig, folder: Path) -> Callable[[Sequence[Rollout]], list[Score]]:

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import NamedTuple
+
+import numpy as np
 
 from tether.core.config import digest
 from tether.core.errors import DataError, MissingFileError
@@ -18,17 +19,15 @@ from tether.data.sources import Quarantine, group_of
 from tether.evaluation.reward_quality import judge_rewards
 from tether.evaluation.winrate import mean_estimate, pairwise_accuracy, win_rate
 from tether.judges.verdicts import NO_OPTION, NOT_A_NUMBER, UNASKABLE
+from tether.learner.loop import Progress
 from tether.preferences.agreement import cohen_kappas
 from tether.preferences.judge import NO_REASONS, Judgment, PairJudge
 from tether.preferences.votes import Vote
 from tether.rewards.classifier import ClassifierConfig, ClassifierReward
 from tether.rewards.learned import EnsembleReward, LearnedReward
-from tether.run.progress import Progress
-from tether.run.roles import encoder_of, load_trained, trained_scorer
+from tether.run.roles import encoder_of, load_scorer, trained_scorer
 from tether.run.rows import DataConfig, load_rows
 
-CHUNK = 256
-"""Comparisons that are asked about in one call."""
 SCORED = 64
 """Answers that are scored in one call."""
 UNDECIDED = 0.05
@@ -39,13 +38,6 @@ LASTING = (UNASKABLE, NO_OPTION, NOT_A_NUMBER, NO_REASONS)
 """Failures that the same question to the same judge meets again."""
 
 
-class JudgedFiles(NamedTuple):
-    """The judge's labels, and what the report says of them, file by file and of all together."""
-
-    labels: list[Comparison]
-    report: dict[str, Json]
-
-
 def judge_files(
     judge: PairJudge,
     files: Sequence[str],
@@ -53,11 +45,14 @@ def judge_files(
     format: str = "auto",
     limit: int | None = None,
     announce: Callable[[str], Progress] | None = None,
-) -> JudgedFiles:
+) -> tuple[list[Comparison], dict[str, Json]]:
     """Ask the judge of every comparison in both orders.
 
     Args:
         limit: only the first so many comparisons of each file.
+
+    Returns:
+        The judge's labels, and what the report says of them, file by file and of all together.
 
     Raises:
         MissingFileError: there is no such file.
@@ -71,7 +66,7 @@ def judge_files(
         rows = load_rows(DataConfig(path=file, format=format, limit=limit), Comparison, quarantine)
         rows_by_file[name] = [row if row.probability >= 0.5 else row.swap() for row in rows]
         quarantines[name] = {"quarantine": quarantine.summary()}
-    judged = {name: _judged(judge, rows, announce(name) if announce else None) for name, rows in rows_by_file.items()}
+    judged = {name: judged_pairs(judge, rows, announce(name) if announce else None) for name, rows in rows_by_file.items()}
     every = [row for rows in rows_by_file.values() for row in rows]
     judgments = [judgment for own in judged.values() for judgment in own]
     report = {name: judge_report(rows_by_file[name], judged[name], judge.temperature) | quarantines[name] for name in judged}
@@ -80,15 +75,12 @@ def judge_files(
     labels = judge.label(every, judgments)
     if not labels:
         raise DataError(f"{judge.name} judged none of {len(every)} comparisons: {judgments[0].reason}")
-    return JudgedFiles(labels, report)
+    return labels, report
 
 
-def _judged(judge: PairJudge, rows: Sequence[Comparison], bar: Progress | None) -> list[Judgment]:
-    judgments: list[Judgment] = []
-    for start in range(0, len(rows), CHUNK):
-        progress = None if bar is None else lambda done, start=start: bar(start + done // 2, len(rows), {})
-        judgments += judge.judge(rows[start : start + CHUNK], told=progress)
-    return judgments
+def judged_pairs(judge: PairJudge, rows: Sequence[Comparison], bar: Progress | None) -> list[Judgment]:
+    """The judge's verdict on each comparison."""
+    return judge.judge(rows, told=None if bar is None else lambda done: bar(done // 2, len(rows), {}))
 
 
 def judge_report(rows: Sequence[Comparison], judgments: Sequence[Judgment], temperature: float = 1.0) -> Json:
@@ -133,7 +125,8 @@ def judge_report(rows: Sequence[Comparison], judgments: Sequence[Judgment], temp
 def _position(rows: Sequence[Comparison], judgments: Sequence[Judgment]) -> Json:
     groups = [group_of(row) for row in rows]
     biases = [j.bias for j in judgments]
-    names_first = [_half(j.shown_first) / 2 + (1.0 - _half(j.shown_second)) / 2 for j in judgments]
+    wins_first, wins_second = (1 + np.sign(_shown(judgments))) / 2  # one half for neither
+    names_first = (wins_first / 2 + (1 - wins_second) / 2).tolist()
     return {
         "bias": mean_estimate(biases, groups).as_dict() if any(b is not None for b in biases) else None,
         "names_first": mean_estimate(names_first, groups).as_dict(),
@@ -141,12 +134,17 @@ def _position(rows: Sequence[Comparison], judgments: Sequence[Judgment]) -> Json
     }
 
 
+def _shown(judgments: Sequence[Judgment]) -> np.ndarray:
+    """(2, pairs) log-odds of `chosen` where it stood first, and where it stood second, cut off."""
+    return np.clip(np.array([(j.shown_first, j.shown_second) for j in judgments], float).T, -SUREST, SUREST)
+
+
 def _agreement(rows: Sequence[Comparison], judgments: Sequence[Judgment], temperature: float) -> Json:
     """With labels that have a direction; `chosen` is what they prefer."""
     groups, nothing = [group_of(row) for row in rows], [0.0] * len(rows)
-    drawn = [chosen_is_first(row) for row in rows]
-    odds = [_cut(j.log_odds) / temperature for j in judgments]
-    once = [_cut(j.shown_first if first else j.shown_second) for first, j in zip(drawn, judgments, strict=True)]
+    drawn, shown = [chosen_is_first(row) for row in rows], _shown(judgments)
+    odds = (np.clip(np.array([j.log_odds for j in judgments], float), -SUREST, SUREST) / temperature).tolist()
+    once = np.where(drawn, *shown).tolist()
     verdicts = {"people": [1.0] * len(rows), "once": once, "averaged": odds}
     shares = {
         name: win_rate([v if first else -v for first, v in zip(drawn, values, strict=True)], nothing, groups=groups).as_dict()
@@ -157,11 +155,10 @@ def _agreement(rows: Sequence[Comparison], judgments: Sequence[Judgment], temper
     quality["temperature"] *= temperature  # it was fitted to what `temperature` had divided
     if 2 * sum(j.bias is None for j in judgments) > len(judgments):
         quality |= dict.fromkeys(("temperature", "calibration_error_after", "loss_after"))
+    accurate = {"once": once, "shown_first": shown[0].tolist(), "shown_second": shown[1].tolist()}
     return {
         **quality,
-        "accuracy_once": pairwise_accuracy(once, nothing, groups).as_dict(),
-        "accuracy_shown_first": pairwise_accuracy([_cut(j.shown_first) for j in judgments], nothing, groups).as_dict(),
-        "accuracy_shown_second": pairwise_accuracy([_cut(j.shown_second) for j in judgments], nothing, groups).as_dict(),
+        **{f"accuracy_{name}": pairwise_accuracy(values, nothing, groups).as_dict() for name, values in accurate.items()},
         "first_share": shares,
         "kappa": _kappa(drawn, odds),
         "kappa_once": _kappa(drawn, once),
@@ -184,17 +181,6 @@ def _kappa(drawn: Sequence[bool], odds: Sequence[float]) -> Json:
         votes.append(Vote(str(number), "judge", "tie" if value == 0 else places[value < 0]))
     (pair,) = cohen_kappas(votes)
     return asdict(pair.kappa)
-
-
-def _cut(value: float | None) -> float:
-    assert value is not None
-    return max(-SUREST, min(SUREST, value))
-
-
-def _half(value: float | None) -> float:
-    """1 for a win, 0 for a loss, one half for neither."""
-    assert value is not None
-    return 0.5 if value == 0 else float(value > 0)
 
 
 def _mean(values: Sequence[float]) -> float | None:
@@ -251,7 +237,7 @@ def scorer_of(model: str, label: str | None = None, max_length: int = 2048) -> t
     """What scores: a trained reward model, with its encoder, or a sequence classifier."""
     folder = Path(model).expanduser()
     if (trained := trained_scorer(model)) is not None:
-        roles, loaded = load_trained(trained)
+        roles, loaded = load_scorer(trained)
         encoder = encoder_of(loaded)
         return (LearnedReward(roles[0], encoder) if len(roles) == 1 else EnsembleReward(roles, encoder)), encoder
     if folder.is_dir() and not (folder / "config.json").is_file():

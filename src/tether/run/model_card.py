@@ -139,13 +139,10 @@ def _figures(summary: Mapping[str, Any], before: str = "", depth: int = 0) -> It
         if found is not None:
             count = "" if not found.count else f", of {found.count:,}"
             show = thousands if not has_interval(found) and found.value == round(found.value) else decimal
-            yield name, f"{show(found.value)}{_interval(found)}{count}"
+            bounds = interval(found)
+            yield name, f"{show(found.value)}{f' ({bounds})' if bounds else ''}{count}"
         elif isinstance(value, Mapping) and depth < 2:
             yield from _figures(value, f"{name}: ", depth + 1)
-
-
-def _interval(found: Any) -> str:
-    return f" ({bounds})" if (bounds := interval(found)) else ""
 
 
 def _cell(value: Any) -> str:

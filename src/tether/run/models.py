@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,46 +32,32 @@ def on_folder(model: ModelConfig, folder: Path) -> ModelConfig:
     return ModelConfig.model_validate({**model.model_dump(), **own})
 
 
-def check_quantized(model: ModelConfig, name: str, section: Any) -> None:
-    """Whether what the stage `name` trains, or moves about, is not what the model holds in 4 bits.
-
-    Raises:
-        ValueError: it is.
-    """
+def faults_on(model: ModelConfig, name: str, section: Any, shard: bool) -> Iterator[str]:
+    """What the stage `name` cannot do with weights that are held in 4 bits, or cut over ranks (`shard`)."""
     values = dict(section)
-    if model.quantize and values.get("lora") is False:
-        raise ValueError(
+    lora, trains, engine = values.get("lora"), values.get("direct", section), values.get("engine")
+    if model.quantize and lora is False:
+        yield (
             f"{name}.lora = false trains the whole model, and model.quantize holds its weights frozen in 4 bits. "
             "Train an adapter, or leave model.quantize out"
         )
     if model.quantize and values.get("offload"):
-        raise ValueError(f"{name}.offload moves layers of 16 bits, and model.quantize holds them in 4. Drop one of the two")
-
-
-def check_sharded(model: ModelConfig, name: str, section: Any, shard: bool) -> None:
-    """Whether a stage can do with weights that are cut over ranks, if they shall be.
-
-    Raises:
-        ValueError: it cannot.
-    """
-    values, lora = dict(section), dict(section).get("lora")
-    trains, engine = values.get("direct", section), values.get("engine")
+        yield f"{name}.offload moves layers of 16 bits, and model.quantize holds them in 4. Drop one of the two"
+    precomputed = dict(trains).get("reference_logprobs") == "precomputed"
     hindrances = {
         "model.quantize": (model.quantize, "4 bits are not cut"),
         f"{name}.optimizer.kind = 'adamw8bit'": (lora is False and trains.optimizer.kind != "adamw", "its blocks are not cut"),
         f"{name}.lora.dora": (lora and lora.dora, "its norms need whole weights"),
         f"{name}.offload": (values.get("offload"), "layers are on the host or on the ranks"),
-        f"{name}.reference_logprobs = 'precomputed'": (
-            dict(trains).get("reference_logprobs") == "precomputed",
-            "not each_update",
-        ),
+        f"{name}.reference_logprobs = 'precomputed'": (precomputed, "not each_update"),
         f"{name}.disentangle_length": (values.get("disentangle_length"), "it has a part without a pass"),
         f"{name}.objectives": (values.get("objectives"), "rank 0 alone scores by them, and a pass needs all ranks"),
         f"{name}.engine.kind = 'local'": (engine and engine.kind == "local", "every token would gather all layers: use servers"),
         f"{name}.engine with lora = false": (engine and lora is False, "servers get weights from rank 0, which has a part"),
     }
-    if hindered := next((f"{what} ({why})" for what, (there, why) in hindrances.items() if there and shard), None):
-        raise ValueError(f"learner.shard does not go with {hindered}. Change one of the two")
+    for what, (there, why) in hindrances.items():
+        if there and shard:
+            yield f"learner.shard does not go with {what} ({why}). Change one of the two"
 
 
 def check_libraries(model: ModelConfig, name: str, section: Any) -> None:

@@ -6,19 +6,23 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
+import psutil
 import torch
+from pydantic import Field
 
 from tether.core.errors import DataError, MissingFileError
-from tether.core.protocols import doing
+from tether.core.protocols import RewardSource, doing
 from tether.core.rundir import RunDirectory
 from tether.core.types import Alarm, Problem, Prompt, Rollout, Score
 from tether.evaluation.best_of_n import Scorer
 from tether.evaluation.likelihood import kl_to_reference
 from tether.evaluation.sycophancy import Sycophancy, read_premise_pairs
-from tether.learner.ranks import FirstEngine, by_first, by_share, here
-from tether.models.trunk import Role
+from tether.learner.ranks import FirstEngine, by_first, by_share, here, shared
+from tether.models.config import ModelConfig
+from tether.models.loading import LoadedModel
 from tether.monitoring.watch import Watch
 from tether.rewards.function import FailureLimit
 from tether.rewards.verifiable import problem_prompt
@@ -27,30 +31,48 @@ from tether.rollout.drawn import score_ids
 from tether.rollout.served import probe_ids
 from tether.run.engines import served_engine
 from tether.run.judges import FunctionJudge, JudgeConfig, described, score_judge
-from tether.run.online_sections import (
-    BestOfNSection,
-    GRPOSection,
-    OnlineDirectSection,
-    PPOSection,
-    ReinforceSection,
-    SamplingSection,
-    WatchSection,
-)
-from tether.run.online_stage import OnlineStage, learned_reward, online_stage
-from tether.run.progress import current_rss_bytes
+from tether.run.models import open_model
+from tether.run.online_sections import SINGLY, OnlineSection, PolicySection, WatchSection, learned_reward, reward_source
 from tether.run.reward_servers import served_reward
-from tether.run.roles import encoder_of, save_trained
+from tether.run.roles import encoder_of, local_engine, sampling_roles, save_trained, value_of
 from tether.run.stage import Context
 from tether.stages import online_loop
+from tether.stages.best_of_n import BestOfN, BestOfNConfig
 from tether.stages.heldout import HeldOut, held_out_split
+from tether.stages.online_direct import OnlineDirect, OnlineDirectConfig
 from tether.stages.policy_gradient import PolicyGradient
 
-__all__ = ["BestOfNSection", "GRPOSection", "OnlineDirectSection", "PPOSection", "ReinforceSection", "train"]
+
+class PPOSection(PolicySection):
+    algorithm: Literal["ppo"] = Field(default="ppo", description="the preset")
+
+
+class GRPOSection(PolicySection):
+    algorithm: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = Field(default="grpo", description="the preset")
+
+
+class ReinforceSection(PolicySection):
+    algorithm: Literal["reinforce", "rloo", "reinforce++", "reinforce++_baseline"] = Field(
+        default="reinforce", description="the preset"
+    )
+
+
+class BestOfNSection(OnlineSection, BestOfNConfig):
+    """Best-of-n, as a stage of a recipe."""
+
+
+class OnlineDirectSection(OnlineSection, OnlineDirectConfig):
+    """A direct method on fresh samples, as a stage of a recipe."""
+
+
+SamplingSection = PolicySection | BestOfNSection | OnlineDirectSection
+"""Any of the sections that are stages; every one of them says whether it `needs_reference`."""
+OnlineStage = PolicyGradient | BestOfN | OnlineDirect
 
 
 def train(section: SamplingSection, context: Context, rows: Sequence[Any] | None, run: RunDirectory) -> dict[str, Any]:
     """Optimise the policy on its own samples, by the method that the section is of; the result is the role in `policy`."""
-    progress, prompts = context.progress, _prompts(section, rows)
+    progress, prompts = context.progress, prompts_of(section, rows)
     prompts, test = _held_out(prompts, section, context) if section.evaluate else (prompts, [])
     with contextlib.ExitStack() as ends:  # of workers and servers, however this ends
         source = None
@@ -80,7 +102,7 @@ def train(section: SamplingSection, context: Context, rows: Sequence[Any] | None
             probed = (
                 {} if served is None else {**served.measured(), "engine/wait": metrics["time/rollout"] / metrics["time/step"]}
             )
-            return {"memory/rss_bytes": float(current_rss_bytes()), **probed, **measured}
+            return {"memory/rss_bytes": float(psutil.Process().memory_info().rss), **probed, **measured}
 
         if evaluation is not None and not run.held_out():
             doing(progress, "measuring held-out answers")
@@ -106,6 +128,35 @@ def train(section: SamplingSection, context: Context, rows: Sequence[Any] | None
     return summary
 
 
+def online_stage(
+    section: SamplingSection, settings: ModelConfig, reward_folder: Path | None, seed: int, served: RewardSource | None = None
+) -> tuple[OnlineStage, LoadedModel]:
+    """Everything that a stage that samples needs: policy, reference, perhaps a value, a reward source and an engine.
+
+    Args:
+        reward_folder: the trained role that scores, for the reward sources that are models.
+        served: what scores in their place.
+
+    Raises:
+        ModelError: the reward model does not belong to this trunk.
+    """
+    loaded = open_model(settings, seed=seed)
+    encoder = encoder_of(loaded)
+    folder = None if section.scorer is None or (served and value_of(section) != "reward") else reward_folder
+    policy, reference, value, scorers = sampling_roles(section, loaded, folder, seed)
+    source = served or reward_source(section, scorers, folder, loaded, loaded.model.device, seed)
+    source = FailureLimit(source, section.max_failed, by_share if isinstance(source, SINGLY) else by_first)
+    if here().mesh:  # servers come in its place
+        engine = FirstEngine(None, list)
+    else:
+        engine = shared(local_engine(policy, loaded, max_rows=section.engine_rows))
+    if isinstance(section, PolicySection):
+        return PolicyGradient(section, policy, reference, value, source, engine, encoder), loaded
+    if isinstance(section, BestOfNSection):
+        return BestOfN(section, policy, reference, source, engine, encoder), loaded
+    return OnlineDirect(section, policy, reference, source, engine, encoder), loaded
+
+
 def _evaluation(
     section: SamplingSection, stage: OnlineStage, test: Sequence[Prompt], context: Context, run: RunDirectory
 ) -> HeldOut:
@@ -115,10 +166,10 @@ def _evaluation(
     same answers.
     """
     assert section.evaluate is not None
-    config, own = section.evaluate, getattr(stage.reward, "judge", stage.reward.score)
+    assert isinstance(stage.reward, FailureLimit)
+    config, own, reference = section.evaluate, stage.reward.judge, stage.reference
     judge, name = _judge(config.judge, own, context, run)
     how = stage.config.sampling if config.temperature is None else replace(stage.config.sampling, temperature=config.temperature)
-    reference: Role | None = getattr(stage, "reference", None)
 
     def beside(rollouts: Sequence[Rollout]) -> dict[str, list[float | None]]:
         more: dict[str, list[float | None]] = {}
@@ -172,7 +223,7 @@ class Guard(Watch):
         return alarms
 
 
-def _prompts(section: SamplingSection, rows: Sequence[Any] | None) -> Sequence[Prompt]:
+def prompts_of(section: OnlineSection, rows: Sequence[Any] | None) -> Sequence[Prompt]:
     """Prompts; of problems where their answers are to be checked, or of a reasoning-gym task."""
     if section.task is not None:
         return section.task.prompts()
@@ -185,7 +236,7 @@ def _held_out(rows: Sequence[Prompt], section: SamplingSection, context: Context
     if section.evaluate.data is None:
         return held_out_split(rows, section.evaluate.prompts)
     trained = {prompt.messages for prompt in rows}
-    others = _prompts(section, context.read(section.evaluate.data, section.kind or Prompt, f"{context.name}-evaluate")[0])
+    others = prompts_of(section, context.read(section.evaluate.data, section.kind or Prompt, f"{context.name}-evaluate")[0])
     fresh = {prompt.messages: prompt for prompt in others if prompt.messages not in trained}
     if len(fresh) < 2:
         raise DataError(f"{context.name}.evaluate.data has {len(fresh)} prompts that are not trained on; at least two are needed")

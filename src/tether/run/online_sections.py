@@ -1,32 +1,38 @@
-"""What a recipe says of the stages that sample: prompts, rewards, measurements, and the watch over them."""
+"""What a recipe says of the stages that sample: prompts, rewards, measurements, and the watch over them; and what scores then."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 from pydantic import Field, Tag, model_validator
 
 from tether.algorithms.reward_ensembles import Combine
 from tether.core.config import Config
 from tether.core.errors import ConfigError
+from tether.core.protocols import RewardSource
+from tether.core.rundir import read_json
 from tether.core.types import Problem, Prompt
-from tether.models.config import LoraConfig
+from tether.models.config import LoraConfig, ModelConfig
+from tether.models.loading import LoadedModel
+from tether.models.saving import OBJECTIVES, read_versioned
+from tether.models.trunk import Role
 from tether.monitoring.detectors import DETECTORS
 from tether.monitoring.watch import WatchConfig
 from tether.preferences.constitution import read_rubric
-from tether.rewards.classifier import ClassifierConfig
-from tether.rewards.function import GIVEN, FunctionConfig
-from tether.rewards.learned import ObjectiveConfig
+from tether.rewards.classifier import ClassifierConfig, ClassifierReward
+from tether.rewards.control import RandomReward
+from tether.rewards.function import GIVEN, FunctionConfig, FunctionReward, reward_function
+from tether.rewards.learned import EnsembleReward, LearnedReward, ObjectiveConfig, ObjectivesReward, ProcessReward
 from tether.rewards.servers import RewardServersConfig
-from tether.rewards.verifiable import VerifiableConfig, reasoning_gym_prompts
+from tether.rewards.verifiable import VerifiableConfig, VerifiableReward, reasoning_gym_prompts
 from tether.rollout.config import EngineConfig
 from tether.run.judges import BY_KIND, AFunction, AModel, JudgeConfig
+from tether.run.roles import encoder_of, load_scorer, objective_names
 from tether.run.rows import OFFLOAD, DataConfig, Name, Section, SteadyLora
-from tether.stages.best_of_n import BestOfNConfig
-from tether.stages.direct import REFERENCE_FREE
 from tether.stages.heldout import EvaluateConfig
-from tether.stages.online_direct import OnlineDirectConfig
 from tether.stages.policy_config import PolicyConfig
 
 
@@ -55,7 +61,6 @@ class EvaluateSection(EvaluateConfig):
     sycophancy: SycophancyConfig | None = Field(default=None, description="also measure whether answers depend on who asks")
 
     def faults(self) -> Iterator[str]:
-        yield from super().faults()
         if isinstance(self.judge, JudgeConfig) and not isinstance(read_rubric(self.judge.rubric), str):
             yield f"{self.judge.rubric} holds principles for comparisons; scores need one rubric, in a text file"
 
@@ -159,7 +164,6 @@ class OnlineSection(Section):
         return {"reward_source": tables[0], **values} if len(tables) == 1 else values
 
     def faults(self) -> Iterator[str]:
-        yield from super().faults()
         if self.roles == "shared" and self.lora is False:
             yield "roles = 'shared' needs adapters, and lora is false. Set roles = 'separate' for full fine-tuning"
         if self.roles == "shared" and self.offload:
@@ -172,6 +176,8 @@ class OnlineSection(Section):
                 yield from self.idle(key, because=f"without reward_source = {source!r}")
         if "sycophancy" in self.watch.act and (self.evaluate is None or self.evaluate.sycophancy is None):
             yield "watch.act names 'sycophancy', which nothing measures: set evaluate.sycophancy"
+        if "raise_kl" in self.watch.act.values() and "kl" not in type(self).model_fields:
+            yield "watch.act = 'raise_kl' has no effect in a stage without a KL coefficient: use 'stop'"
         if self.reward_combine != "uncertainty":
             yield from self.idle("uncertainty_weight", because="without reward_combine = 'uncertainty'")
         yield from self._objective_faults()
@@ -211,14 +217,13 @@ class OnlineSection(Section):
 
 
 class PolicySection(OnlineSection, PolicyConfig):
-    """Any policy-gradient method; the three below name families of them."""
+    """Any policy-gradient method."""
 
     reward_per_token: bool = Field(
         default=False, description="with step_rewards: pay at each token what it changed of the reward model's score"
     )
 
     def faults(self) -> Iterator[str]:
-        yield from super().faults()
         if self.max_staleness and self.lora is False and self.engine.kind != "local":
             yield "max_staleness samples with older weights, and servers hold one whole model (lora = false): set it to 0"
         if self.objectives is not None and self.value_init == "reward":
@@ -240,45 +245,6 @@ class PolicySection(OnlineSection, PolicyConfig):
             yield "value_init = 'reward' needs a critic and a learned reward model (reward_source = 'learned')"
 
 
-class PPOSection(PolicySection):
-    algorithm: Literal["ppo"] = Field(default="ppo", description="the preset")
-
-
-class GRPOSection(PolicySection):
-    algorithm: Literal["grpo", "dr_grpo", "dapo", "gspo", "cispo"] = Field(default="grpo", description="the preset")
-
-
-class ReinforceSection(PolicySection):
-    algorithm: Literal["reinforce", "rloo", "reinforce++", "reinforce++_baseline"] = Field(
-        default="reinforce", description="the preset"
-    )
-
-
-class _WithoutTether(OnlineSection):
-    """A stage without a KL coefficient that could be raised."""
-
-    def faults(self) -> Iterator[str]:
-        yield from super().faults()
-        if "raise_kl" in self.watch.act.values():
-            yield "watch.act = 'raise_kl' has no effect in a stage without a KL coefficient: use 'stop'"
-
-
-class BestOfNSection(_WithoutTether, BestOfNConfig):
-    @property
-    def needs_reference(self) -> bool:
-        return self.report_kl
-
-
-class OnlineDirectSection(_WithoutTether, OnlineDirectConfig):
-    @property
-    def needs_reference(self) -> bool:
-        return self.loss not in REFERENCE_FREE
-
-
-SamplingSection = PolicySection | BestOfNSection | OnlineDirectSection
-"""Any of the sections that are stages; every one of them says whether it `needs_reference`."""
-
-
 def check_names(stage: str, asked: Collection[str] | None, trained: Collection[str]) -> None:
     """Whether a stage asks for what there is.
 
@@ -291,3 +257,48 @@ def check_names(stage: str, asked: Collection[str] | None, trained: Collection[s
         raise ConfigError(f"[{stage}] takes one reward, and [reward.objectives] has several: name them in {stage}.objectives")
     names, have = (", ".join(sorted(some)) or "none" for some in (asked, trained))
     raise ConfigError(f"{stage}.objectives names {names}, and [reward.objectives] has {have}: both name the same ones")
+
+
+SINGLY = LearnedReward, EnsembleReward, ClassifierReward, ProcessReward
+"""The sources whose score of a response is the same whatever is scored beside it."""
+
+
+def reward_source(
+    section: OnlineSection,
+    scorers: tuple[Role, ...],
+    folder: Path | None,
+    loaded: LoadedModel | None,
+    device: torch.device,
+    seed: int,
+) -> RewardSource:
+    """What scores for a section; of a trained model its roles, its folder and the model under them."""
+    if section.reward_source == "random":
+        return RandomReward(seed)
+    if section.verifiable is not None:
+        return VerifiableReward(section.verifiable)
+    if section.classifier is not None:
+        return ClassifierReward.load(section.classifier, device)
+    if (own := section.function) is not None:
+        return FunctionReward(reward_function(own), batch=own.batch, time_limit=own.time_limit, dump_after=own.dump_after)
+    assert folder is not None and loaded is not None
+    encoder = encoder_of(loaded)
+    if section.reward_source == "process":
+        delimiters = tuple(read_versioned(folder / "steps.json", "delimiters")["delimiters"])
+        return ProcessReward(scorers[0], encoder, delimiters=delimiters, aggregate=section.process_aggregate)
+    check_names("a stage that samples", section.objectives, objective_names(folder))
+    if section.objectives is not None:
+        rows = zip(read_json(folder / OBJECTIVES)["members"], scorers, strict=True)
+        trained = {row["name"]: (role, row["mean"], row["deviation"]) for row, role in rows}
+        return ObjectivesReward(section.objectives, trained, encoder)
+    first, *others = scorers
+    if others:
+        return EnsembleReward(scorers, encoder, section.reward_combine, uncertainty_weight=section.uncertainty_weight)
+    return LearnedReward(first, encoder, per_token=isinstance(section, PolicySection) and section.reward_per_token)
+
+
+def learned_reward(folder: Path, settings: ModelConfig, combine: Combine = "mean") -> RewardSource:
+    """A trained reward model on a trunk of its own, ready to score; of an ensemble, what its members say together."""
+    check_names("rounds", None, objective_names(folder))
+    roles, loaded = load_scorer(folder, settings)
+    first, *others = roles
+    return EnsembleReward(roles, encoder_of(loaded), combine) if others else LearnedReward(first, encoder_of(loaded))

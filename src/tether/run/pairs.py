@@ -31,8 +31,8 @@ from tether.preferences.judge import PairJudge
 from tether.preferences.pairs import PairsConfig, Response, Strategy, choose_pairs
 from tether.preferences.rows import turns_of, write_rows
 from tether.run.judges import BY_KIND, AFunction, AModel, FunctionJudge, JudgeConfig, configured, text_judge
-from tether.run.judging import judge_files, judge_report, reasons
-from tether.run.online_stage import learned_reward
+from tether.run.judging import judge_files, judge_report, judged_pairs, reasons
+from tether.run.online_sections import learned_reward
 from tether.run.roles import load_policy, local_engine
 from tether.run.rows import Section
 from tether.run.stage import Context
@@ -284,10 +284,10 @@ class _Collector:
         judge = PairJudge(model, read_rubric(config.rubric), temperature=config.temperature)
         agreement = context.root / "judge.json"
         if section.agreement is not None and not agreement.is_file():
-            report = judge_files(judge, [section.agreement]).report
+            _, report = judge_files(judge, [section.agreement])
             write_json(agreement, {"judge": judge.name, **next(iter(report.values()))})
-        rows, progress = [self._pair(answers, *pair) for pair in chosen], context.progress
-        judgments = judge.judge(rows, told=None if progress is None else lambda done: progress(done // 2, len(rows), {}))
+        rows = [self._pair(answers, *pair) for pair in chosen]
+        judgments = judged_pairs(judge, rows, context.progress)
         why = reasons(judgments)
         if why.total() > MOST_FAILED * len(rows) or why.keys() & {SPENT, DOWN, QUOTA}:
             listed = "; ".join(f"{reason} ({count})" for reason, count in why.most_common(3))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import singledispatchmethod
 from typing import Any
 
+import psutil
 import torch
 
 from tether.cpu.attention import pick_attention
@@ -17,20 +18,17 @@ from tether.models.heads import ScalarHead
 from tether.models.loading import pick_dtype, plain_attention
 from tether.models.trunk import GROUPED, Role
 from tether.run.devices import Device
-from tether.run.direct import DirectSection, KTOSection
 from tether.run.engines import adapter_slots
 from tether.run.evaluate import EvaluationSection
 from tether.run.online_sections import OnlineSection, PolicySection
 from tether.run.pairs import PairsSection
-from tether.run.process import ProcessSection
-from tether.run.progress import current_rss_bytes
 from tether.run.recipe import BaseRecipe
 from tether.run.reward import RewardSection
 from tether.run.rounds import RoundsSection
-from tether.run.sft import SFTSection
+from tether.run.supervised import DirectSection, KTOSection, ProcessSection, SFTSection, SupervisedSection
 from tether.servers.config import ServersConfig
 
-Learning = SFTSection | RewardSection | ProcessSection | DirectSection | KTOSection | RoundsSection | OnlineSection
+Learning = SupervisedSection | RewardSection | RoundsSection | OnlineSection
 """Sections of the stages that train, as far as they are known here."""
 SCORING_TOKENS = 4096
 """LearnedReward's micro-batch."""
@@ -91,7 +89,7 @@ class Planner:
         self.trunk = planner.held_bytes(base, recipe.model.quantize)
         layers = [planner.weight_bytes(layer.parameters()) for layer in getattr(base.get_decoder(), "layers", ())]
         self.on_host = sum(layers) - max(layers, default=0) if device.gpu else 0  # of a frozen model with `offload`
-        self.process = CUDA_CONTEXT if device.gpu else current_rss_bytes()  # which has loaded as much
+        self.process = CUDA_CONTEXT if device.gpu else psutil.Process().memory_info().rss  # which has loaded as much
 
     def stages(self) -> list[StagePlan]:
         """Of the stages that are known here: one that somebody added to the table is left out."""

@@ -17,7 +17,7 @@ from tether.run.online_sections import OnlineSection
 from tether.run.phases import Learning, Planner, StagePlan, own_models
 from tether.run.recipe import BaseRecipe
 from tether.run.rounds import RoundsSection
-from tether.run.sft import SFTSection
+from tether.run.supervised import SFTSection
 
 SHAPES: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text(encoding="utf-8"))
 """Shapes of well-known models, in the terms of a Llama configuration."""

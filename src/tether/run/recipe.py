@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,19 @@ from tether.cpu.memory import free_memory
 from tether.data.sources import Quarantine
 from tether.learner.config import LearnerConfig
 from tether.learner.determinism import deterministic
+from tether.learner.loop import Progress
 from tether.learner.ranks import here
 from tether.models.config import ModelConfig
 from tether.models.saving import ENSEMBLE
-from tether.run.folder import check_base, round_folder
 from tether.run.launching import On, placed
-from tether.run.models import check_libraries, check_quantized, check_sharded, on_folder
+from tether.run.models import check_libraries, faults_on, on_folder
 from tether.run.online_sections import OnlineSection, PolicySection, check_names
 from tether.run.pairs import SCORED, comparisons_of, feedback_of
-from tether.run.progress import Progress
 from tether.run.ranks import together
 from tether.run.restarts import watched, watches
 from tether.run.roles import is_scorer, newest_policy, objective_names, trained_scorer
 from tether.run.rows import Lora, Name, Section, check_data, load_rows
-from tether.run.stage import Context, run_stage
+from tether.run.stage import Context, check_base, round_folder, run_stage
 from tether.run.trackers import TrackerNames
 from tether.run.tracking import tracking
 
@@ -136,8 +136,7 @@ class BaseRecipe(Config):
                 yield from self._choice_faults(section.choose)
             if name in self.policies:
                 yield from self._keeping_faults(name, getattr(section, "evaluate", None))
-            check_quantized(self.model, name, section)
-            check_sharded(self.model, name, section, self.learner.shard)
+            yield from faults_on(self.model, name, section, self.learner.shard)
 
     def _keeping_faults(self, name: str, heldout: Any) -> Iterator[str]:
         """Whether the prompts that judge the policies at the end have chosen none of their weights."""
@@ -329,9 +328,7 @@ def write_totals(recipe: BaseRecipe) -> None:
     if not rounds:
         RunDirectory(root).finish(_totals(recipe, root, None))
         return
-    labels = 0
-    for number, one in enumerate(rounds, 1):
-        labels += one["labels"]
+    for number, (one, labels) in enumerate(zip(rounds, accumulate(one["labels"] for one in rounds), strict=True), 1):
         one["labels_so_far"] = labels
         RunDirectory(round_folder(root, number)).finish(one)
     RunDirectory(root).finish({"rounds": rounds, "policy": f"round-{len(rounds):02d}/{recipe.policies[0]}/policy"})

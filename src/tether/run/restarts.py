@@ -27,8 +27,8 @@ from tether.core.rundir import append_jsonl
 from tether.core.stopping import Interrupted, Stopping
 from tether.core.types import Json
 from tether.learner.config import LearnerConfig
+from tether.learner.loop import Progress
 from tether.learner.ranks import AGAIN, BLAME, LostRankError
-from tether.run.progress import Progress
 from tether.run.ranks import LOST, Rank, cluster, keep_store, started
 
 if TYPE_CHECKING:

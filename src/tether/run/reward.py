@@ -17,16 +17,15 @@ from tether.core.types import Comparison
 from tether.cpu.memory import free_memory
 from tether.data.prepare import Ranking, Split
 from tether.data.sources import split_by_group
+from tether.learner.loop import Progress
 from tether.models.config import LoraConfig
 from tether.models.loading import LoadedModel
 from tether.models.members import average_roles
 from tether.models.saving import save_ensemble
 from tether.preferences.annotators import true_orders
-from tether.run.folder import drop_checkpoint
-from tether.run.progress import Progress
 from tether.run.roles import MEMBER_STRIDE, attach, encoder_of, reward_role, save_trained, scoring_role
 from tether.run.rows import DataConfig, Lora, Name, Section
-from tether.run.stage import Context, run_stage
+from tether.run.stage import Context, drop_checkpoint, run_stage
 from tether.stages.reward import RewardConfig, RewardModeling, heldout_summary
 from tether.stages.reward_members import Distillation, evaluate_members
 
@@ -86,7 +85,6 @@ class RewardSection(Section, RewardConfig):
             yield f"an objective cannot be called {min(taken)!r}: something else in the run is"
 
     def faults(self) -> Iterator[str]:
-        yield from super().faults()
         yield from self._objective_faults()
         if self.members > 1 and self.lora is False:
             yield "the members of an ensemble are adapters on one trunk, and lora is false. Leave members or lora out"

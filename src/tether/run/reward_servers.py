@@ -19,8 +19,7 @@ from tether.models.loading import pick_device
 from tether.rewards.function import FunctionReward
 from tether.rewards.servers import ServedReward, reward_server
 from tether.run.launching import servers_for
-from tether.run.online_sections import OnlineSection
-from tether.run.online_stage import reward_source
+from tether.run.online_sections import OnlineSection, reward_source
 from tether.run.roles import load_scorer
 from tether.run.stage import Context
 from tether.servers.http import JsonServer

@@ -5,12 +5,12 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tether.core.config import build
-from tether.core.errors import ModelError
+from tether.core.errors import MissingFileError, ModelError
 from tether.core.rundir import read_json
 from tether.core.stages import making
 from tether.data.chat import ChatEncoder
@@ -35,6 +35,12 @@ from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 from tether.run.models import open_model
 from tether.run.rows import Lora
+from tether.stages.policy_config import PolicyConfig
+
+if TYPE_CHECKING:
+    from tether.run.online import SamplingSection
+    from tether.run.reward import RewardSection
+    from tether.run.supervised import ProcessSection
 
 MEMBER_STRIDE = 1000
 """Between the seeds of an ensemble's members, so that ensembles of neighbouring seeds have none in common."""
@@ -82,26 +88,22 @@ def whole(role: Role, loaded: LoadedModel, seed: int = 0) -> Role:
         return Role(attach_adapter(fresh, Path(folder), name), name)
 
 
-class Scoring(Protocol):
-    """What the settings of a stage that trains a scoring role say of it."""
-
-    @property
-    def lora(self) -> Lora: ...
-    @property
-    def outputs(self) -> int: ...
-    @property
-    def head_dropout(self) -> float: ...
-
-
-def reward_role(loaded: LoadedModel, section: Scoring, seed: int, member: int | None = None, *, one_head: bool = False) -> Role:
+def reward_role(
+    loaded: LoadedModel, section: RewardSection | ProcessSection, seed: int, member: int | None = None, *, one_head: bool = False
+) -> Role:
     """The trunk with a head; `member` numbers those of an ensemble, each with an adapter of another seed.
 
     Heads have other seeds too, unless weights will be averaged (`one_head`): an adapter means nothing to another head.
     """
     own = seed + MEMBER_STRIDE * (member or 0)
     how = {"dropout": section.head_dropout, "outputs": section.outputs, "seed": seed if one_head else own}
-    head = ScalarHead(hidden_size(loaded), zero=False, **how).to(loaded.model.device)
-    return new_role(loaded, "reward" if member is None else f"reward-{member}", section.lora, seed=own, head=head)
+    name = "reward" if member is None else f"reward-{member}"
+    return new_role(loaded, name, section.lora, seed=own, head=new_head(loaded, zero=False, **how))
+
+
+def new_head(loaded: LoadedModel, **how: Any) -> ScalarHead:
+    """A head that will learn, for this trunk."""
+    return ScalarHead(hidden_size(loaded), **how).to(loaded.model.device)
 
 
 def new_role(loaded: LoadedModel, name: str, lora: Lora, *, seed: int, head: ScalarHead | None = None) -> Role:
@@ -114,7 +116,10 @@ def new_role(loaded: LoadedModel, name: str, lora: Lora, *, seed: int, head: Sca
 
 def attach(loaded: LoadedModel, folder: Path, name: str) -> None:
     """Put the adapter in `folder` on this trunk, if it belongs to it. A role of it is made when all adapters are there."""
-    check_same_trunk(read_role(folder), loaded, encoder_of(loaded).describe(), folder)
+    role = read_role(folder)
+    if role["adapter"] is None:
+        raise MissingFileError(f"{folder} holds a whole model, not an adapter. Use roles = 'separate'.")
+    check_same_trunk(role, loaded, encoder_of(loaded).describe(), folder)
     loaded.model = attach_adapter(loaded.model, folder, name)
 
 
@@ -140,30 +145,24 @@ def frozen_model(settings: ModelConfig, seed: int, offload: bool) -> Any:
     return keep_on_host(open_model(settings, seed=seed, on_host=True).model, pick_device(settings.device))
 
 
-def load_scorer(
-    folder: Path, settings: ModelConfig, offload: bool = False, as_trained: bool = False
-) -> tuple[tuple[Role, ...], LoadedModel]:
-    """A trained reward model, or all members of an ensemble, on a base of their own; perhaps with the encoding they learned."""
+def load_scorer(folder: Path, settings: ModelConfig | None = None, offload: bool = False) -> tuple[tuple[Role, ...], LoadedModel]:
+    """A trained reward model, or all members of an ensemble, on a base of their own; without settings, in the dtype and with the
+    encoding that they were trained in."""
     folders = scorer_folders(folder)
     description = read_role(next(iter(folders.values())))
     if description["kind"] == "policy":
         raise ModelError(f"{folder} is a policy, which gives no scores. Give the folder of a reward model.")
-    whole = description["adapter"] is None
     on_base = {"source": description["base"], "fallback": None, "quantize": description["quantize"]}
-    loaded = open_model(settings.model_copy(update=on_base), on_host=offload)
-    loaded = _speaking(description, loaded) if as_trained else loaded
+    model = settings.model_copy(update=on_base) if settings else _settings(description["base"], description, None)
+    loaded = open_model(model, on_host=offload)
+    loaded = loaded if settings else _speaking(description, loaded)
+    whole = description["adapter"] is None
     if not whole:
         for name, path in folders.items():
             attach(loaded, path, name)
     if offload:
-        keep_on_host(loaded.model, pick_device(settings.device))
+        keep_on_host(loaded.model, pick_device(model.device))
     return tuple(scoring_role(loaded, path, None if whole else name) for name, path in folders.items()), loaded
-
-
-def load_trained(folder: Path, settings: ModelConfig | None = None) -> tuple[tuple[Role, ...], LoadedModel]:
-    """What scores, on the base that its folder names, in the dtype it was trained in."""
-    role = read_role(member_folders(folder)[0])
-    return load_scorer(folder, _settings(role["base"], role, settings), as_trained=settings is None)
 
 
 def trained_scorer(path: str) -> Path | None:
@@ -231,3 +230,43 @@ def _settings(source: str, role: RoleDescription | None, settings: ModelConfig |
     if role is not None:
         values.update(system_prompt=role["encoding"]["system_prompt"], dtype=role["dtype"], quantize=role["quantize"])
     return build(ModelConfig, values, where="model")
+
+
+Roles = tuple[Role, Role | None, Role | None, tuple[Role, ...]]
+"""Policy, reference, value, and what scores: nothing, one reward model, or the members of an ensemble."""
+
+
+def sampling_roles(section: SamplingSection, loaded: LoadedModel, reward_folder: Path | None, seed: int) -> Roles:
+    """The roles of a stage that samples: adapters on one trunk, whose reference is the trunk with all of them off, or a model
+    each."""
+    if section.roles == "separate":
+        return _separate_roles(section, loaded, reward_folder, seed)
+    folders, start = scorer_folders(reward_folder), value_of(section)
+    if start == "reward" and reward_folder is not None:
+        folders["value"] = reward_folder
+    for name, folder in folders.items():
+        attach(loaded, folder, name)
+    policy = new_role(loaded, "policy", section.lora, seed=seed)
+    scorers = {name: scoring_role(loaded, folder, name) for name, folder in folders.items()}
+    value = scorers.pop("value", None)
+    if start and value is None:
+        value = Role(loaded.model, "policy", new_head(loaded))
+    return policy, Role(loaded.model) if section.needs_reference else None, value, tuple(scorers.values())
+
+
+def _separate_roles(section: SamplingSection, loaded: LoadedModel, reward_folder: Path | None, seed: int) -> Roles:
+    settings, start = loaded.config, value_of(section)
+    reference = Role(frozen_model(settings, seed, section.offload)) if section.needs_reference else None
+    reward = load_scorer(reward_folder, settings, section.offload)[0] if reward_folder is not None else ()
+    value = None
+    if start == "reward" and reward_folder is not None:
+        ((value,), _) = load_scorer(reward_folder, settings)
+    elif start:
+        own = open_model(settings, seed=seed)
+        value = new_role(own, "value", section.lora, seed=seed, head=new_head(own))
+    return new_role(loaded, "policy", section.lora, seed=seed), reference, value, reward
+
+
+def value_of(section: SamplingSection) -> str | None:
+    """What a learned value starts as; None where none is learned."""
+    return section.value_init if isinstance(section, PolicyConfig) and section.critic else None

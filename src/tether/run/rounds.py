@@ -12,37 +12,33 @@ the token ids that were sampled, so that these are trained, not what their text 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from tether.core.errors import ConfigError, DataError
-from tether.core.protocols import Engine, RewardSource, doing
+from tether.core.errors import DataError
+from tether.core.protocols import Engine, doing
 from tether.core.rundir import RunDirectory, read_json, read_jsonl, write_jsonl
 from tether.core.types import Demonstration, Json, Prompt, Rollout, RolloutGroup, Sampling, assistant
 from tether.data.chat import ChatEncoder
 from tether.data.prepare import Ranking, Split
 from tether.data.sources import group_of, split_by_group
 from tether.learner.loop import endless
-from tether.models.config import LoraConfig, ModelConfig
+from tether.models.config import LoraConfig
 from tether.models.loading import LoadedModel
 from tether.models.trunk import Role
 from tether.preferences.rows import turn_rows
-from tether.run.folder import drop_checkpoint
 from tether.run.models import on_folder, open_model
-from tether.run.online_stage import learned_reward
-from tether.run.progress import Progress
+from tether.run.online_sections import learned_reward
 from tether.run.roles import attach, encoder_of, local_engine, new_role, save_trained
 from tether.run.rows import Section, SteadyLora
-from tether.run.stage import Context
-from tether.stages.direct import REFERENCE_FREE, Direct, DirectConfig
+from tether.run.stage import Context, drop_checkpoint
+from tether.stages.direct import Direct, DirectConfig
 from tether.stages.online_direct import best_and_worst
 
-Reward = Callable[[], RewardSource]
 Side = tuple[str, Sequence[int]]
 """An answer: its text and its tokens."""
 Made = tuple[list[Json], dict[str, float | None]]
@@ -89,7 +85,7 @@ class RoundsSection(Section):
             yield from self.idle("missing_stop_penalty", "samples_per_prompt", because=because, table="rounds.")
             if self.reference == "fixed" or self.direct.loss != "dpo":
                 yield "rounds.method = 'spin' is played against the round's own start with rounds.direct.loss = 'dpo'"
-        if self.direct.loss in REFERENCE_FREE:
+        if not self.direct.needs_reference:
             because = f"with rounds.direct.loss = '{self.direct.loss}', which asks none"
             yield from self.idle("reference", because=because, table="rounds.")
 
@@ -98,22 +94,14 @@ def train(section: RoundsSection, context: Context, rows: Sequence[Any], run: Ru
     """Run what is left of the rounds; each leaves its pairs and its policy in `round-NN`.
 
     Raises:
-        ConfigError: there is nothing to order samples by.
-        DataError: there are no rows, or a round's samples give no pair.
+        DataError: a round's samples give no pair.
     """
-    reward = context.reward  # let go before each round's training
-    if reward is None and section.scorer and context.scorer is not None:
-        reward = partial(learned_reward, context.scorer, context.model)
-    if (reward is None) != (section.method == "spin"):
-        raise ConfigError(f"rounds.method = {section.method!r} {'needs a' if reward is None else 'takes no'} reward source")
-    if not rows:
-        raise DataError("rounds need at least one prompt")
     config = {"rounds": section, "model": context.model, "seed": context.seed}
     summaries, previous = [], None
     for number in range(section.rounds):
         one = RunDirectory.open(run.path / f"round-{number + 1:02d}", {**config, "round": number + 1})
         if not one.complete:
-            _Round(section, context.model, one, context.seed, number, previous).play(rows, reward, context.progress)
+            _Round(section, context, one, number, previous).play(rows)
         summaries.append(one.summary())
         previous = one.path / "policy"
     return {"rounds": summaries, "policy": f"round-{section.rounds:02d}/policy"}
@@ -124,21 +112,21 @@ class _Round:
     """From the policy in the folder `previous` (None: from the model itself) to that in the round's own folder."""
 
     section: RoundsSection
-    model: ModelConfig
+    context: Context
     run: RunDirectory
-    seed: int
     number: int
     previous: Path | None
 
-    def play(self, rows: Sequence[Any], reward: Reward | None, progress: Progress | None) -> None:
+    def play(self, rows: Sequence[Any]) -> None:
         """Sample unless that is done, train, and leave policy and summary."""
         run, config, path = self.run, self.section.direct, self.run.path / "pairs.jsonl"
         loaded, policy = self._policy()
         encoder = encoder_of(loaded)
         if not path.is_file():
-            doing(progress, f"sampling for round {self.number + 1}")
+            doing(self.context.progress, f"sampling for round {self.number + 1}")
             engine = local_engine(policy, loaded, max_rows=self.section.engine_rows)
-            made, counts = self._against_samples(rows, engine, encoder) if reward is None else self._ordered(rows, engine, reward)
+            spin = self.section.method == "spin"
+            made, counts = self._against_samples(rows, engine, encoder) if spin else self._ordered(rows, engine)
             run.update_manifest(**loaded.manifest(), sampling=counts)
             write_jsonl(path, made)
             del engine  # with its copies of weights
@@ -148,7 +136,7 @@ class _Round:
         sampled = {**read_json(run.path / "manifest.json")["sampling"], "too_long": len(rankings) - len(pairs)}
         if not split.train:
             raise DataError(f"{run.path} has no pair to train on: {sampled}. Look at the reward's scores, or sample more.")
-        summary = Direct(config, policy, self._reference(loaded, policy), encoder).fit(split, run, progress)
+        summary = Direct(config, policy, self._reference(loaded, policy), encoder).fit(split, run, self.context.progress)
         save_trained(policy, loaded, run.path / "policy", kind="policy")
         run.finish({**summary, "sampling": sampled})
         drop_checkpoint(run)
@@ -156,21 +144,21 @@ class _Round:
     def _opened(self, policy: Path | None) -> LoadedModel:
         """The model that stands under a policy's adapter, or the policy itself where it was trained whole."""
         if policy is None or self.section.lora is not False:
-            return open_model(self.model, seed=self.seed)
-        return open_model(on_folder(self.model, policy / "model"), seed=self.seed)
+            return open_model(self.context.model, seed=self.context.seed)
+        return open_model(on_folder(self.context.model, policy / "model"), seed=self.context.seed)
 
     def _policy(self) -> tuple[LoadedModel, Role]:
         """The policy as the round before left it."""
         loaded, lora = self._opened(self.previous), self.section.lora
         if self.previous is None or lora is False:
-            return loaded, new_role(loaded, "policy", lora, seed=self.seed)
+            return loaded, new_role(loaded, "policy", lora, seed=self.context.seed)
         attach(loaded, self.previous, "policy")
         return loaded, Role(loaded.model, "policy")
 
     def _reference(self, loaded: LoadedModel, policy: Role) -> Role | None:
         """The policy at this round's start, or before the first: the bare trunk, another adapter on it, or another model."""
         config, start = self.section.direct, self.previous if self.section.reference == "round" else None
-        if config.loss in REFERENCE_FREE:
+        if not config.needs_reference:
             return None
         if self.section.lora is False:
             asked_before_it_changes = config.precomputed and start == self.previous
@@ -183,20 +171,21 @@ class _Round:
         """This round's part of endless epochs over `count` rows: place -> row. A sample's randomness depends on its place."""
         size = self.section.prompts_per_round or count
         places = range(self.number * size, (self.number + 1) * size)
-        return dict(zip(places, endless(count, places, self.seed), strict=True))
+        return dict(zip(places, endless(count, places, self.context.seed), strict=True))
 
     def _groups(self, prompts: Mapping[int, Prompt], engine: Engine, num_samples: int) -> list[RolloutGroup]:
         """Answers to prompts, by their places."""
         sampling = Sampling(max_new_tokens=self.section.max_new_tokens, temperature=self.section.temperature)
-        ordinals = list(prompts)
-        return engine.generate([*prompts.values()], sampling, num_samples=num_samples, seed=self.seed, ordinals=ordinals)
+        how: dict[str, Any] = {"num_samples": num_samples, "seed": self.context.seed, "ordinals": list(prompts)}
+        return engine.generate([*prompts.values()], sampling, **how)
 
-    def _ordered(self, rows: Sequence[Prompt], engine: Engine, reward: Reward) -> Made:
+    def _ordered(self, rows: Sequence[Prompt], engine: Engine) -> Made:
         """The best and the worst of several samples a prompt; counts, and the mean score of all samples."""
         samples, penalty = self.section.samples_per_prompt, self.section.missing_stop_penalty
         groups = self._groups({place: rows[row] for place, row in self._places(len(rows)).items()}, engine, samples)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        scores = reward().score(rollouts)
+        assert self.context.scorer is not None
+        scores = learned_reward(self.context.scorer, self.context.model).score(rollouts)  # let go before the training
         pairs, skipped = best_and_worst(rollouts, scores, samples, missing_stop_penalty=penalty)
         made = []
         for pair in pairs:

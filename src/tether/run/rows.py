@@ -98,8 +98,7 @@ class Section(Config):
 
 def load_rows(data: DataConfig, kind: type, quarantine: Quarantine) -> list[Any]:
     """The rows of a data section as `kind`."""
-    how = {"format": data.format, "strict": data.strict, "columns": data.columns}
-    return list(read(data.paths, kind, quarantine=quarantine, limit=data.limit, **how))
+    return list(read(data.paths, kind, quarantine=quarantine, **data.model_dump(exclude={"path"})))
 
 
 def named(data: DataConfig | None, name: str) -> DataConfig:

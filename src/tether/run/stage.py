@@ -1,27 +1,34 @@
-"""How a stage is run: opened or gone on with in its folder, given its rows, trained, and finished with a summary."""
+"""How a stage is run: opened or gone on with in its folder, given its rows, trained, and finished with a summary.
+
+Below that the folder of the whole run: what was started there, and what its stages stand on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import resource
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tether.core.config import Config
-from tether.core.protocols import RewardSource
-from tether.core.rundir import RunDirectory, file_digest, hold, release
+from tether.core.errors import MissingFileError, RunError
+from tether.core.rundir import RunDirectory, file_digest, hold, read_json, release, write_json
 from tether.core.stages import STAGES
+from tether.core.stopping import run_of
 from tether.core.types import Alarm, Comparison, Sampling
 from tether.data.inspection import longer_chosen
 from tether.data.sources import Quarantine
+from tether.learner.checkpoint import complete_checkpoints
+from tether.learner.loop import Progress
 from tether.learner.ranks import here
 from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel
 from tether.monitoring.doctor import Finding
 from tether.monitoring.doctor_log import check_movement
-from tether.run.folder import as_begun, drop_checkpoint
 from tether.run.models import open_model
-from tether.run.progress import Progress, peak_rss_bytes
 from tether.run.rows import DataConfig, Section, load_rows, named
 
 
@@ -34,7 +41,6 @@ class Context:
         model: what the stage starts from.
         scorer: the folder of the trained model that scores.
         rows: instead of those that the section's data names.
-        reward: makes the source that scores, instead of the model in `scorer`.
         truth: pairs whose true order is known, to rank by a reward model; unset: those among the held-out rows.
         round, earlier: of a recipe that repeats: the number of this round, and the folders of those before it.
         policy: whoever answers to collect pairs; unset: the model.
@@ -47,7 +53,6 @@ class Context:
     seed: int
     scorer: Path | None = None
     rows: Sequence[Any] | None = None
-    reward: Callable[[], RewardSource] | None = None
     truth: Sequence[Comparison] | None = None
     round: int | None = None
     earlier: Sequence[Path] = ()
@@ -81,7 +86,7 @@ def run_stage(section: Section, context: Context) -> dict[str, Any]:
         ConfigError: the section names no data, and no rows are given.
         DataError: no row can be used.
     """
-    section, original = here().once(lambda: _opened(section, context))
+    original = here().once(lambda: _opened(section, context))
     if original.complete:
         return original.summary()
     with here().workplace(context.folder, original.path):
@@ -97,15 +102,14 @@ def run_stage(section: Section, context: Context) -> dict[str, Any]:
         return _finished(run, section, summary, quarantine)
 
 
-def _opened(section: Section, context: Context) -> tuple[Section, RunDirectory]:
-    """The settings with which a stage was begun, and its folder, which no other run works in from here on."""
+def _opened(section: Section, context: Context) -> RunDirectory:
+    """The folder of a stage, which no other run works in from here on."""
     local = [p for p in (section.data.paths if section.data else ()) if not p.startswith("hub:")]
-    section = as_begun(section, context.folder, context.name)
     settings = {context.name: section, "model": context.model, "seed": context.seed}
     run = RunDirectory.open(context.folder, settings, data=file_digest(local))
     if not run.complete:
         hold(context.folder)
-    return section, run
+    return run
 
 
 def _finished(run: RunDirectory, section: Config, summary: dict[str, Any], quarantine: Quarantine | None) -> dict[str, Any]:
@@ -121,8 +125,69 @@ def _finished(run: RunDirectory, section: Config, summary: dict[str, Any], quara
         summary["quarantine"] = quarantine.summary()
     if left_out := len(list((run.path / "skipped").glob("step-*.json"))):
         summary["steps_left_out"] = left_out
-    summary["peak_rss_bytes"] = peak_rss_bytes()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    summary["peak_rss_bytes"] = peak if sys.platform == "darwin" else peak * 1024
     run.finish(summary)
     release(run.path)
     drop_checkpoint(run)
     return summary
+
+
+def remember(root: Path, recipe: Config, stages: Sequence[str]) -> None:
+    """Note in `root` what was started there, for `tether resume`.
+
+    From here on no other process works in `root`. What contradicts a run that has begun there is not noted: the run will say what
+    differs, and the note stays right.
+    """
+    root.mkdir(parents=True, exist_ok=True)
+    hold(root)
+    path, settings = root / "command.json", recipe.model_dump(mode="json", exclude_unset=True)
+    before = read_json(path) if path.is_file() else {"stages": (), "config": settings}
+    begun = [name for name in before["stages"] if (root / name / "config.json").is_file()]
+    fixed = ("model", "seed", *begun) if begun else ()
+    if all(before["config"].get(name) == settings.get(name) for name in fixed):
+        write_json(path, {"command": "stages", "stages": [*dict.fromkeys((*begun, *stages))], "config": settings})
+
+
+def remembered(place: Path) -> tuple[Path, dict[str, Any]]:
+    """The run directory that `place` is or lies in, and what was started there.
+
+    Raises:
+        RunError: nothing was, by tether's command line.
+    """
+    if not place.exists():
+        raise MissingFileError(f"{place} does not exist. Give the folder of a run")
+    if (root := run_of(place)) is not None:
+        return root, read_json(root / "command.json")
+    raise RunError(
+        f"{place} is not in a run directory that a command of tether made. Give such a folder; a run that your own code opened "
+        "goes on when that code runs again."
+    )
+
+
+def round_folder(root: Path, number: int | None) -> Path:
+    """Where the stages of a round lie; without rounds, the run's own folder."""
+    return root if number is None else root / f"round-{number:02d}"
+
+
+def check_base(root: Path, folder: Path) -> None:
+    """A finished stage stands on the SFT model that is there now.
+
+    Raises:
+        RunError: it was trained on one that is gone.
+    """
+    start, own = (place / "manifest.json" for place in (root / "sft", folder))
+    if (folder / "summary.json").is_file() and start.is_file() and own.is_file():
+        made = read_json(start).get("result", {}).get("digest")
+        stood_on = read_json(own).get("model", {}).get("digest")
+        if made and stood_on and made != stood_on:
+            raise RunError(
+                f"{folder} was trained on another SFT model than the one that is in {root / 'sft'} now. Delete "
+                f"{folder} to train it again, and every stage that stands on it."
+            )
+
+
+def drop_checkpoint(run: RunDirectory) -> None:
+    """The one of a finished run has had its day; several were asked for."""
+    if len(complete_checkpoints(run.path / "checkpoints")) < 2:
+        shutil.rmtree(run.path / "checkpoints", ignore_errors=True)

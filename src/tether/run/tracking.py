@@ -19,8 +19,10 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import flatten_dict
+
 from tether.core.protocols import Tracker
-from tether.core.rundir import is_control, read_json
+from tether.core.rundir import is_control, read_json, write_json
 from tether.core.types import Json
 from tether.evaluation.peaks import without_none
 from tether.run.trackers import TrackedRun, TrackerName, check_trackers, start_tracker
@@ -140,7 +142,7 @@ class TrackedFolder:
         for step, rows in groupby(self.due, key=itemgetter(0)):
             self._send_step(self.tracker, step, [(RECORDS[order], row) for _, order, row in rows])
         if self.written != self.state["summary"]:
-            self.tracker.log(numbers_in(read_json(self.folder / "summary.json"), "summary/"), self.last_step + 1, time.time())
+            self.tracker.log(numbers_in(read_json(self.folder / "summary.json"), "summary"), self.last_step + 1, time.time())
             self.close(complete=True)
             self._write_note(summary=self.written)
 
@@ -172,11 +174,8 @@ class TrackedFolder:
         return max(self.steps.values(), default=-1)
 
     def _write_note(self, **changes: Any) -> None:
-        """A process that is killed leaves the note as it was before or after; the disk itself may take its time."""
         self.state |= changes
-        temporary = self.note.with_suffix(".new")
-        temporary.write_text(json.dumps(self.state), encoding="utf-8")
-        os.replace(temporary, self.note)
+        write_json(self.note, self.state)
 
 
 class Tail:
@@ -201,17 +200,12 @@ class Tail:
 
 def numbers_in(values: Mapping[str, Any], above: str = "") -> dict[str, float]:
     """The numbers in JSON, by their keys and those of the tables that they lie in: `a/b`."""
-    flat: dict[str, float] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            flat |= numbers_in(value, f"{above}{key}/")
-        elif isinstance(value, int | float) and not isinstance(value, bool):
-            flat[above + key] = float(value)
-    return flat
+    flat = flatten_dict({**values}, above, "/")
+    return {key: float(value) for key, value in flat.items() if isinstance(value, int | float) and not isinstance(value, bool)}
 
 
 def measured_means(row: Json) -> dict[str, float]:
     """A measurement on held-out prompts: the mean of each column of scores, under the names that metrics have."""
     columns = {key: without_none(column) for key, column in row["scores"].items()}
     means = {key: statistics.fmean(column) for key, column in columns.items() if column}
-    return numbers_in({**means, **({"length": row["length"]} if "length" in row else {})}, f"{row['name']}/")
+    return numbers_in({**means, **({"length": row["length"]} if "length" in row else {})}, row["name"])

@@ -50,6 +50,10 @@ class BestOfNConfig(SampledConfig):
     report_kl: bool = Field(default=True, description="run the reference, to know how far the policy has moved")
     optimizer: OptimizerConfig = Field(default=TO_ZERO, description="AdamW and its learning rate")
 
+    @property
+    def needs_reference(self) -> bool:
+        return self.report_kl
+
     def faults(self) -> Iterator[str]:
         if self.keep > self.samples_per_prompt:
             yield f"keep = {self.keep} of samples_per_prompt = {self.samples_per_prompt}: sample more, or keep fewer"

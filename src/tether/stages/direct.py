@@ -58,6 +58,11 @@ class PairLossConfig(Config):
             yield f"{name}.loss = 'robust' needs the rate of wrong labels: set {name}.label_smoothing above 0"
 
     @property
+    def needs_reference(self) -> bool:
+        """Whether the loss compares with a reference."""
+        return self.loss not in REFERENCE_FREE
+
+    @property
     def strength(self) -> float:
         """Beta, or what the loss's own paper takes."""
         return self.beta or (2.5 if self.loss == "simpo" else 0.1)
@@ -75,8 +80,7 @@ class DirectConfig(PairLossConfig, ReferencedConfig):
     rates: ClassVar[Rates] = Rates(2e-4, 1e-6)
 
     def faults(self) -> Iterator[str]:
-        yield from super().faults()
-        if self.loss in REFERENCE_FREE:
+        if not self.needs_reference:
             because = f"with direct.loss = '{self.loss}', which asks no reference"
             yield from self.idle("reference_logprobs", because=because, table="direct.")
 
@@ -85,8 +89,8 @@ class PairLoss:
     """The loss of some pairs: the one function behind pairs that were collected, sampled in a step, or sampled in a round."""
 
     def __init__(self, config: PairLossConfig, likelihoods: Likelihoods) -> None:
-        if (likelihoods.reference is None) != (config.loss in REFERENCE_FREE):
-            raise ValueError(f"loss {config.loss!r} {'takes no' if config.loss in REFERENCE_FREE else 'needs a'} reference")
+        if (likelihoods.reference is None) == config.needs_reference:
+            raise ValueError(f"loss {config.loss!r} {'needs a' if config.needs_reference else 'takes no'} reference")
         self.config, self.likelihoods = config, likelihoods
 
     def __call__(self, rankings: Sequence[Ranking], num_pairs: int) -> tuple[Tensor, Tensor]:
@@ -98,7 +102,7 @@ class PairLoss:
         logprobs, mask, reference = self.likelihoods(sequences_of(rankings))
         lengths = mask.sum(-1)
         rewards = logprobs.sum(-1) - reference
-        if config.loss in REFERENCE_FREE or config.average:
+        if not config.needs_reference or config.average:
             rewards = rewards / lengths
         # A label p counts both ways: p for the pair as it is, and 1 - p for the pair with its sides exchanged.
         better, worse = pairs.chosen + pairs.rejected, pairs.rejected + pairs.chosen

@@ -23,7 +23,7 @@ from tether.learner.average import WeightAverage
 from tether.learner.config import Rates
 from tether.learner.local import LocalLearner
 from tether.models.trunk import Role
-from tether.stages.direct import REFERENCE_FREE, PairLoss, PairLossConfig
+from tether.stages.direct import PairLoss, PairLossConfig
 from tether.stages.policy_config import SampledConfig
 from tether.stages.reference import Likelihoods
 from tether.stages.rollouts import Clock, Step, penalised_scores, sample_and_score, sample_metrics
@@ -124,7 +124,7 @@ class OnlineDirect:
         update = self.pairs.update(rankings)
         loss, rewards = accumulate(update, self.learner) if rankings else (math.nan, [])
         metrics = {"loss": loss, **(update.metrics(rewards) if rankings else {}), **self.learner.step()}
-        if rewards and self.config.loss not in REFERENCE_FREE and not self.config.average:
+        if rewards and self.config.needs_reference and not self.config.average:
             metrics["kl/policy_reference_k1"] = statistics.fmean(torch.cat(rewards).tolist()) / self.config.strength
         self.average.update()
         return metrics

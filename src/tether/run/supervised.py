@@ -1,0 +1,100 @@
+"""Stages that learn from rows alone: demonstrations, judged steps of solutions, comparisons, single verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from tether.core.rundir import RunDirectory, write_json
+from tether.core.types import Comparison, Demonstration, Feedback, StepLabels
+from tether.learner.config import ReferencedConfig
+from tether.learner.ranks import here
+from tether.models.config import LoraConfig
+from tether.models.loading import LoadedModel, save_model, weights_digest
+from tether.models.quantized import dequantized
+from tether.models.trunk import Role
+from tether.run.roles import encoder_of, frozen_model, new_role, reward_role, save_trained, whole
+from tether.run.rows import OFFLOAD, Lora, Section, SteadyLora
+from tether.run.stage import Context
+from tether.stages.direct import Direct, DirectConfig
+from tether.stages.kto import KTO, KTOConfig
+from tether.stages.process_reward import ProcessRewardConfig, ProcessRewardModeling
+from tether.stages.sft import SFT, SFTConfig
+
+
+class SFTSection(Section, SFTConfig):
+    record: ClassVar[type] = Demonstration
+    lora: Lora = Field(default=LoraConfig(), description="the adapter that learns; false trains the whole model")
+
+
+class ProcessSection(Section, ProcessRewardConfig):
+    record: ClassVar[type] = StepLabels
+    lora: Lora = Field(default=LoraConfig(), description="the adapter that learns; false trains the whole model")
+
+
+class _OwnReference(Section, ReferencedConfig):
+    """A stage that learns from rows against a reference, which is a model of its own where the policy is trained whole."""
+
+    lora: SteadyLora = Field(
+        default=LoraConfig(), description="the adapter that learns; false trains the whole model, beside a frozen copy"
+    )
+    offload: bool = Field(default=False, description=OFFLOAD)
+
+    def faults(self) -> Iterator[str]:
+        if self.offload and (self.lora is not False or not self.needs_reference or self.precomputed):
+            yield "offload moves a reference of its own; there is one with lora = false and a loss that asks it anew"
+
+
+class DirectSection(_OwnReference, DirectConfig):
+    record: ClassVar[type] = Comparison
+
+
+class KTOSection(_OwnReference, KTOConfig):
+    record: ClassVar[type] = Feedback
+
+
+SupervisedSection = SFTSection | ProcessSection | DirectSection | KTOSection
+
+
+def train(section: SupervisedSection, context: Context, rows: Sequence[Any], run: RunDirectory) -> dict[str, Any]:
+    """Train on top of the model; the result is a model that all else starts from (SFT), or the role in `model` or `policy`."""
+    loaded = context.load(run)
+    stage = _stage(section, context, loaded)
+    summary = stage.train(rows, run, context.progress)
+    if isinstance(section, SFTSection):
+        _save_merged(stage.role, loaded, context.seed, run)
+    elif isinstance(section, ProcessSection):
+        save_trained(stage.role, loaded, run.path / "model", kind="process")
+        write_json(run.path / "model" / "steps.json", {"delimiters": section.delimiters})
+    else:
+        save_trained(stage.role, loaded, run.path / "policy", kind="policy")
+    return summary
+
+
+def _stage(section: SupervisedSection, context: Context, loaded: LoadedModel) -> SFT | ProcessRewardModeling | Direct | KTO:
+    """What trains. The reference of a policy under an adapter is the bare trunk; of one trained whole, a model of its own."""
+    encoder, seed = encoder_of(loaded), context.seed
+    if isinstance(section, ProcessSection):
+        return ProcessRewardModeling(section, reward_role(loaded, section, seed), encoder)
+    if isinstance(section, SFTSection):
+        return SFT(section, new_role(loaded, "sft", section.lora, seed=seed), encoder)
+    policy = new_role(loaded, "policy", section.lora, seed=seed)
+    reference = None
+    if section.needs_reference:
+        on_trunk = section.lora is not False or section.precomputed  # precomputed: asked before it changes
+        reference = Role(policy.model if on_trunk else frozen_model(context.model, seed, section.offload))
+    if isinstance(section, DirectSection):
+        return Direct(section, policy, reference, encoder)
+    assert reference is not None
+    return KTO(section, policy, reference, encoder)
+
+
+def _save_merged(role: Role, loaded: LoadedModel, seed: int, run: RunDirectory) -> None:
+    """A plain transformers folder `model`, adapters merged: the reference of all that follows."""
+    role = whole(dequantized(role), loaded, seed)
+    if here().first:
+        merged = role.model.merge_and_unload() if role.adapter is not None else role.model
+        save_model(merged, loaded.tokenizer, encoder_of(loaded).template, run.path / "model")
+        run.update_manifest(result={"digest": weights_digest(merged)})
