@@ -37,9 +37,9 @@ def test_pairs_by_hand(tmp_path: Path) -> None:
         {"prompt": "z", "chosen": "same", "rejected": "same"},
     ]
     seen = inspect_data(write(tmp_path, rows))
-    assert (seen.format, seen.kind, seen.rows, seen.quarantined) == ("preference", Comparison, 5, 1)
-    assert seen.reasons == {"equal responses": 1}
-    assert (seen.prompts, seen.duplicate_prompts, seen.duplicate_rows, seen.ties) == (3, 2, 1, 1)
+    assert (seen.format, seen.kind, seen.rows, seen.quarantine.count) == ("preference", Comparison, 5, 1)
+    assert seen.quarantine.reasons == {"equal responses": 1}
+    assert (seen.prompts, seen.duplicate_rows, seen.ties) == (3, 1, 1)
     assert seen.longer_chosen is not None
     assert (seen.longer_chosen.value, seen.longer_chosen.count) == (pytest.approx(2 / 3), 3)
     assert seen.lengths["chosen"] == Lengths(count=5, mean=2.6, median=3.0, p95=4, maximum=4)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from functools import cache
 
+from tether.core.once import once
 from tether.cpu.attention import pick_attention
 from tether.cpu.kernels import library
 from tether.cpu.memory import own_heap
@@ -36,11 +36,5 @@ def speed_up(loaded: LoadedModel) -> LoadedModel:
         if own_heap() is not None:
             parts.append("allocator")
     loaded.cpu_kernels = tuple(parts)
-    _log(loaded.cpu_kernels)
+    once(logging.getLogger(__name__).info, "CPU kernels in use: %s", ", ".join(parts) or "none")
     return loaded
-
-
-@cache
-def _log(parts: tuple[str, ...]) -> None:
-    """Once a process for the same parts."""
-    logging.getLogger(__name__).info("CPU kernels in use: %s", ", ".join(parts) or "none")

@@ -19,11 +19,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from tether.core.errors import ModelError
+from tether.core.once import once
 from tether.models.config import PACKAGE_PREFIX, ModelConfig
 from tether.models.packaged import PACKAGES, cache_folder, cached, fetch_package
 
 logger = logging.getLogger(__name__)
-_TOLD: set[str] = set()
 
 
 def resolve(config: ModelConfig) -> tuple[str, str]:
@@ -38,9 +38,7 @@ def resolve(config: ModelConfig) -> tuple[str, str]:
     if config.fallback:
         return resolve(config.model_copy(update={"source": config.fallback, "fallback": None}))
     if (package := next((name for name, p in PACKAGES.items() if p.source_model == source), None)) is not None:
-        if source not in _TOLD:
-            logger.warning("no hub can be reached: the weights of %s come from the Python package %s", source, package)
-        _TOLD.add(source)
+        once(logger.warning, "no hub can be reached: the weights of %s come from the Python package %s", source, package)
         return resolve(config.model_copy(update={"source": f"{PACKAGE_PREFIX}{package}"}))
     raise ModelError(
         f"model {source!r}: no such folder, it is not in the local hub cache, and no hub can be reached. "

@@ -31,7 +31,7 @@ from tether.core.errors import ConfigError, MissingFileError, RewardError
 from tether.core.protocols import AdaptiveReward, RewardSource
 from tether.core.secrets import redact
 from tether.core.types import Json, Prompt, Rollout, Score
-from tether.core.watchdog import dump_stacks, logger, place
+from tether.core.watchdog import Watchdog
 
 Function = Callable[[Sequence[Prompt], Sequence[str]], Sequence[Any]]
 """(prompts, responses), one prompt a response -> a number, a `Score` or None for each."""
@@ -222,15 +222,14 @@ class FunctionReward:
     Args:
         dump_after: seconds after which a call's stacks are written down, once a call; the first time it is also said where it is.
 
-    `stacks` is the file for them; it is None, and then nothing is written, until the run sets it.
+    The stacks go to the file of its `watchdog`; nothing is written until the run names one.
     """
 
     name = "function"
-    stacks: Path | None = None
 
     def __init__(self, function: Function, *, batch: int = 8, time_limit: float = 60.0, dump_after: float = 30.0) -> None:
         self.function, self.batch, self.time_limit, self.dump_after = function, batch, time_limit, min(dump_after, time_limit)
-        self._said = False
+        self.watchdog = Watchdog(None)
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [
@@ -265,16 +264,9 @@ class FunctionReward:
         return [as_score(value) for value in values]
 
     def _hangs(self, thread: threading.Thread) -> str:
-        """Report where the call is, to the terminal once and with all stacks to the file."""
+        """Report where the call is."""
         file = self.function.__code__.co_filename if isinstance(self.function, FunctionType | MethodType) else None
-        where = f"in {place(thread.ident or 0, file)}"
-        message = f"the reward function has taken {self.dump_after:g} s so far, {where}"
-        if self.stacks is not None:
-            dump_stacks(self.stacks, message)
-        if not self._said:
-            self._said = True
-            logger.warning("%s%s", message, "" if self.stacks is None else f"; all stacks: {self.stacks}")
-        return f", it was {where}"
+        return f", it was in {self.watchdog.late('the reward function', self.dump_after, thread.ident or 0, file)}"
 
 
 def _failed(rollouts: Sequence[Rollout], reason: str) -> list[Score]:
@@ -338,7 +330,7 @@ class FailureLimit:
     def keep_stacks(self, path: Path) -> None:
         """Set the file for the stacks of calls that hang, if the source writes them down."""
         if isinstance(self.source, FunctionReward):
-            self.source.stacks = path
+            self.source.watchdog.path = path
 
     def judge(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """Scores that mean the same at every step, for measurements."""

@@ -23,6 +23,9 @@ from tether.data.steps import StepEncoder, step_states
 from tether.models.members import as_members
 from tether.models.trunk import Role
 
+MICRO_BATCH_TOKENS = 4096
+"""Padded size of a pass; scores do not depend on it beyond rounding."""
+
 
 @dataclass
 class LearnedReward:
@@ -38,7 +41,6 @@ class LearnedReward:
     role: Role
     encoder: ChatEncoder
     _: KW_ONLY
-    micro_batch_tokens: int = 4096
     per_token: bool = False
 
     def __post_init__(self) -> None:
@@ -49,7 +51,7 @@ class LearnedReward:
         """One score a rollout; a number that is not finite becomes a failed score."""
         sequences = [self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts]
         courses: list[list[float]] = [[] for _ in rollouts]
-        for cut, batch in batches_for(self.role, sequences, self.encoder.pad_id, self.micro_batch_tokens):
+        for cut, batch in batches_for(self.role, sequences, self.encoder.pad_id, MICRO_BATCH_TOKENS):
             for index, course in zip(cut, self._courses(batch), strict=True):
                 courses[index] = course
         return [self._score(course, len(r.response_ids)) for course, r in zip(courses, rollouts, strict=True)]
@@ -78,8 +80,8 @@ class LearnedReward:
 class Scorers:
     """Reward models on one trunk, with the encoder that all of them were trained with; layers below their adapters run once."""
 
-    def __init__(self, roles: Sequence[Role], encoder: ChatEncoder, micro_batch_tokens: int = 4096) -> None:
-        self.members, self.encoder, self.micro_batch_tokens = as_members(roles), encoder, micro_batch_tokens
+    def __init__(self, roles: Sequence[Role], encoder: ChatEncoder) -> None:
+        self.members, self.encoder = as_members(roles), encoder
         for member in self.members:
             member.train_mode(False)
 
@@ -88,7 +90,7 @@ class Scorers:
         """(members, responses) scores of sampled token ids, float64."""
         sequences = [self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts]
         table = torch.full((len(self.members), len(rollouts)), torch.nan, dtype=torch.float64)
-        for cut, batch in batches_for(self.members[0], sequences, self.encoder.pad_id, self.micro_batch_tokens):
+        for cut, batch in batches_for(self.members[0], sequences, self.encoder.pad_id, MICRO_BATCH_TOKENS):
             common = self.members[0].common(batch)
             for number, member in enumerate(self.members):
                 table[number, cut] = member.scores(batch, common).double().cpu()
@@ -113,10 +115,9 @@ class EnsembleReward:
     combine: Combine = "mean"
     _: KW_ONLY
     uncertainty_weight: float = 0.1
-    micro_batch_tokens: int = 4096
 
     def __post_init__(self) -> None:
-        self.scorers = Scorers(self.members, self.encoder, self.micro_batch_tokens)
+        self.scorers = Scorers(self.members, self.encoder)
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score a rollout; where any member's number is not finite it is a failed score."""
@@ -239,7 +240,6 @@ class ProcessReward:
     _: KW_ONLY
     delimiters: tuple[str, ...] = ("\n\n",)
     aggregate: Literal["min", "product", "last"] = "min"
-    micro_batch_tokens: int = 4096
 
     def __post_init__(self) -> None:
         self.steps = StepEncoder(self.encoder, self.delimiters)
@@ -252,7 +252,7 @@ class ProcessReward:
         sequences = [self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts]
         ends = [self.steps.step_ends(s.ids[s.prompt_length :]) for s in sequences]
         scores = [Score(None, reason="the response has no step") for _ in rollouts]
-        for cut, batch in batches_for(self.role, sequences, self.encoder.pad_id, self.micro_batch_tokens):
+        for cut, batch in batches_for(self.role, sequences, self.encoder.pad_id, MICRO_BATCH_TOKENS):
             states = self.role.hidden(batch)[step_states(batch, [ends[i] for i in cut])]
             given = iter(right_probabilities(self.role.head(states)).tolist())
             for i in cut:
