@@ -333,11 +333,15 @@ def environment() -> Json:
 
 def _processor() -> str:
     """The processor's name as its maker gives it, where the system tells it."""
+    names = [line.partition(":")[2].strip() for line in cpuinfo() if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def cpuinfo() -> list[str]:
+    """Lines in which Linux describes the first processor; none elsewhere."""
     with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        if names := [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]:
-            return names[0]
-    return platform.processor() or platform.machine()
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
+    return []
 
 
 def code_digest() -> str:

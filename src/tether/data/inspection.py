@@ -177,8 +177,6 @@ def inspect_data(
     """
     files, unread = _layouts(path) if format == "auto" else ({str(path): format_named(format)}, {})
     wanted = kind or next(iter(files.values())).kind
-    if wanted not in KINDS:
-        raise DataError(f"cannot inspect {wanted!r}: it is not one of {', '.join(k.__name__ for k in KINDS)}.")
     inspection = Inspection(str(path), wanted, files, unread, num_examples)
     for record in read(list(files), wanted, format=format, quarantine=inspection.quarantine, limit=limit):
         inspection.add(record)
