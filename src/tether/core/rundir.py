@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -27,7 +28,6 @@ from pydantic_core import to_json
 from tether import __version__
 from tether.core.config import digest
 from tether.core.errors import RunError
-from tether.core.files import whole_file
 from tether.core.secrets import redact_addresses, redact_value
 from tether.core.types import Alarm, Json
 
@@ -37,6 +37,23 @@ BESIDE = ("log.txt", "command.json", "manifest.json", ".lock")
 """What may lie in a folder that becomes a run directory: written before config.json, or by who started it."""
 RECORDS = ("metrics.jsonl", "samples.jsonl", "heldout.jsonl", "alarms.jsonl")
 REPORTED_PACKAGES = ("torch", "transformers", "peft", "tokenizers", "safetensors", "datasets", "numpy", "pydantic")
+
+
+@contextlib.contextmanager
+def whole_file(path: str | Path) -> Iterator[Path]:
+    """A temporary file beside `path` that is flushed and takes its name at the end; on any error `path` is as it was."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o644)
+        os.fsync(handle)
+        os.replace(temporary, path)
+    finally:
+        os.close(handle)
+        temporary.unlink(missing_ok=True)
 
 
 def write_json(path: str | Path, value: Any) -> None:

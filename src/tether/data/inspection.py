@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tether.core.errors import DataError
 from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Problem, Prompt, StepLabels
@@ -42,17 +43,6 @@ READ_BY = {
     Problem: 'every section with reward_source = "verifiable"',
 }
 """The sections of a recipe that learn from each kind of row."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Lengths in words; `p95` is the length that 95% of the texts do not exceed."""
-
-    count: int
-    mean: float
-    median: float
-    p95: int
-    maximum: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +101,9 @@ class Inspection:
         return self.rows - len(self._contents)
 
     @property
-    def lengths(self) -> dict[str, Lengths]:
-        """Of the prompts, and of each kind of response."""
-        return {name: summarise(counts) for name, counts in self._words.items()}
+    def lengths(self) -> dict[str, NDArray[np.int64]]:
+        """Words of the prompts, and of each kind of response, the shortest first."""
+        return {name: np.repeat(*np.array(sorted(counts.items())).T) for name, counts in self._words.items()}
 
     @property
     def longer_chosen(self) -> Estimate | None:
@@ -243,11 +233,10 @@ def longer_chosen(pairs: Sequence[Comparison]) -> Estimate | None:
     return share(sum(longer), len(longer))
 
 
-def summarise(counts: Mapping[int, int]) -> Lengths:
-    """Mean, median, 95th percentile (nearest rank) and maximum of lengths that are given as length -> how often."""
-    lengths = np.sort(np.repeat(list(counts), list(counts.values())))
-    p95, maximum = lengths[[math.ceil(0.95 * len(lengths)) - 1, -1]].tolist()
-    return Lengths(len(lengths), float(lengths.mean()), float(np.median(lengths)), p95, maximum)
+def summarise(lengths: NDArray[np.int64]) -> tuple[str, str, str, str]:
+    """Mean, median, 95th percentile (nearest rank) and maximum, as texts."""
+    p95 = np.quantile(lengths, 0.95, method="inverted_cdf")
+    return f"{lengths.mean():,.1f}", f"{np.median(lengths):,.1f}", f"{p95:,}", f"{lengths.max():,}"
 
 
 def share(successes: int, count: int) -> Estimate | None:
@@ -261,10 +250,8 @@ def inspection_tables(inspection: Inspection) -> RenderableType:
 
     parts: list[Any] = [_table("", [("source", inspection.source), *_overview(inspection)])]
     if inspection.lengths:
-        numbers = [
-            (name, f"{x.mean:,.1f}", f"{x.median:,.1f}", f"{x.p95:,}", f"{x.maximum:,}") for name, x in inspection.lengths.items()
-        ]
-        parts.append(_table("lengths in words, not tokens", numbers, "", "mean", "median", "95% at most", "longest"))
+        rows = [(name, *summarise(lengths)) for name, lengths in inspection.lengths.items()]
+        parts.append(_table("lengths in words, not tokens", rows, "", "mean", "median", "95% at most", "longest"))
     if inspection.quarantine.count:
         first = {bad["reason"].partition(": ")[0]: f"line {bad['line']}" for bad in reversed(inspection.quarantine.examples)}
         reasons = [(why, f"{count:,}", first.get(why, "")) for why, count in inspection.quarantine.reasons.most_common()]

@@ -116,7 +116,7 @@ class _Worker:
 
     def __init__(self, command: Sequence[str]) -> None:
         self.command = command
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[Any] | None = None
 
     def ask(self, line: bytes, seconds: float) -> CheckResult:
         """The reply to a request.
@@ -133,7 +133,7 @@ class _Worker:
             self.end()
         return reply
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[Any]:
         # Sets and their order depend on the hash seed: with a fixed one a generated task is the same in every process.
         environment = {name: os.environ[name] for name in _KEPT if name in os.environ} | _ONE_THREAD
         environment |= {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
@@ -145,7 +145,7 @@ class _Worker:
             raise RunError(f"a checking process {how}; what it said stands above.")
         return process
 
-    def _reply(self, process: subprocess.Popen[bytes], seconds: float) -> CheckResult:
+    def _reply(self, process: subprocess.Popen[Any], seconds: float) -> CheckResult:
         """The next line; without one in time, or at all, the process is ended."""
         assert process.stdout is not None
         readable, text, deadline = select.poll(), b"", time.monotonic() + seconds
@@ -174,7 +174,7 @@ class _Worker:
                 self.process = None
 
 
-def _sent(process: subprocess.Popen[bytes], line: bytes) -> bool:
+def _sent(process: subprocess.Popen[Any], line: bytes) -> bool:
     """Hand over a request; False if the process is gone."""
     assert process.stdin is not None
     view = memoryview(line)

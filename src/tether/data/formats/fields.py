@@ -250,16 +250,12 @@ def prompt_turns(row: Row, *names: str) -> Conversation:
     if all(missing(row.get(name)) for name in names):
         return ()
     name, value = first(row, *names)
-    return system_turn(row) + (split_prompt(value) if awaits_assistant(value) else turns(value, "user", name))
+    waits = is_transcript(value) and value.rstrip().endswith("\n\nAssistant:")
+    return system_turn(row) + (split_transcript(value)[:-1] if waits else turns(value, "user", name))
 
 
 def is_transcript(value: Any) -> bool:
     return isinstance(value, str) and re.match(r"\s*(Human|Assistant):", value) is not None
-
-
-def awaits_assistant(value: Any) -> bool:
-    """True if a text is a transcript that ends on "Assistant:", as prompts in this style do."""
-    return is_transcript(value) and value.rstrip().endswith("\n\nAssistant:")
 
 
 def split_transcript(transcript: str) -> Conversation:
@@ -269,12 +265,6 @@ def split_transcript(transcript: str) -> Conversation:
         raise DataError("not a transcript: it does not begin with a Human or an Assistant turn")
     spoken = zip(parts[::2], parts[1::2], strict=True)
     return tuple(Message("user" if speaker == "Human" else "assistant", words.strip()) for speaker, words in spoken)
-
-
-def split_prompt(transcript: str) -> Conversation:
-    """A transcript that ends on "Assistant:" -> the turns that wait for an answer."""
-    turns = split_transcript(transcript)
-    return turns[:-1] if turns[-1].role == "assistant" and not turns[-1].content else turns
 
 
 def attempt(make: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T | DataError]:
