@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from tether.core.errors import ModelError
+from tether.core.errors import ModelError, one_line
 from tether.core.once import once
 from tether.models.config import PACKAGE_PREFIX, ModelConfig
 from tether.models.packaged import PACKAGES, cache_folder, cached, fetch_package
@@ -93,7 +93,6 @@ def _in_hub_cache(source: str, revision: str | None) -> bool:
 
 HEADS = {"CausalLM": "a causal language model", "SequenceClassification": "a sequence classifier"}
 WHOLE = "Fetch or export the model again, whole"
-LONGEST = 300
 
 
 class _RefusalError(ValueError):
@@ -197,13 +196,6 @@ def _check_kind(kind: str, values: Mapping[str, Any], config: ModelConfig) -> No
     if kind == "SequenceClassification" and ("CausalLM" in made or "LMHead" in made):
         reason = f"it was saved as {made}: it has no scores, and a new last layer would give random ones"
         raise _RefusalError(reason, "Give a reward model: tether export makes one of a trained role")
-
-
-def one_line(error: Exception) -> str:
-    """An error of another library in one line, without the end of a long one."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    text = f"the key {text} is missing" if isinstance(error, KeyError) else text
-    return (text if len(text) <= LONGEST else f"{text[:LONGEST]} …").rstrip(".! ")
 
 
 @contextlib.contextmanager

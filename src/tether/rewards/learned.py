@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -27,7 +28,6 @@ MICRO_BATCH_TOKENS = 4096
 """Padded size of a pass; scores do not depend on it beyond rounding."""
 
 
-@dataclass
 class LearnedReward:
     """Scores the sampled token ids themselves, ended by a stop token as in training; no text in between.
 
@@ -38,13 +38,11 @@ class LearnedReward:
     """
 
     name = "learned"
-    role: Role
-    encoder: ChatEncoder
-    _: KW_ONLY
-    per_token: bool = False
 
-    def __post_init__(self) -> None:
-        self.role.train_mode(False)
+    def __init__(self, role: Role, encoder: ChatEncoder, *, per_token: bool = False) -> None:
+        self.role, self.encoder = role, encoder
+        self.per_token = per_token
+        role.train_mode(False)
 
     @torch.no_grad()
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
@@ -97,7 +95,6 @@ class Scorers:
         return table
 
 
-@dataclass
 class EnsembleReward:
     """Scores the sampled token ids as `LearnedReward` does, by every member; the layers below their adapters run once.
 
@@ -110,19 +107,17 @@ class EnsembleReward:
     """
 
     name = "ensemble"
-    members: Sequence[Role]
-    encoder: ChatEncoder
-    combine: Combine = "mean"
-    _: KW_ONLY
-    uncertainty_weight: float = 0.1
 
-    def __post_init__(self) -> None:
-        self.scorers = Scorers(self.members, self.encoder)
+    def __init__(
+        self, members: Sequence[Role], encoder: ChatEncoder, combine: Combine = "mean", uncertainty_weight: float = 0.1
+    ) -> None:
+        self.scorers = Scorers(members, encoder)
+        self.combine = partial(combine_members, how=combine, uncertainty_weight=uncertainty_weight)
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score a rollout; where any member's number is not finite it is a failed score."""
         table = self.scorers.table(rollouts)
-        values = combine_members(table, self.combine, uncertainty_weight=self.uncertainty_weight)
+        values = self.combine(table)
         spreads = spread_of_members(table).tolist()
         return [self._score(*row) for row in zip(table.T.tolist(), values.tolist(), spreads, strict=True)]
 
@@ -221,7 +216,6 @@ class ObjectivesReward:
         self.multipliers = {name: float(values["multipliers"][name]) for name in self.multipliers}
 
 
-@dataclass
 class ProcessReward:
     """Scores the sampled token ids themselves, ended by a stop token as in training; steps are found in the ids.
 
@@ -235,15 +229,18 @@ class ProcessReward:
     """
 
     name = "process"
-    role: Role
-    encoder: ChatEncoder
-    _: KW_ONLY
-    delimiters: tuple[str, ...] = ("\n\n",)
-    aggregate: Literal["min", "product", "last"] = "min"
 
-    def __post_init__(self) -> None:
-        self.steps = StepEncoder(self.encoder, self.delimiters)
-        self.role.train_mode(False)
+    def __init__(
+        self,
+        role: Role,
+        encoder: ChatEncoder,
+        delimiters: tuple[str, ...] = ("\n\n",),
+        aggregate: Literal["min", "product", "last"] = "min",
+    ) -> None:
+        self.role, self.encoder = role, encoder
+        self.steps = StepEncoder(encoder, delimiters)
+        self.aggregate = partial(aggregate_steps, how=aggregate)
+        role.train_mode(False)
 
     @torch.no_grad()
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
@@ -265,7 +262,7 @@ class ProcessReward:
         judged = torch.ones_like(matrix, dtype=torch.bool)
         last = len(rollout.response_ids) - 1
         score = Score(
-            float(aggregate_steps(matrix, judged, self.aggregate)),
+            float(self.aggregate(matrix, judged)),
             parts={"num_steps": float(len(ends)), "weakest_step": float(weakest_step(matrix, judged))},
             steps=tuple((min(end, last), p) for end, p in zip(ends, probabilities, strict=True)),
         )
