@@ -251,11 +251,6 @@ def models_of(annotation: Any) -> list[type[BaseModel]]:
     return [model for inner in get_args(annotation) for model in models_of(inner)]
 
 
-def parts(config: Config, *, without: Sequence[str] = ()) -> Json:
-    """Its fields by name, less some."""
-    return {name: getattr(config, name) for name in type(config).model_fields if name not in without}
-
-
 def digest(value: Any) -> str:
     """A short content hash of any JSON value: equal configs have equal digests."""
     text = json.dumps(value, sort_keys=True, default=str, ensure_ascii=False)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tether.core.config import Config, parts
+from tether.core.config import Config
 from tether.core.errors import MissingFileError, RunError
 from tether.core.rundir import RunDirectory, hold, read_json, write_json
 from tether.core.stopping import run_of
@@ -32,7 +32,7 @@ def as_begun(config: ConfigT, folder: Path, name: str = "") -> ConfigT:
 def _with_rates(config: ConfigT, before: Any) -> ConfigT:
     if not isinstance(before, dict):
         return config
-    inner = {name: value for name, value in parts(config).items() if isinstance(value, Config)}
+    inner = {name: value for name, value in config if isinstance(value, Config)}
     changes: dict[str, Any] = {name: _with_rates(value, before.get(name)) for name, value in inner.items()}
     changes = {name: value for name, value in changes.items() if value is not inner[name]}
     if isinstance(config, OptimizerConfig) and "learning_rate" not in config.model_fields_set and before.get("learning_rate"):

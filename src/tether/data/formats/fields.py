@@ -32,6 +32,7 @@ ROLES: dict[str, ChatRole] = {name: role for role, names in _SPEAKERS.items() fo
 """Every name that data sets give to a speaker."""
 # Only a blank line before the speaker begins a turn: people also write "Human:" within one.
 _SPEAKER = re.compile(r"\n\n(Human|Assistant):")
+_TRUE, _FALSE = {"true", "1", "1.0", "yes", "+"}, {"false", "0", "0.0", "no", "-"}
 _TURN_SHAPES = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"})
 
 
@@ -99,14 +100,10 @@ def number(value: Any, name: str) -> float:
 
 def boolean(value: Any, name: str) -> bool:
     """A verdict, written as a boolean, as 0 or 1, or as a word for them."""
-    if isinstance(value, bool):
-        return value
     word = str(value).strip().lower()
-    if word in {"true", "1", "1.0", "yes", "+"}:
-        return True
-    if word in {"false", "0", "0.0", "no", "-"}:
-        return False
-    raise DataError(f"unreadable label: column {name} holds {value!r:.40}, neither true nor false")
+    if word not in _TRUE | _FALSE:
+        raise DataError(f"unreadable label: column {name} holds {value!r:.40}, neither true nor false")
+    return word in _TRUE
 
 
 def sequence(value: Any, name: str) -> list[Any]:
