@@ -137,10 +137,7 @@ class Role:
         cut = setting(self.causal_model, "sharded")  # a layer that is left half-way would leave the others waiting
         if cut or _touched(self.causal_model.get_input_embeddings()) or setting(self.config, "num_kv_shared_layers"):
             return 0
-        for depth, layer in enumerate(self.decoder_layers):
-            if _touched(layer):
-                return depth
-        return 0
+        return next((depth for depth, layer in enumerate(self.decoder_layers) if _touched(layer)), 0)
 
     @torch.no_grad()
     def common(self, batch: TokenBatch) -> Tensor | None:

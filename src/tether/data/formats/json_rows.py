@@ -54,13 +54,7 @@ def rows(stream: Any, is_lines: bool, where: str) -> Iterator[tuple[int, Row | B
 def _spans_lines(head: bytes) -> bool:
     """True if the first object does not end on its first line (and the next line does not begin another one)."""
     first, newline, rest = head.partition(b"\n")
-    if not newline or rest.lstrip().startswith(b"{"):
-        return False
-    try:
-        json.loads(first)
-    except (ValueError, RecursionError):
-        return not first.rstrip().endswith(b"}")
-    return False
+    return bool(newline) and not first.rstrip().endswith(b"}") and not rest.lstrip().startswith(b"{")
 
 
 def text_lines(stream: IO[bytes], where: str, read: Callable[[str], Row | BadRow]) -> Iterator[tuple[int, Row | BadRow]]:
