@@ -59,10 +59,7 @@ def _spans_lines(head: bytes) -> bool:
 
 def text_lines(stream: IO[bytes], where: str, read: Callable[[str], Row | BadRow]) -> Iterator[tuple[int, Row | BadRow]]:
     """What `read` makes of the lines that hold something, with their 1-based numbers and without the white space around them."""
-    for number in itertools.count(1):
-        line = stream.readline(LONGEST_ELEMENT + 1)
-        if not line:
-            return
+    for number, line in enumerate(iter(lambda: stream.readline(LONGEST_ELEMENT + 1), b""), 1):
         if len(line) > LONGEST_ELEMENT:
             raise DataError(
                 f"{where}, line {number}: longer than {LONGEST_ELEMENT >> 20} MiB. The file is damaged, or has no lines."
