@@ -93,7 +93,7 @@ def reward_model(model: Any, pairs: Sequence[Comparison], seed: int, head_seed: 
     with scratch() as run:
         RewardModeling(config, role, encoder()).train(pairs, run)
     role.model.requires_grad_(False)
-    return LearnedReward(role, encoder(), micro_batch_tokens=TOKENS)
+    return LearnedReward(role, encoder())
 
 
 def accuracy(reward: LearnedReward, replies: Sequence[Rollout]) -> float:

@@ -4,7 +4,7 @@ import stat
 
 import pytest
 
-from tether.core.files import whole_file
+from tether.core.rundir import whole_file
 
 
 def test_a_written_file_takes_its_name_at_the_end_and_can_be_read_by_others(tmp_path):

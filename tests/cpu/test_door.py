@@ -9,9 +9,9 @@ import pytest
 import torch
 import transformers
 
-from tether import cpu
 from tether.core.config import build
 from tether.core.errors import ConfigError, ModelError
+from tether.core.once import once
 from tether.core.rundir import read_json
 from tether.core.types import Prompt, Sampling, user
 from tether.cpu import kernels, native
@@ -56,7 +56,7 @@ def test_loading_a_model_compiles_nothing_and_replaces_nothing():
 
 @needs_kernels
 def test_the_door_says_what_it_put_in_place_and_rounding_is_all_that_changes(caplog):
-    cpu._log.cache_clear()
+    once.cache_clear()
     with caplog.at_level(logging.INFO, logger="tether.cpu"):
         loaded, _ = open_model(TINY), open_model(TINY)
     plain = load_model(TINY)

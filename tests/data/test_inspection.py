@@ -10,12 +10,13 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from tether.core.errors import DataError
 from tether.core.types import Comparison, Demonstration, Feedback, Problem, Prompt, StepLabels
-from tether.data.inspection import Lengths, inspect_data, inspection_tables, share, summarise
+from tether.data.inspection import inspect_data, inspection_tables, share, summarise
 
 DATA = os.environ.get("TETHER_DATA")
 needs_data = pytest.mark.skipif(not DATA, reason="TETHER_DATA does not name a folder with the published files")
@@ -37,13 +38,13 @@ def test_pairs_by_hand(tmp_path: Path) -> None:
         {"prompt": "z", "chosen": "same", "rejected": "same"},
     ]
     seen = inspect_data(write(tmp_path, rows))
-    assert (seen.format, seen.kind, seen.rows, seen.quarantined) == ("preference", Comparison, 5, 1)
-    assert seen.reasons == {"equal responses": 1}
-    assert (seen.prompts, seen.duplicate_prompts, seen.duplicate_rows, seen.ties) == (3, 2, 1, 1)
+    assert (seen.format, seen.kind, seen.rows, seen.quarantine.count) == ("preference", Comparison, 5, 1)
+    assert seen.quarantine.reasons == {"equal responses": 1}
+    assert (seen.prompts, seen.duplicate_rows, seen.ties) == (3, 1, 1)
     assert seen.longer_chosen is not None
     assert (seen.longer_chosen.value, seen.longer_chosen.count) == (pytest.approx(2 / 3), 3)
-    assert seen.lengths["chosen"] == Lengths(count=5, mean=2.6, median=3.0, p95=4, maximum=4)
-    assert seen.lengths["prompt"].mean == pytest.approx(8 / 5)
+    assert seen.lengths["chosen"].tolist() == [1, 2, 3, 3, 4]
+    assert seen.lengths["prompt"].mean() == pytest.approx(8 / 5)
     assert seen.agreement is None
 
 
@@ -56,9 +57,9 @@ def test_a_folder_is_called_by_all_its_formats(tmp_path: Path) -> None:
 
 
 def test_percentiles_by_hand() -> None:
-    lengths = summarise(dict.fromkeys(range(1, 101), 1))
-    assert (lengths.mean, lengths.median, lengths.p95, lengths.maximum) == (50.5, 50.5, 95, 100)
-    assert summarise({5: 3, 9: 1}) == Lengths(count=4, mean=6.0, median=5.0, p95=9, maximum=9)
+    assert summarise(np.arange(1, 101)) == ("50.5", "50.5", "95", "100")
+    assert summarise(np.array([5, 5, 5, 9])) == ("6.0", "5.0", "9", "9")
+    assert summarise(np.array([1200, 1201])) == ("1,200.5", "1,200.5", "1,201", "1,201")
 
 
 def test_interval_against_a_published_example() -> None:

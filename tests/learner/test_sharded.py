@@ -127,9 +127,10 @@ import os, torch, torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from tether.models.config import ModelConfig
 from tether.models.loading import load_model
-from tether.models.sharded import cut, gathered, local, local_bytes, shard_layers
+from tether.models.sharded import cut, gathered, local, shard_layers
 
 dist.init_process_group("gloo")
+local_bytes = lambda model: sum(local(p.detach()).numel() * p.element_size() for p in model.parameters())
 model = load_model(ModelConfig(source="tiny", dtype="float32")).model
 layers = sum(p.numel() * p.element_size() for layer in model.get_decoder().layers for p in layer.parameters())
 before, whole = local_bytes(model), {name: p.detach().clone() for name, p in model.named_parameters()}

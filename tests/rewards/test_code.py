@@ -192,4 +192,4 @@ def test_workers_run_programs_at_the_same_time_and_in_order(answered):
     programs = [f"import time\ntime.sleep({n % 3} / 50)\nf = lambda: {n}" for n in range(12)]
     with VerifiableReward(VerifiableConfig(kind="code", workers=3)) as pool:
         scores = pool.score([answered(program, f"assert f() == {n}") for n, program in enumerate(programs)])
-        assert [found.value for found in scores] == [1.0] * 12 and pool.failures == {}
+        assert [found.value for found in scores] == [1.0] * 12

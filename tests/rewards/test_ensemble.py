@@ -12,6 +12,7 @@ from tether.models.loading import add_adapter
 from tether.models.members import as_members, average_roles
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
+from tether.rewards import learned
 from tether.rewards.learned import EnsembleReward, LearnedReward
 
 ENCODER = ChatEncoder(tiny_tokenizer(), (1,))
@@ -56,8 +57,9 @@ def rollouts():
 
 @pytest.mark.parametrize("policy", [False, True])
 @pytest.mark.parametrize("budget", [48, 4096])
-def test_each_members_score_is_that_of_the_model_alone(policy, budget):
-    found = EnsembleReward(members(policy=policy), ENCODER, micro_batch_tokens=budget).score(rollouts())
+def test_each_members_score_is_that_of_the_model_alone(policy, budget, monkeypatch):
+    monkeypatch.setattr(learned, "MICRO_BATCH_TOKENS", budget)
+    found = EnsembleReward(members(policy=policy), ENCODER).score(rollouts())
     for seed in range(3):
         expected = [s.value for s in LearnedReward(alone(seed), ENCODER).score(rollouts())]
         assert [s.parts[f"member_{seed}"] for s in found] == pytest.approx(expected, abs=1e-4)
@@ -137,10 +139,11 @@ def test_averaging_a_and_b_apart_would_be_another_model():
 
 
 @pytest.mark.parametrize("budget", [48, 4096])
-def test_the_steps_of_a_response_are_what_each_token_changed_of_its_score(budget):
+def test_the_steps_of_a_response_are_what_each_token_changed_of_its_score(budget, monkeypatch):
     role = alone(3)
     plain = LearnedReward(role, ENCODER).score(rollouts())
-    found = LearnedReward(role, ENCODER, per_token=True, micro_batch_tokens=budget).score(rollouts())
+    monkeypatch.setattr(learned, "MICRO_BATCH_TOKENS", budget)
+    found = LearnedReward(role, ENCODER, per_token=True).score(rollouts())
     for rollout, whole, score in zip(rollouts(), plain, found, strict=True):
         assert score.value == pytest.approx(whole.value, abs=1e-4)
         assert [t for t, _ in score.steps] == list(range(len(rollout.response_ids)))

@@ -59,13 +59,13 @@ def test_a_call_that_hangs_leaves_its_stacks_and_says_where_it_is_once(tmp_path,
     gate = threading.Lock()
     gate.acquire()
     source = FunctionReward(deep, batch=3, time_limit=0.3, dump_after=0.1)
-    source.stacks = tmp_path / "run" / "stacks.txt"
+    source.watchdog.path = tmp_path / "run" / "stacks.txt"
     first, *_ = source.score(ASKED)
     line = deep.__code__.co_firstlineno + 1
     assert first.value is None and first.reason.endswith(f"within 0.3 s, it was in deep (test_function.py, line {line})")
     (said,) = [record.message for record in caplog.records]
-    assert f"has taken 0.1 s so far, in deep (test_function.py, line {line}); all stacks: {source.stacks}" in said
-    stacks = source.stacks.read_text()
+    assert f"has taken 0.1 s so far, in deep (test_function.py, line {line}); all stacks: {source.watchdog.path}" in said
+    stacks = source.watchdog.path.read_text()
     assert stacks.count("== ") == 2 and f"line {line} in deep" in stacks and "test_function.py" in stacks
     gate.release()
 
@@ -75,8 +75,8 @@ def test_a_slow_call_is_dumped_and_still_counts(tmp_path):
     FailureLimit(source, 0.5).keep_stacks(tmp_path / "stacks.txt")
     assert [score.value for score in source.score(ASKED)] == [1.0] * 6 and (tmp_path / "stacks.txt").exists()
     quick = FunctionReward(lambda p, r: [1.0] * len(r), dump_after=0.1)
-    quick.stacks = tmp_path / "none.txt"
-    assert quick.score(ASKED)[0].value == 1.0 and not quick.stacks.exists()
+    quick.watchdog.path = tmp_path / "none.txt"
+    assert quick.score(ASKED)[0].value == 1.0 and not quick.watchdog.path.exists()
 
 
 def test_scores_and_their_parts_come_through_in_order():

@@ -30,6 +30,7 @@ from tether.learner.local import LocalLearner
 from tether.models.heads import ScalarHead
 from tether.models.tiny import SPECIAL, TEMPLATE, tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
+from tether.rewards import learned
 from tether.rewards.learned import ProcessReward
 from tether.stages.process_reward import ProcessRewardConfig, ProcessRewardModeling
 from tether.stages.supervised import make_step
@@ -364,9 +365,10 @@ def rollout(response_ids, prompt="q", stop=StopReason.STOP_TOKEN):
     return Rollout(prompt_ids, ids, (0.0,) * len(ids), stop, "", 0, 0, Sampling(), Prompt((user(prompt),)))
 
 
-def test_the_reward_is_what_was_trained():
+def test_the_reward_is_what_was_trained(monkeypatch):
     trained = stage()
-    source = ProcessReward(trained.role, ENCODER, aggregate="product", micro_batch_tokens=150)
+    monkeypatch.setattr(learned, "MICRO_BATCH_TOKENS", 150)
+    source = ProcessReward(trained.role, ENCODER, aggregate="product")
     rows = [solution(s, [True] * len(s), p) for p in "qr" for s in (["ab", "cd", "e"], ["f"], ["g", "hij"])]
     solutions = [trained.encoder.encode(row) for row in rows]
     rollouts = [rollout(s.sequence.ids[s.sequence.prompt_length :], s.prompt[0].content) for s in solutions]

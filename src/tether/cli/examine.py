@@ -34,8 +34,8 @@ def inspect(
 
     inspection = inspect_data(path, format=format, limit=limit)
     Console().print(inspection_tables(inspection))
-    if strict and inspection.quarantined:
-        raise DataError(f"{path}: {inspection.quarantined} rows cannot be used, and --strict was given. The reasons stand above.")
+    if strict and (bad := inspection.quarantine.count):
+        raise DataError(f"{path}: {bad} rows cannot be used, and --strict was given. The reasons stand above.")
 
 
 def report(

@@ -33,6 +33,16 @@ class TrainingError(TetherError, ArithmeticError):
     """Training met a number that is not finite, or cannot go on."""
 
 
+LONGEST = 300
+
+
+def one_line(error: Exception) -> str:
+    """An error of another library in one line, without the end of a long one."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    text = f"the key {text} is missing" if isinstance(error, KeyError) else text
+    return (text if len(text) <= LONGEST else f"{text[:LONGEST]} …").rstrip(".! ")
+
+
 def memory_error(error: BaseException) -> str | None:
     """The first line of an error that says memory ran out, else None: Python's own, or that of torch's CPU or GPU allocator."""
     if not isinstance(error, MemoryError | RuntimeError):

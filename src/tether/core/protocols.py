@@ -1,4 +1,4 @@
-"""The sockets of a stage: engine, reward, judge, model that is asked, monitor, and the tracker of its run."""
+"""The sockets of a stage: engine, reward, model that is asked, monitor, and the tracker of its run."""
 
 from __future__ import annotations
 
@@ -80,15 +80,6 @@ class AdaptiveReward(RewardSource, Stateful, Protocol):
     def learn(self, scores: Sequence[Score]) -> dict[str, float]:
         """Take in what a step of training scored; returns metrics."""
         ...
-
-
-@runtime_checkable
-class Judge(Protocol):
-    """Scores texts for evaluation and labelling; never trained on. Higher is better."""
-
-    name: str
-
-    def score_texts(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]: ...
 
 
 class Verdict(NamedTuple):

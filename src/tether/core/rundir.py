@@ -12,10 +12,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import math
 import os
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -23,10 +23,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
 
+from pydantic_core import to_json
+
 from tether import __version__
 from tether.core.config import digest
 from tether.core.errors import RunError
-from tether.core.files import whole_file
 from tether.core.secrets import redact_addresses, redact_value
 from tether.core.types import Alarm, Json
 
@@ -38,14 +39,31 @@ RECORDS = ("metrics.jsonl", "samples.jsonl", "heldout.jsonl", "alarms.jsonl")
 REPORTED_PACKAGES = ("torch", "transformers", "peft", "tokenizers", "safetensors", "datasets", "numpy", "pydantic")
 
 
+@contextlib.contextmanager
+def whole_file(path: str | Path) -> Iterator[Path]:
+    """A temporary file beside `path` that is flushed and takes its name at the end; on any error `path` is as it was."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = Path(name)
+    try:
+        yield temporary
+        temporary.chmod(0o644)
+        os.fsync(handle)
+        os.replace(temporary, path)
+    finally:
+        os.close(handle)
+        temporary.unlink(missing_ok=True)
+
+
 def write_json(path: str | Path, value: Any) -> None:
     """Write JSON so that a reader sees the old file or the new one, never half of either."""
-    _write_whole(Path(path), json.dumps(_finite(value), indent=2, ensure_ascii=False, default=_plain) + "\n")
+    _write_whole(Path(path), _json(value, indent=2))
 
 
 def write_jsonl(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
     """The same for a JSON object a line."""
-    _write_whole(Path(path), _lines(rows))
+    _write_whole(Path(path), b"".join(map(_json, rows)))
 
 
 def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -56,16 +74,24 @@ def append_jsonl(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
             if file.read(1) != b"\n":
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)
-        file.write(_lines(rows).encode())
+        file.write(b"".join(map(_json, rows)))
 
 
-def _lines(rows: Iterable[Mapping[str, Any]]) -> str:
-    return "".join(json.dumps(_finite(row), ensure_ascii=False, default=_plain) + "\n" for row in rows)
+def _json(value: Any, indent: int | None = None) -> bytes:
+    """A value and a line feed. JSON has no NaN and no infinity: such numbers become null, at any depth."""
+    return to_json(value, indent=indent, inf_nan_mode="null", fallback=_plain) + b"\n"
 
 
-def _write_whole(path: Path, text: str) -> None:
+def _plain(value: Any) -> Any:
+    """A value that JSON and pydantic do not know: a mapping, a number of numpy or torch, or whatever its text says."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+def _write_whole(path: Path, text: bytes) -> None:
     with whole_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+        temporary.write_bytes(text)
     flush(path.parent)
 
 
@@ -139,27 +165,6 @@ def read_jsonl(path: str | Path) -> Iterator[Json]:
         for line in file:
             if line.endswith("\n"):
                 yield json.loads(line)
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Path):
-        return str(value)
-    if hasattr(value, "model_dump"):
-        return value.model_dump(mode="json")
-    if hasattr(value, "item"):
-        return value.item()
-    return str(value)
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: such numbers become null, at any depth."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return value
 
 
 def is_control(row: Mapping[str, Any]) -> bool:
@@ -283,7 +288,7 @@ class RunDirectory:
 def _settings(config: Mapping[str, Any], **options: Any) -> Any:
     """Plain JSON values, of config objects too."""
     dumped = {key: value.model_dump(mode="json", **options) for key, value in config.items() if hasattr(value, "model_dump")}
-    return redact_addresses(json.loads(json.dumps({**config, **dumped}, default=_plain)))
+    return redact_addresses(json.loads(_json({**config, **dumped})))
 
 
 def _without_new_defaults(new: Any, old: Any, chosen: Any) -> Any:
@@ -345,11 +350,15 @@ def environment() -> Json:
 
 def _processor() -> str:
     """The processor's name as its maker gives it, where the system tells it."""
+    names = [line.partition(":")[2].strip() for line in cpuinfo() if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def cpuinfo() -> list[str]:
+    """Lines in which Linux describes the first processor; none elsewhere."""
     with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        if names := [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]:
-            return names[0]
-    return platform.processor() or platform.machine()
+        return Path("/proc/cpuinfo").read_text(encoding="utf-8").partition("\n\n")[0].splitlines()
+    return []
 
 
 def code_digest() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,13 +28,12 @@ class StageKind:
     @property
     def section(self) -> type[Any]:
         """The config class of the recipe's section."""
-        module, _, name = self.home.partition(":")
-        return getattr(importlib.import_module(module), name)
+        return pkgutil.resolve_name(self.home)
 
     @property
     def train(self) -> Callable[..., dict[str, Any]]:
         """(section, context, rows, run directory) -> summary, with the result saved."""
-        return importlib.import_module(self.home.partition(":")[0]).train
+        return pkgutil.resolve_name(f"{self.home.partition(':')[0]}:train")
 
 
 _ROWS: tuple[tuple[str, Makes, str, str], ...] = (

@@ -43,7 +43,7 @@ def dump_stacks(path: Path, reason: str) -> None:
 
 
 class Watchdog:
-    """Notices a step that takes far longer than those before it.
+    """Notices a step that takes far longer than those before it, and reports what is late.
 
     Args:
         path: where the stacks go, such as stacks.txt in the run directory; None writes none.
@@ -68,7 +68,7 @@ class Watchdog:
     @contextlib.contextmanager
     def step(self, name: str = "step") -> Iterator[None]:
         """Around one step; costs the start of a thread (under 0.2 ms)."""
-        timer = threading.Timer(self.limit, self._late, (name, self.limit, threading.get_ident()))
+        timer = threading.Timer(self.limit, self.late, (f"a {name}", self.limit, threading.get_ident()))
         timer.daemon = True
         timer.start()
         start = time.perf_counter()
@@ -78,10 +78,13 @@ class Watchdog:
             timer.cancel()
             self.durations.append(time.perf_counter() - start)
 
-    def _late(self, name: str, limit: float, thread: int) -> None:
-        message = f"a {name} has taken {limit:.0f} s so far, in {place(thread)}"
+    def late(self, what: str, seconds: float, thread: int, file: str | None = None) -> str:
+        """Report that something takes too long: all stacks to the file, a message once. Returns the `place` where it is."""
+        where = place(thread, file)
+        message = f"{what} has taken {round(seconds, 1):g} s so far, in {where}"
         if self.path is not None:
             dump_stacks(self.path, message)
         if not self.said:
             self.said = True
             self.say(message + ("" if self.path is None else f"; all stacks: {self.path}"))
+        return where

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from functools import cache
 
+from tether.core.once import once
 from tether.cpu.attention import pick_attention
 from tether.cpu.kernels import library
 from tether.cpu.memory import own_heap
@@ -23,24 +23,13 @@ def speed_up(loaded: LoadedModel) -> LoadedModel:
     Raises:
         ModelError: grouped attention was asked for and the model needs more than it does.
     """
-    config, device, parts = loaded.config, pick_device(loaded.config.device), []
+    config, device = loaded.config, pick_device(loaded.config.device)
     if not config.cpu_kernels:
         return loaded
     attention = pick_attention(config.attention, device, loaded.model)
     loaded.model.set_attn_implementation(attention)
-    if attention == GROUPED:
-        parts.append("attention")
-    if device.type == "cpu":
-        if library() is not None:
-            parts.append("decoding")
-        if own_heap() is not None:
-            parts.append("allocator")
-    loaded.cpu_kernels = tuple(parts)
-    _log(loaded.cpu_kernels)
+    on_cpu, parts = device.type == "cpu", {"attention": attention == GROUPED}
+    parts |= {"decoding": on_cpu and library() is not None, "allocator": on_cpu and own_heap() is not None}
+    loaded.cpu_kernels = tuple(name for name, is_ours in parts.items() if is_ours)
+    once(logging.getLogger(__name__).info, "CPU kernels in use: %s", ", ".join(loaded.cpu_kernels) or "none")
     return loaded
-
-
-@cache
-def _log(parts: tuple[str, ...]) -> None:
-    """Once a process for the same parts."""
-    logging.getLogger(__name__).info("CPU kernels in use: %s", ", ".join(parts) or "none")

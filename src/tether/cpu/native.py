@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from tether.core.rundir import cpuinfo
 from tether.models.packaged import cache_folder
 
 
@@ -32,7 +33,9 @@ def compiled(
     if compiler is None or os.name != "posix" or os.environ.get("TETHER_KERNELS") == "0":
         return None
     try:
-        inputs = [source.read_text(), compiler, *flags, *links, *versions, platform.machine(), _processor()]
+        # What -march=native depends on: a cache folder may be shared by machines.
+        machine = [line for line in cpuinfo() if line.startswith(("model name", "flags", "Features", "CPU part"))]
+        inputs = [source.read_text(), compiler, *flags, *links, *versions, platform.machine(), *machine]
         folder, name = cache_folder() / "kernels", f"{source.stem}-{_digest(repr(inputs).encode())[:16]}"
         library = next(filter(is_trusted, folder.glob(f"{name}-*.so")), None)
         return ctypes.CDLL(str(library or _build(folder, name, [compiler, *flags, "-fPIC", "-c", str(source)], links)))
@@ -61,12 +64,3 @@ def is_trusted(library: Path) -> bool:
 
 def _digest(contents: bytes) -> str:
     return hashlib.sha256(contents).hexdigest()
-
-
-def _processor() -> str:
-    """What `-march=native` depends on: a cache folder may be shared by machines."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return "".join(line for line in lines[:40] if line.startswith(("model name", "flags", "Features", "CPU part")))
-    except OSError:
-        return platform.processor()

@@ -8,7 +8,6 @@ downstream knows or cares which it was.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import repeat
 from typing import Any, Protocol
 
@@ -16,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tether.algorithms.token_batch import TokenBatch
 from tether.data.chat import Encoded
 
 COMMON = 8
@@ -26,50 +26,6 @@ WIDTH_MULTIPLE = 8
 
 Token = tuple[int, int, int, int, int]
 """Id and position, and what it belongs to: document, prompt (0: common to all of the document) and answer (0: none)."""
-
-
-@dataclass(frozen=True)
-class TokenBatch:
-    """Rows of tokens and where to look in them. N counted tokens, S sequences, R the most counted tokens of one.
-
-    ids, positions: (rows, time). Positions restart at 0 where a document begins; attention must not cross.
-    visible: (rows, 1, time, time), True where a query may see a key, if a row holds more than one sequence; None: causal.
-    predict: (N,) flat index into rows × time of the hidden state that predicts each counted token.
-    targets: (N,) the counted tokens themselves.
-    sequence, step: (N,) the sequence and the index within its counted tokens, for `scatter`.
-    last: (S,) flat index of each sequence's last real token.
-    places: flat index of every real token of every sequence, one sequence after another; tokens that sequences share stand in it
-        once for each.
-    """
-
-    ids: Tensor
-    positions: Tensor
-    visible: Tensor | None
-    predict: Tensor
-    targets: Tensor
-    sequence: Tensor
-    step: Tensor
-    last: Tensor
-    places: Tensor
-    num_steps: int
-
-    @property
-    def num_sequences(self) -> int:
-        return self.last.shape[0]
-
-    def to(self, device: torch.device | str) -> TokenBatch:
-        moved = {k: v.to(device) for k, v in self.__dict__.items() if isinstance(v, Tensor)}
-        return replace(self, **moved)
-
-    def scatter(self, values: Tensor) -> Tensor:
-        """(N,) values of counted tokens -> (S, R), zeros elsewhere; differentiable."""
-        matrix = values.new_zeros(self.num_sequences, self.num_steps)
-        return matrix.index_put((self.sequence, self.step), values)
-
-    @property
-    def mask(self) -> Tensor:
-        """(S, R) True where a sequence has a counted token."""
-        return self.scatter(torch.ones_like(self.targets)).bool()
 
 
 def make_batch(sequences: Sequence[Encoded], pad_id: int, *, capacity: int | None = None, document_tokens: int = 0) -> TokenBatch:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tether.core.errors import DataError
 from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Problem, Prompt, StepLabels
@@ -42,18 +43,6 @@ READ_BY = {
     Problem: 'every section with reward_source = "verifiable"',
 }
 """The sections of a recipe that learn from each kind of row."""
-_SEED = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """Lengths in words; `p95` is the length that 95% of the texts do not exceed."""
-
-    count: int
-    mean: float
-    median: float
-    p95: int
-    maximum: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,36 +58,100 @@ class Agreement:
     num_pairs: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class Inspection:
-    """The contents of a file, folder or hub data set.
+    """The contents of a file, folder or hub data set, as far as its records went by.
 
-    `rows` are records that can be used (one row of a file may give several), `prompts` the different prompts among
-    them, `duplicate_prompts` and `duplicate_rows` the records that repeat an earlier one (prompts without regard to
-    case and white space). `longer_chosen` is the share of pairs, ties and equal lengths aside, whose chosen side has
-    more words. `labels` counts verdicts of responses or steps, `metadata` are columns that no reader uses, `unread` the files
-    of a folder that hold no known format, or another kind, and `first_bad` where each reason was met first.
+    `files` are those that were read, each with its format, and `unread` those of a folder that hold no known format, or another
+    kind. `rows` are records that can be used (one row of a file may give several), `labels` counts verdicts of responses or
+    steps, `metadata` are columns that no reader uses.
     """
 
     source: str
-    format: str
     kind: type
-    rows: int
-    quarantined: int
-    reasons: Mapping[str, int]
-    prompts: int
-    duplicate_prompts: int
-    duplicate_rows: int
-    lengths: Mapping[str, Lengths]
-    ties: int
-    longer_chosen: Estimate | None
-    labels: Mapping[str, int]
-    agreement: Agreement | None
-    examples: tuple[Mapping[str, str], ...]
-    metadata: tuple[str, ...] = ()
-    files: tuple[str, ...] = ()
-    unread: Mapping[str, str] = field(default_factory=dict)
-    first_bad: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, Format]
+    unread: Mapping[str, str]
+    num_examples: int
+    quarantine: Quarantine = field(default_factory=Quarantine)
+    rows: int = 0
+    ties: int = 0
+    labels: Counter[str] = field(default_factory=Counter)
+    examples: list[Mapping[str, str]] = field(default_factory=list)
+    metadata: dict[str, None] = field(default_factory=dict)
+    _prompts: set[int] = field(default_factory=set)
+    _contents: set[int] = field(default_factory=set)
+    _words: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
+    _longer: Counter[bool] = field(default_factory=Counter)
+    _votes: dict[int, Votes] = field(default_factory=dict)
+    _draw: random.Random = field(default_factory=lambda: random.Random(0))
+
+    @property
+    def format(self) -> str:
+        """The names of the files' formats."""
+        return ", ".join(dict.fromkeys(layout.name for layout in self.files.values()))
+
+    @property
+    def prompts(self) -> int:
+        """Different prompts, without regard to case and white space."""
+        return len(self._prompts)
+
+    @property
+    def duplicate_rows(self) -> int:
+        """Records that repeat an earlier one."""
+        return self.rows - len(self._contents)
+
+    @property
+    def lengths(self) -> dict[str, NDArray[np.int64]]:
+        """Words of the prompts, and of each kind of response, the shortest first."""
+        return {name: np.repeat(*np.array(sorted(counts.items())).T) for name, counts in self._words.items()}
+
+    @property
+    def longer_chosen(self) -> Estimate | None:
+        """The share of pairs, ties and equal lengths aside, whose chosen side has more words."""
+        return share(self._longer[True], self._longer.total())
+
+    @property
+    def agreement(self) -> Agreement | None:
+        repeated = [cast for cast in self._votes.values() if len(cast) > 1]
+        total = sum(math.comb(len(cast), 2) for cast in repeated)
+        same = sum(one == other for cast in repeated for one, other in combinations(cast.values(), 2))
+        return Agreement(same / total, total, len(repeated)) if total else None
+
+    def add(self, record: Any) -> None:
+        """Take in what counts of a record."""
+        self.rows += 1
+        prompt = prompt_of(record)
+        texts = {"prompt": _words(prompt), **RESPONSES[type(record)](record)}
+        self._prompts.add(int(prompt_digest(prompt), 16))
+        self._contents.add(short_hash(*texts.values()))
+        lengths = {name: len(text.split()) for name, text in texts.items()}
+        for name, length in lengths.items():
+            self._words[name][length] += 1
+        self.labels.update(_labels(record))
+        if isinstance(record, Comparison):
+            self._compare(record, lengths["chosen"], lengths["rejected"], texts)
+        self.metadata.update(dict.fromkeys(record.metadata))
+        self._sample(record, texts)
+
+    def _compare(self, record: Comparison, chosen: int, rejected: int, texts: Mapping[str, str]) -> None:
+        self.ties += record.tie
+        if not record.tie and chosen != rejected:
+            self._longer[chosen > rejected] += 1
+        if not record.annotations or record.chosen == record.rejected:
+            return
+        # One key for (a, b) and (b, a); votes count for the side that sorts first.
+        flip = texts["chosen"] > texts["rejected"]
+        key = short_hash(texts["prompt"], *sorted((texts["chosen"], texts["rejected"])))
+        votes = self._votes.setdefault(key, {})
+        for annotation in record.annotations:
+            lean = -annotation.preference if flip else annotation.preference
+            votes.setdefault(annotation.annotator, (lean > 0) - (lean < 0))
+
+    def _sample(self, record: Any, texts: Mapping[str, str]) -> None:
+        if len(self.examples) < self.num_examples:
+            self.examples.append(_example(record, texts))
+        elif (place := self._draw.randrange(self.rows)) < self.num_examples:
+            self.examples[place] = _example(record, texts)
 
 
 def inspect_data(
@@ -114,33 +167,10 @@ def inspect_data(
     """
     files, unread = _layouts(path) if format == "auto" else ({str(path): format_named(format)}, {})
     wanted = kind or next(iter(files.values())).kind
-    if wanted not in KINDS:
-        raise DataError(f"cannot inspect {wanted!r}: it is not one of {', '.join(k.__name__ for k in KINDS)}.")
-    quarantine = Quarantine()
-    tally = _Tally(num_examples)
-    for record in read(list(files), wanted, format=format, quarantine=quarantine, limit=limit):
-        tally.add(record)
-    return Inspection(
-        source=str(path),
-        format=", ".join(dict.fromkeys(layout.name for layout in files.values())),
-        kind=wanted,
-        rows=tally.rows,
-        quarantined=quarantine.count,
-        reasons=dict(quarantine.reasons.most_common()),
-        prompts=len(tally.prompts),
-        duplicate_prompts=tally.rows - len(tally.prompts),
-        duplicate_rows=tally.rows - len(tally.contents),
-        lengths={name: summarise(counts) for name, counts in tally.words.items()},
-        ties=tally.ties,
-        longer_chosen=share(tally.longer[True], tally.longer.total()),
-        labels=dict(tally.labels),
-        agreement=_agreement(tally.votes),
-        examples=tuple(tally.examples),
-        metadata=tuple(tally.metadata),
-        files=tuple(files),
-        unread=unread,
-        first_bad={bad["reason"].partition(": ")[0]: f"line {bad['line']}" for bad in reversed(quarantine.examples)},
-    )
+    inspection = Inspection(str(path), wanted, files, unread, num_examples)
+    for record in read(list(files), wanted, format=format, quarantine=inspection.quarantine, limit=limit):
+        inspection.add(record)
+    return inspection
 
 
 def _layouts(path: str | Path) -> tuple[dict[str, Format], dict[str, str]]:
@@ -159,59 +189,6 @@ def _layouts(path: str | Path) -> tuple[dict[str, Format], dict[str, str]]:
     first = next(iter(layouts.values())).kind
     others = {name: layouts.pop(name) for name in list(layouts) if layouts[name].kind is not first}
     return layouts, unread | {name: f"holds {KINDS[other.kind][0]}, inspect it by itself" for name, other in others.items()}
-
-
-@dataclass(slots=True)
-class _Tally:
-    """All that is kept of the rows that went by."""
-
-    num_examples: int
-    rows: int = 0
-    ties: int = 0
-    longer: Counter[bool] = field(default_factory=Counter)
-    prompts: set[int] = field(default_factory=set)
-    contents: set[int] = field(default_factory=set)
-    words: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
-    labels: Counter[str] = field(default_factory=Counter)
-    votes: dict[int, Votes] = field(default_factory=dict)
-    examples: list[Mapping[str, str]] = field(default_factory=list)
-    metadata: dict[str, None] = field(default_factory=dict)
-    draw: random.Random = field(default_factory=lambda: random.Random(_SEED))
-
-    def add(self, record: Any) -> None:
-        self.rows += 1
-        prompt = prompt_of(record)
-        texts = {"prompt": _words(prompt), **RESPONSES[type(record)](record)}
-        self.prompts.add(int(prompt_digest(prompt), 16))
-        self.contents.add(short_hash(*texts.values()))
-        lengths = {name: len(text.split()) for name, text in texts.items()}
-        for name, length in lengths.items():
-            self.words[name][length] += 1
-        self.labels.update(_labels(record))
-        if isinstance(record, Comparison):
-            self._compare(record, lengths["chosen"], lengths["rejected"], texts)
-        self.metadata.update(dict.fromkeys(record.metadata))
-        self._sample(record, texts)
-
-    def _compare(self, record: Comparison, chosen: int, rejected: int, texts: Mapping[str, str]) -> None:
-        self.ties += record.tie
-        if not record.tie and chosen != rejected:
-            self.longer[chosen > rejected] += 1
-        if not record.annotations or record.chosen == record.rejected:
-            return
-        # One key for (a, b) and (b, a); votes count for the side that sorts first.
-        flip = texts["chosen"] > texts["rejected"]
-        key = short_hash(texts["prompt"], *sorted((texts["chosen"], texts["rejected"])))
-        votes = self.votes.setdefault(key, {})
-        for annotation in record.annotations:
-            lean = -annotation.preference if flip else annotation.preference
-            votes.setdefault(annotation.annotator, (lean > 0) - (lean < 0))
-
-    def _sample(self, record: Any, texts: Mapping[str, str]) -> None:
-        if len(self.examples) < self.num_examples:
-            self.examples.append(_example(record, texts))
-        elif (place := self.draw.randrange(self.rows)) < self.num_examples:
-            self.examples[place] = _example(record, texts)
 
 
 RESPONSES: dict[type, Callable[[Any], dict[str, str]]] = {
@@ -256,23 +233,15 @@ def longer_chosen(pairs: Sequence[Comparison]) -> Estimate | None:
     return share(sum(longer), len(longer))
 
 
-def summarise(counts: Mapping[int, int]) -> Lengths:
-    """Mean, median, 95th percentile (nearest rank) and maximum of lengths that are given as length -> how often."""
-    lengths = np.sort(np.repeat(list(counts), list(counts.values())))
-    p95, maximum = lengths[[math.ceil(0.95 * len(lengths)) - 1, -1]].tolist()
-    return Lengths(len(lengths), float(lengths.mean()), float(np.median(lengths)), p95, maximum)
+def summarise(lengths: NDArray[np.int64]) -> tuple[str, str, str, str]:
+    """Mean, median, 95th percentile (nearest rank) and maximum, as texts."""
+    p95 = np.quantile(lengths, 0.95, method="inverted_cdf")
+    return f"{lengths.mean():,.1f}", f"{np.median(lengths):,.1f}", f"{p95:,}", f"{lengths.max():,}"
 
 
 def share(successes: int, count: int) -> Estimate | None:
     """successes / count with Wilson's interval at 95%; None of nothing."""
     return Estimate(successes / count, *wilson_interval(successes, count), count) if count else None
-
-
-def _agreement(votes: Mapping[int, Votes]) -> Agreement | None:
-    repeated = [cast for cast in votes.values() if len(cast) > 1]
-    total = sum(math.comb(len(cast), 2) for cast in repeated)
-    same = sum(one == other for cast in repeated for one, other in combinations(cast.values(), 2))
-    return Agreement(same / total, total, len(repeated)) if total else None
 
 
 def inspection_tables(inspection: Inspection) -> RenderableType:
@@ -281,12 +250,11 @@ def inspection_tables(inspection: Inspection) -> RenderableType:
 
     parts: list[Any] = [_table("", [("source", inspection.source), *_overview(inspection)])]
     if inspection.lengths:
-        numbers = [
-            (name, f"{x.mean:,.1f}", f"{x.median:,.1f}", f"{x.p95:,}", f"{x.maximum:,}") for name, x in inspection.lengths.items()
-        ]
-        parts.append(_table("lengths in words, not tokens", numbers, "", "mean", "median", "95% at most", "longest"))
-    if inspection.reasons:
-        reasons = [(why, f"{count:,}", inspection.first_bad.get(why, "")) for why, count in inspection.reasons.items()]
+        rows = [(name, *summarise(lengths)) for name, lengths in inspection.lengths.items()]
+        parts.append(_table("lengths in words, not tokens", rows, "", "mean", "median", "95% at most", "longest"))
+    if inspection.quarantine.count:
+        first = {bad["reason"].partition(": ")[0]: f"line {bad['line']}" for bad in reversed(inspection.quarantine.examples)}
+        reasons = [(why, f"{count:,}", first.get(why, "")) for why, count in inspection.quarantine.reasons.most_common()]
         parts.append(_table("quarantined", reasons, "reason", "rows", "first at"))
     if inspection.unread:
         parts.append(_table("files left out", list(inspection.unread.items())))
@@ -301,8 +269,8 @@ def _overview(inspection: Inspection) -> list[tuple[str, str]]:
     rows = [
         ("format", f"{inspection.format} ({KINDS[inspection.kind][0]})"),
         ("usable rows", f"{inspection.rows:,}"),
-        ("quarantined", f"{inspection.quarantined:,}"),
-        ("different prompts", f"{inspection.prompts:,} ({inspection.duplicate_prompts:,} rows repeat one)"),
+        ("quarantined", f"{inspection.quarantine.count:,}"),
+        ("different prompts", f"{inspection.prompts:,} ({inspection.rows - inspection.prompts:,} rows repeat one)"),
         ("duplicate rows", f"{inspection.duplicate_rows:,}"),
     ]
     if inspection.kind is Comparison:
@@ -312,7 +280,7 @@ def _overview(inspection: Inspection) -> list[tuple[str, str]]:
     if (votes := inspection.agreement) is not None:
         rows.append(("votes that agree", f"{votes.value:.1%} of {votes.count:,}, on {votes.num_pairs:,} pairs"))
     if inspection.metadata:
-        rows.append(("columns not used", ", ".join(inspection.metadata[:12])))
+        rows.append(("columns not used", ", ".join([*inspection.metadata][:12])))
     return rows + [(label, f"{count:,}") for label, count in inspection.labels.items()]
 
 

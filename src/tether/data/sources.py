@@ -14,11 +14,12 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tether.core.errors import DataError
+from tether.core.once import once
+from tether.core.rundir import append_jsonl
 from tether.core.types import Demonstration, Json
 from tether.data.formats.containers import Numbered, Place, places
 from tether.data.formats.fields import Reader, prompt_digest
@@ -35,6 +36,10 @@ _ANSWERS = re.compile(
     r"|answers?|responses?|completions?|reply|output)(?![a-z])"
 )
 """In the name of a column that holds answers."""
+UNUSED_ANSWERS = (
+    "%s is read as prompts alone; %s look like answers and are not used. If they are, name them by "
+    'data.columns, for example { prompt = "question", chosen = "good", rejected = "bad" }.'
+)
 _IDS = ("id", "task_id", "question_id", "prompt_id", "message_tree_id")
 
 
@@ -68,8 +73,7 @@ class Quarantine:
         if self._path is not None:
             try:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
-                with self._path.open("a", encoding="utf-8") as stream:
-                    stream.write(json.dumps(entry, ensure_ascii=False) + "\n")
+                append_jsonl(self._path, [entry])
             except OSError as error:
                 raise DataError(f"bad rows cannot be written to {self._path}: {error.strerror}. Name another file.") from None
 
@@ -179,7 +183,7 @@ class _File:
         head, good, rest = self.sniff()
         layout = layout or detect(good, kind, self.place.name)
         if layout.name == "prompts" and (answers := answer_columns(good)):
-            _warn_of_answers(self.place.name, answers)
+            once(_LOG.warning, UNUSED_ANSWERS, self.place.name, ", ".join(answers))
         reader = kind_reader(layout, kind, self.place.name, good[0])
         yield from self.values(itertools.chain(head, rest), reader, named=True)
         if not self.num_records:
@@ -274,17 +278,6 @@ def answer_columns(rows: Iterable[Row]) -> tuple[str, ...]:
         name for row in rows for name, value in row.items() if name and isinstance(value, str | list) and value
     )
     return tuple(name for name in columns if _ANSWERS.search(name.lower()))
-
-
-@cache
-def _warn_of_answers(name: str, columns: tuple[str, ...]) -> None:
-    """Once a process for a file."""
-    _LOG.warning(
-        "%s is read as prompts alone; %s look like answers and are not used. If they are, name them by "
-        'data.columns, for example { prompt = "question", chosen = "good", rejected = "bad" }.',
-        name,
-        ", ".join(columns),
-    )
 
 
 def identity(row: Row) -> str:

@@ -27,15 +27,11 @@ class SentenceEmbedder:
     def embed(self, texts: Sequence[str], batch_size: int = 64) -> Tensor:
         """(texts, 384) unit vectors; an empty text gets the vector of a full stop."""
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
-        rows: list[Tensor] = [torch.empty(0)] * len(texts)
+        parts = [torch.empty(0, 384)]
         for start in range(0, len(order), batch_size):
-            chosen = order[start : start + batch_size]
-            inputs = self.tokenizer(
-                [texts[i] or "." for i in chosen], padding=True, truncation=True, max_length=128, return_tensors="pt"
-            )
+            words = [texts[i] or "." for i in order[start : start + batch_size]]
+            inputs = self.tokenizer(words, padding=True, truncation=True, max_length=128, return_tensors="pt")
             hidden = self.model(**inputs).last_hidden_state
             weight = inputs["attention_mask"].unsqueeze(-1).to(hidden.dtype)
-            pooled = torch.nn.functional.normalize((hidden * weight).sum(1) / weight.sum(1), dim=-1)
-            for index, row in zip(chosen, pooled, strict=True):
-                rows[index] = row
-        return torch.stack(rows) if rows else torch.empty(0, 384)
+            parts.append(torch.nn.functional.normalize((hidden * weight).sum(1) / weight.sum(1), dim=-1))
+        return torch.cat(parts)[torch.tensor(order, dtype=torch.long).argsort()]

@@ -48,8 +48,6 @@ class ScalarHead(nn.Module):
     def only(self, output: int) -> ScalarHead:
         """A head of one of the outputs alone."""
         head = ScalarHead(self.linear.in_features, dropout=self.dropout.p).to(self.linear.weight.device)
-        with torch.no_grad():
-            head.linear.weight.copy_(self.linear.weight[output : output + 1])
-            head.linear.bias.copy_(self.linear.bias[output : output + 1])
-        head.offset, head.scale = self.offset.clone(), self.scale.clone()
+        row = {name: values[output : output + 1] for name, values in self.linear.state_dict(prefix="linear.").items()}
+        head.load_state_dict({**self.state_dict(), **row})
         return head.train(self.training)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
@@ -15,6 +14,7 @@ from peft import LoraConfig as PeftLora
 from peft import PeftConfig, PeftModel, get_peft_model
 
 from tether.core.errors import ConfigError, ModelError
+from tether.core.rundir import cpuinfo
 from tether.models.config import TINY, LoraConfig, ModelConfig
 from tether.models.pretrained import from_pretrained, quiet
 from tether.models.quantized import check_installed, quantize
@@ -146,9 +146,7 @@ def pick_dtype(dtype: str, device: str = "auto") -> torch.dtype:
         if wanted not in ("float32", "bfloat16"):
             raise ConfigError(f"TETHER_CPU_DTYPE is {wanted!r}: set it to float32 or bfloat16, or unset it")
         return getattr(torch, wanted)
-    with contextlib.suppress(OSError):
-        return torch.bfloat16 if multiplies_bfloat16_fast(Path("/proc/cpuinfo").read_text()) else torch.float32
-    return torch.float32
+    return torch.bfloat16 if multiplies_bfloat16_fast("\n".join(cpuinfo())) else torch.float32
 
 
 def multiplies_bfloat16_fast(cpuinfo: str) -> bool:

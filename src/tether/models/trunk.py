@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -19,33 +19,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from tether.algorithms.logprobs import token_logprobs
+from tether.algorithms.token_batch import TokenBatch
 from tether.models.heads import ScalarHead
 
 DOCUMENT_TOKENS = 1024
 GROUPED = "tether_grouped"
 """The name under which transformers' models find cpu.attention, which is not loaded here."""
-
-
-class Tokens(Protocol):
-    """What a role reads of a batch (data.batches.TokenBatch): rows of ids, and flat indices into rows × time.
-
-    visible: (rows, 1, time, time) which key a query may see, or None for causal attention within documents. predict: (N,)
-    the positions whose hidden states predict the counted tokens; targets: (N,) those tokens; last: (S,) the last real
-    token of each sequence.
-    """
-
-    @property
-    def ids(self) -> Tensor: ...
-    @property
-    def positions(self) -> Tensor: ...
-    @property
-    def visible(self) -> Tensor | None: ...
-    @property
-    def predict(self) -> Tensor: ...
-    @property
-    def targets(self) -> Tensor: ...
-    @property
-    def last(self) -> Tensor: ...
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -158,13 +137,10 @@ class Role:
         cut = setting(self.causal_model, "sharded")  # a layer that is left half-way would leave the others waiting
         if cut or _touched(self.causal_model.get_input_embeddings()) or setting(self.config, "num_kv_shared_layers"):
             return 0
-        for depth, layer in enumerate(self.decoder_layers):
-            if _touched(layer):
-                return depth
-        return 0
+        return next((depth for depth, layer in enumerate(self.decoder_layers) if _touched(layer)), 0)
 
     @torch.no_grad()
-    def common(self, batch: Tokens) -> Tensor | None:
+    def common(self, batch: TokenBatch) -> Tensor | None:
         """What the common layers make of a batch, (rows, time, dim): computed once, good for every role until they change.
 
         None where there are none, or where dropout makes them differ from pass to pass.
@@ -179,13 +155,13 @@ class Role:
             return reached.args[0]
         return None
 
-    def hidden(self, batch: Tokens, common: Tensor | None = None) -> Tensor:
+    def hidden(self, batch: TokenBatch, common: Tensor | None = None) -> Tensor:
         """Last hidden states, (rows × time, dim); `common` spares the layers that it stands for."""
         spared = [] if common is None else self.decoder_layers[: self.common_depth]
         with forwards(spared, lambda _: lambda *_, **__: common):
             return self._decode(batch).flatten(0, 1)
 
-    def _decode(self, batch: Tokens) -> Tensor:
+    def _decode(self, batch: TokenBatch) -> Tensor:
         self.activate()
         # A model with windows makes its own masks, from positions that restart.
         visible = batch.visible if self.reads_masks else None
@@ -210,11 +186,11 @@ class Role:
 
         return lambda *args, **kwargs: checkpoint(again, *args, use_reentrant=False, **kwargs)
 
-    def logprobs(self, batch: Tokens, temperature: float = 1.0, common: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def logprobs(self, batch: TokenBatch, temperature: float = 1.0, common: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Log-probabilities and entropies of the counted tokens, each (N,) float32, at the sampling temperature."""
         return self.logprobs_of(self.hidden(batch, common), batch, temperature)
 
-    def logprobs_of(self, hidden: Tensor, batch: Tokens, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    def logprobs_of(self, hidden: Tensor, batch: TokenBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
         """The same from hidden states already computed, for roles that also need them for a value."""
         head, softcap = self.causal_model.get_output_embeddings(), self._softcap
         return token_logprobs(
@@ -242,11 +218,11 @@ class Role:
         """Cohere multiplies its logits by a number, Granite divides them by one."""
         return (setting(self.config, "logit_scale") or 1.0) / (setting(self.config, "logits_scaling") or 1.0)
 
-    def scores(self, batch: Tokens, common: Tensor | None = None) -> Tensor:
+    def scores(self, batch: TokenBatch, common: Tensor | None = None) -> Tensor:
         """The head's number at each sequence's last real token, (S,) float32."""
         return self.values_at(self.hidden(batch, common), batch.last)
 
-    def values_of(self, hidden: Tensor, batch: Tokens) -> Tensor:
+    def values_of(self, hidden: Tensor, batch: TokenBatch) -> Tensor:
         """The head's number at the state before each counted token, (N,) float32."""
         return self.values_at(hidden, batch.predict)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Unpack, get_args
 
 from tether.core.errors import ConfigError
-from tether.core.files import whole_file
+from tether.core.rundir import whole_file
 from tether.core.types import Json
 from tether.preferences.bridges import BRIDGES
 from tether.preferences.exchange import How, Which, labelled

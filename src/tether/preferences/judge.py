@@ -190,7 +190,7 @@ def _exchanged(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 class ScoreJudge:
-    """Speaks core.protocols.Judge: scores from 1 to 9 by a rubric, one answer at a time.
+    """Scores answers from 1 to 9 by a rubric, one answer at a time.
 
     The score is the mean of the digits under their probabilities, so it moves where the likeliest digit does not (G-Eval,
     Liu et al. 2023, https://arxiv.org/abs/2303.16634). A scale has no neighbour to be compared with: pairs judge more finely.

@@ -42,7 +42,7 @@ _LIST = re.compile(r"(^|\n)\s*(\d+[.)]|[-*•#])\s", re.MULTILINE)
 
 
 class GoldJudge:
-    """Speaks core.protocols.Judge. Prompts must carry `kind` in their metadata.
+    """Scores texts. Prompts must carry `kind` in their metadata.
 
     Args:
         fluency: mean log-probability a token of each response to its prompt (evaluation.likelihood.Fluency).

@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from tether.core.errors import RunError
-from tether.core.files import whole_file
+from tether.core.rundir import whole_file
 from tether.core.visible import visible
 from tether.report import about, figures, tiles
 from tether.report.answers import answer_groups, gold_change, training_samples

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import asyncio
 import functools
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -26,12 +25,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from tether.core.config import Config
+from tether.core.config import Config, digest
 from tether.core.errors import ConfigError, MissingFileError, RewardError
 from tether.core.protocols import AdaptiveReward, RewardSource
 from tether.core.secrets import redact
 from tether.core.types import Json, Prompt, Rollout, Score
-from tether.core.watchdog import dump_stacks, logger, place
+from tether.core.watchdog import Watchdog
 
 Function = Callable[[Sequence[Prompt], Sequence[str]], Sequence[Any]]
 """(prompts, responses), one prompt a response -> a number, a `Score` or None for each."""
@@ -56,7 +55,7 @@ def _title(function: Callable[..., Any]) -> str:
 def _digest(function: Any) -> str:
     """A short hash of what a function does: its code without comments and layout, and the plain values that it closes over."""
     if isinstance(function, functools.partial):
-        return _hash(_digest(function.func), repr(function.args), repr(sorted(function.keywords.items())))
+        return digest([_digest(function.func), repr(function.args), repr(sorted(function.keywords.items()))])
     code = function if inspect.isroutine(function) else type(function)
     state = vars(function) if not inspect.isroutine(function) else {}
     if inspect.isfunction(function):
@@ -67,11 +66,7 @@ def _digest(function: Any) -> str:
     except (OSError, TypeError, SyntaxError, IndentationError):  # typed into a prompt, built in, or a lambda amid a call
         compiled = code.__code__ if inspect.isfunction(code) else None
         words = repr(code) if compiled is None else repr((compiled.co_code, compiled.co_names, compiled.co_consts))
-    return _hash(words, repr(sorted(plain.items())))
-
-
-def _hash(*words: str) -> str:
-    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
+    return digest([words, sorted(plain.items())])
 
 
 def plain(function: Callable[..., Any], completions: Shape = "texts") -> Function:
@@ -231,15 +226,14 @@ class FunctionReward:
     Args:
         dump_after: seconds after which a call's stacks are written down, once a call; the first time it is also said where it is.
 
-    `stacks` is the file for them; it is None, and then nothing is written, until the run sets it.
+    The stacks go to the file of its `watchdog`; nothing is written until the run names one.
     """
 
     name = "function"
-    stacks: Path | None = None
 
     def __init__(self, function: Function, *, batch: int = 8, time_limit: float = 60.0, dump_after: float = 30.0) -> None:
         self.function, self.batch, self.time_limit, self.dump_after = function, batch, time_limit, min(dump_after, time_limit)
-        self._said = False
+        self.watchdog = Watchdog(None)
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         return [
@@ -274,16 +268,9 @@ class FunctionReward:
         return [as_score(value) for value in values]
 
     def _hangs(self, thread: threading.Thread) -> str:
-        """Report where the call is, to the terminal once and with all stacks to the file."""
+        """Report where the call is."""
         file = self.function.__code__.co_filename if isinstance(self.function, FunctionType | MethodType) else None
-        where = f"in {place(thread.ident or 0, file)}"
-        message = f"the reward function has taken {self.dump_after:g} s so far, {where}"
-        if self.stacks is not None:
-            dump_stacks(self.stacks, message)
-        if not self._said:
-            self._said = True
-            logger.warning("%s%s", message, "" if self.stacks is None else f"; all stacks: {self.stacks}")
-        return f", it was {where}"
+        return f", it was in {self.watchdog.late('the reward function', self.dump_after, thread.ident or 0, file)}"
 
 
 def _failed(rollouts: Sequence[Rollout], reason: str) -> list[Score]:
@@ -347,7 +334,7 @@ class FailureLimit:
     def keep_stacks(self, path: Path) -> None:
         """Set the file for the stacks of calls that hang, if the source writes them down."""
         if isinstance(self.source, FunctionReward):
-            self.source.stacks = path
+            self.source.watchdog.path = path
 
     def judge(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """Scores that mean the same at every step, for measurements."""

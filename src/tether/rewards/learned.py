@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -23,8 +23,10 @@ from tether.data.steps import StepEncoder, step_states
 from tether.models.members import as_members
 from tether.models.trunk import Role
 
+MICRO_BATCH_TOKENS = 4096
+"""Padded size of a pass; scores do not depend on it beyond rounding."""
 
-@dataclass
+
 class LearnedReward:
     """Scores the sampled token ids themselves, ended by a stop token as in training; no text in between.
 
@@ -35,21 +37,18 @@ class LearnedReward:
     """
 
     name = "learned"
-    role: Role
-    encoder: ChatEncoder
-    _: KW_ONLY
-    micro_batch_tokens: int = 4096
-    per_token: bool = False
 
-    def __post_init__(self) -> None:
-        self.role.train_mode(False)
+    def __init__(self, role: Role, encoder: ChatEncoder, *, per_token: bool = False) -> None:
+        self.role, self.encoder = role, encoder
+        self.per_token = per_token
+        role.train_mode(False)
 
     @torch.no_grad()
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score a rollout; a number that is not finite becomes a failed score."""
         sequences = [self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts]
         courses: list[list[float]] = [[] for _ in rollouts]
-        for cut, batch in batches_for(self.role, sequences, self.encoder.pad_id, self.micro_batch_tokens):
+        for cut, batch in batches_for(self.role, sequences, self.encoder.pad_id, MICRO_BATCH_TOKENS):
             for index, course in zip(cut, self._courses(batch), strict=True):
                 courses[index] = course
         return [self._score(course, len(r.response_ids)) for course, r in zip(courses, rollouts, strict=True)]
@@ -78,8 +77,8 @@ class LearnedReward:
 class Scorers:
     """Reward models on one trunk, with the encoder that all of them were trained with; layers below their adapters run once."""
 
-    def __init__(self, roles: Sequence[Role], encoder: ChatEncoder, micro_batch_tokens: int = 4096) -> None:
-        self.members, self.encoder, self.micro_batch_tokens = as_members(roles), encoder, micro_batch_tokens
+    def __init__(self, roles: Sequence[Role], encoder: ChatEncoder) -> None:
+        self.members, self.encoder = as_members(roles), encoder
         for member in self.members:
             member.train_mode(False)
 
@@ -88,14 +87,13 @@ class Scorers:
         """(members, responses) scores of sampled token ids, float64."""
         sequences = [self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts]
         table = torch.full((len(self.members), len(rollouts)), torch.nan, dtype=torch.float64)
-        for cut, batch in batches_for(self.members[0], sequences, self.encoder.pad_id, self.micro_batch_tokens):
+        for cut, batch in batches_for(self.members[0], sequences, self.encoder.pad_id, MICRO_BATCH_TOKENS):
             common = self.members[0].common(batch)
             for number, member in enumerate(self.members):
                 table[number, cut] = member.scores(batch, common).double().cpu()
         return table
 
 
-@dataclass
 class EnsembleReward:
     """Scores the sampled token ids as `LearnedReward` does, by every member; the layers below their adapters run once.
 
@@ -108,20 +106,17 @@ class EnsembleReward:
     """
 
     name = "ensemble"
-    members: Sequence[Role]
-    encoder: ChatEncoder
-    combine: Combine = "mean"
-    _: KW_ONLY
-    uncertainty_weight: float = 0.1
-    micro_batch_tokens: int = 4096
 
-    def __post_init__(self) -> None:
-        self.scorers = Scorers(self.members, self.encoder, self.micro_batch_tokens)
+    def __init__(
+        self, members: Sequence[Role], encoder: ChatEncoder, combine: Combine = "mean", uncertainty_weight: float = 0.1
+    ) -> None:
+        self.scorers = Scorers(members, encoder)
+        self.combine = partial(combine_members, how=combine, uncertainty_weight=uncertainty_weight)
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score a rollout; where any member's number is not finite it is a failed score."""
         table = self.scorers.table(rollouts)
-        values = combine_members(table, self.combine, uncertainty_weight=self.uncertainty_weight)
+        values = self.combine(table)
         spreads = spread_of_members(table).tolist()
         return [self._score(*row) for row in zip(table.T.tolist(), values.tolist(), spreads, strict=True)]
 
@@ -215,7 +210,6 @@ class ObjectivesReward:
         self.multipliers = {name: float(values["multipliers"][name]) for name in self.multipliers}
 
 
-@dataclass
 class ProcessReward:
     """Scores the sampled token ids themselves, ended by a stop token as in training; steps are found in the ids.
 
@@ -229,16 +223,18 @@ class ProcessReward:
     """
 
     name = "process"
-    role: Role
-    encoder: ChatEncoder
-    _: KW_ONLY
-    delimiters: tuple[str, ...] = ("\n\n",)
-    aggregate: Literal["min", "product", "last"] = "min"
-    micro_batch_tokens: int = 4096
 
-    def __post_init__(self) -> None:
-        self.steps = StepEncoder(self.encoder, self.delimiters)
-        self.role.train_mode(False)
+    def __init__(
+        self,
+        role: Role,
+        encoder: ChatEncoder,
+        delimiters: tuple[str, ...] = ("\n\n",),
+        aggregate: Literal["min", "product", "last"] = "min",
+    ) -> None:
+        self.role, self.encoder = role, encoder
+        self.steps = StepEncoder(encoder, delimiters)
+        self.aggregate = partial(aggregate_steps, how=aggregate)
+        role.train_mode(False)
 
     @torch.no_grad()
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
@@ -247,7 +243,7 @@ class ProcessReward:
         sequences = [self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts]
         ends = [self.steps.step_ends(s.ids[s.prompt_length :]) for s in sequences]
         scores = [Score(None, reason="the response has no step") for _ in rollouts]
-        for cut, batch in batches_for(self.role, sequences, self.encoder.pad_id, self.micro_batch_tokens):
+        for cut, batch in batches_for(self.role, sequences, self.encoder.pad_id, MICRO_BATCH_TOKENS):
             states = self.role.hidden(batch)[step_states(batch, [ends[i] for i in cut])]
             given = iter(right_probabilities(self.role.head(states)).tolist())
             for i in cut:
@@ -260,7 +256,7 @@ class ProcessReward:
         judged = torch.ones_like(matrix, dtype=torch.bool)
         last = len(rollout.response_ids) - 1
         score = Score(
-            float(aggregate_steps(matrix, judged, self.aggregate)),
+            float(self.aggregate(matrix, judged)),
             parts={"num_steps": float(len(ends)), "weakest_step": float(weakest_step(matrix, judged))},
             steps=tuple((min(end, last), p) for end, p in zip(ends, probabilities, strict=True)),
         )

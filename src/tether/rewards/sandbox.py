@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from queue import LifoQueue
 from typing import Any, Literal
 
 from tether.core.errors import RunError
@@ -45,7 +46,7 @@ class CheckResult:
     detail: str = ""
 
 
-class Sandbox:
+class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
     """Runs `check(**request)` in worker processes, which start when first needed.
 
     Args:
@@ -66,22 +67,18 @@ class Sandbox:
         memory_mb: int,
         guarded: bool = True,
     ) -> None:
-        self.num_workers, self.seconds = workers, seconds
+        self.seconds = seconds
         arguments = [target, json.dumps(dict(settings or {})), str(seconds), str(memory_mb), "guarded" if guarded else "open"]
-        self._command = [sys.executable, "-B", "-P", "-W", "ignore", "-m", "tether.rewards.sandbox", *arguments]
-        self._workers: list[_Worker] = []
-        self._idle: list[_Worker] = []
-
-    def __enter__(self) -> Sandbox:
-        return self
+        command = [sys.executable, "-B", "-P", "-W", "ignore", "-m", "tether.rewards.sandbox", *arguments]
+        self._workers = [_Worker(command) for _ in range(workers)]
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
         """End the workers; a later `run` starts new ones."""
-        for worker in list(self._workers):
-            self._end(worker)
+        for worker in self._workers:
+            worker.end()
 
     def run(self, requests: Sequence[Mapping[str, Any]]) -> list[CheckResult]:
         """One reply a request, in their order.
@@ -89,12 +86,23 @@ class Sandbox:
         Raises:
             RunError: a worker cannot start.
         """
-        threads = ThreadPoolExecutor(self.num_workers)
+        idle: LifoQueue[_Worker] = LifoQueue()
+        for worker in self._workers:
+            idle.put(worker)
+
+        def ask(line: bytes) -> CheckResult:
+            worker = idle.get()
+            try:
+                return worker.ask(line, self.seconds)
+            finally:
+                idle.put(worker)
+
+        threads = ThreadPoolExecutor(len(self._workers))
         try:
-            return list(threads.map(self._ask, [json.dumps(request).encode() + b"\n" for request in requests]))
+            return list(threads.map(ask, [json.dumps(request).encode() + b"\n" for request in requests]))
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
-            for worker in list(self._workers):
+            for worker in self._workers:
                 worker.kill()  # else its thread would wait for the end of its check
             threads.shutdown()
             self.close()
@@ -102,87 +110,80 @@ class Sandbox:
         finally:
             threads.shutdown()
 
-    def _ask(self, line: bytes) -> CheckResult:
-        """One check, by a worker that is idle or a new one."""
-        while not (worker := self._worker()).send(line):
-            self._end(worker)  # it died while idle: no check's fault
-        reply = worker.reply(self.seconds)
-        if worker.ended or reply.detail == OUT_OF_MEMORY:
-            self._end(worker)
-        else:
-            self._idle.append(worker)
-        return reply
-
-    def _worker(self) -> _Worker:
-        with contextlib.suppress(IndexError):
-            return self._idle.pop()
-        worker = _Worker(self._command)
-        self._workers.append(worker)
-        greeting = worker.reply(START_SECONDS)
-        if greeting.failure:
-            self._end(worker)
-            how = f"{greeting.failure} before it was ready ({greeting.detail})"
-            raise RunError(f"a checking process {how}; what it said stands above.")
-        return worker
-
-    def _end(self, worker: _Worker) -> None:
-        worker.end()
-        self._workers.remove(worker)
-        if worker in self._idle:
-            self._idle.remove(worker)
-
 
 class _Worker:
-    """One process, which answers one request at a time."""
+    """One process at a time, which answers one request at a time; it starts when it is asked and none is there."""
 
     def __init__(self, command: Sequence[str]) -> None:
+        self.command = command
+        self.process: subprocess.Popen[Any] | None = None
+
+    def ask(self, line: bytes, seconds: float) -> CheckResult:
+        """The reply to a request.
+
+        Raises:
+            RunError: no process can start.
+        """
+        process = self.process or self._start()
+        while not _sent(process, line):
+            self.end()  # it died while idle: no check's fault
+            process = self._start()
+        reply = self._reply(process, seconds)
+        if reply.detail == OUT_OF_MEMORY:
+            self.end()
+        return reply
+
+    def _start(self) -> subprocess.Popen[Any]:
         # Sets and their order depend on the hash seed: with a fixed one a generated task is the same in every process.
         environment = {name: os.environ[name] for name in _KEPT if name in os.environ} | _ONE_THREAD
         environment |= {"PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
         pipes: Json = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0, "start_new_session": True}
-        self.process = subprocess.Popen(command, env=environment, **pipes)
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self._requests, self._replies, self._readable = self.process.stdin, self.process.stdout, select.poll()
-        self._readable.register(self._replies, select.POLLIN)
+        self.process = process = subprocess.Popen(self.command, env=environment, **pipes)
+        greeting = self._reply(process, START_SECONDS)
+        if greeting.failure:
+            how = f"{greeting.failure} before it was ready ({greeting.detail})"
+            raise RunError(f"a checking process {how}; what it said stands above.")
+        return process
 
-    @property
-    def ended(self) -> bool:
-        return self.process.returncode is not None
-
-    def send(self, line: bytes) -> bool:
-        """Hand over a request; False if the process is gone."""
-        view = memoryview(line)
-        try:
-            while view:
-                view = view[self._requests.write(view) :]
-        except BrokenPipeError:
-            return False
-        return True
-
-    def reply(self, seconds: float) -> CheckResult:
+    def _reply(self, process: subprocess.Popen[Any], seconds: float) -> CheckResult:
         """The next line; without one in time, or at all, the process is ended."""
-        text, deadline = b"", time.monotonic() + seconds
+        assert process.stdout is not None
+        readable, text, deadline = select.poll(), b"", time.monotonic() + seconds
+        readable.register(process.stdout, select.POLLIN)
         while not text.endswith(b"\n"):
-            if not self._readable.poll(1000 * max(0.0, deadline - time.monotonic())):
+            if not readable.poll(1000 * max(0.0, deadline - time.monotonic())):
                 self.end()
                 return CheckResult(failure="timed out", detail=f"no verdict within {seconds:g} s")
-            chunk = os.read(self._replies.fileno(), 1 << 20)
+            chunk = os.read(process.stdout.fileno(), 1 << 20)
             if not chunk:
                 self.end()
-                return CheckResult(failure="died", detail=f"the checking process ended ({ending(self.process.returncode)})")
+                return CheckResult(failure="died", detail=f"the checking process ended ({ending(process.returncode)})")
             text += chunk
         return CheckResult(**json.loads(text))
 
     def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it is over, and so is all that it started
-            os.killpg(self.process.pid, signal.SIGKILL)
+        """End the process and all that it started; its thread closes the rest."""
+        if self.process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it is over, and so is all that it started
+                os.killpg(self.process.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        if not self.ended:
-            self.kill()
-            self.process.wait()
-            self._requests.close()
-            self._replies.close()
+        self.kill()
+        if self.process is not None:
+            with self.process:  # closes its pipes, and waits for it
+                self.process = None
+
+
+def _sent(process: subprocess.Popen[Any], line: bytes) -> bool:
+    """Hand over a request; False if the process is gone."""
+    assert process.stdin is not None
+    view = memoryview(line)
+    try:
+        while view:
+            view = view[process.stdin.write(view) :]
+    except BrokenPipeError:
+        return False
+    return True
 
 
 def ending(code: int) -> str:

@@ -12,8 +12,8 @@ import importlib.util
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from fractions import Fraction
 from functools import lru_cache, partial
 from typing import Any, Literal
@@ -106,11 +106,11 @@ _Check = tuple[Json, Callable[[Any], _Outcome]]
 """A request to a worker about a response, and the way from its result to an outcome."""
 
 
-class VerifiableReward:
+class VerifiableReward(AbstractContextManager["VerifiableReward"]):
     """Speaks core.protocols.RewardSource: 1 for the known answer, 0 otherwise, plus `format_weight` for the format.
 
     Parts: `correct` (reasoning-gym: the task's own score, from 0 to 1) and, with a format, `format` (0 or 1).
-    `failures` counts the checks that gave None, by kind: timed out, died, failed.
+    Close it after use; its worker processes also end with this one.
 
     Raises:
         ConfigError: the kind needs a package that is not installed.
@@ -122,7 +122,6 @@ class VerifiableReward:
         if config.kind in PACKAGES:
             _require(PACKAGES[config.kind], f"verifiable.kind = {config.kind!r}")
         self.config = config
-        self.failures: Counter[str] = Counter()
         settings = {"kind": config.kind, "marks": config.marks, "pattern": config.pattern, "tolerance": config.tolerance}
         limits: Json = {"workers": config.workers, "seconds": config.time_limit, "memory_mb": config.memory_mb}
         if config.kind == "code":  # a program's time is up before its worker's is
@@ -131,14 +130,7 @@ class VerifiableReward:
         else:
             self._sandbox = Sandbox("tether.rewards.verifiable:make_check", settings, **limits)
 
-    def __enter__(self) -> VerifiableReward:
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the worker processes; they also end with this process."""
         self._sandbox.close()
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
@@ -149,7 +141,6 @@ class VerifiableReward:
         """
         checks = [self._check(rollout) for rollout in rollouts]
         replies = self._sandbox.run([request for request, _ in checks])
-        self.failures.update(reply.failure for reply in replies if reply.failure)
         return [self._score(reply, outcome) for reply, (_, outcome) in zip(replies, checks, strict=True)]
 
     def _check(self, rollout: Rollout) -> _Check:

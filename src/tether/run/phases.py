@@ -17,6 +17,7 @@ from tether.learner import planner
 from tether.models.heads import ScalarHead
 from tether.models.loading import pick_dtype, plain_attention
 from tether.models.trunk import GROUPED, Role
+from tether.rewards.learned import MICRO_BATCH_TOKENS
 from tether.run.devices import Device
 from tether.run.engines import adapter_slots
 from tether.run.evaluate import EvaluationSection
@@ -30,8 +31,6 @@ from tether.servers.config import ServersConfig
 
 Learning = SupervisedSection | RewardSection | RoundsSection | OnlineSection
 """Sections of the stages that train, as far as they are known here."""
-SCORING_TOKENS = 4096
-"""LearnedReward's micro-batch."""
 CUDA_CONTEXT = int(0.6e9)
 DISK, LOADING = 2e9, 0.005
 """Of adapters for servers: bytes a second of their folder, written once and read by each; seconds to load and probe one."""
@@ -187,7 +186,7 @@ class Planner:
         moved = self.on_host * section.offload / LINK * tokens
         phases = self._rollout(section, held, rows, steps * self._decoding(rows) + prefill)
         if section.scorer is not None:
-            scoring, seconds = self._samples(section, SCORING_TOKENS, policy), scoring_pass + moved / SCORING_TOKENS
+            scoring, seconds = self._samples(section, MICRO_BATCH_TOKENS, policy), scoring_pass + moved / MICRO_BATCH_TOKENS
             passes = _activations(value, lambda: value.scores(scoring))
             if section.reward_servers is None:
                 phases.append(Phase("reward", held | passes, seconds))

@@ -73,7 +73,7 @@ def settings_server(settings: Json, address: tuple[str, int], stacks: Path | Non
     roles, loaded = load_scorer(scorer, model) if scorer else ((), None)
     source = reward_source(section, roles, scorer, loaded, pick_device(model.device), 0)
     if isinstance(source, FunctionReward):
-        source.stacks = stacks
+        source.watchdog.path = stacks
     return reward_server(source, digest(settings["reward"]), address)
 
 

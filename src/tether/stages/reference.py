@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tether.core.config import digest
 from tether.core.errors import RunError
-from tether.core.files import whole_file
+from tether.core.rundir import whole_file
 from tether.data.batches import TokenBatch, batches_for, make_batch
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.prepare import GatheredT, cut_rankings

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from tether.core.errors import DataError, MissingFileError
+from tether.core.errors import DataError, MissingFileError, one_line
 from tether.data.formats import json_rows
 from tether.data.formats.json_rows import BadRow, Row
 
@@ -157,7 +157,7 @@ def _file_rows(path: Path) -> Numbered:
     except (EOFError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.strerror:
             raise DataError(f"{path} cannot be read: {error.strerror}. Mend that, or name another file.") from error
-        raise DataError(f"{path} is cut off or damaged ({_one_line(error)}). Copy or download the file again.") from error
+        raise DataError(f"{path} is cut off or damaged ({one_line(error)}). Copy or download the file again.") from error
 
 
 def _suffix(path: Path) -> str:
@@ -239,15 +239,11 @@ def _parquet(stream: Any, where: str) -> Numbered:
             yield from enumerate(rows, number + 1)
             number += len(rows)
     except pa.ArrowException as error:
-        raise DataError(f"{where}: not a readable Parquet file ({_one_line(error)}). Copy or download the file again.") from error
+        raise DataError(f"{where}: not a readable Parquet file ({one_line(error)}). Copy or download the file again.") from error
 
 
 def _single(row: Any) -> Row | BadRow:
     try:
         return row.to_pylist()[0]
     except (ValueError, OverflowError) as error:
-        return BadRow(f"unreadable cell: {_one_line(error)}", "")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]
+        return BadRow(f"unreadable cell: {one_line(error)}", "")

@@ -32,6 +32,7 @@ ROLES: dict[str, ChatRole] = {name: role for role, names in _SPEAKERS.items() fo
 """Every name that data sets give to a speaker."""
 # Only a blank line before the speaker begins a turn: people also write "Human:" within one.
 _SPEAKER = re.compile(r"\n\n(Human|Assistant):")
+_TRUE, _FALSE = {"true", "1", "1.0", "yes", "+"}, {"false", "0", "0.0", "no", "-"}
 _TURN_SHAPES = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"})
 
 
@@ -99,14 +100,10 @@ def number(value: Any, name: str) -> float:
 
 def boolean(value: Any, name: str) -> bool:
     """A verdict, written as a boolean, as 0 or 1, or as a word for them."""
-    if isinstance(value, bool):
-        return value
     word = str(value).strip().lower()
-    if word in {"true", "1", "1.0", "yes", "+"}:
-        return True
-    if word in {"false", "0", "0.0", "no", "-"}:
-        return False
-    raise DataError(f"unreadable label: column {name} holds {value!r:.40}, neither true nor false")
+    if word not in _TRUE | _FALSE:
+        raise DataError(f"unreadable label: column {name} holds {value!r:.40}, neither true nor false")
+    return word in _TRUE
 
 
 def sequence(value: Any, name: str) -> list[Any]:
@@ -250,16 +247,12 @@ def prompt_turns(row: Row, *names: str) -> Conversation:
     if all(missing(row.get(name)) for name in names):
         return ()
     name, value = first(row, *names)
-    return system_turn(row) + (split_prompt(value) if awaits_assistant(value) else turns(value, "user", name))
+    waits = is_transcript(value) and value.rstrip().endswith("\n\nAssistant:")
+    return system_turn(row) + (split_transcript(value)[:-1] if waits else turns(value, "user", name))
 
 
 def is_transcript(value: Any) -> bool:
     return isinstance(value, str) and re.match(r"\s*(Human|Assistant):", value) is not None
-
-
-def awaits_assistant(value: Any) -> bool:
-    """True if a text is a transcript that ends on "Assistant:", as prompts in this style do."""
-    return is_transcript(value) and value.rstrip().endswith("\n\nAssistant:")
 
 
 def split_transcript(transcript: str) -> Conversation:
@@ -269,12 +262,6 @@ def split_transcript(transcript: str) -> Conversation:
         raise DataError("not a transcript: it does not begin with a Human or an Assistant turn")
     spoken = zip(parts[::2], parts[1::2], strict=True)
     return tuple(Message("user" if speaker == "Human" else "assistant", words.strip()) for speaker, words in spoken)
-
-
-def split_prompt(transcript: str) -> Conversation:
-    """A transcript that ends on "Assistant:" -> the turns that wait for an answer."""
-    turns = split_transcript(transcript)
-    return turns[:-1] if turns[-1].role == "assistant" and not turns[-1].content else turns
 
 
 def attempt(make: Callable[[Any], T], items: Iterable[Any]) -> Iterator[T | DataError]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import io
 import itertools
 import json
 import re
@@ -21,6 +22,7 @@ DEEPEST = 100
 """Lists and objects inside one another; whoever walks over a row may do so by recursion."""
 
 _NAMES = {dict: "an object", list: "a list", str: "a text", bool: "true or false", int: "a number", float: "a number"}
+_DECODER = json.JSONDecoder()
 _SOLID = re.compile(r"[^ \t\r\n]")
 _BOM = codecs.BOM_UTF8
 _TOO_DEEP = f"lists or objects nested more than {DEEPEST} deep"
@@ -52,21 +54,12 @@ def rows(stream: Any, is_lines: bool, where: str) -> Iterator[tuple[int, Row | B
 def _spans_lines(head: bytes) -> bool:
     """True if the first object does not end on its first line (and the next line does not begin another one)."""
     first, newline, rest = head.partition(b"\n")
-    if not newline or rest.lstrip().startswith(b"{"):
-        return False
-    try:
-        json.loads(first)
-    except (ValueError, RecursionError):
-        return not first.rstrip().endswith(b"}")
-    return False
+    return bool(newline) and not first.rstrip().endswith(b"}") and not rest.lstrip().startswith(b"{")
 
 
 def text_lines(stream: IO[bytes], where: str, read: Callable[[str], Row | BadRow]) -> Iterator[tuple[int, Row | BadRow]]:
     """What `read` makes of the lines that hold something, with their 1-based numbers and without the white space around them."""
-    for number in itertools.count(1):
-        line = stream.readline(LONGEST_ELEMENT + 1)
-        if not line:
-            return
+    for number, line in enumerate(iter(lambda: stream.readline(LONGEST_ELEMENT + 1), b""), 1):
         if len(line) > LONGEST_ELEMENT:
             raise DataError(
                 f"{where}, line {number}: longer than {LONGEST_ELEMENT >> 20} MiB. The file is damaged, or has no lines."
@@ -157,9 +150,8 @@ class _Window:
     """The part of a text that is being decoded: it moves on as elements are taken out of it."""
 
     def __init__(self, stream: IO[bytes]) -> None:
-        self.stream, self.text, self.position, self.ended = stream, "", 0, False
-        self.decode = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape").decode
-        self.decoder = json.JSONDecoder()
+        self.stream = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+        self.text, self.position = "", 0
 
     def next_character(self) -> str:
         """The next character that is not white space; empty at the end of the file."""
@@ -174,7 +166,9 @@ class _Window:
         """The value that begins here, taken out."""
         while True:
             try:
-                value, end = self.decoder.raw_decode(self.text, self.position)
+                value, end = _DECODER.raw_decode(self.text, self.position)
+                if end < len(self.text) or isinstance(value, dict | list) or not self.refill():
+                    break
             except (ValueError, RecursionError) as error:
                 if self._may_continue(error) and self.refill():
                     continue
@@ -182,11 +176,8 @@ class _Window:
                     f"{where}: malformed JSON ({_complaint(error)}). What follows in the array cannot be told apart; "
                     "mend the element, or write one object a line, where a bad line harms only itself."
                 ) from None
-            if end == len(self.text) and not isinstance(value, dict | list) and self.refill():
-                continue
-            source = self.text[self.position : end]
-            self.position = end
-            return _as_row(value, source)
+        source, self.position = self.text[self.position : end], end
+        return _as_row(value, source)
 
     def _may_continue(self, error: Exception) -> bool:
         """True if the error is only that the window ends here."""
@@ -196,10 +187,6 @@ class _Window:
 
     def refill(self) -> bool:
         """More text in the window, at least as much as is left in it, so that long elements cost linear time."""
-        if self.ended:
-            return False
-        self.text, self.position = self.text[self.position :], 0
-        chunk = self.stream.read(max(CHUNK, len(self.text)))
-        self.ended = not chunk
-        self.text += self.decode(chunk, self.ended)
-        return True
+        if chunk := self.stream.read(max(CHUNK, len(self.text) - self.position)):
+            self.text, self.position = self.text[self.position :] + chunk, 0
+        return bool(chunk)

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -238,14 +238,8 @@ def _question_answer(words: str) -> tuple[str, str]:
     return question.strip(), answer.strip()
 
 
-# The scale of open-instruct's human evaluation: how far the vote leans to a, and the margin in points of the scale.
-_SCALE = {
-    "a-is-better": (1.0, 2.0),
-    "a-is-slightly-better": (0.5, 1.0),
-    "tie": (0.0, 0.0),
-    "b-is-slightly-better": (-0.5, 1.0),
-    "b-is-better": (-1.0, 2.0),
-}
+# The scale of open-instruct's human evaluation: how far the vote leans to a, half a point of the scale being a half.
+_SCALE = {"a-is-better": 1.0, "a-is-slightly-better": 0.5, "tie": 0.0, "b-is-slightly-better": -0.5, "b-is-better": -1.0}
 _ANNOTATOR = re.compile(r"annotator_?(\d{1,9})")
 _LEANS = {0.0: 0.0, 1.0: 1.0, 2.0: -1.0}
 
@@ -269,19 +263,17 @@ def judged(
     """Two responses and the votes on them by annotator, each from +1 (the first is better) over 0 (a tie) to -1.
 
     More than half of the votes decide which side is `chosen`; without that it is a tie. `probability` is that of the
-    first side, by default its share of the votes with ties halved. `margin` is taken as it is, `models` wrote the sides.
+    first side, by default its share of the votes with ties halved; `margin` is how much better it is, `models` wrote the sides.
     """
     won, lost = sum(lean > 0 for lean in votes.values()), sum(lean < 0 for lean in votes.values())
     share = probability if probability is not None else 0.5 + (won - lost) / (2 * len(votes))
-    swapped = lost > won
-    order = slice(None, None, -1 if swapped else 1)
-    (chosen, rejected), sign = sides[order], -1.0 if swapped else 1.0
-    facts = dict(zip(("chosen_model", "rejected_model"), models[order], strict=False), chosen_position=2 if swapped else 1)
-    annotations = tuple(Annotation(name, sign * lean) for name, lean in votes.items())
-    tie, share = 2 * max(won, lost) <= len(votes), 1.0 - share if swapped else share
-    texts = (assistant(chosen),), (assistant(rejected),)
-    pair = Comparison(prompt, *texts, margin=margin, tie=tie, probability=share, annotations=annotations, metadata=facts)
-    return fields.checked_comparison(pair)
+    swapped, tie = lost > won, 2 * max(won, lost) <= len(votes)
+    chosen, rejected = ((assistant(side),) for side in sides)
+    annotations = tuple(Annotation(name, lean) for name, lean in votes.items())
+    pair = Comparison(prompt, chosen, rejected, margin=margin, tie=tie, probability=share, annotations=annotations)
+    names = zip(("chosen_model", "rejected_model"), models[::-1] if swapped else models, strict=False)
+    facts = dict(names, chosen_position=2 if swapped else 1)
+    return fields.checked_comparison(replace(pair.swap() if swapped else pair, metadata=facts))
 
 
 def read_alpaca_eval(row: Row) -> Iterator[Comparison]:
@@ -331,11 +323,11 @@ def read_open_instruct(row: Row) -> Iterator[Comparison]:
     point = str(_preference(row)).strip().lower()
     if point not in _SCALE:
         raise DataError(f"unreadable verdict: preference {row['preference']!r:.40} is not a point of the scale")
-    lean, margin = _SCALE[point]
+    lean = _SCALE[point]
     yield judged(
         (user(fields.text(row, "prompt")),),
         (fields.text(row, "completion_a"), fields.text(row, "completion_b")),
         {str(row.get("evaluator") or "annotator"): lean},
-        margin=margin,
+        margin=2.0 * lean,
         models=(row.get("model_a"), row.get("model_b")),
     )

@@ -65,7 +65,6 @@ _CONVERSATION = {Demonstration: conversations.read_conversation, Prompt: convers
 _INSTRUCTION = {Demonstration: conversations.read_instruction}
 _TREE = {Comparison: conversations.read_tree, Demonstration: conversations.read_best_path, Prompt: conversations.read_prompt}
 _SOLUTIONS = {Feedback: verdicts.read_gsm8k_solutions, Problem: verdicts.read_gsm8k_truth, Prompt: prompt_reader("question")}
-_QUESTION_ANSWER = {Problem: verdicts.read_question_answer, Demonstration: verdicts.answer_demonstration}
 _PROMPTS = ("prompt", "question", "instruction", "problem", "query")
 
 
@@ -115,7 +114,8 @@ FORMATS: tuple[Format, ...] = (
     Format("gsm8k_solutions", "question", _SOLUTIONS, ".*", holds=verdicts.has_judged_solutions),
     Format("gsm8k", "question answer", {Problem: verdicts.read_gsm8k}, holds=verdicts.has_final_line),
     Format("math", "problem solution", {Problem: verdicts.read_math}, "answer"),
-    Format("question_answer", "question|prompt|problem|instruction answer|ground_truth", _QUESTION_ANSWER, "solution system"),
+    Format("question_answer", "question|prompt|problem|instruction answer|ground_truth", {Problem: verdicts.read_question_answer},
+           "solution system"),
     Format("prompts", "|".join(_PROMPTS), {Prompt: prompt_reader(*_PROMPTS)}, "system task_id"),
 )
 # fmt: on
@@ -143,21 +143,16 @@ def _judge_both(record: Comparison) -> Iterable[Feedback]:
     return Feedback(record.prompt, likelier.chosen, True), Feedback(record.prompt, likelier.rejected, False)
 
 
-def _imitate_solution(record: Problem) -> Iterable[Demonstration]:
-    if not record.solution:
-        raise DataError("empty response: the problem has no worked solution")
-    return (demonstration(record.prompt, record.solution),)
-
-
 CONVERSIONS: dict[tuple[type, type], Callable[[Any], Iterable[Any]]] = {
     (Comparison, Demonstration): lambda record: (Demonstration(record.prompt + record.chosen),),
     (Comparison, Feedback): _judge_both,
     (Feedback, Demonstration): lambda record: (Demonstration(record.prompt + record.response),) if record.desirable else (),
-    (Problem, Demonstration): _imitate_solution,
+    (Problem, Demonstration): lambda record: (demonstration(record.prompt, record.solution or record.answer),),
     (Problem, Prompt): lambda record: (Prompt(record.prompt, metadata={"answer": record.answer}),),
     **{(k, Prompt): lambda record: (Prompt(prompt_of(record)),) for k in (Demonstration, Comparison, Feedback, StepLabels)},
 }
-"""From a native kind to the kind asked for. A tie becomes a demonstration of its first side, but no feedback."""
+"""From a native kind to the kind asked for. A tie becomes a demonstration of its first side, but no feedback; a problem becomes
+one of its solution, or of its bare answer."""
 
 
 def reader_for(layout: Format, kind: type) -> Reader | None:

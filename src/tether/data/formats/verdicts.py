@@ -18,7 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from tether.core.errors import DataError
-from tether.core.types import Conversation, Demonstration, Feedback, Problem, StepLabels, assistant, user
+from tether.core.types import Conversation, Feedback, Problem, StepLabels, assistant, user
 from tether.data.formats import fields
 from tether.data.formats.conversations import conversation
 from tether.data.formats.json_rows import Row
@@ -146,12 +146,6 @@ def read_question_answer(row: Row) -> Iterator[Problem]:
         raise DataError("no final answer: column answer is empty")
     prompt = fields.prompt_turns(row, "question", "prompt", "problem", "instruction")
     yield Problem(fields.checked_prompt(prompt), answer.strip(), fields.optional(row, "solution"))
-
-
-def answer_demonstration(row: Row) -> Iterator[Demonstration]:
-    """The solution, or the bare answer where there is none."""
-    for problem in read_question_answer(row):
-        yield fields.demonstration(problem.prompt, problem.solution or problem.answer)
 
 
 def _is_judged(value: object) -> bool:
