@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from tether.api.given import data_values, model_values, reward_values, settings_values
 from tether.api.runs import Run
-from tether.core.config import build, packaged_recipe
+from tether.cli.progress import OnStep, bars
+from tether.core.config import build, packaged_recipes
 from tether.core.errors import ConfigError
 from tether.core.stages import STAGES, StageKind
 from tether.core.synonyms import METHODS
 from tether.core.types import Json, Prompt
 from tether.run.folder import remember
-from tether.run.progress import Progress
 from tether.run.recipe import BaseRecipe, read_recipe, recipe_type, run_recipe
 
-OnStep = Callable[[str, int, Mapping[str, Any]], None]
-"""(stage, step, metrics): called after every step; what it raises ends the training, which goes on from its last checkpoint."""
-Announce = Callable[[str], Progress]
 FOREIGN = {
     "train_dataset": "prompts or data", "reward_funcs": "reward", "args": "its own keys (steps=, optimizer={...})",
     "peft_config": "lora={...}", "eval_dataset": "evaluate={'data': ...}", "processing_class": "of the model",
@@ -169,7 +167,7 @@ def run(recipe: str | Path | Mapping[str, Any], *overrides: str, on_step: OnStep
 
 def recipes() -> list[str]:
     """Names of the packaged recipes."""
-    return sorted(path.stem for path in packaged_recipe("quickstart").parent.glob("*.toml"))
+    return sorted(packaged_recipes())
 
 
 def load(path: str | Path) -> Run:
@@ -182,45 +180,14 @@ def load(path: str | Path) -> Run:
 
 
 def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, progress: bool) -> Run:
-    from rich.console import Console
-
     from tether.report.page import write_report
 
-    root = Path(recipe.run)
+    root, console = Path(recipe.run), Console(quiet=not progress)
     remember(root, "stages", recipe, chosen)
-    with _progress(on_step, progress) as announce:
+    with bars(console, on_step) as announce:
         run_recipe(recipe, chosen, announce)
-    page = write_report(root)
-    if progress:
-        Console().print(f"[dim]{root}: {', '.join(chosen)} done; page: {page}[/]", highlight=False, soft_wrap=True)
+    console.print(f"[dim]{root}: {', '.join(chosen)} done; page: {write_report(root)}[/]", highlight=False, soft_wrap=True)
     return Run(root, chosen[-1])
-
-
-@contextlib.contextmanager
-def _progress(on_step: OnStep | None, shown: bool) -> Iterator[Announce | None]:
-    """Bars on the terminal or in the notebook, and the caller's own function behind them."""
-    from rich.console import Console
-
-    from tether.cli.progress import bars
-
-    with bars(Console()) if shown else contextlib.nullcontext() as announce:
-        yield announce if on_step is None else lambda phase: _Watched(phase, announce(phase) if announce else None, on_step)
-
-
-class _Watched:
-    """A bar whose steps are also told to the caller's function."""
-
-    def __init__(self, phase: str, bar: Any, on_step: OnStep) -> None:
-        self.phase, self.bar, self.on_step = phase, bar, on_step
-
-    def doing(self, what: str) -> None:
-        if self.bar is not None:
-            self.bar.doing(what)
-
-    def __call__(self, done: int, total: int, metrics: Any) -> None:
-        if self.bar is not None:
-            self.bar(done, total, metrics)
-        self.on_step(self.phase, done, metrics)
 
 
 def takes(name: str) -> tuple[list[str], list[str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.table import Column
 from rich.text import Text
 
+OnStep = Callable[[str, int, Mapping[str, Any]], None]
+"""(stage, step, metrics): called after every step; what it raises ends the training, which goes on from its last checkpoint."""
 SHOWN = (
     ("loss", "loss {:.3f}"),
     ("accuracy", "accuracy {:.2f}"),
@@ -40,8 +42,9 @@ class Bar:
     stands, every half minute.
     """
 
-    def __init__(self, progress: Progress, phase: str) -> None:
+    def __init__(self, progress: Progress, phase: str, on_step: OnStep | None) -> None:
         self.progress, self.task, self.notes, self.alarms = progress, progress.add_task(phase, total=None, note=""), {}, 0
+        self.phase, self.on_step = phase, on_step
         self.written = progress.get_time()
         self.doing("loading")
 
@@ -63,6 +66,8 @@ class Bar:
         self.notes.update({key: text.format(metrics[key]) for key, text in SHOWN if metrics.get(key) is not None})
         self.progress.update(self.task, completed=done, total=total, note="  ".join(self.notes.values()))
         self.write()
+        if self.on_step is not None:
+            self.on_step(self.phase, done, metrics)
 
 
 class _Clock(ProgressColumn):
@@ -82,8 +87,11 @@ def _clock(seconds: float) -> str:
 
 
 @contextlib.contextmanager
-def bars(console: Console) -> Iterator[Callable[[str], Bar]]:
-    """Yields a function that opens a bar for a phase; one in which nothing was done goes when the next is opened."""
+def bars(console: Console, on_step: OnStep | None = None) -> Iterator[Callable[[str], Bar]]:
+    """Yields a function that opens a bar for a phase; one in which nothing was done goes when the next is opened.
+
+    On a quiet console nothing is drawn, and `on_step` alone is told of the steps.
+    """
     columns = (
         TextColumn("[bold]{task.description}", table_column=Column(no_wrap=True, min_width=15)),
         BarColumn(bar_width=8),
@@ -91,7 +99,7 @@ def bars(console: Console) -> Iterator[Callable[[str], Bar]]:
         _Clock(Column(no_wrap=True, min_width=11)),
         TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
     )
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, disable=console.quiet) as progress:
 
         def clear() -> None:
             for task in [task for task in progress.tasks if task.total is None]:
@@ -99,7 +107,7 @@ def bars(console: Console) -> Iterator[Callable[[str], Bar]]:
 
         def announce(phase: str) -> Bar:
             clear()
-            return Bar(progress, phase)
+            return Bar(progress, phase, on_step)
 
         try:
             yield announce
