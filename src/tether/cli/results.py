@@ -14,9 +14,8 @@ from rich.table import Table
 
 from tether.core.rundir import write_json
 from tether.core.stages import STAGES
-from tether.core.trend import vague
 from tether.report.narrative import Conclusion, conclusion, loop_conclusion
-from tether.report.numbers import bracketed, duration, gigabytes
+from tether.report.numbers import bracketed, duration, gigabytes, listing
 from tether.report.page import write_report
 from tether.report.reading import read_journey, read_loop
 from tether.report.tiles import ARM_COLUMNS, ROUND_COLUMNS, arm_table, round_rows, tiles
@@ -102,59 +101,12 @@ def show_conclusion(console: Console, conclusion: Conclusion) -> None:
 
 def show_stage(console: Console, run: Path, summary: Facts) -> None:
     """The summary of a stage, and its verdict and warnings as the page has them; collected pairs have none."""
-    console.print(stage_table(run.name, summary))
+    costs = (("time", summary.get("seconds"), duration), ("peak memory", summary.get("peak_rss_bytes"), gigabytes))
+    rows = [*listing(summary), *((name, show(value)) for name, value, show in costs if value is not None)]
+    console.print(fact_table(run.name, rows))
     if not (run / "pairs.jsonl").is_file():
         show_conclusion(console, conclusion(read_journey(run)))
     point_to(console, run.name, run)
-
-
-def stage_table(name: str, summary: Facts) -> Table:
-    """The numbers of a stage's summary."""
-    rows = (row for key, value in summary.items() if key != "kl_noise" for row in _stage_rows(key, value, summary))
-    return fact_table(name, rows)
-
-
-def _stage_rows(key: str, value: Any, summary: Facts) -> Rows:
-    if key == "kl" and value is not None:
-        yield key, _kl(summary)
-    elif isinstance(value, int | float) and key in ("seconds", "peak_rss_bytes"):
-        yield ("time", duration(value)) if key == "seconds" else ("peak memory", gigabytes(value))
-    elif isinstance(value, int | float | str):
-        yield key, f"{value:.4g}" if isinstance(value, float) else str(value)
-    elif not isinstance(value, dict):
-        return
-    elif value.keys() >= {"value", "low", "high"}:
-        yield key, _estimate(value)
-    elif key == "heldout" and "model" in value:  # of a process reward model, beside who knows less
-        others = [name for name in value if name not in ("model", "thresholds")]
-        for measure, estimate in value["model"].items():
-            beside = [f"{name} {value[name][measure]['value']:.3f}" for name in others if measure in value[name]]
-            yield f"{key}: {measure}", "; ".join([_estimate(estimate), *([", ".join(beside)] if beside else [])])
-    elif key in ("heldout", "gold"):
-        yield from ((f"{key}: {name}", text) for name, text in _measured(value))
-    elif key == "tests":
-        yield from ((f"{test}: accuracy", _estimate(result["accuracy"])) for test, result in value.items())
-    elif value and all(isinstance(v, int | float) for v in value.values()):
-        yield key, ", ".join(f"{k}: {v:.4g}" for k, v in value.items())
-
-
-def _measured(measured: Facts) -> Rows:
-    """Of the held-out prompts every score, and which weights were kept."""
-    for name, value in measured.items():
-        if isinstance(value, dict) and "gain" in value:
-            gain = bracketed(value["gain"], FINE_GAIN)
-            yield name, f"{value['before']['value']:.3f} to {value['after']['value']:.3f}, gain {gain}"
-    yield "weights kept", f"of step {measured['kept_step']}; the highest score was at {measured['best_step']}"
-
-
-def _kl(summary: Facts) -> str:
-    kl, noise = summary["kl"], summary.get("kl_noise")
-    why = vague(kl, noise)
-    return f"{kl:.3g}{'' if noise is None else f' ± {noise:.2g}'} nats a response{f' ({why})' if why else ''}"
-
-
-def _estimate(value: Facts) -> str:
-    return f"{bracketed(value, SCORE)} (n = {value.get('count', '?')})"
 
 
 def show_agreement(console: Console, name: str, result: Facts, *, warn: bool = True) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tether.report.narrative import at_temperature, control_of, gold_gain, heldout_gain, proxy_gain, spent_kl
-from tether.report.numbers import Show, bracketed, centre, decimal, duration, gigabytes, interval, percent, signed, thousands
+from tether.report.numbers import bracketed, centre, decimal, duration, gigabytes, interval, percent, signed, thousands, versus
 from tether.report.reading import Journey, LoopRun, SubRun, estimate, mapping, present
 
 
@@ -18,7 +18,7 @@ class Tile(NamedTuple):
     detail: str = ""
 
 
-def _tiles(rows: Iterable[tuple[str, Any, Show, str]]) -> list[Tile]:
+def _tiles(rows: Iterable[tuple[str, Any, Callable[[float], str], str]]) -> list[Tile]:
     """Tiles of the numbers that there are: name, estimate or what a file has of one, how it is shown, detail."""
     shown = [(name, parts, show, detail) for name, raw, show, detail in rows if (parts := estimate(raw))]
     return [Tile(name, centre(v, show), " · ".join(filter(None, (interval(v, show), detail)))) for name, v, show, detail in shown]
@@ -96,20 +96,13 @@ CONTROL_COLUMNS = ("temperature", "before", "after", "gain", "win rate")
 def control_rows(control: Mapping[str, Any]) -> list[Sequence[str]]:
     """A row a temperature, of CONTROL_COLUMNS, one for the best of each side, and the reward's choice among n answers before."""
     temperatures, best_of_n = mapping(control.get("by_temperature")), mapping(control.get("best_of_n"))
-    rows = [_row(at_temperature(float(value)).removeprefix("at temperature "), row) for value, row in temperatures.items()]
-    if any(rows):
+    rows = [(at_temperature(float(value)).removeprefix("at temperature "), row) for value, row in temperatures.items()]
+    table: list[Sequence[str]] = [(name, *texts) for name, row in rows if (texts := versus(row))]
+    if table:
         over = mapping(control.get("over_best_decoding"))
-        rows.append(("best against best", "", "", bracketed(over, signed), bracketed(over.get("win_rate"), percent)))
-    rows += [_row(f"before: best of {n}, by the reward", row) for n, row in best_of_n.items()]
-    return [row for row in rows if row and all(row[3:])]
-
-
-def _row(name: str, stored: Any) -> Sequence[str]:
-    """Both ends, the gain and the win rate; empty where an end is missing."""
-    row = mapping(stored)
-    ends = [decimal(end.value) for key in ("before", "after") if (end := estimate(row.get(key)))]
-    gained = bracketed(row.get("gain"), signed), bracketed(row.get("win_rate"), percent)
-    return (name, *ends, *gained) if len(ends) == 2 else ()
+        table.append(("best against best", "", "", bracketed(over, signed), bracketed(over.get("win_rate"), percent)))
+    chosen = ((f"before: best of {n}, by the reward", versus(row)) for n, row in best_of_n.items())
+    return table + [(name, *texts) for name, texts in chosen if texts]
 
 
 ROUND_COLUMNS = ("round", "labels", "so far", "reward model: held-out labels", "gold order", "gold", "gain of the round",
