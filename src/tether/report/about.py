@@ -41,7 +41,7 @@ def title(journey: Journey) -> str:
     """The method of what was trained last: a policy, else what a supervised stage made."""
     made = [journey.stage(kind) for kind in ("direct", "reward", "sft")]
     last = next((stage for stage in (*journey.arms[:1], *made) if stage.name), None)
-    return method_name(last) if last else NAMES["pairs"] if journey.pairs else NAMES["evaluate"]
+    return method_name(last) if last else NAMES["pairs"] if journey.stage("pairs").name else NAMES["evaluate"]
 
 
 def _servers(stage: SubRun) -> Iterator[str]:
@@ -56,7 +56,7 @@ def _servers(stage: SubRun) -> Iterator[str]:
 
 def facts(journey: Journey, run: Path) -> list[tuple[str, list[str]]]:
     """A name and lines for everything that is known of what was run, where and when."""
-    stages = journey.folders
+    stages = journey.stages
     manifests = [manifest for stage in (*stages, journey.own) if (manifest := mapping(stage.manifest))]
     models = [mapping(manifest.get("model")) for manifest in manifests] + [mapping(journey.recipe.get("model"))]
     seeds = [seed for stage in (journey.own, *stages) if (seed := mapping(stage.config).get("seed")) is not None]
@@ -106,7 +106,7 @@ def who_judged(journey: Journey, names: Iterable[str]) -> tuple[list[str], list[
     """Who gold is, in sentences, and what the parts of these names measure; a user's own judge explains its parts itself."""
     if not (any(arm.judged_by_gold for arm in journey.arms) or any("gold_after" in row for row in journey.answers)):
         return [], []
-    stages = sorted(journey.folders, key=lambda stage: stage.section != "evaluate")
+    stages = sorted(journey.stages, key=lambda stage: stage.section != "evaluate")
     noted = next((judge for stage in stages if (judge := mapping(mapping(stage.manifest).get("judge")))), {})
     sections = [section for stage in stages for section in (stage.settings, mapping(stage.settings.get("evaluate")))]
     judges = [judge for section in sections if (judge := mapping(section.get("judge")))]

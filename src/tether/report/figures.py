@@ -6,12 +6,11 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 from tether.report.narrative import Part
 from tether.report.numbers import SENTENCES, bracketed, duration, has_interval, percent, thousands
-from tether.report.plotting import BLUE, CHARTS, FAINT, GREEN, MUTED, PALETTE, Plot, Trace, framed
+from tether.report.plotting import BLUE, CHARTS, GREEN, MUTED, PALETTE, Plot, Trace, framed
 from tether.report.reading import KL_KEYS, LoopRun, Row, SubRun, estimate, finite, listed, mapping, present, series
 
 SPARSE = 30
@@ -27,9 +26,6 @@ AGREEMENTS = {
     "annotator_gold_agreement": "annotator, gold",
     "majority_gold_agreement": "majority, gold",
 }
-PHASES = ("rollout", "reward", "evaluate", "update")
-MOST_COLUMNS = 100
-"""Of a chart of columns; of more steps every so many are drawn."""
 
 
 def charts(section: str, arms: Sequence[SubRun], own_reward: bool = False) -> list[Plot]:
@@ -135,18 +131,14 @@ def accuracy_figures(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> lis
 
 def reliability_figures(reward: Mapping[str, Any]) -> list[Plot]:
     """Predicted probability against observed frequency, the diagonal, and how many pairs stand behind each point."""
-    names = ("low", "high", "mean_probability", "frequency", "count")
-    stored = [dict(zip(names, bin, strict=False)) if isinstance(bin, list) else bin for bin in listed(reward.get("reliability"))]
-    rows = [[finite(mapping(bin).get(name)) for name in names] for bin in stored]
-    bins = [(low, high, p, f, n) for low, high, p, f, n in rows if p is not None and f is not None and n]
+    stored = [list(map(finite, bin)) for bin in listed(reward.get("reliability")) if isinstance(bin, list) and len(bin) == 5]
+    bins = [(mean, share, count) for _, _, mean, share, count in stored if mean is not None and share is not None and count]
     if not bins:
         return []
-    predicted, observed, counts = zip(*((p, f, n) for _, _, p, f, n in bins), strict=True)
-    bars = [(p - 0.025 if low is None else low, p + 0.025 if high is None else high, 0.0, n) for low, high, p, _, n in bins]
-    notes = [f"right in {percent(f)} of {thousands(n)} pairs" for _, _, _, f, n in bins]
-    room = Trace([0.5, 1], [0, 3 * max(counts)], right=True, mode="", silent=True)
+    predicted, observed, counts = zip(*bins, strict=True)
+    notes = [f"right in {percent(share)} of {thousands(count)} pairs" for _, share, count in bins]
     return framed("reliability", [
-        Trace(predicted, counts, "pairs", FAINT, "bars", right=True, silent=True, bars=bars), room,
+        Trace(predicted, counts, "pairs", MUTED, "both", right=True, silent=True),
         Trace([0, 1], [0, 1], "honest", MUTED, dash="dot", size=1.2, silent=True),
         Trace(predicted, observed, "reward model", BLUE, "both", notes=notes),
     ])  # fmt: skip
@@ -154,33 +146,16 @@ def reliability_figures(reward: Mapping[str, Any]) -> list[Plot]:
 
 def cost_figures(arms: Sequence[SubRun]) -> list[Plot]:
     """Seconds by phase of a step, throughput, memory."""
-    return [*framed("phases", _phases(arms[0].metrics if arms else ())), *charts("cost", arms)]
+    return charts("phases", arms[:1]) + charts("cost", arms)
 
 
 def stage_figures(stages: Sequence[tuple[str, float]]) -> list[Plot]:
     """Seconds by stage."""
-    traces = []
-    for place, (_, seconds) in enumerate(stages):
-        colour, bar = PALETTE[place % len(PALETTE)], (0.0, seconds, place - 0.35, place + 0.35)
-        traces.append(Trace([seconds], [place], "", colour, "bars", notes=[duration(seconds)], bars=[bar]))
+    rods = [(x, place) for place, (_, seconds) in enumerate(stages) for x in (0.0, seconds, None)]
+    ends = [(seconds, place) for place, (_, seconds) in enumerate(stages)]
+    traces = [_marks(rods, "", MUTED, mode="line", size=3.0, silent=True)]
+    traces += [_marks(ends, "", BLUE, size=11.0, notes=[duration(seconds) for _, seconds in stages])]
     return framed("stages", traces, height=40 + 34 * len(stages), rows=[name for name, _ in stages]) if len(stages) > 1 else []
-
-
-def _phases(rows: Sequence[Mapping[str, Any]]) -> list[Trace]:
-    names = [f"time/{name}" for name in PHASES]
-    rows = [row for row in rows if any(finite(row.get(name)) is not None for name in names)]
-    rows = rows[:: max(1, -(-len(rows) // MOST_COLUMNS))]
-    steps = [index if (step := finite(row.get("step"))) is None else step for index, row in enumerate(rows)]
-    spent = [[finite(row.get(name)) or 0.0 for name in names] for row in rows]
-    rest = [max(0.0, (finite(row.get("time/step")) or 0.0) - sum(phases)) for row, phases in zip(rows, spent, strict=True)]
-    half = min((b - a for a, b in pairwise(steps)), default=1.0) / 2
-    floor, traces = [0.0] * len(rows), []
-    for name, colour, values in zip((*PHASES, "rest"), PALETTE, (*zip(*spent, strict=True), rest), strict=False):
-        top = [low + value for low, value in zip(floor, values, strict=True)]
-        bars = [(step - half, step + half, low, high) for step, low, high in zip(steps, floor, top, strict=True)]
-        floor = top
-        traces += [Trace(steps, values, name, colour, "bars", bars=bars)] if any(values) else []
-    return traces
 
 
 def loop_figures(loop: LoopRun) -> list[Plot]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -100,23 +100,18 @@ def gold_gain(policy: SubRun) -> Estimate | None:
 
 
 def proxy_gain(policy: SubRun) -> Estimate | None:
-    """The gain of the summary, else of the metrics, from which an interval comes where the summary has none."""
-    stored, course = policy.estimate("proxy_gain"), trend_of(policy.metrics, "reward/proxy")
-    of_steps = estimate(course.gain) if course else None
-    if stored is None or of_steps is None or has_interval(stored):
-        return stored or of_steps
-    offset = stored.value - of_steps.value
-    return Estimate(stored.value, of_steps.low + offset, of_steps.high + offset, stored.count)
+    """The gain of the summary, else over the steps so far."""
+    course = trend_of(policy.metrics, "reward/proxy")
+    return policy.estimate("proxy_gain") or (estimate(course.gain) if course else None)
 
 
 def spent_kl(policy: SubRun) -> Estimate | None:
-    """The KL of the summary, else over the last steps, with its interval where there is one."""
-    course = trend_of(policy.metrics, *KL_KEYS)
-    kl = policy.estimate("kl") or (estimate(course.last) if course else None)
-    noise = finite(policy.summary.get("kl_noise")) or (course.noise if course else None)
-    if kl is None or noise is None or has_interval(kl):
-        return kl
-    return Estimate(kl.value, kl.value - noise, kl.value + noise, kl.count)
+    """The KL of the summary, else of the last steps so far, with its interval where there is one."""
+    kl, noise = (finite(policy.summary.get(key)) for key in ("kl", "kl_noise"))
+    if kl is None and (course := trend_of(policy.metrics, *KL_KEYS)):
+        kl, noise = course.last, course.noise
+    half = math.nan if noise is None else noise
+    return None if kl is None else Estimate(kl, kl - half, kl + half, 0)
 
 
 def stored_parts(policy: SubRun) -> dict[str, tuple[float, float]]:
@@ -127,26 +122,23 @@ def stored_parts(policy: SubRun) -> dict[str, tuple[float, float]]:
 
 
 def gold_parts(journey: Journey) -> list[Part]:
-    """The parts of the gold score from the policy's summary, or else as means over the evaluated answers."""
-    scores: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    """The parts of the gold score in the policy's summary, with the noise of the evaluated answers."""
+    changes: dict[str, dict[str, list[float]]] = {}
     for index, answer in enumerate(journey.answers):
-        after = mapping(answer.get("parts_after"))
-        for name, raw in mapping(answer.get("parts_before")).items():
-            pair = finite(raw), finite(after.get(name))
-            if pair[0] is not None and pair[1] is not None:
+        before, after = (mapping(answer.get(f"parts_{side}")) for side in ("before", "after"))
+        for name in before:
+            ends = finite(before[name]), finite(after.get(name))
+            if ends[0] is not None and ends[1] is not None:
                 prompt = str(answer.get("id", index))
-                scores.setdefault(printable(name, 60), {}).setdefault(prompt, []).append((pair[0], pair[1]))
+                changes.setdefault(printable(name, 60), {}).setdefault(prompt, []).append(ends[1] - ends[0])
     parts = stored_parts(journey.policy) if journey.policy else {}
-    means = {
-        name: [fmean(column) for column in zip(*itertools.chain(*rows.values()), strict=True)] for name, rows in scores.items()
-    }
-    return [Part(name, before, after, _noise(scores.get(name, {}))) for name, (before, after) in (parts or means).items()]
+    return [Part(name, before, after, _noise(changes.get(name, {}))) for name, (before, after) in parts.items()]
 
 
-def _noise(scores: Mapping[str, Sequence[tuple[float, float]]]) -> float | None:
+def _noise(changes: Mapping[str, Sequence[float]]) -> float | None:
     """Half the 95% interval of the mean change; several samples of one prompt are not independent, so prompts count."""
-    changes = [fmean(after - before for before, after in samples) for samples in scores.values()]
-    return 1.96 * stdev(changes) / len(changes) ** 0.5 if len(changes) >= ENOUGH_PROMPTS else None
+    means = list(map(fmean, changes.values()))
+    return 1.96 * stdev(means) / len(means) ** 0.5 if len(means) >= ENOUGH_PROMPTS else None
 
 
 def control_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -20,10 +20,9 @@ from tether.report.answers import answer_groups, gold_change, training_samples
 from tether.report.narrative import Part, conclusion, control_of, gold_parts, loop_conclusion, stored_parts
 from tether.report.numbers import decimal, signed
 from tether.report.plotting import Plot
-from tether.report.reading import Journey, LoopRun, SubRun, finite, mapping, printable, read_journey, read_loop, turn
+from tether.report.reading import SUPERVISED, Journey, LoopRun, SubRun, finite, mapping, printable, read_journey, read_loop
 
 HERE = Path(__file__).resolve().parent
-STAGE_NAMES = ("sft", "pairs", "reward", "ppo", "evaluation")
 FILTERS = {
     "text": printable, "mapping": mapping, "number": finite, "signed": signed, "gold_change": gold_change,
     "anchor": about.anchor, "method": about.method_name,
@@ -97,21 +96,18 @@ def _journey_page(journey: Journey, run: Path) -> str:
 
 def _supervised(journey: Journey) -> Iterator[tuple[SubRun, list[Plot], list[tiles.Tile]]]:
     """What is not a policy, what came last first, with its figures and numbers."""
-    reward, pairs = journey.stage("reward"), SubRun("pairs", summary=journey.pairs)
-    for stage in sorted([*journey.supervised, *[pairs] * bool(journey.pairs)], key=turn, reverse=True):
+    reward, pairs = journey.stage("reward"), journey.stage("pairs")
+    for stage in reversed([stage for stage in journey.stages if stage.kind in (*SUPERVISED, "pairs")]):
         drawn, facts = figures.loss_figures(stage), []
         if stage is reward:
-            drawn = figures.accuracy_figures(stage.summary, journey.pairs) + figures.reliability_figures(stage.summary) + drawn
+            drawn = figures.accuracy_figures(stage.summary, pairs.summary) + figures.reliability_figures(stage.summary) + drawn
         if stage in (reward, pairs):
-            facts = tiles.reward_facts(reward.summary if stage is reward else {}, journey.pairs if stage is pairs else {})
+            facts = tiles.reward_facts(reward.summary if stage is reward else {}, pairs.summary if stage is pairs else {})
         yield stage, drawn, facts
 
 
 def _figures(journey: Journey, parts: Sequence[Part]) -> Figures:
-    totals = journey.own.summary
-    stages = {name: totals.get(name) for name in STAGE_NAMES} | mapping(totals.get("arms"))
-    stages = stages if any(stages.values()) else {stage.name: stage.summary for stage in journey.folders}
-    seconds = [(name, spent) for name, stage in stages.items() if (spent := finite(mapping(stage).get("seconds")))]
+    seconds = [(stage.name, spent) for stage in journey.stages if (spent := finite(stage.summary.get("seconds")))]
     own = journey.own_reward
     return {
         "policy": figures.charts("policy", journey.arms, own),
@@ -156,7 +152,7 @@ def fill_template(template: Path, name: str, drawn: Figures, notes: Sequence[str
 
 def _blocks(journey: Journey) -> list[tuple[str, str]]:
     """The resolved configs and manifests, of the whole and of each stage."""
-    stages = [(f"{stage.name}: ", stage) for stage in journey.folders if stage.config is not journey.own.config]
+    stages = [(f"{stage.name}: ", stage) for stage in journey.stages if stage.config is not journey.own.config]
     values = [(before + key, getattr(run, key)) for before, run in [("", journey.own), *stages] for key in ("config", "manifest")]
     shown = [(title, json.dumps(value, indent=2, ensure_ascii=False)) for title, value in values if value is not None]
     return [(printable(title, 80), printable(text, 60_000)) for title, text in shown]

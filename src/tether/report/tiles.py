@@ -46,7 +46,7 @@ def tiles(journey: Journey) -> list[Tile]:
         ("reward model, held-out", reward.get("heldout_accuracy"), percent, ""),
         ("reward model, gold", reward.get("gold_accuracy"), percent, ""),
         ("held-out pairs, ranked right", journey.stage("direct").summary.get("heldout_accuracy"), percent, ""),
-        ("preference pairs", journey.pairs.get("num_pairs"), thousands, ""),
+        ("preference pairs", journey.stage("pairs").summary.get("num_pairs"), thousands, ""),
         ("SFT held-out loss", losses[-1] if losses else None, decimal, "nats per token"),
         ("time", own.get("seconds"), duration, ""),
         ("peak memory", own.get("peak_rss_bytes") or summary.get("peak_rss_bytes"), gigabytes, ""),
