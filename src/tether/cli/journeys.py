@@ -11,6 +11,7 @@ from rich.console import Console
 
 from tether.cli.options import On, Overrides, RecipeArgument, Words
 from tether.cli.progress import bars, starting
+from tether.cli.tables import point_to, show_table
 from tether.core.errors import ConfigError, RunError, memory_error
 from tether.core.stages import STAGES
 from tether.core.synonyms import METHODS
@@ -93,7 +94,7 @@ def _what_makes(method: str, config: BaseRecipe, recipe: str) -> list[str]:
 
 
 def _stages(config: BaseRecipe, chosen: list[str], given: Sequence[str] = ()) -> None:
-    from tether.cli.results import point_to, show_next, show_run, show_stage
+    from tether.cli.results import show_next, show_run, show_stage
     from tether.report.page import write_report
     from tether.run.folder import remember
     from tether.run.pairs import WaitingError
@@ -177,7 +178,6 @@ def plan(
 ) -> None:
     """Say how much memory and time a recipe needs, and what to change where it does not fit (exit 1)."""
     with starting():
-        from tether.cli.results import show_columns
         from tether.run.devices import DECODING_EFFICIENCY, EFFICIENCY, this_machine
         from tether.run.devices import gpu as gpu_of
         from tether.run.duration import run_seconds
@@ -199,7 +199,7 @@ def plan(
             name = PHASES.get(phase.name, phase.name)
             seconds = f"{phase.seconds:,.2g}" if phase.seconds < 10 else f"{phase.seconds:,.0f}"
             rows.append((stage.name, rate, name, size, shares, seconds))
-    show_columns(console, title, ("stage", "learning rate", "phase", "GB", "most of it", "s/update"), rows)
+    show_table(console, title, rows, ("stage", "learning rate", "phase", "GB", "most of it", "s/update"))
     console.print(_times(run_seconds(config, made)), highlight=False)
     if device.gpu:
         shares = f"{EFFICIENCY} of its products and {DECODING_EFFICIENCY} of its bandwidth"

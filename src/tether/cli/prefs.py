@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.markup import escape
 
 from tether.cli.options import Output
+from tether.cli.tables import save, show_table
 
 if TYPE_CHECKING:
     from tether.preferences.store import Store
@@ -78,7 +81,8 @@ def import_(
     where, rows = opened(store, new=True), chain(first, rows)
     imported = import_answers(where, rows) if answers else import_cases(where, rows, ask=ask, round=round, prefix=prefix)
     numbers = {"rows": imported.rows, "new answers": imported.answers, "new tasks": imported.tasks}
-    _print((name, f"{number:,}") for name, number in {**numbers, "new judgments": imported.judgments}.items())
+    numbers["new judgments"] = imported.judgments
+    show_table(Console(), "", [(name, f"{number:,}") for name, number in numbers.items()])
     if imported.widened:
         typer.echo(f"{imported.widened:,} pairs that were there already are asked of {ask} people now.")
     if imported.not_gold:
@@ -120,10 +124,9 @@ def stats(store: StoreArgument) -> None:
 
     where = opened(store)
     counts = [(name.replace("_", " "), f"{count:,}") for name, count in where.counts().items() if count]
-    _print([*counts, ("guidelines", f"version {where.guidelines().version}")])
+    show_table(Console(), "", [*counts, ("guidelines", f"version {where.guidelines().version}")])
     people = [(one.name, one.role, f"{one.judged:,}", _seconds(one.seconds), one.access) for one in workload(where)]
-    if people:
-        _print(people, "annotator", "role", "judged", "median seconds", "access")
+    show_table(Console(), "", people, ("annotator", "role", "judged", "median seconds", "access"))
     if not where.counts()["judgments"]:
         typer.echo(f"Nobody has judged anything yet: `tether prefs serve {store}` lets people begin.")
 
@@ -138,15 +141,12 @@ def agree(
     """Measure how far people agree beyond chance, how good each is, and who clicks without reading."""
     from dataclasses import asdict
 
-    from rich.console import Console
-
     from tether.core.errors import DataError
-    from tether.core.rundir import write_json
     from tether.preferences.agreement import agreement_report
     from tether.preferences.exchange import gold_answers, votes
     from tether.preferences.quality import annotator_quality, suspicious
 
-    where = opened(store)
+    console, where = Console(), opened(store)
     cast = list(votes(where, round=round, names=names))
     with_gold = list(votes(where, round=round, names=names, gold=True))
     if not with_gold:
@@ -154,17 +154,15 @@ def agree(
     report, gold = agreement_report(cast, windows=windows), gold_answers(where)
     quality, suspects = annotator_quality(with_gold, gold=gold), suspicious(with_gold, gold=gold)
     counts = f"{report['num_votes']:,} judgments of {report['num_items']:,} pairs by {report['num_annotators']} people"
-    _print(_figures(report), "", "value", "95%", "pairs", title=counts)
+    show_table(console, counts, _figures(report), ("", "value", "95%", "pairs"))
     people = []
     for one in quality:
         shares = map(str, (one.others, one.gold, one.left))
         people.append((one.annotator, f"{one.num_votes:,}", f"{one.accuracy:.0%}", *shares, _seconds(one.seconds)))
-    _print(people, "annotator", "judged", "accuracy", "with others", "gold", "left", "median seconds")
+    show_table(console, "", people, ("annotator", "judged", "accuracy", "with others", "gold", "left", "median seconds"))
     for suspect in suspects:
-        Console().print(f"[yellow]{suspect.annotator}[/]: {suspect.reason} (p = {suspect.p_value:.2g})", highlight=False)
-    if output:
-        write_json(output, {**report, "annotators": [asdict(q) for q in quality], "suspicious": [asdict(s) for s in suspects]})
-        typer.echo(f"Everything: {output}")
+        console.print(f"[yellow]{escape(suspect.annotator)}[/]: {suspect.reason} (p = {suspect.p_value:.2g})", highlight=False)
+    save(console, output, {**report, "annotators": list(map(asdict, quality)), "suspicious": list(map(asdict, suspects))})
 
 
 def _ask(
@@ -234,7 +232,7 @@ def rank(
     where = opened(store)
     if rows := standings(where, round=round):
         scores = [(one.model, f"{one.score:+.2f}", f"{one.won:,}", f"{one.tied:,}", f"{one.lost:,}") for one in rows]
-        _print(scores, "model", "log-odds", "won", "tied", "lost")
+        show_table(Console(), "", scores, ("model", "log-odds", "won", "tied", "lost"))
     prompts = list(ranked(where, round=round)) if output or not rows else []
     if not rows and not prompts:
         raise DataError(f"{store}: nobody has judged anything yet")
@@ -275,17 +273,6 @@ def _guidelines(
     if version is not None and not row.version:
         raise ConfigError(f"{store} has no version {version} of the guidelines; the latest is {where.guidelines().version}")
     typer.echo(f"version {row.version}\n\n{row.text}" if row.version else "there are no guidelines yet")
-
-
-def _print(rows: Iterable[Iterable[str]], *headers: str, title: str = "") -> None:
-    from rich.console import Console
-    from rich.table import Column, Table
-
-    columns = headers or (Column(), Column(justify="right"))
-    table = Table(*columns, title=title or None, show_header=bool(headers), title_justify="left")
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
 
 
 def _seconds(seconds: float | None) -> str:

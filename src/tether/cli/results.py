@@ -1,21 +1,19 @@
-"""Tables and lines that commands show at their end; loaded by then, not before."""
+"""The results of training and judging, as commands show them at their end; loaded by then, not before."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from tether.core.rundir import write_json
+from tether.cli.tables import point_to, show_table
 from tether.core.stages import STAGES
 from tether.report.narrative import Conclusion, conclusion, loop_conclusion
-from tether.report.numbers import bracketed, duration, gigabytes, listing
+from tether.report.numbers import bracketed, duration, gigabytes, listing, percent, signed
 from tether.report.page import write_report
 from tether.report.reading import read_journey, read_loop
 from tether.report.tiles import ARM_COLUMNS, ROUND_COLUMNS, arm_table, round_rows, tiles
@@ -25,39 +23,18 @@ Facts = Mapping[str, Any]
 Rows = Iterator[tuple[str, str]]
 FLAT = 100.0
 """A fitted temperature above which nothing is left of a verdict: log-odds of 5 become a probability of 0.51."""
-SCORE, GAIN, FINE_GAIN, SHARE = "{:.3f}".format, "{:+.2f}".format, "{:+.3f}".format, "{:.1%}".format
-
-
-def fact_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
-    """Names on the left, what is known of them on the right."""
-    table = Table(title=title, show_header=False, title_justify="left")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def point_to(console: Console, what: str, path: Path | str) -> None:
-    """Print where something lies, in one line that can be copied."""
-    console.print(f"{what}: {path}", highlight=False, soft_wrap=True)
-
-
-def save(console: Console, path: Path | None, value: Any) -> None:
-    """Write everything as JSON where the user asked for it, and say so."""
-    if path:
-        write_json(path, value)
-        point_to(console, "Everything", path)
 
 
 def show_run(console: Console, run: Path) -> None:
     """The end of a whole recipe: the page's key numbers, tables and verdict, or those of its rounds, and where the page is."""
     if loop := read_loop(run):
         wide = console if console.is_terminal else Console(width=170)  # a file or a pipe has no edge
-        show_columns(wide, "rounds", ROUND_COLUMNS, round_rows(loop))
+        show_table(wide, "rounds", round_rows(loop), ROUND_COLUMNS)
         show_conclusion(console, loop_conclusion(loop))
     else:
         journey = read_journey(run)
-        console.print(fact_table("What happened", ((tile.name, f"{tile.value}  {tile.detail}") for tile in tiles(journey))))
-        show_columns(console, "policies", ARM_COLUMNS, arm_table(journey.arms))
+        show_table(console, "What happened", [(tile.name, f"{tile.value}  {tile.detail}") for tile in tiles(journey)])
+        show_table(console, "policies", arm_table(journey.arms), ARM_COLUMNS)
         show_conclusion(console, conclusion(journey))
     point_to(console, "The page", write_report(run))
 
@@ -84,15 +61,6 @@ def show_next(console: Console, run: Path, done: Sequence[str], again: Sequence[
         console.print(f"  {command:{width}}   {why}", highlight=False, markup=False, soft_wrap=True)
 
 
-def show_columns(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table of the page; nothing without rows."""
-    table = Table(*columns, title=title, title_justify="left")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    if rows:
-        console.print(table)
-
-
 def show_conclusion(console: Console, conclusion: Conclusion) -> None:
     """The page's verdict, a sentence a line."""
     for sentence in (conclusion.headline, *conclusion.sentences, *conclusion.warnings):
@@ -103,7 +71,7 @@ def show_stage(console: Console, run: Path, summary: Facts) -> None:
     """The summary of a stage, and its verdict and warnings as the page has them; collected pairs have none."""
     costs = (("time", summary.get("seconds"), duration), ("peak memory", summary.get("peak_rss_bytes"), gigabytes))
     rows = [*listing(summary), *((name, show(value)) for name, value, show in costs if value is not None)]
-    console.print(fact_table(run.name, rows))
+    show_table(console, run.name, rows)
     if not (run / "pairs.jsonl").is_file():
         show_conclusion(console, conclusion(read_journey(run)))
     point_to(console, run.name, run)
@@ -111,7 +79,7 @@ def show_stage(console: Console, run: Path, summary: Facts) -> None:
 
 def show_agreement(console: Console, name: str, result: Facts, *, warn: bool = True) -> None:
     """How far a judge agrees with the labels of a file, and what that means."""
-    console.print(fact_table(name, _agreement_rows(result)))
+    show_table(console, name, _agreement_rows(result))
     for sentence in _warnings(result) if warn else ():
         console.print(f"[bold yellow]{sentence}[/]", highlight=False)
 
@@ -123,21 +91,22 @@ def _agreement_rows(result: Facts) -> Rows:
     if result["num_parsed"]:
         yield "  read off written replies", f"{result['num_parsed']:,}: their labels are 0, 1/2 or 1"
     if agreement:
-        once, first, last = (_centre(agreement[f"accuracy_{name}"]) for name in ("once", "shown_first", "shown_second"))
-        yield "agrees with the labels", f"{bracketed(agreement['accuracy'], SHARE)}; asked once {once}"
-        kappa = bracketed(agreement["kappa"], GAIN) or "not known"
+        once, first, last = (percent(agreement[f"accuracy_{name}"]["value"]) for name in ("once", "shown_first", "shown_second"))
+        yield "agrees with the labels", f"{bracketed(agreement['accuracy'], percent)}; asked once {once}"
+        kappa = bracketed(agreement["kappa"], signed) or "not known"
         yield "Cohen's kappa", f"{kappa}; asked once {agreement['kappa_once']['value']:+.2f}"
         yield "  chosen shown first, last", f"{first} and {last}"
-        yield "the longer answer", f"{bracketed(agreement['length_only'], SHARE)} of the labels"
+        yield "the longer answer", f"{bracketed(agreement['length_only'], percent)} of the labels"
         if people := agreement["annotators"]:
             yield "two annotators agree", f"{people['agree']:.1%}; the judge with one {people['model_agrees']:.1%}"
     if position:
         if position["bias"]:
-            yield "the first place adds", f"{bracketed(position['bias'], GAIN)} nats of log-odds"
-        yield "verdicts for the first place", bracketed(position["names_first"], SHARE)
-        yield "verdict follows the place", f"{bracketed(position['follows_place'], SHARE)} of pairs"
+            yield "the first place adds", f"{bracketed(position['bias'], signed)} nats of log-odds"
+        yield "verdicts for the first place", bracketed(position["names_first"], percent)
+        yield "verdict follows the place", f"{bracketed(position['follows_place'], percent)} of pairs"
         if agreement:
-            once, averaged, labels = (_centre(agreement["first_share"][name]) for name in ("once", "averaged", "people"))
+            shares = agreement["first_share"]
+            once, averaged, labels = (percent(shares[name]["value"]) for name in ("once", "averaged", "people"))
             yield "first of a drawn order wins", f"{once} asked once, {averaged} averaged, {labels} by the labels"
         yield "undecided after averaging", f"{result['undecided']:.1%}"
     if agreement:
@@ -148,10 +117,6 @@ def _agreement_rows(result: Facts) -> Rows:
             yield "  mended", f"{agreement['calibration_error_after']:.3f} by --temperature {agreement['temperature']:.2f}"
     if result["mass"] is not None:
         yield "probability of any verdict", f"{result['mass']:.1%}"
-
-
-def _centre(estimate: Facts) -> str:
-    return f"{estimate['value']:.1%}"
 
 
 def _warnings(result: Facts) -> Iterator[str]:
