@@ -183,7 +183,7 @@ def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, prog
     from tether.report.page import write_report
 
     root, console = Path(recipe.run), Console(quiet=not progress)
-    remember(root, "stages", recipe, chosen)
+    remember(root, recipe, chosen)
     with bars(console, on_step) as announce:
         run_recipe(recipe, chosen, announce)
     console.print(f"[dim]{root}: {', '.join(chosen)} done; page: {write_report(root)}[/]", highlight=False, soft_wrap=True)

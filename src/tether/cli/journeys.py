@@ -105,7 +105,7 @@ def _stages(config: BaseRecipe, chosen: list[str], given: Sequence[str] = ()) ->
         run_recipe(config, chosen)
         return
     console, root = Console(), Path(config.run)
-    remember(root, "stages", config, chosen)
+    remember(root, config, chosen)
     left = [name for name in config.stages if config.repeat or not (root / name / "summary.json").is_file()]
     if not set(chosen) & set(left):
         console.print("Finished before: nothing is trained again. For a new run, name another folder with run=PATH.")
@@ -154,11 +154,6 @@ def resume(
         from tether.run.recipe import recipe_type
 
         root, started = remembered(run)
-        if started["command"] != "stages":
-            raise RunError(
-                f"{root} was begun by `tether {started['command']}` of an earlier revision, which laid its folder out otherwise. "
-                "Its report, its models and `tether chat` work; to train, begin in another run folder"
-            )
         values = {**started["config"], "run": str(root)}
         config = build(recipe_type(), values, overrides or (), where=str(root / "command.json"))
     _stages(config, started["stages"])

@@ -7,9 +7,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
-from rich.text import Text
 
 OnStep = Callable[[str, int, Mapping[str, Any]], None]
 """(stage, step, metrics): called after every step; what it raises ends the training, which goes on from its last checkpoint."""
@@ -70,22 +69,6 @@ class Bar:
             self.on_step(self.phase, done, metrics)
 
 
-class _Clock(ProgressColumn):
-    """The time since the phase began, and once two steps are done about how much is left: 1:07<2:30."""
-
-    max_refresh = 0.5
-
-    def render(self, task: Task) -> Text:
-        spent = _clock(task.finished_time if task.finished_time is not None else task.elapsed or 0.0)
-        left = None if task.finished or task.total is None else task.time_remaining
-        return Text(spent if left is None else f"{spent}<{_clock(left)}", style="progress.remaining")
-
-
-def _clock(seconds: float) -> str:
-    hours, rest = divmod(int(seconds), 3600)
-    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
-
-
 @contextlib.contextmanager
 def bars(console: Console, on_step: OnStep | None = None) -> Iterator[Callable[[str], Bar]]:
     """Yields a function that opens a bar for a phase; one in which nothing was done goes when the next is opened.
@@ -96,7 +79,8 @@ def bars(console: Console, on_step: OnStep | None = None) -> Iterator[Callable[[
         TextColumn("[bold]{task.description}", table_column=Column(no_wrap=True, min_width=15)),
         BarColumn(bar_width=8),
         MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=7)),
-        _Clock(Column(no_wrap=True, min_width=11)),
+        TimeElapsedColumn(Column(no_wrap=True, min_width=7)),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True, min_width=5)),
         TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
     )
     with Progress(*columns, console=console, disable=console.quiet) as progress:

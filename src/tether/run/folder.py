@@ -40,11 +40,7 @@ def _with_rates(config: ConfigT, before: Any) -> ConfigT:
     return config.model_copy(update=changes) if changes else config
 
 
-GROWING = {"run", "arms", "repeat", "track", "learner", "on"}
-"""What of a recipe may change from one start to the next."""
-
-
-def remember(root: Path, command: str, config: Config, stages: Sequence[str] = ()) -> None:
+def remember(root: Path, config: Config, stages: Sequence[str]) -> None:
     """Note in `root` what was started there, for `tether resume`.
 
     From here on no other process works in `root`. What contradicts a run that has begun there is not noted: the run will say what
@@ -53,12 +49,11 @@ def remember(root: Path, command: str, config: Config, stages: Sequence[str] = (
     root.mkdir(parents=True, exist_ok=True)
     hold(root)
     path, settings = root / "command.json", config.model_dump(mode="json", exclude_unset=True)
-    before = read_json(path) if path.is_file() else {"command": command, "config": settings}
+    before = read_json(path) if path.is_file() else {"config": settings}
     begun = [name for name in before.get("stages", ()) if (root / name / "config.json").is_file()]
-    fixed = ("model", "seed", *begun) if begun else () if stages else set(settings) - GROWING
-    same = all(before["config"].get(name) == settings.get(name) for name in fixed)
-    if same and before["command"] == command:
-        write_json(path, {"command": command, "stages": [*dict.fromkeys((*begun, *stages))], "config": settings})
+    fixed = ("model", "seed", *begun) if begun else ()
+    if all(before["config"].get(name) == settings.get(name) for name in fixed):
+        write_json(path, {"stages": [*dict.fromkeys((*begun, *stages))], "config": settings})
 
 
 def remembered(place: Path) -> tuple[Path, dict[str, Any]]:
