@@ -37,7 +37,6 @@ def method(name: str) -> Callable[..., Run]:
     """
     kind, fixed = _stage(name)
     places, _ = takes(name)
-    run_one = _evaluate if kind.makes == "verdict" else _train
 
     def call(*arguments: Any, **given: Any) -> Run:
         by_place = dict(zip(places, arguments, strict=False))
@@ -45,7 +44,7 @@ def method(name: str) -> Callable[..., Run]:
             raise ConfigError(f"tether.{name}: {', '.join(foreign)}")
         if len(arguments) > len(places) or by_place.keys() & given.keys() or "model" not in {**by_place, **given}:
             raise TypeError(f"tether.{name}({', '.join(places)}, *, ...): a model first, and each argument once")
-        return run_one(name, **by_place, **given)
+        return _start(name, **by_place, **given)
 
     call.__name__ = call.__qualname__ = name
     call.__doc__ = _doc(kind, fixed)
@@ -78,7 +77,7 @@ def _doc(kind: StageKind, fixed: Json) -> str:
     )
 
 
-def _train(
+def _start(
     name: str,
     *,
     model: Any = None,
@@ -91,15 +90,18 @@ def _train(
     progress: bool = True,
     **settings: Any,
 ) -> Run:
-    """One stage, in the run of its own or in that of `model`."""
+    """One stage, in the run of its own or in that of `model`; a comparison of policies always in that of theirs."""
     kind, fixed = _stage(name)
+    compares = kind.makes == "verdict"
+    if compares and not isinstance(model, Run):
+        model = Run(model)
     if isinstance(prompts, int):  # how many of them, where that is a key
         settings, prompts = {**settings, "prompts": prompts}, None
     if data is not None and prompts is not None:
         raise ConfigError(f"tether.{name}: data and prompts are the same rows here: give one of them")
     rows = data if prompts is None else prompts
     root = Path(run) if run is not None else model.path if isinstance(model, Run) else Path("runs") / name
-    top = {key: settings.pop(key) for key in SHARED if key in settings}
+    top = {key: settings.pop(key) for key in SHARED if key in settings and not compares}
     seed = {"seed": top["seed"]} if "seed" in top and "seed" in kind.section.model_fields else {}
     section = {**fixed, **seed, **settings_values(settings, root, name)}
     if reward is not None or reward_weights is not None:
@@ -108,24 +110,7 @@ def _train(
         section |= reward_values(reward, reward_weights, conversations=_are_conversations(rows))
     if rows is not None and not (isinstance(rows, Run) and rows.path == root):  # a run's own pairs need no name
         section["data"] = data_values(rows, root, "data" if prompts is None else "prompts")
-    return _start(kind.name, model, {**top, kind.name: section}, root, on_step, progress)
-
-
-def _evaluate(
-    name: str,
-    *,
-    model: Run | str | Path,
-    prompts: Any = None,
-    on_step: OnStep | None = None,
-    progress: bool = True,
-    **settings: Any,
-) -> Run:
-    """The comparison of a run's policies with their start."""
-    origin = model if isinstance(model, Run) else Run(model)
-    values = settings_values(settings, origin.path, name)
-    if prompts is not None:
-        values["data"] = data_values(prompts, origin.path, "heldout")
-    return _start(name, origin, {name: values}, origin.path, on_step, progress)
+    return _joined(kind.name, model, {**top, kind.name: section}, root, on_step, progress)
 
 
 def _are_conversations(rows: Any) -> bool:
@@ -137,7 +122,7 @@ def _are_conversations(rows: Any) -> bool:
     return isinstance(prompt, Sequence) and not isinstance(prompt, str)
 
 
-def _start(name: str, model: Any, values: Json, root: Path, on_step: OnStep | None, progress: bool) -> Run:
+def _joined(name: str, model: Any, values: Json, root: Path, on_step: OnStep | None, progress: bool) -> Run:
     """Run one stage in `root`, whose recipe it joins."""
     before: Json = {}
     if (root / "command.json").is_file():

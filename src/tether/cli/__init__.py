@@ -52,7 +52,7 @@ class Commands(_Group):
         return super().resolve_command(ctx, [name, *args[1:]] if name in self.commands else args)
 
 
-GROUPS = {"data": ("inspect",), "prefs": ("serve", *prefs.COMMANDS)}
+GROUPS = {"data": ("inspect",), "prefs": prefs.COMMANDS}
 PANELS = {
     "Train": "quickstart sft reward process direct dpo kto ppo grpo reinforce rloo best-of-n online-direct rounds",
     "Data": "data",
@@ -101,7 +101,6 @@ for name, command in (
 ):  # fmt: skip
     _add(name, command)
 data_app.command("inspect", cls=_Command)(examine.inspect)
-prefs_app.command(cls=_Command)(serve.serve)
 for name, command in prefs.COMMANDS.items():
     prefs_app.command(name, cls=_Command)(command)
 
