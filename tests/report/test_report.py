@@ -550,8 +550,8 @@ def test_answers_are_ranked_by_the_change_of_gold() -> None:
 
 def test_series_keeps_gaps_and_skips_absent_keys() -> None:
     rows = [{"step": 1, "a": 1}, {"step": 2, "a": None}, {"step": 3}, {"step": 4, "a": True}, {"step": None, "a": 2.5}]
-    assert series(rows, "a") == ([1.0, 2.0, 4.0, 4.0], [1.0, None, None, 2.5])
-    assert series([{"step": 1, "b": None}], "b") == ([], [])
+    assert series(rows, "a") == [(1.0, 1.0), (2.0, None), (4.0, None), (4.0, 2.5)]
+    assert series([{"step": 1, "b": None}], "b") == []
 
 
 def test_a_long_line_keeps_its_spikes_its_gaps_and_its_end() -> None:

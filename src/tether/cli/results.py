@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -41,23 +42,22 @@ def show_run(console: Console, run: Path) -> None:
 
 def show_next(console: Console, run: Path, done: Sequence[str], again: Sequence[str]) -> None:
     """The commands that make sense after these stages, ready to be copied; `again` runs the next stage."""
-    made, rows = {STAGES[name].makes for name in done if name in STAGES}, []
-    if "pairs" in made:
-        rows.append((f"tether data inspect {run / 'pairs' / 'pairs.jsonl'}", "look at the comparisons"))
-    if "reward" in done:
-        rows.append((f"tether reward-bench {run} FILES", "test the reward model on other comparisons"))
-    if again:
-        rows.append((shlex.join(again), "the next stage"))
-    elif "reward" in done and not made & {"policy", "verdict"}:
-        rows.append(("tether new ppo", f'a recipe to train against it, with reward_model = "{run}" in [ppo]'))
-    if made & {"sft", "direct", "policy", "rounds", "verdict"}:
-        rows.append((f"tether chat {run}", "talk to the result"))
-        rows.append((f'tether generate {run} -p "I lost my keys."', "or let it answer once"))
-        rows.append((f"tether report {run}", "a page of the whole run"))
-        rows.append((f"tether doctor {run}", "what may have gone wrong in it"))
-        rows.append((f"tether export {run} {run}-export", "a folder for transformers, vLLM, TRL"))
-    width = max((len(command) for command, _ in rows), default=0)
-    for command, why in rows:
+    made = {STAGES[name].makes for name in done if name in STAGES}
+    trained, rewarded = bool(made & {"sft", "direct", "policy", "rounds", "verdict"}), "reward" in done
+    against = f'a recipe to train against it, with reward_model = "{run}" in [ppo]'
+    commands = (
+        ("pairs" in made, f"tether data inspect {run / 'pairs' / 'pairs.jsonl'}", "look at the comparisons"),
+        (rewarded, f"tether reward-bench {run} FILES", "test the reward model on other comparisons"),
+        (bool(again), shlex.join(again), "the next stage"),
+        (rewarded and not again and not made & {"policy", "verdict"}, "tether new ppo", against),
+        (trained, f"tether chat {run}", "talk to the result"),
+        (trained, f'tether generate {run} -p "I lost my keys."', "or let it answer once"),
+        (trained, f"tether report {run}", "a page of the whole run"),
+        (trained, f"tether doctor {run}", "what may have gone wrong in it"),
+        (trained, f"tether export {run} {run}-export", "a folder for transformers, vLLM, TRL"),
+    )
+    width = max((len(command) for there, command, _ in commands if there), default=0)
+    for _, command, why in filter(itemgetter(0), commands):
         console.print(f"  {command:{width}}   {why}", highlight=False, markup=False, soft_wrap=True)
 
 

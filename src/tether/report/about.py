@@ -12,7 +12,6 @@ from tether.report.numbers import SENTENCES, duration, percent, thousands
 from tether.report.reading import Journey, Row, SubRun, finite, mapping, present, printable
 
 NAMES, GOLD, PARTS = SENTENCES["methods"], SENTENCES["gold"], SENTENCES["parts"]
-COUNTED = ("train", "heldout", "pairs", "heldout_pairs", "answers", "problems")
 IDLE = 0.1
 """Share of a step that the learner may wait and yet be the one that takes the time."""
 VERSIONS = ("tether", "Python", "torch", "transformers", "peft")
@@ -78,10 +77,8 @@ def facts(journey: Journey, run: Path) -> list[tuple[str, list[str]]]:
 
 
 def _data(stage: SubRun) -> Iterator[str]:
-    """The files that a stage read, and how many rows it used of them."""
-    files, summary = mapping(mapping(stage.manifest).get("data")), stage.summary
-    used = sum(finite(summary.get(f"num_{name}")) or 0 for name in COUNTED) or finite(summary.get("num_prompts"))
-    rows = finite(mapping(stage.manifest).get("rows")) or used
+    """The files that a stage read, and how many rows it found in them."""
+    files, rows = mapping(mapping(stage.manifest).get("data")), finite(mapping(stage.manifest).get("rows"))
     if paths := list(files) or mapping(stage.settings.get("data")).get("path"):
         packaged = "tether/recipes/quickstart/"
         each = [str(path) for path in (paths if isinstance(paths, list) else [paths])]

@@ -42,7 +42,7 @@ def _without_proxy(chart: Row) -> Row:
 
 def goodhart_figures(arms: Sequence[SubRun]) -> list[Plot]:
     """Proxy against gold, over the square root of the KL and over steps, of the arms that gold judged."""
-    return charts("goodhart", [arm for arm in arms if series(arm.metrics, "gold/score")[0]])
+    return charts("goodhart", [arm for arm in arms if series(arm.metrics, "gold/score")])
 
 
 def _drawn(chart: Row, arms: Sequence[SubRun]) -> list[Plot]:
@@ -65,13 +65,13 @@ def _drawn(chart: Row, arms: Sequence[SubRun]) -> list[Plot]:
 
 def _first_key(arm: SubRun, keys: Iterable[str]) -> str:
     """The first of these metrics that the run has; empty without one."""
-    return next((key for key in keys if series(arm.metrics, key)[0]), "")
+    return next((key for key in keys if series(arm.metrics, key)), "")
 
 
 def _over_steps(arm: SubRun, key: str) -> Sequence[tuple[float, float | None]]:
     """A metric without gaps where only some rows have it."""
-    steps, values = series(arm.metrics, key)
-    return list(zip(steps, values, strict=True)) if len(steps) == len(arm.metrics) else present(arm.metrics, key)
+    points = series(arm.metrics, key)
+    return points if len(points) == len(arm.metrics) else present(arm.metrics, key)
 
 
 def _over_distance(arm: SubRun, key: str) -> Sequence[tuple[float, float]]:
@@ -96,8 +96,7 @@ def loss_figures(stage: SubRun) -> list[Plot]:
 
 def parts_figures(parts: Sequence[Part], arms: Sequence[tuple[str, Mapping[str, tuple[float, float]]]]) -> list[Plot]:
     """A dumbbell a part of the gold score, before to after; other arms as open marks."""
-    rods = [(x, place) for place, part in enumerate(parts) for x in (part.before, part.after, None)]
-    traces = [_marks(rods, "", MUTED, mode="line", size=3.0, silent=True)] if parts else []
+    traces = [_rods([(part.before, part.after) for part in parts])] if parts else []
     own = {part.name: (part.before, part.after) for part in parts}
     ends = [("before", 0, MUTED, "open", own), ("after", 1, BLUE, "marks", own)]
     ends += [(f"after, {arm}", 1, PALETTE[(i + 1) % len(PALETTE)], "open", of) for i, (arm, of) in enumerate(arms)]
@@ -111,20 +110,24 @@ def _marks(points: Sequence[tuple[float | None, int]], name: str, colour: str, *
     return Trace([x for x, _ in points], [y for _, y in points], name, colour, **{"mode": "marks", **more})
 
 
+def _rods(ends: Sequence[Sequence[float]]) -> Trace:
+    """A stroke in each row, from one value to another."""
+    points = [(x, place) for place, pair in enumerate(ends) if pair for x in (*pair, None)]
+    return _marks(points, "", MUTED, mode="line", size=3.0, silent=True)
+
+
 def accuracy_figures(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> list[Plot]:
     """The reward model's accuracy with its interval, beside the agreement of the people it learnt from."""
-    names: list[str] = []
-    traces: list[Trace] = []
-    for source, group, colour, keys in ((reward, "reward model", BLUE, ACCURACIES), (pairs, "annotators", GREEN, AGREEMENTS)):
-        shares = [(name, share) for key, name in keys.items() if (share := estimate(source.get(key)))]
-        if not shares and source is reward:
-            return []
-        rows = list(enumerate((share for _, share in shares), len(names)))
-        ends = [(x, row) for row, share in rows if has_interval(share) for x in (share.low, share.high, None)]
-        notes = [bracketed(share, percent) for _, share in rows]
-        traces += [_marks(ends, "", colour, mode="line", size=2.5, silent=True)] if ends else []
-        traces += [_marks([(share.value, row) for row, share in rows], group, colour, size=11.0, notes=notes)] if rows else []
-        names += [name for name, _ in shares]
+    groups = ((reward, "reward model", BLUE, ACCURACIES), (pairs, "annotators", GREEN, AGREEMENTS))
+    rows = [(group, keys[key], share) for of, group, _, keys in groups for key in keys if (share := estimate(of.get(key)))]
+    if not rows or rows[0][0] != "reward model":
+        return []
+    traces = [_rods([(share.low, share.high) if has_interval(share) else () for *_, share in rows])]
+    for _, name, colour, _ in groups:
+        own = [(share, place) for place, (group, _, share) in enumerate(rows) if group == name]
+        notes = [bracketed(share, percent) for share, _ in own]
+        traces += [_marks([(share.value, place) for share, place in own], name, colour, size=11.0, notes=notes)] if own else []
+    names = [name for _, name, _ in rows]
     chance = Trace([0.5, 0.5], [-0.5, len(names) - 0.5], "chance", MUTED, dash="dot", size=1.2, silent=True)
     return framed("reward-accuracy", [chance, *traces], height=60 + 56 * len(names), rows=names)
 
@@ -144,17 +147,10 @@ def reliability_figures(reward: Mapping[str, Any]) -> list[Plot]:
     ])  # fmt: skip
 
 
-def cost_figures(arms: Sequence[SubRun]) -> list[Plot]:
-    """Seconds by phase of a step, throughput, memory."""
-    return charts("phases", arms[:1]) + charts("cost", arms)
-
-
 def stage_figures(stages: Sequence[tuple[str, float]]) -> list[Plot]:
     """Seconds by stage."""
-    rods = [(x, place) for place, (_, seconds) in enumerate(stages) for x in (0.0, seconds, None)]
-    ends = [(seconds, place) for place, (_, seconds) in enumerate(stages)]
-    traces = [_marks(rods, "", MUTED, mode="line", size=3.0, silent=True)]
-    traces += [_marks(ends, "", BLUE, size=11.0, notes=[duration(seconds) for _, seconds in stages])]
+    ends, notes = [(seconds, place) for place, (_, seconds) in enumerate(stages)], [duration(seconds) for _, seconds in stages]
+    traces = [_rods([(0.0, seconds) for _, seconds in stages]), _marks(ends, "", BLUE, size=11.0, notes=notes)]
     return framed("stages", traces, height=40 + 34 * len(stages), rows=[name for name, _ in stages]) if len(stages) > 1 else []
 
 

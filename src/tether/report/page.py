@@ -115,7 +115,7 @@ def _figures(journey: Journey, parts: Sequence[Part]) -> Figures:
         "curves": figures.charts("curves", journey.arms, own),
         "health": figures.charts("health", journey.arms, own),
         "parts": figures.parts_figures(parts, [(arm.name, stored_parts(arm)) for arm in journey.arms[1:]]),
-        "cost": figures.cost_figures(journey.arms),
+        "cost": [*figures.charts("phases", journey.arms[:1]), *figures.charts("cost", journey.arms)],
         "stages": figures.stage_figures(seconds),
     }
 

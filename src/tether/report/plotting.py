@@ -10,9 +10,8 @@ import math
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
-from statistics import median_low
 from typing import Any, NamedTuple
 
 from tether.report.numbers import percent as as_percent
@@ -144,11 +143,9 @@ def _spread(texts: dict[float, list[str]]) -> list[float]:
     places = sorted(texts)
     if len(places) <= MOST_HITS:
         return places
-    buckets: dict[int, list[float]] = {}
-    for place in places:
-        buckets.setdefault(int((MOST_HITS - 1e-9) * (place - places[0]) / (places[-1] - places[0])), []).append(place)
-    most = ((bucket, max(len(texts[place]) for place in bucket)) for bucket in buckets.values())
-    return [median_low([place for place in bucket if len(texts[place]) == count]) for bucket, count in most]
+    width = (places[-1] - places[0]) / (MOST_HITS - 1e-9)
+    buckets = groupby(places, key=lambda place: int((place - places[0]) / width))
+    return [max(bucket, key=lambda place: len(texts[place])) for _, bucket in buckets]
 
 
 def envelope(xs: Sequence[Value], ys: Sequence[Value], longest: int = MOST_POINTS) -> list[tuple[Value, Value]]:

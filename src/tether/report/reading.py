@@ -261,21 +261,16 @@ def estimate(value: Any) -> Estimate | None:
     return Estimate(centre, math.nan if low is None else low, math.nan if high is None else high, int(count or 0))
 
 
-def series(rows: Sequence[Row], key: str) -> tuple[list[float], list[float | None]]:
-    """Steps and values of one metric, in the order written: null values stay (a gap in the line), absent keys are skipped."""
-    steps: list[float] = []
-    values: list[float | None] = []
-    for index, row in enumerate(rows):
-        if key in row:
-            step = finite(row.get("step"))
-            steps.append(float(index) if step is None else step)
-            values.append(finite(row[key]))
-    return (steps, values) if any(value is not None for value in values) else ([], [])
+def series(rows: Sequence[Row], key: str) -> list[tuple[float, float | None]]:
+    """Steps with values of one metric, as written: null values stay (a gap in the line), absent keys are skipped."""
+    numbered = ((index, row.get("step"), row[key]) for index, row in enumerate(rows) if key in row)
+    points = [(float(index) if (at := finite(step)) is None else at, finite(value)) for index, step, value in numbered]
+    return points if any(value is not None for _, value in points) else []
 
 
 def present(rows: Sequence[Row], key: str) -> list[tuple[float, float]]:
     """Steps with values of one metric, nulls left out."""
-    return [(step, value) for step, value in zip(*series(rows, key), strict=True) if value is not None]
+    return [(step, value) for step, value in series(rows, key) if value is not None]
 
 
 def trend_of(rows: Sequence[Row], *keys: str) -> Trend | None:
