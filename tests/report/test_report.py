@@ -540,12 +540,12 @@ def test_answers_are_ranked_by_the_change_of_gold() -> None:
     rows = [{**answer, "id": str(i), "gold_after": float(i)} for i in range(100)]
     rows += [{**answer, "id": "unscored", "gold_before": None, "gold_after": 1.0}]
     text, (best, median, worst) = answer_groups(rows)
-    assert [answer["id"] for answer in best.answers] == [str(i) for i in range(99, 91, -1)]
-    assert [answer["id"] for answer in median.answers] == [str(i) for i in range(53, 45, -1)]
-    assert [answer["id"] for answer in worst.answers] == [str(i) for i in range(8)]
+    assert [answer["id"] for answer in best[1]] == [str(i) for i in range(99, 91, -1)]
+    assert [answer["id"] for answer in median[1]] == [str(i) for i in range(53, 45, -1)]
+    assert [answer["id"] for answer in worst[1]] == [str(i) for i in range(8)]
     assert "100 pairs of answers" in text
     assert "1 without a gold score" in text
-    assert [answer["id"] for answer in answer_groups(rows[:3])[1][0].answers] == ["2", "1", "0"]
+    assert [answer["id"] for answer in answer_groups(rows[:3])[1][0][1]] == ["2", "1", "0"]
 
 
 def test_series_keeps_gaps_and_skips_absent_keys() -> None:

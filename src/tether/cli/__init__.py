@@ -144,7 +144,7 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
         if code == 130:  # what the command-line library makes of Ctrl-C
-            _leave(f"interrupted; {stopping.AGAIN}", 130)
+            raise KeyboardInterrupt
         raise SystemExit(code if isinstance(code, int) else 0)
     except TetherError as error:
         _leave(str(error), 2)

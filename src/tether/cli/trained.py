@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +14,7 @@ from rich.markup import escape
 from tether.cli import options
 from tether.cli.progress import starting
 from tether.core.errors import ConfigError
+from tether.core.rundir import write_jsonl
 from tether.core.visible import visible
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def generate(
     if output is not None:
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         fields = ({"id": r.prompt.id, "prompt": r.prompt.text, "response": r.text, "stop": r.stop_reason.value} for r in rollouts)
-        output.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in fields), encoding="utf-8")
+        write_jsonl(output, fields)
         return
     console = Console()
     for group in groups:

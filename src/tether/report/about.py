@@ -105,9 +105,6 @@ def who_judged(journey: Journey, names: Iterable[str]) -> tuple[list[str], list[
         return [], []
     stages = sorted(journey.stages, key=lambda stage: stage.section != "evaluate")
     noted = next((judge for stage in stages if (judge := mapping(mapping(stage.manifest).get("judge")))), {})
-    sections = [section for stage in stages for section in (stage.settings, mapping(stage.settings.get("evaluate")))]
-    judges = [judge for section in sections if (judge := mapping(section.get("judge")))]
-    configured = next((judge.get("call") or judge.get("model") for judge in judges), "")
-    name, says = str(noted.get("name") or configured or ""), str(noted.get("says") or "")
+    name, says = str(noted.get("name") or ""), str(noted.get("says") or "")
     sentences = [GOLD["what"], *([GOLD["says" if says else "name"].format(name=name, says=says)] if name else [])]
     return sentences, [(part, PARTS[part]) for part in names if part in PARTS and name.startswith("tether.quickstart.")]
