@@ -515,7 +515,8 @@ def test_samples_of_one_prompt_are_not_independent(tmp_path: Path, synthetic: An
     changes = [0.5 if i % 2 else -0.4 for i in range(20)]
     rows = [{"id": str(i), "parts_before": {"kind": 0.0}, "parts_after": {"kind": c}} for i, c in enumerate(changes)] * 20
     synthetic.write_lines(run / "evaluate" / "answers.jsonl", rows)
-    (part,) = gold_parts(read_journey(run))
+    journey = read_journey(run)
+    (part,) = gold_parts(journey.stage("policy"), journey.answers)
     assert part.change == pytest.approx(0.05)
     assert part.noise == pytest.approx(1.96 * (20 * 0.45**2 / 19) ** 0.5 / 20**0.5)
     assert part.direction == 0

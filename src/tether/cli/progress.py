@@ -8,6 +8,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.status import Status
 from rich.table import Column
 
 OnStep = Callable[[str, int, Mapping[str, Any]], None]
@@ -23,11 +24,9 @@ SHOWN = (
 )
 
 
-@contextlib.contextmanager
-def starting(what: str = "starting") -> Iterator[None]:
+def starting(what: str = "starting") -> Status:
     """A sign of life while a command's modules are loaded, or a model."""
-    with Console(stderr=True).status(what):
-        yield
+    return Console(stderr=True).status(what)
 
 
 EVERY = 30.0

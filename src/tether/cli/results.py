@@ -14,7 +14,7 @@ from rich.console import Console
 from tether.cli.tables import point_to, show_table
 from tether.core.stages import STAGES
 from tether.report.narrative import Conclusion, conclusion, loop_conclusion
-from tether.report.numbers import bracketed, duration, gigabytes, listing, percent, signed
+from tether.report.numbers import duration, gigabytes, listing
 from tether.report.page import write_report
 from tether.report.reading import read_journey, read_loop
 from tether.report.tiles import ARM_COLUMNS, ROUND_COLUMNS, arm_table, round_rows, tiles
@@ -84,39 +84,28 @@ def show_agreement(console: Console, name: str, result: Facts, *, warn: bool = T
         console.print(f"[bold yellow]{sentence}[/]", highlight=False)
 
 
+AGREEMENT = {
+    "accuracy": "agrees with the labels", "accuracy_once": "  asked once", "accuracy_shown_first": "  chosen shown first",
+    "accuracy_shown_second": "  chosen shown last", "kappa": "Cohen's kappa", "kappa_once": "  asked once in one order",
+    "length_only": "the longer answer agrees with the labels", "annotators": "people", "bias": "the first place adds, in nats",
+    "names_first": "verdicts for the first place", "follows_place": "verdict follows the place",
+    "first_share": "first of a drawn order wins", "undecided": "undecided after averaging", "mass": "probability of any verdict",
+    "calibration_error": "calibration error",
+}  # fmt: skip
+"""What a judge's report measures, in the order of its table."""
+
+
 def _agreement_rows(result: Facts) -> Rows:
-    agreement, position = result["agreement"] or {}, result["position"] or {}
     yield "judged in both orders", f"{result['num_judged']:,} of {result['num_pairs']:,} pairs"
     yield from ((f"  not judged: {reason}", f"{count:,}") for reason, count in result["failures"].items())
     if result["num_parsed"]:
         yield "  read off written replies", f"{result['num_parsed']:,}: their labels are 0, 1/2 or 1"
-    if agreement:
-        once, first, last = (percent(agreement[f"accuracy_{name}"]["value"]) for name in ("once", "shown_first", "shown_second"))
-        yield "agrees with the labels", f"{bracketed(agreement['accuracy'], percent)}; asked once {once}"
-        kappa = bracketed(agreement["kappa"], signed) or "not known"
-        yield "Cohen's kappa", f"{kappa}; asked once {agreement['kappa_once']['value']:+.2f}"
-        yield "  chosen shown first, last", f"{first} and {last}"
-        yield "the longer answer", f"{bracketed(agreement['length_only'], percent)} of the labels"
-        if people := agreement["annotators"]:
-            yield "two annotators agree", f"{people['agree']:.1%}; the judge with one {people['model_agrees']:.1%}"
-    if position:
-        if position["bias"]:
-            yield "the first place adds", f"{bracketed(position['bias'], signed)} nats of log-odds"
-        yield "verdicts for the first place", bracketed(position["names_first"], percent)
-        yield "verdict follows the place", f"{bracketed(position['follows_place'], percent)} of pairs"
-        if agreement:
-            shares = agreement["first_share"]
-            once, averaged, labels = (percent(shares[name]["value"]) for name in ("once", "averaged", "people"))
-            yield "first of a drawn order wins", f"{once} asked once, {averaged} averaged, {labels} by the labels"
-        yield "undecided after averaging", f"{result['undecided']:.1%}"
-    if agreement:
-        yield "calibration error", f"{agreement['calibration_error']:.3f}"
-        if agreement["temperature"] is not None and agreement["temperature"] > FLAT:
-            yield "  mended", "by no temperature: its verdicts say nothing of these labels"
-        elif agreement["temperature"] is not None:
-            yield "  mended", f"{agreement['calibration_error_after']:.3f} by --temperature {agreement['temperature']:.2f}"
-    if result["mass"] is not None:
-        yield "probability of any verdict", f"{result['mass']:.1%}"
+    agreement = result["agreement"] or {}
+    measured = {**result, **(result["position"] or {}), **agreement}
+    yield from listing({name: measured[key] for key, name in AGREEMENT.items() if key in measured})
+    if (temperature := agreement.get("temperature")) is not None:
+        after = f"{agreement['calibration_error_after']:.3f} by --temperature {temperature:.2f}"
+        yield "  mended", "by no temperature: its verdicts say nothing of these labels" if temperature > FLAT else after
 
 
 def _warnings(result: Facts) -> Iterator[str]:

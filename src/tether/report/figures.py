@@ -94,16 +94,17 @@ def loss_figures(stage: SubRun) -> list[Plot]:
     return figures
 
 
-def parts_figures(parts: Sequence[Part], arms: Sequence[tuple[str, Mapping[str, tuple[float, float]]]]) -> list[Plot]:
+def parts_figures(parts: Sequence[Part], arms: Sequence[tuple[str, Sequence[Part]]]) -> list[Plot]:
     """A dumbbell a part of the gold score, before to after; other arms as open marks."""
-    traces = [_rods([(part.before, part.after) for part in parts])] if parts else []
-    own = {part.name: (part.before, part.after) for part in parts}
-    ends = [("before", 0, MUTED, "open", own), ("after", 1, BLUE, "marks", own)]
-    ends += [(f"after, {arm}", 1, PALETTE[(i + 1) % len(PALETTE)], "open", of) for i, (arm, of) in enumerate(arms)]
-    for name, end, colour, mode, values in ends:
-        points = [(values[part.name][end], place) for place, part in enumerate(parts) if part.name in values]
+    traces, places = [_rods([(part.before, part.after) for part in parts])], {part.name: i for i, part in enumerate(parts)}
+    traces += [_marks([(part.before, i) for i, part in enumerate(parts)], "before", MUTED, mode="open", size=11.0)]
+    ends = [("after", BLUE, "marks", parts)]
+    ends += [(f"after, {arm}", PALETTE[i % len(PALETTE)], "open", of) for i, (arm, of) in enumerate(arms, 1)]
+    for name, colour, mode, of in ends:
+        points = [(part.after, places[part.name]) for part in of if part.name in places]
         traces += [_marks(points, name, colour, mode=mode, size=11.0)] if points else []
-    return framed("gold-parts", traces, height=60 + 40 * len(parts), rows=[part.name for part in parts])
+    rows = [part.name for part in parts]
+    return framed("gold-parts", traces, height=60 + 40 * len(parts), rows=rows) if parts else []
 
 
 def _marks(points: Sequence[tuple[float | None, int]], name: str, colour: str, **more: Any) -> Trace:

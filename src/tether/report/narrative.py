@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tether.core.trend import vague
 from tether.report.numbers import SENTENCES, Show, bracketed, centre, decimal, few, has_interval, interval, percent, side, signed
-from tether.report.reading import KL_KEYS, Journey, LoopRun, SubRun, estimate, finite, mapping, present, printable, trend_of
+from tether.report.reading import KL_KEYS, Journey, LoopRun, Row, SubRun, estimate, finite, mapping, present, printable, trend_of
 from tether.stats import Estimate
 
 ENOUGH_PROMPTS = 10
@@ -114,25 +114,21 @@ def spent_kl(policy: SubRun) -> Estimate | None:
     return None if kl is None else Estimate(kl, kl - half, kl + half, 0)
 
 
-def stored_parts(policy: SubRun) -> dict[str, tuple[float, float]]:
-    """The parts of the gold score in a policy's summary, before and after."""
-    stored = mapping(policy.summary.get("gold_parts"))
-    ends = {printable(name, 60): [finite(mapping(part).get(key)) for key in ("before", "after")] for name, part in stored.items()}
-    return {name: (before, after) for name, (before, after) in ends.items() if before is not None and after is not None}
-
-
-def gold_parts(journey: Journey) -> list[Part]:
-    """The parts of the gold score in the policy's summary, with the noise of the evaluated answers."""
+def gold_parts(policy: SubRun, answers: Sequence[Row] = ()) -> list[Part]:
+    """The parts of the gold score in a policy's summary, with the noise of its evaluated answers."""
     changes: dict[str, dict[str, list[float]]] = {}
-    for index, answer in enumerate(journey.answers):
+    for index, answer in enumerate(answers):
         before, after = (mapping(answer.get(f"parts_{side}")) for side in ("before", "after"))
         for name in before:
             ends = finite(before[name]), finite(after.get(name))
             if ends[0] is not None and ends[1] is not None:
                 prompt = str(answer.get("id", index))
                 changes.setdefault(printable(name, 60), {}).setdefault(prompt, []).append(ends[1] - ends[0])
-    parts = stored_parts(journey.policy) if journey.policy else {}
-    return [Part(name, before, after, _noise(changes.get(name, {}))) for name, (before, after) in parts.items()]
+    parts = []
+    for raw, stored in mapping(policy.summary.get("gold_parts")).items():
+        name, (start, end) = printable(raw, 60), (finite(mapping(stored).get(key)) for key in ("before", "after"))
+        parts += [] if start is None or end is None else [Part(name, start, end, _noise(changes.get(name, {})))]
+    return parts
 
 
 def _noise(changes: Mapping[str, Sequence[float]]) -> float | None:
@@ -175,8 +171,8 @@ def control_sentences(control: Mapping[str, Any]) -> list[str]:
 
 def conclusion(journey: Journey) -> Conclusion:
     """Did it get better, by what, at which price, and what got worse."""
-    policy = journey.policy
-    if policy is None:
+    policy = journey.stage("policy")
+    if not policy.name:
         return _conclusion_without_policy(journey)
     gain, control, warnings = gold_gain(policy), control_of(policy.summary), []
     (tone, headline), sentences, believed = _opening(journey, policy, gain)
@@ -189,7 +185,8 @@ def conclusion(journey: Journey) -> Conclusion:
         tone, headline = "open", f"Only {rate.count} comparisons: too few to tell"
     if gain:
         sentences.append(SAYS["gold"].format(gain=_with_bounds(gain, signed)))
-    sentences += [*_part_sentences(gold_parts(journey)), *_price(policy, SAYS["reward" if journey.own_reward else "proxy"])]
+    reward = SAYS["reward" if journey.own_reward else "proxy"]
+    sentences += [*_part_sentences(gold_parts(policy, journey.answers)), *_price(policy, reward)]
     sentences += [SAYS["facts"]] if tone == "good" and gain else []
     warnings += [*_distrust(policy, gain), *_alarms(policy), *_doubts(journey)]
     return Conclusion(tone, headline, sentences, warnings)

@@ -103,5 +103,5 @@ def listing(summary: Mapping[str, Any], before: str = "", depth: int = 0) -> Ite
             yield name, bracketed(parts, thousands if whole else decimal) + (f" (n = {parts.count:,})" if parts.count else "")
         elif compared := versus(value):
             yield name, "{} to {}; gain {}; win rate {}".format(*compared)
-        elif isinstance(value, Mapping) and depth < 2:
+        elif isinstance(value, Mapping) and "value" not in value and depth < 2:
             yield from listing(value, f"{name}: ", depth + 1)

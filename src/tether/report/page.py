@@ -17,7 +17,7 @@ from tether.core.files import whole_file
 from tether.core.visible import visible
 from tether.report import about, figures, tiles
 from tether.report.answers import answer_groups, gold_change, training_samples
-from tether.report.narrative import Part, conclusion, control_of, gold_parts, loop_conclusion, stored_parts
+from tether.report.narrative import Part, conclusion, control_of, gold_parts, loop_conclusion
 from tether.report.numbers import decimal, signed
 from tether.report.plotting import Plot
 from tether.report.reading import SUPERVISED, Journey, LoopRun, SubRun, finite, mapping, printable, read_journey, read_loop
@@ -63,7 +63,8 @@ def whole_run(folder: Path) -> Path:
 
 
 def _journey_page(journey: Journey, run: Path) -> str:
-    parts, control = gold_parts(journey), control_of(journey.policy.summary if journey.policy else {})
+    policy = journey.stage("policy")
+    parts, control = gold_parts(policy, journey.answers), control_of(policy.summary)
     groups_text, groups = answer_groups(journey.answers)
     drawn, blocks = _figures(journey, parts), _blocks(journey)
     decoded = (tiles.CONTROL_COLUMNS, tiles.control_rows(control))
@@ -88,7 +89,7 @@ def _journey_page(journey: Journey, run: Path) -> str:
         arms=(tiles.ARM_COLUMNS, tiles.arm_table(journey.arms)),
         groups_text=groups_text,
         groups=groups,
-        samples=[] if groups else training_samples(journey.policy),
+        samples=[] if groups else training_samples(policy),
         reward="reward" if journey.own_reward else "proxy",
         blocks=blocks,
     )  # fmt: skip
@@ -114,7 +115,7 @@ def _figures(journey: Journey, parts: Sequence[Part]) -> Figures:
         "goodhart": figures.goodhart_figures(journey.arms),
         "curves": figures.charts("curves", journey.arms, own),
         "health": figures.charts("health", journey.arms, own),
-        "parts": figures.parts_figures(parts, [(arm.name, stored_parts(arm)) for arm in journey.arms[1:]]),
+        "parts": figures.parts_figures(parts, [(arm.name, gold_parts(arm)) for arm in journey.arms[1:]]),
         "cost": [*figures.charts("phases", journey.arms[:1]), *figures.charts("cost", journey.arms)],
         "stages": figures.stage_figures(seconds),
     }

@@ -93,10 +93,6 @@ class Journey:
         return [stage for stage in self.stages if stage.kind == "policy"]
 
     @property
-    def policy(self) -> SubRun | None:
-        return self.arms[0] if self.arms else None
-
-    @property
     def own_reward(self) -> bool:
         """Whether the policies maximise a reward of the user's, and no gold stands beside it that would make it a proxy."""
         own = bool(self.arms) and all(arm.settings.get("reward_source") in ("function", "verifiable") for arm in self.arms)

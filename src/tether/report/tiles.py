@@ -26,7 +26,7 @@ def _tiles(rows: Iterable[tuple[str, Any, Callable[[float], str], str]]) -> list
 
 def tiles(journey: Journey) -> list[Tile]:
     """The key numbers; what the run does not have is left out."""
-    policy, reward = journey.policy or SubRun(""), journey.stage("reward").summary
+    policy, reward = journey.stage("policy"), journey.stage("reward").summary
     summary, checked = policy.summary, heldout_gain(policy)
     show, name = (percent, "held-out, right") if checked and checked.checked else (decimal, "held-out reward")
     losses = [value for _, value in present(journey.stage("sft").metrics, "eval_loss")]
