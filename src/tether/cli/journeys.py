@@ -191,7 +191,7 @@ def plan(
             shares = ", ".join(f"{name} {size / 1e9:.2f}" for size, name in largest)
             size = f"{phase.total / 1e9:.2f}{' peak' if phase.total == stage.peak else ''}"
             rate = "" if stage.learning_rate is None else f"{stage.learning_rate:g}"
-            name = PHASES.get(phase.name, phase.name)
+            name = "log-probabilities" if phase.name == "evaluate" else phase.name
             seconds = f"{phase.seconds:,.2g}" if phase.seconds < 10 else f"{phase.seconds:,.0f}"
             rows.append((stage.name, rate, name, size, shares, seconds))
     show_table(console, title, rows, ("stage", "learning rate", "phase", "GB", "most of it", "s/update"))
@@ -209,10 +209,6 @@ def plan(
         verdict = "fits" if peak <= device.memory else "not enough by itself"
         console.print(f"  {change}: {peak / 1e9:.1f} GB, {verdict}", markup=False, highlight=False)
     raise SystemExit(1)
-
-
-PHASES = {"evaluate": "log-probabilities"}
-"""What a phase of the planner's is called in the table, where its name would mislead."""
 
 
 def _times(stages: dict[str, float | None]) -> str:

@@ -159,7 +159,7 @@ def agree(
     report, gold = agreement_report(cast, windows=windows), gold_answers(where)
     quality, suspects = annotator_quality(with_gold, gold=gold), suspicious(with_gold, gold=gold)
     counts = f"{report['num_votes']:,} judgments of {report['num_items']:,} pairs by {report['num_annotators']} people"
-    show_table(console, counts, _figures(report), ("", "value", "95%", "pairs"))
+    show_table(console, counts, _figures(report), ("", "value [95%]", "pairs"))
     people = []
     for one in quality:
         shares = map(str, (one.others, one.gold, one.left))
@@ -357,15 +357,15 @@ FIGURES = {
 
 def _figures(report: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """Rows of a table: all figures overall, two of each slice and window."""
+    from tether.report.numbers import bracketed
+
     parts = {"": report["overall"]}
     parts |= {f"{name} = {value}: ": part for name, of in report["slices"].items() if len(of) > 1 for value, part in of.items()}
     parts |= {f"part {number}: ": part for number, part in enumerate(report["windows"], 1)}
     for head, part in parts.items():
         for key in ("raw", "alpha_nominal") if head else FIGURES:
             figure = part[key]
-            bounds = "" if figure["low"] is None else f"{figure['low']:.2f} to {figure['high']:.2f}"
-            value = figure["reason"] if figure["value"] is None else f"{figure['value']:.3f}"
-            yield head + FIGURES[key], value, bounds, f"{figure['num_items']:,}"
+            yield head + FIGURES[key], bracketed(figure) or figure["reason"], f"{figure['num_items']:,}"
 
 
 COMMANDS = {

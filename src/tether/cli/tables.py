@@ -10,8 +10,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tether.core.rundir import write_json
-
 
 def show_table(console: Console, title: str, rows: Iterable[Sequence[str]], columns: Sequence[str] = ()) -> None:
     """Print a table, without columns one of names and what is known of them; nothing without rows."""
@@ -29,6 +27,8 @@ def point_to(console: Console, what: str, path: Path | str) -> None:
 
 def save(console: Console, path: Path | None, value: Any) -> None:
     """Write everything as JSON where the user asked for it, and say so."""
+    from tether.core.rundir import write_json
+
     if path:
         write_json(path, value)
         point_to(console, "Everything", path)

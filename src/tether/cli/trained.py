@@ -14,7 +14,6 @@ from rich.markup import escape
 from tether.cli import options
 from tether.cli.progress import starting
 from tether.core.errors import ConfigError
-from tether.core.rundir import write_jsonl
 from tether.core.visible import visible
 
 if TYPE_CHECKING:
@@ -36,6 +35,7 @@ def generate(
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first prompts of the file.")] = None,
 ) -> None:
     """Answer prompts with a model or with the result of a run."""
+    from tether.core.rundir import write_jsonl
     from tether.core.types import Prompt, Sampling, user
     from tether.data.sources import read
     from tether.run.roles import load_policy, local_engine

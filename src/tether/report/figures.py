@@ -11,15 +11,13 @@ from typing import Any
 from tether.report.narrative import Part
 from tether.report.numbers import SENTENCES, bracketed, duration, has_interval, percent, thousands
 from tether.report.plotting import BLUE, CHARTS, GREEN, MUTED, PALETTE, Plot, Trace, framed
-from tether.report.reading import KL_KEYS, LoopRun, Row, SubRun, estimate, finite, listed, mapping, present, series
+from tether.report.reading import KL_KEYS, LoopRun, Row, SubRun, estimate, finite, listed, mapping, series
 
 SPARSE = 30
 """Points below which a line has marks."""
 UNITS = SENTENCES["units"]
 """Of a section's loss."""
 COIN = "Starts near ln 2 ≈ 0.69, the loss of a coin; near zero in training is memorising."
-SHARES = ("heldout_accuracy", "gold_accuracy")
-"""Of a round: how many pairs its reward model orders right."""
 ACCURACIES = {"heldout_accuracy": "model, held-out labels", "gold_accuracy": "model, gold"}
 AGREEMENTS = {
     "annotator_agreement": "annotator, annotator",
@@ -52,7 +50,7 @@ def _drawn(chart: Row, arms: Sequence[SubRun]) -> list[Plot]:
         for place, row in enumerate(chart["lines"]):
             style = dict(row)
             key, scale, name = _first_key(arm, style.pop("keys")), style.pop("scale", 1.0), style.pop("name", "")
-            points = _over_distance(arm, key) if distance else _over_steps(arm, key)
+            points = _over_distance(arm, key) if distance else series(arm.metrics, key)
             xs, ys = [x for x, _ in points], [None if y is None else scale * y for _, y in points]
             name = arm.name if not name else name if len(arms) == 1 else f"{arm.name}: {name}"
             colour = style.pop("colour", PALETTE[(place if len(arms) == 1 else index) % len(PALETTE)])
@@ -66,12 +64,6 @@ def _drawn(chart: Row, arms: Sequence[SubRun]) -> list[Plot]:
 def _first_key(arm: SubRun, keys: Iterable[str]) -> str:
     """The first of these metrics that the run has; empty without one."""
     return next((key for key in keys if series(arm.metrics, key)), "")
-
-
-def _over_steps(arm: SubRun, key: str) -> Sequence[tuple[float, float | None]]:
-    """A metric without gaps where only some rows have it."""
-    points = series(arm.metrics, key)
-    return points if len(points) == len(arm.metrics) else present(arm.metrics, key)
 
 
 def _over_distance(arm: SubRun, key: str) -> Sequence[tuple[float, float]]:
@@ -88,7 +80,7 @@ def loss_figures(stage: SubRun) -> list[Plot]:
     for chart in CHARTS["losses"]:
         own = {"id": f"{chart['id']}-{stage.name}"}
         if chart["id"] == "loss":
-            own["y"] = f"loss ({UNITS.get(section, 'as the stage defines it')})"
+            own["y"] = f"loss ({SENTENCES['units'].get(section, 'as the stage defines it')})"
             own |= {"caption": COIN, "alone": COIN} if section == "reward" else {}
         figures += _drawn(chart | own, [stage])
     return figures
@@ -157,8 +149,8 @@ def stage_figures(stages: Sequence[tuple[str, float]]) -> list[Plot]:
 
 def loop_figures(loop: LoopRun) -> list[Plot]:
     """Gold, and the reward model's accuracy, over the labels that had been paid for."""
-    rows: list[Row] = [{"step": 0, "gold": loop.rounds[0]["gold_before"]}] if loop.golden else []
+    rows: list[Row] = [{"step": 0, "gold": loop.rounds[0].get("gold_before")}]
     for one in loop.rounds:
-        shares = {key: share.value for key in SHARES if (share := estimate(mapping(one.get("reward")).get(key)))}
-        rows.append({"step": one["labels_so_far"], **shares, **({"gold": one["gold_after"]} if loop.golden else {})})
+        shares = {key: share.value for key in ACCURACIES if (share := estimate(mapping(one.get("reward")).get(key)))}
+        rows.append({"step": one["labels_so_far"], **shares, "gold": one.get("gold_after")})
     return charts("rounds", [SubRun("", rows)])

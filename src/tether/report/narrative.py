@@ -327,7 +327,7 @@ def loop_conclusion(loop: LoopRun) -> Conclusion:
     """What the last round's policy gained by gold, and the rounds that lost."""
     last, count, says = loop.rounds[-1], len(loop.rounds), SENTENCES["loop"]
     title = f"{count} round{'s' if count > 1 else ''}, {last['labels_so_far']} labels"
-    if not loop.golden:
+    if "gold_after" not in last:
         return Conclusion("open", title, [says["no-gold"]], [])
     gain, control = estimate(last["gold_gain"]), control_of(last)
     outcomes = {1: ("open", "Better, at one temperature"), 0: ("open", "No clear change in gold"), -1: ("bad", "Worse by gold")}

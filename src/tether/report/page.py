@@ -48,10 +48,8 @@ def write_report(run: Path, output: Path | None = None) -> Path:
     output = run / "report.html" if output is None else Path(output)
     if output.is_dir():
         raise RunError(f"{output} is a folder. Give the path of the HTML file to write.")
-    if (rounds := read_loop(run)) is not None:
-        page = _loop_page(rounds)
-    else:
-        page = _journey_page(read_journey(run), run)
+    rounds = read_loop(run)
+    page = _journey_page(read_journey(run), run) if rounds is None else _loop_page(rounds)
     with whole_file(output) as temporary:
         temporary.write_bytes(page.encode("utf-8", "replace"))
     return output

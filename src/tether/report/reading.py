@@ -115,8 +115,6 @@ class LoopRun:
 
     name: str
     rounds: Sequence[Row]
-    golden: bool
-    """Whether a gold judge measured the rounds."""
     last: SubRun | None
     notes: Sequence[str]
 
@@ -160,7 +158,7 @@ def read_loop(run: Path) -> LoopRun | None:
         return None
     policy = run / str(summary.get("policy", ""))
     last = read_sub_run(policy.parent, notes) if policy.is_dir() else None
-    return LoopRun(run.resolve().name, rounds, all("gold_after" in one for one in rounds), last, notes)
+    return LoopRun(run.resolve().name, rounds, last, notes)
 
 
 def turn(stage: SubRun) -> tuple[int, str]:

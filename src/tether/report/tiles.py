@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from tether.report.narrative import at_temperature, control_of, gold_gain, heldout_gain, proxy_gain, spent_kl
 from tether.report.numbers import bracketed, centre, decimal, duration, gigabytes, interval, percent, signed, thousands, versus
-from tether.report.reading import Journey, LoopRun, SubRun, estimate, mapping, present
+from tether.report.reading import Estimate, Journey, LoopRun, SubRun, estimate, mapping, present
 
 
 class Tile(NamedTuple):
@@ -20,8 +20,12 @@ class Tile(NamedTuple):
 
 def _tiles(rows: Iterable[tuple[str, Any, Callable[[float], str], str]]) -> list[Tile]:
     """Tiles of the numbers that there are: name, estimate or what a file has of one, how it is shown, detail."""
-    shown = [(name, parts, show, detail) for name, raw, show, detail in rows if (parts := estimate(raw))]
-    return [Tile(name, centre(v, show), " · ".join(filter(None, (interval(v, show), detail)))) for name, v, show, detail in shown]
+    found = [(name, parts, show, detail) for name, raw, show, detail in rows if (parts := estimate(raw))]
+    return [Tile(name, centre(v, show), " · ".join(filter(None, _details(v, show, detail)))) for name, v, show, detail in found]
+
+
+def _details(value: Estimate, show: Callable[[float], str], detail: str) -> tuple[str, ...]:
+    return interval(value, show), f"n = {value.count:,}" if value.count else "", detail
 
 
 def tiles(journey: Journey) -> list[Tile]:
@@ -75,8 +79,7 @@ def reward_facts(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> list[Ti
         ("majority and gold", pairs.get("majority_gold_agreement"), percent, "share that agrees"),
         ("dropped", pairs.get("dropped_no_majority"), thousands, "pairs without a majority"),
     )
-    counted = (f"{parts.count:,} pairs · " if (parts := estimate(raw)) and parts.count else "" for _, raw, _, _ in rows)
-    return _tiles((name, raw, show, count + detail) for (name, raw, show, detail), count in zip(rows, counted, strict=True))
+    return _tiles(rows)
 
 
 ARM_COLUMNS = ("policy", "proxy gain", "gold gain", "gold win rate", "KL, nats")
