@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from tether.api.methods import OnStep
 from tether.api.methods import load as load
 from tether.api.methods import names as names
 from tether.api.methods import recipes as recipes
@@ -13,6 +12,7 @@ from tether.api.runs import Policy as Policy
 from tether.api.runs import RewardModel as RewardModel
 from tether.api.runs import Run as Run
 from tether.api.workbench import load_model as load_model
+from tether.cli.progress import OnStep
 
 __version__: str
 

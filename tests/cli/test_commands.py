@@ -237,11 +237,6 @@ def here(project, monkeypatch, capsys):
         (["run", "loop", "model.sauce=tiny"], 2, "loop.toml with 'model.sauce=tiny': unknown key 'model.sauce' (did you mean"),
         (["quickstart", "model.sauce=tiny"], 2, "quickstart.toml with 'model.sauce=tiny': unknown key 'model.sauce'"),
         (["quickstart", "--arms", "ppo,gamma"], 2, "no arm is called 'gamma'; there are: ppo, beta0, random"),
-        (
-            ["resume", "old"],
-            2,
-            "old was begun by `tether quickstart` of an earlier revision, which laid its folder out otherwise.",
-        ),
         (["run", "model.source=tiny"], 2, "'model.source=tiny' is an override, and the recipe comes before it"),
     ],
 )
@@ -249,8 +244,6 @@ def test_what_a_newcomer_types_first_is_understood(project, here, arguments, cod
     (project / "direct.toml").write_text(
         'run = "run"\n[model]\nsource = "tiny"\n[direct]\nloss = "ipo"\ndata = { path = "pairs.jsonl" }\n'
     )
-    (project / "old").mkdir()
-    (project / "old" / "command.json").write_text('{"command": "quickstart", "stages": [], "config": {"arms": ["ppo"]}}')
     found, text = here(*arguments)
     words = " ".join(text.split())
     assert found == code and message in words and words.count("unknown key") <= 1, words

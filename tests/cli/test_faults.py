@@ -182,21 +182,6 @@ def test_a_recipe_of_nothing_has_nothing_to_do(tmp_path, tether):
     assert code == 2 and "nothing to do" in message
 
 
-@pytest.mark.parametrize("command", ["quickstart", "loop", "compare"])
-def test_an_unfinished_run_of_an_older_layout_is_refused_in_one_sentence(tmp_path, tether, command):
-    """Its note names a command that laid its folder out otherwise; nothing in it is touched."""
-    note = json.dumps({"command": command, "stages": [], "config": {"max_prompts": 8, "loop": {"rounds": 2}}})
-    (tmp_path / "run" / "ppo").mkdir(parents=True)
-    (tmp_path / "run" / "command.json").write_text(note)
-    for place in (tmp_path / "run", tmp_path / "run" / "ppo"):
-        code, message = tether("resume", place)
-        assert (
-            code == 2 and f"was begun by `tether {command}` of an earlier revision" in message and message.count("tether: ") == 1
-        )
-    assert (tmp_path / "run" / "command.json").read_text() == note
-    assert [path.name for path in (tmp_path / "run").iterdir()] != [] and not list((tmp_path / "run" / "ppo").iterdir())
-
-
 def test_a_command_that_finds_a_difference_says_so_by_its_exit_code(tether, monkeypatch):
     from tether.run import prove
 

@@ -128,18 +128,6 @@ def test_the_page_and_the_terminal_tell_of_it(finished, capsys):
     assert "What happened" in words and "beta0" in words and "random" in words
 
 
-def test_a_folder_as_it_lay_before_still_gives_a_page(finished, tmp_path):
-    """The last answers once lay in `evaluation`, and arms by their own names in the summary."""
-    root, summary = finished
-    old = tmp_path / "run"
-    shutil.copytree(root, old, ignore=shutil.ignore_patterns("evaluate", "model"))
-    (old / "evaluation").mkdir()
-    shutil.copy(root / "evaluate" / "answers.jsonl", old / "evaluation")
-    journey = read_journey(old)
-    assert len(journey.answers) == 8 and [arm.name for arm in journey.arms] == ["ppo", "ppo-beta0", "ppo-random"]
-    assert f"{100 * summary['ppo']['gold_win_rate']['value']:.0f}" in write_report(old).read_text()
-
-
 def test_settings_are_checked_before_anything_runs(tmp_path):
     with pytest.raises(ConfigError, match="needs adapters"):
         config(tmp_path, "ppo.lora=false")

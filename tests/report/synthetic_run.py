@@ -92,11 +92,12 @@ def ppo_summary(**changes: Any) -> dict[str, Any]:
         "grammar": {"before": 0.9, "after": 0.901},
     }
     return {
-        "proxy_gain": 2.013,
+        "proxy_gain": estimate(2.013, 1.92, 2.11, STEPS),
         "gold_gain": estimate(0.3217, 0.2604, 0.3841),
         "gold_win_rate": estimate(0.7134, 0.6463, 0.7713),
         "gold_parts": parts,
         "kl": 13.72,
+        "kl_noise": 0.31,
         "seconds": 655.0,
         "peak_rss_bytes": int(1.71 * 2**30),
         **changes,
@@ -136,10 +137,7 @@ def reward_summary() -> dict[str, Any]:
         "gold_accuracy": estimate(0.8047, 0.7491, 0.8512, 215),
         "heldout_ties": 0,
         "calibration_error": 0.048,
-        "reliability": [
-            {"low": low, "high": low + 0.1, "mean_probability": mean, "frequency": seen, "count": n}
-            for low, mean, seen, n in bins
-        ],
+        "reliability": [[low, low + 0.1, mean, seen, n] for low, mean, seen, n in bins],
         "length_correlation": {"pearson": 0.213, "spearman": 0.187},
         "score_mean": 0.03,
         "score_std": 1.12,
@@ -213,7 +211,9 @@ def write_quickstart(run: Path, arms: bool = True) -> Path:
         write_lines(run / "ppo-random" / "metrics.jsonl", ppo_rows(kl_speed=0.7, gold_turn=0.05, seed=4))
         for name, summary in summaries.items():
             write(run / name / "summary.json", summary)
-    write_lines(run / "evaluation" / "answers.jsonl", answer_rows())
+    write_lines(run / "evaluate" / "answers.jsonl", answer_rows())
+    write(run / "evaluate" / "config.json", {"evaluate": {}})
+    write(run / "evaluate" / "summary.json", {"policies": {"ppo": ppo, **summaries}, "num_prompts": 100})
     totals = {"sft": {"seconds": 118.0}, "pairs": pairs, "reward": reward_summary(), "ppo": ppo, "arms": summaries}
     write(run / "summary.json", {**totals, "seconds": 934.0, "peak_rss_bytes": int(1.83 * 2**30)})
     return run

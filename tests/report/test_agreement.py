@@ -7,7 +7,7 @@ import re
 import pytest
 from rich.console import Console
 
-from tether.cli.results import stage_table
+from tether.cli.results import show_stage
 from tether.report.narrative import conclusion
 from tether.report.reading import read_journey
 from tether.report.tiles import tiles
@@ -30,25 +30,29 @@ def told(folder, proxy, kl):
     (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (folder / "summary.json").write_text(json.dumps(summary := _summary(rows)))
     (folder / "config.json").write_text('{"grpo": {}}')
-    screen = Console(file=io.StringIO(), width=200)
-    screen.print(stage_table("grpo", summary))
+    screen = Console(file=io.StringIO(), width=400)
+    show_stage(screen, folder, summary)
     journey = read_journey(folder)
     page = " ".join(conclusion(journey).sentences).replace("−", "-")
-    return screen.file.getvalue(), page, {tile.name: f"{tile.value} {tile.detail}".replace("−", "-") for tile in tiles(journey)}
+    return (
+        screen.file.getvalue().replace("−", "-"),
+        page,
+        {tile.name: f"{tile.value} {tile.detail}".replace("−", "-") for tile in tiles(journey)},
+    )
 
 
 def test_what_cannot_be_told_neither_rose_nor_fell(tmp_path):
     terminal, page, shown = told(tmp_path / "flat", FLAT, NEGATIVE)
     assert "rose by" not in page and "fell by" not in page
     assert re.search(r"changed by \+0\.013 \(95% interval -0\.\d+ to \+0\.\d+\), which does not show that it rose or fell", page)
-    assert re.search(r"proxy_gain +│ 0\.013 \[-0\.\d+, 0\.\d+\] \(n = 8\)", terminal)
-    assert re.search(r"proxy_first +│ -0\.828 ", terminal) and re.search(r"proxy_last +│ -0\.815 ", terminal)
+    assert re.search(r"proxy gain +│ 0\.013 \[-0\.\d+, 0\.\d+\] \(n = 8\)", terminal)
+    assert re.search(r"proxy first +│ -0\.828 ", terminal) and re.search(r"proxy last +│ -0\.815 ", terminal)
     assert shown["proxy gain"].startswith("+0.013 95% interval -0.")
 
 
 def test_what_has_risen_has_risen_on_both(tmp_path):
     terminal, page, _ = told(tmp_path / "rising", RISING, [0.5 * value for value in RISING])
-    low, high = map(float, re.search(r"proxy_gain +│ 1\.800 \[(\S+), (\S+)\]", terminal).groups())
+    low, high = map(float, re.search(r"proxy gain +│ 1\.80 \[(\S+), (\S+)\]", terminal).groups())
     assert 0 < low < 1.8 < high
     assert f"rose by 1.80 (95% interval +{low:.2f} to +{high:.2f})" in page
     assert "The policy moved 0.975 nats of KL per response (95% interval" in page and "indistinguishable" not in page + terminal

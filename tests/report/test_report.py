@@ -16,7 +16,6 @@ import pytest
 
 from tether.core.errors import MissingFileError, RunError, TetherError
 from tether.report.answers import answer_groups
-from tether.report.figures import cost_figures
 from tether.report.narrative import conclusion, gold_parts
 from tether.report.numbers import bracketed, decimal, has_interval, percent, side, signed
 from tether.report.page import write_report
@@ -120,7 +119,7 @@ class Page(HTMLParser):
             for tag, a, _ in self.charts[chart]
             if tag == "path" and " line" in str(a.get("class")) and "stroke" not in a
         ]
-        drawn = [path for path in paths if "24 8" not in path and path != "M1 4h22"][place]
+        drawn = [path for path in paths if path != "M1 4h22"][place]
         units = [float(number) for number in re.findall(r"-?\d+", drawn)]
         across, up = self.scale(chart, "x"), self.scale(chart, side)
         return [across(x) for x in units[::2]], [up(1000 - y) for y in units[1::2]]
@@ -171,13 +170,13 @@ def test_drawings_carry_the_metrics(tmp_path: Path, synthetic: Any) -> None:
     )
 
 
-def test_columns_stand_on_each_other(tmp_path: Path, synthetic: Any) -> None:
-    synthetic.write_quickstart(tmp_path / "run", arms=False)
-    journey = read_journey(tmp_path / "run")
-    (phases,) = [plot for plot in cost_figures(journey.arms) if plot.id == "phases"]
-    tops = [max(bar[3] for trace in phases.traces for bar in trace.bars if bar[0] < step < bar[1]) for step in (1, 81, 159)]
-    rows = {row["step"]: row["time/step"] for row in journey.arms[0].metrics}
-    assert tops == pytest.approx([rows[step] for step in (1, 81, 159)])
+def test_phases_of_a_step_are_lines_of_the_first_policy(tmp_path: Path, synthetic: Any) -> None:
+    run = synthetic.write_quickstart(tmp_path / "run")
+    page, rows = report(run), [json.loads(line) for line in (run / "ppo" / "metrics.jsonl").read_text().splitlines()]
+    names = ["rollout", "reward", "evaluate", "update", "step"]
+    assert page.texts("phases", "name") == [*names[:4], "the whole step"]
+    for place, name in enumerate(names):
+        assert page.line("phases", place)[1] == pytest.approx([row[f"time/{name}"] for row in rows], abs=0.02), name
 
 
 @pytest.mark.parametrize(
@@ -222,7 +221,7 @@ def _everywhere(text: str, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_hostile_text_makes_no_element(tmp_path: Path, synthetic: Any, text: str) -> None:
     def write(run: Path, inserted: str) -> Page:
         synthetic.write_quickstart(run, arms=False)
-        synthetic.write_lines(run / "evaluation" / "answers.jsonl", _everywhere(inserted, synthetic.answer_rows(30)))
+        synthetic.write_lines(run / "evaluate" / "answers.jsonl", _everywhere(inserted, synthetic.answer_rows(30)))
         summary = synthetic.ppo_summary(gold_parts={inserted: {"before": 0.2, "after": 0.4}})
         synthetic.write(run / "ppo" / "summary.json", summary)
         synthetic.write(run / "config.json", {inserted: inserted})
@@ -371,7 +370,8 @@ def test_warnings_of_the_training_come_from_its_alarms_alone(tmp_path: Path, syn
         "ppo/metrics.jsonl",
         "ppo/summary.json",
         "ppo/samples.jsonl",
-        "evaluation/answers.jsonl",
+        "evaluate/answers.jsonl",
+        "evaluate/summary.json",
     ],
 )
 @pytest.mark.parametrize("damage", ["missing", "damaged", "foreign"])
@@ -503,19 +503,20 @@ def test_verdict_tells_of_a_gold_that_has_turned_down(tmp_path: Path, synthetic:
 def test_a_part_within_the_noise_of_its_answers_is_no_change(tmp_path: Path, synthetic: Any) -> None:
     run = synthetic.write_quickstart(tmp_path / "run", arms=False)
     rows = [{"parts_before": {"kind": 0.5}, "parts_after": {"kind": 0.57 + (0.9 if i % 2 else -0.9)}} for i in range(100)]
-    synthetic.write_lines(run / "evaluation" / "answers.jsonl", rows)
+    synthetic.write_lines(run / "evaluate" / "answers.jsonl", rows)
     sentences = " ".join(conclusion(read_journey(run)).sentences)
     assert "No clear change: kind (+0.070)" in sentences  # half the interval is 1.96 · 0.9 / √100 ≈ 0.18
 
 
 def test_samples_of_one_prompt_are_not_independent(tmp_path: Path, synthetic: Any) -> None:
     run = synthetic.write_quickstart(tmp_path / "run", arms=False)
-    (run / "ppo" / "summary.json").unlink()
-    (run / "summary.json").unlink()
+    verdict = {"policies": {"ppo": {"gold_parts": {"kind": {"before": 0.0, "after": 0.05}}}}}
+    synthetic.write(run / "evaluate" / "summary.json", verdict)
     changes = [0.5 if i % 2 else -0.4 for i in range(20)]
     rows = [{"id": str(i), "parts_before": {"kind": 0.0}, "parts_after": {"kind": c}} for i, c in enumerate(changes)] * 20
-    synthetic.write_lines(run / "evaluation" / "answers.jsonl", rows)
-    (part,) = gold_parts(read_journey(run))
+    synthetic.write_lines(run / "evaluate" / "answers.jsonl", rows)
+    journey = read_journey(run)
+    (part,) = gold_parts(journey.stage("policy"), journey.answers)
     assert part.change == pytest.approx(0.05)
     assert part.noise == pytest.approx(1.96 * (20 * 0.45**2 / 19) ** 0.5 / 20**0.5)
     assert part.direction == 0
@@ -525,8 +526,9 @@ def test_gold_found_by_the_whole_run_is_added_to_each_arm(tmp_path: Path, synthe
     run = synthetic.write_quickstart(tmp_path / "run")
     for arm in ("ppo", "ppo-beta0", "ppo-random"):
         synthetic.write(run / arm / "summary.json", {"steps": 160, "kl": 5.5})
-    win = {name: {"gold_win_rate": synthetic.estimate(v, v - 0.05, v + 0.05)} for name, v in (("ppo", 0.64), ("beta0", 0.37))}
-    synthetic.write(run / "summary.json", {"ppo": win["ppo"], "arms": win})
+    shares = (("ppo", 0.64), ("ppo-beta0", 0.37))
+    policies = {name: {"gold_win_rate": synthetic.estimate(v, v - 0.05, v + 0.05)} for name, v in shares}
+    synthetic.write(run / "evaluate" / "summary.json", {"policies": policies})
     arms = {arm.name: arm.summary for arm in read_journey(run).arms}
     assert [arms[name]["steps"] for name in ("ppo", "ppo-beta0", "ppo-random")] == [160, 160, 160]
     assert arms["ppo"]["gold_win_rate"]["value"] == 0.64
@@ -539,18 +541,18 @@ def test_answers_are_ranked_by_the_change_of_gold() -> None:
     rows = [{**answer, "id": str(i), "gold_after": float(i)} for i in range(100)]
     rows += [{**answer, "id": "unscored", "gold_before": None, "gold_after": 1.0}]
     text, (best, median, worst) = answer_groups(rows)
-    assert [answer["id"] for answer in best.answers] == [str(i) for i in range(99, 91, -1)]
-    assert [answer["id"] for answer in median.answers] == [str(i) for i in range(53, 45, -1)]
-    assert [answer["id"] for answer in worst.answers] == [str(i) for i in range(8)]
+    assert [answer["id"] for answer in best[1]] == [str(i) for i in range(99, 91, -1)]
+    assert [answer["id"] for answer in median[1]] == [str(i) for i in range(53, 45, -1)]
+    assert [answer["id"] for answer in worst[1]] == [str(i) for i in range(8)]
     assert "100 pairs of answers" in text
     assert "1 without a gold score" in text
-    assert [answer["id"] for answer in answer_groups(rows[:3])[1][0].answers] == ["2", "1", "0"]
+    assert [answer["id"] for answer in answer_groups(rows[:3])[1][0][1]] == ["2", "1", "0"]
 
 
 def test_series_keeps_gaps_and_skips_absent_keys() -> None:
     rows = [{"step": 1, "a": 1}, {"step": 2, "a": None}, {"step": 3}, {"step": 4, "a": True}, {"step": None, "a": 2.5}]
-    assert series(rows, "a") == ([1.0, 2.0, 4.0, 4.0], [1.0, None, None, 2.5])
-    assert series([{"step": 1, "b": None}], "b") == ([], [])
+    assert series(rows, "a") == [(1.0, 1.0), (2.0, None), (4.0, None), (4.0, 2.5)]
+    assert series([{"step": 1, "b": None}], "b") == []
 
 
 def test_a_long_line_keeps_its_spikes_its_gaps_and_its_end() -> None:
@@ -672,7 +674,7 @@ def test_page_in_a_browser(tmp_path: Path, synthetic: Any, chromium: str, width:
     rows = synthetic.answer_rows(30)
     for index, row in enumerate(rows):
         row["after"] = row["prompt"] = HOSTILE[index % len(HOSTILE)]
-    synthetic.write_lines(run / "evaluation" / "answers.jsonl", rows)
+    synthetic.write_lines(run / "evaluate" / "answers.jsonl", rows)
     parts = {text: {"before": 0.1, "after": 0.3} for text in HOSTILE}
     synthetic.write(run / "ppo" / "summary.json", synthetic.ppo_summary(gold_parts=parts))
     path = write_report(run)

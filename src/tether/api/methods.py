@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from tether.api.given import data_values, model_values, reward_values, settings_values
 from tether.api.runs import Run
-from tether.core.config import build, packaged_recipe
+from tether.cli.progress import OnStep, bars
+from tether.core.config import build, packaged_recipes
 from tether.core.errors import ConfigError
 from tether.core.stages import STAGES, StageKind
 from tether.core.synonyms import METHODS
 from tether.core.types import Json, Prompt
-from tether.learner.loop import Progress
 from tether.run.recipe import BaseRecipe, read_recipe, recipe_type, run_recipe
 from tether.run.stage import remember
 
-OnStep = Callable[[str, int, Mapping[str, Any]], None]
-"""(stage, step, metrics): called after every step; what it raises ends the training, which goes on from its last checkpoint."""
-Announce = Callable[[str], Progress]
 FOREIGN = {
     "train_dataset": "prompts or data", "reward_funcs": "reward", "args": "its own keys (steps=, optimizer={...})",
     "peft_config": "lora={...}", "eval_dataset": "evaluate={'data': ...}", "processing_class": "of the model",
@@ -39,7 +37,6 @@ def method(name: str) -> Callable[..., Run]:
     """
     kind, fixed = _stage(name)
     places, _ = takes(name)
-    run_one = _evaluate if kind.makes == "verdict" else _train
 
     def call(*arguments: Any, **given: Any) -> Run:
         by_place = dict(zip(places, arguments, strict=False))
@@ -47,7 +44,7 @@ def method(name: str) -> Callable[..., Run]:
             raise ConfigError(f"tether.{name}: {', '.join(foreign)}")
         if len(arguments) > len(places) or by_place.keys() & given.keys() or "model" not in {**by_place, **given}:
             raise TypeError(f"tether.{name}({', '.join(places)}, *, ...): a model first, and each argument once")
-        return run_one(name, **by_place, **given)
+        return _start(name, **by_place, **given)
 
     call.__name__ = call.__qualname__ = name
     call.__doc__ = _doc(kind, fixed)
@@ -80,7 +77,7 @@ def _doc(kind: StageKind, fixed: Json) -> str:
     )
 
 
-def _train(
+def _start(
     name: str,
     *,
     model: Any = None,
@@ -93,15 +90,18 @@ def _train(
     progress: bool = True,
     **settings: Any,
 ) -> Run:
-    """One stage, in the run of its own or in that of `model`."""
+    """One stage, in the run of its own or in that of `model`; a comparison of policies always in that of theirs."""
     kind, fixed = _stage(name)
+    compares = kind.makes == "verdict"
+    if compares and not isinstance(model, Run):
+        model = Run(model)
     if isinstance(prompts, int):  # how many of them, where that is a key
         settings, prompts = {**settings, "prompts": prompts}, None
     if data is not None and prompts is not None:
         raise ConfigError(f"tether.{name}: data and prompts are the same rows here: give one of them")
     rows = data if prompts is None else prompts
     root = Path(run) if run is not None else model.path if isinstance(model, Run) else Path("runs") / name
-    top = {key: settings.pop(key) for key in SHARED if key in settings}
+    top = {key: settings.pop(key) for key in SHARED if key in settings and not compares}
     seed = {"seed": top["seed"]} if "seed" in top and "seed" in kind.section.model_fields else {}
     section = {**fixed, **seed, **settings_values(settings, root, name)}
     if reward is not None or reward_weights is not None:
@@ -110,24 +110,7 @@ def _train(
         section |= reward_values(reward, reward_weights, conversations=_are_conversations(rows))
     if rows is not None and not (isinstance(rows, Run) and rows.path == root):  # a run's own pairs need no name
         section["data"] = data_values(rows, root, "data" if prompts is None else "prompts")
-    return _start(kind.name, model, {**top, kind.name: section}, root, on_step, progress)
-
-
-def _evaluate(
-    name: str,
-    *,
-    model: Run | str | Path,
-    prompts: Any = None,
-    on_step: OnStep | None = None,
-    progress: bool = True,
-    **settings: Any,
-) -> Run:
-    """The comparison of a run's policies with their start."""
-    origin = model if isinstance(model, Run) else Run(model)
-    values = settings_values(settings, origin.path, name)
-    if prompts is not None:
-        values["data"] = data_values(prompts, origin.path, "heldout")
-    return _start(name, origin, {name: values}, origin.path, on_step, progress)
+    return _joined(kind.name, model, {**top, kind.name: section}, root, on_step, progress)
 
 
 def _are_conversations(rows: Any) -> bool:
@@ -139,7 +122,7 @@ def _are_conversations(rows: Any) -> bool:
     return isinstance(prompt, Sequence) and not isinstance(prompt, str)
 
 
-def _start(name: str, model: Any, values: Json, root: Path, on_step: OnStep | None, progress: bool) -> Run:
+def _joined(name: str, model: Any, values: Json, root: Path, on_step: OnStep | None, progress: bool) -> Run:
     """Run one stage in `root`, whose recipe it joins."""
     before: Json = {}
     if (root / "command.json").is_file():
@@ -169,7 +152,7 @@ def run(recipe: str | Path | Mapping[str, Any], *overrides: str, on_step: OnStep
 
 def recipes() -> list[str]:
     """Names of the packaged recipes."""
-    return sorted(path.stem for path in packaged_recipe("quickstart").parent.glob("*.toml"))
+    return sorted(packaged_recipes())
 
 
 def load(path: str | Path) -> Run:
@@ -182,45 +165,14 @@ def load(path: str | Path) -> Run:
 
 
 def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, progress: bool) -> Run:
-    from rich.console import Console
-
     from tether.report.page import write_report
 
-    root = Path(recipe.run)
+    root, console = Path(recipe.run), Console(quiet=not progress)
     remember(root, recipe, chosen)
-    with _progress(on_step, progress) as announce:
+    with bars(console, on_step) as announce:
         run_recipe(recipe, chosen, announce)
-    page = write_report(root)
-    if progress:
-        Console().print(f"[dim]{root}: {', '.join(chosen)} done; page: {page}[/]", highlight=False, soft_wrap=True)
+    console.print(f"[dim]{root}: {', '.join(chosen)} done; page: {write_report(root)}[/]", highlight=False, soft_wrap=True)
     return Run(root, chosen[-1])
-
-
-@contextlib.contextmanager
-def _progress(on_step: OnStep | None, shown: bool) -> Iterator[Announce | None]:
-    """Bars on the terminal or in the notebook, and the caller's own function behind them."""
-    from rich.console import Console
-
-    from tether.cli.progress import bars
-
-    with bars(Console()) if shown else contextlib.nullcontext() as announce:
-        yield announce if on_step is None else lambda phase: _Watched(phase, announce(phase) if announce else None, on_step)
-
-
-class _Watched:
-    """A bar whose steps are also told to the caller's function."""
-
-    def __init__(self, phase: str, bar: Any, on_step: OnStep) -> None:
-        self.phase, self.bar, self.on_step = phase, bar, on_step
-
-    def doing(self, what: str) -> None:
-        if self.bar is not None:
-            self.bar.doing(what)
-
-    def __call__(self, done: int, total: int, metrics: Any) -> None:
-        if self.bar is not None:
-            self.bar(done, total, metrics)
-        self.on_step(self.phase, done, metrics)
 
 
 def takes(name: str) -> tuple[list[str], list[str]]:

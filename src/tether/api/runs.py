@@ -9,12 +9,13 @@ from typing import Any
 
 from tether.core.config import build
 from tether.core.errors import ConfigError, MissingFileError
-from tether.core.rundir import RunDirectory, read_json, read_jsonl
+from tether.core.rundir import RunDirectory, read_jsonl
 from tether.core.stages import STAGES
 from tether.core.types import Json, Prompt, Sampling, assistant
 from tether.data.formats.fields import turns
 from tether.models.config import ModelConfig
 from tether.run.recipe import after_sft
+from tether.run.stage import remembered
 
 
 class Run:
@@ -110,12 +111,9 @@ class Run:
         """The recipe that was run here so far.
 
         Raises:
-            ConfigError: none was.
+            RunError: none was.
         """
-        path = self.path / "command.json"
-        if not path.is_file():
-            raise ConfigError(f"{self.path} is not a run that a recipe or a method of tether began")
-        return read_json(path)["config"]
+        return remembered(self.path)[1]["config"]
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, stages={self.stages})"

@@ -52,7 +52,7 @@ class Commands(_Group):
         return super().resolve_command(ctx, [name, *args[1:]] if name in self.commands else args)
 
 
-GROUPS = {"data": ("inspect",), "prefs": ("serve", *prefs.COMMANDS)}
+GROUPS = {"data": ("inspect",), "prefs": prefs.COMMANDS}
 PANELS = {
     "Train": "quickstart sft reward process direct dpo kto ppo grpo reinforce rloo best-of-n online-direct rounds",
     "Data": "data",
@@ -101,7 +101,6 @@ for name, command in (
 ):  # fmt: skip
     _add(name, command)
 data_app.command("inspect", cls=_Command)(examine.inspect)
-prefs_app.command(cls=_Command)(serve.serve)
 for name, command in prefs.COMMANDS.items():
     prefs_app.command(name, cls=_Command)(command)
 
@@ -145,7 +144,7 @@ def main() -> None:
     try:
         code = app(standalone_mode=False)
         if code == 130:  # what the command-line library makes of Ctrl-C
-            _leave(f"interrupted; {stopping.AGAIN}", 130)
+            raise KeyboardInterrupt
         raise SystemExit(code if isinstance(code, int) else 0)
     except TetherError as error:
         _leave(str(error), 2)

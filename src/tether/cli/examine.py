@@ -13,10 +13,10 @@ from rich.table import Table
 
 from tether.cli.options import Format, Output, Overrides, Pairs, RecipeArgument, Talker, Words
 from tether.cli.progress import bars, starting
+from tether.cli.tables import save, show_table
 from tether.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from tether.cli.results import Facts, Rows
     from tether.monitoring.doctor import Result
 
 COLOURS = {"error": "bold red", "warning": "yellow", "healthy": "green", "unknown": "dim"}
@@ -105,7 +105,6 @@ def prove_recipe(
     """Run a stage twice, once interrupted, and compare weights and records bit for bit (exit 1)."""
     import tempfile
 
-    from tether.cli.results import show_columns
     from tether.run.prove import CUTS, prove
     from tether.run.recipe import read_recipe
 
@@ -115,7 +114,7 @@ def prove_recipe(
         rows = prove(config, keep or Path(temporary), chosen)
     title = f"{sum(CUTS)} steps in one go and {'+'.join(map(str, CUTS))}"
     cells = [(row.stage, row.what, f"{row.count:,}", f"no: {row.difference}" if row.difference else "yes") for row in rows]
-    show_columns(Console(), title, ("stage", "compared", "values", "the same"), cells)
+    show_table(Console(), title, cells, ("stage", "compared", "values", "the same"))
     raise typer.Exit(int(any(row.difference for row in rows)))
 
 
@@ -129,40 +128,16 @@ def reward_bench(
     output: Output = None,
 ) -> None:
     """Test a reward model on comparisons: accuracy by slice, calibration, what length alone would say."""
-    from tether.cli.results import fact_table, save, show_columns
+    from tether.report.numbers import listing
     from tether.run.judging import bench_rewards
 
     console = Console()
     with bars(console) as announce:
         results = bench_rewards(model, files, format=format, limit=limit, label=label, max_length=max_length, announce=announce)
-    rows = [_accuracy_row(name, result) for name, result in results.items()]
-    show_columns(console, "pairs ranked right", ("", "pairs", "right", "95%", "longer wins", "ECE"), rows)
     for name, result in results.items():
-        console.print(fact_table(name, _quality_rows(result)))
+        slices = {f"{row['kind']}: {row['name']}": row["accuracy"] for row in result["slices"]}
+        show_table(console, name, listing({**result, **slices}))
     save(console, output, results)
-
-
-def _accuracy_row(name: str, result: Facts) -> tuple[str, ...]:
-    accuracy, longer = result["accuracy"], f"{result['length_only']['value']:.1%}"
-    bounds, error = f"{accuracy['low']:.0%} to {accuracy['high']:.0%}", f"{result['calibration_error']:.3f}"
-    return name, f"{result['num_pairs']:,}", f"{accuracy['value']:.1%}", bounds, longer, error
-
-
-def _quality_rows(result: Facts) -> Rows:
-    from tether.cli.results import SHARE
-    from tether.report.numbers import bracketed
-
-    for row in result["slices"]:
-        yield f"{row['kind']}: {row['name']}", f"{bracketed(row['accuracy'], SHARE)} of {row['accuracy']['count']:,}"
-    if votes := result["annotators"]:
-        yield "two annotators agree", f"{votes['agree']:.1%}; the model with one: {votes['model_agrees']:.1%}"
-    error, loss = (f"{result[key]:.3f} to {result[f'{key}_after']:.3f}" for key in ("calibration_error", "loss"))
-    yield f"at temperature {result['temperature']:.2f}", f"calibration error {error}, loss {loss}"
-    for key, what in (("difference_with_length", "words"), ("difference_with_marks", "marks of format")):
-        yield f"score difference with {what}", f"Pearson {result[key]['pearson']:.2f}"
-    causes = (("num_ties", "ties"), ("num_too_long", "too long"), ("num_failed", "failed"))
-    if left_out := ", ".join(f"{result[key]:,} {what}" for key, what in causes if result.get(key)):
-        yield "left out", left_out
 
 
 SYCOPHANCY = {
@@ -181,9 +156,8 @@ def sycophancy(
     output: Output = None,
 ) -> None:
     """Test whether answers depend on who asks: the same questions with opposite premises about the asker."""
-    from tether.cli.results import SCORE, fact_table, save
     from tether.evaluation.sycophancy import Sycophancy, read_premise_pairs
-    from tether.report.numbers import bracketed
+    from tether.report.numbers import listing
     from tether.run.roles import encoder_of, load_policy
 
     questions = read_premise_pairs((str(first), str(second)), pairs)
@@ -191,5 +165,5 @@ def sycophancy(
     measured = Sycophancy(role, encoder_of(loaded), questions)()
     title = f"{len({pair.question for pair in questions}):,} questions, {len(questions):,} pairs of askers"
     console = Console()
-    console.print(fact_table(title, [(what, bracketed(measured[name], SCORE)) for name, what in SYCOPHANCY.items()]))
+    show_table(console, title, listing({what: measured[name] for name, what in SYCOPHANCY.items()}))
     save(console, output, {name: estimate.as_dict() for name, estimate in measured.items()})

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from tether.cli.options import On, Overrides, RecipeArgument, Words
 from tether.cli.progress import bars, starting
+from tether.cli.tables import point_to, show_table
 from tether.core.errors import ConfigError, RunError, memory_error
 from tether.core.stages import STAGES
 from tether.core.synonyms import METHODS
@@ -93,7 +94,7 @@ def _what_makes(method: str, config: BaseRecipe, recipe: str) -> list[str]:
 
 
 def _stages(config: BaseRecipe, chosen: list[str], given: Sequence[str] = ()) -> None:
-    from tether.cli.results import point_to, show_next, show_run, show_stage
+    from tether.cli.results import show_next, show_run, show_stage
     from tether.report.page import write_report
     from tether.run.pairs import WaitingError
     from tether.run.ranks import is_other
@@ -153,11 +154,6 @@ def resume(
         from tether.run.stage import remembered
 
         root, started = remembered(run)
-        if started["command"] != "stages":
-            raise RunError(
-                f"{root} was begun by `tether {started['command']}` of an earlier revision, which laid its folder out otherwise. "
-                "Its report, its models and `tether chat` work; to train, begin in another run folder"
-            )
         values = {**started["config"], "run": str(root)}
         config = build(recipe_type(), values, overrides or (), where=str(root / "command.json"))
     _stages(config, started["stages"])
@@ -177,7 +173,6 @@ def plan(
 ) -> None:
     """Say how much memory and time a recipe needs, and what to change where it does not fit (exit 1)."""
     with starting():
-        from tether.cli.results import show_columns
         from tether.run.devices import DECODING_EFFICIENCY, EFFICIENCY, this_machine
         from tether.run.devices import gpu as gpu_of
         from tether.run.duration import run_seconds
@@ -196,10 +191,10 @@ def plan(
             shares = ", ".join(f"{name} {size / 1e9:.2f}" for size, name in largest)
             size = f"{phase.total / 1e9:.2f}{' peak' if phase.total == stage.peak else ''}"
             rate = "" if stage.learning_rate is None else f"{stage.learning_rate:g}"
-            name = PHASES.get(phase.name, phase.name)
+            name = "log-probabilities" if phase.name == "evaluate" else phase.name
             seconds = f"{phase.seconds:,.2g}" if phase.seconds < 10 else f"{phase.seconds:,.0f}"
             rows.append((stage.name, rate, name, size, shares, seconds))
-    show_columns(console, title, ("stage", "learning rate", "phase", "GB", "most of it", "s/update"), rows)
+    show_table(console, title, rows, ("stage", "learning rate", "phase", "GB", "most of it", "s/update"))
     console.print(_times(run_seconds(config, made)), highlight=False)
     if device.gpu:
         shares = f"{EFFICIENCY} of its products and {DECODING_EFFICIENCY} of its bandwidth"
@@ -214,10 +209,6 @@ def plan(
         verdict = "fits" if peak <= device.memory else "not enough by itself"
         console.print(f"  {change}: {peak / 1e9:.1f} GB, {verdict}", markup=False, highlight=False)
     raise SystemExit(1)
-
-
-PHASES = {"evaluate": "log-probabilities"}
-"""What a phase of the planner's is called in the table, where its name would mislead."""
 
 
 def _times(stages: dict[str, float | None]) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from tether.cli import options
 from tether.cli.progress import bars
+from tether.cli.tables import point_to, save, show_table
 
 if TYPE_CHECKING:
     from tether.preferences.judge import ChatModel
@@ -51,7 +52,7 @@ def judge_pairs(
     max_tokens: options.MaxTokens = None,
 ) -> None:
     """Let a language model label comparisons; says how far it agrees with people and favours the first place."""
-    from tether.cli.results import point_to, save, show_agreement, show_usage
+    from tether.cli.results import show_agreement, show_usage
     from tether.preferences.constitution import read_rubric
     from tether.preferences.judge import PairJudge
     from tether.preferences.rows import write_rows
@@ -96,7 +97,7 @@ def constitution(
     max_tokens: options.MaxTokens = None,
 ) -> None:
     """Let a model criticise and rewrite its answers by principles (Constitutional AI); writes demonstrations."""
-    from tether.cli.results import counted, fact_table, point_to, show_usage
+    from tether.cli.results import counted, show_usage
     from tether.core.errors import DataError
     from tether.core.types import Prompt, Sampling
     from tether.data.sources import read
@@ -129,7 +130,7 @@ def constitution(
         rows += [*counted("not judged", reasons(judgments)), ("  verdict follows the place", f"{follow:,} of {len(pairs):,}")]
         if labels:
             write_rows(comparisons, labels)
-    console.print(fact_table("critique and revision", rows))
+    show_table(console, "critique and revision", rows)
     show_usage(console, chat.usage())
     if not made:
         why = "; ".join(f"{reason} ({count})" for reason, count in failed.most_common(3))

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+from rich.markup import escape
 
 from tether.cli.options import Output
+from tether.cli.tables import save, show_table
 
 if TYPE_CHECKING:
     from tether.preferences.store import Store
@@ -18,6 +21,9 @@ StoreArgument = Annotated[str, typer.Argument(help="A preference store: a file, 
 Round = Annotated[str | None, typer.Option("--round", help="Name of a batch of tasks.")]
 STRATEGIES = "random, uncertain, information, disagreement, length_matched, ranking."
 Names = Annotated[bool, typer.Option("--names", help="Annotators by name; without it they are annotator-1, annotator-2 ...")]
+
+WIDE = "This server listens beyond this machine: who can reach {where} sees its door, though it takes an invitation to pass."
+BARE = "Over http, invitations and sessions cross the network in the clear: put a proxy with https before it and give --address."
 
 
 def opened(where: str, *, new: bool = False) -> Store:
@@ -28,6 +34,15 @@ def opened(where: str, *, new: bool = False) -> Store:
     if not new and "://" not in where and not Path(where).is_file():
         raise MissingFileError(f"there is no preference store at {where}. `tether prefs import` makes one")
     return Store(where)
+
+
+IMPORTED = {
+    "rows": "rows", "answers": "new answers", "tasks": "new tasks", "judgments": "new judgments",
+    "widened": "pairs that were there already and are asked of more people now",
+    "not_gold": "pairs that were judged already, and did not become gold questions",
+    "repeated": "judgments by people who had judged the same pair before, left out",
+}  # fmt: skip
+"""What an import tells of, where there is any."""
 
 
 def import_(
@@ -77,14 +92,8 @@ def import_(
     first = list(islice(rows, 1))
     where, rows = opened(store, new=True), chain(first, rows)
     imported = import_answers(where, rows) if answers else import_cases(where, rows, ask=ask, round=round, prefix=prefix)
-    numbers = {"rows": imported.rows, "new answers": imported.answers, "new tasks": imported.tasks}
-    _print((name, f"{number:,}") for name, number in {**numbers, "new judgments": imported.judgments}.items())
-    if imported.widened:
-        typer.echo(f"{imported.widened:,} pairs that were there already are asked of {ask} people now.")
-    if imported.not_gold:
-        typer.echo(f"{imported.not_gold:,} pairs were judged already, and did not become gold questions.")
-    if imported.repeated:
-        typer.echo(f"{imported.repeated:,} judgments are by people who had judged the same pair before, and were left out.")
+    counts = ((name, getattr(imported, key)) for key, name in IMPORTED.items())
+    show_table(Console(), "", [(name, f"{count:,}") for name, count in counts if count])
     if quarantine.count:
         typer.echo(f"{quarantine.count:,} rows were left out: {quarantine.top_reasons()}", err=True)
         if strict:
@@ -120,10 +129,9 @@ def stats(store: StoreArgument) -> None:
 
     where = opened(store)
     counts = [(name.replace("_", " "), f"{count:,}") for name, count in where.counts().items() if count]
-    _print([*counts, ("guidelines", f"version {where.guidelines().version}")])
+    show_table(Console(), "", [*counts, ("guidelines", f"version {where.guidelines().version}")])
     people = [(one.name, one.role, f"{one.judged:,}", _seconds(one.seconds), one.access) for one in workload(where)]
-    if people:
-        _print(people, "annotator", "role", "judged", "median seconds", "access")
+    show_table(Console(), "", people, ("annotator", "role", "judged", "median seconds", "access"))
     if not where.counts()["judgments"]:
         typer.echo(f"Nobody has judged anything yet: `tether prefs serve {store}` lets people begin.")
 
@@ -138,15 +146,12 @@ def agree(
     """Measure how far people agree beyond chance, how good each is, and who clicks without reading."""
     from dataclasses import asdict
 
-    from rich.console import Console
-
     from tether.core.errors import DataError
-    from tether.core.rundir import write_json
     from tether.preferences.agreement import agreement_report
     from tether.preferences.exchange import gold_answers, votes
     from tether.preferences.quality import annotator_quality, suspicious
 
-    where = opened(store)
+    console, where = Console(), opened(store)
     cast = list(votes(where, round=round, names=names))
     with_gold = list(votes(where, round=round, names=names, gold=True))
     if not with_gold:
@@ -154,17 +159,15 @@ def agree(
     report, gold = agreement_report(cast, windows=windows), gold_answers(where)
     quality, suspects = annotator_quality(with_gold, gold=gold), suspicious(with_gold, gold=gold)
     counts = f"{report['num_votes']:,} judgments of {report['num_items']:,} pairs by {report['num_annotators']} people"
-    _print(_figures(report), "", "value", "95%", "pairs", title=counts)
+    show_table(console, counts, _figures(report), ("", "value [95%]", "pairs"))
     people = []
     for one in quality:
         shares = map(str, (one.others, one.gold, one.left))
         people.append((one.annotator, f"{one.num_votes:,}", f"{one.accuracy:.0%}", *shares, _seconds(one.seconds)))
-    _print(people, "annotator", "judged", "accuracy", "with others", "gold", "left", "median seconds")
+    show_table(console, "", people, ("annotator", "judged", "accuracy", "with others", "gold", "left", "median seconds"))
     for suspect in suspects:
-        Console().print(f"[yellow]{suspect.annotator}[/]: {suspect.reason} (p = {suspect.p_value:.2g})", highlight=False)
-    if output:
-        write_json(output, {**report, "annotators": [asdict(q) for q in quality], "suspicious": [asdict(s) for s in suspects]})
-        typer.echo(f"Everything: {output}")
+        console.print(f"[yellow]{escape(suspect.annotator)}[/]: {suspect.reason} (p = {suspect.p_value:.2g})", highlight=False)
+    save(console, output, {**report, "annotators": list(map(asdict, quality)), "suspicious": list(map(asdict, suspects))})
 
 
 def _ask(
@@ -234,7 +237,7 @@ def rank(
     where = opened(store)
     if rows := standings(where, round=round):
         scores = [(one.model, f"{one.score:+.2f}", f"{one.won:,}", f"{one.tied:,}", f"{one.lost:,}") for one in rows]
-        _print(scores, "model", "log-odds", "won", "tied", "lost")
+        show_table(Console(), "", scores, ("model", "log-odds", "won", "tied", "lost"))
     prompts = list(ranked(where, round=round)) if output or not rows else []
     if not rows and not prompts:
         raise DataError(f"{store}: nobody has judged anything yet")
@@ -261,7 +264,6 @@ def _guidelines(
     version: Annotated[int | None, typer.Option(min=1, help="Show an earlier version.")] = None,
 ) -> None:
     """Show the guidelines, or put new ones in force; every judgment names its version."""
-    from tether.cli.serve import put_in_force, read_guidelines
     from tether.core.errors import ConfigError
 
     if file is not None and version is not None:
@@ -277,15 +279,70 @@ def _guidelines(
     typer.echo(f"version {row.version}\n\n{row.text}" if row.version else "there are no guidelines yet")
 
 
-def _print(rows: Iterable[Iterable[str]], *headers: str, title: str = "") -> None:
-    from rich.console import Console
-    from rich.table import Column, Table
+def serve(
+    store: StoreArgument,
+    host: Annotated[str, typer.Option(help="Where to listen; beyond this machine it wants care.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8765,
+    address: Annotated[str, typer.Option(help="What people open behind a proxy, such as https://judge.example.org.")] = "",
+    guidelines: Annotated[Path | None, typer.Option(help="Markdown beside each task; a changed text is a new version.")] = None,
+    criterion: Annotated[list[str] | None, typer.Option(help="Rate each answer by it, 1 to 5; may be repeated.")] = None,
+    lease_minutes: Annotated[float, typer.Option(help="How long a task is somebody's.")] = 30.0,
+    gold_every: Annotated[int, typer.Option(min=0, help="Every how many tasks one has a known answer, if there are any.")] = 10,
+    rest_every: Annotated[int, typer.Option(min=0, help="Judgments after which a pause is offered; 0: never.")] = 50,
+    seed: Annotated[int, typer.Option(help="Decides which answer stands on the left.")] = 0,
+) -> None:
+    """Let invited people judge in their browsers: annotators, experts for disputed pairs, an administrator."""
+    from tether.core.config import build
+    from tether.preferences.server.app import listen, run_server
+    from tether.preferences.server.site import LOOPBACK, SiteConfig
 
-    columns = headers or (Column(), Column(justify="right"))
-    table = Table(*columns, title=title or None, show_header=bool(headers), title_justify="left")
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+    given = {"host": host, "port": port, "address": address, "lease_minutes": lease_minutes, "gold_every": gold_every}
+    config = build(SiteConfig, {**given, "rest_every": rest_every, "seed": seed}, where="tether prefs serve")
+    text = None if guidelines is None else read_guidelines(guidelines)
+    where = opened(store)
+    put_in_force(where, text, criterion)
+    socket, config = listen(config)
+    if config.host not in LOOPBACK:
+        typer.secho(f"{WIDE.format(where=config.origin)} {'' if config.secure else BARE}", fg="yellow", err=True)
+    if secret := first_admin(where):
+        typer.echo("There is no administrator yet. This link is for you, valid for a day, shown this once:")
+        typer.echo(f"{config.origin}/join#{secret}")
+    typer.echo(
+        f"Judging at {config.origin}; Ctrl-C ends it. Invite people: tether prefs invite {store} NAME --address {config.origin}"
+    )
+    run_server(where, config, socket)
+    where.close()
+
+
+def put_in_force(store: Store, text: str | None, criteria: list[str] | None) -> None:
+    """Put guidelines and criteria in force as a new version, unless they are already."""
+    from tether.preferences.store import checked_criteria
+
+    now = store.guidelines()
+    wanted = now.text if text is None else text.strip(), now.criteria if criteria is None else checked_criteria(criteria)
+    if wanted != (now.text, now.criteria):
+        store.set_guidelines(wanted[0], "command line", wanted[1])
+
+
+def first_admin(store: Store) -> str | None:
+    """An invitation for an administrator where there is none yet."""
+    people = store.annotators()
+    if any(person.role == "admin" and not person.disabled for person in people):
+        return None
+    names = {person.name for person in people}
+    name = next(name for name in ("admin", *(f"admin {number}" for number in range(2, len(names) + 3))) if name not in names)
+    return store.invite(name, "admin", days=1.0)
+
+
+def read_guidelines(path: Path) -> str:
+    from tether.core.errors import ConfigError, MissingFileError
+
+    if not path.is_file():
+        raise MissingFileError(f"there are no guidelines at {path}")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: guidelines are text in UTF-8: {error}") from error
 
 
 def _seconds(seconds: float | None) -> str:
@@ -300,18 +357,18 @@ FIGURES = {
 
 def _figures(report: dict[str, Any]) -> Iterator[tuple[str, ...]]:
     """Rows of a table: all figures overall, two of each slice and window."""
+    from tether.report.numbers import bracketed
+
     parts = {"": report["overall"]}
     parts |= {f"{name} = {value}: ": part for name, of in report["slices"].items() if len(of) > 1 for value, part in of.items()}
     parts |= {f"part {number}: ": part for number, part in enumerate(report["windows"], 1)}
     for head, part in parts.items():
         for key in ("raw", "alpha_nominal") if head else FIGURES:
             figure = part[key]
-            bounds = "" if figure["low"] is None else f"{figure['low']:.2f} to {figure['high']:.2f}"
-            value = figure["reason"] if figure["value"] is None else f"{figure['value']:.3f}"
-            yield head + FIGURES[key], value, bounds, f"{figure['num_items']:,}"
+            yield head + FIGURES[key], bracketed(figure) or figure["reason"], f"{figure['num_items']:,}"
 
 
 COMMANDS = {
-    "import": import_, "export": _export, "stats": stats, "agree": agree, "ask": _ask, "invite": _invite, "lock-out": lock_out,
-    "escalate": _escalate, "rank": rank, "guidelines": _guidelines,
+    "serve": serve, "import": import_, "export": _export, "stats": stats, "agree": agree, "ask": _ask, "invite": _invite,
+    "lock-out": lock_out, "escalate": _escalate, "rank": rank, "guidelines": _guidelines,
 }  # fmt: skip

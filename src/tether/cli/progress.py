@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.status import Status
 from rich.table import Column
-from rich.text import Text
 
+OnStep = Callable[[str, int, Mapping[str, Any]], None]
+"""(stage, step, metrics): called after every step; what it raises ends the training, which goes on from its last checkpoint."""
 SHOWN = (
     ("loss", "loss {:.3f}"),
     ("accuracy", "accuracy {:.2f}"),
@@ -22,11 +24,9 @@ SHOWN = (
 )
 
 
-@contextlib.contextmanager
-def starting(what: str = "starting") -> Iterator[None]:
+def starting(what: str = "starting") -> Status:
     """A sign of life while a command's modules are loaded, or a model."""
-    with Console(stderr=True).status(what):
-        yield
+    return Console(stderr=True).status(what)
 
 
 EVERY = 30.0
@@ -40,8 +40,9 @@ class Bar:
     stands, every half minute.
     """
 
-    def __init__(self, progress: Progress, phase: str) -> None:
+    def __init__(self, progress: Progress, phase: str, on_step: OnStep | None) -> None:
         self.progress, self.task, self.notes, self.alarms = progress, progress.add_task(phase, total=None, note=""), {}, 0
+        self.phase, self.on_step = phase, on_step
         self.written = progress.get_time()
         self.doing("loading")
 
@@ -63,35 +64,25 @@ class Bar:
         self.notes.update({key: text.format(metrics[key]) for key, text in SHOWN if metrics.get(key) is not None})
         self.progress.update(self.task, completed=done, total=total, note="  ".join(self.notes.values()))
         self.write()
-
-
-class _Clock(ProgressColumn):
-    """The time since the phase began, and once two steps are done about how much is left: 1:07<2:30."""
-
-    max_refresh = 0.5
-
-    def render(self, task: Task) -> Text:
-        spent = _clock(task.finished_time if task.finished_time is not None else task.elapsed or 0.0)
-        left = None if task.finished or task.total is None else task.time_remaining
-        return Text(spent if left is None else f"{spent}<{_clock(left)}", style="progress.remaining")
-
-
-def _clock(seconds: float) -> str:
-    hours, rest = divmod(int(seconds), 3600)
-    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+        if self.on_step is not None:
+            self.on_step(self.phase, done, metrics)
 
 
 @contextlib.contextmanager
-def bars(console: Console) -> Iterator[Callable[[str], Bar]]:
-    """Yields a function that opens a bar for a phase; one in which nothing was done goes when the next is opened."""
+def bars(console: Console, on_step: OnStep | None = None) -> Iterator[Callable[[str], Bar]]:
+    """Yields a function that opens a bar for a phase; one in which nothing was done goes when the next is opened.
+
+    On a quiet console nothing is drawn, and `on_step` alone is told of the steps.
+    """
     columns = (
         TextColumn("[bold]{task.description}", table_column=Column(no_wrap=True, min_width=15)),
         BarColumn(bar_width=8),
         MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=7)),
-        _Clock(Column(no_wrap=True, min_width=11)),
+        TimeElapsedColumn(Column(no_wrap=True, min_width=7)),
+        TimeRemainingColumn(compact=True, table_column=Column(no_wrap=True, min_width=5)),
         TextColumn("{task.fields[note]}", table_column=Column(no_wrap=True, overflow="ellipsis")),
     )
-    with Progress(*columns, console=console) as progress:
+    with Progress(*columns, console=console, disable=console.quiet) as progress:
 
         def clear() -> None:
             for task in [task for task in progress.tasks if task.total is None]:
@@ -99,7 +90,7 @@ def bars(console: Console) -> Iterator[Callable[[str], Bar]]:
 
         def announce(phase: str) -> Bar:
             clear()
-            return Bar(progress, phase)
+            return Bar(progress, phase, on_step)
 
         try:
             yield announce

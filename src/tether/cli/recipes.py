@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.console import Console
 
 from tether.cli.options import complete_recipe
+from tether.cli.progress import starting
+from tether.cli.tables import show_table
 from tether.core.errors import ConfigError
 from tether.core.stages import STAGES
 from tether.core.synonyms import KEYS, METHODS, NOTES, SECTIONS, alike, did_you_mean
@@ -22,16 +25,13 @@ def list_recipes(
     name: Annotated[str | None, typer.Argument(help="Print this one.", autocompletion=complete_recipe)] = None,
 ) -> None:
     """List the recipes that come with tether, or print one."""
-    from rich.console import Console
-
-    from tether.cli.results import fact_table
     from tether.core.config import packaged_recipe, packaged_recipes
 
     if name is not None:
         typer.echo(packaged_recipe(name).read_text(encoding="utf-8"), nl=False)
         return
     heads = {title: _head(path) for title, path in sorted(packaged_recipes().items())}
-    Console().print(fact_table("recipes that come with tether", heads.items()))
+    show_table(Console(), "recipes that come with tether", heads.items())
     typer.echo("Print one: tether recipes NAME    Run it: tether run NAME")
     typer.echo(f"Begin your own: tether new {' | '.join(sorted({*METHODS, *(path.stem for path in BEGINNINGS.glob('*.toml'))}))}")
 
@@ -77,14 +77,10 @@ def explain_key(
     key: Annotated[str, typer.Argument(help="A section, a key in it such as ppo.kl, or a key alone such as clip_range.")],
 ) -> None:
     """Say what a section or key of a recipe means: type, default, description, and the keys in it."""
-    from rich.console import Console
-
-    from tether.cli.progress import starting
     from tether.core.config import key_hint
     from tether.core.reference import keys_of
 
     with starting():
-        from tether.cli.results import show_columns
         from tether.run.recipe import recipe_type
 
     parts, keys = _sections(key), list(keys_of(recipe_type()))
@@ -101,7 +97,7 @@ def explain_key(
         console.print(f"  {meaning}", markup=False)
         within = [one for one in keys if one.path[:-1] == same[0].path]
         rows = [(one.path[-1], one.type, one.default, one.description) for one in within]
-        show_columns(console, "", ("key", "type", "default", "what it is"), rows)
+        show_table(console, "", rows, ("key", "type", "default", "what it is"))
 
 
 def _sections(key: str) -> list[str]:

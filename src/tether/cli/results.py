@@ -1,22 +1,20 @@
-"""Tables and lines that commands show at their end; loaded by then, not before."""
+"""The results of training and judging, as commands show them at their end; loaded by then, not before."""
 
 from __future__ import annotations
 
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from tether.core.rundir import write_json
+from tether.cli.tables import point_to, show_table
 from tether.core.stages import STAGES
-from tether.core.trend import vague
 from tether.report.narrative import Conclusion, conclusion, loop_conclusion
-from tether.report.numbers import bracketed, duration, gigabytes
+from tether.report.numbers import duration, gigabytes, listing
 from tether.report.page import write_report
 from tether.report.reading import read_journey, read_loop
 from tether.report.tiles import ARM_COLUMNS, ROUND_COLUMNS, arm_table, round_rows, tiles
@@ -26,72 +24,41 @@ Facts = Mapping[str, Any]
 Rows = Iterator[tuple[str, str]]
 FLAT = 100.0
 """A fitted temperature above which nothing is left of a verdict: log-odds of 5 become a probability of 0.51."""
-SCORE, GAIN, FINE_GAIN, SHARE = "{:.3f}".format, "{:+.2f}".format, "{:+.3f}".format, "{:.1%}".format
-
-
-def fact_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
-    """Names on the left, what is known of them on the right."""
-    table = Table(title=title, show_header=False, title_justify="left")
-    for row in rows:
-        table.add_row(*row)
-    return table
-
-
-def point_to(console: Console, what: str, path: Path | str) -> None:
-    """Print where something lies, in one line that can be copied."""
-    console.print(f"{what}: {path}", highlight=False, soft_wrap=True)
-
-
-def save(console: Console, path: Path | None, value: Any) -> None:
-    """Write everything as JSON where the user asked for it, and say so."""
-    if path:
-        write_json(path, value)
-        point_to(console, "Everything", path)
 
 
 def show_run(console: Console, run: Path) -> None:
     """The end of a whole recipe: the page's key numbers, tables and verdict, or those of its rounds, and where the page is."""
     if loop := read_loop(run):
         wide = console if console.is_terminal else Console(width=170)  # a file or a pipe has no edge
-        show_columns(wide, "rounds", ROUND_COLUMNS, round_rows(loop))
+        show_table(wide, "rounds", round_rows(loop), ROUND_COLUMNS)
         show_conclusion(console, loop_conclusion(loop))
     else:
         journey = read_journey(run)
-        console.print(fact_table("What happened", ((tile.name, f"{tile.value}  {tile.detail}") for tile in tiles(journey))))
-        show_columns(console, "policies", ARM_COLUMNS, arm_table(journey.arms))
+        show_table(console, "What happened", [(tile.name, f"{tile.value}  {tile.detail}") for tile in tiles(journey)])
+        show_table(console, "policies", arm_table(journey.arms), ARM_COLUMNS)
         show_conclusion(console, conclusion(journey))
     point_to(console, "The page", write_report(run))
 
 
 def show_next(console: Console, run: Path, done: Sequence[str], again: Sequence[str]) -> None:
     """The commands that make sense after these stages, ready to be copied; `again` runs the next stage."""
-    made, rows = {STAGES[name].makes for name in done if name in STAGES}, []
-    if "pairs" in made:
-        rows.append((f"tether data inspect {run / 'pairs' / 'pairs.jsonl'}", "look at the comparisons"))
-    if "reward" in done:
-        rows.append((f"tether reward-bench {run} FILES", "test the reward model on other comparisons"))
-    if again:
-        rows.append((shlex.join(again), "the next stage"))
-    elif "reward" in done and not made & {"policy", "verdict"}:
-        rows.append(("tether new ppo", f'a recipe to train against it, with reward_model = "{run}" in [ppo]'))
-    if made & {"sft", "direct", "policy", "rounds", "verdict"}:
-        rows.append((f"tether chat {run}", "talk to the result"))
-        rows.append((f'tether generate {run} -p "I lost my keys."', "or let it answer once"))
-        rows.append((f"tether report {run}", "a page of the whole run"))
-        rows.append((f"tether doctor {run}", "what may have gone wrong in it"))
-        rows.append((f"tether export {run} {run}-export", "a folder for transformers, vLLM, TRL"))
-    width = max((len(command) for command, _ in rows), default=0)
-    for command, why in rows:
+    made = {STAGES[name].makes for name in done if name in STAGES}
+    trained, rewarded = bool(made & {"sft", "direct", "policy", "rounds", "verdict"}), "reward" in done
+    against = f'a recipe to train against it, with reward_model = "{run}" in [ppo]'
+    commands = (
+        ("pairs" in made, f"tether data inspect {run / 'pairs' / 'pairs.jsonl'}", "look at the comparisons"),
+        (rewarded, f"tether reward-bench {run} FILES", "test the reward model on other comparisons"),
+        (bool(again), shlex.join(again), "the next stage"),
+        (rewarded and not again and not made & {"policy", "verdict"}, "tether new ppo", against),
+        (trained, f"tether chat {run}", "talk to the result"),
+        (trained, f'tether generate {run} -p "I lost my keys."', "or let it answer once"),
+        (trained, f"tether report {run}", "a page of the whole run"),
+        (trained, f"tether doctor {run}", "what may have gone wrong in it"),
+        (trained, f"tether export {run} {run}-export", "a folder for transformers, vLLM, TRL"),
+    )
+    width = max((len(command) for there, command, _ in commands if there), default=0)
+    for _, command, why in filter(itemgetter(0), commands):
         console.print(f"  {command:{width}}   {why}", highlight=False, markup=False, soft_wrap=True)
-
-
-def show_columns(console: Console, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table of the page; nothing without rows."""
-    table = Table(*columns, title=title, title_justify="left")
-    for row in rows:
-        table.add_row(*map(escape, row))
-    if rows:
-        console.print(table)
 
 
 def show_conclusion(console: Console, conclusion: Conclusion) -> None:
@@ -102,104 +69,43 @@ def show_conclusion(console: Console, conclusion: Conclusion) -> None:
 
 def show_stage(console: Console, run: Path, summary: Facts) -> None:
     """The summary of a stage, and its verdict and warnings as the page has them; collected pairs have none."""
-    console.print(stage_table(run.name, summary))
+    costs = (("time", summary.get("seconds"), duration), ("peak memory", summary.get("peak_rss_bytes"), gigabytes))
+    rows = [*listing(summary), *((name, show(value)) for name, value, show in costs if value is not None)]
+    show_table(console, run.name, rows)
     if not (run / "pairs.jsonl").is_file():
         show_conclusion(console, conclusion(read_journey(run)))
     point_to(console, run.name, run)
 
 
-def stage_table(name: str, summary: Facts) -> Table:
-    """The numbers of a stage's summary."""
-    rows = (row for key, value in summary.items() if key != "kl_noise" for row in _stage_rows(key, value, summary))
-    return fact_table(name, rows)
-
-
-def _stage_rows(key: str, value: Any, summary: Facts) -> Rows:
-    if key == "kl" and value is not None:
-        yield key, _kl(summary)
-    elif isinstance(value, int | float) and key in ("seconds", "peak_rss_bytes"):
-        yield ("time", duration(value)) if key == "seconds" else ("peak memory", gigabytes(value))
-    elif isinstance(value, int | float | str):
-        yield key, f"{value:.4g}" if isinstance(value, float) else str(value)
-    elif not isinstance(value, dict):
-        return
-    elif value.keys() >= {"value", "low", "high"}:
-        yield key, _estimate(value)
-    elif key == "heldout" and "model" in value:  # of a process reward model, beside who knows less
-        others = [name for name in value if name not in ("model", "thresholds")]
-        for measure, estimate in value["model"].items():
-            beside = [f"{name} {value[name][measure]['value']:.3f}" for name in others if measure in value[name]]
-            yield f"{key}: {measure}", "; ".join([_estimate(estimate), *([", ".join(beside)] if beside else [])])
-    elif key in ("heldout", "gold"):
-        yield from ((f"{key}: {name}", text) for name, text in _measured(value))
-    elif key == "tests":
-        yield from ((f"{test}: accuracy", _estimate(result["accuracy"])) for test, result in value.items())
-    elif value and all(isinstance(v, int | float) for v in value.values()):
-        yield key, ", ".join(f"{k}: {v:.4g}" for k, v in value.items())
-
-
-def _measured(measured: Facts) -> Rows:
-    """Of the held-out prompts every score, and which weights were kept."""
-    for name, value in measured.items():
-        if isinstance(value, dict) and "gain" in value:
-            gain = bracketed(value["gain"], FINE_GAIN)
-            yield name, f"{value['before']['value']:.3f} to {value['after']['value']:.3f}, gain {gain}"
-    yield "weights kept", f"of step {measured['kept_step']}; the highest score was at {measured['best_step']}"
-
-
-def _kl(summary: Facts) -> str:
-    kl, noise = summary["kl"], summary.get("kl_noise")
-    why = vague(kl, noise)
-    return f"{kl:.3g}{'' if noise is None else f' ± {noise:.2g}'} nats a response{f' ({why})' if why else ''}"
-
-
-def _estimate(value: Facts) -> str:
-    return f"{bracketed(value, SCORE)} (n = {value.get('count', '?')})"
-
-
 def show_agreement(console: Console, name: str, result: Facts, *, warn: bool = True) -> None:
     """How far a judge agrees with the labels of a file, and what that means."""
-    console.print(fact_table(name, _agreement_rows(result)))
+    show_table(console, name, _agreement_rows(result))
     for sentence in _warnings(result) if warn else ():
         console.print(f"[bold yellow]{sentence}[/]", highlight=False)
 
 
+AGREEMENT = {
+    "accuracy": "agrees with the labels", "accuracy_once": "  asked once", "accuracy_shown_first": "  chosen shown first",
+    "accuracy_shown_second": "  chosen shown last", "kappa": "Cohen's kappa", "kappa_once": "  asked once in one order",
+    "length_only": "the longer answer agrees with the labels", "annotators": "people", "bias": "the first place adds, in nats",
+    "names_first": "verdicts for the first place", "follows_place": "verdict follows the place",
+    "first_share": "first of a drawn order wins", "undecided": "undecided after averaging", "mass": "probability of any verdict",
+    "calibration_error": "calibration error",
+}  # fmt: skip
+"""What a judge's report measures, in the order of its table."""
+
+
 def _agreement_rows(result: Facts) -> Rows:
-    agreement, position = result["agreement"] or {}, result["position"] or {}
     yield "judged in both orders", f"{result['num_judged']:,} of {result['num_pairs']:,} pairs"
     yield from ((f"  not judged: {reason}", f"{count:,}") for reason, count in result["failures"].items())
     if result["num_parsed"]:
         yield "  read off written replies", f"{result['num_parsed']:,}: their labels are 0, 1/2 or 1"
-    if agreement:
-        once, first, last = (_centre(agreement[f"accuracy_{name}"]) for name in ("once", "shown_first", "shown_second"))
-        yield "agrees with the labels", f"{bracketed(agreement['accuracy'], SHARE)}; asked once {once}"
-        kappa = bracketed(agreement["kappa"], GAIN) or "not known"
-        yield "Cohen's kappa", f"{kappa}; asked once {agreement['kappa_once']['value']:+.2f}"
-        yield "  chosen shown first, last", f"{first} and {last}"
-        yield "the longer answer", f"{bracketed(agreement['length_only'], SHARE)} of the labels"
-        if people := agreement["annotators"]:
-            yield "two annotators agree", f"{people['agree']:.1%}; the judge with one {people['model_agrees']:.1%}"
-    if position:
-        if position["bias"]:
-            yield "the first place adds", f"{bracketed(position['bias'], GAIN)} nats of log-odds"
-        yield "verdicts for the first place", bracketed(position["names_first"], SHARE)
-        yield "verdict follows the place", f"{bracketed(position['follows_place'], SHARE)} of pairs"
-        if agreement:
-            once, averaged, labels = (_centre(agreement["first_share"][name]) for name in ("once", "averaged", "people"))
-            yield "first of a drawn order wins", f"{once} asked once, {averaged} averaged, {labels} by the labels"
-        yield "undecided after averaging", f"{result['undecided']:.1%}"
-    if agreement:
-        yield "calibration error", f"{agreement['calibration_error']:.3f}"
-        if agreement["temperature"] is not None and agreement["temperature"] > FLAT:
-            yield "  mended", "by no temperature: its verdicts say nothing of these labels"
-        elif agreement["temperature"] is not None:
-            yield "  mended", f"{agreement['calibration_error_after']:.3f} by --temperature {agreement['temperature']:.2f}"
-    if result["mass"] is not None:
-        yield "probability of any verdict", f"{result['mass']:.1%}"
-
-
-def _centre(estimate: Facts) -> str:
-    return f"{estimate['value']:.1%}"
+    agreement = result["agreement"] or {}
+    measured = {**result, **(result["position"] or {}), **agreement}
+    yield from listing({name: measured[key] for key, name in AGREEMENT.items() if key in measured})
+    if (temperature := agreement.get("temperature")) is not None:
+        after = f"{agreement['calibration_error_after']:.3f} by --temperature {temperature:.2f}"
+        yield "  mended", "by no temperature: its verdicts say nothing of these labels" if temperature > FLAT else after
 
 
 def _warnings(result: Facts) -> Iterator[str]:

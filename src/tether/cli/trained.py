@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -36,6 +35,7 @@ def generate(
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first prompts of the file.")] = None,
 ) -> None:
     """Answer prompts with a model or with the result of a run."""
+    from tether.core.rundir import write_jsonl
     from tether.core.types import Prompt, Sampling, user
     from tether.data.sources import read
     from tether.run.roles import load_policy, local_engine
@@ -52,7 +52,7 @@ def generate(
     if output is not None:
         rollouts = [rollout for group in groups for rollout in group.rollouts]
         fields = ({"id": r.prompt.id, "prompt": r.prompt.text, "response": r.text, "stop": r.stop_reason.value} for r in rollouts)
-        output.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in fields), encoding="utf-8")
+        write_jsonl(output, fields)
         return
     console = Console()
     for group in groups:

@@ -12,7 +12,6 @@ from tether.report.numbers import SENTENCES, duration, percent, thousands
 from tether.report.reading import Journey, Row, SubRun, finite, mapping, present, printable
 
 NAMES, GOLD, PARTS = SENTENCES["methods"], SENTENCES["gold"], SENTENCES["parts"]
-COUNTED = ("train", "heldout", "pairs", "heldout_pairs", "answers", "problems")
 IDLE = 0.1
 """Share of a step that the learner may wait and yet be the one that takes the time."""
 VERSIONS = ("tether", "Python", "torch", "transformers", "peft")
@@ -41,7 +40,7 @@ def title(journey: Journey) -> str:
     """The method of what was trained last: a policy, else what a supervised stage made."""
     made = [journey.stage(kind) for kind in ("direct", "reward", "sft")]
     last = next((stage for stage in (*journey.arms[:1], *made) if stage.name), None)
-    return method_name(last) if last else NAMES["pairs"] if journey.pairs else NAMES["evaluate"]
+    return method_name(last) if last else NAMES["pairs"] if journey.stage("pairs").name else NAMES["evaluate"]
 
 
 def _servers(stage: SubRun) -> Iterator[str]:
@@ -56,7 +55,7 @@ def _servers(stage: SubRun) -> Iterator[str]:
 
 def facts(journey: Journey, run: Path) -> list[tuple[str, list[str]]]:
     """A name and lines for everything that is known of what was run, where and when."""
-    stages = journey.folders
+    stages = journey.stages
     manifests = [manifest for stage in (*stages, journey.own) if (manifest := mapping(stage.manifest))]
     models = [mapping(manifest.get("model")) for manifest in manifests] + [mapping(journey.recipe.get("model"))]
     seeds = [seed for stage in (journey.own, *stages) if (seed := mapping(stage.config).get("seed")) is not None]
@@ -78,10 +77,8 @@ def facts(journey: Journey, run: Path) -> list[tuple[str, list[str]]]:
 
 
 def _data(stage: SubRun) -> Iterator[str]:
-    """The files that a stage read, and how many rows it used of them."""
-    files, summary = mapping(mapping(stage.manifest).get("data")), stage.summary
-    used = sum(finite(summary.get(f"num_{name}")) or 0 for name in COUNTED) or finite(summary.get("num_prompts"))
-    rows = finite(mapping(stage.manifest).get("rows")) or used
+    """The files that a stage read, and how many rows it found in them."""
+    files, rows = mapping(mapping(stage.manifest).get("data")), finite(mapping(stage.manifest).get("rows"))
     if paths := list(files) or mapping(stage.settings.get("data")).get("path"):
         packaged = "tether/recipes/quickstart/"
         each = [str(path) for path in (paths if isinstance(paths, list) else [paths])]
@@ -106,11 +103,8 @@ def who_judged(journey: Journey, names: Iterable[str]) -> tuple[list[str], list[
     """Who gold is, in sentences, and what the parts of these names measure; a user's own judge explains its parts itself."""
     if not (any(arm.judged_by_gold for arm in journey.arms) or any("gold_after" in row for row in journey.answers)):
         return [], []
-    stages = sorted(journey.folders, key=lambda stage: stage.section != "evaluate")
+    stages = sorted(journey.stages, key=lambda stage: stage.section != "evaluate")
     noted = next((judge for stage in stages if (judge := mapping(mapping(stage.manifest).get("judge")))), {})
-    sections = [section for stage in stages for section in (stage.settings, mapping(stage.settings.get("evaluate")))]
-    judges = [judge for section in sections if (judge := mapping(section.get("judge")))]
-    configured = next((judge.get("call") or judge.get("model") for judge in judges), "")
-    name, says = str(noted.get("name") or configured or ""), str(noted.get("says") or "")
+    name, says = str(noted.get("name") or ""), str(noted.get("says") or "")
     sentences = [GOLD["what"], *([GOLD["says" if says else "name"].format(name=name, says=says)] if name else [])]
     return sentences, [(part, PARTS[part]) for part in names if part in PARTS and name.startswith("tether.quickstart.")]

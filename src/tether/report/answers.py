@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from tether.report.numbers import SENTENCES
 from tether.report.reading import Row, SubRun, finite
@@ -12,11 +11,8 @@ SHOWN = 24
 SAYS = SENTENCES["answers"]
 
 
-class AnswerGroup(NamedTuple):
-    """Rows of `answers.jsonl` under one title."""
-
-    title: str
-    answers: Sequence[Row]
+AnswerGroup = tuple[str, Sequence[Row]]
+"""A title, and rows of `answers.jsonl` under it."""
 
 
 def answer_groups(rows: Sequence[Row], count: int = SHOWN) -> tuple[str, list[AnswerGroup]]:
@@ -27,17 +23,17 @@ def answer_groups(rows: Sequence[Row], count: int = SHOWN) -> tuple[str, list[An
     if not ranked:
         stride = max(1, len(usable) // count)
         text = SAYS["none-scored"].format(stride=stride, count=len(usable))
-        return text, [AnswerGroup("Answers", usable[::stride][:count])] if usable else []
+        return text, [("Answers", usable[::stride][:count])] if usable else []
     unscored, third = len(usable) - len(ranked), count // 3
     text = SAYS["all" if len(ranked) <= count else "thirds"].format(count=len(ranked), third=third)
     text += " " + SAYS["unscored"].format(count=unscored) if unscored else ""
     if len(ranked) <= count:
-        return text, [AnswerGroup("All answers, best change first", ranked)]
+        return text, [("All answers, best change first", ranked)]
     middle = (len(ranked) - third) // 2
     return text, [
-        AnswerGroup(f"The {third} best changes", ranked[:third]),
-        AnswerGroup(f"The {third} around the median: the typical change", ranked[middle : middle + third]),
-        AnswerGroup(f"The {third} worst changes", ranked[: -third - 1 : -1]),
+        (f"The {third} best changes", ranked[:third]),
+        (f"The {third} around the median: the typical change", ranked[middle : middle + third]),
+        (f"The {third} worst changes", ranked[: -third - 1 : -1]),
     ]
 
 

@@ -6,30 +6,24 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 from tether.report.narrative import Part
 from tether.report.numbers import SENTENCES, bracketed, duration, has_interval, percent, thousands
-from tether.report.plotting import BLUE, CHARTS, FAINT, GREEN, MUTED, PALETTE, Plot, Trace, framed
-from tether.report.reading import KL_KEYS, LoopRun, Row, SubRun, estimate, finite, listed, mapping, present, series
+from tether.report.plotting import BLUE, CHARTS, GREEN, MUTED, PALETTE, Plot, Trace, framed
+from tether.report.reading import KL_KEYS, LoopRun, Row, SubRun, estimate, finite, listed, mapping, series
 
 SPARSE = 30
 """Points below which a line has marks."""
 UNITS = SENTENCES["units"]
 """Of a section's loss."""
 COIN = "Starts near ln 2 ≈ 0.69, the loss of a coin; near zero in training is memorising."
-SHARES = ("heldout_accuracy", "gold_accuracy")
-"""Of a round: how many pairs its reward model orders right."""
 ACCURACIES = {"heldout_accuracy": "model, held-out labels", "gold_accuracy": "model, gold"}
 AGREEMENTS = {
     "annotator_agreement": "annotator, annotator",
     "annotator_gold_agreement": "annotator, gold",
     "majority_gold_agreement": "majority, gold",
 }
-PHASES = ("rollout", "reward", "evaluate", "update")
-MOST_COLUMNS = 100
-"""Of a chart of columns; of more steps every so many are drawn."""
 
 
 def charts(section: str, arms: Sequence[SubRun], own_reward: bool = False) -> list[Plot]:
@@ -46,7 +40,7 @@ def _without_proxy(chart: Row) -> Row:
 
 def goodhart_figures(arms: Sequence[SubRun]) -> list[Plot]:
     """Proxy against gold, over the square root of the KL and over steps, of the arms that gold judged."""
-    return charts("goodhart", [arm for arm in arms if series(arm.metrics, "gold/score")[0]])
+    return charts("goodhart", [arm for arm in arms if series(arm.metrics, "gold/score")])
 
 
 def _drawn(chart: Row, arms: Sequence[SubRun]) -> list[Plot]:
@@ -56,7 +50,7 @@ def _drawn(chart: Row, arms: Sequence[SubRun]) -> list[Plot]:
         for place, row in enumerate(chart["lines"]):
             style = dict(row)
             key, scale, name = _first_key(arm, style.pop("keys")), style.pop("scale", 1.0), style.pop("name", "")
-            points = _over_distance(arm, key) if distance else _over_steps(arm, key)
+            points = _over_distance(arm, key) if distance else series(arm.metrics, key)
             xs, ys = [x for x, _ in points], [None if y is None else scale * y for _, y in points]
             name = arm.name if not name else name if len(arms) == 1 else f"{arm.name}: {name}"
             colour = style.pop("colour", PALETTE[(place if len(arms) == 1 else index) % len(PALETTE)])
@@ -69,13 +63,7 @@ def _drawn(chart: Row, arms: Sequence[SubRun]) -> list[Plot]:
 
 def _first_key(arm: SubRun, keys: Iterable[str]) -> str:
     """The first of these metrics that the run has; empty without one."""
-    return next((key for key in keys if series(arm.metrics, key)[0]), "")
-
-
-def _over_steps(arm: SubRun, key: str) -> Sequence[tuple[float, float | None]]:
-    """A metric without gaps where only some rows have it."""
-    steps, values = series(arm.metrics, key)
-    return list(zip(steps, values, strict=True)) if len(steps) == len(arm.metrics) else present(arm.metrics, key)
+    return next((key for key in keys if series(arm.metrics, key)), "")
 
 
 def _over_distance(arm: SubRun, key: str) -> Sequence[tuple[float, float]]:
@@ -92,101 +80,77 @@ def loss_figures(stage: SubRun) -> list[Plot]:
     for chart in CHARTS["losses"]:
         own = {"id": f"{chart['id']}-{stage.name}"}
         if chart["id"] == "loss":
-            own["y"] = f"loss ({UNITS.get(section, 'as the stage defines it')})"
+            own["y"] = f"loss ({SENTENCES['units'].get(section, 'as the stage defines it')})"
             own |= {"caption": COIN, "alone": COIN} if section == "reward" else {}
         figures += _drawn(chart | own, [stage])
     return figures
 
 
-def parts_figures(parts: Sequence[Part], arms: Sequence[tuple[str, Mapping[str, tuple[float, float]]]]) -> list[Plot]:
+def parts_figures(parts: Sequence[Part], arms: Sequence[tuple[str, Sequence[Part]]]) -> list[Plot]:
     """A dumbbell a part of the gold score, before to after; other arms as open marks."""
-    rods = [(x, place) for place, part in enumerate(parts) for x in (part.before, part.after, None)]
-    traces = [_marks(rods, "", MUTED, mode="line", size=3.0, silent=True)] if parts else []
-    own = {part.name: (part.before, part.after) for part in parts}
-    ends = [("before", 0, MUTED, "open", own), ("after", 1, BLUE, "marks", own)]
-    ends += [(f"after, {arm}", 1, PALETTE[(i + 1) % len(PALETTE)], "open", of) for i, (arm, of) in enumerate(arms)]
-    for name, end, colour, mode, values in ends:
-        points = [(values[part.name][end], place) for place, part in enumerate(parts) if part.name in values]
+    traces, places = [_rods([(part.before, part.after) for part in parts])], {part.name: i for i, part in enumerate(parts)}
+    traces += [_marks([(part.before, i) for i, part in enumerate(parts)], "before", MUTED, mode="open", size=11.0)]
+    ends = [("after", BLUE, "marks", parts)]
+    ends += [(f"after, {arm}", PALETTE[i % len(PALETTE)], "open", of) for i, (arm, of) in enumerate(arms, 1)]
+    for name, colour, mode, of in ends:
+        points = [(part.after, places[part.name]) for part in of if part.name in places]
         traces += [_marks(points, name, colour, mode=mode, size=11.0)] if points else []
-    return framed("gold-parts", traces, height=60 + 40 * len(parts), rows=[part.name for part in parts])
+    rows = [part.name for part in parts]
+    return framed("gold-parts", traces, height=60 + 40 * len(parts), rows=rows) if parts else []
 
 
 def _marks(points: Sequence[tuple[float | None, int]], name: str, colour: str, **more: Any) -> Trace:
     return Trace([x for x, _ in points], [y for _, y in points], name, colour, **{"mode": "marks", **more})
 
 
+def _rods(ends: Sequence[Sequence[float]]) -> Trace:
+    """A stroke in each row, from one value to another."""
+    points = [(x, place) for place, pair in enumerate(ends) if pair for x in (*pair, None)]
+    return _marks(points, "", MUTED, mode="line", size=3.0, silent=True)
+
+
 def accuracy_figures(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> list[Plot]:
     """The reward model's accuracy with its interval, beside the agreement of the people it learnt from."""
-    names: list[str] = []
-    traces: list[Trace] = []
-    for source, group, colour, keys in ((reward, "reward model", BLUE, ACCURACIES), (pairs, "annotators", GREEN, AGREEMENTS)):
-        shares = [(name, share) for key, name in keys.items() if (share := estimate(source.get(key)))]
-        if not shares and source is reward:
-            return []
-        rows = list(enumerate((share for _, share in shares), len(names)))
-        ends = [(x, row) for row, share in rows if has_interval(share) for x in (share.low, share.high, None)]
-        notes = [bracketed(share, percent) for _, share in rows]
-        traces += [_marks(ends, "", colour, mode="line", size=2.5, silent=True)] if ends else []
-        traces += [_marks([(share.value, row) for row, share in rows], group, colour, size=11.0, notes=notes)] if rows else []
-        names += [name for name, _ in shares]
+    groups = ((reward, "reward model", BLUE, ACCURACIES), (pairs, "annotators", GREEN, AGREEMENTS))
+    rows = [(group, keys[key], share) for of, group, _, keys in groups for key in keys if (share := estimate(of.get(key)))]
+    if not rows or rows[0][0] != "reward model":
+        return []
+    traces = [_rods([(share.low, share.high) if has_interval(share) else () for *_, share in rows])]
+    for _, name, colour, _ in groups:
+        own = [(share, place) for place, (group, _, share) in enumerate(rows) if group == name]
+        notes = [bracketed(share, percent) for share, _ in own]
+        traces += [_marks([(share.value, place) for share, place in own], name, colour, size=11.0, notes=notes)] if own else []
+    names = [name for _, name, _ in rows]
     chance = Trace([0.5, 0.5], [-0.5, len(names) - 0.5], "chance", MUTED, dash="dot", size=1.2, silent=True)
     return framed("reward-accuracy", [chance, *traces], height=60 + 56 * len(names), rows=names)
 
 
 def reliability_figures(reward: Mapping[str, Any]) -> list[Plot]:
     """Predicted probability against observed frequency, the diagonal, and how many pairs stand behind each point."""
-    names = ("low", "high", "mean_probability", "frequency", "count")
-    stored = [dict(zip(names, bin, strict=False)) if isinstance(bin, list) else bin for bin in listed(reward.get("reliability"))]
-    rows = [[finite(mapping(bin).get(name)) for name in names] for bin in stored]
-    bins = [(low, high, p, f, n) for low, high, p, f, n in rows if p is not None and f is not None and n]
+    stored = [list(map(finite, bin)) for bin in listed(reward.get("reliability")) if isinstance(bin, list) and len(bin) == 5]
+    bins = [(mean, share, count) for _, _, mean, share, count in stored if mean is not None and share is not None and count]
     if not bins:
         return []
-    predicted, observed, counts = zip(*((p, f, n) for _, _, p, f, n in bins), strict=True)
-    bars = [(p - 0.025 if low is None else low, p + 0.025 if high is None else high, 0.0, n) for low, high, p, _, n in bins]
-    notes = [f"right in {percent(f)} of {thousands(n)} pairs" for _, _, _, f, n in bins]
-    room = Trace([0.5, 1], [0, 3 * max(counts)], right=True, mode="", silent=True)
+    predicted, observed, counts = zip(*bins, strict=True)
+    notes = [f"right in {percent(share)} of {thousands(count)} pairs" for _, share, count in bins]
     return framed("reliability", [
-        Trace(predicted, counts, "pairs", FAINT, "bars", right=True, silent=True, bars=bars), room,
+        Trace(predicted, counts, "pairs", MUTED, "both", right=True, silent=True),
         Trace([0, 1], [0, 1], "honest", MUTED, dash="dot", size=1.2, silent=True),
         Trace(predicted, observed, "reward model", BLUE, "both", notes=notes),
     ])  # fmt: skip
 
 
-def cost_figures(arms: Sequence[SubRun]) -> list[Plot]:
-    """Seconds by phase of a step, throughput, memory."""
-    return [*framed("phases", _phases(arms[0].metrics if arms else ())), *charts("cost", arms)]
-
-
 def stage_figures(stages: Sequence[tuple[str, float]]) -> list[Plot]:
     """Seconds by stage."""
-    traces = []
-    for place, (_, seconds) in enumerate(stages):
-        colour, bar = PALETTE[place % len(PALETTE)], (0.0, seconds, place - 0.35, place + 0.35)
-        traces.append(Trace([seconds], [place], "", colour, "bars", notes=[duration(seconds)], bars=[bar]))
+    ends, notes = [(seconds, place) for place, (_, seconds) in enumerate(stages)], [duration(seconds) for _, seconds in stages]
+    traces = [_rods([(0.0, seconds) for _, seconds in stages]), _marks(ends, "", BLUE, size=11.0, notes=notes)]
     return framed("stages", traces, height=40 + 34 * len(stages), rows=[name for name, _ in stages]) if len(stages) > 1 else []
-
-
-def _phases(rows: Sequence[Mapping[str, Any]]) -> list[Trace]:
-    names = [f"time/{name}" for name in PHASES]
-    rows = [row for row in rows if any(finite(row.get(name)) is not None for name in names)]
-    rows = rows[:: max(1, -(-len(rows) // MOST_COLUMNS))]
-    steps = [index if (step := finite(row.get("step"))) is None else step for index, row in enumerate(rows)]
-    spent = [[finite(row.get(name)) or 0.0 for name in names] for row in rows]
-    rest = [max(0.0, (finite(row.get("time/step")) or 0.0) - sum(phases)) for row, phases in zip(rows, spent, strict=True)]
-    half = min((b - a for a, b in pairwise(steps)), default=1.0) / 2
-    floor, traces = [0.0] * len(rows), []
-    for name, colour, values in zip((*PHASES, "rest"), PALETTE, (*zip(*spent, strict=True), rest), strict=False):
-        top = [low + value for low, value in zip(floor, values, strict=True)]
-        bars = [(step - half, step + half, low, high) for step, low, high in zip(steps, floor, top, strict=True)]
-        floor = top
-        traces += [Trace(steps, values, name, colour, "bars", bars=bars)] if any(values) else []
-    return traces
 
 
 def loop_figures(loop: LoopRun) -> list[Plot]:
     """Gold, and the reward model's accuracy, over the labels that had been paid for."""
-    rows: list[Row] = [{"step": 0, "gold": loop.rounds[0]["gold_before"]}] if loop.golden else []
+    rows: list[Row] = [{"step": 0, "gold": loop.rounds[0].get("gold_before")}]
     for one in loop.rounds:
-        shares = {key: share.value for key in SHARES if (share := estimate(mapping(one.get("reward")).get(key)))}
-        rows.append({"step": one["labels_so_far"], **shares, **({"gold": one["gold_after"]} if loop.golden else {})})
+        shares = {key: share.value for key in ACCURACIES if (share := estimate(mapping(one.get("reward")).get(key)))}
+        rows.append({"step": one["labels_so_far"], **shares, "gold": one.get("gold_after")})
     return charts("rounds", [SubRun("", rows)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from tether.core.trend import vague
 from tether.report.numbers import SENTENCES, Show, bracketed, centre, decimal, few, has_interval, interval, percent, side, signed
-from tether.report.reading import KL_KEYS, Journey, LoopRun, SubRun, estimate, finite, mapping, present, printable, trend_of
+from tether.report.reading import KL_KEYS, Journey, LoopRun, Row, SubRun, estimate, finite, mapping, present, printable, trend_of
 from tether.stats import Estimate
 
 ENOUGH_PROMPTS = 10
@@ -100,53 +100,41 @@ def gold_gain(policy: SubRun) -> Estimate | None:
 
 
 def proxy_gain(policy: SubRun) -> Estimate | None:
-    """The gain of the summary, else of the metrics, from which an interval comes where the summary has none."""
-    stored, course = policy.estimate("proxy_gain"), trend_of(policy.metrics, "reward/proxy")
-    of_steps = estimate(course.gain) if course else None
-    if stored is None or of_steps is None or has_interval(stored):
-        return stored or of_steps
-    offset = stored.value - of_steps.value
-    return Estimate(stored.value, of_steps.low + offset, of_steps.high + offset, stored.count)
+    """The gain of the summary, else over the steps so far."""
+    course = trend_of(policy.metrics, "reward/proxy")
+    return policy.estimate("proxy_gain") or (estimate(course.gain) if course else None)
 
 
 def spent_kl(policy: SubRun) -> Estimate | None:
-    """The KL of the summary, else over the last steps, with its interval where there is one."""
-    course = trend_of(policy.metrics, *KL_KEYS)
-    kl = policy.estimate("kl") or (estimate(course.last) if course else None)
-    noise = finite(policy.summary.get("kl_noise")) or (course.noise if course else None)
-    if kl is None or noise is None or has_interval(kl):
-        return kl
-    return Estimate(kl.value, kl.value - noise, kl.value + noise, kl.count)
+    """The KL of the summary, else of the last steps so far, with its interval where there is one."""
+    kl, noise = (finite(policy.summary.get(key)) for key in ("kl", "kl_noise"))
+    if kl is None and (course := trend_of(policy.metrics, *KL_KEYS)):
+        kl, noise = course.last, course.noise
+    half = math.nan if noise is None else noise
+    return None if kl is None else Estimate(kl, kl - half, kl + half, 0)
 
 
-def stored_parts(policy: SubRun) -> dict[str, tuple[float, float]]:
-    """The parts of the gold score in a policy's summary, before and after."""
-    stored = mapping(policy.summary.get("gold_parts"))
-    ends = {printable(name, 60): [finite(mapping(part).get(key)) for key in ("before", "after")] for name, part in stored.items()}
-    return {name: (before, after) for name, (before, after) in ends.items() if before is not None and after is not None}
-
-
-def gold_parts(journey: Journey) -> list[Part]:
-    """The parts of the gold score from the policy's summary, or else as means over the evaluated answers."""
-    scores: dict[str, dict[str, list[tuple[float, float]]]] = {}
-    for index, answer in enumerate(journey.answers):
-        after = mapping(answer.get("parts_after"))
-        for name, raw in mapping(answer.get("parts_before")).items():
-            pair = finite(raw), finite(after.get(name))
-            if pair[0] is not None and pair[1] is not None:
+def gold_parts(policy: SubRun, answers: Sequence[Row] = ()) -> list[Part]:
+    """The parts of the gold score in a policy's summary, with the noise of its evaluated answers."""
+    changes: dict[str, dict[str, list[float]]] = {}
+    for index, answer in enumerate(answers):
+        before, after = (mapping(answer.get(f"parts_{side}")) for side in ("before", "after"))
+        for name in before:
+            ends = finite(before[name]), finite(after.get(name))
+            if ends[0] is not None and ends[1] is not None:
                 prompt = str(answer.get("id", index))
-                scores.setdefault(printable(name, 60), {}).setdefault(prompt, []).append((pair[0], pair[1]))
-    parts = stored_parts(journey.policy) if journey.policy else {}
-    means = {
-        name: [fmean(column) for column in zip(*itertools.chain(*rows.values()), strict=True)] for name, rows in scores.items()
-    }
-    return [Part(name, before, after, _noise(scores.get(name, {}))) for name, (before, after) in (parts or means).items()]
+                changes.setdefault(printable(name, 60), {}).setdefault(prompt, []).append(ends[1] - ends[0])
+    parts = []
+    for raw, stored in mapping(policy.summary.get("gold_parts")).items():
+        name, (start, end) = printable(raw, 60), (finite(mapping(stored).get(key)) for key in ("before", "after"))
+        parts += [] if start is None or end is None else [Part(name, start, end, _noise(changes.get(name, {})))]
+    return parts
 
 
-def _noise(scores: Mapping[str, Sequence[tuple[float, float]]]) -> float | None:
+def _noise(changes: Mapping[str, Sequence[float]]) -> float | None:
     """Half the 95% interval of the mean change; several samples of one prompt are not independent, so prompts count."""
-    changes = [fmean(after - before for before, after in samples) for samples in scores.values()]
-    return 1.96 * stdev(changes) / len(changes) ** 0.5 if len(changes) >= ENOUGH_PROMPTS else None
+    means = list(map(fmean, changes.values()))
+    return 1.96 * stdev(means) / len(means) ** 0.5 if len(means) >= ENOUGH_PROMPTS else None
 
 
 def control_of(summary: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -183,8 +171,8 @@ def control_sentences(control: Mapping[str, Any]) -> list[str]:
 
 def conclusion(journey: Journey) -> Conclusion:
     """Did it get better, by what, at which price, and what got worse."""
-    policy = journey.policy
-    if policy is None:
+    policy = journey.stage("policy")
+    if not policy.name:
         return _conclusion_without_policy(journey)
     gain, control, warnings = gold_gain(policy), control_of(policy.summary), []
     (tone, headline), sentences, believed = _opening(journey, policy, gain)
@@ -197,7 +185,8 @@ def conclusion(journey: Journey) -> Conclusion:
         tone, headline = "open", f"Only {rate.count} comparisons: too few to tell"
     if gain:
         sentences.append(SAYS["gold"].format(gain=_with_bounds(gain, signed)))
-    sentences += [*_part_sentences(gold_parts(journey)), *_price(policy, SAYS["reward" if journey.own_reward else "proxy"])]
+    reward = SAYS["reward" if journey.own_reward else "proxy"]
+    sentences += [*_part_sentences(gold_parts(policy, journey.answers)), *_price(policy, reward)]
     sentences += [SAYS["facts"]] if tone == "good" and gain else []
     warnings += [*_distrust(policy, gain), *_alarms(policy), *_doubts(journey)]
     return Conclusion(tone, headline, sentences, warnings)
@@ -338,7 +327,7 @@ def loop_conclusion(loop: LoopRun) -> Conclusion:
     """What the last round's policy gained by gold, and the rounds that lost."""
     last, count, says = loop.rounds[-1], len(loop.rounds), SENTENCES["loop"]
     title = f"{count} round{'s' if count > 1 else ''}, {last['labels_so_far']} labels"
-    if not loop.golden:
+    if "gold_after" not in last:
         return Conclusion("open", title, [says["no-gold"]], [])
     gain, control = estimate(last["gold_gain"]), control_of(last)
     outcomes = {1: ("open", "Better, at one temperature"), 0: ("open", "No clear change in gold"), -1: ("bad", "Worse by gold")}

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tether.report.reading import Estimate, estimate
+from tether.report.reading import Estimate, estimate, mapping
 
 SENTENCES: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("sentences.toml").read_text(encoding="utf-8"))
 """The sentences of the page, by section and name."""
 Show = Callable[[float], str]
 FEW = 10
 """Of fewer a share is told as a count."""
+BOOKKEEPING = {"seconds", "peak_rss_bytes", "quarantine", "alarms", "reliability", "slices", "measured", "kl_noise"}
+"""What of a summary is no result, or one of many that the page draws."""
 
 
 def has_interval(value: Estimate) -> bool:
@@ -80,3 +82,26 @@ def bracketed(value: Any, show: Show = decimal) -> str:
         return ""
     bounds = f" [{show(parts.low)}, {show(parts.high)}]" if interval(parts, show) else ""
     return centre(parts, show) + bounds
+
+
+def versus(stored: Any) -> tuple[str, ...]:
+    """Both sides, gain and win rate of what a file has of a comparison; empty where one of them is missing."""
+    row = mapping(stored)
+    ends = [decimal(side.value) for name in ("before", "after") if (side := estimate(row.get(name)))]
+    texts = (*ends, bracketed(row.get("gain"), signed), bracketed(row.get("win_rate"), percent))
+    return texts if len(texts) == 4 and all(texts) else ()
+
+
+def listing(summary: Mapping[str, Any], before: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
+    """Names and texts of the numbers in a summary, in brackets their 95% intervals; of two compared sides one line."""
+    for key, value in summary.items():
+        name = f"{before}{str(key).replace('_', ' ')}"
+        if key in BOOKKEEPING:
+            continue
+        if (parts := estimate(value)) is not None:
+            whole = not has_interval(parts) and parts.value == round(parts.value)
+            yield name, bracketed(parts, thousands if whole else decimal) + (f" (n = {parts.count:,})" if parts.count else "")
+        elif compared := versus(value):
+            yield name, "{} to {}; gain {}; win rate {}".format(*compared)
+        elif isinstance(value, Mapping) and "value" not in value and depth < 2:
+            yield from listing(value, f"{name}: ", depth + 1)

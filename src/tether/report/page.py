@@ -17,13 +17,12 @@ from tether.core.rundir import whole_file
 from tether.core.visible import visible
 from tether.report import about, figures, tiles
 from tether.report.answers import answer_groups, gold_change, training_samples
-from tether.report.narrative import Part, conclusion, control_of, gold_parts, loop_conclusion, stored_parts
+from tether.report.narrative import Part, conclusion, control_of, gold_parts, loop_conclusion
 from tether.report.numbers import decimal, signed
 from tether.report.plotting import Plot
-from tether.report.reading import Journey, LoopRun, SubRun, finite, mapping, printable, read_journey, read_loop, turn
+from tether.report.reading import SUPERVISED, Journey, LoopRun, SubRun, finite, mapping, printable, read_journey, read_loop
 
 HERE = Path(__file__).resolve().parent
-STAGE_NAMES = ("sft", "pairs", "reward", "ppo", "evaluation")
 FILTERS = {
     "text": printable, "mapping": mapping, "number": finite, "signed": signed, "gold_change": gold_change,
     "anchor": about.anchor, "method": about.method_name,
@@ -49,10 +48,8 @@ def write_report(run: Path, output: Path | None = None) -> Path:
     output = run / "report.html" if output is None else Path(output)
     if output.is_dir():
         raise RunError(f"{output} is a folder. Give the path of the HTML file to write.")
-    if (rounds := read_loop(run)) is not None:
-        page = _loop_page(rounds)
-    else:
-        page = _journey_page(read_journey(run), run)
+    rounds = read_loop(run)
+    page = _journey_page(read_journey(run), run) if rounds is None else _loop_page(rounds)
     with whole_file(output) as temporary:
         temporary.write_bytes(page.encode("utf-8", "replace"))
     return output
@@ -64,7 +61,8 @@ def whole_run(folder: Path) -> Path:
 
 
 def _journey_page(journey: Journey, run: Path) -> str:
-    parts, control = gold_parts(journey), control_of(journey.policy.summary if journey.policy else {})
+    policy = journey.stage("policy")
+    parts, control = gold_parts(policy, journey.answers), control_of(policy.summary)
     groups_text, groups = answer_groups(journey.answers)
     drawn, blocks = _figures(journey, parts), _blocks(journey)
     decoded = (tiles.CONTROL_COLUMNS, tiles.control_rows(control))
@@ -89,7 +87,7 @@ def _journey_page(journey: Journey, run: Path) -> str:
         arms=(tiles.ARM_COLUMNS, tiles.arm_table(journey.arms)),
         groups_text=groups_text,
         groups=groups,
-        samples=[] if groups else training_samples(journey.policy),
+        samples=[] if groups else training_samples(policy),
         reward="reward" if journey.own_reward else "proxy",
         blocks=blocks,
     )  # fmt: skip
@@ -97,29 +95,26 @@ def _journey_page(journey: Journey, run: Path) -> str:
 
 def _supervised(journey: Journey) -> Iterator[tuple[SubRun, list[Plot], list[tiles.Tile]]]:
     """What is not a policy, what came last first, with its figures and numbers."""
-    reward, pairs = journey.stage("reward"), SubRun("pairs", summary=journey.pairs)
-    for stage in sorted([*journey.supervised, *[pairs] * bool(journey.pairs)], key=turn, reverse=True):
+    reward, pairs = journey.stage("reward"), journey.stage("pairs")
+    for stage in reversed([stage for stage in journey.stages if stage.kind in (*SUPERVISED, "pairs")]):
         drawn, facts = figures.loss_figures(stage), []
         if stage is reward:
-            drawn = figures.accuracy_figures(stage.summary, journey.pairs) + figures.reliability_figures(stage.summary) + drawn
+            drawn = figures.accuracy_figures(stage.summary, pairs.summary) + figures.reliability_figures(stage.summary) + drawn
         if stage in (reward, pairs):
-            facts = tiles.reward_facts(reward.summary if stage is reward else {}, journey.pairs if stage is pairs else {})
+            facts = tiles.reward_facts(reward.summary if stage is reward else {}, pairs.summary if stage is pairs else {})
         yield stage, drawn, facts
 
 
 def _figures(journey: Journey, parts: Sequence[Part]) -> Figures:
-    totals = journey.own.summary
-    stages = {name: totals.get(name) for name in STAGE_NAMES} | mapping(totals.get("arms"))
-    stages = stages if any(stages.values()) else {stage.name: stage.summary for stage in journey.folders}
-    seconds = [(name, spent) for name, stage in stages.items() if (spent := finite(mapping(stage).get("seconds")))]
+    seconds = [(stage.name, spent) for stage in journey.stages if (spent := finite(stage.summary.get("seconds")))]
     own = journey.own_reward
     return {
         "policy": figures.charts("policy", journey.arms, own),
         "goodhart": figures.goodhart_figures(journey.arms),
         "curves": figures.charts("curves", journey.arms, own),
         "health": figures.charts("health", journey.arms, own),
-        "parts": figures.parts_figures(parts, [(arm.name, stored_parts(arm)) for arm in journey.arms[1:]]),
-        "cost": figures.cost_figures(journey.arms),
+        "parts": figures.parts_figures(parts, [(arm.name, gold_parts(arm)) for arm in journey.arms[1:]]),
+        "cost": [*figures.charts("phases", journey.arms[:1]), *figures.charts("cost", journey.arms)],
         "stages": figures.stage_figures(seconds),
     }
 
@@ -156,7 +151,7 @@ def fill_template(template: Path, name: str, drawn: Figures, notes: Sequence[str
 
 def _blocks(journey: Journey) -> list[tuple[str, str]]:
     """The resolved configs and manifests, of the whole and of each stage."""
-    stages = [(f"{stage.name}: ", stage) for stage in journey.folders if stage.config is not journey.own.config]
+    stages = [(f"{stage.name}: ", stage) for stage in journey.stages if stage.config is not journey.own.config]
     values = [(before + key, getattr(run, key)) for before, run in [("", journey.own), *stages] for key in ("config", "manifest")]
     shown = [(title, json.dumps(value, indent=2, ensure_ascii=False)) for title, value in values if value is not None]
     return [(printable(title, 80), printable(text, 60_000)) for title, text in shown]

@@ -10,9 +10,8 @@ import math
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
-from statistics import median_low
 from typing import Any, NamedTuple
 
 from tether.report.numbers import percent as as_percent
@@ -20,7 +19,7 @@ from tether.report.reading import Row, printable
 
 # Okabe and Ito's palette; the four first keep a contrast of 3:1 on white and on the dark page.
 BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY = PALETTE = ("c0", "c1", "c2", "c3", "c4", "c5")
-MUTED, FAINT = "muted", "faint"
+MUTED = "muted"
 MOST_POINTS, MOST_HITS, SIZE = 400, 40, 1000
 """Points of a line, places of a chart that tell their values on hover, and the drawing's own width and height."""
 CHARTS: dict[str, list[Row]] = tomllib.loads(Path(__file__).with_name("charts.toml").read_text(encoding="utf-8"))
@@ -33,8 +32,8 @@ Value = float | None
 class Trace(NamedTuple):
     """One series. Where a value is None the line has a gap.
 
-    `mode`: line, marks, open (marks), both (line and marks) or bars, which are the rectangles (x from, x to, y from, y to) of
-    `bars`. `notes` are told on hover instead of the values; with `silent` nothing is.
+    `mode`: line, marks, open (marks) or both (line and marks). `notes` are told on hover instead of the values; with `silent`
+    nothing is.
     """
 
     xs: Sequence[Value]
@@ -48,7 +47,6 @@ class Trace(NamedTuple):
     listed: bool = True
     silent: bool = False
     notes: Sequence[str] = ()
-    bars: Sequence[tuple[float, float, float, float]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +88,7 @@ class Plot:
 
     @property
     def paths(self) -> Iterator[tuple[str, float, str]]:
-        """(classes, thickness or 0, path): bars first, then lines, marks on top."""
-        for trace in self.traces:
-            if trace.bars:
-                yield f"{trace.colour} bar", 0, "".join(self._rectangle(trace, bar) for bar in trace.bars)
+        """(classes, thickness or 0, path): lines first, marks on top."""
         for trace in self.traces:
             if trace.mode in ("line", "both"):
                 yield f"{trace.colour} line {trace.dash}", trace.size if trace.mode == "line" else 0, self._points(trace, False)
@@ -114,11 +109,6 @@ class Plot:
                 pieces.append(f"{'' if joined else 'M'}{self.x.at(x)} {SIZE - y.at(value)}{'h0' if apart else ''}")
                 joined = not apart
         return " ".join(pieces)
-
-    def _rectangle(self, trace: Trace, bar: tuple[float, float, float, float]) -> str:
-        left, right = (self.x.at(x) for x in bar[:2])
-        bottom, top = (SIZE - self._upright(trace).at(y) for y in bar[2:])
-        return f"M{left} {bottom}V{top}H{right}V{bottom}z"
 
     def _upright(self, trace: Trace) -> Axis:
         return self.right if trace.right and self.right else self.y
@@ -153,11 +143,9 @@ def _spread(texts: dict[float, list[str]]) -> list[float]:
     places = sorted(texts)
     if len(places) <= MOST_HITS:
         return places
-    buckets: dict[int, list[float]] = {}
-    for place in places:
-        buckets.setdefault(int((MOST_HITS - 1e-9) * (place - places[0]) / (places[-1] - places[0])), []).append(place)
-    most = ((bucket, max(len(texts[place]) for place in bucket)) for bucket in buckets.values())
-    return [median_low([place for place in bucket if len(texts[place]) == count]) for bucket, count in most]
+    width = (places[-1] - places[0]) / (MOST_HITS - 1e-9)
+    buckets = groupby(places, key=lambda place: int((place - places[0]) / width))
+    return [max(bucket, key=lambda place: len(texts[place])) for _, bucket in buckets]
 
 
 def envelope(xs: Sequence[Value], ys: Sequence[Value], longest: int = MOST_POINTS) -> list[tuple[Value, Value]]:
@@ -215,10 +203,7 @@ def framed(frame: str | Row, traces: Sequence[Trace], *, height: int = 0, rows: 
         return []
     frame = FRAMES[frame] if isinstance(frame, str) else frame
     zero, percent = frame.get("zero", ()), frame.get("percent", ())
-    xs = [x for t in traces for x in (*t.xs, *(edge for bar in t.bars for edge in bar[:2]))]
-    ends = [
-        [y for t in traces if t.right is side for y in (*t.ys, *(e for bar in t.bars for e in bar[2:]))] for side in (False, True)
-    ]
+    xs, ends = [x for t in traces for x in t.xs], [[y for t in traces if t.right is side for y in t.ys] for side in (False, True)]
     x = axis(frame.get("x", "step"), xs, zero="x" in zero, percent="x" in percent, snug=not rows and "x" not in percent)
     y = axis(frame.get("y", ""), ends[0], zero="y" in zero, percent="y" in percent)
     if rows:

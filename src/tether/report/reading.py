@@ -59,7 +59,7 @@ class SubRun:
 
     @property
     def kind(self) -> str:
-        """`policy`, `reward`, `direct`, `sft`, or an empty string: by its section, its metrics or its name."""
+        """What the stage makes (`core.stages.Makes`), or an empty string: by its section, its metrics or its name."""
         if self.section and (self.metrics or self.summary):
             return KINDS[self.section]
         keys = {key for row in self.metrics for key in row}
@@ -67,9 +67,7 @@ class SubRun:
             return "policy"
         if "loss" in keys:
             return "reward" if keys & {"accuracy", "margin"} else "sft"
-        if not self.summary:
-            return ""
-        return "policy" if self.name.startswith("ppo-") else KINDS.get(self.name, "")
+        return KINDS.get(self.name, "") if self.summary else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,20 +76,21 @@ class Journey:
 
     own: SubRun
     """The files of the run directory itself: those of the only stage, or of the whole."""
-    pairs: Mapping[str, Any]
-    supervised: Sequence[SubRun]
-    arms: Sequence[SubRun]
-    """The policies trained online, the one that the report judges first."""
+    stages: Sequence[SubRun]
+    """In the order of a recipe, those too that train nothing."""
     answers: Sequence[Row]
     notes: Sequence[str]
-    folders: Sequence[SubRun] = ()
-    """All stages in the order of a recipe, those too that train nothing."""
     recipe: Row = field(default_factory=dict)
     """What was asked for on the command line."""
 
     @property
-    def policy(self) -> SubRun | None:
-        return self.arms[0] if self.arms else None
+    def supervised(self) -> list[SubRun]:
+        return [stage for stage in self.stages if stage.kind in SUPERVISED]
+
+    @property
+    def arms(self) -> list[SubRun]:
+        """The policies trained online, the one that the report judges first."""
+        return [stage for stage in self.stages if stage.kind == "policy"]
 
     @property
     def own_reward(self) -> bool:
@@ -105,13 +104,9 @@ class Journey:
         judges = [mapping(arm.settings.get("evaluate")).get("judge") for arm in self.arms]
         return bool(self.recipe.get("evaluate")) or any(isinstance(judge, dict) for judge in judges)
 
-    @property
-    def stages(self) -> list[SubRun]:
-        return [*self.supervised, *self.arms]
-
     def stage(self, kind: str) -> SubRun:
-        """The first supervised stage of a kind; an empty one where there is none."""
-        return next((stage for stage in self.supervised if stage.kind == kind), SubRun(""))
+        """The first stage of a kind; an empty one where there is none."""
+        return next((stage for stage in self.stages if stage.kind == kind), SubRun(""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +115,6 @@ class LoopRun:
 
     name: str
     rounds: Sequence[Row]
-    golden: bool
-    """Whether a gold judge measured the rounds."""
     last: SubRun | None
     notes: Sequence[str]
 
@@ -138,25 +131,17 @@ def read_journey(run: Path) -> Journey:
     notes: list[str] = []
     own = read_sub_run(run, notes)
     folders = {path.parent for name in ("metrics.jsonl", "summary.json") for path in run.glob(f"*/{name}") if path.is_file()}
-    if own.kind and not folders:
-        stages, totals = [own], {}
-    else:
-        folders = sorted(folders, key=lambda folder: (folder.name != "ppo", folder.name))
-        stages, totals = [read_sub_run(folder, notes) for folder in folders], own.summary
-    kinds = {stage.kind for stage in stages}
-    stages += [SubRun(name) for name in (*SUPERVISED, "ppo") if KINDS[name] not in kinds and mapping(totals.get(name))]
-    stages = [replace(stage, summary={**stage.summary, **_measured_by_the_whole(stage.name, totals)}) for stage in stages]
+    stages = [own] if own.kind and not folders else [read_sub_run(folder, notes) for folder in folders]
+    compared = next((mapping(stage.summary.get("policies")) for stage in stages if stage.kind == "verdict"), {})
+    stages = [replace(stage, summary={**stage.summary, **mapping(compared.get(stage.name))}) for stage in stages]
     journey = Journey(
         own=own,
-        pairs=mapping(json_of(run / "pairs" / "summary.json", notes)) or mapping(totals.get("pairs")),
-        supervised=sorted((stage for stage in stages if stage.kind in SUPERVISED), key=_place),
-        arms=[stage for stage in stages if stage.kind == "policy"],
-        answers=[row for name in ("evaluate", "evaluation") for row in _jsonl(run / name / "answers.jsonl", notes)],
+        stages=sorted(stages, key=turn),
+        answers=list(_jsonl(run / "evaluate" / "answers.jsonl", notes)),
         notes=notes,
-        folders=sorted(stages, key=turn),
         recipe=mapping(mapping(json_of(run / "command.json", notes)).get("config")),
     )
-    if not (journey.stages or journey.pairs or journey.answers):
+    if not (any(stage.kind for stage in stages) or journey.answers):
         raise RunError(
             f"{run} holds no results of tether: neither metrics.jsonl of a stage nor folders such as sft, reward or ppo "
             "with one. Give the folder of a run that has taken a step."
@@ -173,26 +158,13 @@ def read_loop(run: Path) -> LoopRun | None:
         return None
     policy = run / str(summary.get("policy", ""))
     last = read_sub_run(policy.parent, notes) if policy.is_dir() else None
-    return LoopRun(run.resolve().name, rounds, all("gold_after" in one for one in rounds), last, notes)
+    return LoopRun(run.resolve().name, rounds, last, notes)
 
 
-def turn(stage: SubRun) -> int:
+def turn(stage: SubRun) -> tuple[int, str]:
     """For ordering: when a recipe runs a stage."""
-    order = list(STAGES)
-    return next((order.index(name) for name in (stage.section, stage.name.partition("-")[0]) if name in order), len(order))
-
-
-def _place(stage: SubRun) -> tuple[int, str]:
-    """For ordering: the stages named by their kind first, in the order of a recipe."""
-    named = stage.name == stage.kind
-    return (SUPERVISED.index(stage.name) if named else len(SUPERVISED), stage.name)
-
-
-def _measured_by_the_whole(name: str, totals: Mapping[str, Any]) -> Row:
-    """What the whole run measured of a stage, gold above all; arms are found by the folder's name or by what follows `ppo-`."""
-    arms = mapping(totals.get("arms"))
-    entries = (arms.get(name), arms.get(name.removeprefix("ppo-")), totals.get(name))
-    return next((entry for entry in map(mapping, entries) if entry), {})
+    names, order = (stage.section, stage.name.partition("-")[0]), list(STAGES)
+    return next((order.index(name) for name in names if name in order), len(order)), stage.name
 
 
 def read_sub_run(path: Path, notes: list[str]) -> SubRun:
@@ -283,21 +255,16 @@ def estimate(value: Any) -> Estimate | None:
     return Estimate(centre, math.nan if low is None else low, math.nan if high is None else high, int(count or 0))
 
 
-def series(rows: Sequence[Row], key: str) -> tuple[list[float], list[float | None]]:
-    """Steps and values of one metric, in the order written: null values stay (a gap in the line), absent keys are skipped."""
-    steps: list[float] = []
-    values: list[float | None] = []
-    for index, row in enumerate(rows):
-        if key in row:
-            step = finite(row.get("step"))
-            steps.append(float(index) if step is None else step)
-            values.append(finite(row[key]))
-    return (steps, values) if any(value is not None for value in values) else ([], [])
+def series(rows: Sequence[Row], key: str) -> list[tuple[float, float | None]]:
+    """Steps with values of one metric, as written: null values stay (a gap in the line), absent keys are skipped."""
+    numbered = ((index, row.get("step"), row[key]) for index, row in enumerate(rows) if key in row)
+    points = [(float(index) if (at := finite(step)) is None else at, finite(value)) for index, step, value in numbered]
+    return points if any(value is not None for _, value in points) else []
 
 
 def present(rows: Sequence[Row], key: str) -> list[tuple[float, float]]:
     """Steps with values of one metric, nulls left out."""
-    return [(step, value) for step, value in zip(*series(rows, key), strict=True) if value is not None]
+    return [(step, value) for step, value in series(rows, key) if value is not None]
 
 
 def trend_of(rows: Sequence[Row], *keys: str) -> Trend | None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tether.report.narrative import at_temperature, control_of, gold_gain, heldout_gain, proxy_gain, spent_kl
-from tether.report.numbers import Show, bracketed, centre, decimal, duration, gigabytes, interval, percent, signed, thousands
-from tether.report.reading import Journey, LoopRun, SubRun, estimate, mapping, present
+from tether.report.numbers import bracketed, centre, decimal, duration, gigabytes, interval, percent, signed, thousands, versus
+from tether.report.reading import Estimate, Journey, LoopRun, SubRun, estimate, mapping, present
 
 
 class Tile(NamedTuple):
@@ -18,15 +18,19 @@ class Tile(NamedTuple):
     detail: str = ""
 
 
-def _tiles(rows: Iterable[tuple[str, Any, Show, str]]) -> list[Tile]:
+def _tiles(rows: Iterable[tuple[str, Any, Callable[[float], str], str]]) -> list[Tile]:
     """Tiles of the numbers that there are: name, estimate or what a file has of one, how it is shown, detail."""
-    shown = [(name, parts, show, detail) for name, raw, show, detail in rows if (parts := estimate(raw))]
-    return [Tile(name, centre(v, show), " · ".join(filter(None, (interval(v, show), detail)))) for name, v, show, detail in shown]
+    found = [(name, parts, show, detail) for name, raw, show, detail in rows if (parts := estimate(raw))]
+    return [Tile(name, centre(v, show), " · ".join(filter(None, _details(v, show, detail)))) for name, v, show, detail in found]
+
+
+def _details(value: Estimate, show: Callable[[float], str], detail: str) -> tuple[str, ...]:
+    return interval(value, show), f"n = {value.count:,}" if value.count else "", detail
 
 
 def tiles(journey: Journey) -> list[Tile]:
     """The key numbers; what the run does not have is left out."""
-    policy, reward = journey.policy or SubRun(""), journey.stage("reward").summary
+    policy, reward = journey.stage("policy"), journey.stage("reward").summary
     summary, checked = policy.summary, heldout_gain(policy)
     show, name = (percent, "held-out, right") if checked and checked.checked else (decimal, "held-out reward")
     losses = [value for _, value in present(journey.stage("sft").metrics, "eval_loss")]
@@ -46,7 +50,7 @@ def tiles(journey: Journey) -> list[Tile]:
         ("reward model, held-out", reward.get("heldout_accuracy"), percent, ""),
         ("reward model, gold", reward.get("gold_accuracy"), percent, ""),
         ("held-out pairs, ranked right", journey.stage("direct").summary.get("heldout_accuracy"), percent, ""),
-        ("preference pairs", journey.pairs.get("num_pairs"), thousands, ""),
+        ("preference pairs", journey.stage("pairs").summary.get("num_pairs"), thousands, ""),
         ("SFT held-out loss", losses[-1] if losses else None, decimal, "nats per token"),
         ("time", own.get("seconds"), duration, ""),
         ("peak memory", own.get("peak_rss_bytes") or summary.get("peak_rss_bytes"), gigabytes, ""),
@@ -75,8 +79,7 @@ def reward_facts(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> list[Ti
         ("majority and gold", pairs.get("majority_gold_agreement"), percent, "share that agrees"),
         ("dropped", pairs.get("dropped_no_majority"), thousands, "pairs without a majority"),
     )
-    counted = (f"{parts.count:,} pairs · " if (parts := estimate(raw)) and parts.count else "" for _, raw, _, _ in rows)
-    return _tiles((name, raw, show, count + detail) for (name, raw, show, detail), count in zip(rows, counted, strict=True))
+    return _tiles(rows)
 
 
 ARM_COLUMNS = ("policy", "proxy gain", "gold gain", "gold win rate", "KL, nats")
@@ -96,20 +99,13 @@ CONTROL_COLUMNS = ("temperature", "before", "after", "gain", "win rate")
 def control_rows(control: Mapping[str, Any]) -> list[Sequence[str]]:
     """A row a temperature, of CONTROL_COLUMNS, one for the best of each side, and the reward's choice among n answers before."""
     temperatures, best_of_n = mapping(control.get("by_temperature")), mapping(control.get("best_of_n"))
-    rows = [_row(at_temperature(float(value)).removeprefix("at temperature "), row) for value, row in temperatures.items()]
-    if any(rows):
+    rows = [(at_temperature(float(value)).removeprefix("at temperature "), row) for value, row in temperatures.items()]
+    table: list[Sequence[str]] = [(name, *texts) for name, row in rows if (texts := versus(row))]
+    if table:
         over = mapping(control.get("over_best_decoding"))
-        rows.append(("best against best", "", "", bracketed(over, signed), bracketed(over.get("win_rate"), percent)))
-    rows += [_row(f"before: best of {n}, by the reward", row) for n, row in best_of_n.items()]
-    return [row for row in rows if row and all(row[3:])]
-
-
-def _row(name: str, stored: Any) -> Sequence[str]:
-    """Both ends, the gain and the win rate; empty where an end is missing."""
-    row = mapping(stored)
-    ends = [decimal(end.value) for key in ("before", "after") if (end := estimate(row.get(key)))]
-    gained = bracketed(row.get("gain"), signed), bracketed(row.get("win_rate"), percent)
-    return (name, *ends, *gained) if len(ends) == 2 else ()
+        table.append(("best against best", "", "", bracketed(over, signed), bracketed(over.get("win_rate"), percent)))
+    chosen = ((f"before: best of {n}, by the reward", versus(row)) for n, row in best_of_n.items())
+    return table + [(name, *texts) for name, texts in chosen if texts]
 
 
 ROUND_COLUMNS = ("round", "labels", "so far", "reward model: held-out labels", "gold order", "gold", "gain of the round",

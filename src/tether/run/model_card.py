@@ -18,14 +18,13 @@ from tether.core.stages import STAGES
 from tether.core.types import Json
 from tether.models.config import PACKAGE_PREFIX, TINY
 from tether.models.packaged import PACKAGES
-from tether.report.numbers import decimal, has_interval, interval, thousands
-from tether.report.reading import SubRun, estimate, finite, mapping, printable, read_sub_run
+from tether.report.numbers import listing
+from tether.report.reading import SubRun, finite, mapping, printable, read_sub_run
 
 LISTED = 40
 """Rows of a table, at most."""
 LAYOUT: Json = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
 """Of the template: lines that hold a tag alone leave nothing behind."""
-BOOKKEEPING = {"seconds", "peak_rss_bytes", "quarantine", "alarms", "reliability", "slices"}
 HELD_OUT = re.compile("(gold|test|tests|heldout|heldout_(?!ties).*|eval_loss)$")
 CREDENTIALS = re.compile(r"(?<=://)[^/@\s]+@")
 LONG_PATH = re.compile(r"(?<![\w:/.~])(?:~|[A-Za-z]:(?=\\))?[/\\](?:[^\s/\\'\"|]+[/\\])+(?=[^\s/\\'\"|])")
@@ -121,28 +120,12 @@ def _stage(stage: SubRun) -> Json:
     return {
         "section": section,
         "files": [(Path(name).name, str(sha)[:16]) for name, sha in files],
-        "figures": list(_figures(stage.summary))[:LISTED],
+        "figures": list(listing(stage.summary))[:LISTED],
         "summary": stage.summary,
         "alarms": [{name: alarm.get(name) for name in ("step", "detector", "message")} for alarm in stage.alarms[:LISTED]],
         "watched": any("alarms" in row for row in stage.metrics),
         "recipe": json.dumps(recipe, indent=1, ensure_ascii=False),
     }
-
-
-def _figures(summary: Mapping[str, Any], before: str = "", depth: int = 0) -> Iterator[tuple[str, str]]:
-    """Every number of a summary, with its interval where it has one."""
-    for key, value in summary.items():
-        name = f"{before}{str(key).replace('_', ' ')}"
-        found = estimate(value)
-        if key in BOOKKEEPING and depth == 0:
-            continue
-        if found is not None:
-            count = "" if not found.count else f", of {found.count:,}"
-            show = thousands if not has_interval(found) and found.value == round(found.value) else decimal
-            bounds = interval(found)
-            yield name, f"{show(found.value)}{f' ({bounds})' if bounds else ''}{count}"
-        elif isinstance(value, Mapping) and depth < 2:
-            yield from _figures(value, f"{name}: ", depth + 1)
 
 
 def _cell(value: Any) -> str:

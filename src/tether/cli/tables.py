@@ -1,0 +1,34 @@
+"""Tables and lines of results, as all commands print them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+
+def show_table(console: Console, title: str, rows: Iterable[Sequence[str]], columns: Sequence[str] = ()) -> None:
+    """Print a table, without columns one of names and what is known of them; nothing without rows."""
+    table = Table(*columns, title=title or None, title_justify="left", show_header=bool(columns))
+    for row in rows:
+        table.add_row(*map(escape, row))
+    if table.rows:
+        console.print(table)
+
+
+def point_to(console: Console, what: str, path: Path | str) -> None:
+    """Print where something lies, in one line that can be copied."""
+    console.print(f"{what}: {path}", highlight=False, soft_wrap=True)
+
+
+def save(console: Console, path: Path | None, value: Any) -> None:
+    """Write everything as JSON where the user asked for it, and say so."""
+    from tether.core.rundir import write_json
+
+    if path:
+        write_json(path, value)
+        point_to(console, "Everything", path)
