@@ -83,14 +83,14 @@ FAULTS: list[tuple[str, str, bytes, str]] = [
     ("latin-1 in a table", "a.csv", b"prompt,chosen,rejected\nWhy?,B\xe9cause,No\n", "line 2: not UTF-8: undecodable byte"),
     ("latin-1 in a table's head", "a.csv", b"pr\xe9mpt,chosen,rejected\nWhy?,Because,No\n", "not UTF-8: undecodable byte"),
     ("prose", "a.jsonl", b"hello\nworld\n", r"2 rows can be used: malformed JSON \(2\)\. The first, line 1: .*Expecting"),
-    ("a hundred thousand brackets", "a.jsonl", b"[" * 100_000, "element 1: malformed JSON .*nested more than 100 deep"),
+    ("a hundred thousand brackets", "a.jsonl", b"[" * 100_000, r"a\.jsonl: malformed JSON .*nested more than 100 deep"),
     ("a hundred thousand brackets, closed", "a.json", b"[" * 100_000 + b"]" * 100_000, "nested more than 100 deep"),
     ("a hundred thousand braces", "a.jsonl", b'{"a":' * 100_000, "line 1: malformed JSON: .*nested more than 100 deep"),
     ("a number of ten thousand digits", "a.jsonl", b'{"prompt": ' + b"9" * 10_000 + b"}", "a number of thousands of digits"),
-    ("such a number in an array", "a.json", b'[{"prompt": ' + b"9" * 10_000 + b"}]", "element 1: .*thousands of digits"),
-    ("an array that does not end", "a.json", ARRAY[:-1], "cut off: its JSON array does not end"),
-    ("an array cut in an element", "a.json", ARRAY[:-9], "element 50: malformed JSON"),
-    ("more behind an array", "a.json", ARRAY + b"{}", "follows the end of the JSON array"),
+    ("such a number in an array", "a.json", b'[{"prompt": ' + b"9" * 10_000 + b"}]", "thousands of digits"),
+    ("an array that does not end", "a.json", ARRAY[:-1], "cut off: its JSON does not end"),
+    ("an array cut in an element", "a.json", ARRAY[:-9], "cut off: its JSON does not end"),
+    ("more behind an array", "a.json", ARRAY + b"{}", r"malformed JSON \(Extra data\)"),
     ("an array of numbers", "a.json", b"[1, 2, 3]", "none of its 3 rows can be used: not an object"),
     ("a lone text", "a.json", b'"text"', "not an object: a row is a text"),
     ("unknown columns", "a.jsonl", b'{"alpha": 1}\n', "no known format has the columns alpha. Name the columns"),
@@ -241,7 +241,7 @@ def test_files_of_other_kinds_in_a_folder(tmp_path: Path) -> None:
 
 
 def test_a_line_without_end_is_not_read_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_rows, "LONGEST_ELEMENT", 1 << 20)
+    monkeypatch.setattr(json_rows, "LONGEST_LINE", 1 << 20)
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"x" * (1 << 24)))
     with pytest.raises(DataError, match=r"a\.txt\.gz, line 1: longer than 1 MiB\. The file is damaged, or has no lines"):
         list(read(tmp_path / "a.txt.gz", Prompt))

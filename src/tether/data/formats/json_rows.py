@@ -1,4 +1,4 @@
-"""Rows out of JSON: one object a line, an array of objects, or objects one after the other, never a whole file at once."""
+"""Rows out of JSON: one object a line, read line by line; an array of objects, or objects one after the other, read at once."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tether.core.types import Json
 
 Row = Json
 CHUNK = 1 << 16
-LONGEST_ELEMENT = 1 << 26
-"""More text than this without the end of an element or line means that the file is damaged, not that the element is long."""
+LONGEST_LINE = 1 << 26
+"""More text than this without the end of a line means that the file is damaged, not that the line is long."""
 DEEPEST = 100
 """Lists and objects inside one another; whoever walks over a row may do so by recursion."""
 
@@ -59,10 +59,10 @@ def _spans_lines(head: bytes) -> bool:
 
 def text_lines(stream: IO[bytes], where: str, read: Callable[[str], Row | BadRow]) -> Iterator[tuple[int, Row | BadRow]]:
     """What `read` makes of the lines that hold something, with their 1-based numbers and without the white space around them."""
-    for number, line in enumerate(iter(lambda: stream.readline(LONGEST_ELEMENT + 1), b""), 1):
-        if len(line) > LONGEST_ELEMENT:
+    for number, line in enumerate(iter(lambda: stream.readline(LONGEST_LINE + 1), b""), 1):
+        if len(line) > LONGEST_LINE:
             raise DataError(
-                f"{where}, line {number}: longer than {LONGEST_ELEMENT >> 20} MiB. The file is damaged, or has no lines."
+                f"{where}, line {number}: longer than {LONGEST_LINE >> 20} MiB. The file is damaged, or has no lines."
             )
         try:
             if words := line.removeprefix(_BOM if number == 1 else b"").decode("utf-8").strip():
@@ -126,67 +126,27 @@ def fault(value: Any, depth: int = 0) -> str:
 
 
 def _elements(stream: IO[bytes], where: str, is_array: bool) -> Iterator[tuple[int, Row | BadRow]]:
-    """The elements of an array, or the values of a file that holds one after the other, with their 1-based numbers."""
-    window, index = _Window(stream), 0
-    if is_array:
-        window.next_character()
-        window.position += 1
-    while (character := window.next_character()) and not (is_array and character == "]"):
-        if is_array and character == ",":
-            window.position += 1
-            continue
-        index += 1
-        yield index, window.element(f"{where}, element {index}")
-    if not is_array:
-        return
-    if not character:
-        raise DataError(f"{where} is cut off: its JSON array does not end. Copy or download the file again.")
-    window.position += 1
-    if rest := window.next_character():
-        raise DataError(f"{where}: {rest!r} follows the end of the JSON array; a file holds one array, or one object a line.")
+    """The elements of an array, or the values of a file that holds one after the other, with their 1-based numbers.
+
+    The whole file is in memory meanwhile.
+    """
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="").read()
+    try:
+        values = json.loads(text) if is_array else [*_values(text)]
+    except (ValueError, RecursionError) as error:
+        place = ""
+        if isinstance(error, json.JSONDecodeError):
+            if error.pos >= len(text.rstrip()) or error.msg.startswith("Unterminated string"):
+                raise DataError(f"{where} is cut off: its JSON does not end. Copy or download the file again.") from None
+            place = f", line {error.lineno}"
+        advice = "Mend it, or write one object a line, where a bad line harms only itself."
+        raise DataError(f"{where}{place}: malformed JSON ({_complaint(error)}). {advice}") from None
+    for number, value in enumerate(values, 1):
+        yield number, value if isinstance(value, dict) else _as_row(value, json.dumps(value))
 
 
-class _Window:
-    """The part of a text that is being decoded: it moves on as elements are taken out of it."""
-
-    def __init__(self, stream: IO[bytes]) -> None:
-        self.stream = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
-        self.text, self.position = "", 0
-
-    def next_character(self) -> str:
-        """The next character that is not white space; empty at the end of the file."""
-        while not (match := _SOLID.search(self.text, self.position)):
-            self.position = len(self.text)
-            if not self.refill():
-                return ""
-        self.position = match.start()
-        return match[0]
-
-    def element(self, where: str) -> Row | BadRow:
-        """The value that begins here, taken out."""
-        while True:
-            try:
-                value, end = _DECODER.raw_decode(self.text, self.position)
-                if end < len(self.text) or isinstance(value, dict | list) or not self.refill():
-                    break
-            except (ValueError, RecursionError) as error:
-                if self._may_continue(error) and self.refill():
-                    continue
-                raise DataError(
-                    f"{where}: malformed JSON ({_complaint(error)}). What follows in the array cannot be told apart; "
-                    "mend the element, or write one object a line, where a bad line harms only itself."
-                ) from None
-        source, self.position = self.text[self.position : end], end
-        return _as_row(value, source)
-
-    def _may_continue(self, error: Exception) -> bool:
-        """True if the error is only that the window ends here."""
-        if not isinstance(error, json.JSONDecodeError) or len(self.text) - self.position > LONGEST_ELEMENT:
-            return False
-        return error.msg.startswith("Unterminated string") or error.pos >= len(self.text) - 16
-
-    def refill(self) -> bool:
-        """More text in the window, at least as much as is left in it, so that long elements cost linear time."""
-        if chunk := self.stream.read(max(CHUNK, len(self.text) - self.position)):
-            self.text, self.position = self.text[self.position :] + chunk, 0
-        return bool(chunk)
+def _values(text: str) -> Iterator[Any]:
+    position = 0
+    while solid := _SOLID.search(text, position):
+        value, position = _DECODER.raw_decode(text, solid.start())
+        yield value
