@@ -6,6 +6,7 @@ drawn at random. Means take Student's quantiles with it, shares Wilson's interva
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
@@ -48,9 +49,13 @@ class Spread(NamedTuple):
 
     def quantile(self, confidence: float) -> float:
         """Student's, with one degree of freedom less than equal groups."""
-        from scipy.special import stdtrit  # loading it takes longer than everything else in this module
+        return _student(max(self.equal - 1.0, 1.0), confidence)
 
-        return float(stdtrit(max(self.equal - 1.0, 1.0), 0.5 + confidence / 2))
+
+def _student(freedom: float, confidence: float) -> float:
+    from scipy.special import stdtrit  # loading it takes longer than everything else in this module
+
+    return float(stdtrit(freedom, 0.5 + confidence / 2))
 
 
 def jackknife(without: Array, sizes: Array | None = None, repeats: Array | None = None) -> Spread:
@@ -121,3 +126,49 @@ def _wilson(share: float, trials: float, z: float) -> tuple[float, float]:
     low = 0.0 if share == 0 else max(0.0, (centre - spread) / scale)
     high = 1.0 if share == 1 else min(1.0, (centre + spread) / scale)
     return low, high
+
+
+FEWEST = 6
+"""Steps from which on noise can be told from movement at all."""
+
+
+class Trend(NamedTuple):
+    """Means of the first and the last `span` of `count` steps, and how far off each may be.
+
+    `noise` is half the 95% interval of either mean: t σ / sqrt(span), where σ² is half the mean squared difference of neighbours
+    (von Neumann 1941, https://doi.org/10.1214/aoms/1177731677), which slow movement does not inflate. None below six steps.
+    """
+
+    first: float
+    last: float
+    span: int
+    count: int
+    noise: float | None
+
+    @property
+    def gain(self) -> float | EstimateFields:
+        """The rise; with the interval where there is one."""
+        value, half = self.last - self.first, math.sqrt(2) * (self.noise or 0.0)
+        return value if self.noise is None else Estimate(value, value - half, value + half, self.count).as_dict()
+
+
+def trend(values: Sequence[float]) -> Trend | None:
+    """Of the first and the last tenth of the steps; of up to five, but no more than a quarter, where a tenth is fewer."""
+    count = len(values)
+    if not count:
+        return None
+    span, noise = max(1, count // 10, min(5, count // 4)), None
+    if count >= FEWEST:
+        variance = sum((b - a) ** 2 for a, b in itertools.pairwise(values)) / (2 * (count - 1))
+        noise = _student(2 * (count - 1) ** 2 / (3 * count - 4), 0.95) * math.sqrt(variance / span)
+    return Trend(sum(values[:span]) / span, sum(values[-span:]) / span, span, count, noise)
+
+
+K1 = "the estimate (k1, the mean log ratio of what was sampled) is unbiased and may be negative, the KL itself never"
+
+
+def vague(kl: float, noise: float | None) -> str:
+    """A remark on a KL that is indistinguishable from 0, or negative; empty for any other."""
+    if kl > (noise or 0.0):
+        return ""
+    return f"indistinguishable from 0{f': {K1}' if kl < 0 else ''}"

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from tether.core.trend import vague
 from tether.report.numbers import SENTENCES, Show, bracketed, centre, decimal, few, has_interval, interval, percent, side, signed
 from tether.report.reading import KL_KEYS, Journey, LoopRun, Row, SubRun, estimate, finite, mapping, present, printable, trend_of
-from tether.stats import Estimate
+from tether.stats import Estimate, vague
 
 ENOUGH_PROMPTS = 10
 ENOUGH_UPDATES = 10

@@ -13,9 +13,8 @@ from typing import Any
 from tether.core.errors import MissingFileError, RunError
 from tether.core.rundir import is_control
 from tether.core.stages import STAGES
-from tether.core.trend import Trend, trend
 from tether.core.visible import visible
-from tether.stats import Estimate
+from tether.stats import Estimate, Trend, trend
 
 Row = dict[str, Any]
 KL_KEYS = ("kl/policy_reference_k1", "reward/kl")

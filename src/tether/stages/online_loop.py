@@ -10,7 +10,6 @@ from tether.core.errors import DataError, RewardError
 from tether.core.protocols import AdaptiveReward, Engine, Monitor, OrderingEngine, RewardSource, Stateful, doing
 from tether.core.rundir import RunDirectory
 from tether.core.stopping import Stopping
-from tether.core.trend import Trend, trend
 from tether.core.types import Json, Prompt
 from tether.core.watchdog import Watchdog
 from tether.learner.average import WeightAverage
@@ -20,6 +19,7 @@ from tether.learner.loop import endless, replayable
 from tether.learner.ranks import here
 from tether.stages.policy_config import SampledConfig
 from tether.stages.rollouts import Step
+from tether.stats import Trend, trend
 
 T = TypeVar("T")
 
@@ -172,7 +172,7 @@ def _spread(rows: list[T], count: int) -> list[T]:
 
 
 def _summary(history: Sequence[Mapping[str, Any]]) -> Json:
-    """Proxy score of the first and the last steps, KL of the last ones (see core.trend), and what must stay zero."""
+    """Proxy score of the first and the last steps, KL of the last ones (see stats.trend), and what must stay zero."""
 
     def moved(key: str) -> Trend | None:
         return trend([row[key] for row in history if row.get(key) is not None])
