@@ -348,7 +348,6 @@ EFFECTS = {
     "evaluate_every": ({}, {"evaluate_every": 2}),
     "checkpoint_every": ({}, {"checkpoint_every": 1}),
     "keep_checkpoints": ({}, {"keep_checkpoints": 1}),
-    "rewind_spike": ({}, {"rewind_spike": 5.0}),
     "seed": ({}, {"seed": 5}),
     "optimizer": ({}, {"optimizer": OptimizerConfig(learning_rate=1e-3)}),
 }

@@ -292,7 +292,6 @@ EFFECTS = {
     "evaluate_every": 2,
     "checkpoint_every": 1,
     "keep_checkpoints": 1,
-    "rewind_spike": 5.0,
     "seed": 5,
     "optimizer": OptimizerConfig(learning_rate=1e-3),
 }

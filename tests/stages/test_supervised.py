@@ -57,34 +57,6 @@ def test_too_many_of_them_end_the_training_with_a_checkpoint_to_go_on_from(tmp_p
         trained(tmp_path / "all", [float("nan")] * 2)
 
 
-def test_a_spike_is_gone_back_on_and_its_update_left_out(tmp_path):
-    """As if the update had not been in the plan; killed after it, or started anew, the run comes to the same."""
-    spiked = [1000.0 if n == 26 else t for n, t in enumerate(TARGETS)]
-    without, _ = trained(tmp_path / "without", plan=[[i] for i in range(30) if i != 26])
-    plain, _ = trained(tmp_path / "plain", spiked)
-    weight, run = trained(tmp_path / "rewound", spiked, rewind_spike=20.0)
-    assert weight.equal(without) and not plain.equal(without)
-    assert [row["step"] for row in run.metrics()] == [n for n in range(1, 31) if n != 27]
-    assert json.loads((tmp_path / "rewound" / "left_out.json").read_text()) == [26]
-    assert json.loads((tmp_path / "rewound" / "skipped" / "step-000027.json").read_text())["rows"] == [1000.0]
-
-    def killed(done, *_):
-        if done == 29:
-            raise KeyError("killed")
-
-    with pytest.raises(KeyError):
-        trained(tmp_path / "killed", spiked, killed, rewind_spike=20.0)
-    again, _ = trained(tmp_path / "killed", spiked, rewind_spike=20.0)
-    assert again.equal(weight)
-
-
-def test_a_spike_before_the_first_checkpoint_goes_back_to_the_start(tmp_path):
-    spiked = [1000.0 if n == 26 else t for n, t in enumerate(TARGETS)]
-    weight, _ = trained(tmp_path / "rewound", spiked, rewind_spike=20.0, checkpoint_every=100)
-    without, _ = trained(tmp_path / "without", plan=[[i] for i in range(30) if i != 26])
-    assert weight.equal(without)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_ends_it_after_the_update_in_hand(tmp_path, number):
     whole, _ = trained(tmp_path / "whole")
@@ -118,16 +90,3 @@ def test_what_an_update_draws_depends_on_its_number_alone(tmp_path):
     assert cut == whole[:10] + whole[8:]
     trained(tmp_path / "other", drawn=other, seed=1)
     assert len(set(whole)) == 30 and not set(whole) & set(other)
-
-
-def test_a_last_update_that_is_a_spike_is_still_evaluated_and_saved(tmp_path):
-    spiked = [1000.0 if n == 29 else t for n, t in enumerate(TARGETS)]
-    weight, run = trained(tmp_path, spiked, rewind_spike=20.0)
-    without, _ = trained(tmp_path / "without", plan=[[i] for i in range(29)])
-    assert weight.equal(without) and (run.path / "checkpoints" / "step-000030").is_dir()
-
-
-def test_a_loss_that_stays_high_is_no_accident(tmp_path):
-    risen = [t if n < 26 else 1000.0 for n, t in enumerate(TARGETS * 2)]
-    with pytest.raises(TrainingError, match="11 spikes of the loss"):
-        trained(tmp_path, risen, rewind_spike=20.0)

@@ -108,9 +108,6 @@ class SupervisedConfig(TrainedConfig):
     max_length: int = Field(default=1024, ge=8, description="longer rows are left out and counted")
     heldout_fraction: float = Field(default=0.1, ge=0, lt=1, description="share of the prompts that only evaluate")
     evaluate_every: int = Field(default=0, ge=0, description="updates between evaluations; 0: only at the end")
-    rewind_spike: float | None = Field(
-        default=None, gt=1, description="leave an update out whose loss exceeds this many times the median of the last 20 (PaLM)"
-    )
     seed: int = Field(default=0, description="of the order of rows and of what is held out")
 
 

@@ -43,18 +43,13 @@ def plan_updates(count: int, per_update: int, epochs: int, seed: int) -> list[li
 
 @contextlib.contextmanager
 def replayable(run: RunDirectory, learner: LocalLearner, step: int, rows: Sequence[Any]) -> Iterator[None]:
-    """Write the rows of an update that is left out to `skipped/`, with the reason."""
+    """Write the rows of an update that is left out to `skipped/step-N.json`, token ids and all, so that it can be made again."""
     skipped = learner.skipped
     try:
         yield
     finally:
         if learner.skipped != skipped:
-            keep_for_replay(run, step, learner.fault, rows)
-
-
-def keep_for_replay(run: RunDirectory, step: int, reason: str, rows: Sequence[Any]) -> None:
-    """Write a step's rows to `skipped/step-N.json`: token ids and all, so that it can be made again."""
-    path = run.path / "skipped" / f"step-{step:06d}.json"
-    plain = [asdict(row) if is_dataclass(row) and not isinstance(row, type) else row for row in rows]
-    write_json(path, {"step": step, "reason": reason, "rows": plain})
-    logging.getLogger(__name__).warning("step %d: %s; left out, its rows are in %s", step, reason, path)
+            path = run.path / "skipped" / f"step-{step:06d}.json"
+            plain = [asdict(row) if is_dataclass(row) and not isinstance(row, type) else row for row in rows]
+            write_json(path, {"step": step, "reason": learner.fault, "rows": plain})
+            logging.getLogger(__name__).warning("step %d: %s; left out, its rows are in %s", step, learner.fault, path)

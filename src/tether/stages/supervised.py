@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tether.core.errors import TrainingError
 from tether.core.protocols import doing
-from tether.core.rundir import RunDirectory, read_json, write_json
+from tether.core.rundir import RunDirectory
 from tether.core.stopping import Stopping
 from tether.core.types import Json
 from tether.core.watchdog import Watchdog
@@ -23,13 +23,11 @@ from tether.data.prepare import Split
 from tether.learner.checkpoint import Checkpoints, numbered, unnumbered
 from tether.learner.config import SupervisedConfig
 from tether.learner.local import LocalLearner
-from tether.learner.loop import Progress, keep_for_replay, replayable
+from tether.learner.loop import Progress, replayable
 from tether.learner.ranks import here
 from tether.models.sharded import cut, local
 from tether.models.trunk import Role
 
-SPIKE_WINDOW = 20
-MAX_REWINDS = 10
 HEADLINE = "loss", "accuracy"
 """What of an evaluation is shown beside an update's metrics."""
 Micro = TypeVar("Micro")
@@ -172,9 +170,6 @@ class SupervisedLoop:
                 began, chosen = time.perf_counter(), [rows[i] for i in plan[number]]
                 with watchdog.step("update"):
                     metrics = self._update(chosen, number)
-                if self._is_spike(metrics.get("loss", math.nan)):
-                    number = self._rewind(saved, number, chosen)
-                    continue
                 number, last = number + 1, number + 1 == len(plan)
                 if self.every and (last or number % self.every == 0):
                     metrics |= self._evaluated()
@@ -198,9 +193,6 @@ class SupervisedLoop:
 
     def _update(self, rows: list[Any], number: int) -> dict[str, float]:
         """A step whose torch generators start from what seed and number say; they stand as before after it."""
-        if number in self._left_out:
-            self.learner.updates += 1
-            return {}
         device = self.learner.masters[0].device
         with replayable(self.run, self.learner, number + 1, rows), torch.random.fork_rng([device] * (device.type == "cuda")):
             torch.manual_seed(1_000_003 * self.config.seed + number + 15_485_863 * here().rank)
@@ -222,8 +214,6 @@ class SupervisedLoop:
 
     def _resume(self, saved: Checkpoints) -> int:
         """Put the newest checkpoint in place; the number of updates that were made."""
-        path = self.run.path / "left_out.json"
-        self._left_out: set[int] = set(read_json(path)) if path.is_file() else set()
         self.best: list[Tensor] = []
         self.best_loss, self.best_update = math.inf, -1
         checkpoint, updates = saved.latest(self.learner.parameters), 0
@@ -234,26 +224,9 @@ class SupervisedLoop:
             self.best = [cut(tensor, parameter) for tensor, parameter in zip(whole, self.learner.parameters, strict=False)]
             if self.best:
                 self.best_loss, self.best_update = values["best_value"], values["best_update"]
-        elif self.config.rewind_spike:
-            self._save(saved, 0)
         self.run.truncate(updates)
         self.losses: list[float] = [row["loss"] for row in self.run.metrics()]
         return updates
-
-    def _is_spike(self, loss: float) -> bool:
-        recent, factor = self.losses[-SPIKE_WINDOW:], self.config.rewind_spike
-        return factor is not None and len(recent) == SPIKE_WINDOW and loss > factor * statistics.median(recent)
-
-    def _rewind(self, saved: Checkpoints, number: int, rows: Sequence[Any]) -> int:
-        """Back to the last checkpoint; this update will be left out."""
-        keep_for_replay(self.run, number + 1, "its loss was a spike", rows)
-        if len(self._left_out) >= MAX_REWINDS:
-            raise TrainingError(
-                f"{MAX_REWINDS + 1} spikes of the loss: the last is no accident of one update. Look at the rows in "
-                f"{self.run.path / 'skipped'}, lower optimizer.learning_rate, or leave rewind_spike out."
-            )
-        write_json(self.run.path / "left_out.json", sorted({*self._left_out, number}))
-        return self._resume(saved)
 
 
 def _number(value: Any) -> float:
