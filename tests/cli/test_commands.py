@@ -24,9 +24,8 @@ from tether.cli.options import complete_recipe, complete_stage
 from tether.core.config import build
 from tether.core.synonyms import METHODS
 from tether.run.devices import gpu
-from tether.run.duration import run_seconds
 from tether.run.phases import Phase, StagePlan
-from tether.run.plan import Plan
+from tether.run.plan import Plan, run_seconds
 from tether.run.recipe import Recipe, read_recipe
 
 

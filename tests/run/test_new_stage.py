@@ -99,7 +99,7 @@ def commands(tether, tmp_path):
     code, text = tether("doctor", "recipe.toml")
     assert code == 2 and "no stage that samples" in text, text
     code, text = tether("run", "recipe.toml")
-    assert code == 0 and "num_prompts" in text, text
+    assert code == 0 and "num prompts" in text, text
     summary = json.loads((tmp_path / "run" / "echo" / "summary.json").read_text())
     assert summary["steps"] == 3 and json.loads((tmp_path / "run" / "echo-long" / "summary.json").read_text())["steps"] == 5
     (tmp_path / "run" / "echo" / "summary.json").unlink()

@@ -22,8 +22,7 @@ from tether.models.loading import add_adapter
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.stages.direct import preferred
-from tether.stages.reward import RewardConfig, RewardModeling
-from tether.stages.reward_members import Distillation, evaluate_members
+from tether.stages.reward import Distillation, RewardConfig, RewardModeling, evaluate_members
 from tether.stages.sft import SFT, SFTConfig
 from tether.stages.supervised import make_step
 

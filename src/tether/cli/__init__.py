@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from tether import __version__
-from tether.cli import examine, journeys, judge, prefs, recipes, serve, trained
+from tether.cli import examine, journeys, judge, prefs, recipes, trained
 from tether.core import stopping
 from tether.core.errors import TetherError, memory_error
 from tether.core.stages import STAGES
@@ -92,7 +92,7 @@ for method, (section, key, value) in METHODS.items():
     _add(method.replace("_", "-"), journeys.stage(section, method), **shown)
 for name, command in (
     ("quickstart", journeys.quickstart), ("export", trained.export_result), ("prove", examine.prove_recipe),
-    ("engine", serve.engine), ("rewards", serve.rewards),
+    ("engine", trained.engine), ("rewards", trained.rewards),
     ("run", journeys.run), ("resume", journeys.resume), ("plan", journeys.plan),
     ("generate", trained.generate), ("chat", trained.chat), ("report", examine.report), ("doctor", examine.doctor),
     ("reward-bench", examine.reward_bench), ("sycophancy", examine.sycophancy), ("judge", judge.judge_pairs),

@@ -175,8 +175,8 @@ def plan(
     with starting():
         from tether.run.devices import DECODING_EFFICIENCY, EFFICIENCY, this_machine
         from tether.run.devices import gpu as gpu_of
-        from tether.run.duration import run_seconds
         from tether.run.plan import plan as make
+        from tether.run.plan import run_seconds
         from tether.run.recipe import read_recipe
 
         config = read_recipe(recipe, overrides or ())

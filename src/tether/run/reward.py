@@ -26,8 +26,7 @@ from tether.preferences.annotators import true_orders
 from tether.run.roles import MEMBER_STRIDE, attach, encoder_of, reward_role, save_trained, scoring_role
 from tether.run.rows import DataConfig, Lora, Name, Section
 from tether.run.stage import Context, drop_checkpoint, run_stage
-from tether.stages.reward import RewardConfig, RewardModeling, heldout_summary
-from tether.stages.reward_members import Distillation, evaluate_members
+from tether.stages.reward import Distillation, RewardConfig, RewardModeling, evaluate_members, heldout_summary
 
 TAKEN = {"model", "score", "length", "proxy", "kl"}
 """Names that folders and columns have already, so that no objective can have them."""
