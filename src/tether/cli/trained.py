@@ -138,7 +138,7 @@ def engine(
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16; as in the run that it samples for.")] = "auto",
     rows: Annotated[int, typer.Option(min=1, help="Responses decoded at once.")] = 64,
 ) -> None:
-    """Serve tether's engine to runs with engine.addresses. It takes adapters by name from folders that it can read."""
+    """Serve tether's engine to runs with engine.addresses. It takes adapters, or whole models, from folders that it can read."""
     with starting("loading the model"):
         from tether.core.config import build
         from tether.models.config import ModelConfig

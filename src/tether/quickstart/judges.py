@@ -10,7 +10,7 @@ from tether.core.types import Demonstration, Prompt, Score
 from tether.data.sources import Quarantine
 from tether.models.config import ModelConfig
 from tether.models.trunk import Role
-from tether.quickstart.gold import GoldJudge
+from tether.quickstart.gold import GoldJudge, SentenceEmbedder
 from tether.run.models import open_model
 from tether.run.roles import encoder_of
 from tether.run.rows import DataConfig, load_rows
@@ -40,7 +40,6 @@ def gold(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
 @cache
 def _gold() -> GoldJudge:
     from tether.evaluation.likelihood import Fluency
-    from tether.models.embedder import SentenceEmbedder
 
     loaded = open_model(READER)
     demonstrations = load_rows(DataConfig(path="tether:demonstrations"), Demonstration, Quarantine())
