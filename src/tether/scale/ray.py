@@ -178,7 +178,7 @@ def connect(address: str | None) -> None:
             if address is not None:
                 raise
             own = {"_node_ip_address": LOOPBACK, "include_dashboard": False} if sys.platform == "linux" else {}
-            ray.init(**own, **how)
+            ray.init("local", **own, **how)  # not the one that a file of a cluster long gone names
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         where = address or "this machine"
         raise ConfigError(f"no Ray cluster can be reached at {where}: {str(error).splitlines()[0]}") from None
