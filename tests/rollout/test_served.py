@@ -273,8 +273,12 @@ def test_whole_weights_replace_those_of_vllms_servers(served):
         (ours,) = local.generate([prompt], SAMPLING, **{**seeds, "ordinals": [0], "seed": seed})
         assert drawn([theirs]) == drawn([ours])
     assert all(hand.steps == [*REPLACE] * 2 for hand in hands)
-    hands[0].version = "policy-of-another"  # what it answers is thrown away, and drawn by the other
-    assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(engine.generate(PROMPTS, SAMPLING, **ASKED))
+    before = drawn(engine.generate(PROMPTS, SAMPLING, **ASKED))
+    wrong = hands[0].server.engines[next(iter(hands[0].server.engines))]
+    moved(wrong.role, 0.3)  # other weights, which its answers name by another version: thrown away, and drawn by the other server
+    hands[0].version = "policy-of-another"
+    assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == before
+    assert any("of policy-of-another" in change.why for change in engine.fleet.changes)
 
 
 def test_whole_weights_that_did_not_arrive_are_caught(served):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import functools
+import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -25,7 +26,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from tether.core.config import Config, digest
+from tether.core.config import Config
 from tether.core.errors import ConfigError, MissingFileError, RewardError
 from tether.core.protocols import AdaptiveReward, RewardSource
 from tether.core.secrets import redact
@@ -55,7 +56,7 @@ def _title(function: Callable[..., Any]) -> str:
 def _digest(function: Any) -> str:
     """A short hash of what a function does: its code without comments and layout, and the plain values that it closes over."""
     if isinstance(function, functools.partial):
-        return digest([_digest(function.func), repr(function.args), repr(sorted(function.keywords.items()))])
+        return _hash(_digest(function.func), repr(function.args), repr(sorted(function.keywords.items())))
     code = function if inspect.isroutine(function) else type(function)
     state = vars(function) if not inspect.isroutine(function) else {}
     if inspect.isfunction(function):
@@ -66,7 +67,12 @@ def _digest(function: Any) -> str:
     except (OSError, TypeError, SyntaxError, IndentationError):  # typed into a prompt, built in, or a lambda amid a call
         compiled = code.__code__ if inspect.isfunction(code) else None
         words = repr(code) if compiled is None else repr((compiled.co_code, compiled.co_names, compiled.co_consts))
-    return digest([words, sorted(plain.items())])
+    return _hash(words, repr(sorted(plain.items())))
+
+
+def _hash(*words: str) -> str:
+    """Runs are held to it: it must stay as it is."""
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:12]
 
 
 def plain(function: Callable[..., Any], completions: Shape = "texts") -> Function:

@@ -53,7 +53,7 @@ class FolderEngine(WeightTransferEngine[Nothing, Folder]):
         """
         paths = {Path(update_info.folder) / name: digest for name, digest in update_info.digests.items()}
         for path, digest in paths.items():
-            if not path.is_file() or hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+            if not path.is_file() or _sha256(path) != digest:
                 raise ValueError(f"{path} is not there, or not what was sent: this server must see the run's folder")
         for path in paths:
             with safe_open(path, framework="pt") as tensors:
@@ -67,6 +67,11 @@ class FolderEngine(WeightTransferEngine[Nothing, Folder]):
 
     def shutdown(self) -> None:
         """There is no connection to close."""
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Registered:
