@@ -744,19 +744,21 @@ def test_what_was_not_learned_from_is_a_warning(tmp_path, synthetic):
 
 
 @pytest.mark.parametrize(
-    ("busy", "wait", "ahead", "words"),
+    ("busy", "wait", "settings", "words"),
     [
-        (0.95, 0.6, 2, "sampling is the bottleneck"),
-        (0.3, 0.02, 2, "the learner is the bottleneck"),
-        (0.5, 0.5, 0, "they take turns"),
-        (0.5, 0.3, 2, "neither works all the time"),
+        (0.95, 0.6, {"max_staleness": 2}, "sampling is the bottleneck"),
+        (0.3, 0.02, {"max_staleness": 2}, "the learner is the bottleneck"),
+        (0.5, 0.5, {"max_staleness": 0}, "they take turns, and with max_staleness = 1"),
+        (0.5, 0.5, {"max_staleness": 0, "lora": False}, "they take turns."),  # which would be refused
+        (0.5, 0.5, {}, "they take turns."),  # a stage without that key
+        (0.5, 0.3, {"max_staleness": 2}, "neither works all the time"),
     ],
 )
-def test_who_waits_for_whom(tmp_path, synthetic, busy, wait, ahead, words):
+def test_who_waits_for_whom(tmp_path, synthetic, busy, wait, settings, words):
     run = tmp_path / "run" / "grpo"
     rows = synthetic.ppo_rows(8)
     synthetic.write_lines(run / "metrics.jsonl", [{**row, "engine/busy": busy, "engine/wait": wait} for row in rows])
-    synthetic.write(run / "config.json", {"grpo": {"max_staleness": ahead}})
+    synthetic.write(run / "config.json", {"grpo": settings})
     synthetic.write(run / "summary.json", {"steps": 8})
     page = Page(write_report(run.parent))
     assert f"{busy:.1%} of the time" in page.text and f"{wait:.1%} of a step" in page.text and words in page.text

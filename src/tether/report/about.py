@@ -49,7 +49,8 @@ def _servers(stage: SubRun) -> Iterator[str]:
     if all(shares):
         busy, wait = map(statistics.fmean, shares)
         ahead = finite(stage.settings.get("max_staleness"))
-        meaning = "learner" if wait < IDLE else "turns" if not ahead else "sampling" if busy > 1 - 2 * IDLE else "neither"
+        turns = "turns" if ahead is None or stage.settings.get("lora") is False else "overlap"  # of whole models a server has one
+        meaning = "learner" if wait < IDLE else turns if not ahead else "sampling" if busy > 1 - 2 * IDLE else "neither"
         yield SENTENCES["servers"]["shares"].format(busy=percent(busy), wait=percent(wait), meaning=SENTENCES["servers"][meaning])
 
 
