@@ -44,7 +44,7 @@ def test_a_job_whose_time_is_over_saves_and_comes_again(tmp_path):
     tools.mkdir()
     stand_ins = {
         "srun": f'echo "srun $*" >> {told}; while [ ! -e {tmp_path}/stop ]; do sleep 0.05; done; exit 130',
-        "scancel": f'echo "scancel $*" >> {told}; touch {tmp_path}/stop',
+        "scancel": f'echo "scancel $*" >> {told}; touch {tmp_path}/stop; sleep 0.3',  # srun is gone when it returns
         "scontrol": f'echo "scontrol $*" >> {told}',
     }
     for name, body in stand_ins.items():

@@ -16,7 +16,8 @@ SCRIPT = """#!/bin/bash
 # Two minutes before its time is over the job is told: the run saves the step in hand, and the same job comes again.
 trap 'over=1; scancel --signal=TERM "$SLURM_JOB_ID"' TERM
 {program} &
-while wait $!; status=$?; kill -0 $! 2>/dev/null; do :; done
+while kill -0 $! 2>/dev/null; do wait $!; done
+wait $!; status=$?
 [ -z "$over" ] || scontrol requeue "$SLURM_JOB_ID"
 exit $status
 """
