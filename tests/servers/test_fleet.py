@@ -176,9 +176,16 @@ def test_the_share_of_the_time_in_which_servers_work(clock):
     clock.now += 1
     fleet.use("a", -1)
     clock.now += 6
-    assert fleet.usage() == pytest.approx({"engine/busy": (4 + 0) / 2 / 10, "engine/queue": 2})
+    metrics, work = fleet.usage()
+    assert metrics == pytest.approx({"engine/busy": (4 + 0) / 2 / 10, "engine/queue": 2})
+    assert work == {"a": [pytest.approx((-10, -6))], "b": []}
+    clock.now += 1
     fleet.use("b", 1)
     clock.now += 2
-    assert fleet.usage() == pytest.approx({"engine/busy": 0.5, "engine/queue": 1})
+    metrics, work = fleet.usage()
+    assert metrics == pytest.approx({"engine/busy": 2 / 3 / 2, "engine/queue": 1})
+    assert work == {"a": [], "b": [pytest.approx((-2, 0))]}
     clock.now += 5  # still under way
-    assert fleet.usage() == pytest.approx({"engine/busy": 0.5, "engine/queue": 1})
+    metrics, work = fleet.usage()
+    assert metrics == pytest.approx({"engine/busy": 0.5, "engine/queue": 1})
+    assert work["b"] == [pytest.approx((-5, 0))]

@@ -343,8 +343,8 @@ class FirstEngine:
         here().once(lambda: self.engine.update_weights(version, expected))
         self.policy_version = version
 
-    def measured(self) -> dict[str, float]:
-        return here().once(lambda: self.engine.measured())  # noqa: PLW0108  (which other ranks do not have)
+    def measured(self, step: int) -> dict[str, float]:
+        return here().once(lambda: self.engine.measured(step))
 
 
 Scoring = Callable[[Sequence[Rollout]], list[Score]]

@@ -5,18 +5,26 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 from tether.report.narrative import Part
 from tether.report.numbers import SENTENCES, bracketed, duration, has_interval, percent, thousands
-from tether.report.plotting import BLUE, CHARTS, GREEN, MUTED, PALETTE, Plot, Trace, framed
+from tether.report.plotting import BLUE, CHARTS, FRAMES, GREEN, MUTED, ORANGE, PALETTE, PURPLE, Plot, Trace, framed
 from tether.report.reading import KL_KEYS, LoopRun, Row, SubRun, estimate, finite, listed, mapping, series
 
 SPARSE = 30
 """Points below which a line has marks."""
 UNITS = SENTENCES["units"]
 """Of a section's loss."""
+PHASES = {
+    "rollout": ("waits for samples", MUTED),
+    "reward": ("scores", ORANGE),
+    "evaluate": ("measures", PURPLE),
+    "update": ("learns", GREEN),
+}
+"""Of a step, in their order, and how its timeline shows them."""
 COIN = "Starts near ln 2 ≈ 0.69, the loss of a coin; near zero in training is memorising."
 ACCURACIES = {"heldout_accuracy": "model, held-out labels", "gold_accuracy": "model, gold"}
 AGREEMENTS = {
@@ -145,6 +153,40 @@ def stage_figures(stages: Sequence[tuple[str, float]]) -> list[Plot]:
     ends, notes = [(seconds, place) for place, (_, seconds) in enumerate(stages)], [duration(seconds) for _, seconds in stages]
     traces = [_rods([(0.0, seconds) for _, seconds in stages]), _marks(ends, "", BLUE, size=11.0, notes=notes)]
     return framed("stages", traces, height=40 + 34 * len(stages), rows=[name for name, _ in stages]) if len(stages) > 1 else []
+
+
+def timeline_figures(arm: SubRun) -> list[Plot]:
+    """When the learner and each engine server worked, in the step that took the median time."""
+    work = {row.get("step"): mapping(row.get("servers")) for row in arm.work}
+    steps = [(seconds, row) for row in arm.metrics if work.get(row.get("step")) and (seconds := finite(row.get("time/step")))]
+    if not steps:
+        return []
+    seconds, row = sorted(steps, key=itemgetter(0))[len(steps) // 2]
+    servers, traces, start = work[row["step"]], [], 0.0
+    for name, (words, colour) in PHASES.items():
+        if spent := finite(row.get(f"time/{name}")):
+            traces.append(_bars([(start, start + spent)], 0, words, colour))
+            start += spent
+    for place, spans in enumerate(servers.values(), 1):
+        worked = [(max(0.0, seconds + begin), seconds + end) for begin, end in _pairs(spans) if seconds + end > 0]
+        traces.append(_bars(worked, place, "samples", BLUE, listed=place == 1))
+    frame = {**FRAMES["timeline"], "title": FRAMES["timeline"]["title"].format(step=row["step"])}
+    return framed(frame, traces, height=60 + 34 * (1 + len(servers)), rows=["learner", *servers])
+
+
+def _pairs(value: Any) -> Iterator[tuple[float, float]]:
+    """The pairs of finite numbers in a list."""
+    for pair in listed(value):
+        first, second, *_ = (*map(finite, listed(pair)), None, None)
+        if first is not None and second is not None:
+            yield first, second
+
+
+def _bars(spans: Sequence[tuple[float, float]], place: int, name: str, colour: str, **more: Any) -> Trace:
+    """Strokes in a row of a chart, each from one time to another."""
+    notes = [f"{end - start:.2f} s" for start, end in spans for _ in range(3)]
+    points = [(x, place) for span in spans for x in (*span, None)]
+    return _marks(points, name, colour, mode="line", size=14.0, notes=notes, **more)
 
 
 def loop_figures(loop: LoopRun) -> list[Plot]:

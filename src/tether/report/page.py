@@ -114,7 +114,11 @@ def _figures(journey: Journey, parts: Sequence[Part]) -> Figures:
         "curves": figures.charts("curves", journey.arms, own),
         "health": figures.charts("health", journey.arms, own),
         "parts": figures.parts_figures(parts, [(arm.name, gold_parts(arm)) for arm in journey.arms[1:]]),
-        "cost": [*figures.charts("phases", journey.arms[:1]), *figures.charts("cost", journey.arms)],
+        "cost": [
+            *[plot for arm in journey.arms[:1] for plot in figures.timeline_figures(arm)],
+            *figures.charts("phases", journey.arms[:1]),
+            *figures.charts("cost", journey.arms),
+        ],
         "stages": figures.stage_figures(seconds),
     }
 

@@ -130,7 +130,7 @@ class Plot:
             first, last = sorted((across.at(start), across.at(end)))
             title = across.names[int(place)] if rows else f"{across.title.partition(' (')[0]} {across.show(place)}"
             path = f"M0 {SIZE - last}H{SIZE}V{SIZE - first}H0z" if rows else f"M{first} 0V{SIZE}H{last}V0z"
-            yield path, "\n".join((title, *texts[place]))
+            yield path, "\n".join((title, *dict.fromkeys(texts[place])))
 
     @property
     def legend(self) -> list[Trace]:

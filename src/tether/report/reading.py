@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from tether.core.errors import MissingFileError, RunError
-from tether.core.rundir import is_control
+from tether.core.rundir import ENGINE, is_control
 from tether.core.stages import STAGES
 from tether.core.visible import visible
 from tether.stats import Estimate, Trend, trend
@@ -35,6 +35,8 @@ class SubRun:
     config: Any = None
     manifest: Any = None
     alarms: Sequence[Row] = ()
+    work: Sequence[Row] = ()
+    """When engine servers worked, by step."""
 
     def estimate(self, key: str) -> Estimate | None:
         """A number of the summary."""
@@ -180,6 +182,7 @@ def read_sub_run(path: Path, notes: list[str]) -> SubRun:
         config=json_of(path / "config.json", notes),
         manifest=json_of(path / "manifest.json", notes),
         alarms=list(_jsonl(path / "alarms.jsonl", notes)),
+        work=list(_jsonl(path / ENGINE / "work.jsonl", notes)),
     )
 
 

@@ -23,7 +23,7 @@ from typing import Any
 import httpx2
 
 from tether.core.errors import DataError
-from tether.core.rundir import file_digest
+from tether.core.rundir import append_jsonl, file_digest
 from tether.core.types import Json, Prompt, RolloutGroup, Sampling, user
 from tether.data.chat import ChatEncoder
 from tether.models.saving import save_weights
@@ -83,6 +83,8 @@ class ServedEngine:
         self.users, self.probe_ids, self.expected = Counter[str](), probe_ids(encoder), dict[str, list[float]]()
         self.probe_gap = 0.0
         """The largest of the last probes, in nats a token."""
+        self.tokens = 0
+        """Sampled since `measured` was asked."""
         self.run, self.count = uuid.uuid4().hex[:8], 0
         self.pool = ServerPool(servers, config, folder, self._prepare, REQUESTS)
         self.fleet = self.pool.fleet
@@ -123,10 +125,19 @@ class ServedEngine:
             if old.name != name and not self.users[old.name]:
                 shutil.rmtree(old)
 
-    def measured(self) -> dict[str, float]:
-        """Of the fleet since the last call, and the distance of its log-probabilities from the learner's, in nats a token."""
+    def measured(self, step: int) -> dict[str, float]:
+        """Metrics of the fleet since the last call; when each server worked is a line of `work.jsonl`.
+
+        `engine/tokens_per_second` is what a server samples while it works; `engine/probe_gap` the distance of log-probabilities
+        from the learner's, in nats a token.
+        """
         with self.pool.changed:
-            return {**self.fleet.usage(), "engine/probe_gap": self.probe_gap}
+            metrics, work = self.fleet.usage()
+            tokens, self.tokens = self.tokens, 0
+        append_jsonl(self.folder / "work.jsonl", [{"step": step, "servers": work}])
+        seconds = sum(end - start for spans in work.values() for start, end in spans)
+        speed = {"engine/tokens_per_second": tokens / seconds} if seconds else {}
+        return {**metrics, **speed, "engine/probe_gap": self.probe_gap}
 
     def _prepare(self, name: str, task: str) -> None:
         """Have a server hold what is wanted, and show it; what nobody samples with any more, it lets go of."""
@@ -260,9 +271,12 @@ class ServedEngine:
         def sample(name: str) -> list[Drawn]:
             try:
                 answer = self._post(name, GENERATE, {**body, "model": self._called(name, version)})
-                return read_drawn(answer, version, body["sampling_params"], spans=self.replaces)
+                drawn = read_drawn(answer, version, body["sampling_params"], spans=self.replaces)
             except RefusedError as error:
                 raise RefusedError(f"{name} refuses a prompt of {len(body['token_ids'])} tokens: {error}") from None
+            with self.pool.changed:
+                self.tokens += sum(len(one.ids) for one in drawn)
+            return drawn
 
         try:
             return self.pool.give(sample, body["token_ids"])

@@ -98,11 +98,10 @@ def train(section: SamplingSection, context: Context, rows: Sequence[Any] | None
         evaluation = _evaluation(section, stage, test, context, run) if section.evaluate else None
 
         def on_step(step: int, metrics: dict[str, float]) -> dict[str, float]:
-            measured = evaluation.at(step, stage.config.steps) if evaluation is not None else {}
-            probed = (
-                {} if served is None else {**served.measured(), "engine/wait": metrics["time/rollout"] / metrics["time/step"]}
-            )
-            return {"memory/rss_bytes": float(psutil.Process().memory_info().rss), **probed, **measured}
+            measured = {"memory/rss_bytes": float(psutil.Process().memory_info().rss)}
+            if served is not None:  # at once, for it tells when servers worked by the end of the step
+                measured |= {**served.measured(step), "engine/wait": metrics["time/rollout"] / metrics["time/step"]}
+            return measured | (evaluation.at(step, stage.config.steps) if evaluation is not None else {})
 
         if evaluation is not None and not run.held_out():
             doing(progress, "measuring held-out answers")

@@ -46,6 +46,10 @@ class Limits:
     """Requests by which the server that knows a prompt's prefix may be fuller than the emptiest."""
 
 
+Span = tuple[float, float]
+"""From when to when."""
+
+
 @dataclass
 class ServerState:
     """A server: its state, since when, what it holds and does."""
@@ -60,9 +64,10 @@ class ServerState:
     inflight: int = 0
     most: int = 0
     """Requests at once, at most, since `usage` was asked."""
-    busy: float = 0.0
-    """Seconds with a request, since then and up to `used`."""
-    used: float = 0.0
+    began: float = 0.0
+    """When it last got a request while it had none."""
+    spans: list[Span] = field(default_factory=list)
+    """When it had work and was done with it, since `usage` was asked."""
     tries: int = 0
     """Restarts since it last sampled."""
     restarts: list[float] = field(default_factory=list)
@@ -104,22 +109,28 @@ class Fleet:
 
     def use(self, name: str, requests: int) -> None:
         """So many requests more, or with a minus fewer, are under way at a server."""
-        member, now = self.members[name], self.clock()
-        member.busy += (now - max(member.used, self.counted)) * (member.inflight > 0)
-        member.used, member.inflight = now, member.inflight + requests
+        member, before = self.members[name], self.members[name].inflight
+        member.inflight += requests
+        if not before:
+            member.began = self.clock()
+        elif not member.inflight:
+            member.spans.append((member.began, self.clock()))
         member.most = max(member.most, member.inflight)
 
-    def usage(self) -> dict[str, float]:
-        """Since the last call: the share of the time in which a server had work, their mean; the most requests at one server."""
-        for name in self.members:
-            self.use(name, 0)
-        members, now = self.members.values(), self.clock()
-        share = sum(member.busy for member in members) / len(members) / max(now - self.counted, 1e-9)
-        queue = max(member.most for member in members)
+    def usage(self) -> tuple[dict[str, float], dict[str, list[Span]]]:
+        """Since the last call: what servers did, as metrics, and when each of them had work, in seconds after now (below zero).
+
+        `engine/busy` is the share of the time with work, the servers' mean; `engine/queue` the most requests at one of them.
+        """
+        now, since, work = self.clock(), self.counted, dict[str, list[Span]]()
+        queue = max(member.most for member in self.members.values())
+        for name, member in self.members.items():
+            spans = [*member.spans, *([(member.began, now)] if member.inflight else [])]
+            work[name] = [(max(start, since) - now, end - now) for start, end in spans]
+            member.spans, member.most = [], member.inflight
+        seconds = sum(end - start for spans in work.values() for start, end in spans)
         self.counted = now
-        for member in members:
-            member.busy, member.most = 0.0, member.inflight
-        return {"engine/busy": share, "engine/queue": float(queue)}
+        return {"engine/busy": seconds / len(work) / max(now - since, 1e-9), "engine/queue": float(queue)}, work
 
     def answered(self, name: str) -> None:
         """A request came back whole."""
