@@ -16,6 +16,7 @@ import pytest
 
 from tether.core.errors import MissingFileError, RunError, TetherError
 from tether.report.answers import answer_groups
+from tether.report.figures import timeline_figures
 from tether.report.narrative import conclusion, gold_parts
 from tether.report.numbers import bracketed, decimal, has_interval, percent, side, signed
 from tether.report.page import write_report
@@ -763,6 +764,34 @@ def test_who_waits_for_whom(tmp_path, synthetic, busy, wait, settings, words):
     page = Page(write_report(run.parent))
     assert f"{busy:.1%} of the time" in page.text and f"{wait:.1%} of a step" in page.text and words in page.text
     assert "Who waits for whom" in page.text
+
+
+def test_the_timeline_of_a_step_of_median_length(tmp_path, synthetic):
+    run = tmp_path / "run" / "grpo"
+    times = {"time/rollout": 1.0, "time/reward": 0.0, "time/evaluate": 0.0, "time/update": 2.0}
+    rows = [{**row, **times, "time/step": 3.0 + 0.1 * row["step"]} for row in synthetic.ppo_rows(3)]
+    synthetic.write_lines(run / "metrics.jsonl", rows)
+    synthetic.write(run / "config.json", {"grpo": {}})
+    spans = {
+        "server-0": [[-9, -8], [-4, -2.2], [-0.2, 0]],
+        "server-1": [[-3.2, -2.2], "damaged", [None, 1], [1]],
+        "server-2": None,
+    }
+    work = [
+        {"step": 2, "servers": {"server-0": [[-1, 0]]}},
+        {"step": 2, "servers": spans},
+        {"step": 7, "servers": {"a": [[-1, 0]]}},
+    ]
+    synthetic.write_lines(run / "engine" / "work.jsonl", work)
+    (plot,) = timeline_figures(read_journey(run.parent).arms[0])
+    assert plot.title == "Step 2, who worked when" and list(plot.y.names) == ["learner", "server-0", "server-1", "server-2"]
+    bars = {(trace.name, trace.ys[0]): [*trace.xs] for trace in plot.traces if trace.xs}
+    assert bars.pop(("samples", 1)) == pytest.approx(
+        [0, 1.0, None, 3.0, 3.2, None], nan_ok=True
+    )  # what lay before the step is cut
+    assert bars == {("waits for samples", 0): [0, 1, None], ("learns", 0): [1, 3, None], ("samples", 2): [0, 1, None]}
+    assert "server-0\nsamples: 1.00 s\nsamples: 0.20 s" in [text for _, text in plot.hits]
+    assert "who worked when" in Page(write_report(run.parent)).text
 
 
 @pytest.mark.parametrize("section", ["reward", "direct"])

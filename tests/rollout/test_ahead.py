@@ -88,6 +88,10 @@ def test_servers_sample_what_this_process_samples(tmp_path, stage):
         ordered = number < 4  # the last steps' samples are asked for with those of the fourth
         assert (0 < row["engine/busy"] <= 1) >= ordered and (row["engine/queue"] >= 1) >= ordered and 0 < row["engine/wait"] < 1
     assert [row["policy/staleness"] for row in theirs] == [0, 1, 2, 2, 2, 2]
+    work = lines(tmp_path / "served" / stage / "engine" / "work.jsonl")  # when servers worked, in seconds before the step's end
+    assert [row["step"] for row in work] == [row["step"] for row in theirs]
+    assert all(begin < end <= 0 for row in work for spans in row["servers"].values() for begin, end in spans)
+    assert [row.get("engine/tokens_per_second", 0) > 0 for row in theirs] == [any(row["servers"].values()) for row in work]
     assert [row["loss"] for row in theirs] == pytest.approx([row["loss"] for row in ours], abs=1e-4)
 
 
