@@ -15,8 +15,6 @@ from tether.report.reading import KL_KEYS, LoopRun, Row, SubRun, estimate, finit
 
 SPARSE = 30
 """Points below which a line has marks."""
-UNITS = SENTENCES["units"]
-"""Of a section's loss."""
 COIN = "Starts near ln 2 ≈ 0.69, the loss of a coin; near zero in training is memorising."
 ACCURACIES = {"heldout_accuracy": "model, held-out labels", "gold_accuracy": "model, gold"}
 AGREEMENTS = {

@@ -116,13 +116,12 @@ def spent_kl(policy: SubRun) -> Estimate | None:
 def gold_parts(policy: SubRun, answers: Sequence[Row] = ()) -> list[Part]:
     """The parts of the gold score in a policy's summary, with the noise of its evaluated answers."""
     changes: dict[str, dict[str, list[float]]] = {}
-    for index, answer in enumerate(answers):
+    for answer in answers:
         before, after = (mapping(answer.get(f"parts_{side}")) for side in ("before", "after"))
         for name in before:
             ends = finite(before[name]), finite(after.get(name))
             if ends[0] is not None and ends[1] is not None:
-                prompt = str(answer.get("id", index))
-                changes.setdefault(printable(name, 60), {}).setdefault(prompt, []).append(ends[1] - ends[0])
+                changes.setdefault(printable(name, 60), {}).setdefault(str(answer.get("id")), []).append(ends[1] - ends[0])
     parts = []
     for raw, stored in mapping(policy.summary.get("gold_parts")).items():
         name, (start, end) = printable(raw, 60), (finite(mapping(stored).get(key)) for key in ("before", "after"))
@@ -326,8 +325,6 @@ def loop_conclusion(loop: LoopRun) -> Conclusion:
     """What the last round's policy gained by gold, and the rounds that lost."""
     last, count, says = loop.rounds[-1], len(loop.rounds), SENTENCES["loop"]
     title = f"{count} round{'s' if count > 1 else ''}, {last['labels_so_far']} labels"
-    if "gold_after" not in last:
-        return Conclusion("open", title, [says["no-gold"]], [])
     gain, control = estimate(last["gold_gain"]), control_of(last)
     outcomes = {1: ("open", "Better, at one temperature"), 0: ("open", "No clear change in gold"), -1: ("bad", "Worse by gold")}
     tone, words = DECODED[control["verdict"]] if control else outcomes[side(gain, 0) if gain else 0]
