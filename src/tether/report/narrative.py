@@ -116,12 +116,13 @@ def spent_kl(policy: SubRun) -> Estimate | None:
 def gold_parts(policy: SubRun, answers: Sequence[Row] = ()) -> list[Part]:
     """The parts of the gold score in a policy's summary, with the noise of its evaluated answers."""
     changes: dict[str, dict[str, list[float]]] = {}
-    for answer in answers:
+    for index, answer in enumerate(answers):
         before, after = (mapping(answer.get(f"parts_{side}")) for side in ("before", "after"))
         for name in before:
             ends = finite(before[name]), finite(after.get(name))
             if ends[0] is not None and ends[1] is not None:
-                changes.setdefault(printable(name, 60), {}).setdefault(str(answer.get("id")), []).append(ends[1] - ends[0])
+                prompt = str(answer.get("id", index))
+                changes.setdefault(printable(name, 60), {}).setdefault(prompt, []).append(ends[1] - ends[0])
     parts = []
     for raw, stored in mapping(policy.summary.get("gold_parts")).items():
         name, (start, end) = printable(raw, 60), (finite(mapping(stored).get(key)) for key in ("before", "after"))
