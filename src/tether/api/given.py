@@ -61,7 +61,6 @@ def data_values(rows: Any, root: Path, name: str) -> Json | None:
     text = "".join(json.dumps(line, ensure_ascii=False, sort_keys=True, default=str) for line in lines)
     path = root / "data" / f"{name.replace('.', '-')}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
     if not path.is_file():
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_jsonl(path, lines)
     return {"path": str(path)}
 
@@ -99,9 +98,7 @@ def reward_values(reward: Any, weights: Sequence[float] | None, *, conversations
         conversations: the prompts are lists of messages, so a function in TRL's form gets completions of that shape.
     """
     if callable(reward) or (isinstance(reward, Sequence) and reward and all(callable(f) for f in reward)):
-        functions = [reward] if callable(reward) else list(reward)
-        names = [register(function) for function in functions]
-        values: Json = {"call": names[0] if callable(reward) else names}
+        values: Json = {"call": register(reward) if callable(reward) else [register(function) for function in reward]}
         values |= {"completions": "messages"} if conversations else {}
         values |= {} if weights is None else {"weights": list(weights)}
         return {"function": values}

@@ -30,12 +30,7 @@ SHARED = ("seed", "track", "deterministic")
 
 
 def method(name: str) -> Callable[..., Run]:
-    """The function of a stage, or of a method that is a stage with one of its keys set (`tether.dpo`).
-
-    Raises:
-        AttributeError: no method has this name.
-    """
-    kind, fixed = _stage(name)
+    """The function of a stage, or of a method that is a stage with one of its keys set (`tether.dpo`)."""
     places, _ = takes(name)
 
     def call(*arguments: Any, **given: Any) -> Run:
@@ -47,7 +42,7 @@ def method(name: str) -> Callable[..., Run]:
         return _start(name, **by_place, **given)
 
     call.__name__ = call.__qualname__ = name
-    call.__doc__ = _doc(kind, fixed)
+    call.__doc__ = _doc(*_stage(name))
     call.__signature__ = _signature(name)
     return call
 
@@ -56,10 +51,8 @@ def _stage(name: str) -> tuple[StageKind, Json]:
     """The stage that a method is, and the keys that make it this method."""
     if name in STAGES:
         return STAGES[name], {}
-    if name in METHODS:
-        section, key, value = METHODS[name]
-        return STAGES[section], {key: value}
-    raise AttributeError(f"no method is called {name!r}; there are: {', '.join(names())}")
+    section, key, value = METHODS[name]
+    return STAGES[section], {key: value}
 
 
 def names() -> list[str]:
@@ -124,16 +117,15 @@ def _are_conversations(rows: Any) -> bool:
 
 def _joined(name: str, model: Any, values: Json, root: Path, on_step: OnStep | None, progress: bool) -> Run:
     """Run one stage in `root`, whose recipe it joins."""
-    before: Json = {}
-    if (root / "command.json").is_file():
-        before = {key: value for key, value in Run(root).sections().items() if key not in ("run", "track", "deterministic", name)}
+    before = Run(root).sections() if (root / "command.json").is_file() else {}
+    others = {key: value for key, value in before.items() if key not in ("run", "track", "deterministic", name)}
     goes_on = isinstance(model, Run) and model.path == root
     base = before["model"] if goes_on else model_values(model)
     if before and base != before["model"]:
         raise ConfigError(
             f"{root} holds a run of the model {before['model'].get('source')!r}: choose another folder with run=PATH"
         )
-    recipe = build(recipe_type(), {**before, "model": base, **values, "run": str(root)}, where=f"tether.{name}")
+    recipe = build(recipe_type(), {**others, "model": base, **values, "run": str(root)}, where=f"tether.{name}")
     return _run(recipe, [name], on_step, progress)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from tether.core.stages import STAGES
 from tether.core.types import Json, Prompt, Sampling, assistant
 from tether.data.formats.fields import turns
 from tether.models.config import ModelConfig
+from tether.run.judging import as_rollout, scorer_of
 from tether.run.recipe import after_sft
+from tether.run.roles import load_policy, local_engine
 from tether.run.stage import remembered
 
 
@@ -40,24 +43,20 @@ class Run:
     @property
     def summary(self) -> Json:
         """The numbers of the stage, or of the whole run, at its end (summary.json)."""
-        return RunDirectory(self.path if self._whole else self._stage_folder).summary()
-
-    @property
-    def _stage_folder(self) -> Path:
-        return self.path / self.stage if self.stage else self.path
+        return RunDirectory(self.path if self._whole else self.path / self.stage).summary()
 
     def metrics(self) -> list[Json]:
         """The stage's numbers, a dict a step: `pandas.DataFrame(run.metrics())`."""
-        return RunDirectory(self._stage_folder).metrics()
+        return RunDirectory(self.path / self.stage).metrics()
 
     def samples(self) -> list[Json]:
         """Texts that were sampled, a dict each, with their step."""
-        return list(read_jsonl(self._stage_folder / "samples.jsonl"))
+        return list(read_jsonl(self.path / self.stage / "samples.jsonl"))
 
     @property
     def alarms(self) -> list[Json]:
         """What the detectors noticed."""
-        return RunDirectory(self._stage_folder).alarms()
+        return RunDirectory(self.path / self.stage).alarms()
 
     @property
     def pairs(self) -> Path:
@@ -119,8 +118,6 @@ class Run:
         return f"Run({str(self.path)!r}, stages={self.stages})"
 
     def _repr_html_(self) -> str:
-        from html import escape
-
         from tether.report.narrative import conclusion
         from tether.report.reading import read_journey
 
@@ -129,22 +126,11 @@ class Run:
         return f"<h4>{escape(verdict.headline)}</h4>{lines}<p><code>{escape(str(self.path))}</code></p>"
 
 
-class Report:
-    """A written page: its path as a text, and itself in a notebook."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __fspath__(self) -> str:
-        return str(self.path)
-
-    def __repr__(self) -> str:
-        return str(self.path)
+class Report(str):
+    """The path of a written page, which a notebook shows as the page itself."""
 
     def _repr_html_(self) -> str:
-        from html import escape
-
-        page = escape(self.path.read_text(encoding="utf-8"), quote=True)
+        page = escape(Path(self).read_text(encoding="utf-8"), quote=True)
         return f'<iframe srcdoc="{page}" style="width: 100%; height: 40em; border: 1px solid #8888" title="report"></iframe>'
 
 
@@ -152,8 +138,6 @@ class Policy:
     """A model that answers: of a run, of a role's folder, or any model source."""
 
     def __init__(self, source: str | Path) -> None:
-        from tether.run.roles import load_policy, local_engine
-
         self.source = str(source)
         self.role, self.loaded = load_policy(self.source)
         self.engine = local_engine(self.role, self.loaded)
@@ -196,14 +180,10 @@ class RewardModel:
     """A model that scores: of a run, or of the folder of a trained reward model."""
 
     def __init__(self, source: str | Path) -> None:
-        from tether.run.judging import scorer_of
-
         self.source, self.encoder = scorer_of(str(source))
 
     def score(self, prompts: Sequence[Any], responses: Sequence[str]) -> list[float | None]:
         """A number for each response, in the reward model's own units; None where scoring failed."""
-        from tether.run.judging import as_rollout
-
         both = zip(prompts, responses, strict=True)
         rows = [as_rollout((*turns(prompt, "user", "prompts"), assistant(text)), self.encoder) for prompt, text in both]
         return [score.value for score in self.source.score(rows)]

@@ -41,7 +41,7 @@ class Commands(_Group):
     """Knows what other libraries call a command, and the groups in which one may be; lists commands by panel."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return sorted(super().list_commands(ctx), key=lambda name: ORDER.get(name, len(ORDER)))
+        return sorted(self.commands, key=[*PANEL_OF, *self.commands].index)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         word = args[0].replace("-", "_").lower() if args else ""
@@ -63,7 +63,6 @@ PANELS = {
     "Research": "prove sycophancy",
 }
 """The commands of `tether --help`, in its order."""
-ORDER = {name: place for place, name in enumerate(" ".join(PANELS.values()).split())}
 PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names.split()}
 LOOK = {"no_args_is_help": True, "pretty_exceptions_enable": False, "rich_markup_mode": "rich"}
 app = typer.Typer(
@@ -124,15 +123,14 @@ def root(_: Annotated[bool, VERSION] = False) -> None:
     pass
 
 
-AGAIN = " and start the same command again: it goes on from its last checkpoint."
 ADVICE = {
-    errno.ENOSPC: f". Free some space{AGAIN}",
-    errno.EDQUOT: f". Free some space{AGAIN}",
+    errno.ENOSPC: f". Free some space and {stopping.AGAIN}",
+    errno.EDQUOT: f". Free some space and {stopping.AGAIN}",
     errno.EROFS: ". Choose a run directory that can be written to, with run=PATH.",
     errno.EACCES: ". Change its permissions, or choose another path (of the run: run=PATH).",
     errno.ENOMEM: (
         "Lower the stage's micro_batch_tokens (rows_per_micro_batch), engine_rows or max_new_tokens, or set model.recompute=true "
-        f"(`tether plan RECIPE` says what each saves){AGAIN}"
+        f"(`tether plan RECIPE` says what each saves) and {stopping.AGAIN}"
     ),
 }
 """What to do about an error of the operating system."""

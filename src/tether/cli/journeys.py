@@ -124,7 +124,7 @@ def _stages(config: BaseRecipe, chosen: list[str], given: Sequence[str] = ()) ->
     else:
         for name in chosen:
             show_stage(console, root / name, results[name])
-        point_to(console, "The page", write_report(root))
+    point_to(console, "The page", write_report(root))
     waiting = [name for name in left if name not in chosen]
     again = ["tether", "run", given[0], waiting[0], *given[1:]] if given and waiting else []
     show_next(console, root, chosen, again)
@@ -173,16 +173,14 @@ def plan(
 ) -> None:
     """Say how much memory and time a recipe needs, and what to change where it does not fit (exit 1)."""
     with starting():
-        from tether.run.devices import DECODING_EFFICIENCY, EFFICIENCY, this_machine
-        from tether.run.devices import gpu as gpu_of
-        from tether.run.plan import plan as make
-        from tether.run.plan import run_seconds
+        from tether.run import devices
+        from tether.run import plan as planner
         from tether.run.recipe import read_recipe
 
         config = read_recipe(recipe, overrides or ())
     console = Console()
-    device = this_machine() if gpu_memory is None and gpu is None else gpu_of(gpu_memory, gpu)
-    made = make(config, device, shape=shape, prompt_tokens=prompt_tokens)
+    device = devices.this_machine() if gpu_memory is None and gpu is None else devices.gpu(gpu_memory, gpu)
+    made = planner.plan(config, device, shape=shape, prompt_tokens=prompt_tokens)
     title = f"{made.parameters / 1e9:,.2f} billion parameters on {device.name}"
     rows = []
     for stage in made.stages:
@@ -195,9 +193,9 @@ def plan(
             seconds = f"{phase.seconds:,.2g}" if phase.seconds < 10 else f"{phase.seconds:,.0f}"
             rows.append((stage.name, rate, name, size, shares, seconds))
     show_table(console, title, rows, ("stage", "learning rate", "phase", "GB", "most of it", "s/update"))
-    console.print(_times(run_seconds(config, made)), highlight=False)
+    console.print(_times(planner.run_seconds(config, made)), highlight=False)
     if device.gpu:
-        shares = f"{EFFICIENCY} of its products and {DECODING_EFFICIENCY} of its bandwidth"
+        shares = f"{devices.EFFICIENCY} of its products and {devices.DECODING_EFFICIENCY} of its bandwidth"
         console.print(f"A GPU's times are not measured: they assume {shares}, by its maker's data sheet.", highlight=False)
     if made.fits:
         console.print(f"It fits: {made.peak / 1e9:.1f} GB of {device.memory / 1e9:.0f}.")

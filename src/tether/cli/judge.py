@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -11,15 +11,14 @@ from rich.console import Console
 from tether.cli import options
 from tether.cli.progress import bars
 from tether.cli.tables import point_to, save, show_table
-
-if TYPE_CHECKING:
-    from tether.preferences.judge import ChatModel
+from tether.core.errors import ConfigError, DataError
+from tether.core.protocols import ChatModel
+from tether.core.types import Prompt, Sampling
 
 
 def _opened(model: str, cache: Path | None, reasoning_tokens: int = 0, **server: str | int | None) -> ChatModel:
     """A model in this process, or where `server` has an address, the one of that name there; its answers are remembered."""
     from tether.core.config import build
-    from tether.core.errors import ConfigError
     from tether.judges.server_config import JudgeServerConfig
     from tether.models.packaged import cache_folder
     from tether.run.judges import chat_model
@@ -98,13 +97,11 @@ def constitution(
 ) -> None:
     """Let a model criticise and rewrite its answers by principles (Constitutional AI); writes demonstrations."""
     from tether.cli.results import counted, show_usage
-    from tether.core.errors import DataError
-    from tether.core.types import Prompt, Sampling
     from tether.data.sources import read
     from tether.preferences.constitution import read_constitution, revise, sampled_pairs
     from tether.preferences.judge import PairJudge, Reasoning
     from tether.preferences.rows import write_rows
-    from tether.run.judging import reasons
+    from tether.run.judging import judged_pairs, reasons
 
     console, chosen = Console(), read_constitution(principles)
     questions, sampling = list(read(prompts, Prompt, limit=limit)), Sampling(max_new_tokens, temperature, top_p=top_p)
@@ -122,8 +119,7 @@ def constitution(
         pairs, failures = sampled_pairs(chat, questions, sampling, seed=seed)
         judge = PairJudge(Reasoning(chat, reasoning_tokens) if reasoning_tokens else chat, chosen.rubric)
         with bars(console) as announce:
-            compare = announce("compare")
-            judgments = judge.judge(pairs, told=lambda done: compare(done // 2, len(pairs), {}))
+            judgments = judged_pairs(judge, pairs, announce("compare"))
         labels = judge.label(pairs, judgments)
         follow = sum(bool(judgment.follows_place) for judgment in judgments)
         rows += [("comparisons", f"{len(labels):,} of {len(questions):,} prompts"), *counted("none", failures)]

@@ -14,10 +14,9 @@ def complete_recipe(incomplete: str) -> list[str]:
     """Packaged recipes, and the recipes and folders that begin with what is typed."""
     from tether.core.config import packaged_recipes
 
-    here = [f"{path}/" if path.is_dir() else str(path) for path in Path().glob(f"{incomplete}*")]
-    return [name for name in sorted(packaged_recipes()) if name.startswith(incomplete)] + [
-        name for name in here if name.endswith((".toml", "/"))
-    ]
+    packaged = [name for name in sorted(packaged_recipes()) if name.startswith(incomplete)]
+    folders = [f"{path}/" for path in Path().glob(f"{incomplete}*/")]
+    return [*packaged, *map(str, Path().glob(f"{incomplete}*.toml")), *folders]
 
 
 def complete_stage(incomplete: str) -> list[str]:

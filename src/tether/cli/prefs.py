@@ -13,6 +13,7 @@ from rich.markup import escape
 
 from tether.cli.options import Output
 from tether.cli.tables import save, show_table
+from tether.core.errors import ConfigError, DataError, MissingFileError
 
 if TYPE_CHECKING:
     from tether.preferences.store import Store
@@ -28,7 +29,6 @@ BARE = "Over http, invitations and sessions cross the network in the clear: put 
 
 def opened(where: str, *, new: bool = False) -> Store:
     """The store there; MissingFileError where there is none and it shall not be made."""
-    from tether.core.errors import MissingFileError
     from tether.preferences.store import Store
 
     if not new and "://" not in where and not Path(where).is_file():
@@ -64,7 +64,6 @@ def import_(
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 2 if any row had to be left out.")] = False,
 ) -> None:
     """Put comparisons with their judgments, or answers, into a store; makes the store where there is none."""
-    from tether.core.errors import ConfigError, DataError
     from tether.data.sources import Quarantine
     from tether.preferences.answers import import_answers, read_answers
     from tether.preferences.importing import format_of, import_cases, read_cases
@@ -146,7 +145,6 @@ def agree(
     """Measure how far people agree beyond chance, how good each is, and who clicks without reading."""
     from dataclasses import asdict
 
-    from tether.core.errors import DataError
     from tether.preferences.agreement import agreement_report
     from tether.preferences.exchange import gold_answers, votes
     from tether.preferences.quality import annotator_quality, suspicious
@@ -230,7 +228,6 @@ def rank(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="Write each prompt's answers, best first, here.")] = None,
 ) -> None:
     """Rank models, and the answers of each prompt, by all votes (Bradley-Terry)."""
-    from tether.core.errors import DataError
     from tether.core.rundir import write_jsonl
     from tether.preferences.rankings import ranked, standings
 
@@ -264,14 +261,11 @@ def _guidelines(
     version: Annotated[int | None, typer.Option(min=1, help="Show an earlier version.")] = None,
 ) -> None:
     """Show the guidelines, or put new ones in force; every judgment names its version."""
-    from tether.core.errors import ConfigError
-
     if file is not None and version is not None:
         raise ConfigError("--version shows a version, and a file makes a new one; give one of them")
     where = opened(store)
     if file is not None:
-        put_in_force(where, read_guidelines(file), None)
-        typer.echo(f"version {where.guidelines().version} is in force")
+        typer.echo(f"version {where.set_guidelines(read_guidelines(file), 'command line')} is in force")
         return
     row = where.guidelines(version)
     if version is not None and not row.version:
@@ -300,7 +294,7 @@ def serve(
     config = build(SiteConfig, {**given, "rest_every": rest_every, "seed": seed}, where="tether prefs serve")
     text = None if guidelines is None else read_guidelines(guidelines)
     where = opened(store)
-    put_in_force(where, text, criterion)
+    where.set_guidelines(text, "command line", criterion)
     socket, config = listen(config)
     if config.host not in LOOPBACK:
         typer.secho(f"{WIDE.format(where=config.origin)} {'' if config.secure else BARE}", fg="yellow", err=True)
@@ -314,16 +308,6 @@ def serve(
     where.close()
 
 
-def put_in_force(store: Store, text: str | None, criteria: list[str] | None) -> None:
-    """Put guidelines and criteria in force as a new version, unless they are already."""
-    from tether.preferences.store import checked_criteria
-
-    now = store.guidelines()
-    wanted = now.text if text is None else text.strip(), now.criteria if criteria is None else checked_criteria(criteria)
-    if wanted != (now.text, now.criteria):
-        store.set_guidelines(wanted[0], "command line", wanted[1])
-
-
 def first_admin(store: Store) -> str | None:
     """An invitation for an administrator where there is none yet."""
     people = store.annotators()
@@ -335,8 +319,6 @@ def first_admin(store: Store) -> str | None:
 
 
 def read_guidelines(path: Path) -> str:
-    from tether.core.errors import ConfigError, MissingFileError
-
     if not path.is_file():
         raise MissingFileError(f"there are no guidelines at {path}")
     try:

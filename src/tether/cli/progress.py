@@ -47,11 +47,11 @@ class Bar:
         self.doing("loading")
 
     def doing(self, what: str) -> None:
-        self.progress.update(self.task, note=f"[dim]{what} …[/]")
-        self.write()
+        self._show(note=f"[dim]{what} …[/]")
 
-    def write(self) -> None:
+    def _show(self, **fields: Any) -> None:
         progress, now = self.progress, self.progress.get_time()
+        progress.update(self.task, **fields)
         tasks = [task for task in progress.tasks if task.id == self.task and not task.finished]
         if tasks and not progress.console.is_terminal and now - self.written >= EVERY:
             progress.console.print(progress.make_tasks_table(tasks))
@@ -62,8 +62,7 @@ class Bar:
         if self.alarms:
             self.notes["alarms"] = f"[bold yellow]{self.alarms} alarm{'s' if self.alarms > 1 else ''}[/]"
         self.notes.update({key: text.format(metrics[key]) for key, text in SHOWN if metrics.get(key) is not None})
-        self.progress.update(self.task, completed=done, total=total, note="  ".join(self.notes.values()))
-        self.write()
+        self._show(completed=done, total=total, note="  ".join(self.notes.values()))
         if self.on_step is not None:
             self.on_step(self.phase, done, metrics)
 

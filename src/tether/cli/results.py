@@ -15,7 +15,6 @@ from tether.cli.tables import point_to, show_table
 from tether.core.stages import STAGES
 from tether.report.narrative import Conclusion, conclusion, loop_conclusion
 from tether.report.numbers import duration, gigabytes, listing
-from tether.report.page import write_report
 from tether.report.reading import read_journey, read_loop
 from tether.report.tiles import ARM_COLUMNS, ROUND_COLUMNS, arm_table, round_rows, tiles
 
@@ -27,7 +26,7 @@ FLAT = 100.0
 
 
 def show_run(console: Console, run: Path) -> None:
-    """The end of a whole recipe: the page's key numbers, tables and verdict, or those of its rounds, and where the page is."""
+    """The end of a whole recipe: the page's key numbers, tables and verdict, or those of its rounds."""
     if loop := read_loop(run):
         wide = console if console.is_terminal else Console(width=170)  # a file or a pipe has no edge
         show_table(wide, "rounds", round_rows(loop), ROUND_COLUMNS)
@@ -37,7 +36,6 @@ def show_run(console: Console, run: Path) -> None:
         show_table(console, "What happened", [(tile.name, f"{tile.value}  {tile.detail}") for tile in tiles(journey)])
         show_table(console, "policies", arm_table(journey.arms), ARM_COLUMNS)
         show_conclusion(console, conclusion(journey))
-    point_to(console, "The page", write_report(run))
 
 
 def show_next(console: Console, run: Path, done: Sequence[str], again: Sequence[str]) -> None:

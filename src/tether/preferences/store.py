@@ -216,9 +216,19 @@ class Store:
 
     # What they are asked to look for.
 
-    def set_guidelines(self, text: str, author: str = "", criteria: Sequence[str] | None = None) -> int:
-        """A new version of the guidelines, with what answers are rated by (None: as before); returns its number."""
-        criteria = list(self.guidelines().criteria if criteria is None else criteria)
+    def set_guidelines(self, text: str | None, author: str = "", criteria: Sequence[str] | None = None) -> int:
+        """Put guidelines, and what answers are rated by, in force (None: as before); returns the number of their version.
+
+        It is a new version, unless they are in force already.
+
+        Raises:
+            ConfigError: as `checked_criteria`.
+        """
+        now = self.guidelines()
+        text = now.text if text is None else text.strip()
+        criteria = now.criteria if criteria is None else checked_criteria(criteria)
+        if (text, criteria) == (now.text, now.criteria):
+            return now.version or 0
         with self.transaction() as session:
             row = GuidelineRow(text=text, criteria=criteria, author=author, at=self.clock())
             session.add(row)
@@ -247,7 +257,7 @@ class Store:
             return states(session, TaskRow.round == name, TaskRow.known.is_(None))
 
 
-def checked_criteria(names: list[str]) -> list[str]:
+def checked_criteria(names: Sequence[str]) -> list[str]:
     """The criteria without blanks around them and without empty ones.
 
     Raises:

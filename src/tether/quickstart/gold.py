@@ -54,8 +54,6 @@ class GoldJudge:
         usual: replies as they usually are; a first word that one in six of them shares is worth nothing.
     """
 
-    name = "gold"
-
     def __init__(
         self,
         embedder: Any,

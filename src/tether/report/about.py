@@ -24,8 +24,7 @@ def anchor(name: str) -> str:
 
 def method_name(stage: SubRun) -> str:
     """The name of a stage's method, in full."""
-    values = [(name, key, value) for name, (section, key, value) in METHODS.items() if section == stage.section]
-    variants = [name for name, key, value in values if stage.settings.get(key) == value]
+    variants = [name for name, (of, key, value) in METHODS.items() if of == stage.section and stage.settings.get(key) == value]
     names = (*variants, stage.section, stage.name, stage.name.partition("-")[0], stage.kind)
     return next((NAMES[name] for name in names if name in NAMES), stage.section or stage.name)
 

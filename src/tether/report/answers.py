@@ -11,19 +11,13 @@ SHOWN = 24
 SAYS = SENTENCES["answers"]
 
 
-AnswerGroup = tuple[str, Sequence[Row]]
-"""A title, and rows of `answers.jsonl` under it."""
-
-
-def answer_groups(rows: Sequence[Row], count: int = SHOWN) -> tuple[str, list[AnswerGroup]]:
-    """How the answers were chosen, in one sentence, and a third each of best, median and worst changes of gold."""
+def answer_groups(rows: Sequence[Row], count: int = SHOWN) -> tuple[str, list[tuple[str, Sequence[Row]]]]:
+    """How the answers were chosen, in one sentence; and by title a third each of best, median and worst changes of gold."""
     usable = [row for row in rows if "before" in row and "after" in row]
     changes = [(change, row) for row in usable if (change := gold_change(row)) is not None]
     ranked = [row for _, row in sorted(changes, key=lambda pair: -pair[0])]
     if not ranked:
-        stride = max(1, len(usable) // count)
-        text = SAYS["none-scored"].format(stride=stride, count=len(usable))
-        return text, [("Answers", usable[::stride][:count])] if usable else []
+        return "", []
     unscored, third = len(usable) - len(ranked), count // 3
     text = SAYS["all" if len(ranked) <= count else "thirds"].format(count=len(ranked), third=third)
     text += " " + SAYS["unscored"].format(count=unscored) if unscored else ""

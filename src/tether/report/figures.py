@@ -16,8 +16,6 @@ from tether.report.reading import KL_KEYS, LoopRun, Row, SubRun, estimate, finit
 
 SPARSE = 30
 """Points below which a line has marks."""
-UNITS = SENTENCES["units"]
-"""Of a section's loss."""
 PHASES = {
     "rollout": ("waits for samples", MUTED),
     "reward": ("scores", ORANGE),

@@ -326,8 +326,6 @@ def loop_conclusion(loop: LoopRun) -> Conclusion:
     """What the last round's policy gained by gold, and the rounds that lost."""
     last, count, says = loop.rounds[-1], len(loop.rounds), SENTENCES["loop"]
     title = f"{count} round{'s' if count > 1 else ''}, {last['labels_so_far']} labels"
-    if "gold_after" not in last:
-        return Conclusion("open", title, [says["no-gold"]], [])
     gain, control = estimate(last["gold_gain"]), control_of(last)
     outcomes = {1: ("open", "Better, at one temperature"), 0: ("open", "No clear change in gold"), -1: ("bad", "Worse by gold")}
     tone, words = DECODED[control["verdict"]] if control else outcomes[side(gain, 0) if gain else 0]

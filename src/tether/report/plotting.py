@@ -167,9 +167,7 @@ def label(value: Any, longest: int = 32) -> str:
     return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
-def axis(
-    title: str, values: Sequence[Value], *, zero: bool = False, percent: bool = False, snug: bool = False, count: int = 5
-) -> Axis:
+def axis(title: str, values: Sequence[Value], *, zero: bool = False, percent: bool = False, snug: bool = False) -> Axis:
     """An axis that holds these values, with ticks at round numbers; at whole ones where the values are.
 
     Args:
@@ -182,7 +180,7 @@ def axis(
     if high - low <= 1e-6 * max(abs(low), abs(high)):
         room = 0.5 if whole else abs(high) / 2 or 1.0
         low, high = low - room * (low != 0 or not zero), high + room
-    step = max(_step((high - low) / count), float(whole))
+    step = max(_step((high - low) / 5), float(whole))
     if not snug:
         low, high = step * math.floor(low / step + 1e-9), step * math.ceil(high / step - 1e-9)
     ticks = [step * i for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -116,7 +117,7 @@ class LoopRun:
 
     name: str
     rounds: Sequence[Row]
-    last: SubRun | None
+    last: SubRun
     notes: Sequence[str]
 
 
@@ -157,9 +158,7 @@ def read_loop(run: Path) -> LoopRun | None:
     rounds = listed(summary.get("rounds"))
     if not rounds or not all("labels_so_far" in mapping(one) for one in rounds):
         return None
-    policy = run / str(summary.get("policy", ""))
-    last = read_sub_run(policy.parent, notes) if policy.is_dir() else None
-    return LoopRun(run.resolve().name, rounds, last, notes)
+    return LoopRun(run.resolve().name, rounds, read_sub_run((run / summary["policy"]).parent, notes), notes)
 
 
 def turn(stage: SubRun) -> tuple[int, str]:
@@ -236,11 +235,8 @@ def listed(value: Any) -> list[Any]:
 
 def finite(value: Any) -> float | None:
     """`value` if it is a finite number, else None."""
-    try:
-        usable = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-        return float(value) if usable else None
-    except OverflowError:
-        return None
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return float(value) if usable else None
 
 
 def estimate(value: Any) -> Estimate | None:

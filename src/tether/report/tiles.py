@@ -60,7 +60,7 @@ def tiles(journey: Journey) -> list[Tile]:
 def reward_facts(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> list[Tile]:
     """The reward model's numbers that need no figure."""
     length = mapping(reward.get("length_correlation"))
-    rows = (
+    return _tiles((
         ("held-out accuracy", reward.get("heldout_accuracy"), percent, "of pairs it never saw"),
         ("accuracy against gold", reward.get("gold_accuracy"), percent, "of pairs labelled by gold"),
         ("… where neither reads better", reward.get("gold_accuracy_equally_fluent"), percent, "of pairs that are equally fluent"),
@@ -78,8 +78,7 @@ def reward_facts(reward: Mapping[str, Any], pairs: Mapping[str, Any]) -> list[Ti
         ("annotator and gold", pairs.get("annotator_gold_agreement"), percent, "share that agrees"),
         ("majority and gold", pairs.get("majority_gold_agreement"), percent, "share that agrees"),
         ("dropped", pairs.get("dropped_no_majority"), thousands, "pairs without a majority"),
-    )
-    return _tiles(rows)
+    ))  # fmt: skip
 
 
 ARM_COLUMNS = ("policy", "proxy gain", "gold gain", "gold win rate", "KL, nats")
@@ -117,13 +116,13 @@ def round_rows(loop: LoopRun) -> list[tuple[str, ...]]:
     return [
         (
             str(place),
-            f"{one['labels']} of {one['asked']} pairs" if "asked" in one else str(one["labels"]),
+            f"{one['labels']} of {one['asked']} pairs",
             str(one["labels_so_far"]),
             *(bracketed(mapping(one.get("reward")).get(key), percent) for key in ("heldout_accuracy", "gold_accuracy")),
-            decimal(one["gold_after"]) if "gold_after" in one else "",
+            decimal(one["gold_after"]),
             *(bracketed(one.get(key), signed) for key in ("gold_gain_of_round", "gold_per_100_labels")),
-            decimal(one["kl"]["value"]) if "gold_after" in one else "",
-            str(one.get("alarms", "")),
+            decimal(one["kl"]["value"]),
+            str(one["alarms"]),
         )
         for place, one in enumerate(loop.rounds, 1)
     ]

@@ -13,7 +13,7 @@ from tether.preferences.server import markdown
 from tether.preferences.server.figures import Overview, waiting
 from tether.preferences.server.guard import Form, check_token
 from tether.preferences.server.site import SESSION, VISIT, Anybody, Posted, Visit, go, seen_by, sent
-from tether.preferences.store import DAY, StoreError, checked_criteria
+from tether.preferences.store import DAY, StoreError
 from tether.preferences.tables import GuidelineRow, Role
 from tether.preferences.votes import MAX_COMMENT, Opinion, answer_on
 from tether.preferences.work import Assigned
@@ -252,6 +252,5 @@ def write(visit: Admin, form: Sent) -> Response:
     text = form["text"].strip()
     if len(text) > MAX_GUIDELINES:
         raise StoreError(f"guidelines have at most {MAX_GUIDELINES} characters; these have {len(text)}. Nobody reads as many")
-    criteria = checked_criteria(form["criteria"].split("\n"))
-    visit.site.store.set_guidelines(text, visit.person.name, criteria)
+    visit.site.store.set_guidelines(text, visit.person.name, form["criteria"].split("\n"))
     return go("/admin?done=guidelines")
