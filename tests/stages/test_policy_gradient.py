@@ -447,11 +447,11 @@ def test_the_average_is_that_of_every_factor_and_close_to_that_of_the_products(d
     seen = []
     for number in range(30):
         turning(stage, number)
-        stage.average.update()
+        stage.learner.follow()
         seen.append([master.detach().double().clone() for master in stage.learner.masters])
     shares = [decay**29, *((1 - decay) * decay ** (29 - number) for number in range(1, 30))]
     means = [sum(share * one for share, one in zip(shares, each, strict=True)) for each in zip(*seen, strict=True)]
-    stage.average.apply()
+    stage.learner.put(stage.learner.averages)
     for parameter, mean in zip(stage.learner.parameters, means, strict=True):
         torch.testing.assert_close(parameter.detach().double(), mean, rtol=1e-4, atol=1e-5)
     for a, b in layers:
@@ -465,14 +465,12 @@ def test_an_average_goes_on_from_a_checkpoint_as_if_nothing_had_been():
     for number in range(12):
         for stage in (whole, cut) if number < 6 else (whole, again):
             turning(stage, number)
-            stage.average.update()
+            stage.learner.follow()
         if number == 5:
-            again.average.load(cut.average.tensors)
-            for mine, theirs in zip(again.learner.masters, cut.learner.masters, strict=True):
-                mine.data.copy_(theirs.detach())
-    assert all(torch.equal(a, b) for a, b in zip(whole.average.tensors, again.average.tensors, strict=True))
+            again.learner.load_state(*cut.learner.state())
+    assert all(torch.equal(a, b) for a, b in zip(whole.learner.averages, again.learner.averages, strict=True))
     parameters = whole.learner.parameters
-    assert [t.shape for t in whole.average.tensors] == [p.shape for p in parameters]  # what export reads
+    assert [t.shape for t in whole.learner.averages] == [p.shape for p in parameters]  # what export reads
 
 
 BASES = {

@@ -66,8 +66,7 @@ def kl_policy_reference_k3(logprobs: Values, reference_logprobs: Values) -> Valu
     Trap: as a plain loss it descends the *other* divergence: E ∇k3 = ∇ KL(reference || policy). It has the right gradient
     only when multiplied by the differentiable ratio π/π_old.
     """
-    log_ratio = -kl_policy_reference_k1(logprobs, reference_logprobs)
-    log_ratio = log_ratio.clamp(max=MAX_LOG_RATIO)
+    log_ratio = (-kl_policy_reference_k1(logprobs, reference_logprobs)).clamp(max=MAX_LOG_RATIO)
     # expm1 keeps the digits where the two policies nearly agree, and there a difference of logs is all there is.
     return torch.expm1(log_ratio) - log_ratio
 

@@ -16,14 +16,14 @@ Denominator = int | float | Num[Tensor, ""]
 """What a summed loss is divided by: a count over the whole optimizer step, chosen by the caller."""
 
 
-def check_same_shape(**tensors: Tensor) -> None:
-    """Raise ``ValueError`` naming the shapes unless all tensors have one shape.
+def check_same_shape(**tensors: Tensor | float | None) -> None:
+    """Raise ``ValueError`` naming the shapes unless all tensors have one shape; what is no tensor has none to compare.
 
     No broadcasting is allowed: a (batch, 1) tensor against a (batch, time) mask is a bug that still yields a number.
     """
-    if len({tensor.shape for tensor in tensors.values()}) > 1:
-        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in tensors.items())
-        raise ValueError(f"expected equal shapes, got {shapes}")
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    if len(set(shapes.values())) > 1:
+        raise ValueError(f"expected equal shapes, got {', '.join(f'{name} {shape}' for name, shape in shapes.items())}")
 
 
 def masked_sum(values: Values, mask: Mask, dim: int | None = None) -> Float[Tensor, "..."]:

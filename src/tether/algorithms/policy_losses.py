@@ -79,16 +79,13 @@ def ppo_clip_loss(
         raise ValueError(f"dual_clip must be above 1, got {dual_clip}")
     advantages = _weighted(advantages, mask, weights)
     log_ratio = _log_ratio(logprobs, old_logprobs, mask)
-    token_kl = torch.expm1(log_ratio.detach()) - log_ratio.detach()
-    if sequence_ratio:
-        log_ratio = torch.where(mask, masked_mean(log_ratio, mask, -1)[..., None], 0)
-    ratio = log_ratio.exp()
+    ratio = (torch.where(mask, masked_mean(log_ratio, mask, -1)[..., None], 0) if sequence_ratio else log_ratio).exp()
     unclipped = -advantages * ratio
     clipped = -advantages * ratio.clamp(1.0 - clip_range, 1.0 + clip_range_high)
     losses = torch.maximum(unclipped, clipped)
     if dual_clip is not None:
         losses = torch.where(advantages < 0, torch.minimum(losses, -advantages * dual_clip), losses)
-    return losses.sum() / denominator, _diagnosed(ratio, token_kl, losses != unclipped, mask, denominator)
+    return losses.sum() / denominator, _diagnosed(ratio, log_ratio, losses != unclipped, mask, denominator)
 
 
 def cispo_loss(
@@ -113,10 +110,10 @@ def cispo_loss(
     if not clip_range_high > 0:
         raise ValueError(f"clip_range_high must be positive, got {clip_range_high}")
     log_ratio = _log_ratio(logprobs.detach(), old_logprobs, mask)
-    ratio, token_kl = log_ratio.exp(), torch.expm1(log_ratio) - log_ratio
+    ratio = log_ratio.exp()
     kept = ratio.clamp(max=1.0 + clip_range_high)
     terms = -_weighted(advantages, mask, weights) * kept * torch.where(mask, logprobs, 0)
-    return terms.sum() / denominator, _diagnosed(ratio, token_kl, ratio > kept, mask, denominator)
+    return terms.sum() / denominator, _diagnosed(ratio, log_ratio, ratio > kept, mask, denominator)
 
 
 @torch.no_grad()
@@ -178,10 +175,8 @@ def entropy_bonus(entropy: Values, mask: Mask, *, denominator: Denominator) -> S
 
 
 def _weighted(advantages: Tensor, mask: Tensor, weights: Tensor | None) -> Tensor:
-    if weights is None:
-        return torch.where(mask, advantages.detach(), 0)
     check_same_shape(advantages=advantages, weights=weights)
-    return torch.where(mask, advantages.detach() * weights.detach(), 0)
+    return torch.where(mask, (advantages if weights is None else advantages * weights).detach(), 0)
 
 
 def _log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
@@ -190,10 +185,10 @@ def _log_ratio(logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _diagnosed(ratio: Tensor, token_kl: Tensor, clipped: Tensor, mask: Tensor, denominator: Denominator) -> PolicyDiagnostics:
+def _diagnosed(ratio: Tensor, log_ratio: Tensor, clipped: Tensor, mask: Tensor, denominator: Denominator) -> PolicyDiagnostics:
     return PolicyDiagnostics(
         clip_fraction=(clipped & mask).to(ratio.dtype).sum() / denominator,
-        approximate_kl=token_kl.sum() / denominator,
+        approximate_kl=(torch.expm1(log_ratio) - log_ratio).sum() / denominator,
         ratio_max=ratio.masked_fill(~mask, -torch.inf).amax(),
         ratio_min=ratio.masked_fill(~mask, torch.inf).amin(),
     )

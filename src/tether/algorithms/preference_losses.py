@@ -36,14 +36,11 @@ def bradley_terry_loss(
     over a winner drawn with ``p``: exchanging the answers and replacing p by 1 − p changes nothing, and p = ½ is least at d = 0.
     With a margin the scores separate beyond the labels, so that σ(d) is no longer a calibrated probability.
     """
-    check_same_shape(chosen_scores=chosen_scores, rejected_scores=rejected_scores)
-    if isinstance(margin, Tensor):
-        check_same_shape(chosen_scores=chosen_scores, margin=margin)
+    check_same_shape(chosen_scores=chosen_scores, rejected_scores=rejected_scores, margin=margin, probability=probability)
     difference = chosen_scores - rejected_scores
     shift = 0.0 if margin is None else margin
     losses = -logsigmoid(difference - shift)
     if probability is not None:
-        check_same_shape(chosen_scores=chosen_scores, probability=probability)
         losses = probability * losses - (1.0 - probability) * logsigmoid(-difference - shift)
     return losses.sum() / denominator
 
@@ -72,8 +69,7 @@ def length_disentangling_loss(quality: PerResponse, of_length: PerResponse, leng
     Trap: a correlation is of a whole update, not a sum over micro-batches; and of a few responses it is mostly chance, so take
     many to an update. Scores or lengths that are all the same have the correlation 0.
     """
-    check_same_shape(quality=quality, of_length=of_length)
-    check_same_shape(quality=quality, lengths=lengths)
+    check_same_shape(quality=quality, of_length=of_length, lengths=lengths)
 
     def pearson(scores: Tensor) -> Tensor:
         a, b = scores - scores.mean(), lengths.to(scores) - lengths.to(scores).mean()
@@ -240,10 +236,8 @@ def log1mexp(x: Values) -> Values:
 
 
 def _total(losses: Tensor, weights: Tensor | None, denominator: Denominator) -> Tensor:
-    if weights is None:
-        return losses.sum() / denominator
     check_same_shape(losses=losses, weights=weights)
-    return (losses * weights).sum() / denominator
+    return (losses if weights is None else losses * weights).sum() / denominator
 
 
 def _log_ratio_difference(chosen: Tensor, rejected: Tensor, beta: float, label_smoothing: float) -> Tensor:

@@ -33,17 +33,13 @@ class TokenBatch:
     places: Tensor
     num_steps: int
 
-    @property
-    def num_sequences(self) -> int:
-        return self.last.shape[0]
-
     def to(self, device: torch.device | str) -> TokenBatch:
         moved = {k: v.to(device) for k, v in self.__dict__.items() if isinstance(v, Tensor)}
         return replace(self, **moved)
 
     def scatter(self, values: Tensor) -> Tensor:
         """(N,) values of counted tokens -> (S, R), zeros elsewhere; differentiable."""
-        matrix = values.new_zeros(self.num_sequences, self.num_steps)
+        matrix = values.new_zeros(len(self.last), self.num_steps)
         return matrix.index_put((self.sequence, self.step), values)
 
     @property

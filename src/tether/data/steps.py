@@ -178,7 +178,7 @@ def step_states(batch: TokenBatch, ends: Sequence[Sequence[int]]) -> Tensor:
     The state at a counted token is the one that predicts the next; the last of a sequence predicts nothing and has its own index.
     """
     states = torch.cat([batch.scatter(batch.predict)[:, 1:], batch.last[:, None]], 1)
-    rows = torch.arange(batch.num_sequences, device=states.device)
+    rows = torch.arange(len(batch.last), device=states.device)
     states[rows, batch.mask.sum(-1) - 1] = batch.last
     wanted = [(row, place) for row, places in enumerate(ends) for place in places]
     return states[tuple(torch.tensor(wanted, dtype=torch.long, device=states.device).view(-1, 2).T)]

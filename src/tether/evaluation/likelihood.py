@@ -53,13 +53,12 @@ def kl_to_reference(
     Args:
         temperature: that the answers were sampled at; both models are read at it.
     """
-    sums = [0.0] * len(rollouts)
+    sums = torch.zeros(len(rollouts), dtype=torch.float64)
     sequences = [encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts]
     limit = min(role.document_tokens(micro_batch_tokens) for role in (policy, reference))
     for cut in cut_batches(sequences, micro_batch_tokens, document_tokens=limit):
         batch = make_batch([sequences[i] for i in cut], encoder.pad_id, document_tokens=limit).to(policy.device)
         common = policy.common(batch) if reference.model is policy.model else None
         ours, theirs = (batch.scatter(role.logprobs(batch, temperature, common)[0]) for role in (policy, reference))
-        for index, value in zip(cut, kl_policy_reference_k1(ours, theirs).sum(-1).tolist(), strict=True):
-            sums[index] = value
-    return sums
+        sums[cut] = kl_policy_reference_k1(ours, theirs).sum(-1).double().cpu()
+    return sums.tolist()

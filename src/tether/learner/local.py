@@ -45,20 +45,27 @@ def schedule_factor(config: OptimizerConfig, update: int, total: int) -> float:
 
 
 class LocalLearner:
-    """Turns losses into steps of a list of parameters: float32 masters, accumulation, clipping, schedule.
+    """Turns losses into steps of a list of parameters: float32 masters, accumulation, clipping, schedule, averaging.
 
     Args:
         parameters: the trainable tensors; groups are formed by dimension (vectors get no weight decay).
         total_updates: length of the schedule.
+        ema_decay: of an exponential moving average of the masters, to end with instead of the last weights (cf. Polyak and
+            Juditsky 1992, https://doi.org/10.1137/0330046). Trap: of an adapter both factors are averaged, and their product is
+            the average of the products only as far as the factors change little within the average's span.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], config: OptimizerConfig, total_updates: int) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], config: OptimizerConfig, total_updates: int, ema_decay: float | None = None
+    ) -> None:
         if not parameters:
             raise ValueError("nothing to train")
         if config.learning_rate is None:
             raise ValueError("the optimizer needs a learning rate: set one, or take a stage's (config.optimizer_for)")
         self.config, self.rate = config, config.learning_rate
-        self.total_updates = total_updates
+        self.total_updates, self.ema_decay = total_updates, ema_decay
+        self.averages: list[Tensor] = []
+        """The averaged weights, one for each master; none before the first update, or without a decay."""
         self.updates = self.skipped = 0
         self.fault = ""
         """Why the last update that was left out was; `_poisoned` while the one in hand will be."""
@@ -67,6 +74,7 @@ class LocalLearner:
         self.masters = [_master(p) for p in self.parameters]
         self._rounded = [(p, m) for p, m in zip(self.parameters, self.masters, strict=True) if m is not p]
         self._cut = [m for p, m in self._rounded if is_cut(p)]
+        self._whole = [m for p, m in zip(self.parameters, self.masters, strict=True) if not is_cut(p)]
         for parameter in self.parameters:
             parameter.requires_grad_(True)
         for parameter, master in self._rounded:
@@ -101,28 +109,40 @@ class LocalLearner:
         if not self._poisoned and not torch.isfinite(norm):
             self.fault, self._poisoned = f"the gradient of update {self.updates} is not finite", True
         if self._poisoned:
-            return self._skip(rate)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.optimizer.step()
+            metrics = self._skip(rate)
+        else:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+            self._round()
+            metrics = {"grad_norm": float(norm), "learning_rate": rate}
         self.optimizer.zero_grad(set_to_none=True)
-        self._round()
         self.updates += 1
-        return {"grad_norm": float(norm), "learning_rate": rate}
+        self.follow()
+        return metrics
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Move the averages towards the masters, as every step does."""
+        if self.ema_decay is not None:
+            self.averages = self.averages or [master.clone() for master in self.masters]
+            for average, master in zip(self.averages, self.masters, strict=True):
+                average.lerp_(master, 1 - self.ema_decay)
 
     def _clip(self) -> Tensor:
         """Shorten the gradient of all weights together, those too of which other ranks hold parts; its norm before."""
         if not self._cut:
             return torch.nn.utils.clip_grad_norm_(self.masters, self.config.max_grad_norm)
-        parts = {id(master) for master in self._cut}
-        squares = torch.zeros(2, device=self.masters[0].device)
-        for master in self.masters:
-            if master.grad is not None:
-                squares[int(id(master) in parts)] += master.grad.square().sum()
-        here().sum_([mine := squares[1:].clone()])
-        norm = (squares[0] + mine[0]).sqrt()
+        whole, parts = (self._squares(masters) for masters in (self._whole, self._cut))
+        here().sum_([parts])
+        norm = (whole + parts).sqrt()
         torch.nn.utils.clip_grads_with_norm_(self.masters, self.config.max_grad_norm, norm)
         return norm
+
+    def _squares(self, masters: Sequence[nn.Parameter]) -> Tensor:
+        """The sum of their gradients' squares."""
+        none = torch.zeros((), device=self.masters[0].device)
+        return sum((master.grad.square().sum() for master in masters if master.grad is not None), none)
 
     def _sum_over_ranks(self) -> None:
         """The gradients of all ranks together; of a rank whose loss was not finite all leave the update out.
@@ -131,15 +151,13 @@ class LocalLearner:
         """
         if here().size == 1:
             return
-        parts = {id(master) for master in self._cut}
-        masters = [master for master in self.masters if id(master) not in parts]
-        gradients = [torch.zeros_like(m) if m.grad is None else m.grad for m in masters]
-        marks = torch.tensor([self._poisoned, *(m.grad is not None for m in masters)], device=self.masters[0].device).float()
+        gradients = [torch.zeros_like(m) if m.grad is None else m.grad for m in self._whole]
+        marks = torch.tensor([self._poisoned, *(m.grad is not None for m in self._whole)], device=self.masters[0].device).float()
         here().sum_([*gradients, marks])
         poisoned, *present = marks.tolist()
         if poisoned and not self._poisoned:
             self.fault, self._poisoned = f"the loss of update {self.updates} is not finite", True
-        for master, gradient, somewhere in zip(masters, gradients, present, strict=True):
+        for master, gradient, somewhere in zip(self._whole, gradients, present, strict=True):
             master.grad = gradient if somewhere else None
 
     @torch.no_grad()
@@ -148,8 +166,7 @@ class LocalLearner:
             local(parameter).copy_(master)
 
     def _skip(self, rate: float) -> Mapping[str, float]:
-        self.optimizer.zero_grad(set_to_none=True)
-        self.updates, self.skipped, self._poisoned = self.updates + 1, self.skipped + 1, False
+        self.skipped, self._poisoned = self.skipped + 1, False
         if self.skipped > self.config.max_skipped:
             before = f"; {self.skipped - 1} before it had to be left out too" if self.skipped > 1 else ""
             raise TrainingError(f"{self.fault}{before}. Lower optimizer.learning_rate, or look for broken rows.")
@@ -158,6 +175,7 @@ class LocalLearner:
     def state(self) -> tuple[dict[str, Tensor], dict[str, int]]:
         """Everything that the next step depends on: tensors, some of them cut over the ranks, and plain values."""
         tensors = {f"master.{i}": self.distributed(i, m.detach()) for i, m in enumerate(self.masters)}
+        tensors |= {f"ema.{i}": self.distributed(i, average) for i, average in enumerate(self.averages)}
         for index, master in enumerate(self.masters):
             for key, value in self.optimizer.state.get(master, {}).items():
                 if key not in CONSTANT:
@@ -178,10 +196,13 @@ class LocalLearner:
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Continue exactly where `state` was taken."""
-        self.updates, self.skipped = values["updates"], values["skipped"]
+        self.updates, self.skipped, self.averages = values["updates"], values["skipped"], []
         for index, master in enumerate(self.masters):
             master.copy_(cut(tensors[f"master.{index}"], self.parameters[index]))
             self.optimizer.state.pop(master, None)
+            if f"ema.{index}" in tensors:
+                average = tensors[f"ema.{index}"].to(master.device, copy=True)
+                self.averages.append(cut(average, self.parameters[index]))
             if f"step.{index}" in tensors:
                 self.optimizer.state[master] = self._moments(tensors, index)
         self._round()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -85,7 +86,7 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
         )
     template = Path(config.chat_template).read_text(encoding="utf-8") if config.chat_template else None
     _check_template(source, tokenizer, template)
-    digest = weights_digest(model)  # of the weights as they are stored, whatever they are held in
+    digest = weights_digest(model.state_dict())  # of the weights as they are stored, whatever they are held in
     if config.quantize:
         quantize(model, device)
     return LoadedModel(config, model, tokenizer, stop_ids, template, config.system_prompt, source, digest)
@@ -234,10 +235,10 @@ def _targets(model: Any, lora: LoraConfig) -> list[str]:
     return wanted
 
 
-def weights_digest(model: Any) -> str:
-    """A short digest of a model's weights: shapes, and a hash of a few values of every tensor."""
+def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
+    """A short digest of a model's weights by name: shapes, and a hash of a few values of every tensor."""
     hasher = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
+    for name, tensor in sorted(weights.items()):
         flat = tensor.detach().flatten()
         picked = flat[:: max(1, flat.numel() // 512)].float().cpu()
         hasher.update(json.dumps([name, list(tensor.shape)]).encode())

@@ -27,10 +27,6 @@ class Drift(NamedTuple):
     sure: bool
     """Three standard errors from 0, against time or its logarithm, in which what moves at first and then rests shows."""
 
-    @property
-    def highest(self) -> float:
-        return self.change + 2 * self.error
-
     def __str__(self) -> str:
         return f"{self.change:+.2g} ± {self.error:.2g}"
 
@@ -55,7 +51,8 @@ def still(course: Mapping[str, Sequence[float]], spread: float) -> tuple[bool | 
     evidence = ", ".join(f"{name} {trend}" for name, trend in drifts.items())
     if any(trend.sure for trend in drifts.values()):
         return False, evidence
-    noisy = "reward/proxy" in drifts and drifts["reward/proxy"].highest > 0.5 * spread
+    proxy = drifts.get("reward/proxy")
+    noisy = proxy is not None and proxy.change + 2 * proxy.error > 0.5 * spread
     return (None if noisy or not drifts else True), evidence
 
 

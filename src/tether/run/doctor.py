@@ -252,7 +252,7 @@ def _loss(stage: PolicyGradient, probe: Probe, drift: float) -> float:
     experience.logprobs, experience.reference_logprobs = probe.logprobs.clone(), probe.logprobs - drift
     experience.weights = stage.weights(experience)
     try:
-        return stage.accumulate(experience, 0, max(1, experience.token_counts()[0]))["loss"]
+        return stage.accumulate(experience, 0, max(1, int(experience.part("mask", 0).sum())))["loss"]
     finally:
         stage.learner.optimizer.zero_grad(set_to_none=True)
 

@@ -94,7 +94,7 @@ def chat_model(model: str | JudgeServerConfig, cache: str | Path | None = None, 
         if not Path(model).expanduser().exists():
             build(ModelConfig, {"source": model}, where="model")
         role, loaded = load_policy(model)
-        weights = loaded.digest if role.adapter is None else weights_digest(role.model)
+        weights = loaded.digest if role.adapter is None else weights_digest(role.model.state_dict())
         name = f"{loaded.source}@{digest([weights, role.adapter, encoder_of(loaded).describe()])[:12]}"
         chat = LocalChat(name, local_engine(role, loaded, max_rows=ENGINE_ROWS))
     chat = chat if cache is None else CachedModel(chat, cache)

@@ -113,7 +113,7 @@ def train(section: SamplingSection, context: Context, rows: Sequence[Any] | None
         ended = lambda: guard.halted or (evaluation is not None and evaluation.fallen(stage.config.steps))  # noqa: E731
         summary = online_loop.train(stage, prompts, run, on_step=on_step, monitor=guard, ended=ended, progress=progress)
         if evaluation is not None:
-            if summary["steps"] not in run.held_out() or stage.average.tensors:  # stopped early, or not those weights
+            if summary["steps"] not in run.held_out() or stage.learner.averages:  # stopped early, or not those weights
                 stage.engine.update_weights(summary["steps"] + 1)
                 evaluation.measure(summary["steps"])
             if evaluation.learner is not None:

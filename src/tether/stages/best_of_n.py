@@ -22,7 +22,6 @@ from tether.core.protocols import Engine, RewardSource
 from tether.core.types import Json, Prompt, Rollout, Score
 from tether.data.batches import TokenBatch, batches_for
 from tether.data.chat import ChatEncoder, Encoded
-from tether.learner.average import WeightAverage
 from tether.learner.config import OptimizerConfig, Rates
 from tether.learner.local import LocalLearner
 from tether.learner.loop import epoch_order, split_evenly
@@ -90,8 +89,7 @@ class BestOfN:
             raise ValueError("report_kl needs a reference role")
         self.reference = self.reference if config.report_kl else None
         updates = config.steps * config.epochs * config.minibatches
-        self.learner = LocalLearner(policy.parameters(), config.optimizer_for(policy.adapter), updates)
-        self.average = WeightAverage(self.learner, config.ema_decay)
+        self.learner = LocalLearner(policy.parameters(), config.optimizer_for(policy.adapter), updates, config.ema_decay)
         for role in filter(None, (policy, self.reference)):
             role.train_mode(False)
 
@@ -151,7 +149,6 @@ class BestOfN:
             for cut in split_evenly(order, self.config.minibatches):
                 losses.append(self._accumulate([sequences[i] for i in cut]))
                 metrics = self.learner.step()
-                self.average.update()
         updates = {"policy/updates": len(losses), "policy/updates_planned": self.config.epochs * self.config.minibatches}
         return {"policy/loss": statistics.fmean(losses), **metrics, **updates}
 

@@ -18,6 +18,7 @@ from typing import ClassVar
 
 import torch
 from pydantic import Field
+from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from tether.algorithms.preference_losses import kto_loss
@@ -161,10 +162,9 @@ def rewards_by_class(rewards: Sequence[float], desirable: Sequence[bool]) -> dic
 
 def separation(above: Sequence[float], below: Sequence[float]) -> float:
     """The chance that a number of the first list is the larger one, ties half: the area under the ROC curve; NaN without both."""
-    ordered = torch.tensor(sorted(below), dtype=torch.float64)
-    values = torch.tensor(above, dtype=torch.float64)
-    smaller, not_larger = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
-    return float((smaller + not_larger).double().mean() / (2 * len(below))) if len(above) and len(below) else math.nan
+    if not (above and below):
+        return math.nan
+    return float(mannwhitneyu(above, below, method="asymptotic").statistic) / len(above) / len(below)
 
 
 def _without_lone_prompts(plan: list[list[int]]) -> list[list[int]]:

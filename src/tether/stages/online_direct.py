@@ -19,7 +19,6 @@ from tether.core.protocols import Engine, RewardSource
 from tether.core.types import Json, Prompt, Rollout, Score
 from tether.data.chat import ChatEncoder
 from tether.data.prepare import Ranking
-from tether.learner.average import WeightAverage
 from tether.learner.config import Rates
 from tether.learner.local import LocalLearner
 from tether.models.trunk import Role
@@ -97,8 +96,7 @@ class OnlineDirect:
         likelihoods = Likelihoods(policy, self.reference, self.encoder, config.micro_batch_tokens, config.temperature)
         likelihoods.without_dropout()
         self.pairs = PairLoss(config, likelihoods)
-        self.learner = LocalLearner(policy.parameters(), config.optimizer_for(policy.adapter), config.steps)
-        self.average = WeightAverage(self.learner, config.ema_decay)
+        self.learner = LocalLearner(policy.parameters(), config.optimizer_for(policy.adapter), config.steps, config.ema_decay)
 
     def step(self, prompts: Sequence[Prompt], number: int) -> Step:
         """Sample, score, take the best and the worst of each prompt, and one update on these pairs."""
@@ -126,5 +124,4 @@ class OnlineDirect:
         metrics = {"loss": loss, **(update.metrics(rewards) if rankings else {}), **self.learner.step()}
         if rewards and self.config.needs_reference and not self.config.average:
             metrics["kl/policy_reference_k1"] = statistics.fmean(torch.cat(rewards).tolist()) / self.config.strength
-        self.average.update()
         return metrics

@@ -12,8 +12,7 @@ from tether.core.rundir import RunDirectory
 from tether.core.stopping import Stopping
 from tether.core.types import Json, Prompt
 from tether.core.watchdog import Watchdog
-from tether.learner.average import WeightAverage
-from tether.learner.checkpoint import Checkpoints, numbered, unnumbered
+from tether.learner.checkpoint import Checkpoints
 from tether.learner.local import LocalLearner
 from tether.learner.loop import endless, replayable
 from tether.learner.ranks import here
@@ -31,7 +30,6 @@ class SamplingStage(Protocol):
     def config(self) -> SampledConfig: ...
 
     learner: LocalLearner
-    average: WeightAverage
     engine: Engine
     reward: RewardSource
     stopped: bool
@@ -113,7 +111,7 @@ def train(
                 _save(stage, run, checkpoints, done, monitor)
             if progress:
                 progress(done, config.steps, metrics)
-    stage.average.apply()
+    stage.learner.put(stage.learner.averages)
     history = run.metrics()
     return {**_summary(history), **stage.summary(history), "seconds": run.seconds(start)}
 
@@ -145,7 +143,7 @@ def _save(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, num
     own = stage.state() if isinstance(stage, Stateful) else {}
     states = {name: part.state() for name, part in _parts(stage, monitor).items()}
     run.flush()
-    checkpoints.save(number, {**tensors, **numbered("ema", stage.average.tensors or ())}, {**values, **own, **states})
+    checkpoints.save(number, tensors, {**values, **own, **states})
 
 
 def _resume(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, monitor: Monitor | None) -> int:
@@ -156,7 +154,6 @@ def _resume(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, m
         return 0
     tensors, values = checkpoint
     stage.learner.load_state(tensors, values)
-    stage.average.load(unnumbered("ema", tensors))
     if isinstance(stage, Stateful):
         stage.load_state(values)
     for name, part in _parts(stage, monitor).items():

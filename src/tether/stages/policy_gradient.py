@@ -26,7 +26,6 @@ from tether.core.protocols import Engine, RewardSource
 from tether.core.types import Json, Prompt, Rollout, Score
 from tether.data.batches import TokenBatch
 from tether.data.chat import ChatEncoder
-from tether.learner.average import WeightAverage
 from tether.learner.local import LocalLearner
 from tether.learner.loop import epoch_order
 from tether.learner.ranks import here
@@ -73,12 +72,9 @@ class PolicyGradient:
         """The old log-probabilities come from the update's own pass: nothing needs them before, and nothing moves between."""
         self.shares_pass = value is not None and value.model is policy.model and value.adapter == policy.adapter
         self.roles = [role for role in (policy, self.reference, value) if role is not None]
-        critic = [] if value is None else value.parameters()
-        if self.shares_pass and value is not None and value.head is not None:
-            critic = list(value.head.parameters())
+        learned = dict.fromkeys(policy.parameters() + ([] if value is None else value.parameters()))  # each once
         updates = config.steps * config.epochs * config.minibatches
-        self.learner = LocalLearner(policy.parameters() + critic, config.optimizer_for(policy.adapter), updates)
-        self.average = WeightAverage(self.learner, config.ema_decay)
+        self.learner = LocalLearner(list(learned), config.optimizer_for(policy.adapter), updates, config.ema_decay)
         for role in self.roles:
             role.train_mode(False)
 
@@ -216,9 +212,8 @@ class PolicyGradient:
         Raises:
             TrainingError: old and new log-probabilities disagree before any update.
         """
-        config, counts, totals = self.config, experience.token_counts(), defaultdict[str, float](float)
+        config, tokens, totals = self.config, experience.token_counts(), defaultdict[str, float](float)
         experience.weights = self.weights(experience)
-        tokens = [sum(counts[index] for index in minibatch) for minibatch in experience.minibatches]
         metrics, updates, epoch = {}, 0, 0
         ratio_max, ratio_min, first_deviation = 1.0, 1.0, 0.0
         for epoch in range(config.epochs):
@@ -227,7 +222,7 @@ class PolicyGradient:
                 if not tokens[part]:
                     continue
                 for stats in experience.each(part, partial(self.accumulate, experience, denominator=tokens[part])):
-                    high, low = stats.pop("ratio_max"), stats.pop("ratio_min")
+                    high, low = stats.pop("policy/ratio_max"), stats.pop("policy/ratio_min")
                     ratio_max, ratio_min = max(ratio_max, high), min(ratio_min, low)
                     if updates == 0:
                         first_deviation = max(first_deviation, high - 1, 1 - low)
@@ -235,7 +230,6 @@ class PolicyGradient:
                     for key, value in stats.items():
                         totals[key] += value
                 metrics = self.learner.step()
-                self.average.update()
                 updates += 1
             if config.target_kl is not None and epoch_kl > config.target_kl:
                 break
@@ -283,13 +277,8 @@ class PolicyGradient:
         if config.entropy_coefficient:
             loss = loss - config.entropy_coefficient * losses.entropy_bonus(entropy, mask, denominator=denominator)
         self.learner.backward(loss)
-        return stats | {
-            "loss": float(loss.detach()),
-            "policy/clip_fraction": float(diagnostics.clip_fraction),
-            "policy/approximate_kl": float(diagnostics.approximate_kl),
-            "ratio_max": float(diagnostics.ratio_max),
-            "ratio_min": float(diagnostics.ratio_min),
-        }
+        measured = {f"policy/{name}": float(value) for name, value in diagnostics._asdict().items()}
+        return {**stats, "loss": float(loss.detach()), **measured}
 
     def adapt_kl(self, observed: float, num_responses: int) -> None:
         """Move the KL's weight towards its target, or end the training beyond it; `observed` in nats a response."""

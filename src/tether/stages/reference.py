@@ -7,7 +7,6 @@ from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -131,7 +130,7 @@ def role_digest(role: Role) -> str:
         for name, tensor in weights.items()
         if ".lora_" not in name or (role.adapter is not None and f".{role.adapter}." in name)
     }
-    return weights_digest(SimpleNamespace(state_dict=lambda: own))
+    return weights_digest(own)
 
 
 def _responses_digest(sequences: Sequence[Encoded]) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from tether.algorithms.advantages import group_relative, leave_one_out, overlong_penalty, running_mean
 from tether.algorithms.kl import kl_policy_reference_k1
@@ -86,12 +87,11 @@ class RewardShaping:
     def _step_rewards(self, experience: Experience) -> Tensor:
         """Rewards of single steps at their last tokens, each over the baseline of all steps of its group; penalties last."""
         mask, device, rows = experience.mask, experience.mask.device, self.scaled(experience.scores)
-        width = max(map(len, rows))
-        ends = [[end for end, _ in s.steps] + [0] * (width - len(s.steps)) for s in experience.scores]
-        places = torch.tensor(ends, dtype=torch.long, device=device)
-        values = torch.tensor([[*row, *[0.0] * (width - len(row))] for row in rows], dtype=torch.float64, device=device)
+        ends = [torch.tensor([end for end, _ in s.steps], dtype=torch.long, device=device) for s in experience.scores]
+        places = pad_sequence(ends, batch_first=True)
+        values = pad_sequence([torch.tensor(row, dtype=torch.float64, device=device) for row in rows], batch_first=True)
         counts = torch.tensor([len(row) for row in rows], device=device)
-        counted = (torch.arange(width, device=device) < counts[:, None]) & mask.any(-1, keepdim=True)
+        counted = (torch.arange(values.shape[1], device=device) < counts[:, None]) & mask.any(-1, keepdim=True)
         groups = group_numbers(self.config, len(rows), device)[:, None].expand_as(counted)[counted]
         relative = torch.zeros_like(values)
         relative[counted] = self.over_baseline(values[counted], groups, torch.ones_like(groups, dtype=torch.bool))

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from tether.algorithms.advantages import zero_signal
 from tether.algorithms.kl import kl_policy_reference_k1
@@ -140,10 +141,8 @@ class Experience:
         self.values, self.entropy = zeros(), zeros()
         self.rewards, self.weights = zeros(), zeros()
         self.advantages, self.returns = zeros(), zeros()
-        self.rollout_logprobs = zeros()
-        for row, rollout in enumerate(rollouts):
-            if rollout.logprobs:
-                self.rollout_logprobs[row, : len(rollout.logprobs)] = torch.tensor(rollout.logprobs)
+        drawn = [torch.tensor(r.logprobs or (0.0,) * len(r.response_ids)) for r in rollouts]
+        self.rollout_logprobs = pad_sequence(drawn, batch_first=True).to(device)
 
     @property
     def own(self) -> list[int]:
@@ -176,8 +175,8 @@ class Experience:
         return torch.zeros_like(self.rewards).scatter(1, self.lengths[:, None] - 1, values[:, None].to(self.rewards.dtype))
 
     def token_counts(self) -> list[int]:
-        """Counted tokens of each micro-batch: failed rewards count nothing."""
-        return [int(self.part("mask", n).sum()) for n in range(len(self.batches))]
+        """Counted tokens of each minibatch: failed rewards count nothing."""
+        return [sum(int(self.part("mask", n).sum()) for n in part) for part in self.minibatches]
 
     def minibatch_sums(self, values: Tensor) -> Tensor:
         """(sequences,) each value replaced by the sum over the sequences of its minibatch."""
