@@ -44,7 +44,13 @@ def processor() -> str:
         (numbers.T @ products).tanh(),
     ]
     kernels = os.environ.get("TETHER_KERNELS", "1")
-    return digest({torch.__version__ + kernels: b"".join(part.contiguous().numpy().tobytes() for part in parts)})
+    return digest(
+        {
+            torch.__version__ + kernels + torch.backends.cpu.get_cpu_capability(): b"".join(
+                part.contiguous().numpy().tobytes() for part in parts
+            )
+        }
+    )
 
 
 def journeys(folder: Path) -> Iterator[tuple[str, Path]]:
