@@ -17,7 +17,7 @@ from sqlmodel import Session
 from tether.preferences.agreement import krippendorff_alpha, raw_agreement
 from tether.preferences.exchange import gold_answers, votes, workers
 from tether.preferences.quality import suspicious
-from tether.preferences.queries import HELD, LIVE, count, offered
+from tether.preferences.queries import HELD, LIVE, OPEN, count, offered
 from tether.preferences.store import DAY, Store
 from tether.preferences.tables import AnnotatorRow, AssignmentRow, FlagRow, JudgmentRow, PromptRow, TaskRow, Where
 from tether.preferences.votes import Vote
@@ -83,7 +83,7 @@ class Waiting:
 
     def __init__(self, session: Session, task: TaskRow, prompt: PromptRow, expert: AnnotatorRow) -> None:
         judged = session.scalars(select(JudgmentRow).where(JudgmentRow.task_id == task.id, LIVE).order_by(JudgmentRow.id)).all()
-        open_flags = select(FlagRow.reason).where(FlagRow.task_id == task.id, FlagRow.resolved.is_(None))
+        open_flags = select(FlagRow.reason).where(FlagRow.task_id == task.id, OPEN)
         own = select(AssignmentRow.state).where(AssignmentRow.task_id == task.id, AssignmentRow.annotator_id == expert.id)
         self.task, self.prompt = task.id, prompt.messages[-1]["content"][:300]
         self.choices = Counter(judgment.choice for judgment in judged)

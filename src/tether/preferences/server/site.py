@@ -133,10 +133,6 @@ class Visit:
             raise HTTPException(401, "Your session has ended, so nothing was done.")
         return self.somebody
 
-    @property
-    def number(self) -> int:
-        return self.person.id or 0
-
     def page(self, template: str, status: int = 200, **values: Any) -> Response:
         """A template filled in; `token` and `person` are there for all of them."""
         path, token = self.request.url.path, form_token(self.secret)
