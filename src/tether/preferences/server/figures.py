@@ -8,8 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from sqlalchemy import select, text
 from sqlmodel import Session
@@ -46,8 +45,7 @@ class Remembered(Generic[T]):
         return value
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
     """The number of judgments by a person, and of tasks that are left for them."""
 
     mine: int
@@ -58,17 +56,17 @@ class WorkCount:
     """Counts a person's work exactly, and what is left as exactly as is cheap."""
 
     def __init__(self, store: Store) -> None:
-        self.store, self.counted = store, Remembered[Progress](patience=300)
+        self.store, self.totals = store, Remembered[int](patience=300)
 
     def of(self, person: AnnotatorRow) -> Progress:
         with self.store.reading() as session:
             mine = count(session, JudgmentRow, JudgmentRow.annotator_id == person.id, LIVE)
-            then = self.counted.of(person.id, lambda: Progress(mine, _left(session, person)))
-        return Progress(mine, max(then.left - (mine - then.mine), 0))
+            total = self.totals.of(person.id, lambda: mine + _left(session, person))
+        return Progress(mine, max(total - mine, 0))
 
     def forget(self, person: AnnotatorRow) -> None:
         """Count anew what is left for a person: they have skipped or flagged a task."""
-        self.counted.values.pop(person.id, None)
+        self.totals.values.pop(person.id, None)
 
 
 def _left(session: Session, person: AnnotatorRow) -> int:
