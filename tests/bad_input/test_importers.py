@@ -150,10 +150,10 @@ def test_what_is_left_of_a_bad_file_is_in_the_store_and_nothing_else(tmp_path: P
     store = Store(str(tmp_path / "store.sqlite"))
     tasks = [changed(good, change) for good, change, _ in TASKS if good == STUDIO]
     found = import_cases(store, read_cases(write(tmp_path / "t.jsonl", *tasks, STUDIO)))
-    assert (found.rows, found.answers, found.tasks, found.judgments) == (1, 2, 1, 2)
+    assert (found["rows"], found["answers"], found["tasks"], found["judgments"]) == (1, 2, 1, 2)
     answers = [changed(good, change) for good, change, _ in ANSWERS]
     found = import_answers(store, read_answers(write(tmp_path / "a.jsonl", *answers, MANY)))
-    assert (found.rows, found.answers) == (2, 0)  # the answers of the task
+    assert (found["rows"], found["answers"]) == (2, 0)  # the answers of the task
     with pytest.raises(DataError):
         import_cases(store, read_cases(write(tmp_path / "b.jsonl", *tasks[:5]), format="label-studio"))
     counts = store.counts()

@@ -55,11 +55,11 @@ def test_rows_that_name_an_unknown_prompt_or_hold_none_are_refused(tmp_path):
 def test_scores_given_again_replace_and_everything_else_stays(store, tmp_path):
     rows = [{"prompt": f"p{n}", "responses": [f"{k} {n}" for k in range(3)], "model": "m"} for n in range(4)]
     path = lines(tmp_path / "a.jsonl", rows)
-    assert import_answers(store, read_answers(path)).answers == 12
+    assert import_answers(store, read_answers(path))["answers"] == 12
     with pytest.raises(ConfigError, match="needs score"):
         ask_pairs(store, PairsConfig(strategy="uncertain"))
     scored = [{**row, "model": "n", "scores": [0.0, 0.1 * n, 9.0]} for n, row in enumerate(rows)]
-    assert import_answers(store, read_answers(lines(tmp_path / "b.jsonl", scored))).answers == 0
+    assert import_answers(store, read_answers(lines(tmp_path / "b.jsonl", scored)))["answers"] == 0
     assert ask_pairs(store, PairsConfig(strategy="uncertain", num_pairs=2, overlap=2), round="r") == 2
     work, (name,) = Work(store), people(store, 1)
     shown = []

@@ -159,7 +159,7 @@ def test_people_of_a_tool_join_those_of_the_store(store, tmp_path):
     shown = "left" if task["data"]["answer1"] == "0 of 0" else "right"
     task["annotations"].append(annotation({"id": 4, "email": "ada@example.org"}, result=side(shown)))
     found = import_cases(store, read_cases(lines(tmp_path / "back.jsonl", [task]), format="label-studio"), prefix="ls-")
-    assert (found.judgments, found.repeated) == (1, 1)
+    assert (found["judgments"], found["repeated"]) == (1, 1)
     check(store)
     (case,) = cases(store, names=True)
     assert [(s.annotator, s.choice) for s in case.opinions] == [("annotator 0", "first"), ("ls-ada@example.org", "first")]

@@ -41,7 +41,7 @@ def lines(path, rows):
 def test_votes_become_judgments_and_pairs_without_any_are_asked(store, tmp_path):
     path = lines(tmp_path / "pairs.jsonl", VOTED)
     found = import_cases(store, read_cases(path))
-    assert (found.rows, found.answers, found.tasks, found.judgments, found.repeated) == (3, 5, 3, 4, 0)
+    assert (found["rows"], found["answers"], found["tasks"], found["judgments"], found["repeated"]) == (3, 5, 3, 4, 0)
     assert {w.name: w.judged for w in workload(store)} == {"Ada": 2, "Bo": 2} and {w.access for w in workload(store)} == {
         "imported"
     }
@@ -64,7 +64,7 @@ def test_the_same_file_twice_changes_nothing_and_new_votes_join(store, tmp_path)
     path = lines(tmp_path / "pairs.jsonl", VOTED)
     import_cases(store, read_cases(path))
     before, again = store.counts(), import_cases(store, read_cases(path))
-    assert store.counts() == before and (again.tasks, again.judgments, again.repeated) == (0, 0, 4)
+    assert store.counts() == before and (again["tasks"], again["judgments"], again["repeated"]) == (0, 0, 4)
     other = [
         {
             **VOTED[0],
@@ -74,7 +74,7 @@ def test_the_same_file_twice_changes_nothing_and_new_votes_join(store, tmp_path)
         }
     ]
     joined = import_cases(store, read_cases(lines(tmp_path / "more.jsonl", other)))
-    assert (joined.tasks, joined.judgments) == (0, 2)
+    assert (joined["tasks"], joined["judgments"]) == (0, 2)
     check(store)
     assert store.counts()["tasks_expert"] == 2  # two for a, two for b
 
@@ -170,7 +170,7 @@ def test_what_comes_back_into_its_own_store_is_known_already(store, clock, tmp_p
     path = tmp_path / ("out.parquet" if target == "parquet" else "out.json")
     export_labels(store, path, target, unfinished=True)
     found = import_cases(store, read_cases(path), prefix="tool-")
-    assert (found.tasks, found.judgments, found.repeated) == (0, 0, 13) and counts["judgments"] == 13
+    assert (found["tasks"], found["judgments"], found["repeated"]) == (0, 0, 13) and counts["judgments"] == 13
     assert store.counts() == counts and everything(store) == before
     check(store)
 
@@ -185,7 +185,7 @@ def test_another_store_gets_all_that_belongs_to_a_judgment(store, clock, tmp_pat
     other.invite("Somebody else")  # number 1 here
     found = import_cases(other, read_cases(path))
     check(other)
-    assert found.judgments == 13 and everything(other) == everything(store, names)
+    assert found["judgments"] == 13 and everything(other) == everything(store, names)
     with other.reading() as session:
         assert not any("store" in task.details for task in session.execute(select(TaskRow)).scalars())
     export_labels(other, tmp_path / "again.jsonl", unfinished=True)
@@ -202,7 +202,7 @@ def test_one_vote_that_cannot_be_read_leaves_the_others(store, clock, tmp_path):
     rows[5]["annotations"] = [{"choice": "chosen"}]
     other, bad = Store(tmp_path / "other.db"), Quarantine()
     found = import_cases(other, read_cases(lines(tmp_path / "bad.jsonl", rows), quarantine=bad))
-    assert found.rows == 5 and bad.count == 5 and found.judgments == sum(len(row["annotations"]) for row in rows) - 5
+    assert found["rows"] == 5 and bad.count == 5 and found["judgments"] == sum(len(row["annotations"]) for row in rows) - 5
     assert bad.reasons == {"not a text": 1} | {
         f"one judgment only, {reason}": 1 for reason in ("no verdict", "impossible rating", "not a number", "impossible number")
     }
@@ -213,14 +213,14 @@ def test_more_people_may_be_asked_of_pairs_that_are_there(store, tmp_path):
     import_cases(store, read_cases(path))
     assert states(store) == {"done": 1, "expert": 1, "open": 1}
     again = import_cases(store, read_cases(path), ask=3)
-    assert (again.widened, again.tasks, again.repeated) == (3, 0, 4) and states(store) == {"open": 3}
+    assert (again["widened"], again["tasks"], again["repeated"]) == (3, 0, 4) and states(store) == {"open": 3}
     assert store.counts()["open_judgments"] == 1 + 1 + 3
     check(store)
     work, name = Work(store), people(store, 1)[-1]
     while held := work.next(name):
         work.judge(held.assignment, name, Opinion("first"))
     assert states(store)["open"] == 1 and store.counts()["open_judgments"] == 2
-    assert import_cases(store, read_cases(path), ask=2).widened == 0 and states(store)["open"] == 1
+    assert import_cases(store, read_cases(path), ask=2)["widened"] == 0 and states(store)["open"] == 1
     check(store)
 
 
@@ -232,7 +232,7 @@ def test_what_an_expert_has_or_shall_look_at_stays_so_when_more_are_asked(store,
     work.judge(held.assignment, expert, Opinion("first"))
     work.flag(work.next(name).assignment, name, "look")
     assert states(store) == {"done": 1, "settled": 1, "expert": 1}
-    assert import_cases(store, read_cases(path), ask=3).widened == 2
+    assert import_cases(store, read_cases(path), ask=3)["widened"] == 2
     assert states(store) == {"open": 1, "settled": 1, "expert": 1}
     check(store)
 
@@ -247,7 +247,8 @@ def test_pairs_that_nobody_has_judged_become_gold_questions(store, tmp_path):
     path = lines(tmp_path / "pairs.jsonl", rows)
     for _ in range(2):
         found = import_cases(store, read_cases(path, gold=True))
-        assert (found.tasks, found.not_gold) == (0, 1) and store.counts()["gold_questions"] == 5 and store.counts()["tasks"] == 1
+        assert (found["tasks"], found["not_gold"]) == (0, 1)
+        assert store.counts()["gold_questions"] == 5 and store.counts()["tasks"] == 1
     known = gold_answers(store)
     with store.reading() as session:
         for task in session.execute(select(TaskRow)).scalars():
@@ -266,7 +267,7 @@ def test_bad_rows_are_set_aside_and_the_rest_goes_in(store, tmp_path):
     rows = [*VOTED, {"prompt": "same", "chosen": "x", "rejected": "x", "tie": True}, {"prompt": "p", "chosen": ""}]
     quarantine = Quarantine()
     found = import_cases(store, read_cases(lines(tmp_path / "pairs.jsonl", rows), quarantine=quarantine))
-    assert found.rows == 3 and quarantine.count == 2 and set(quarantine.reasons) == {"equal responses", "missing text"}
+    assert found["rows"] == 3 and quarantine.count == 2 and set(quarantine.reasons) == {"equal responses", "missing text"}
     with pytest.raises(DataError, match="answers and no comparisons"):
         list(read_cases(lines(tmp_path / "a.jsonl", [{"prompt": "p", "responses": ["x", "y"]}])))
     with pytest.raises(DataError, match="neither"):
@@ -309,7 +310,7 @@ def test_published_votes_give_the_published_shares(store, tether_data):
         wanted.setdefault((row.prompt, frozenset((row.chosen, row.rejected))), row)
     found = import_cases(store, read_cases(path))
     check(store)
-    assert found.judgments > 2000
+    assert found["judgments"] > 2000
     for row in comparisons(store, "soft", unfinished=True):
         published = wanted[row.prompt, frozenset((row.chosen, row.rejected))]
         share = published.probability if published.chosen == row.chosen else 1 - published.probability

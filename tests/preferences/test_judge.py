@@ -11,7 +11,7 @@ from tests.preferences.planted_judges import Planted, pair, parts
 
 from tether.core.protocols import ChatModel, Verdict
 from tether.core.types import Annotation, Comparison, Prompt, assistant, user
-from tether.preferences.judge import OPTIONS, Judgment, PairJudge, ScoreJudge, pair_question, score_question
+from tether.preferences.judge import OPTIONS, Judgment, PairJudge, judged_scores, pair_question, score_question
 
 
 def sigmoid(x):
@@ -155,8 +155,7 @@ def test_scores_are_the_mean_digit():
     sure = Verdict((*[-math.inf] * 7, 0.0, -math.inf), parsed=True)
     by_answer = {"even": even, "sure": sure, "none": Verdict(None, reason="no connection")}
     model = Planted(lambda answer: by_answer[answer])
-    judge = ScoreJudge(model, "Be kind.")
-    scores = judge.score_texts([Prompt((user("q"),))] * 3, list(by_answer))
+    scores = judged_scores(model, "Be kind.", [Prompt((user("q"),))] * 3, list(by_answer))
     assert scores[0].value == pytest.approx(5.0) and scores[1].value == 8.0
     assert scores[2].value is None and scores[2].reason == "no connection"
     assert model.options == [tuple("123456789")]

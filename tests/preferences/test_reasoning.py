@@ -5,7 +5,7 @@ from tests.preferences.planted_judges import Planted, pair, parts
 from tether.core.protocols import ChatModel, Reply, Verdict
 from tether.core.types import Prompt, user
 from tether.preferences.answer_cache import CachedModel
-from tether.preferences.judge import AT_A_TIME, PairJudge, Reasoning, ScoreJudge
+from tether.preferences.judge import AT_A_TIME, PairJudge, Reasoning, judged_scores
 
 ROWS = [pair(f"q{n}", f"good {n}", f"bad {n}") for n in range(AT_A_TIME)]
 """Two questions each, so more than are asked at a time."""
@@ -69,4 +69,4 @@ def test_reasons_are_kept_and_their_length_tells_judges_apart(tmp_path):
 def test_scores_come_after_reasons_too():
     model = Planted(lambda answer: Verdict((0.0,) * 9), write=lambda conversation, ordinal: "fine")
     model.verdicts = lambda talks, options, told: [told(i, Verdict((-1e9,) * 8 + (0.0,))) for i, _ in enumerate(talks)]
-    assert ScoreJudge(Reasoning(model, 8), "x").score_texts([Prompt((user("q"),))], ["a"])[0].value == 9.0
+    assert judged_scores(Reasoning(model, 8), "x", [Prompt((user("q"),))], ["a"])[0].value == 9.0

@@ -1,6 +1,7 @@
 """Comparing policies with their start: the judges that there may be, and what is refused."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from tests.run.journeys import LETTERS, journey, lines, numbered_prompts
@@ -48,18 +49,13 @@ def test_a_function_of_ones_own_judges_prompts_of_ones_own(tmp_path, own):
 def test_a_language_model_judges_each_answer_by_itself(tmp_path, own, monkeypatch):
     asked = []
 
-    class Rubric:
-        name = "planted"
+    def scores(model, rubric, prompts, texts):
+        assert rubric.startswith("The better answer")
+        asked.extend(texts)
+        return [Score(text.count("e") / 10) for text in texts]
 
-        def __init__(self, model, rubric):
-            assert rubric.startswith("The better answer")
-
-        def score_texts(self, prompts, texts):
-            asked.extend(texts)
-            return [Score(text.count("e") / 10) for text in texts]
-
-    monkeypatch.setattr(judges, "ScoreJudge", Rubric)
-    monkeypatch.setattr(judges, "configured", lambda config, folder: None)
+    monkeypatch.setattr(judges, "judged_scores", scores)
+    monkeypatch.setattr(judges, "configured", lambda config, folder: SimpleNamespace(name="planted"))
     summary = compared(tmp_path / "run", own, {"model": "tiny"})
     rows = lines(tmp_path / "run" / "evaluate" / "answers.jsonl")
     assert all(row["gold_before"] == row["before"].count("e") / 10 for row in rows) and len(rows) == 10

@@ -91,7 +91,7 @@ def import_(
     first = list(islice(rows, 1))
     where, rows = opened(store, new=True), chain(first, rows)
     imported = import_answers(where, rows) if answers else import_cases(where, rows, ask=ask, round=round, prefix=prefix)
-    counts = ((name, getattr(imported, key)) for key, name in IMPORTED.items())
+    counts = ((name, imported[key]) for key, name in IMPORTED.items())
     show_table(Console(), "", [(name, f"{count:,}") for name, count in counts if count])
     if quarantine.count:
         typer.echo(f"{quarantine.count:,} rows were left out: {quarantine.top_reasons()}", err=True)

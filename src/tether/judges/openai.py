@@ -141,11 +141,10 @@ class ServedChat:
         Raises:
             ModelError: the server refuses the key, or knows no such model.
         """
-        greedy: Options = {"temperature": 0.0}
 
         async def ask(client: openai.AsyncOpenAI, place: int) -> Verdict:
             length = self.config.reply_tokens
-            completion, reason = await self._complete(client, talks[place], length, greedy, likeliest=True)
+            completion, reason = await self._complete(client, talks[place], length, {"temperature": 0.0}, likeliest=True)
             if completion is None:
                 return Verdict(None, reason=reason)
             return read_verdict(completion.text, completion.likeliest, options)

@@ -6,7 +6,8 @@ person's latest vote on an item counts (`votes.latest_votes`). The order of the 
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -58,10 +59,9 @@ def majority(votes: Iterable[Vote], *, undecided: Literal["drop", "soft"] = "dro
     Items without a majority are left out (`drop`), or kept for their probabilities with no verdict (`soft`).
     Trap: one vote is a majority of one; `num_votes` tells.
     """
-    by_item, labels = defaultdict[str, Counter[str]](Counter), []
-    for vote in latest_votes(votes)[0]:
-        by_item[vote.item][vote.verdict] += 1
-    for item, counts in sorted(by_item.items()):
+    labels = []
+    for item, group in itertools.groupby(latest_votes(votes)[0], key=lambda vote: vote.item):
+        counts = Counter(vote.verdict for vote in group)
         shares = {verdict: counts[verdict] / counts.total() for verdict in VERDICTS if counts[verdict]}
         labels.append(Label(item, more_than_half(list(counts.elements())), shares, counts.total()))
     return [label for label in labels if undecided == "soft" or label.verdict]
@@ -81,7 +81,7 @@ def dawid_skene(votes: Iterable[Vote], *, gold: Mapping[str, str] | None = None,
     Raises:
         DataError: there are no votes, or a gold answer is no verdict.
     """
-    latest = sorted(latest_votes(votes)[0], key=lambda vote: (vote.item, vote.annotator))
+    latest, _ = latest_votes(votes)
     if not latest:
         raise DataError("there are no votes to make labels of")
     truth, numbers = gold_verdicts(gold or {}), Counter(vote.item for vote in latest)

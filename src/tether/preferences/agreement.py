@@ -115,13 +115,10 @@ def cohen_kappas(votes: Sequence[Vote], *, coding: Coding = "choice") -> list[Pa
     Trap: among many pairs some are low by chance alone; look at the interval, and at `quality.suspicious` for tests.
     """
     latest, values, _ = coded(votes, coding)
-    by_item: dict[str, list[tuple[str, Any]]] = defaultdict(list)
-    for vote, value in zip(latest, values, strict=True):
-        by_item[vote.item].append((vote.annotator, value))
     cells: dict[tuple[str, str], Counter[tuple[Any, Any]]] = defaultdict(Counter)
-    for group in by_item.values():
+    for _, group in itertools.groupby(zip(latest, values, strict=True), key=lambda pair: pair[0].item):
         for (first, x), (second, y) in itertools.combinations(group, 2):
-            cells[first, second][x, y] += 1
+            cells[first.annotator, second.annotator][x, y] += 1
     pairs = []
     for names, counts in sorted(cells.items()):
         domain, kinds = sorted({value for cell in counts for value in cell}), sorted(counts)
@@ -196,9 +193,7 @@ def _summary(votes: Sequence[Vote]) -> Json:
 
 def _windows(votes: Sequence[Vote], number: int) -> list[tuple[float, float, list[Vote]]]:
     """First and last time, and votes, of each part; an item's time is that of its last vote. None where no times are known."""
-    by_item: dict[str, list[Vote]] = defaultdict(list)
-    for vote in votes:
-        by_item[vote.item].append(vote)
+    by_item = {item: list(group) for item, group in itertools.groupby(votes, key=lambda vote: vote.item)}
     shared = sorted((max(v.at for v in group), item) for item, group in by_item.items() if len(group) > 1)
     if not number or len({at for at, _ in shared}) < 2:
         return []

@@ -84,10 +84,8 @@ def label_pairs(
             annotations=tuple(Annotation(f"annotator-{k + 1}", v * winner) for k, v in enumerate(votes)),
             metadata={"gold_difference": scores[p][best] - scores[p][worst]},
         ))  # fmt: skip
-    agreements = {
-        "annotator_agreement": agree, "annotator_gold_agreement": votes_right, "majority_gold_agreement": majority_right,
-    }  # fmt: skip
-    figures = {name: sum(values) / max(1, len(values)) for name, values in agreements.items()}
+    flags = {"annotator_agreement": agree, "annotator_gold_agreement": votes_right, "majority_gold_agreement": majority_right}
+    figures = {name: sum(values) / max(1, len(values)) for name, values in flags.items()}
     dropped, equal = len(distinct) - len(comparisons), len(pairs) - len(distinct)
     return comparisons, {**figures, "dropped_no_majority": dropped, "dropped_equal": equal, "noise": noise}
 

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,6 @@ from tether.data.formats.conversations import RESPONSES
 from tether.data.formats.fields import checked_prompt, checked_response, missing, number, optional, prompt_turns, sequence, turns
 from tether.data.formats.json_rows import Row
 from tether.data.sources import Quarantine, read, read_rows
-from tether.preferences.importing import Imported
 from tether.preferences.pairs import PairsConfig, Response, choose_pairs
 from tether.preferences.store import PART, Answer, Store
 from tether.preferences.tables import ResponseRow, TaskRow
@@ -111,11 +110,14 @@ def _answer(prompt: Conversation, answer: Any, origin: Facts, group: str, about_
     return Answer(prompt, response, group, prompt_details=about_prompt, details=details, **fields)
 
 
-def import_answers(store: Store, answers: Iterable[Answer]) -> Imported:
-    """Put answers into the store; of one that is there already, a score that is given replaces the one before."""
-    total, rows = Imported(), iter(answers)
+def import_answers(store: Store, answers: Iterable[Answer]) -> Counter[str]:
+    """Put answers into the store; of one that is there already, a score that is given replaces the one before.
+
+    Returns the number of `rows`, and of `answers` that are new.
+    """
+    total, rows = Counter[str](), iter(answers)
     while part := list(islice(rows, PART)):
-        total += Imported(rows=len(part), answers=store.add_answers(part))
+        total.update(rows=len(part), answers=store.add_answers(part))
         scored = {answer.id: answer for answer in part if answer.score is not None}
         with store.transaction() as session:
             for row in session.scalars(select(ResponseRow).where(ResponseRow.id.in_(scored))):

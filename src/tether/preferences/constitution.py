@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import Field
@@ -90,22 +90,6 @@ def _file(name: str | Path) -> Path:
     raise MissingFileError(f"no rubric named {name!s}: give the path of a text file or one of {names}")
 
 
-def _drafting(
-    prompt: Prompt, constitution: Constitution, rounds: int, seed: int, model: str
-) -> Generator[tuple[str, Conversation], str, Demonstration]:
-    """What the reply to each question about a prompt is called, and the question; takes the reply, returns what came of it."""
-    answer = initial = yield "answer", prompt.messages
-    steps: list[Json] = []
-    for number in range(rounds):
-        principle = constitution.draw(str(seed), str(number), _words(prompt.messages))
-        talk = (*prompt.messages, assistant(answer), user(principle.critique))
-        critique = yield "critique", talk
-        answer = yield "revision", (*talk, assistant(critique), user(principle.revision))
-        steps.append({"principle": principle.name, "critique": critique, "revision": answer})
-    metadata = {**prompt.metadata, "initial": initial, "steps": steps, "model": model}
-    return Demonstration((*prompt.messages, assistant(answer)), prompt.id, metadata)
-
-
 def revise(
     model: ChatModel,
     constitution: Constitution,
@@ -125,23 +109,35 @@ def revise(
     Args:
         told: hears how many of the `len(prompts) * (1 + 2 * rounds)` replies are done, those that need not be asked included.
     """
-    report, problems, demonstrations = counting(told) or (lambda *_: None), dict[int, str](), list[Demonstration]()
-    drafts = [_drafting(prompt, constitution, rounds, seed, model.name) for prompt in prompts]
-    waiting = {place: next(draft) for place, draft in enumerate(drafts)}
-    for _ in range(1 + 2 * rounds):
-        for _ in range(len(drafts) - len(waiting)):
+    report, problems = counting(told) or (lambda *_: None), dict[int, str]()
+
+    def ask(kind: str, talks: Mapping[int, Conversation]) -> dict[int, str]:
+        """The texts of the replies that can be used, by the places of their prompts."""
+        for _ in range(len(prompts) - len(talks)):
             report()
-        talks = [talk for _, talk in waiting.values()]
-        replies = model.replies(talks, sampling, seed=seed, ordinals=_ordinals(talks), told=report)
-        for (place, (kind, _)), reply in zip(list(waiting.items()), replies, strict=True):
+        waiting, texts = list(talks.values()), dict[int, str]()
+        replies = model.replies(waiting, sampling, seed=seed, ordinals=_ordinals(waiting), told=report)
+        for place, reply in zip(talks, replies, strict=True):
             if problem := _problem(reply, may_be_cut=kind == "critique"):
                 problems[place] = f"{kind}: {problem}"
-                del waiting[place]
-                continue
-            try:
-                waiting[place] = drafts[place].send(reply.text or "")
-            except StopIteration as end:
-                demonstrations.append(end.value)
+            else:
+                texts[place] = reply.text or ""
+        return texts
+
+    initial = answers = ask("answer", {place: prompt.messages for place, prompt in enumerate(prompts)})
+    steps: dict[int, list[Json]] = {place: [] for place in initial}
+    for number in range(rounds):
+        drawn = {place: constitution.draw(str(seed), str(number), _words(prompts[place].messages)) for place in answers}
+        talks = {p: (*prompts[p].messages, assistant(text), user(drawn[p].critique)) for p, text in answers.items()}
+        critiques = ask("critique", talks)
+        talks = {p: (*talks[p], assistant(text), user(drawn[p].revision)) for p, text in critiques.items()}
+        answers = ask("revision", talks)
+        for place, text in answers.items():
+            steps[place].append({"principle": drawn[place].name, "critique": critiques[place], "revision": text})
+    demonstrations = []
+    for place, text in answers.items():
+        prompt, drafts = prompts[place], {"initial": initial[place], "steps": steps[place], "model": model.name}
+        demonstrations.append(Demonstration((*prompt.messages, assistant(text)), prompt.id, {**prompt.metadata, **drafts}))
     return demonstrations, Counter(problem for _, problem in sorted(problems.items()))
 
 

@@ -10,6 +10,7 @@ from typing import Any, Literal, Unpack, get_args
 from tether.core.errors import ConfigError
 from tether.core.rundir import whole_file
 from tether.core.types import Json
+from tether.data.formats.pairs import PAIR_COLUMNS
 from tether.preferences.bridges import BRIDGES
 from tether.preferences.exchange import How, Which, labelled
 from tether.preferences.store import Store, StoreError
@@ -17,9 +18,7 @@ from tether.preferences.task_json import case_row
 
 Target = Literal["jsonl", "parquet", "label-studio", "argilla"]
 _TURNS = ("prompt", "chosen", "rejected")
-_READ = {"id", "system", "question", "instruction", "conversations", "margin", "tie", "probability", "annotations", "group"} | {
-    "score_chosen", "score_rejected", "chosen_score", "rejected_score", "chosen-rating", "rejected-rating", "metadata", *_TURNS
-}  # fmt: skip
+_READ = {"id", "metadata", *_TURNS, *PAIR_COLUMNS.split()}
 """Columns that mean something to the reader of comparisons; metadata of such a name gets another one."""
 
 
@@ -51,12 +50,11 @@ def export_labels(store: Store, path: str | Path, target: Target = "jsonl", *, h
 
 
 def _json(rows: Iterable[Json], path: Path, *, is_array: bool) -> int:
-    count = 0
+    count, (before, between, after) = 0, ("[\n", ",\n", "\n]\n") if is_array else ("", "\n", "\n")
     with path.open("w", encoding="utf-8") as file:
         for count, row in enumerate(rows, 1):
-            file.write(("[\n" if count == 1 else ",\n") if is_array else "")
-            file.write(json.dumps(row, ensure_ascii=False) + ("" if is_array else "\n"))
-        file.write("\n]\n" if is_array else "")
+            file.write((between if count > 1 else before) + json.dumps(row, ensure_ascii=False))
+        file.write(after)
     return count
 
 

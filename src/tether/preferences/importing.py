@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -32,26 +32,6 @@ from tether.preferences.tables import AnnotatorRow, AssignmentRow, TaskRow
 from tether.preferences.task_json import case_of, has_votes, json_safe, read_case
 from tether.preferences.votes import Opinion
 from tether.preferences.work import judgment_row
-
-
-@dataclass(frozen=True)
-class Imported:
-    """The number of rows and of what they brought; `repeated` are judgments by people who had judged the pair already.
-
-    Of pairs that were there before, `widened` are asked of more people now, and `not_gold` were judged already, so that they
-    did not become gold questions.
-    """
-
-    rows: int = 0
-    answers: int = 0
-    tasks: int = 0
-    judgments: int = 0
-    repeated: int = 0
-    widened: int = 0
-    not_gold: int = 0
-
-    def __add__(self, other: Imported) -> Imported:
-        return Imported(*(getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__))
 
 
 def format_of(file: str | Path) -> str:
@@ -109,8 +89,11 @@ def read_cases(
 
 def import_cases(
     store: Store, incoming: Iterable[Case], *, ask: int | None = None, round: str | None = None, prefix: str = ""
-) -> Imported:
-    """Put cases into the store.
+) -> Counter[str]:
+    """Put cases into the store; returns the number of `rows` and of what they brought: `answers`, `tasks`, `judgments`.
+
+    `repeated` are judgments by people who had judged the pair already. Of pairs that were there before, `widened` are asked of
+    more people now, and `not_gold` were judged already, so that they did not become gold questions.
 
     Judgments become those of annotators of these names, who cannot enter until they are invited; a pair that has some is not
     asked again, unless `ask` wants more people, and a pair that has none is asked of `ask` people, by default one.
@@ -123,7 +106,7 @@ def import_cases(
     Raises:
         StoreError: a name is empty; what was put in by earlier parts stays.
     """
-    total, rows = Imported(), iter(incoming)
+    total, rows = Counter[str](), iter(incoming)
     exported = {f"annotator-{row.id}": row.name for row in store.annotators()}
 
     def named(case: Case) -> Case:
@@ -133,18 +116,19 @@ def import_cases(
         return replace(case, opinions=tuple(opinions), round=case.round if round is None else round)
 
     while part := [named(case) for case in islice(rows, PART)]:
-        answers = store.add_answers(side for case in part for side in (case.first, case.second))
-        tasks = store.add_tasks(_task(case, ask) for case in part)
+        total["rows"] += len(part)
+        total["answers"] += store.add_answers(side for case in part for side in (case.first, case.second))
+        total["tasks"] += store.add_tasks(_task(case, ask) for case in part)
         with store.transaction() as session:
             wanted = {(case.pair, case.round) for case in part}
             candidates = session.scalars(select(TaskRow).where(TaskRow.pair.in_({pair for pair, _ in wanted})))
             by_pair = {key: task for task in candidates if (key := (task.pair, task.round)) in wanted}
-            widened = _widen(session, by_pair.values(), ask) if ask else 0
+            total["widened"] += _widen(session, by_pair.values(), ask) if ask else 0
             tasked = [(by_pair[case.pair, case.round], case) for case in part]
             tasked = [(task, case if task.first_id == case.first.id else turned(case)) for task, case in tasked]
-            not_gold = sum(not _is_gold(task, case) for task, case in tasked if case.known)
-            judgments, repeated = _keep(session, tasked, store.clock())
-        total += Imported(len(part), answers, tasks, judgments, repeated, widened, not_gold)
+            total["not_gold"] += sum(not _is_gold(task, case) for task, case in tasked if case.known)
+            judgments = _keep(session, tasked, store.clock())
+        total.update(judgments=judgments, repeated=sum(len(case.opinions) for case in part) - judgments)
     return total
 
 
@@ -172,19 +156,18 @@ def _is_gold(task: TaskRow, case: Case) -> bool:
     return task.known == case.known
 
 
-def _keep(session: Session, tasked: Sequence[tuple[TaskRow, Case]], now: float) -> tuple[int, int]:
-    """Keep the judgments that are new; returns their number and that of the others."""
+def _keep(session: Session, tasked: Sequence[tuple[TaskRow, Case]], now: float) -> int:
+    """Keep the judgments that are new; returns their number."""
     people = _people(session, {opinion.annotator: opinion.role for _, case in tasked for opinion in case.opinions}, now)
     ids = {task.id for task, case in tasked if case.opinions}
     given = select(AssignmentRow.task_id, AssignmentRow.annotator_id).where(AssignmentRow.task_id.in_(ids))
-    seen, repeated = set(map(tuple, session.execute(given))), 0
+    seen = set(map(tuple, session.execute(given)))
     fresh: list[tuple[AssignmentRow, Opinion]] = []
     changed: dict[int, TaskRow] = {}
     for task, case in tasked:
         for opinion in case.opinions:
-            key = (task.id or 0, people[opinion.annotator].id or 0)
+            key = (task.id, people[opinion.annotator].id)
             if key in seen:
-                repeated += 1
                 continue
             seen.add(key)
             changed[key[0]] = task
@@ -197,7 +180,7 @@ def _keep(session: Session, tasked: Sequence[tuple[TaskRow, Case]], now: float) 
     session.add_all(judgment_row(lease, opinion, lease.begun) for lease, opinion in fresh)
     for task in changed.values():
         recount(session, task)
-    return len(fresh), repeated
+    return len(fresh)
 
 
 def _name(prefix: str, name: str) -> str:

@@ -189,20 +189,15 @@ def _exchanged(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     return {other.get(first, first) + dash + rest: metadata[key] for key, (first, dash, rest) in names.items()}
 
 
-class ScoreJudge:
-    """Scores answers from 1 to 9 by a rubric, one answer at a time.
+def judged_scores(model: ChatModel, rubric: str, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
+    """A score from 1 to 9 for each response by a rubric, None with its reason where asking failed.
 
-    The score is the mean of the digits under their probabilities, so it moves where the likeliest digit does not (G-Eval,
-    Liu et al. 2023, https://arxiv.org/abs/2303.16634). A scale has no neighbour to be compared with: pairs judge more finely.
+    It is the mean of the digits under their probabilities, so it moves where the likeliest digit does not (G-Eval, Liu et al.
+    2023, https://arxiv.org/abs/2303.16634). An empty response is scored like any other.
+    Trap: a scale has no neighbour to be compared with: pairs judge more finely.
     """
-
-    def __init__(self, model: ChatModel, rubric: str) -> None:
-        self.model, self.rubric, self.name = model, rubric, model.name
-
-    def score_texts(self, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
-        """A score for each response, None with its reason where asking failed. An empty response is scored like any other."""
-        questions = [score_question(p.messages, response, self.rubric) for p, response in zip(prompts, responses, strict=True)]
-        return [_score(verdict) for verdict in self.model.verdicts(questions, SCALE)]
+    questions = [score_question(p.messages, response, rubric) for p, response in zip(prompts, responses, strict=True)]
+    return [_score(verdict) for verdict in model.verdicts(questions, SCALE)]
 
 
 def _score(verdict: Verdict) -> Score:

@@ -40,9 +40,8 @@ _UNDECIDED: dict[str, Choice] = {"tie": "tie", "equal": "tie", "both": "tie", "b
 
 
 def _matches(row: Mapping[str, Any]) -> bool:
-    return isinstance(row.get("data"), Mapping) and (
-        "annotations" in row or "predictions" in row or set(row) <= {"data", "id", "meta"}
-    )
+    is_judged = "annotations" in row or "predictions" in row
+    return isinstance(row.get("data"), Mapping) and (is_judged or row.keys() <= {"data", "id", "meta"})
 
 
 def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> task_json.ReadCase:

@@ -17,6 +17,7 @@ from tether.preferences.votes import more_than_half
 
 _FIRST, _SECOND = aliased(ResponseRow), aliased(ResponseRow)
 LIVE = JudgmentRow.withdrawn.is_(None)
+OPEN = FlagRow.resolved.is_(None)
 TASKS = select(TaskRow, PromptRow, _FIRST, _SECOND).select_from(TaskRow).join(PromptRow)
 TASKS = TASKS.join(_FIRST, _FIRST.id == TaskRow.first_id).join(_SECOND, _SECOND.id == TaskRow.second_id)
 """Tasks, each with its prompt and its two answers."""
@@ -62,7 +63,7 @@ def counts(session: Session) -> dict[str, int]:
         "gold_questions": count(session, TaskRow, ~ours),
         "judgments": count(session, JudgmentRow, LIVE),
         "open_judgments": int(session.scalar(places) or 0),
-        "open_flags": count(session, FlagRow, FlagRow.resolved.is_(None)),
+        "open_flags": count(session, FlagRow, OPEN),
         "annotators": count(session, AnnotatorRow),
         "assignments": count(session, AssignmentRow),
     }
@@ -92,7 +93,7 @@ def recount(session: Session, task: TaskRow) -> None:
     task.judged, task.taken = sum(role == "annotator" for role, _ in judged), sum(counted for _, counted, _ in places)
     if any(role != "annotator" for role, _ in judged):
         task.state = "settled"
-    elif task.state == "expert" and count(session, FlagRow, FlagRow.task_id == task.id, FlagRow.resolved.is_(None)):
+    elif task.state == "expert" and count(session, FlagRow, FlagRow.task_id == task.id, OPEN):
         return  # a flag makes its task wait for an expert at once, so that no other task has one
     elif task.known is None:
         task.needed = max(task.needed, task.taken)

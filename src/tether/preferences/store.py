@@ -172,9 +172,9 @@ class Store:
         secret, now = secrets.token_urlsafe(32), self.clock()
         with self.transaction() as session:
             row = session.scalar(select(AnnotatorRow).where(AnnotatorRow.name == name.strip()))
-            row = row or AnnotatorRow(name=name.strip(), created=now)
-            if row.id is not None and role not in (None, row.role):
+            if row and role not in (None, row.role):
                 free(session, session.scalars(HELD, {"annotator": row.id}).all(), "expired")
+            row = row or AnnotatorRow(name=name.strip(), created=now)
             row.role, row.disabled = role or row.role, False
             row.invitation, row.invited_until = secret_digest(secret), now + days * DAY
             session.add(row)
@@ -190,7 +190,7 @@ class Store:
             if row is None or row.disabled or row.invited_until < now:
                 return None
             session.execute(delete(SessionRow).where(SessionRow.expires < now))
-            session.add(SessionRow(digest=secret_digest(session_secret), annotator_id=row.id or 0, expires=now + days * DAY))
+            session.add(SessionRow(digest=secret_digest(session_secret), annotator_id=row.id, expires=now + days * DAY))
         return session_secret
 
     def who(self, session_secret: str) -> AnnotatorRow | None:
@@ -233,7 +233,7 @@ class Store:
             row = GuidelineRow(text=text, criteria=criteria, author=author, at=self.clock())
             session.add(row)
             session.flush()
-            return row.version or 0
+            return row.version
 
     def guidelines(self, version: int | None = None) -> GuidelineRow:
         """A version, or the latest; version 0 is empty and stands for none."""

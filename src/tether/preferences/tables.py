@@ -41,7 +41,7 @@ class _Table(SQLModel):
 
 
 class _Numbered(_Table):
-    id: int | None = Field(default=None, primary_key=True)
+    id: int = Field(default=None, primary_key=True)
 
 
 class PromptRow(_Table, table=True):
@@ -169,7 +169,7 @@ class FlagRow(_Numbered, table=True):
 class GuidelineRow(_Table, table=True):
     """A version of the guidelines, with the criteria to rate by; every judgment names the version that stood beside it."""
 
-    version: int | None = Field(default=None, primary_key=True)
+    version: int = Field(default=None, primary_key=True)
     text: str
     criteria: list[str] = _json(list)
     author: str = ""

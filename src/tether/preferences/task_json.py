@@ -284,5 +284,4 @@ def objects(value: Any, name: str) -> list[Mapping[str, Any]]:
 
 def strength_of(value: Any) -> int | None:
     """A rating of how strong a preference is, where it is one."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return int(value) if is_number and value in range(1, STRENGTHS + 1) else None
+    return int(value) if not isinstance(value, bool) and value in range(1, STRENGTHS + 1) else None

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import asdict, dataclass
-from typing import Any
 
 from sqlalchemy import bindparam, exists, func, select, text, update
 from sqlmodel import Session
 
 from tether.core.types import Conversation
-from tether.preferences.queries import HELD, LENT, LIVE, MINE, TASKS, free, had_by, offered, recount
+from tether.preferences.queries import HELD, LENT, LIVE, MINE, OPEN, TASKS, free, had_by, offered, recount
 from tether.preferences.rows import turns_of
 from tether.preferences.store import Store, StoreError
 from tether.preferences.tables import AnnotatorRow, AssignmentRow, FlagRow, JudgmentRow, TaskRow, Where
@@ -95,7 +94,7 @@ class Work:
     def _lend(self, session: Session, task: TaskRow, person: AnnotatorRow, now: float) -> AssignmentRow:
         left = random.Random(f"{self.seed}/{task.id}/{person.id}").choice(("first", "second"))
         row = session.scalar(select(AssignmentRow).where(AssignmentRow.task_id == task.id, MINE), {"annotator": person.id})
-        row = row or AssignmentRow(task_id=task.id or 0, annotator_id=person.id or 0, left=left, begun=now, expires=now)
+        row = row or AssignmentRow(task_id=task.id, annotator_id=person.id, left=left, begun=now, expires=now)
         row.state, row.begun, row.expires = "leased", now, now + self.lease
         _take(session, row, task, person)
         return row
@@ -127,7 +126,7 @@ class Work:
             row.state = "judged"
             session.add(judgment_row(row, opinion, now))
             if row.role != "annotator":
-                session.execute(_flags(task, open=True).values(resolved=now))
+                session.execute(update(FlagRow).where(FlagRow.task_id == task.id, OPEN).values(resolved=now))
             recount(session, task)
 
     def undo(self, annotator: int) -> Assigned | None:
@@ -151,7 +150,7 @@ class Work:
             if row.role == "annotator":
                 recount(session, task)
             else:
-                session.execute(_flags(task, open=False).values(resolved=None))
+                session.execute(update(FlagRow).where(FlagRow.task_id == task.id).values(resolved=None))
                 task.state = "expert"
             return _assigned(session, row)
 
@@ -204,18 +203,12 @@ def _given(session: Session, assignment: int, annotator: int) -> tuple[Assignmen
 def judgment_row(row: AssignmentRow, opinion: Opinion, at: float) -> JudgmentRow:
     """The row of an opinion on an assignment that is in the store."""
     recorded = {name: value for name, value in asdict(opinion).items() if name not in ("annotator", "left", "role", "at")}
-    return JudgmentRow(assignment_id=row.id or 0, task_id=row.task_id, annotator_id=row.annotator_id, at=at, **recorded)
+    return JudgmentRow(assignment_id=row.id, task_id=row.task_id, annotator_id=row.annotator_id, at=at, **recorded)
 
 
 def _check_open(row: AssignmentRow) -> None:
     if row.state not in ("leased", "expired"):
         raise StoreError(f"this task was {row.state}; go on with the next one")
-
-
-def _flags(task: TaskRow, *, open: bool) -> Any:
-    """An update of the flags of a task that are still open, or are not."""
-    state = FlagRow.resolved.is_(None) if open else FlagRow.resolved.is_not(None)
-    return update(FlagRow).where(FlagRow.task_id == task.id, state)
 
 
 def _take(session: Session, row: AssignmentRow, task: TaskRow, person: AnnotatorRow) -> None:
@@ -239,7 +232,7 @@ def _assigned(session: Session, row: AssignmentRow) -> Assigned:
         others = tuple(map(_opinion, session.scalars(judged)))
         flags = tuple(session.scalars(select(FlagRow.reason).where(FlagRow.task_id == task.id)))
     sides, mine = (turns_of(text.messages) for text in texts), None if before is None else _opinion(before)
-    return Assigned(row.id or 0, task.id, *sides, row.left, mine, others, flags)
+    return Assigned(row.id, task.id, *sides, row.left, mine, others, flags)
 
 
 def _opinion(judgment: JudgmentRow) -> Opinion:

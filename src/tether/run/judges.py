@@ -20,7 +20,7 @@ from tether.models.config import ModelConfig
 from tether.models.loading import weights_digest
 from tether.preferences.answer_cache import CachedModel
 from tether.preferences.constitution import read_rubric
-from tether.preferences.judge import Reasoning, ScoreJudge
+from tether.preferences.judge import Reasoning, judged_scores
 from tether.rewards.function import load_function, scores_by
 from tether.run.roles import encoder_of, load_policy, local_engine
 
@@ -129,8 +129,8 @@ def text_judge(config: FunctionJudge | JudgeConfig, folder: Path) -> TextJudge:
     else:
         rubric = read_rubric(config.rubric)
         assert isinstance(rubric, str)
-        judge = ScoreJudge(configured(config, folder), rubric)
-        name, score = judge.name, judge.score_texts
+        model = configured(config, folder)
+        name, score = model.name, partial(judged_scores, model, rubric)
 
     def scored(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
         scores = score(prompts, responses)

@@ -8,8 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from sqlalchemy import select, text
 from sqlmodel import Session
@@ -17,7 +16,7 @@ from sqlmodel import Session
 from tether.preferences.agreement import krippendorff_alpha, raw_agreement
 from tether.preferences.exchange import gold_answers, votes, workers
 from tether.preferences.quality import suspicious
-from tether.preferences.queries import HELD, LIVE, count, offered
+from tether.preferences.queries import HELD, LIVE, OPEN, count, offered
 from tether.preferences.store import DAY, Store
 from tether.preferences.tables import AnnotatorRow, AssignmentRow, FlagRow, JudgmentRow, PromptRow, TaskRow, Where
 from tether.preferences.votes import Vote
@@ -46,8 +45,7 @@ class Remembered(Generic[T]):
         return value
 
 
-@dataclass(frozen=True)
-class Progress:
+class Progress(NamedTuple):
     """The number of judgments by a person, and of tasks that are left for them."""
 
     mine: int
@@ -58,17 +56,17 @@ class WorkCount:
     """Counts a person's work exactly, and what is left as exactly as is cheap."""
 
     def __init__(self, store: Store) -> None:
-        self.store, self.counted = store, Remembered[Progress](patience=300)
+        self.store, self.totals = store, Remembered[int](patience=300)
 
     def of(self, person: AnnotatorRow) -> Progress:
         with self.store.reading() as session:
             mine = count(session, JudgmentRow, JudgmentRow.annotator_id == person.id, LIVE)
-            then = self.counted.of(person.id, lambda: Progress(mine, _left(session, person)))
-        return Progress(mine, max(then.left - (mine - then.mine), 0))
+            total = self.totals.of(person.id, lambda: mine + _left(session, person))
+        return Progress(mine, max(total - mine, 0))
 
     def forget(self, person: AnnotatorRow) -> None:
         """Count anew what is left for a person: they have skipped or flagged a task."""
-        self.counted.values.pop(person.id, None)
+        self.totals.values.pop(person.id, None)
 
 
 def _left(session: Session, person: AnnotatorRow) -> int:
@@ -83,7 +81,7 @@ class Waiting:
 
     def __init__(self, session: Session, task: TaskRow, prompt: PromptRow, expert: AnnotatorRow) -> None:
         judged = session.scalars(select(JudgmentRow).where(JudgmentRow.task_id == task.id, LIVE).order_by(JudgmentRow.id)).all()
-        open_flags = select(FlagRow.reason).where(FlagRow.task_id == task.id, FlagRow.resolved.is_(None))
+        open_flags = select(FlagRow.reason).where(FlagRow.task_id == task.id, OPEN)
         own = select(AssignmentRow.state).where(AssignmentRow.task_id == task.id, AssignmentRow.annotator_id == expert.id)
         self.task, self.prompt = task.id, prompt.messages[-1]["content"][:300]
         self.choices = Counter(judgment.choice for judgment in judged)

@@ -97,7 +97,7 @@ def leave(visit: Judge, _: Sent) -> Response:
 def task(visit: Judge, done: str = "") -> Response:
     """The person's task, or word that there is none."""
     site, person = visit.site, visit.person
-    assigned, progress = site.work.next(visit.number), site.work_count.of(person)
+    assigned, progress = site.work.next(visit.person.id), site.work_count.of(person)
     common: Any = {"said": DONE.get(done, ""), "progress": progress, "expert": person.role != "annotator"}
     if assigned is None:
         return visit.page("nothing.html", **common)
@@ -115,13 +115,13 @@ def task(visit: Judge, done: str = "") -> Response:
 def keep_judgment(visit: Judge, form: Sent) -> Response:
     site = visit.site
     assignment, choice = form.whole("assignment", 1), form["choice"]
-    left = site.work.shown(assignment, visit.number).left
+    left = site.work.shown(assignment, visit.person.id).left
     guidelines = site.store.guidelines(form.whole("guidelines"))
     strength = form.whole("strength", 0, 3) if form["strength"] else 0
     strength = (strength or None) if choice in ("left", "right") else None
     ratings, comment, seconds = _ratings(form, guidelines, left), form["comment"].strip(), _seconds(form, site.store.clock())
-    opinion = Opinion(answer_on(choice, left), strength, ratings, comment, seconds, guidelines.version or 0)
-    site.work.judge(assignment, visit.number, opinion)
+    opinion = Opinion(answer_on(choice, left), strength, ratings, comment, seconds, guidelines.version)
+    site.work.judge(assignment, visit.person.id, opinion)
     every = site.settings.rest_every
     rest = every and site.work_count.of(visit.person).mine % every == 0
     return go("/rest" if rest else "/judge?done=kept#task")
@@ -129,18 +129,18 @@ def keep_judgment(visit: Judge, form: Sent) -> Response:
 
 @router.post("/undo")
 def undo(visit: Judge, _: Sent) -> Response:
-    return _moved_on(visit, "undone" if visit.site.work.undo(visit.number) else "nothing")
+    return _moved_on(visit, "undone" if visit.site.work.undo(visit.person.id) else "nothing")
 
 
 @router.post("/skip")
 def skip(visit: Judge, form: Sent) -> Response:
-    visit.site.work.skip(form.whole("assignment", 1), visit.number)
+    visit.site.work.skip(form.whole("assignment", 1), visit.person.id)
     return _moved_on(visit, "skipped")
 
 
 @router.post("/flag")
 def flag(visit: Judge, form: Sent) -> Response:
-    visit.site.work.flag(form.whole("assignment", 1), visit.number, form["reason"])
+    visit.site.work.flag(form.whole("assignment", 1), visit.person.id, form["reason"])
     return _moved_on(visit, "flagged")
 
 
@@ -159,7 +159,7 @@ def whole_text(visit: Judge, assignment: Number, part: str, turn: Place = None) 
     """All of a text that the task's page shows the beginning of."""
     names = {"prompt": "The whole conversation", "left": "The whole of answer 1", "right": "The whole of answer 2"}
     try:
-        shown = visit.site.work.shown(assignment, visit.number)
+        shown = visit.site.work.shown(assignment, visit.person.id)
         turns = {"prompt": shown.prompt, "left": shown.sides[0], "right": shown.sides[1]}[part]
         turns = turns if turn is None else (turns[turn],)
     except (StoreError, LookupError):

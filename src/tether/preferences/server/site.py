@@ -6,7 +6,6 @@ import datetime
 import hashlib
 import secrets
 from collections.abc import Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -75,8 +74,7 @@ def _is_plain(address: str) -> bool:
         url = HttpUrl(address)
     except ValidationError:
         return False
-    is_bare = url.path == "/" and not (url.query or url.username or url.fragment)
-    return url.scheme in ("http", "https") and bool(url.port) and is_bare
+    return url.path == "/" and bool(url.port) and not (url.query or url.username or url.fragment)
 
 
 class Site:
@@ -88,16 +86,14 @@ class Site:
         self.attempts = Attempts(settings.tries)
         self.work_count, self.overview = WorkCount(store), Remembered[Overview](patience=20, quick=0.5)
         self.static = {name: (FOLDER / "static" / name).read_bytes() for name in STATIC}
-        self.version = hashlib.sha256(b"".join(self.static.values())).hexdigest()[:12]
-
-    @cached_property
-    def templates(self) -> Environment:
+        version = hashlib.sha256(b"".join(self.static.values())).hexdigest()[:12]
         loader = FileSystemLoader(FOLDER / "templates")
-        made = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-        made.filters |= {"markdown": markdown.rendered, "beginning": markdown.beginning, "readable": markdown.shown_text}
-        made.filters |= {"moment": _moment, "thousands": lambda number: f"{number:,}"}
-        made.globals |= {"version": self.version, "CUT": markdown.CUT}
-        return made
+        self.templates = Environment(
+            loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        )
+        self.templates.filters |= {"markdown": markdown.rendered, "beginning": markdown.beginning}
+        self.templates.filters |= {"readable": markdown.shown_text, "moment": _moment, "thousands": "{:,}".format}
+        self.templates.globals |= {"version": version, "CUT": markdown.CUT}
 
     def filled(self, template: str, status: int, **values: Any) -> Response:
         text = self.templates.get_template(template).render(**values)
@@ -132,10 +128,6 @@ class Visit:
         if self.somebody is None:
             raise HTTPException(401, "Your session has ended, so nothing was done.")
         return self.somebody
-
-    @property
-    def number(self) -> int:
-        return self.person.id or 0
 
     def page(self, template: str, status: int = 200, **values: Any) -> Response:
         """A template filled in; `token` and `person` are there for all of them."""
