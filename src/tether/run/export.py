@@ -188,10 +188,8 @@ def role_of_checkpoint(path: Path, config: Json) -> tuple[Role, LoadedModel]:
     weights = unnumbered("best", tensors) or unnumbered("ema", tensors) or unnumbered("master", tensors)
     loaded = open_model(build(ModelConfig, config["model"], where=f"{path}: model"), seed=config["seed"])
     lora = LoraConfig.model_validate(config[name]["lora"]) if config[name].get("lora") else False
-    head = None
-    if name in ("reward", "process"):
-        outputs = len(weights[-1]) if weights else 0  # the head's bias comes last
-        head = new_head(loaded, outputs=max(1, outputs))
+    trains_head = name in ("reward", "process")  # whose bias is the last of its weights
+    head = new_head(loaded, outputs=len(weights[-1]) if weights else 1) if trains_head else None
     role = new_role(loaded, "own", lora, seed=0, head=head)
     parameters = role.parameters()
     if [tensor.shape for tensor in weights[: len(parameters)]] != [parameter.shape for parameter in parameters]:
@@ -239,11 +237,7 @@ class Writer:
             model.generation_config.eos_token_id = list(stop_ids)
         else:
             settle_padding(model, self.tokenizer, stop_ids, may_grow=not self.adapter)
-        stops = tuple(self.tokenizer.decode([i]) for i in stop_ids)
-        encoder, whole = self.encoder, head is not None
-        self.tokenizer.chat_template = whole_template(
-            encoder.template, encoder.system_prompt, stops, to_the_end=whole, adds_stops=encoder.adds_stops
-        )
+        self.tokenizer.chat_template = whole_template(self.encoder, to_the_end=head is not None)
         with quiet():
             if self.adapter:
                 assert self.role.adapter is not None
@@ -290,8 +284,7 @@ class Writer:
 
         tokenizer, waiting = AutoTokenizer.from_pretrained(folder), self.kind == "policy"
         rows = [turn.as_row() for turn in (talk[:-1] if waiting else talk)]
-        text = tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=waiting)
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
+        return tokenizer.apply_chat_template(rows, add_generation_prompt=waiting, return_dict=True)["input_ids"]
 
     def _expected(self, ids: tuple[int, ...]) -> Tensor:
         """tether's numbers: of each token but the first its log-probability, the score, or each token's logits."""

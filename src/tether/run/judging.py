@@ -14,7 +14,7 @@ from tether.core.config import digest
 from tether.core.errors import DataError, MissingFileError
 from tether.core.protocols import RewardSource
 from tether.core.types import Comparison, Conversation, Json, Prompt, Rollout, Sampling, StopReason
-from tether.data.chat import ChatEncoder
+from tether.data.chat import ChatEncoder, Encoded
 from tether.data.sources import Quarantine, group_of
 from tether.evaluation.reward_quality import judge_rewards
 from tether.evaluation.winrate import mean_estimate, pairwise_accuracy, win_rate
@@ -249,9 +249,7 @@ def scorer_of(model: str, label: str | None = None, max_length: int = 2048) -> t
 
 def as_rollout(conversation: Conversation, encoder: ChatEncoder | None) -> Rollout:
     """A conversation as if its last turn had been sampled; without an encoder by its text alone."""
-    ids, length = (), 0
-    if encoder is not None:
-        encoded = encoder.conversation(conversation, "last")
-        ids, length = encoded.ids, encoded.prompt_length
+    encoded = Encoded((), ()) if encoder is None else encoder.conversation(conversation, "last")
+    ids, length = encoded.ids, encoded.prompt_length
     prompt, text = Prompt(conversation[:-1]), conversation[-1].content
     return Rollout(ids[:length], ids[length:], (), StopReason.STOP_TOKEN, text, 0, 0, Sampling(), prompt)
