@@ -17,7 +17,7 @@ from tether.core.rundir import read_json
 from tether.core.types import Conversation, Json, Message, assistant, user
 from tether.data.batches import make_batch
 from tether.data.chat import Encoded
-from tether.learner.checkpoint import load_checkpoint, unnumbered
+from tether.learner.checkpoint import complete_checkpoints, load_checkpoint, unnumbered
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, make_readable
@@ -138,10 +138,8 @@ def standing(source: str) -> str:
 
 def _checkpoint(path: Path) -> Source:
     if not (path / "COMPLETE").is_file():
-        whole = sorted(p.parent.name for p in path.parent.glob("step-*/COMPLETE"))
-        raise RunError(
-            f"{path} is not a whole checkpoint. " + (f"There are {', '.join(whole)}." if whole else "There is no other.")
-        )
+        whole = ", ".join(other.name for other in complete_checkpoints(path.parent))
+        raise RunError(f"{path} is not a whole checkpoint. {f'There are {whole}.' if whole else 'There is no other.'}")
     stage = path.resolve().parent.parent
     section = section_of(read_json(stage / "config.json"))
     if section is None:

@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -123,14 +124,12 @@ def train(section: PairsSection, context: Context, rows: Sequence[Prompt], run: 
     return {**counts, **({} if chosen is None else {"asked": len(chosen)}), **summary, "seconds": time.perf_counter() - start}
 
 
-def comparisons_of(folder: Path) -> list[Comparison]:
+def comparisons_of(folder: Path) -> Iterator[Comparison]:
     """What was judged in the folder of a finished stage, whatever characters are in it."""
-    comparisons = []
     for row in read_jsonl(folder / "pairs.jsonl"):
         prompt, chosen, rejected = (turns_of(row.pop(name)) for name in ("prompt", "chosen", "rejected"))
         votes = tuple(Annotation(**vote) for vote in row.pop("annotations", ()))
-        comparisons.append(Comparison(prompt, chosen, rejected, annotations=votes, **row))
-    return comparisons
+        yield Comparison(prompt, chosen, rejected, annotations=votes, **row)
 
 
 def feedback_of(comparisons: Sequence[Comparison]) -> list[Feedback]:
@@ -151,9 +150,7 @@ def _asked(section: PairsSection, context: Context, prompts: Sequence[Prompt]) -
     places = range((context.round - 1) * size, (context.round - 1) * size + 2 * len(prompts))
     for place, row in zip(places, endless(len(prompts), places, context.seed), strict=True):
         first.setdefault(row, place)
-        if len(first) == size:
-            break
-    return {place: prompts[row] for row, place in first.items()}
+    return {place: prompts[row] for row, place in islice(first.items(), size)}
 
 
 def _answered(section: PairsSection, context: Context, prompts: dict[int, Prompt], run: RunDirectory) -> Answers:
@@ -173,7 +170,7 @@ def _answered(section: PairsSection, context: Context, prompts: dict[int, Prompt
         for start in range(0, len(missing), chunk):
             places, part = zip(*missing[start : start + chunk], strict=True)
             how: dict[str, Any] = {"num_samples": section.samples_per_prompt, "seed": context.seed, "ordinals": list(places)}
-            fresh = _rows(engine.generate(list(part), section.sampling, **how), scorer)
+            fresh = list(_rows(engine.generate(list(part), section.sampling, **how), scorer))
             append_jsonl(path, fresh)
             answers |= {row["id"]: row for row in fresh}
             if progress is not None:
@@ -193,16 +190,15 @@ def _check_sampling(section: PairsSection, context: Context, note: Path, *, begu
     write_json(note, sampling)
 
 
-def _rows(groups: Sequence[RolloutGroup], scorer: RewardSource | None) -> list[Json]:
+def _rows(groups: Sequence[RolloutGroup], scorer: RewardSource | None) -> Iterator[Json]:
     """Lines of `answers.jsonl`."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    scores, rows = iter([Score(None)] * len(rollouts) if scorer is None else scorer.score(rollouts)), []
+    scores = iter([Score(None)] * len(rollouts) if scorer is None else scorer.score(rollouts))
     for group in groups:
         own = [next(scores) for _ in group.rollouts]
         row = {"id": group.prompt.id, "prompt": group.prompt.text, "responses": [rollout.text for rollout in group.rollouts]}
         members = [[value for name, value in sorted(s.parts.items()) if name.startswith("member_")] for s in own]
-        rows.append({**row, "scores": [score.value for score in own], "members": members})
-    return rows
+        yield {**row, "scores": [score.value for score in own], "members": members}
 
 
 def _chosen(section: PairsSection, context: Context, answers: Answers, run: RunDirectory) -> list[Pair]:
