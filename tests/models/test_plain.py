@@ -40,14 +40,13 @@ SMALL = {"vocab_size": 50, "num_hidden_layers": 1, "hidden_size": 32, "intermedi
 def test_the_text_of_the_template_gives_the_ids_that_are_trained_on(template, system, stop_ids):
     tokenizer = tiny_tokenizer()
     encoder = ChatEncoder(tokenizer, stop_ids, template, system)
-    stops = tuple(tokenizer.decode([i]) for i in stop_ids)
     for talk in TALKS:
         rows = [{"role": m.role, "content": m.content} for m in talk]
         for whole in (True, False):
-            tokenizer.chat_template = whole_template(template, system, stops, to_the_end=whole)
+            tokenizer.chat_template = whole_template(encoder, to_the_end=whole)
             asked = tokenizer.apply_chat_template(rows[:-1], tokenize=False, add_generation_prompt=True)
             assert tuple(tokenizer(asked, add_special_tokens=False).input_ids) == encoder.prompt(talk[:-1])
-        tokenizer.chat_template = whole_template(template, system, stops, to_the_end=True)
+        tokenizer.chat_template = whole_template(encoder, to_the_end=True)
         told = tokenizer.apply_chat_template(rows, tokenize=False)
         assert tuple(tokenizer(told, add_special_tokens=False).input_ids) == encoder.conversation(talk).ids
 

@@ -29,7 +29,7 @@ from tether.run.roles import encoder_of, load_policy
 def collected(root, **section):
     """The summary of [pairs], and the labels."""
     (summary,) = run_recipe(collection(root, **section)).values()
-    labels = comparisons_of(root / "pairs")
+    labels = list(comparisons_of(root / "pairs"))
     assert len(labels) == summary["num_pairs"]
     return summary, labels
 

@@ -40,7 +40,7 @@ def test_every_round_adds_labels_of_new_answers_and_all_labels_teach(finished):
     first, second = (lines(root / f"round-0{n}" / "pairs" / "chosen.jsonl") for n in (1, 2))
     assert {row["chosen_by"] for row in first} == {"random"} and {row["chosen_by"] for row in second} == {"uncertain"}
     assert not {row["item"] for row in first} & {row["item"] for row in second}
-    labels = [comparisons_of(root / f"round-0{n}" / "pairs") for n in (1, 2)]
+    labels = [list(comparisons_of(root / f"round-0{n}" / "pairs")) for n in (1, 2)]
     assert [one["labels"] for one in summary["rounds"]] == [len(part) for part in labels]
     assert summary["rounds"][1]["labels_so_far"] == sum(map(len, labels))
     taught = summary_of(root / "round-02" / "reward")

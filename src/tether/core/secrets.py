@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 HIDDEN = "***"
@@ -32,11 +32,16 @@ _SECRET_VARIABLE = re.compile(r"(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(?:
 
 def redact_addresses(value: Any) -> Any:
     """Plain values without the passwords in their addresses, and nothing else changed: for settings that are read back."""
+    return with_texts(value, lambda text: _IN_ADDRESS.sub(rf"\g<1>{HIDDEN}", text))
+
+
+def with_texts(value: Any, change: Callable[[str], str]) -> Any:
+    """Plain values whose texts are changed, at any depth; names stay."""
     if isinstance(value, str):
-        return _IN_ADDRESS.sub(rf"\g<1>{HIDDEN}", value)
+        return change(value)
     if isinstance(value, Mapping):
-        return {key: redact_addresses(item) for key, item in value.items()}
-    return [redact_addresses(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {key: with_texts(item, change) for key, item in value.items()}
+    return [with_texts(item, change) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def redact(text: str, environment: Mapping[str, str] | None = None) -> str:

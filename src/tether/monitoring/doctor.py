@@ -201,7 +201,7 @@ def dropout(role_name: str, role: Role, forward: Callable[[], Tensor]) -> Result
     """No dropout while a role samples, scores or is compared: two passes over one batch are equal."""
     modules = [*role.model.named_modules(), *(() if role.head is None else role.head.named_modules())]
     active = [path for path, m in modules if isinstance(m, nn.Dropout) and m.training and m.p > 0]
-    with torch.random.fork_rng(devices=[role.device] if role.device.type == "cuda" else []):
+    with torch.no_grad(), torch.random.fork_rng(devices=[role.device] if role.device.type == "cuda" else []):
         difference = float((forward() - forward()).abs().max())
     evidence = f"two passes differ by {difference:.3g}; dropout layers that are on: {', '.join(active[:1]) or 'none'}"
     faults = {"dropout-on": bool(active) or difference > 1e-4}

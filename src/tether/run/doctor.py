@@ -137,7 +137,7 @@ def check_stage(stage: OnlineStage, prompts: Sequence[Prompt], *, digest: str | 
     with unseeded(stage):
         probe, results = Probe(stage, prompts), []
         for name, role in _roles(stage).items():
-            results.append(doctor.dropout(name, role, lambda role=role: probe.hidden(role)))
+            results.append(doctor.dropout(name, role, lambda role=role: role.hidden(probe.experience.batches[0]).float()))
         if any(isinstance(result, Finding) for result in results):
             return [*results, Unexamined("all else", "dropout would look like other faults: switch it off first")]
         results += [*_reference_checks(stage, probe, digest), doctor.lost_updates(stage.learner.optimizer)]
@@ -173,9 +173,12 @@ class Probe:
         scores = [Score(0.5 + n, steps=((len(r.response_ids) - 1, 0.5 + n),)) for n, r in enumerate(self.rollouts)]
         return Experience(self.rollouts, scores, stage.encoder, size, stage.policy.device, document_tokens=limit)
 
-    @torch.no_grad()
-    def hidden(self, role: Role) -> Tensor:
-        return role.hidden(self.experience.batches[0]).float()
+    def drifted(self, drift: Tensor | float) -> Experience:
+        """The same, where the policy stands `drift` nats a token above its reference."""
+        experience = self.gathered()
+        experience.logprobs = self.logprobs * self.mask
+        experience.reference_logprobs = (self.logprobs - drift) * self.mask
+        return experience
 
     @torch.no_grad()
     def measure(self, role: Role, temperature: float | None = None) -> tuple[Tensor, Tensor]:
@@ -224,7 +227,8 @@ def _shaping_checks(stage: PolicyGradient, probe: Probe) -> list[Result]:
     drifted = torch.zeros_like(probe.logprobs)
     drifted[:: config.samples_per_prompt] = 1.0  # one sample of each group: a drift of all would vanish in the baseline
     try:
-        calm, moved = (_shaped(stage, probe, drift) for drift in (torch.zeros_like(drifted), drifted))
+        with torch.no_grad():
+            calm, moved = (stage.shape(probe.drifted(drift)) for drift in (0.0, drifted))
         results = [doctor.score_once(calm, [len(r.response_ids) for r in probe.rollouts])]
         if not stage.kl_coefficient:
             return [*results, Unexamined("KL sign", "kl.coefficient = 0: no KL is paid")]
@@ -237,19 +241,9 @@ def _shaping_checks(stage: PolicyGradient, probe: Probe) -> list[Result]:
         stage.load_state(state)
 
 
-@torch.no_grad()
-def _shaped(stage: PolicyGradient, probe: Probe, drift: Tensor) -> Tensor:
-    """Rewards where the policy stands `drift` nats a token above its reference."""
-    experience = probe.gathered()
-    experience.logprobs = probe.logprobs * probe.mask
-    experience.reference_logprobs = (probe.logprobs - drift) * probe.mask
-    return stage.shape(experience)
-
-
 def _loss(stage: PolicyGradient, probe: Probe, drift: float) -> float:
     """The loss of the first micro-batch at no advantage, the reference `drift` nats a token below the policy."""
-    experience = probe.gathered()
-    experience.logprobs, experience.reference_logprobs = probe.logprobs.clone(), probe.logprobs - drift
+    experience = probe.drifted(drift)
     experience.weights = stage.weights(experience)
     try:
         return stage.accumulate(experience, 0, max(1, int(experience.part("mask", 0).sum())))["loss"]

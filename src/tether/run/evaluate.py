@@ -10,7 +10,7 @@ import re
 import statistics
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,10 +20,10 @@ from pydantic import Field
 from tether.core.errors import ConfigError
 from tether.core.protocols import doing
 from tether.core.rundir import RunDirectory, read_json, write_json, write_jsonl
-from tether.core.types import Prompt, Rollout, Sampling, Score
+from tether.core.types import Json, Prompt, Rollout, Sampling, Score
 from tether.evaluation.decoding import answers_at, control, other_temperatures
 from tether.evaluation.likelihood import kl_to_reference
-from tether.evaluation.winrate import before_and_after, mean_estimate
+from tether.evaluation.winrate import mean_estimate
 from tether.models.trunk import Role
 from tether.run.judges import BY_KIND, AFunction, AModel, TextJudge, described, text_judge
 from tether.run.models import open_model
@@ -117,38 +117,35 @@ class _Asked:
 
     def gained(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
         """Gold before and after, gain and win rate with their intervals, parts, and what decoding alone gives."""
-        scores = self.judged(before["texts"]), self.judged(after["texts"])
-        start, trained = (_values(side) for side in scores)
-        measured, parts = before_and_after(start, trained, self.groups), [_mean_parts(side) for side in scores]
-        if measured is None:
-            reason = next((score.reason for score in scores[1] if score.reason), "")
+        own = self.sampling.temperature
+        controls = control(self._scores_by_temperature(before), self._scores_by_temperature(after), self.groups, own)
+        if (measured := controls["by_temperature"].get(f"{own:g}")) is None:
+            reason = next((score.reason for score in self.judged(after["texts"]) if score.reason), "")
             raise ConfigError(
                 f"the judge scored no answer of both sides{f': {reason}' if reason else ''}. Look at evaluate.judge"
             )
         gold: dict[str, Any] = {f"gold_{name}": measured[name]["value"] for name in ("before", "after")}
         gold |= {f"gold_{name}": measured[name] for name in ("gain", "win_rate")}
+        parts = [_mean_parts(self.judged(side["texts"])) for side in (before, after)]
         gold["gold_parts"] = {k: {"before": parts[0][k], "after": parts[1][k]} for k in parts[0]}
-        own = self.sampling.temperature
-        controls = control({own: start, **self._decoded(before)}, {own: trained, **self._decoded(after)}, self.groups, own)
         return {**gold, "gold_by_temperature": controls.pop("by_temperature"), **controls}
 
-    def _decoded(self, answers: Mapping[str, Any]) -> dict[float, list[float | None]]:
-        return {float(t): _values(self.judged(side["texts"])) for t, side in answers["decoded"].items()}
+    def _scores_by_temperature(self, answers: Mapping[str, Any]) -> dict[float, list[float | None]]:
+        sides = {self.sampling.temperature: answers, **{float(t): side for t, side in answers["decoded"].items()}}
+        return {t: [score.value for score in self.judged(side["texts"])] for t, side in sides.items()}
 
-    def rows(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[dict[str, Any]]:
+    def rows(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Json]:
         """A line an answer: the start's, the first policy's, and those of the others."""
         first, *others = after
         sides = {"before": self._scored(before), "after": self._scored(after[first])}
         arms = {name.removeprefix(f"{first}-"): self._scored(after[name]) for name in others}
-        rows = []
         for i, prompt in enumerate(self.prompts):
             row = {"id": prompt.id, "kind": prompt.metadata.get("kind", ""), "prompt": prompt.text}
             for name, answers in sides.items():
                 text, score = answers[i]
                 row |= {name: text, f"gold_{name}": score.value, f"parts_{name}": score.parts}
             row["arms"] = {name: {"response": answers[i][0], "gold": answers[i][1].value} for name, answers in arms.items()}
-            rows.append(row)
-        return rows
+            yield row
 
     def _scored(self, answers: Mapping[str, Any]) -> list[tuple[str, Score]]:
         return list(zip(answers["texts"], self.judged(answers["texts"]), strict=True))
@@ -169,10 +166,6 @@ def _texts(rollouts: Sequence[Rollout]) -> dict[str, Any]:
         "finished": statistics.fmean(r.finished for r in rollouts),
         "length": statistics.fmean(len(r.response_ids) for r in rollouts),
     }
-
-
-def _values(scores: Sequence[Score]) -> list[float | None]:
-    return [score.value for score in scores]
 
 
 def _mean_parts(scores: Sequence[Score]) -> dict[str, float]:

@@ -17,7 +17,7 @@ from tether.core.rundir import read_json
 from tether.core.types import Conversation, Json, Message, assistant, user
 from tether.data.batches import make_batch
 from tether.data.chat import Encoded
-from tether.learner.checkpoint import load_checkpoint, unnumbered
+from tether.learner.checkpoint import complete_checkpoints, load_checkpoint, unnumbered
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, make_readable
@@ -138,10 +138,8 @@ def standing(source: str) -> str:
 
 def _checkpoint(path: Path) -> Source:
     if not (path / "COMPLETE").is_file():
-        whole = sorted(p.parent.name for p in path.parent.glob("step-*/COMPLETE"))
-        raise RunError(
-            f"{path} is not a whole checkpoint. " + (f"There are {', '.join(whole)}." if whole else "There is no other.")
-        )
+        whole = ", ".join(other.name for other in complete_checkpoints(path.parent))
+        raise RunError(f"{path} is not a whole checkpoint. {f'There are {whole}.' if whole else 'There is no other.'}")
     stage = path.resolve().parent.parent
     section = section_of(read_json(stage / "config.json"))
     if section is None:
@@ -188,10 +186,8 @@ def role_of_checkpoint(path: Path, config: Json) -> tuple[Role, LoadedModel]:
     weights = unnumbered("best", tensors) or unnumbered("ema", tensors) or unnumbered("master", tensors)
     loaded = open_model(build(ModelConfig, config["model"], where=f"{path}: model"), seed=config["seed"])
     lora = LoraConfig.model_validate(config[name]["lora"]) if config[name].get("lora") else False
-    head = None
-    if name in ("reward", "process"):
-        outputs = len(weights[-1]) if weights else 0  # the head's bias comes last
-        head = new_head(loaded, outputs=max(1, outputs))
+    trains_head = name in ("reward", "process")  # whose bias is the last of its weights
+    head = new_head(loaded, outputs=len(weights[-1]) if weights else 1) if trains_head else None
     role = new_role(loaded, "own", lora, seed=0, head=head)
     parameters = role.parameters()
     if [tensor.shape for tensor in weights[: len(parameters)]] != [parameter.shape for parameter in parameters]:
@@ -239,11 +235,7 @@ class Writer:
             model.generation_config.eos_token_id = list(stop_ids)
         else:
             settle_padding(model, self.tokenizer, stop_ids, may_grow=not self.adapter)
-        stops = tuple(self.tokenizer.decode([i]) for i in stop_ids)
-        encoder, whole = self.encoder, head is not None
-        self.tokenizer.chat_template = whole_template(
-            encoder.template, encoder.system_prompt, stops, to_the_end=whole, adds_stops=encoder.adds_stops
-        )
+        self.tokenizer.chat_template = whole_template(self.encoder, to_the_end=head is not None)
         with quiet():
             if self.adapter:
                 assert self.role.adapter is not None
@@ -290,8 +282,7 @@ class Writer:
 
         tokenizer, waiting = AutoTokenizer.from_pretrained(folder), self.kind == "policy"
         rows = [turn.as_row() for turn in (talk[:-1] if waiting else talk)]
-        text = tokenizer.apply_chat_template(rows, tokenize=False, add_generation_prompt=waiting)
-        return tokenizer(text, add_special_tokens=False)["input_ids"]
+        return tokenizer.apply_chat_template(rows, add_generation_prompt=waiting, return_dict=True)["input_ids"]
 
     def _expected(self, ids: tuple[int, ...]) -> Tensor:
         """tether's numbers: of each token but the first its log-probability, the score, or each token's logits."""

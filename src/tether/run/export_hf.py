@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from tether.core.errors import ModelError
+from tether.data.chat import ChatEncoder
 from tether.models.heads import ScalarHead
 from tether.models.pretrained import quiet
 from tether.models.trunk import Role
@@ -123,27 +124,25 @@ def settle_padding(model: Any, tokenizer: Any, stop_ids: tuple[int, ...], *, may
     model.config.pad_token_id = model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
 
 
-def whole_template(
-    template: str, system_prompt: str | None, stops: tuple[str, ...], *, to_the_end: bool, adds_stops: bool = True
-) -> str:
-    """A chat template that renders what tether encodes, for those who tokenize its text.
+def whole_template(encoder: ChatEncoder, *, to_the_end: bool) -> str:
+    """A chat template that renders what the encoder encodes, for those who tokenize its text.
+
+    Where the encoder's template writes no stop token after a reply, its first one comes, as in data.chat.
 
     Args:
-        system_prompt: what stands before conversations without a system message.
-        stops: the tokens that end a turn.
         to_the_end: a whole conversation ends with the last reply's stop token, where a reward model reads its score: what the
-            template writes after it goes. Where it writes none after a reply, the first of `stops` comes, as in data.chat.
-        adds_stops: the template may write none after a reply; False leaves it as it is where nothing else is asked.
+            template writes after it goes.
     """
-    start = ""
-    if system_prompt is not None:
-        system = f"[{{'role': 'system', 'content': {system_prompt!a}}}]"
+    start, stops = "", [encoder.tokenizer.decode([i]) for i in encoder.stop_ids]
+    if encoder.system_prompt is not None:
+        system = f"[{{'role': 'system', 'content': {encoder.system_prompt!a}}}]"
         start = (
             f"{{%- if messages[0]['role'] != 'system' -%}}{{%- set messages = {system} + messages -%}}{{%- endif -%}}{{{{ '' }}}}"
         )
-    if not to_the_end and not adds_stops:
-        return start + template
+    if not to_the_end and not encoder.adds_stops:
+        return start + encoder.template
     # The quiet expressions keep white space that tags beside it would swallow.
-    parts = {"WHOLE": "{{ '' }}" + template.removesuffix("\n") + "{{ '' }}", "START": start, "REST": str(not to_the_end).lower()}
+    whole = "{{ '' }}" + encoder.template.removesuffix("\n") + "{{ '' }}"
+    parts = {"WHOLE": whole, "START": start, "REST": str(not to_the_end).lower()}
     around = (Path(__file__).parent / "whole_template.jinja").read_text(encoding="utf-8").removesuffix("\n")
-    return Template(around).substitute(parts, STOPS=ascii(list(stops)), STOP=ascii(stops[0]))
+    return Template(around).substitute(parts, STOPS=ascii(stops), STOP=ascii(stops[0]))

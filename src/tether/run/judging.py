@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -14,7 +14,7 @@ from tether.core.config import digest
 from tether.core.errors import DataError, MissingFileError
 from tether.core.protocols import RewardSource
 from tether.core.types import Comparison, Conversation, Json, Prompt, Rollout, Sampling, StopReason
-from tether.data.chat import ChatEncoder
+from tether.data.chat import ChatEncoder, Encoded
 from tether.data.sources import Quarantine, group_of
 from tether.evaluation.reward_quality import judge_rewards
 from tether.evaluation.winrate import mean_estimate, pairwise_accuracy, win_rate
@@ -100,20 +100,20 @@ def judge_report(rows: Sequence[Comparison], judgments: Sequence[Judgment], temp
     """
     failures = reasons(judgments)
     judged = [(row, j) for row, j in zip(rows, judgments, strict=True) if j.log_odds is not None]
-    parsed = sum(j.bias is None for _, j in judged)
+    masses = [j.mass for _, j in judged if j.bias is not None]
     report: Json = {
         "num_pairs": len(rows),
         "num_judged": len(judged),
         "failures": dict(failures.most_common()),
         "num_lasting": sum(failures[reason] for reason in LASTING),
-        "num_parsed": parsed,
-        "mass": _mean([j.mass for _, j in judged if j.bias is not None]),
+        "num_parsed": len(judged) - len(masses),
+        "mass": statistics.fmean(masses) if masses else None,
         "position": None,
         "agreement": None,
     }
     if judged:
         probabilities = [p for _, j in judged if (p := j.probability(temperature)) is not None]
-        report["undecided"] = _mean([float(abs(p - 0.5) < UNDECIDED) for p in probabilities])
+        report["undecided"] = statistics.fmean([float(abs(p - 0.5) < UNDECIDED) for p in probabilities])
         report["position"] = _position([row for row, _ in judged], [j for _, j in judged])
         directed = [(row, j) for row, j in judged if not row.tie and row.probability != 0.5]
         if len(directed) > 1:
@@ -183,10 +183,6 @@ def _kappa(drawn: Sequence[bool], odds: Sequence[float]) -> Json:
     return asdict(pair.kappa)
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return math.fsum(values) / len(values) if values else None
-
-
 def reasons(judgments: Sequence[Judgment]) -> Counter[str]:
     """How many have no verdict, by what went wrong."""
     return Counter(j.reason.partition(": ")[0] or "unknown" for j in judgments if j.log_odds is None)
@@ -220,11 +216,17 @@ def bench_rewards(
         quarantine = Quarantine(keep=0)
         rows = load_rows(DataConfig(path=file, format=format, limit=limit), Comparison, quarantine)
         name = Path(file).name if Path(file).name not in results else file
-        fitting = [row for row in rows if _fits(row, encoder, max_length)]
+        pairs = [(row, [as_rollout((*row.prompt, *side), encoder) for side in (row.chosen, row.rejected)]) for row in rows]
+        pairs = [(row, sides) for row, sides in pairs if all(len(r.prompt_ids + r.response_ids) <= max_length for r in sides)]
+        fitting, rollouts = [row for row, _ in pairs], [side for _, sides in pairs for side in sides]
         if not fitting:
             raise DataError(f"{file}: none of its {len(rows)} pairs fits into {max_length} tokens. Raise --max-length")
-        bar = announce(name) if announce else None
-        chosen, rejected = _scores(source, encoder, fitting, bar)
+        bar, scores = announce(name) if announce else None, []
+        for start in range(0, len(rollouts), SCORED):
+            scores += [score.value for score in source.score(rollouts[start : start + SCORED])]
+            if bar:
+                bar(len(scores) // 2, len(fitting), {})
+        chosen, rejected = scores[::2], scores[1::2]
         results[name] = judge_rewards(fitting, chosen, rejected)
         results[name] |= {"num_too_long": len(rows) - len(fitting), "quarantine": quarantine.summary()}
         every += zip(fitting, chosen, rejected, strict=True)
@@ -245,28 +247,9 @@ def scorer_of(model: str, label: str | None = None, max_length: int = 2048) -> t
     return ClassifierReward.load(ClassifierConfig(source=model, label=label, max_length=max_length)), None
 
 
-def _fits(row: Comparison, encoder: ChatEncoder | None, max_length: int) -> bool:
-    sides = (row.chosen, row.rejected)
-    return encoder is None or all(len(encoder.conversation((*row.prompt, *side), "last")) <= max_length for side in sides)
-
-
-def _scores(
-    source: RewardSource, encoder: ChatEncoder | None, rows: Sequence[Comparison], bar: Progress | None
-) -> tuple[list[float | None], list[float | None]]:
-    rollouts = [as_rollout((*row.prompt, *side), encoder) for row in rows for side in (row.chosen, row.rejected)]
-    scores: list[float | None] = []
-    for start in range(0, len(rollouts), SCORED):
-        scores += [score.value for score in source.score(rollouts[start : start + SCORED])]
-        if bar:
-            bar(len(scores) // 2, len(rows), {})
-    return scores[::2], scores[1::2]
-
-
 def as_rollout(conversation: Conversation, encoder: ChatEncoder | None) -> Rollout:
     """A conversation as if its last turn had been sampled; without an encoder by its text alone."""
-    ids, length = (), 0
-    if encoder is not None:
-        encoded = encoder.conversation(conversation, "last")
-        ids, length = encoded.ids, encoded.prompt_length
+    encoded = Encoded((), ()) if encoder is None else encoder.conversation(conversation, "last")
+    ids, length = encoded.ids, encoded.prompt_length
     prompt, text = Prompt(conversation[:-1]), conversation[-1].content
     return Rollout(ids[:length], ids[length:], (), StopReason.STOP_TOKEN, text, 0, 0, Sampling(), prompt)

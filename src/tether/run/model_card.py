@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tether import __version__
 from tether.core.rundir import read_json
-from tether.core.secrets import redact_value
+from tether.core.secrets import redact_value, with_texts
 from tether.core.stages import STAGES
 from tether.core.types import Json
 from tether.models.config import PACKAGE_PREFIX, TINY
@@ -134,12 +134,4 @@ def _cell(value: Any) -> str:
 
 def _public(value: Any) -> Any:
     """The same without secrets, and with paths cut to their last name."""
-    return _cut(redact_value(value))
-
-
-def _cut(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _cut(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_cut(item) for item in value]
-    return LONG_PATH.sub("", CREDENTIALS.sub("", value)) if isinstance(value, str) else value
+    return with_texts(redact_value(value), lambda text: LONG_PATH.sub("", CREDENTIALS.sub("", text)))

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -115,8 +116,7 @@ def train(section: PairsSection, context: Context, rows: Sequence[Prompt], run: 
     start, prompts = time.perf_counter(), _asked(section, context, rows)
     answers = _answered(section, context, prompts, run)
     chosen = None if section.labels is None else _chosen(section, context, answers, run)
-    by_id = {prompt.id: prompt for prompt in prompts.values()}
-    comparisons, summary = _Collector(section, context, by_id, run).judged(answers, chosen)
+    comparisons, summary = _Collector(section, context, [*prompts.values()], answers, run).judged(chosen)
     if not comparisons:
         raise RunError(f"{run.path}: no pair has a verdict of more than half: ask more people, or about more pairs")
     write_rows(run.path / "pairs.jsonl", comparisons)
@@ -124,14 +124,12 @@ def train(section: PairsSection, context: Context, rows: Sequence[Prompt], run: 
     return {**counts, **({} if chosen is None else {"asked": len(chosen)}), **summary, "seconds": time.perf_counter() - start}
 
 
-def comparisons_of(folder: Path) -> list[Comparison]:
+def comparisons_of(folder: Path) -> Iterator[Comparison]:
     """What was judged in the folder of a finished stage, whatever characters are in it."""
-    comparisons = []
     for row in read_jsonl(folder / "pairs.jsonl"):
         prompt, chosen, rejected = (turns_of(row.pop(name)) for name in ("prompt", "chosen", "rejected"))
         votes = tuple(Annotation(**vote) for vote in row.pop("annotations", ()))
-        comparisons.append(Comparison(prompt, chosen, rejected, annotations=votes, **row))
-    return comparisons
+        yield Comparison(prompt, chosen, rejected, annotations=votes, **row)
 
 
 def feedback_of(comparisons: Sequence[Comparison]) -> list[Feedback]:
@@ -152,13 +150,11 @@ def _asked(section: PairsSection, context: Context, prompts: Sequence[Prompt]) -
     places = range((context.round - 1) * size, (context.round - 1) * size + 2 * len(prompts))
     for place, row in zip(places, endless(len(prompts), places, context.seed), strict=True):
         first.setdefault(row, place)
-        if len(first) == size:
-            break
-    return {place: prompts[row] for row, place in first.items()}
+    return {place: prompts[row] for row, place in islice(first.items(), size)}
 
 
 def _answered(section: PairsSection, context: Context, prompts: dict[int, Prompt], run: RunDirectory) -> Answers:
-    """Answers by prompt, written as they come; scored by the last round's reward model if the choice of pairs asks it."""
+    """Answers prompt by prompt, written as they come; scored by the last round's reward model if the choice of pairs asks it."""
     path, progress = run.path / "answers.jsonl", context.progress
     answers = {row["id"]: row for row in read_jsonl(path)}
     _check_sampling(section, context, run.path / "sampling.json", begun=bool(answers))
@@ -174,7 +170,7 @@ def _answered(section: PairsSection, context: Context, prompts: dict[int, Prompt
         for start in range(0, len(missing), chunk):
             places, part = zip(*missing[start : start + chunk], strict=True)
             how: dict[str, Any] = {"num_samples": section.samples_per_prompt, "seed": context.seed, "ordinals": list(places)}
-            fresh = _rows(engine.generate(list(part), section.sampling, **how), scorer)
+            fresh = list(_rows(engine.generate(list(part), section.sampling, **how), scorer))
             append_jsonl(path, fresh)
             answers |= {row["id"]: row for row in fresh}
             if progress is not None:
@@ -194,16 +190,15 @@ def _check_sampling(section: PairsSection, context: Context, note: Path, *, begu
     write_json(note, sampling)
 
 
-def _rows(groups: Sequence[RolloutGroup], scorer: RewardSource | None) -> list[Json]:
+def _rows(groups: Sequence[RolloutGroup], scorer: RewardSource | None) -> Iterator[Json]:
     """Lines of `answers.jsonl`."""
     rollouts = [rollout for group in groups for rollout in group.rollouts]
-    scores, rows = iter([Score(None)] * len(rollouts) if scorer is None else scorer.score(rollouts)), []
+    scores = iter([Score(None)] * len(rollouts) if scorer is None else scorer.score(rollouts))
     for group in groups:
         own = [next(scores) for _ in group.rollouts]
         row = {"id": group.prompt.id, "prompt": group.prompt.text, "responses": [rollout.text for rollout in group.rollouts]}
         members = [[value for name, value in sorted(s.parts.items()) if name.startswith("member_")] for s in own]
-        rows.append({**row, "scores": [score.value for score in own], "members": members})
-    return rows
+        yield {**row, "scores": [score.value for score in own], "members": members}
 
 
 def _chosen(section: PairsSection, context: Context, answers: Answers, run: RunDirectory) -> list[Pair]:
@@ -221,49 +216,49 @@ def _chosen(section: PairsSection, context: Context, answers: Answers, run: RunD
         responses[row["id"]] = list(distinct.values())
     seed = context.seed + len(context.earlier)
     config = PairsConfig.model_validate({"strategy": how, "num_pairs": section.labels, "seed": seed})
-    pairs, rows = [], []
+    rows = []
     for pair in choose_pairs(responses, config, asked=asked):
         place = places[pair.prompt]
         first, second = sorted(map(answers[place]["responses"].index, (pair.first, pair.second)))
-        pairs.append((place, first, second))
-        rows.append({"place": pairs[-1], "item": pair.item, "chosen_by": how})
-    if not pairs:
+        rows.append({"place": (place, first, second), "item": pair.item, "chosen_by": how})
+    if not rows:
         raise DataError(f"{run.path}: the answers give no pair to judge: they are all alike. Sample more, or hotter")
     write_jsonl(run.path / "chosen.jsonl", rows)
-    return pairs
+    return [row["place"] for row in rows]
 
 
 @dataclass
 class _Collector:
-    """Has pairs judged as the section says."""
+    """Has pairs of answers to the prompts, place by place, judged as the section says."""
 
     section: PairsSection
     context: Context
-    prompts: Mapping[str, Prompt]
+    prompts: Sequence[Prompt]
+    answers: Answers
     run: RunDirectory
 
-    def judged(self, answers: Answers, chosen: Sequence[Pair] | None) -> Labelled:
+    def judged(self, chosen: Sequence[Pair] | None) -> Labelled:
         """Labels of the chosen pairs (None: of all), and what is known of those who gave them."""
         judge = self.section.judge
         if isinstance(judge, FunctionJudge):
-            return self._simulated(judge, answers, chosen)
+            return self._simulated(judge, chosen)
         if chosen is None:
-            texts = [row["responses"] for row in answers]
+            texts = [row["responses"] for row in self.answers]
             chosen = [(p, a, b) for p, row in enumerate(texts) for b in range(len(row)) for a in range(b) if row[a] != row[b]]
-        return self._by_people(answers, chosen) if judge == "people" else self._by_model(judge, answers, chosen)
+        return self._by_people(chosen) if judge == "people" else self._by_model(judge, chosen)
 
-    def _simulated(self, judge: FunctionJudge, answers: Answers, chosen: Sequence[Pair] | None) -> Labelled:
+    def _simulated(self, judge: FunctionJudge, chosen: Sequence[Pair] | None) -> Labelled:
         """Annotators who follow the function's scores, with the noise of the first round."""
         context, first = self.context, self.context.earlier[:1]
-        prompts, responses = [self.prompts[row["id"]] for row in answers], [row["responses"] for row in answers]
-        asked = [(prompt, text) for prompt, texts in zip(prompts, responses, strict=True) for text in texts]
-        flat = text_judge(judge, self.context.root)([prompt for prompt, _ in asked], [text for _, text in asked])
+        responses = [row["responses"] for row in self.answers]
+        asked = [(prompt, text) for prompt, texts in zip(self.prompts, responses, strict=True) for text in texts]
+        flat = text_judge(judge, context.root)([prompt for prompt, _ in asked], [text for _, text in asked])
         scored = [score.value for score in flat if score.value is not None]
         # An answer whose score failed stands in no pair, as an empty one does.
         usable = iter([("", 0.0) if s.value is None else (text, s.value) for s, (_, text) in zip(flat, asked, strict=True)])
         judged = [[next(usable) for _ in texts] for texts in responses]
         comparisons, figures = label_pairs(
-            prompts,
+            self.prompts,
             [[text for text, _ in row] for row in judged],
             [[score for _, score in row] for row in judged],
             agreement=self.section.annotator_agreement,
@@ -277,7 +272,7 @@ class _Collector:
         summary = figures | {"gold_of_answers": statistics.fmean(scored), **failed}
         return [_with_fluency(c, fluent) for c in comparisons], summary
 
-    def _by_model(self, config: JudgeConfig, answers: Answers, chosen: Sequence[Pair]) -> Labelled:
+    def _by_model(self, config: JudgeConfig, chosen: Sequence[Pair]) -> Labelled:
         """Soft labels of a language model that sees each pair in both orders."""
         section, context, run = self.section, self.context, self.run
         model = configured(config, context.root)
@@ -286,7 +281,7 @@ class _Collector:
         if section.agreement is not None and not agreement.is_file():
             _, report = judge_files(judge, [section.agreement])
             write_json(agreement, {"judge": judge.name, **next(iter(report.values()))})
-        rows = [self._pair(answers, *pair) for pair in chosen]
+        rows = [self._pair(*pair) for pair in chosen]
         judgments = judged_pairs(judge, rows, context.progress)
         why = reasons(judgments)
         if why.total() > MOST_FAILED * len(rows) or why.keys() & {SPENT, DOWN, QUOTA}:
@@ -298,21 +293,21 @@ class _Collector:
         summary = judge_report(rows, judgments, judge.temperature)
         return judge.label(rows, judgments), {**summary, "judge": judge.name, "usage": dict(judge.model.usage())}
 
-    def _by_people(self, answers: Answers, chosen: Sequence[Pair]) -> Labelled:
+    def _by_people(self, chosen: Sequence[Pair]) -> Labelled:
         """Put the pairs into the store, and take their labels once all are judged."""
         from tether.preferences.exchange import Case, comparisons
         from tether.preferences.importing import import_cases
         from tether.preferences.store import Answer, Store
 
         section, context, rows = self.section, self.context, list(read_jsonl(self.run.path / "chosen.jsonl"))
-        items = [row["item"] for row in rows] or [[row["id"], row["responses"]] for row in answers]
+        items = [row["item"] for row in rows] or [[row["id"], row["responses"]] for row in self.answers]
         # Another run may have a folder of this name and the same store: a round is known by its pairs, too.
         name = f"{context.root.name}/{context.folder.parent.name}/{digest(items)[:6]}"
         model = context.model.source if context.policy is None else f"{context.root.name} before round {context.round}"
         how = {"temperature": section.temperature, "max_new_tokens": section.max_new_tokens}
         strategy, cases = rows[0]["chosen_by"] if rows else "random", []
         for p, a, b in chosen:
-            pair, scores = self._pair(answers, p, a, b), answers[p]["scores"]
+            pair, scores = self._pair(p, a, b), self.answers[p]["scores"]
             common = {"group": pair.group, "model": model, "sampling": how}
             sides = [Answer(pair.prompt, text, score=scores[k], **common) for k, text in ((a, pair.chosen), (b, pair.rejected))]
             cases.append(Case(sides[0], sides[1], needed=section.ask, strategy=strategy, round=name))
@@ -329,14 +324,11 @@ class _Collector:
                 )
             return list(comparisons(store, section.how, round=name)), {"store": section.store, **tasks}
 
-    def _pair(self, answers: Answers, place: int, a: int, b: int) -> Comparison:
+    def _pair(self, place: int, a: int, b: int) -> Comparison:
         """Two answers, in the order of their sampling."""
-        row = answers[place]
-        if row["id"] not in self.prompts:
-            raise DataError(f"{self.run.path}: its prompt {row['id']!r} is no longer among the prompts. Take the same ones")
-        prompt = self.prompts[row["id"]]
-        sides = [(assistant(row["responses"][k]),) for k in (a, b)]
-        return Comparison(prompt.messages, *sides, id=f"{row['id']}-{a}-{b}", group=group_of(prompt), probability=0.5)
+        prompt, responses = self.prompts[place], self.answers[place]["responses"]
+        sides = [(assistant(responses[k]),) for k in (a, b)]
+        return Comparison(prompt.messages, *sides, id=f"{prompt.id}-{a}-{b}", group=group_of(prompt), probability=0.5)
 
 
 def _with_fluency(c: Comparison, fluent: dict[tuple[str, str], float]) -> Comparison:

@@ -9,6 +9,12 @@ from typing import Any
 
 from tether.core.errors import ConfigError, RunError
 
+ADVICE = {
+    401: "The hub does not take this token: `hf auth login` with a new one",
+    403: "This token may not write there: take one with the right to write, of the owner or a member",
+}
+"""By the status of the hub's answer."""
+
 
 def open_hub(repository: str) -> Any:
     """The hub's interface (HfApi), of which is known that it answers, and to whom, before anything is computed.
@@ -58,17 +64,13 @@ def _in_words(what: str) -> Iterator[None]:
     """The hub's errors as a sentence that says what to do."""
     from huggingface_hub.errors import HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 
-    advice = "Try again with `hf upload`, which goes on where it was"
     try:
         yield
     except OfflineModeIsEnabled as error:
         raise RunError(f"{what}: HF_HUB_OFFLINE is set. Unset it") from error
     except HfHubHTTPError as error:
         status = error.response.status_code
-        if status == 401:
-            advice = "The hub does not take this token: `hf auth login` with a new one"
-        elif status == 403:
-            advice = "This token may not write there: take one with the right to write, of the owner or a member"
+        advice = ADVICE.get(status, "Try again with `hf upload`, which goes on where it was")
         raise RunError(f"{what}: the hub answers {status}. {advice}") from error
     except (HTTPError, ConnectionError, TimeoutError) as error:
         raise RunError(f"{what}: no hub can be reached ({type(error).__name__}). Is the machine online?") from error

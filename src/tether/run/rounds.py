@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,6 +31,7 @@ from tether.models.config import LoraConfig
 from tether.models.loading import LoadedModel
 from tether.models.trunk import Role
 from tether.preferences.rows import turn_rows
+from tether.run.judging import as_rollout
 from tether.run.models import on_folder, open_model
 from tether.run.online_sections import learned_reward
 from tether.run.roles import attach, encoder_of, local_engine, new_role, save_trained
@@ -39,8 +40,6 @@ from tether.run.stage import Context, drop_checkpoint
 from tether.stages.direct import Direct, DirectConfig
 from tether.stages.online_direct import best_and_worst
 
-Side = tuple[str, Sequence[int]]
-"""An answer: its text and its tokens."""
 Made = tuple[list[Json], dict[str, float | None]]
 """Lines of pairs.jsonl, and what the summary says of the sampling."""
 
@@ -187,44 +186,34 @@ class _Round:
         assert self.context.scorer is not None
         scores = learned_reward(self.context.scorer, self.context.model).score(rollouts)  # let go before the training
         pairs, skipped = best_and_worst(rollouts, scores, samples, missing_stop_penalty=penalty)
-        made = []
-        for pair in pairs:
-            own = {"chosen_score": pair.best_score, "rejected_score": pair.worst_score}
-            made.append(_row(pair.best.prompt, pair.best.prompt_ids, _side(pair.best), _side(pair.worst), **own))
+        made = [_row(pair.best, pair.worst, chosen_score=pair.best_score, rejected_score=pair.worst_score) for pair in pairs]
         values = [score.value for score in scores if score.value is not None]
         return made, {"pairs": len(made), **skipped, "proxy": statistics.fmean(values) if values else None}
 
     def _against_samples(self, rows: Sequence[Demonstration], engine: Engine, encoder: ChatEncoder) -> Made:
         """Each demonstration over one sample; those that cannot be encoded, or were sampled to the letter, are counted."""
-        usable, unusable = {}, 0
+        shown, unusable = {}, 0
         for place, row in self._places(len(rows)).items():
+            turns = rows[row].messages
             try:
-                usable[place] = (rows[row], encoder.conversation(rows[row].messages, "last"))
+                shown[place] = replace(as_rollout(turns, encoder), prompt=Prompt(turns[:-1], rows[row].id, rows[row].metadata))
             except DataError:
                 unusable += 1
-        prompts = {place: Prompt(row.messages[:-1], row.id, row.metadata) for place, (row, _) in usable.items()}
-        made = []
-        for group, (row, encoded) in zip(self._groups(prompts, engine, 1), usable.values(), strict=True):
-            head, sample = encoded.prompt_length, group.rollouts[0]
-            shown = row.messages[-1].content, encoded.ids[head:]
-            if shown[1] != sample.response_ids:
-                made.append(_row(group.prompt, encoded.ids[:head], shown, _side(sample)))
-        return made, {"pairs": len(made), "unusable": unusable, "tied": len(usable) - len(made)}
+        groups = self._groups({place: rollout.prompt for place, rollout in shown.items()}, engine, 1)
+        pairs = [(rollout, group.rollouts[0]) for rollout, group in zip(shown.values(), groups, strict=True)]
+        made = [_row(rollout, sample) for rollout, sample in pairs if rollout.response_ids != sample.response_ids]
+        return made, {"pairs": len(made), "unusable": unusable, "tied": len(pairs) - len(made)}
 
 
-def _side(rollout: Rollout) -> Side:
-    return rollout.text, rollout.response_ids
-
-
-def _row(prompt: Prompt, prompt_ids: Sequence[int], chosen: Side, rejected: Side, **scores: float) -> Json:
+def _row(chosen: Rollout, rejected: Rollout, **scores: float) -> Json:
     """A line of pairs.jsonl: a published layout of comparisons, with the token ids beside the texts."""
-    sides = {"chosen": chosen, "rejected": rejected}
+    prompt, sides = chosen.prompt, {"chosen": chosen, "rejected": rejected}
     return {
         **{"id": prompt.id, "group": group_of(prompt), "prompt": turn_rows(prompt.messages)},
-        **{name: turn_rows((assistant(text),)) for name, (text, _) in sides.items()},
+        **{name: turn_rows((assistant(side.text),)) for name, side in sides.items()},
         **scores,
-        "prompt_ids": list(prompt_ids),
-        **{f"{name}_ids": list(ids) for name, (_, ids) in sides.items()},
+        "prompt_ids": chosen.prompt_ids,
+        **{f"{name}_ids": side.response_ids for name, side in sides.items()},
     }
 
 

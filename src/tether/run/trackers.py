@@ -48,9 +48,7 @@ def check_trackers(names: Sequence[TrackerName]) -> None:
 
 def start_tracker(name: TrackerName, run: TrackedRun) -> Tracker:
     """The tracker of this name, at the beginning of a run or where it was left."""
-    starts: Mapping[TrackerName, Callable[[TrackedRun], Tracker]]
-    starts = {"tensorboard": TensorBoard, "wandb": _wandb, "mlflow": MLflow, "trackio": _trackio}
-    return starts[name](run)
+    return {"tensorboard": TensorBoard, "wandb": _wandb, "mlflow": MLflow, "trackio": _trackio}[name](run)
 
 
 class TensorBoard:

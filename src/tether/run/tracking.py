@@ -13,26 +13,21 @@ import os
 import statistics
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from transformers.utils import flatten_dict
 
 from tether.core.protocols import Tracker
-from tether.core.rundir import is_control, read_json, write_json
+from tether.core.rundir import RECORDS, is_control, read_json, write_json
 from tether.core.types import Json
 from tether.evaluation.peaks import without_none
 from tether.run.trackers import TrackedRun, TrackerName, check_trackers, start_tracker
 
 LOOK_EVERY, RETRY_AFTER, LAST_WAIT = 2.0, 30.0, 30.0
 """Seconds from one look into the folders to the next, after a tracker has failed, and for the rest when the run has ended."""
-RECORDS = ("heldout.jsonl", "metrics.jsonl", "alarms.jsonl", "samples.jsonl")
-"""In the order in which those of one step are sent."""
-Line = tuple[int, int, Json]
-"""A line's step, the place of its file in RECORDS, and what it says."""
 
 
 @contextlib.contextmanager
@@ -113,9 +108,9 @@ class TrackedFolder:
         self.note = folder / f"tracker-{name}.json"
         self.state: Json = {"id": None, "steps": {}, "summary": 0} | (read_json(self.note) if self.note.is_file() else {})
         self.steps: dict[str, int] = self.state["steps"]
-        self.tails = [Tail(folder / record) for record in RECORDS]
-        self.waiting: list[Line] = []
-        self.due: list[Line] = []
+        self.tails = {record: Tail(folder / record) for record in RECORDS}
+        self.waiting: dict[int, dict[str, list[Json]]] = defaultdict(lambda: {record: [] for record in RECORDS})
+        self.due: list[int] = []
         self.tracker: Tracker | None = None
         self.written = 0
 
@@ -124,11 +119,11 @@ class TrackedFolder:
         summary = self.folder / "summary.json"
         self.written = summary.stat().st_mtime_ns if summary.is_file() else 0  # before the rows, of which none comes after it
         finished = self.written != self.state["summary"]
-        for order, tail in enumerate(self.tails):
-            self.waiting += [(row.get("step", 0), order, row) for row in tail.rows(self.steps.get(RECORDS[order], -1))]
-        logged = max((step for step, order, _ in self.waiting if RECORDS[order] == "metrics.jsonl"), default=self.last_step)
-        self.due = sorted((line for line in self.waiting if last or finished or line[0] <= logged), key=itemgetter(0, 1))
-        self.waiting = [line for line in self.waiting if not (last or finished or line[0] <= logged)]
+        for record, tail in self.tails.items():
+            for row in tail.rows(self.steps.get(record, -1)):
+                self.waiting[row.get("step", 0)][record].append(row)
+        logged = max((step for step, rows in self.waiting.items() if rows["metrics.jsonl"]), default=self.last_step)
+        self.due = sorted(step for step in self.waiting if last or finished or step <= logged)
         return bool(self.due) or finished
 
     def send(self) -> None:
@@ -139,8 +134,8 @@ class TrackedFolder:
             run = TrackedRun(self.folder, stage or group, group, config, self.state["id"], self.last_step)
             self.tracker = start_tracker(self.name, run)
             self._write_note(id=self.tracker.id)
-        for step, rows in groupby(self.due, key=itemgetter(0)):
-            self._send_step(self.tracker, step, [(RECORDS[order], row) for _, order, row in rows])
+        for step in self.due:
+            self._send_step(self.tracker, step, self.waiting.pop(step))
         if self.written != self.state["summary"]:
             self.tracker.log(numbers_in(read_json(self.folder / "summary.json"), "summary"), self.last_step + 1, time.time())
             self.close(complete=True)
@@ -152,21 +147,20 @@ class TrackedFolder:
             self.tracker.close(complete)
             self.tracker = None
 
-    def _send_step(self, tracker: Tracker, step: int, rows: Sequence[tuple[str, Json]]) -> None:
+    def _send_step(self, tracker: Tracker, step: int, rows: Mapping[str, Sequence[Json]]) -> None:
         metrics, ended = {}, time.time()
-        for record, row in rows:
-            if record == "metrics.jsonl":
-                metrics |= numbers_in({key: value for key, value in row.items() if key not in ("step", "time")})
-                ended = row["time"]
-            elif record == "heldout.jsonl" and not is_control(row):
-                metrics |= measured_means(row)
+        for row in rows["heldout.jsonl"]:
+            metrics |= {} if is_control(row) else measured_means(row)
+        for row in rows["metrics.jsonl"]:
+            metrics |= numbers_in({key: value for key, value in row.items() if key not in ("step", "time")})
+            ended = row["time"]
         if metrics:
             tracker.log(metrics, step, ended)
-        for alarm in (row for record, row in rows if record == "alarms.jsonl"):
+        for alarm in rows["alarms.jsonl"]:
             tracker.alarm(alarm)
-        if samples := [row for record, row in rows if record == "samples.jsonl"]:
+        if samples := rows["samples.jsonl"]:
             tracker.samples(samples, step)
-        self.steps.update((record, max(step, self.steps.get(record, -1))) for record, _ in rows)
+        self.steps.update((record, max(step, self.steps.get(record, -1))) for record in RECORDS if rows[record])
         self._write_note()
 
     @property
