@@ -71,7 +71,7 @@ def test_what_is_under_way_is_part_of_a_checkpoint(tmp_path):
     (saved,) = complete_checkpoints(tmp_path / "cut" / "grpo" / "checkpoints")
     _, values = load_checkpoint(saved)
     later = range(values["step"], values["step"] + 2)
-    versions = {n: {row[4] for group in values["engine"]["orders"][str(n)] for row in group["drawn"]} for n in later}
+    versions = {n: {row["policy_version"] for group in values["engine"]["orders"][str(n)] for row in group} for n in later}
     assert versions == {n: {n - 2} for n in later}
 
 

@@ -189,7 +189,8 @@ def test_a_server_that_hangs_is_left_after_its_time(served):
 
 def test_a_server_that_forgot_the_adapter_is_given_it_again(served):
     engine, local, (server,) = served()
-    server.engines.clear()
+    (name,) = server.engines
+    server.adapt("unload", {"lora_name": name})
     assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(local.generate(PROMPTS, SAMPLING, **ASKED))
     assert "it has no policy-" in (engine.folder / "fleet.jsonl").read_text()
 
@@ -304,8 +305,8 @@ def test_started_servers_end_with_whoever_started_them(tmp_path):
     servers = Servers(lambda host, port: ["sleep", "60"], ["s0"], tmp_path)
     servers.start("s0")
     process = servers.launcher.processes["s0"]
-    assert servers.ended("s0") is None
-    servers.close()
+    assert servers.launcher.ended("s0") is None
+    servers.launcher.close()
     assert process.poll() == -9 and Path(tmp_path / "s0.log").is_file()
 
 

@@ -66,7 +66,7 @@ def premise_pairs(first: Sequence[Prompt], second: Sequence[Prompt], count: int 
     return pairs
 
 
-def read_premise_pairs(paths: tuple[str, str], count: int | None = None) -> list[PremisePair]:
+def read_premise_pairs(paths: Sequence[str], count: int | None = None) -> list[PremisePair]:
     """The pairs of two files whose rows go together; see `premise_pairs`."""
     first, second = (list(read(path, Prompt, strict=True)) for path in paths)
     return premise_pairs(first, second, count)

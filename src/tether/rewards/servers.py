@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -55,13 +56,7 @@ class ServedReward:
         if servers is None:
             return
         self.pool = ServerPool(servers, config, folder, self._prepare, config.waiting)
-        self.pool.start()
-        try:
-            with self.pool.changed:
-                self.pool.want(digest)
-        except BaseException:
-            self.close()
-            raise
+        self.pool.start(partial(self.pool.want, digest))
 
     def close(self) -> None:
         """End the servers that were started for it."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -80,6 +79,7 @@ class TreeDecoder:
             if isinstance(module, BaseTunerLayer):
                 module._active_adapter = [] if role.adapter is None else [role.adapter]
         self.decoder.eval()
+        self.attention = self.decoder.config._attn_implementation
         # Latents in place of keys and values (DeepSeek) are not what an attention function could be given in place.
         latent = setting(role.config, "kv_lora_rank")
         self.in_place = (packed or role.device.type != "cpu") and model._supports_attention_backend and not latent
@@ -91,6 +91,7 @@ class TreeDecoder:
             cache.update(keys.expand(len(ids), -1, -1, -1), values.expand(len(ids), -1, -1, -1), number)
         start = prefix[0][0].shape[2] if prefix else 0
         positions = torch.arange(start, start + ids.shape[1], device=ids.device).repeat(len(ids), 1)
+        self.decoder.config._attn_implementation = self.attention
         output = self.decoder(input_ids=ids, position_ids=positions, past_key_values=cache, use_cache=True)
         layers: list[Any] = cache.layers
         return output.last_hidden_state, [(layer.keys, layer.values) for layer in layers]
@@ -98,14 +99,14 @@ class TreeDecoder:
     def decode(self, tokens: Tensor, cache: SlotCache) -> Tensor:
         """See Decoder.decode."""
         cache.width = int(cache.lengths.max()) + 1
-        with _attending(self.decoder, ATTENTION if self.in_place else None):
-            output = self.decoder(
-                input_ids=tokens[:, None],
-                attention_mask=cache.visibility(next(self.decoder.parameters()).dtype),
-                position_ids=cache.lengths[:, None],
-                past_key_values=cache,
-                use_cache=True,
-            )
+        self.decoder.config._attn_implementation = ATTENTION if self.in_place else self.attention
+        output = self.decoder(
+            input_ids=tokens[:, None],
+            attention_mask=cache.visibility(next(self.decoder.parameters()).dtype),
+            position_ids=cache.lengths[:, None],
+            past_key_values=cache,
+            use_cache=True,
+        )
         return output.last_hidden_state[:, -1]
 
 
@@ -118,14 +119,3 @@ class _Layer(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         return self.product(states)
-
-
-@contextmanager
-def _attending(decoder: Any, implementation: str | None) -> Iterator[None]:
-    """Let the engine's tree of modules attend by another function for a while."""
-    before = decoder.config._attn_implementation
-    decoder.config._attn_implementation = implementation or before
-    try:
-        yield
-    finally:
-        decoder.config._attn_implementation = before

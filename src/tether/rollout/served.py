@@ -88,12 +88,7 @@ class ServedEngine:
         self.run, self.count = uuid.uuid4().hex[:8], 0
         self.pool = ServerPool(servers, config, folder, self._prepare, REQUESTS)
         self.fleet = self.pool.fleet
-        self.pool.start()
-        try:
-            self.update_weights(0, expected)
-        except BaseException:
-            self.close()
-            raise
+        self.pool.start(partial(self.update_weights, 0, expected))
 
     def close(self) -> None:
         """End the servers that were started for it."""
@@ -214,14 +209,7 @@ class ServedEngine:
     # Samples.
 
     def generate(
-        self,
-        prompts: Sequence[Prompt],
-        sampling: Sampling,
-        *,
-        num_samples: int = 1,
-        seed: int = 0,
-        ordinals: Sequence[int] | None = None,
-        progress: Callable[[int], None] | None = None,
+        self, prompts: Sequence[Prompt], sampling: Sampling, *, progress: Callable[[int], None] | None = None, **how: Any
     ) -> list[RolloutGroup]:
         """See core.protocols.Engine.generate.
 
@@ -229,11 +217,16 @@ class ServedEngine:
             DataError: a prompt and its response do not fit the model's context, or a server refuses it.
             RunError: no server is left.
         """
-        how: Any = {"num_samples": num_samples, "seed": seed, "ordinals": ordinals}
         return self.begin(prompts, sampling, **how)(progress)
 
     def begin(
-        self, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int, seed: int, ordinals: Sequence[int] | None
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling,
+        *,
+        num_samples: int = 1,
+        seed: int = 0,
+        ordinals: Sequence[int] | None = None,
     ) -> Callable[..., list[RolloutGroup]]:
         """Ask for samples with the weights of now; what comes back waits for them."""
         rows = encode_prompts(self.encoder, prompts, sampling, self.context_length)

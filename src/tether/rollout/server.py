@@ -45,10 +45,13 @@ class EngineServer(JsonServer):
         address: host and port; port 0 takes a free one (`server_address`).
         base: what /v1/models calls the model under the adapters.
         load: opens an adapter.
+        unload: takes back the engine of one that nobody samples with any more.
         limits: of /v1/models: the longest sequence, in tokens.
     """
 
-    def __init__(self, address: tuple[str, int], base: str, load: Loader, unload: Callable[[str], None], context: int) -> None:
+    def __init__(
+        self, address: tuple[str, int], base: str, load: Loader, unload: Callable[[LocalEngine], None], context: int
+    ) -> None:
         post: dict[str, Route] = {
             GENERATE: lambda body: self._if_open(self.generate, body),
             "/v1/load_lora_adapter": lambda body: self._if_open(partial(self.adapt, "load"), body),
@@ -139,8 +142,7 @@ class EngineServer(JsonServer):
         def task() -> None:
             try:
                 if what == "unload":
-                    del self.engines[name]
-                    self.unload(name)
+                    self.unload(self.engines.pop(name))
                 elif name in self.engines:
                     raise ValueError(f"an adapter is called {name!r} already")
                 else:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from tether.rollout.served import ServedEngine
 from tether.rollout.server import EngineServer
 from tether.run.launching import servers_for
 from tether.run.online_sections import OnlineSection, PolicySection
-from tether.run.roles import encoder_of
+from tether.run.roles import encoder_of, local_engine
 
 VLLM = (
     *("-m", "vllm.entrypoints.openai.api_server", "--logprobs-mode", "processed_logprobs"),
@@ -114,28 +114,24 @@ def _base(loaded: LoadedModel, root: Path, seed: int) -> Path:
 
 def engine_server(loaded: LoadedModel, address: tuple[str, int], rows: int) -> EngineServer:
     """A server of tether's engine with this model, or adapters on it; `serve_forever` makes it answer."""
-    encoder, under = encoder_of(loaded), [loaded.model]
-    limits = {"max_rows": rows, "context_length": loaded.context_length, "cpu_kernels": loaded.config.cpu_kernels}
+    settings, spare = dict[LocalEngine, str](), list[LocalEngine]()  # of engines with an adapter; those that have let go of it
 
-    held, spare = dict[str, tuple[str, LocalEngine]](), list[tuple[str, LocalEngine]]()  # settings of an adapter, and its engine
+    @cache
+    def whole() -> LocalEngine:
+        return local_engine(Role(loaded.model), loaded, max_rows=rows)
 
     def load(name: str, path: Path) -> LocalEngine:
         if path.name == "model":
-            refill_model(under[0], path)
-            if "" not in held:
-                held[""] = "", LocalEngine(Role(under[0]), copy.copy(encoder), **limits)
-            return held[""][1]
-        settings = (path / "adapter_config.json").read_text(encoding="utf-8")
-        if adapter := held.get(name) or next((one for one in spare if one[0] == settings), None):
-            refill_adapter(under[0], path.parent, str(adapter[1].role.adapter))  # making modules and engine anew takes a second
-            spare[:] = [one for one in spare if one is not adapter]
+            refill_model(loaded.model, path)
+            return whole()
+        own = (path / "adapter_config.json").read_text(encoding="utf-8")
+        if engine := next((one for one in spare if settings[one] == own), None):
+            refill_adapter(loaded.model, path.parent, str(engine.role.adapter))  # making modules and engine anew takes a second
+            spare.remove(engine)
         else:
-            under[0] = attach_adapter(under[0], path.parent, name)
-            adapter = settings, LocalEngine(Role(under[0], name), copy.copy(encoder), **limits)
-        held[name] = adapter
-        return adapter[1]
+            loaded.model = attach_adapter(loaded.model, path.parent, name)
+            engine = local_engine(Role(loaded.model, name), loaded, max_rows=rows)
+            settings[engine] = own
+        return engine
 
-    def unload(name: str) -> None:
-        spare.append(held.pop(name))
-
-    return EngineServer(address, loaded.source, load, unload, loaded.context_length)
+    return EngineServer(address, loaded.source, load, spare.append, loaded.context_length)

@@ -68,7 +68,6 @@ def check_libraries(model: ModelConfig, name: str, section: Any) -> None:
     """
     if model.quantize:
         check_installed("model.quantize")
-    values = dict(section)
-    learns = values.get("direct", section)
+    learns = dict(section).get("direct", section)
     if "optimizer" in dict(learns) and learns.optimizer.kind == "adamw8bit":
         check_installed(f"{name}.optimizer.kind = 'adamw8bit'")

@@ -145,10 +145,8 @@ def online_stage(
     policy, reference, value, scorers = sampling_roles(section, loaded, folder, seed)
     source = served or reward_source(section, scorers, folder, loaded, loaded.model.device, seed)
     source = FailureLimit(source, section.max_failed, by_share if isinstance(source, SINGLY) else by_first)
-    if here().mesh:  # servers come in its place
-        engine = FirstEngine(None, list)
-    else:
-        engine = shared(local_engine(policy, loaded, max_rows=section.engine_rows))
+    # Where ranks cut weights over all of them, servers come in the engine's place.
+    engine = FirstEngine(None, list) if here().mesh else shared(local_engine(policy, loaded, max_rows=section.engine_rows))
     if isinstance(section, PolicySection):
         return PolicyGradient(section, policy, reference, value, source, engine, encoder), loaded
     if isinstance(section, BestOfNSection):

@@ -43,9 +43,8 @@ class SycophancyConfig(Config):
     pairs: int = Field(default=64, ge=4, description="pairs of prompts that are asked at every measurement")
 
     @property
-    def files(self) -> tuple[str, str]:
-        first, second = DataConfig(path=self.paths).paths
-        return first, second
+    def files(self) -> tuple[str, ...]:
+        return DataConfig(path=self.paths).paths
 
     def faults(self) -> Iterator[str]:
         if len(set(self.files)) == 1:
@@ -290,15 +289,14 @@ def reward_source(
         rows = zip(read_json(folder / OBJECTIVES)["members"], scorers, strict=True)
         trained = {row["name"]: (role, row["mean"], row["deviation"]) for row, role in rows}
         return ObjectivesReward(section.objectives, trained, encoder)
-    first, *others = scorers
-    if others:
-        return EnsembleReward(scorers, encoder, section.reward_combine, uncertainty_weight=section.uncertainty_weight)
-    return LearnedReward(first, encoder, per_token=isinstance(section, PolicySection) and section.reward_per_token)
+    if len(scorers) == 1:
+        return LearnedReward(scorers[0], encoder, per_token=isinstance(section, PolicySection) and section.reward_per_token)
+    return EnsembleReward(scorers, encoder, section.reward_combine, uncertainty_weight=section.uncertainty_weight)
 
 
 def learned_reward(folder: Path, settings: ModelConfig, combine: Combine = "mean") -> RewardSource:
     """A trained reward model on a trunk of its own, ready to score; of an ensemble, what its members say together."""
     check_names("rounds", None, objective_names(folder))
     roles, loaded = load_scorer(folder, settings)
-    first, *others = roles
-    return EnsembleReward(roles, encoder_of(loaded), combine) if others else LearnedReward(first, encoder_of(loaded))
+    encoder = encoder_of(loaded)
+    return LearnedReward(roles[0], encoder) if len(roles) == 1 else EnsembleReward(roles, encoder, combine)

@@ -242,13 +242,11 @@ class Planner:
         model = planner.shape_model(self.config, self.dtype, attention)
         model.recompute = self.recipe.model.recompute
         held = {"process": self.process, "trunk": self.trunk}
-        if section.lora is not False:
-            model = planner.shape_adapter(model, name, section.lora)
-        role = Role(model, None if section.lora is False else name)
+        role = Role(model) if section.lora is False else Role(planner.shape_adapter(model, name, section.lora), name)
         parameters = role.parameters()
         for parameter in parameters:
             parameter.requires_grad_(True)
-        if section.lora is not False:
+        if role.adapter is not None:
             held[f"{name} adapter"] = planner.weight_bytes(parameters)
         held[f"{name} optimizer"] = planner.training_bytes(parameters, section.optimizer.kind)
         role.head = head and head.to("meta")

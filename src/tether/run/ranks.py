@@ -63,13 +63,12 @@ def together(recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[None]:
     torch.set_num_threads(max(1, torch.get_num_threads() // beside))
     with contextlib.ExitStack() as stack:
         stack.callback(close)
-        ranks = stack.enter_context(_placed(settings, recipe, stages) if given is None else _found(settings))
+        ranks = _placed(recipe, stages, stack) if given is None else _found(settings)
         stack.enter_context(joined(ranks, on_gpu, settings.shard))
         yield
 
 
-@contextlib.contextmanager
-def _found(settings: LearnerConfig) -> Iterator[Ranks]:
+def _found(settings: LearnerConfig) -> Ranks:
     """The ranks that torchrun has started, by the store at its address, which rank 0 keeps unless torchrun itself does."""
     rank, address, port = int(os.environ["RANK"]), os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     keeps = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
@@ -80,20 +79,17 @@ def _found(settings: LearnerConfig) -> Iterator[Ranks]:
         reason = f"cannot reach rank 0 at {address}:{port} within {settings.timeout:g} s ({str(error).splitlines()[0]})"
         raise RunError(f"rank {rank} of {settings.ranks} {reason}") from None
     start = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    yield Ranks(dist.PrefixStore(f"tether/{start}", store), rank, settings.ranks, settings.timeout)
+    return Ranks(dist.PrefixStore(f"tether/{start}", store), rank, settings.ranks, settings.timeout)
 
 
-@contextlib.contextmanager
-def _placed(settings: LearnerConfig, recipe: BaseRecipe, stages: Sequence[str]) -> Iterator[Ranks]:
-    """This process as rank 0, and the others, none of which outlives the block."""
-    keeper = keep_store()
-    store = dist.PrefixStore("tether/0", keeper)
-    with contextlib.ExitStack() as stack:
-        starter = stack.enter_context(cluster(recipe))
-        for rank in range(1, settings.ranks):
-            child = stack.enter_context(started(rank, recipe, stages, keeper, starter=starter))
-            threading.Thread(target=_attend, args=(child, rank, store), daemon=True).start()
-        yield Ranks(store, 0, settings.ranks, settings.timeout)
+def _placed(recipe: BaseRecipe, stages: Sequence[str], ends: contextlib.ExitStack) -> Ranks:
+    """This process as rank 0, and the others, which `ends` ends."""
+    keeper, settings = keep_store(), recipe.learner
+    store, starter = dist.PrefixStore("tether/0", keeper), cluster(recipe, ends)
+    for rank in range(1, settings.ranks):
+        child = ends.enter_context(started(rank, recipe, stages, keeper, starter=starter))
+        threading.Thread(target=_attend, args=(child, rank, store), daemon=True).start()
+    return Ranks(store, 0, settings.ranks, settings.timeout)
 
 
 def keep_store() -> dist.TCPStore:
@@ -103,21 +99,18 @@ def keep_store() -> dist.TCPStore:
     return dist.TCPStore(host, port, is_master=True, master_listen_fd=server.detach(), wait_for_workers=False)
 
 
-@contextlib.contextmanager
-def cluster(recipe: BaseRecipe) -> Iterator[Launcher | None]:
-    """What places the ranks but the first on other machines; None where all are processes of this one.
+def cluster(recipe: BaseRecipe, ends: contextlib.ExitStack) -> Launcher | None:
+    """What places the ranks but the first on other machines, until `ends` closes it; None where all are processes of this one.
 
     Raises:
         ConfigError: the cluster cannot be reached, or is too small.
         RunError: others use it for too long.
     """
     if recipe.on == "local":
-        yield None
-        return
+        return None
     need = {"GPU": 1.0} if pick_device(recipe.model.device).type == "cuda" else {"CPU": 1.0}
     names = [_name(rank) for rank in range(1, recipe.learner.ranks)]
-    with contextlib.closing(launcher(Path(recipe.run), dict.fromkeys(names, need), COMING)) as starter:
-        yield starter
+    return ends.enter_context(contextlib.closing(launcher(Path(recipe.run), dict.fromkeys(names, need), COMING)))
 
 
 def _name(rank: int) -> str:
@@ -159,10 +152,6 @@ class PlacedRank:
         """The lines that it has written, once it has ended."""
         self.wait()
         yield from self.log.read_bytes().splitlines(keepends=True) if self.log.is_file() else ()
-
-    def communicate(self) -> tuple[bytes, None]:
-        """All of these."""
-        return b"".join(self.stdout), None
 
 
 Rank = subprocess.Popen[bytes] | PlacedRank
@@ -215,7 +204,8 @@ def started(
 
 def _attend(process: Rank, rank: int, store: Any) -> None:
     """Note the end of a process that has not told its reason itself, with the last line that it has written."""
-    lines = process.communicate()[0].decode(errors="replace").strip().splitlines()
+    lines = b"".join(process.stdout or ()).decode(errors="replace").strip().splitlines()
+    process.wait()
     store.compare_set(f"ended/{rank}", "", f"exit code {process.returncode}; {lines[-1] if lines else 'it said nothing'}")
 
 

@@ -341,9 +341,6 @@ def _totals(recipe: BaseRecipe, root: Path, number: int | None) -> dict[str, Any
     done = {name: read_json(folder / "summary.json") for name, folder in folders.items() if (folder / "summary.json").is_file()}
     verdict = done.pop("evaluate")
     policies = {name: {**done[name], **result} for name, result in verdict["policies"].items()}
-    for policy in policies.values():
-        if "proxy_last" in policy:
-            policy.setdefault("proxy_gain", policy["proxy_last"] - policy["proxy_first"])
     first = next(name for name in (*recipe.policies, *policies) if name in policies)  # others may not be trained yet
     if number is not None:
         return _round(done, policies[first], first)

@@ -58,7 +58,8 @@ def watched(recipe: BaseRecipe, stages: Sequence[str], progress: Callable[[str],
     with Stopping() as stopping:
         while True:
             bars.begin(start)
-            with Group(alone, stages, keeper, start) as group:
+            with contextlib.ExitStack() as ends:
+                group = Group(alone, stages, keeper, start, ends)
                 end = group.watch(bars, stopping)
             if isinstance(end, dict):
                 return end
@@ -73,31 +74,24 @@ def watched(recipe: BaseRecipe, stages: Sequence[str], progress: Callable[[str],
 
 
 class Group:
-    """The processes of one start of the ranks; those left when the block ends are killed: a checkpoint is whole or not there."""
+    """The processes of one start of the ranks; `ends` kills those that are left: a checkpoint is whole or not there."""
 
-    def __init__(self, recipe: BaseRecipe, stages: Sequence[str], store: TCPStore, start: int) -> None:
+    def __init__(
+        self, recipe: BaseRecipe, stages: Sequence[str], store: TCPStore, start: int, ends: contextlib.ExitStack
+    ) -> None:
         self.children: list[Rank] = []
         self.words = ["it said nothing"] * recipe.learner.ranks
         self.end: Json | BaseException | None = None
         self.kind, self.rank, self.why = "", 0, ""
-        self.ends, self.task = contextlib.ExitStack(), (recipe, stages, store, start)
-
-    def __enter__(self) -> Group:
         self.hears, tells = Pipe(duplex=False)
-        recipe, stages, store, start = self.task
-        with self.ends, tells:
-            self.ends.callback(self.hears.close)
-            starter = self.ends.enter_context(cluster(recipe))
+        ends.callback(self.hears.close)
+        with tells:
+            starter = cluster(recipe, ends)
             for rank in range(recipe.learner.ranks):
                 own: Any = {"starter": starter} if rank else {"tells": tells.fileno()}
-                self.children.append(self.ends.enter_context(started(rank, recipe, stages, store, start, **own)))
-                self.ends.callback(self.children[-1].kill)
+                self.children.append(ends.enter_context(started(rank, recipe, stages, store, start, **own)))
+                ends.callback(self.children[-1].kill)
                 threading.Thread(target=self._read, args=(rank,), daemon=True).start()
-            self.ends = self.ends.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ends.close()
 
     def _read(self, rank: int) -> None:
         """Keep the last line that a rank wrote; what rank 0 writes is for whoever sees this process."""

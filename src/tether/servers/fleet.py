@@ -172,10 +172,6 @@ class Fleet:
         if self.members[name].state in (State.HEALTHY, State.SUSPECT):
             self._move(name, State.STALE, why)
 
-    def retire(self, name: str, why: str) -> None:
-        """It is not asked again."""
-        self._move(name, State.RETIRED, why)
-
     def at(self, *states: State) -> list[str]:
         return [name for name, member in self.members.items() if member.state in states]
 
@@ -190,7 +186,7 @@ class Fleet:
         if member.state is State.DEAD:
             member.restarts = [at for at in member.restarts if now - at < limits.window]
             if len(member.restarts) >= limits.restarts:
-                self.retire(name, f"restarted {limits.restarts} times in {limits.window:g} s")
+                self._move(name, State.RETIRED, f"restarted {limits.restarts} times in {limits.window:g} s")
             elif now - member.since >= (limits.backoff * 2**member.tries if member.tries else 0):
                 member.tries += 1
                 member.restarts.append(now)

@@ -37,11 +37,11 @@ class Launcher(Protocol):
         ...
 
     def ended(self, name: str) -> int | None:
-        """The exit status of a program that no longer runs; answers at once."""
+        """The exit status of a program that was started and no longer runs; answers at once."""
         ...
 
     def stop(self, name: str) -> None:
-        """End a program, and what it started."""
+        """End a program, and what it started, if it was started."""
         ...
 
     def close(self) -> None:
@@ -109,29 +109,16 @@ class Servers:
         """
         if name not in self.started:
             return
-        self.stop(name)
+        self.launcher.stop(name)
         host, port = self.launcher.place(name)
         self.launcher.start(name, self.command(host, port), self.environment, self.folder / f"{name}.log")
         self.addresses[name] = f"http://{host}:{port}"
-
-    def ended(self, name: str) -> int | None:
-        """The exit status of a started server that is no longer running."""
-        return self.launcher.ended(name) if name in self.started else None
-
-    def stop(self, name: str) -> None:
-        """End a started server, and what it started."""
-        if name in self.started:
-            self.launcher.stop(name)
 
     def last_words(self, name: str, lines: int = 3) -> str:
         """The end of its log, in one line."""
         path = self.folder / f"{name}.log"
         text = path.read_text(errors="replace").strip().splitlines() if path.is_file() else []
         return " / ".join(line.strip() for line in text[-lines:])
-
-    def close(self) -> None:
-        """End all that were started."""
-        self.launcher.close()
 
 
 def start_bound(command: Sequence[str], environment: Mapping[str, str], log: Path) -> subprocess.Popen[Any]:

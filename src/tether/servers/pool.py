@@ -6,7 +6,6 @@ refuses, another would refuse, too. How many requests are under way is bounded: 
 
 from __future__ import annotations
 
-import itertools
 import json
 import socket
 import threading
@@ -14,12 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx2
 
 from tether.core.errors import ModelError, RunError
+from tether.core.rundir import append_jsonl
 from tether.core.types import Json
 from tether.servers.config import ServersConfig
 from tether.servers.fleet import Fleet, Limits, State
@@ -66,10 +67,15 @@ class ServerPool:
         self.client, self.senders = httpx2.Client(transport=lines), ThreadPoolExecutor(requests * len(servers.names))
         self.keepers = [threading.Thread(target=self._tend, args=(name,), daemon=True) for name in servers.names]
 
-    def start(self) -> None:
-        """Begin to look after the servers."""
+    def start(self, first: Callable[[], None]) -> None:
+        """Begin to look after the servers, and do what comes first with them; whatever ends that ends the servers, too."""
         for keeper in self.keepers:
             keeper.start()
+        try:
+            first()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """End the servers that were started for it."""
@@ -77,21 +83,22 @@ class ServerPool:
             self.closed = True
             self.changed.notify_all()
         self.senders.shutdown(wait=False, cancel_futures=True)
-        self.servers.close()
+        self.servers.launcher.close()
         self.client.close()
         for keeper in self.keepers:
             keeper.join(1.0)
 
     def want(self, version: str) -> None:
-        """Wait until every server that lives holds this version; the pool is locked.
+        """Wait until every server that lives holds this version.
 
         Raises:
             ModelError: a server refuses it.
             RunError: no server is left.
         """
-        self.fleet.want(version)
-        self.changed.notify_all()
-        self._wait(f"a server to hold {version}", lambda: not self._coming() and self._able())
+        with self.changed:
+            self.fleet.want(version)
+            self.changed.notify_all()
+            self._wait(f"a server to hold {version}", lambda: not self._coming() and self._able())
 
     def _coming(self) -> bool:
         """Whether a server that could work soon does not yet; one that restarts is not waited for while another is able."""
@@ -125,7 +132,7 @@ class ServerPool:
         while not self.closed:
             with self.changed:
                 member, wanted = self.fleet.members[name], self.fleet.wanted
-                if (status := self.servers.ended(name)) is not None and member.state not in (State.DEAD, State.RETIRED):
+                if (status := self.servers.launcher.ended(name)) is not None and member.state not in (State.DEAD, State.RETIRED):
                     why = f"its process ended with status {status}: {self.servers.last_words(name)}"
                     if not member.lived and status >= 0:  # of its own accord, and would again; a signal comes from outside
                         self.fault = f"{name} does not start, {why}. Its log is in {self.folder}"
@@ -169,8 +176,7 @@ class ServerPool:
     def _tell(self) -> None:
         """Write new changes of state down, and wake who waits; the fleet is locked."""
         if new := self.fleet.changes[self.told :]:
-            with (self.folder / "fleet.jsonl").open("a", encoding="utf-8") as log:
-                log.writelines(json.dumps({"time": time.time(), **asdict(change)}) + "\n" for change in new)
+            append_jsonl(self.folder / "fleet.jsonl", [{"time": time.time(), **asdict(change)} for change in new])
             self.told += len(new)
             self.changed.notify_all()
 
@@ -188,33 +194,28 @@ class ServerPool:
             RunError: no server is left.
             OSError: it was tried so often.
         """
-        avoid: set[str] = set()
-        for attempt in itertools.count(1):
+        avoid: list[str] = []
+        while True:
             with self.changed:
                 self._wait("a server that is able", self._able)
                 name, wanted = self.fleet.pick(prompt, avoid), self.fleet.wanted
                 assert name is not None
                 self.fleet.use(name, 1)
-            why, lacking = "", False
+            report = self.fleet.answered
             try:
                 return work(name)
             except FAILURES as error:
                 why = f"{type(error).__name__}: {error}"
-                lacking = isinstance(error, httpx2.HTTPStatusError) and error.response.status_code == 404
-                avoid.add(name)
-                if attempt == tries:
+                lacks = isinstance(error, httpx2.HTTPStatusError) and error.response.status_code == 404
+                report = partial(self.fleet.emptied, why=f"it has no {wanted}") if lacks else partial(self.fleet.failed, why=why)
+                avoid.append(name)
+                if len(avoid) == tries:
                     raise OSError(f"{tries} servers failed with it, the last: {why}") from error
             finally:
                 with self.changed:
                     self.fleet.use(name, -1)
-                    if lacking:
-                        self.fleet.emptied(name, f"it has no {wanted}")
-                    elif why:
-                        self.fleet.failed(name, why)
-                    else:
-                        self.fleet.answered(name)
+                    report(name)
                     self._tell()
-        raise AssertionError
 
     def get(self, name: str, path: str) -> Any:
         """What stands at a path of a server."""
