@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import tether.rollout.server
 from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, ModelError, RunError
 from tether.core.types import Prompt, Sampling, user
@@ -143,6 +144,48 @@ def test_a_server_whose_probe_is_garbage_is_given_up_and_the_other_goes_on(serve
     moved(engine.role, 0.02)
     engine.update_weights(1)
     assert engine.fleet.at(State.HEALTHY) == ["s1"] and engine.fleet.at(State.STALE) == []
+    assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(local.generate(PROMPTS, SAMPLING, **ASKED))
+
+
+def test_weights_whose_loading_was_answered_too_late_are_there_and_refused_by_nobody(served):
+    """The first request is given up, and the server works on it; the second one finds the name taken."""
+    engine, local, (server,) = served(restarts=0)
+    post, first = server.post["/v1/load_lora_adapter"], threading.Event()
+
+    def late(body):
+        if first.is_set():
+            return post(body)
+        first.set()
+        threading.Timer(0.3, post, [body]).start()  # done while the second request is under way
+        return 500, {"error": "a proxy gave up waiting"}
+
+    listed = server.get["/v1/models"]
+
+    def stale():  # as of the moment when the second one was decided
+        answer = listed()
+        time.sleep(0.6)
+        return answer
+
+    server.post["/v1/load_lora_adapter"] = late
+    server.get["/v1/models"] = lambda: stale() if first.is_set() and len(server.engines) < 2 else listed()
+    moved(engine.role, 0.02)
+    engine.update_weights(1), local.update_weights(1)
+    assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(local.generate(PROMPTS, SAMPLING, **ASKED))
+
+
+def test_an_error_of_a_servers_own_is_told_and_the_server_lives_on(served, monkeypatch):
+    engine, local, (server,) = served()
+    scores, broken = tether.rollout.server.score_ids, [AttributeError("a slip of ours"), KeyError("lost")]
+
+    def slips(role, ids):
+        if broken:
+            raise broken.pop()
+        return scores(role, ids)
+
+    monkeypatch.setattr(tether.rollout.server, "score_ids", slips)
+    moved(engine.role, 0.02)
+    engine.update_weights(1), local.update_weights(1)
+    assert not broken and server.worker.is_alive()
     assert drawn(engine.generate(PROMPTS, SAMPLING, **ASKED)) == drawn(local.generate(PROMPTS, SAMPLING, **ASKED))
 
 

@@ -161,7 +161,11 @@ class ServedEngine:
     def _load(self, name: str, version: str) -> None:
         (path,) = (self.folder / "weights" / version).resolve().iterdir()
         if not self.replaces:
-            self._post(name, "/v1/load_lora_adapter", {"lora_name": version, "lora_path": str(path)})
+            try:
+                self._post(name, "/v1/load_lora_adapter", {"lora_name": version, "lora_path": str(path)})
+            except RefusedError:  # or an earlier request, whose answer came too late, has loaded it
+                if version not in {one["id"] for one in self.pool.get(name, "/v1/models")["data"]}:
+                    raise
             return
         digests = {Path(file).name: digest for file, digest in file_digest([*path.glob("*.safetensors")]).items()}
         bodies = [{}, {}, {"update_info": {"folder": str(path), "digests": digests}}, {"weight_version": version}, {}]

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tether.core.errors import TetherError
 from tether.core.types import Json, Sampling, StopReason
@@ -22,6 +22,7 @@ from tether.rollout.local import LocalEngine
 from tether.rollout.wire import GENERATE
 from tether.servers.http import Answer, JsonServer, Route
 
+T = TypeVar("T")
 TOGETHER = 0.01
 """Seconds after a request in which another may come that is decoded with it; a run sends all those of a step at once."""
 Loader = Callable[[str, Path], LocalEngine]
@@ -88,23 +89,26 @@ class EngineServer(JsonServer):
 
     def _draw(self, batch: list[Asked]) -> None:
         model, count, seed, stop_ids, sampling = batch[0].kind
-        try:
-            engine = self.engines[model]
+
+        def draw(engine: LocalEngine) -> list[Any]:
             engine.encoder.stop_ids = stop_ids
-            results: list[Any] = engine.draw([one.ids for one in batch], [one.ordinal for one in batch], sampling, count, seed)
-        except KeyError:
-            results = [(404, f"no adapter is called {model!r}")] * len(batch)
-        except (TetherError, RuntimeError, ValueError) as error:
-            results = [(400, str(error))] * len(batch)
-        for one, result in zip(batch, results, strict=True):
+            return engine.draw([one.ids for one in batch], [one.ordinal for one in batch], sampling, count, seed)
+
+        results = self._with_engine(model, draw)
+        for one, result in zip(batch, [results] * len(batch) if isinstance(results, tuple) else results, strict=True):
             one.back.put(result)
+
+    def _with_engine(self, model: str, work: Callable[[LocalEngine], T]) -> T | tuple[int, str]:
+        """What is made with the engine of a name, or a status and a reason."""
+        engine = self.engines.get(model)
+        return (404, f"no adapter is called {model!r}") if engine is None else _outcome(partial(work, engine))
 
     def generate(self, body: Json) -> Answer:
         """Status and answer of a request for samples, or for the log-probabilities of a prompt (`prompt_logprobs`)."""
         given, ids, back = body["sampling_params"], tuple(body["token_ids"]), queue.Queue[Any]()
         extra = given.get("extra_args") or {}
         if "prompt_logprobs" in given:
-            self.asked.put(lambda: back.put(self._scored(body["model"], ids)))
+            self.asked.put(lambda: back.put(self._with_engine(body["model"], partial(_scored, ids))))
         else:
             sampling = Sampling(given["max_tokens"], *(given[name] for name in ("temperature", "top_k", "top_p", "min_p")))
             sampling = replace(sampling, stop_strings=tuple(given.get("stop") or ()))
@@ -119,15 +123,6 @@ class EngineServer(JsonServer):
             return 200, {"model": body["model"], **answer}
         return 200, {"model": body["model"], "choices": [choice(index, one) for index, one in enumerate(answer)]}
 
-    def _scored(self, model: str, ids: Ids) -> Any:
-        if model not in self.engines:
-            return 404, f"no adapter is called {model!r}"
-        logprobs = score_ids(self.engines[model].role, ids)
-        return {
-            "choices": [],
-            "prompt_logprobs": [None, *({str(i): {"logprob": x}} for i, x in zip(ids[1:], logprobs, strict=True))],
-        }
-
     def _if_open(self, route: Route, body: Json) -> Answer:
         return route(body) if self.worker.is_alive() else (503, {"error": "the server is closed"})
 
@@ -137,23 +132,39 @@ class EngineServer(JsonServer):
 
     def adapt(self, what: str, body: Json) -> Answer:
         """Load or unload an adapter; a name is never given to another one."""
-        name, back = body["lora_name"], queue.Queue[str]()
+        name, back = body["lora_name"], queue.Queue[tuple[int, str]]()
 
-        def task() -> None:
-            try:
-                if what == "unload":
-                    self.unload(self.engines.pop(name))
-                elif name in self.engines:
-                    raise ValueError(f"an adapter is called {name!r} already")
-                else:
-                    engine = self.load(name, Path(body["lora_path"]))  # of a whole model the same one, with other weights
-                    self.engines = {old: other for old, other in self.engines.items() if other is not engine} | {name: engine}
-                back.put("")
-            except (TetherError, KeyError, ValueError, OSError, RuntimeError) as error:
-                back.put(f"{type(error).__name__}: {error}")
+        def task() -> tuple[int, str]:
+            if (name in self.engines) == (what == "load"):
+                raise ValueError(f"an adapter is called {name!r} already" if what == "load" else f"no adapter is called {name!r}")
+            if what == "unload":
+                self.unload(self.engines.pop(name))
+            else:
+                engine = self.load(name, Path(body["lora_path"]))  # of a whole model the same one, with other weights
+                self.engines = {old: other for old, other in self.engines.items() if other is not engine} | {name: engine}
+            return 200, ""
 
-        self.asked.put(task)
-        return (400, {"error": error}) if (error := back.get()) else (200, {})
+        self.asked.put(lambda: back.put(_outcome(task)))
+        status, error = back.get()
+        return status, {"error": error} if error else {}
+
+
+def _outcome(work: Callable[[], T]) -> T | tuple[int, str]:
+    """What it gives, or a status and a reason: 400 for what would fail elsewhere, too. The thread that works lives on."""
+    try:
+        return work()
+    except TetherError as error:
+        return 400, str(error)
+    except (OSError, RuntimeError, ValueError) as error:
+        return 400, f"{type(error).__name__}: {error}"
+    except Exception as error:  # noqa: BLE001  (ours: the caller is told, and asks another server)
+        return 500, f"{type(error).__name__}: {error}"
+
+
+def _scored(ids: Ids, engine: LocalEngine) -> Json:
+    """The log-probabilities of a prompt, in vLLM's words."""
+    rows = ({str(i): {"logprob": x}} for i, x in zip(ids[1:], score_ids(engine.role, ids), strict=True))
+    return {"choices": [], "prompt_logprobs": [None, *rows]}
 
 
 def choice(index: int, drawn: Drawn) -> Json:
