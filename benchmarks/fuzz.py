@@ -74,7 +74,7 @@ def bent(data: bytes, seeds: list[dict[str, Any]]) -> tuple[dict[str, Any], Any]
 
 def target_files(folder: Path) -> Callable[[bytes], None]:
     import tether.core.types as types
-    from tether.data.sources import Quarantine, detect_formats, read
+    from tether.data.sources import Quarantine, detect_format, read
 
     kinds = [getattr(types, name) for name in ("Prompt", "Demonstration", "Comparison", "Feedback", "StepLabels", "Problem")]
 
@@ -84,7 +84,7 @@ def target_files(folder: Path) -> Callable[[bytes], None]:
         path = folder / f"input{SUFFIXES[data[0] % len(SUFFIXES)]}"
         path.write_bytes(gzip.compress(data[2:]) if path.suffix == ".gz" and data[1] & 8 else data[2:])
         list(read(path, kinds[data[1] % len(kinds)], quarantine=Quarantine(keep=2)))
-        detect_formats(path)
+        detect_format(path)
 
     return run
 

@@ -28,7 +28,7 @@ from tether.core.types import (
     user,
 )
 from tether.data.formats.verdicts import boxed_answer, gsm8k_answer
-from tether.data.sources import Quarantine, detect_formats, read
+from tether.data.sources import Quarantine, detect_format, read
 
 DATA = os.environ.get("TETHER_DATA")
 needs_data = pytest.mark.skipif(not DATA, reason="TETHER_DATA does not name a folder with the published files")
@@ -725,10 +725,10 @@ FILES = sorted(str(p.relative_to(DATA)) for p in Path(DATA).rglob("*") if p.is_f
 def test_every_published_file_loads(name: str) -> None:
     if name in UNREADABLE:
         with pytest.raises(DataError, match="no known format has the columns"):
-            detect_formats(Path(DATA or "") / name)[0]
+            detect_format(Path(DATA or "") / name)
         return
     [(layout, kind, count)] = [value for prefix, value in EXPECTED.items() if name.startswith(prefix)]
-    detected = detect_formats(Path(DATA or "") / name)[0]
+    detected = detect_format(Path(DATA or "") / name)
     assert (detected.name, detected.kind) == (layout, kind)
     records, quarantine = loaded(name, kind)
     assert all(type(record) is kind for record in records)

@@ -20,7 +20,7 @@ import pytest
 from tether.core.errors import DataError, MissingFileError
 from tether.core.types import Comparison, Demonstration, Feedback, Problem, Prompt, StepLabels, assistant, user
 from tether.data.chat import Encoded
-from tether.data.sources import Quarantine, detect_formats, group_of, look, read, split_by_group
+from tether.data.sources import Quarantine, detect_format, group_of, look, read, split_by_group
 from tether.data.steps import Solution
 
 PAIRS = [{"prompt": f"question {i}", "chosen": f"good, {i}\nyes", "rejected": f'bad "{i}" é\u2028'} for i in range(50)]
@@ -273,7 +273,7 @@ def test_the_asked_kind_decides_between_formats(tmp_path: Path) -> None:
 
 def test_format_by_name(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines([{"question": "Q", "answer": "no marks"}]))
-    assert detect_formats(tmp_path / "a.jsonl")[0].name == "question_answer"
+    assert detect_format(tmp_path / "a.jsonl").name == "question_answer"
     with pytest.raises(DataError, match=r"none of its 1 rows can be used: no final answer"):
         list(read(tmp_path / "a.jsonl", Problem, format="gsm8k"))
     with pytest.raises(DataError, match="did you mean 'gsm8k'"):

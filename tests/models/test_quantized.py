@@ -18,7 +18,6 @@ from tether.learner.checkpoint import load_checkpoint, save_checkpoint
 from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
 from tether.learner.planner import held_bytes, shape_model, training_bytes, weight_bytes
-from tether.models import quantized
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.loading import add_adapter
 from tether.models.quantized import dequantized, is_quantized, quantize
@@ -236,7 +235,7 @@ def test_moments_in_eight_bits_are_a_quarter_and_come_back_to_the_bit(tmp_path):
     ],
 )
 def test_without_the_library_nothing_is_loaded(tmp_path, monkeypatch, changes, message):
-    monkeypatch.setattr(quantized, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     values = recipe(tmp_path, tmp_path / "run")
     values = {**values, **{key: {**values[key], **change} for key, change in changes.items()}}
     with pytest.raises(ConfigError, match=message):

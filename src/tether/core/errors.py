@@ -4,6 +4,9 @@ Every child also inherits the standard exception that a caller would expect, so 
 can still catch them. A plain `AssertionError` is a bug of ours.
 """
 
+import importlib.util
+import re
+
 
 class TetherError(Exception):
     """The root of all errors that are the user's to mend; the command line exits with 2 for these."""
@@ -33,6 +36,10 @@ class TrainingError(TetherError, ArithmeticError):
     """Training met a number that is not finite, or cannot go on."""
 
 
+class RewardError(TrainingError):
+    """The reward source fails too often; nothing was learned from the step in which that was noticed."""
+
+
 LONGEST = 300
 
 
@@ -45,13 +52,17 @@ def one_line(error: Exception) -> str:
 
 def memory_error(error: BaseException) -> str | None:
     """The first line of an error that says memory ran out, else None: Python's own, or that of torch's CPU or GPU allocator."""
-    if not isinstance(error, MemoryError | RuntimeError):
-        return None
-    first = (str(error).splitlines() or [""])[0]
-    by_type = type(error).__name__ in ("OutOfMemoryError", "MemoryError")
-    by_text = "DefaultCPUAllocator: can't allocate" in str(error) or "out of memory" in str(error)
-    return first or "no more is there" if by_type or by_text else None
+    of_torch = isinstance(error, RuntimeError) and re.search(r"DefaultCPUAllocator: can't allocate|out of memory", str(error))
+    if isinstance(error, MemoryError) or of_torch:
+        return (str(error).splitlines() or ["no more is there"])[0]
+    return None
 
 
-class RewardError(TrainingError):
-    """The reward source fails too often; nothing was learned from the step in which that was noticed."""
+def require(package: str, what: str, extra: str) -> None:
+    """Whether a package that `what` needs, of one of tether's extras, is installed; it is not loaded by this.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if importlib.util.find_spec(package.replace("-", "_")) is None:
+        raise ConfigError(f"{what} needs {package}, which is not installed: pip install 'tether-rlhf[{extra}]'")

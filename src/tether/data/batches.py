@@ -188,19 +188,16 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
     A sequence longer than `capacity` gets a row of its own. Every index appears exactly once; the result depends on
     the lengths alone.
     """
-    if capacity < 1:
-        raise ValueError(f"capacity must be at least 1, got {capacity}")
     rows: list[list[int]] = []
     room: list[int] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         fits = [row for row, free in enumerate(room) if free >= lengths[index]]
-        if fits:
-            best = min(fits, key=room.__getitem__)
-            rows[best].append(index)
-            room[best] -= lengths[index]
-        else:
-            rows.append([index])
-            room.append(capacity - lengths[index])
+        best = min(fits, key=room.__getitem__, default=len(rows))
+        if not fits:
+            rows.append([])
+            room.append(capacity)
+        rows[best].append(index)
+        room[best] -= lengths[index]
     return rows
 
 

@@ -22,9 +22,9 @@ from tether.core.errors import DataError
 from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Problem, Prompt, StepLabels
 from tether.core.visible import visible
 from tether.data.formats.containers import places
-from tether.data.formats.fields import prompt_digest
+from tether.data.formats.fields import prompt_digest, short_hash
 from tether.data.formats.registry import KINDS, Format, format_named, prompt_of
-from tether.data.sources import Quarantine, detect_formats, read, short_hash
+from tether.data.sources import Quarantine, detect_format, read
 from tether.stats import Estimate, wilson_interval
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _layouts(path: str | Path) -> tuple[dict[str, Format], dict[str, str]]:
     unread: dict[str, str] = {}
     for place in places(path):
         try:
-            layouts[place.name] = detect_formats(place.name)[0]
+            layouts[place.name] = detect_format(place.name)
         except DataError as error:
             if not Path(path).is_dir():
                 raise

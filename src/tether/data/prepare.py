@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from tether.core.errors import DataError
 from tether.core.types import Comparison, Feedback
@@ -92,16 +92,6 @@ def by_prompt(rows: Iterable[tuple[str, Sequence[Encoded], Sequence[Any]]]) -> I
         yield group, tuple(places), *zip(*members, strict=True)
 
 
-class Gathered(Protocol):
-    """Responses to one prompt."""
-
-    @property
-    def sequences(self) -> tuple[Encoded, ...]: ...
-
-
-GatheredT = TypeVar("GatheredT", bound=Gathered)
-
-
 @dataclass(frozen=True)
 class Ranking:
     """One prompt's distinct responses, encoded, and the pairs among them as indices into `sequences`."""
@@ -112,6 +102,21 @@ class Ranking:
     rejected: tuple[int, ...]
     probability: tuple[float, ...]
     margin: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class JudgedPrompt:
+    """One prompt's distinct responses, encoded, and the verdicts on them: `responses` are indices into `sequences`."""
+
+    group: str
+    sequences: tuple[Encoded, ...]
+    responses: tuple[int, ...]
+    desirable: tuple[bool, ...]
+
+
+Gathered = Ranking | JudgedPrompt
+"""Responses to one prompt."""
+GatheredT = TypeVar("GatheredT", bound=Gathered)
 
 
 class Pairs(NamedTuple):
@@ -143,7 +148,7 @@ def by_votes(comparisons: Sequence[Comparison]) -> list[Comparison]:
 
 def encode_comparisons(
     comparisons: Sequence[Comparison], encoder: ChatEncoder, max_length: int, option: str = "max_length", one_turn: bool = False
-) -> tuple[list[Ranking], dict[str, int]]:
+) -> Encoding[Ranking]:
     """Comparisons gathered by prompt, each distinct response encoded once; ties and unusable rows are counted by reason.
 
     The likelier side comes first, whatever the source called it.
@@ -190,19 +195,9 @@ def cut_rankings(rankings: Sequence[GatheredT], budget: int, *, document_tokens:
     return [[rankings[i] for i in cut] for cut in cut_together([r.sequences for r in rankings], budget, document_tokens)]
 
 
-@dataclass(frozen=True)
-class JudgedPrompt:
-    """One prompt's distinct responses, encoded, and the verdicts on them: `responses` are indices into `sequences`."""
-
-    group: str
-    sequences: tuple[Encoded, ...]
-    responses: tuple[int, ...]
-    desirable: tuple[bool, ...]
-
-
 def encode_feedback(
     rows: Sequence[Feedback], encoder: ChatEncoder, max_length: int, option: str = "max_length"
-) -> tuple[list[JudgedPrompt], dict[str, int]]:
+) -> Encoding[JudgedPrompt]:
     """Verdicts gathered by prompt, each distinct response encoded once; unusable rows are counted by reason.
 
     Args:

@@ -6,7 +6,6 @@ bring along, so a file may be larger than the memory.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import json
 import logging
@@ -22,7 +21,7 @@ from tether.core.once import once
 from tether.core.rundir import append_jsonl
 from tether.core.types import Demonstration, Json
 from tether.data.formats.containers import Numbered, Place, places
-from tether.data.formats.fields import Reader, prompt_digest
+from tether.data.formats.fields import Reader, prompt_digest, short_hash
 from tether.data.formats.json_rows import BadRow, Row
 from tether.data.formats.registry import KINDS, Format, detect, format_named, kind_reader, prompt_of
 
@@ -160,11 +159,10 @@ def look(
         next(_File(replace(place, columns=columns), Quarantine(keep=0), strict, set()).records(kind, layout), None)
 
 
-def detect_formats(source: str | Path) -> list[Format]:
-    """The different formats of a file, of a folder's files or of a hub data set, in the order in which they are met."""
-    files = [_File(place, Quarantine(keep=0), False, set()) for place in places(source)]
-    layouts = [detect(file.sniff()[1], None, file.place.name) for file in files]
-    return list({layout.name: layout for layout in layouts}.values())
+def detect_format(source: str | Path) -> Format:
+    """The format of a file or of a hub data set."""
+    (place,) = places(source)
+    return detect(_File(place, Quarantine(keep=0), False, set()).sniff()[1], None, place.name)
 
 
 @dataclass
@@ -311,8 +309,3 @@ def split_by_group(rows: Iterable[T], fraction: float, seed: int = 0) -> tuple[l
     for row in rows:
         parts[short_hash(str(seed), group_of(row)) < fraction * 2**64].append(row)
     return parts
-
-
-def short_hash(*words: str) -> int:
-    """A number of 64 bits that stands for these words."""
-    return int.from_bytes(hashlib.blake2b("\x1f".join(words).encode(), digest_size=8).digest(), "big")

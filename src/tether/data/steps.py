@@ -20,7 +20,7 @@ from tether.core.types import Conversation, StepLabels, assistant
 from tether.data.batches import TokenBatch
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.formats.fields import missing, number, sequence
-from tether.data.prepare import encode_rows, within
+from tether.data.prepare import Encoding, encode_rows, within
 from tether.data.sources import group_of
 
 Target = Literal["process", "outcome"]
@@ -73,10 +73,6 @@ class StepEncoder:
     classes: Literal[2, 3] = 2
     label_column: str = ""
     problem_column: str = ""
-
-    def __post_init__(self) -> None:
-        if not self.delimiters or not all(self.delimiters):
-            raise DataError(f"delimiters are {self.delimiters!r}; name at least one, and none that is empty")
 
     def encode(self, row: StepLabels) -> Solution:
         """Text to tokens. A delimiter inside a step cuts it, and the pieces before its last one are unjudged.
@@ -159,9 +155,7 @@ class StepEncoder:
         return " ".join(str(name).casefold().split())
 
 
-def encode_solutions(
-    rows: Sequence[StepLabels], encoder: StepEncoder, max_length: int, option: str
-) -> tuple[list[Solution], dict[str, int]]:
+def encode_solutions(rows: Sequence[StepLabels], encoder: StepEncoder, max_length: int, option: str) -> Encoding[Solution]:
     """The usable rows encoded, and the others counted by reason; that of too long ones names `option`, the setting."""
 
     def encode(row: StepLabels) -> Solution:

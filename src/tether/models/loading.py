@@ -14,11 +14,11 @@ import torch
 from peft import LoraConfig as PeftLora
 from peft import PeftConfig, PeftModel, get_peft_model
 
-from tether.core.errors import ConfigError, ModelError
+from tether.core.errors import ConfigError, ModelError, require
 from tether.core.rundir import cpuinfo
 from tether.models.config import TINY, LoraConfig, ModelConfig
 from tether.models.pretrained import from_pretrained, quiet
-from tether.models.quantized import check_installed, quantize
+from tether.models.quantized import LIBRARY, quantize
 from tether.models.trunk import Role, setting
 
 ATTENTION_INPUTS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "query_key_value", "Wqkv")
@@ -66,7 +66,7 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
     """
     dtype, device = pick_dtype(config.dtype, config.device), pick_device(config.device)
     if config.quantize:
-        check_installed("model.quantize")
+        require(LIBRARY, "model.quantize", "quantize")
     if config.source == TINY:
         from tether.models.tiny import tiny_model, tiny_tokenizer
 

@@ -37,7 +37,7 @@ class Member(Role):
     def scores(self, batch: TokenBatch, common: Tensor | None = None) -> Tensor:
         """The head's number at each sequence's last real token, (S,) float32."""
         with _only_at(self.decoder_layers[-1:], batch.last):
-            return self._head()(self.hidden(batch, common)[batch.last])
+            return self.values_at(self.hidden(batch, common), batch.last)
 
 
 def as_members(roles: Sequence[Role]) -> list[Member]:

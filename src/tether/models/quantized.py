@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator
-from importlib.util import find_spec
 from typing import Any
 
 import torch
 from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import nn
 
-from tether.core.errors import ConfigError, ModelError
+from tether.core.errors import ModelError, require
 from tether.models.pretrained import quiet
 from tether.models.trunk import Role, setting
 
@@ -29,18 +28,8 @@ def bitsandbytes(option: str) -> Any:
     Raises:
         ConfigError: it is not installed.
     """
-    check_installed(option)
+    require(LIBRARY, option, "quantize")
     return importlib.import_module(LIBRARY)
-
-
-def check_installed(option: str) -> None:
-    """Whether bitsandbytes is installed, which is not loaded by this.
-
-    Raises:
-        ConfigError: it is not.
-    """
-    if find_spec(LIBRARY) is None:
-        raise ConfigError(f"{option} needs bitsandbytes, which is not installed: pip install 'tether-rlhf[quantize]'")
 
 
 def quantize(model: Any, device: torch.device) -> Any:

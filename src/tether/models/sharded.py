@@ -50,13 +50,11 @@ def distributed(part: Tensor, like: Tensor) -> Tensor:
     """The tensor of which every process holds such a `part`, cut as `like` is; the part itself where that is whole."""
     if not isinstance(like, DTensor):
         return part
-    shape: Any = {"shape": like.shape, "stride": like.stride()}
-    return DTensor.from_local(part, like.device_mesh, like.placements, **shape)
+    return DTensor.from_local(part, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
 
 
-def gathered(part: Tensor, like: Tensor) -> Tensor:
-    """The same, whole on every process; all of them must ask."""
-    tensor = distributed(part, like)
+def gathered(tensor: Tensor) -> Tensor:
+    """A tensor whole on every process; all of them must ask."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

@@ -228,12 +228,9 @@ class Role:
 
     def values_at(self, hidden: Tensor, places: Tensor) -> Tensor:
         """The head's number at flat `places`, float32."""
-        return self._head()(hidden[places])
-
-    def _head(self) -> ScalarHead:
         if self.head is None:
             raise ValueError("this role has no scalar head")
-        return self.head
+        return self.head(hidden[places])
 
 
 def _touched(module: nn.Module) -> bool:

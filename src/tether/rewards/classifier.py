@@ -45,12 +45,11 @@ class ClassifierReward:
         self.model, self.tokenizer, self.config = model.eval().requires_grad_(False), tokenizer, config
         self.output = _output(model.config, config)
         self.constant = vars(model.config).get(OFFSET, 0.0)
-        if tokenizer.pad_token_id is None and tokenizer.eos_token_id is None:
+        tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+        if tokenizer.pad_token_id is None:
             raise ModelError(
                 f"{config.source}: its tokenizer has neither a padding token nor an EOS. Set one there, and save it."
             )
-        if tokenizer.pad_token_id is None:
-            tokenizer.pad_token = tokenizer.eos_token
         if model.config.pad_token_id is None:
             model.config.pad_token_id = tokenizer.pad_token_id
         tokenizer.truncation_side = "left"
@@ -88,14 +87,10 @@ class ClassifierReward:
 
 def _output(config: Any, settings: ClassifierConfig) -> int:
     labels = {int(number): str(name) for number, name in config.id2label.items()}
-    if settings.label is None:
-        if len(labels) > 1:
-            names = ", ".join(labels.values())
-            raise ModelError(f"{settings.source} has {len(labels)} outputs ({names}). Set label to the one that is a reward.")
-        return 0
+    names = ", ".join(labels.values())
+    if settings.label is None and len(labels) > 1:
+        raise ModelError(f"{settings.source} has {len(labels)} outputs ({names}). Set label to the one that is a reward.")
     for number, name in labels.items():
-        if settings.label in (number, name):
+        if settings.label in (None, number, name):
             return number
-    raise ModelError(
-        f"{settings.source} has no output {settings.label!r}; it has {', '.join(labels.values())}. Set label to one of them."
-    )
+    raise ModelError(f"{settings.source} has no output {settings.label!r}; it has {names}. Set label to one of them.")

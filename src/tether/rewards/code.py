@@ -33,7 +33,7 @@ from typing import Any, NoReturn
 from tether.core.errors import DataError
 from tether.core.types import Json
 from tether.rewards.guard import MEBIBYTE, Guards, limit, restrict
-from tether.rewards.sandbox import ending
+from tether.rewards.sandbox import ending, write_all
 
 _FENCE = re.compile(r"```[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)```", re.DOTALL)
 OUTPUT, FILE, SCRATCH = MEBIBYTE, 16 * MEBIBYTE, 64 * MEBIBYTE
@@ -238,17 +238,11 @@ def _become(program: str, asks: list[list[str]], token: str, scratch: str, pipes
         restrict(scratch)
         results = _answers(program, asks)
         sys.stdout.flush()
-        _write(3, json.dumps([token, results]).encode())
+        write_all(3, json.dumps([token, results]).encode())
         os._exit(0)
     except BaseException as error:  # noqa: BLE001 - nothing may go back into the worker's own code
-        _write(2, f"{type(error).__name__}: {error}"[:300].encode(errors="replace"))
+        write_all(2, f"{type(error).__name__}: {error}"[:300].encode(errors="replace"))
     os._exit(1)
-
-
-def _write(pipe: int, text: bytes) -> None:
-    view = memoryview(text)
-    while view:
-        view = view[os.write(pipe, view) :]
 
 
 def _answers(program: str, asks: list[list[str]]) -> list[list[Any]]:

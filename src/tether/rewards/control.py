@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
 from tether.core.types import Rollout, Score
+from tether.data.formats.fields import short_hash
 
 
 @dataclass
@@ -21,6 +21,5 @@ class RandomReward:
         return [Score(self._draw(rollout)) for rollout in rollouts]
 
     def _draw(self, rollout: Rollout) -> float:
-        content = repr((self.seed, rollout.prompt_ids, rollout.response_ids)).encode()
-        uniform = (int.from_bytes(hashlib.blake2b(content, digest_size=8).digest()) + 0.5) / 2**64
-        return NormalDist().inv_cdf(uniform)
+        number = short_hash(repr((self.seed, rollout.prompt_ids, rollout.response_ids)))
+        return NormalDist().inv_cdf((number + 0.5) / 2**64)

@@ -165,10 +165,11 @@ def load_function(call: str, completions: Shape = "texts") -> Function:
     place, _, name = call.rpartition(":")
     if not place or not name:
         raise ConfigError(f"function.call = {call!r} names no function. Write module:name, or path/to/file.py:name")
+    path = Path(place).expanduser() if place.endswith(".py") else None
+    if path is not None and not path.is_file():
+        raise MissingFileError(f"the file of the reward function is not there: {path}")
     try:
-        module = _from_file(Path(place).expanduser()) if place.endswith(".py") else importlib.import_module(place)
-    except MissingFileError:
-        raise
+        module = importlib.import_module(place) if path is None else _from_file(path)
     except Exception as error:  # whatever the user's module does when it is imported
         raise ConfigError(f"function.call = {call!r}: {place} cannot be imported: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
@@ -188,9 +189,7 @@ def reward_function(config: FunctionConfig) -> Function:
     weights = dict(zip(config.calls, config.weights or (1.0,) * len(config.calls), strict=True))
 
     def together(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
-        columns = {}
-        for call, function in functions.items():
-            columns[call] = scores_by(function, f"the reward function {call}", prompts, responses)
+        columns = {call: scores_by(f, f"the reward function {call}", prompts, responses) for call, f in functions.items()}
         return [_sum({call: scores[i] for call, scores in columns.items()}, weights) for i in range(len(responses))]
 
     return together
@@ -217,8 +216,6 @@ def _sum(scores: Mapping[str, Score], weights: Mapping[str, float]) -> Score:
 
 
 def _from_file(path: Path) -> Any:
-    if not path.is_file():
-        raise MissingFileError(f"the file of the reward function is not there: {path}")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -97,18 +97,14 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
             finally:
                 idle.put(worker)
 
-        threads = ThreadPoolExecutor(len(self._workers))
-        try:
-            return list(threads.map(ask, [json.dumps(request).encode() + b"\n" for request in requests]))
-        except BaseException:
-            threads.shutdown(wait=False, cancel_futures=True)
-            for worker in self._workers:
-                worker.kill()  # else its thread would wait for the end of its check
-            threads.shutdown()
-            self.close()
-            raise
-        finally:
-            threads.shutdown()
+        with ThreadPoolExecutor(len(self._workers)) as threads:
+            try:
+                return list(threads.map(ask, [json.dumps(request).encode() + b"\n" for request in requests]))
+            except BaseException:
+                threads.shutdown(wait=False, cancel_futures=True)
+                for worker in self._workers:
+                    worker.kill()  # else its thread would wait for the end of its check
+                raise
 
 
 class _Worker:
@@ -177,13 +173,18 @@ class _Worker:
 def _sent(process: subprocess.Popen[Any], line: bytes) -> bool:
     """Hand over a request; False if the process is gone."""
     assert process.stdin is not None
-    view = memoryview(line)
     try:
-        while view:
-            view = view[process.stdin.write(view) :]
+        write_all(process.stdin.fileno(), line)
     except BrokenPipeError:
         return False
     return True
+
+
+def write_all(pipe: int, text: bytes) -> None:
+    """Write to a pipe until nothing is left."""
+    view = memoryview(text)
+    while view:
+        view = view[os.write(pipe, view) :]
 
 
 def ending(code: int) -> str:

@@ -8,7 +8,7 @@ The known answer travels in `Prompt.metadata["answer"]`; for a reasoning-gym tas
 from __future__ import annotations
 
 import ast
-import importlib.util
+import importlib
 import json
 import math
 import re
@@ -21,7 +21,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from tether.core.config import Config
-from tether.core.errors import ConfigError, DataError
+from tether.core.errors import DataError, require
 from tether.core.types import Json, Message, Problem, Prompt, Rollout, Score, user
 from tether.data.formats.fields import fold
 from tether.data.formats.verdicts import boxed_answer
@@ -120,7 +120,7 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
 
     def __init__(self, config: VerifiableConfig) -> None:
         if config.kind in PACKAGES:
-            _require(PACKAGES[config.kind], f"verifiable.kind = {config.kind!r}")
+            require(PACKAGES[config.kind], f"verifiable.kind = {config.kind!r}", "verify")
         self.config = config
         settings = {"kind": config.kind, "marks": config.marks, "pattern": config.pattern, "tolerance": config.tolerance}
         limits: Json = {"workers": config.workers, "seconds": config.time_limit, "memory_mb": config.memory_mb}
@@ -186,7 +186,7 @@ def reasoning_gym_prompts(
         ConfigError: reasoning-gym is not installed.
         DataError: there is no such task, it does not take this config, or it cannot make an entry.
     """
-    _require("reasoning-gym", "a reasoning-gym task")
+    require("reasoning-gym", "a reasoning-gym task", "verify")
     whole = {"size": size, "seed": seed, **(config or {})}
     with Sandbox("tether.rewards.verifiable:make_entry_maker", workers=1, seconds=60.0, memory_mb=4096) as sandbox:
         replies = sandbox.run([{"task": task, "config": whole, "index": index} for index in range(size)])
@@ -198,11 +198,6 @@ def reasoning_gym_prompts(
         messages = ((Message("system", system),) if system else ()) + (user(question),)
         prompts.append(Prompt(messages, f"{task}-{index}", {"answer": answer, "task": task, "config": whole, "entry": entry}))
     return prompts
-
-
-def _require(package: str, what: str) -> None:
-    if importlib.util.find_spec(package.replace("-", "_")) is None:
-        raise ConfigError(f"{what} needs the package {package}. Install it with `pip install 'tether-rlhf[verify]'`.")
 
 
 def _metadata(prompt: Prompt, needed: Sequence[str]) -> Json:

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from tether import cpu
+from tether.core.errors import require
 from tether.learner.ranks import here
 from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel, load_model, pick_device
-from tether.models.quantized import check_installed
+from tether.models.quantized import LIBRARY
 from tether.models.sharded import shard_layers
 
 
@@ -67,7 +68,7 @@ def check_libraries(model: ModelConfig, name: str, section: Any) -> None:
         ConfigError: it is not installed.
     """
     if model.quantize:
-        check_installed("model.quantize")
+        require(LIBRARY, "model.quantize", "quantize")
     learns = dict(section).get("direct", section)
     if "optimizer" in dict(learns) and learns.optimizer.kind == "adamw8bit":
-        check_installed(f"{name}.optimizer.kind = 'adamw8bit'")
+        require(LIBRARY, f"{name}.optimizer.kind = 'adamw8bit'", "quantize")

@@ -30,7 +30,7 @@ from tether.models.saving import (
     read_role,
     save_role,
 )
-from tether.models.sharded import gathered, local
+from tether.models.sharded import gathered
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 from tether.run.models import open_model
@@ -77,7 +77,7 @@ def whole(role: Role, loaded: LoadedModel, seed: int = 0) -> Role:
     fresh, name = load_model(loaded.config, seed=seed).model if here().first else None, role.adapter
     if name is None:
         for key, part in role.model.named_parameters():
-            tensor = gathered(local(part), part)
+            tensor = gathered(part)
             if fresh is not None:
                 fresh.get_parameter(key).copy_(tensor)
     if fresh is None or name is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BeforeValidator
 
-from tether.core.errors import ConfigError
+from tether.core.errors import require
 from tether.core.protocols import Tracker
 from tether.core.types import Json
 
@@ -42,8 +41,7 @@ def check_trackers(names: Sequence[TrackerName]) -> None:
         ConfigError: one is not.
     """
     for name in names:
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"track = ['{name}'] needs a package that is not installed: pip install 'tether-rlhf[track]'")
+        require(name, f"track = ['{name}']", "track")
 
 
 def start_tracker(name: TrackerName, run: TrackedRun) -> Tracker:

@@ -209,7 +209,12 @@ def fold(words: str) -> str:
 
 def prompt_digest(messages: Conversation) -> str:
     """The name of a prompt: equal for prompts that differ in case and white space only."""
-    return hashlib.blake2b("\x1f".join(fold(m.content) for m in messages).encode(), digest_size=8).hexdigest()
+    return f"{short_hash(*(fold(m.content) for m in messages)):016x}"
+
+
+def short_hash(*words: str) -> int:
+    """A number of 64 bits that stands for these words."""
+    return int.from_bytes(hashlib.blake2b("\x1f".join(words).encode(), digest_size=8).digest(), "big")
 
 
 def checked_prompt(messages: Conversation) -> Conversation:
