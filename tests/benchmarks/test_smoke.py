@@ -42,8 +42,9 @@ SIZES = {
 }
 LONG = (
     *("benchmarks.survival --smoke", "benchmarks.kills --smoke", "benchmarks.overlap --smoke", "benchmarks.planned sft"),
-    *("benchmarks rollout-64", "benchmarks rollout-256", "benchmarks ppo"),
-    *("benchmarks.learning variance", "benchmarks.learning flipped", "benchmarks.learning arithmetic"),
+    *(f"benchmarks {task}" for task in TASKS if task != "grpo"),
+    *(f"benchmarks.learning {name}" for name in EXPERIMENTS if name != "rounds"),
+    *("benchmarks.scaling --smoke", "benchmarks.exported --smoke", "benchmarks.flat --steps", "benchmarks.house --smoke"),
 )
 """Those that take more than ten seconds, or do what another case does; the slow tests have them."""
 CASES = {" ".join([name, *each[:1]]): (name, each) for name in BENCHMARKS for each in SIZES.get(name, [["--smoke"]])}

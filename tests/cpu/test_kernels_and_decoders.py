@@ -386,7 +386,9 @@ except MemoryError as error:
 @needs_kernels
 @pytest.mark.audit
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc and limits the address space")
-@pytest.mark.parametrize("kernel", ["attend", "attend_back", "decode"])
+@pytest.mark.parametrize(
+    "kernel", ["attend_back", *(pytest.param(name, marks=pytest.mark.slow) for name in ("attend", "decode"))]
+)
 def test_a_kernel_without_memory_is_an_error_and_no_crash(kernel):
     done = subprocess.run([sys.executable, "-c", OUT_OF_MEMORY, kernel], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -97,6 +97,7 @@ def test_freed_pages_go_back_between_stages() -> None:
     assert with_tensors - before > 190e6 and after < with_tensors - 90e6
 
 
+@pytest.mark.slow
 def test_threads_and_children_use_it_too() -> None:
     said = alone("""
         def work(name):
@@ -120,6 +121,7 @@ def test_threads_and_children_use_it_too() -> None:
     assert said.strip() == "[0, 1, 2, 3]"
 
 
+@pytest.mark.slow
 def test_the_profiler_sees_it() -> None:
     said = alone("""
         from torch.profiler import ProfilerActivity, profile

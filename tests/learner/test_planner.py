@@ -153,8 +153,8 @@ def test_a_reference_that_is_asked_before_training_takes_no_room():
     "sections",
     [
         {"ppo": {**PPO, "roles": "separate"}},
-        {"ppo": {**PPO, "roles": "separate", "offload": True}},
-        {"direct": {"lora": False, "offload": True}},
+        pytest.param({"ppo": {**PPO, "roles": "separate", "offload": True}}, marks=pytest.mark.slow),
+        pytest.param({"direct": {"lora": False, "offload": True}}, marks=pytest.mark.slow),
         {"direct": {"lora": False}},
     ],
 )

@@ -226,4 +226,4 @@ def test_without_ranks_everything_is_whole():
     from tether.models.sharded import cut, gathered, is_cut, local
 
     tensor = torch.arange(6.0)
-    assert not is_cut(tensor) and local(tensor) is cut(tensor, tensor) is gathered(tensor, tensor) is tensor
+    assert not is_cut(tensor) and local(tensor) is cut(tensor, tensor) is gathered(tensor) is tensor

@@ -172,7 +172,7 @@ def recipe(folder, rate: float, section: str):
     return build(Recipe, values)
 
 
-@pytest.mark.parametrize("section", ["direct", "grpo", "ppo"])
+@pytest.mark.parametrize("section", ["direct", "grpo", pytest.param("ppo", marks=pytest.mark.slow)])
 def test_a_real_run_at_a_dead_rate_is_told_of_and_one_that_learns_is_not(section: str, tmp_path):
     for name, rate in (("dead", 1e-7), ("alive", 2e-2)):
         folder = tmp_path / name

@@ -61,9 +61,11 @@ def recipe(values, *sections, **more):
     return build(Recipe, {key: values[1][key] for key in ("run", "model", *sections)} | more)
 
 
-@pytest.mark.parametrize(
-    "stage", ["sft", "reward", "process", "direct", "kto", "grpo", "reinforce", "best_of_n", "online_direct"]
-)
+LATER = ("process", "direct", "kto", "reinforce", "best_of_n", "online_direct")
+"""Whose resume test_exact_resume.py has, too."""
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward", "grpo", *(pytest.param(name, marks=pytest.mark.slow) for name in LATER)])
 def test_an_interrupted_stage_ends_with_the_same_bits(values, tmp_path, stage):
     found = prove(recipe(values, stage), tmp_path)
     assert {row.what for row in found} >= {"weights and optimizer", "metrics.jsonl"} and all(row.count for row in found)

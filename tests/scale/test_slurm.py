@@ -11,7 +11,7 @@ from tether.cli import app
 from tether.core.config import build
 from tether.core.errors import ConfigError
 from tether.run.launching import placed
-from tether.run.recipe import Recipe
+from tether.run.recipe import Recipe, read_recipe
 from tether.scale.slurm import job_script, submit_job
 
 
@@ -125,6 +125,22 @@ def test_the_command_sends_a_run_away_with_its_own_words(tmp_path, monkeypatch):
     done = CliRunner().invoke(app, ["run", str(recipe), "sft", "sft.epochs=1", "--on", "slurm:nodes=2"])
     assert done.exit_code == 5
     assert asked == [("slurm:nodes=2", ["run", str(recipe), "sft", "sft.epochs=1"])]
+
+
+def test_the_job_of_a_recipe_that_names_slurm_itself_runs_where_it_is(tmp_path, monkeypatch):
+    """Else each job would send the run away again; and ranks that torchrun starts refuse learner.restarts."""
+    (tmp_path / "sbatch").write_text("#!/bin/bash\nexit 0\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    recipe = tmp_path / "r.toml"
+    recipe.write_text(
+        f'run = "{tmp_path}/run"\non = "slurm:nodes=2"\nlearner = {{ ranks = 4, restarts = 3 }}\n'
+        '[model]\nsource = "tiny"\n[sft]\ndata = { path = "tether:demonstrations" }\n'
+    )
+    assert CliRunner().invoke(app, ["run", str(recipe)]).exit_code == 0
+    words = (tmp_path / "run" / "slurm.sh").read_text().split(" run /")[-1].split()
+    config = read_recipe(f"/{words[0]}", words[1:3])
+    assert config.on == "local" and config.learner.ranks == 4 and config.learner.restarts == 0
 
 
 def test_a_place_that_takes_the_whole_run_is_none_for_a_part_of_it():

@@ -293,7 +293,7 @@ def test_common_layers_change_nothing(monkeypatch):
     assert torch.equal(trained(), spared)
 
 
-@pytest.mark.parametrize(("roles", "rate"), [("shared", 1e-2), ("separate", 2e-3)])
+@pytest.mark.parametrize(("roles", "rate"), [("shared", 1e-2), pytest.param("separate", 2e-3, marks=pytest.mark.slow)])
 def test_it_learns(tmp_path, roles, rate):
     ppo = make(
         roles=roles, steps=30, prompts_per_step=32, kl={"coefficient": 0.01}, optimizer=OptimizerConfig(learning_rate=rate)

@@ -102,6 +102,7 @@ def test_the_table_has_a_line_an_arm_and_seed_and_a_mean(finished):
     assert f"**{row['gold_gain']['value'] + 1.0:+.2f}**" in mean and "| 9.00 |" in mean
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_says_so(tmp_path, capfd):
     with pytest.raises(TrainingError, match="ended with exit code 2; its own message stands above"):
         compare(SMOKE, [f"run={tmp_path / 'run'}", "model.source=nowhere/at-all"], [0])

@@ -118,7 +118,7 @@ def cispo_loss(
 
 @torch.no_grad()
 def importance_weights(logprobs: Values, rollout_logprobs: Values, mask: Mask, *, cap: float, truncate: bool = True) -> Values:
-    """Weigh tokens by how likely the learner finds them against the engine that drew them, whose numerics may differ.
+    """Weigh tokens by how likely the learner finds them against the engine that drew them, whose numerics or weights may differ.
 
     Equation: ``w = min(π_learner / π_engine, cap)``; without ``truncate`` w is the ratio inside [1/cap, cap] and 0 outside it.
     Paper: Yao et al. 2025, https://fengyao.notion.site/off-policy-rl (truncated); the masked variant is IcePop's,
@@ -126,7 +126,8 @@ def importance_weights(logprobs: Values, rollout_logprobs: Values, mask: Mask, *
     Shapes: all alike; log-probabilities of the same tokens at the same temperature, nats; ``logprobs`` those of the learner
     *before* the update. Masked-out positions come back 0. No gradient flows through.
     Raises: ``ValueError`` when the shapes differ or ``cap`` is below 1.
-    Trap: this is not PPO's ratio: it corrects for the engine, not for the steps taken since, and multiplies that ratio.
+    Trap: this is not PPO's ratio: it corrects for the engine (other numerics, or older weights), not for the update's own steps,
+    and multiplies that ratio.
     """
     check_same_shape(logprobs=logprobs, rollout_logprobs=rollout_logprobs, mask=mask)
     if not cap >= 1:

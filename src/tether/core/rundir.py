@@ -4,7 +4,8 @@ config.json       the resolved config            metrics.jsonl   one object a st
 manifest.json     versions, seeds, digests       samples.jsonl   texts, with the step they come from
 summary.json      what the run amounts to        checkpoints/    see learner.checkpoint
 heldout.jsonl     scores on held-out prompts     alarms.jsonl    what the detectors noticed
-model/            the result                     report.html     of the whole run: in its folder
+model/, policy/   the result                     report.html     of the whole run: in its folder
+best/             weights that a judge kept      skipped/        updates that were left out
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class LocalLearner:
         """The averaged weights, one for each master; none before the first update, or without a decay."""
         self.updates = self.skipped = 0
         self.fault = ""
-        """Why the last update that was left out was; `_poisoned` while the one in hand will be."""
+        """The reason for which the last update was left out; `_poisoned`: the one in hand will be."""
         self._poisoned = False
         self.parameters = list(parameters)
         self.masters = [_master(p) for p in self.parameters]

@@ -46,10 +46,10 @@ class LostRankError(RunError):
 
 
 class Ranks:
-    """The ranks as one of them sees them. Alone, which is the rule, every method gives what there is without others.
+    """The ranks of a learner, as one of them sees them. With one process every method gives that process's own value.
 
-    Each gives a sign of life every second, in a store that all can reach; one that has lost the store has lost who keeps it, rank
-    0 or who started them all, and ends. So a rank may wait for an hour while the first asks a judge, and yet not for a dead one.
+    Each gives a sign of life every second, in a store that all can reach. A rank that cannot reach the store ends itself: rank 0,
+    or who started them all, keeps it. So a rank may wait for an hour while the first asks a judge, and yet not for a dead one.
 
     Args:
         store: of torch.distributed; who sees a rank end without a word of its own notes that there under ended/RANK.

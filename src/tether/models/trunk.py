@@ -158,7 +158,7 @@ class Role:
     def hidden(self, batch: TokenBatch, common: Tensor | None = None) -> Tensor:
         """Last hidden states, (rows × time, dim); `common` spares the layers that it stands for."""
         spared = [] if common is None else self.decoder_layers[: self.common_depth]
-        with forwards(spared, lambda _: lambda *_, **__: common):
+        with forwards(spared, lambda _: lambda *_, **__: common):  # they hand on what they have given before
             return self._decode(batch).flatten(0, 1)
 
     def _decode(self, batch: TokenBatch) -> Tensor:
@@ -219,7 +219,7 @@ class Role:
         return (setting(self.config, "logit_scale") or 1.0) / (setting(self.config, "logits_scaling") or 1.0)
 
     def scores(self, batch: TokenBatch, common: Tensor | None = None) -> Tensor:
-        """The head's number at each sequence's last real token, (S,) float32."""
+        """The head's number at each sequence's last real token, (B,) float32."""
         return self.values_at(self.hidden(batch, common), batch.last)
 
     def values_of(self, hidden: Tensor, batch: TokenBatch) -> Tensor:

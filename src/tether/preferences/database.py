@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import sqlite3
+import time
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
@@ -51,7 +53,8 @@ def engine_of(url: URL) -> Engine:
         connection.execute("PRAGMA busy_timeout=60000")
         # Write-ahead mode is written into the file, so that it comes after the check.
         _check_ours([name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")], url)
-        for setting in ("journal_mode=WAL", "synchronous=FULL", "foreign_keys=ON"):
+        _write_ahead(connection)
+        for setting in ("synchronous=FULL", "foreign_keys=ON"):
             connection.execute(f"PRAGMA {setting}")
 
     @event.listens_for(engine, "begin")
@@ -60,6 +63,19 @@ def engine_of(url: URL) -> Engine:
         connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
 
     return engine
+
+
+def _write_ahead(connection: sqlite3.Connection) -> None:
+    """Set the mode, for which SQLite waits for nobody: while another process opens the same new store, try again."""
+    ends = time.monotonic() + 60
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError:
+            if time.monotonic() > ends:
+                raise
+            time.sleep(0.05)
 
 
 def make_tables(connection: Connection, url: URL) -> str:

@@ -28,7 +28,7 @@ from pydantic import Field
 
 from tether.core.config import Config
 from tether.core.errors import ConfigError, MissingFileError, RewardError
-from tether.core.protocols import AdaptiveReward, RewardSource
+from tether.core.protocols import AdaptiveReward, RewardSource, Stateful
 from tether.core.secrets import redact
 from tether.core.types import Json, Prompt, Rollout, Score
 from tether.core.watchdog import Watchdog
@@ -349,13 +349,13 @@ class FailureLimit:
 
     def state(self) -> Json:
         """What the source's next scores depend on, and the failures so far."""
-        own = self.source.state() if isinstance(self.source, AdaptiveReward) else {}
+        own = self.source.state() if isinstance(self.source, Stateful) else {}
         counts = {"recent": [list(pair) for pair in self.recent], "reasons": dict(self.reasons)}
         return {**own, "failures": counts} if self.recent or self.reasons else own
 
     def load_state(self, values: Mapping[str, Any]) -> None:
         own = {name: value for name, value in values.items() if name != "failures"}
-        if own and isinstance(self.source, AdaptiveReward):
+        if own and isinstance(self.source, Stateful):
             self.source.load_state(own)
         if (counts := values.get("failures")) is not None:
             self.reasons = Counter(counts["reasons"])

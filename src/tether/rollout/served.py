@@ -135,7 +135,7 @@ class ServedEngine:
         return {**metrics, **speed, "engine/probe_gap": self.probe_gap}
 
     def _prepare(self, name: str, task: str) -> None:
-        """Have a server hold what is wanted, and show it; what nobody samples with any more, it lets go of."""
+        """Load what is wanted, and older versions that requests still name; compare each by the probe; unload the rest."""
         wanted = self.fleet.wanted
         if task == "probe":
             self._compare(name, wanted)

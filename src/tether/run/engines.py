@@ -18,7 +18,7 @@ from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 from tether.rollout.served import ServedEngine
 from tether.rollout.server import EngineServer
-from tether.run.launching import servers_for
+from tether.run.launching import beside_learner, servers_for
 from tether.run.online_sections import OnlineSection, PolicySection
 from tether.run.roles import encoder_of, local_engine
 
@@ -72,7 +72,7 @@ def served_engine(
         where = "--model", str(base), "--host", host, "--port", str(port), "--dtype", dtype, *config.arguments
         if ours:
             return sys.executable, "-m", "tether", "engine", *where, "--rows", str(section.engine_rows)
-        share = ("--gpu-memory-utilization", "0.2") if policy.device.type == "cpu" else ()  # the learner has memory, too
+        share = ("--gpu-memory-utilization", "0.2") if beside_learner(policy.device.type) else ()
         start = str(python), *VLLM, *share, *where
         if not lora:
             return "env", "VLLM_SERVER_DEV_MODE=1", f"PYTHONPATH={IN_VLLM}", *start, *WHOLE

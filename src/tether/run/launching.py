@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import torch
 from pydantic import StringConstraints
 
 from tether.core.errors import ConfigError
+from tether.learner.ranks import here
 from tether.servers.config import ServersConfig
 from tether.servers.launch import Command, Launcher, Processes, Servers
 
@@ -53,12 +56,23 @@ def launcher(run: Path, needs: Mapping[str, Mapping[str, float]], patience: floa
     """What starts programs of a run, each of which needs so much of one machine.
 
     Raises:
-        ConfigError: the cluster cannot be reached, or is too small.
+        ConfigError: the cluster cannot be reached, or it or this machine is too small.
         RunError: others use it for longer than `patience` seconds.
     """
     if _PLACES[-1] == "local":
-        return Processes()
+        return Processes({name: int(need.get("GPU", 0)) for name, need in needs.items()}, spare_gpus())
     return _ray().RayLauncher(None, run.resolve().name, needs, patience)
+
+
+def spare_gpus() -> list[str]:
+    """This machine's GPUs but those of the learner's ranks, which have the first ones, as CUDA_VISIBLE_DEVICES names them."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+    return visible.split(",")[int(os.environ.get("LOCAL_WORLD_SIZE", here().size)) :]
+
+
+def beside_learner(device: str) -> bool:
+    """Whether a server that is started has to share memory with the learner."""
+    return device == "cpu" or (_PLACES[-1] == "local" and not spare_gpus())
 
 
 def servers_for(config: ServersConfig, command: Command, folder: Path, threads: int, device: str) -> Servers:
@@ -89,7 +103,7 @@ def submit(recipe: BaseRecipe, command: Sequence[str]) -> int:
     if kind == "slurm":
         from tether.scale.slurm import submit_job
 
-        return submit_job(Path(recipe.run), command, rest, recipe.learner.ranks)
+        return submit_job(Path(recipe.run), [*command, "on=local", "learner.restarts=0"], rest, recipe.learner.ranks)
     device = pick_device(recipe.model.device).type
     needs = {"GPU": 1.0} if device == "cuda" else {"CPU": 1.0}
 

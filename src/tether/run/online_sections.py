@@ -259,7 +259,7 @@ def check_names(stage: str, asked: Collection[str] | None, trained: Collection[s
 
 
 SINGLY = LearnedReward, EnsembleReward, ClassifierReward, ProcessReward
-"""The sources whose score of a response is the same whatever is scored beside it."""
+"""Models that every rank has: each scores its share. What is none of these, the first rank alone asks."""
 
 
 def reward_source(

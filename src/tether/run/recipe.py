@@ -52,7 +52,7 @@ class BaseRecipe(Config):
     )
     on: On = Field(
         default="local",
-        description="where engine servers start: local, or ray, this machine's cluster; ray://HOST:PORT and "
+        description="where servers and further ranks start: local, or ray, this machine's cluster; ray://HOST:PORT and "
         "slurm:OPTION=VALUE,... send all of the run there; may change from start to start",
     )
     lora: Lora | None = Field(default=None, description="of every stage that says nothing of its own")

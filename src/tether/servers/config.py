@@ -23,9 +23,13 @@ class ServersConfig(Config):
         default=None,
         description="what a server needs of a machine of the cluster, { GPU = 2 }; unset: one GPU, or one CPU",
     )
-    request_seconds: float = Field(default=600.0, gt=0, description="without an answer, after which a request is sent elsewhere")
-    start_seconds: float = Field(default=600.0, gt=0, description="that a server may take to start")
-    restarts: int = Field(default=5, ge=0, description="of a server in ten minutes; then the run goes on without it")
+    request_seconds: float = Field(
+        default=600.0, gt=0, description="seconds without an answer after which another server is asked"
+    )
+    start_seconds: float = Field(default=600.0, gt=0, description="seconds that a server may take to start")
+    restarts: int = Field(
+        default=5, ge=0, description="how often a server is started again within ten minutes; then the run goes on without it"
+    )
 
     def faults(self) -> Iterator[str]:
         if self.addresses and "servers" in self.model_fields_set:

@@ -1,10 +1,11 @@
-"""The state of every engine server, as a machine without threads, sockets or a clock of its own.
+"""The state of every server of a run, as a machine without threads, sockets or a clock of its own.
 
 Whoever talks to the servers reports what happened (`answered`, `failed`, `exited`, `started`, `loaded`) and asks what to do
 (`pick`, `due`). A server that died holds no adapter, so it comes back as STALE and samples only once it has the wanted version:
 
     HEALTHY --failed--> SUSPECT --failed often, or too long--> DEAD --due--> RESTARTING --started--> STALE --loaded--> HEALTHY
     SUSPECT --answered--> HEALTHY     HEALTHY --a new version is wanted--> STALE     DEAD --restarted too often--> RETIRED
+    any but RETIRED --its process has ended--> DEAD     RESTARTING --not started in time--> DEAD
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Engine servers as programs that a launcher starts, or as addresses where they run already."""
+"""Servers of a run, as programs that a launcher starts or as addresses where they run already."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
+
+from tether.core.errors import ConfigError
 
 Command = Callable[[str, int], Sequence[str]]
 """From a host and a port to the command line of a server that listens there."""
@@ -50,9 +52,28 @@ class Launcher(Protocol):
 
 
 class Processes:
-    """The launcher of one machine: programs on the loopback, which end with this process however it ends."""
+    """The launcher of one machine: programs on the loopback, which end with this process however it ends.
 
-    def __init__(self) -> None:
+    Args:
+        needs: how many GPUs of its own each program gets.
+        gpus: of this machine, that programs may have; where there is none, all see what this process sees.
+
+    Raises:
+        ConfigError: programs that run already leave too few.
+    """
+
+    taken: ClassVar[set[str]] = set()
+    """GPUs of programs that this process has started."""
+
+    def __init__(self, needs: Mapping[str, int] | None = None, gpus: Sequence[str] = ()) -> None:
+        needs = needs if needs and gpus else {}
+        free = [gpu for gpu in gpus if gpu not in self.taken]
+        if len(free) < (wanted := sum(needs.values())):
+            raise ConfigError(
+                f"{len(needs)} servers need {wanted} GPUs, and {len(free)} of this machine are left beside the learner's"
+            )
+        self.gpus = {name: [free.pop(0) for _ in range(count)] for name, count in needs.items()}
+        self.taken.update(*self.gpus.values())
         self.processes: dict[str, subprocess.Popen[Any]] = {}
         atexit.register(self.close)
 
@@ -60,7 +81,8 @@ class Processes:
         return "127.0.0.1", free_port("127.0.0.1")
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        self.processes[name] = start_bound(command, environment, log)
+        own = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[name])} if name in self.gpus else {}
+        self.processes[name] = start_bound(command, {**environment, **own}, log)
 
     def ended(self, name: str) -> int | None:
         process = self.processes.get(name)
@@ -73,6 +95,7 @@ class Processes:
     def close(self) -> None:
         for name in list(self.processes):
             self.stop(name)
+        self.taken.difference_update(*self.gpus.values())
 
 
 class Servers:
@@ -110,6 +133,7 @@ class Servers:
         if name not in self.started:
             return
         self.launcher.stop(name)
+        self.addresses.pop(name, None)  # so that one that cannot be started now is not taken for one that runs
         host, port = self.launcher.place(name)
         self.launcher.start(name, self.command(host, port), self.environment, self.folder / f"{name}.log")
         self.addresses[name] = f"http://{host}:{port}"

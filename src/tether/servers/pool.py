@@ -108,7 +108,7 @@ class ServerPool:
         return bool(self.fleet.at(State.HEALTHY))
 
     def _wait(self, what: str, until: Callable[[], bool]) -> None:
-        """Wait for a change of the fleet, which is locked; bounded by the servers' own limits, since each gives up some time.
+        """Wait for a change of the fleet, which is locked; bounded, for within its limits each server is healthy or given up.
 
         Raises:
             ModelError: a server refuses what others would refuse, too.
@@ -183,7 +183,7 @@ class ServerPool:
     # Exchanges.
 
     def give(self, work: Callable[[str], T], prompt: Sequence[int] = (), tries: int | None = None) -> T:
-        """What a server, by its name, makes of this, from whichever gives it.
+        """The result of `work(name)` with the name of a healthy server; where the machine makes it fail, with another's.
 
         Args:
             prompt: goes where its beginning is known, if that server is not much fuller than others.
@@ -224,7 +224,7 @@ class ServerPool:
         return answer.json() if answer.content and path != "/health" else {}
 
     def post(self, name: str, path: str, body: Json | bytes, *, quick: bool = False) -> Any:
-        """A server's answer; `quick`: to what it has to do at once, unless it is at work.
+        """A server's answer; `quick`: it must come within SHORT seconds, unless the server is at work.
 
         Raises:
             RefusedError: it understands, and does not do it.

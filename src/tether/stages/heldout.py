@@ -170,7 +170,7 @@ class HeldOut:
         return {f"sharpening/{name}": value for name, value in sharper.items()}
 
     def _keep(self, step: int, learner: LocalLearner) -> None:
-        """Save these weights, before the row that calls them the best; those an interrupted run kept from here on go.
+        """Save these weights, before the row that calls them the best, and delete those that an interrupted run saved later.
 
         The older ones stay until the end: a run that goes on from a checkpoint before them may need any.
         """

@@ -37,7 +37,7 @@ PRESETS: dict[str, Json] = {
 
 
 TO_ZERO = OptimizerConfig(schedule="linear", final_fraction=0.0)
-"""The learning rate falls in a line."""
+"""The learning rate falls linearly to 0."""
 
 
 class SampledConfig(TrainedConfig):
@@ -153,7 +153,7 @@ class PolicyConfig(SampledConfig):
     max_staleness: int = Field(
         default=0,
         ge=0,
-        description="updates that the weights that sample may lack: engine servers sample while the learner learns",
+        description="how many updates old the weights that sample may be: engine servers sample while the learner learns",
     )
     entropy_coefficient: float = Field(default=0.0, ge=0, description="weight of the entropy bonus")
     value_clip_range: float | None = Field(

@@ -154,11 +154,11 @@ class Experience:
         return self.batches[number].ids.numel()
 
     def each(self, part: int, work: Callable[[int], T]) -> Iterable[T]:
-        """The results of all micro-batches of minibatch `part`, each worked out by the rank whose it is."""
+        """The results of the micro-batches of minibatch `part`: each is computed when asked for, by the rank that owns it."""
         return here().map(work, self.minibatches[part], self.size)
 
     def complete(self, *names: str) -> None:
-        """Matrices (none named: all that come from models) to which every rank has `put` its own, so that all have the whole."""
+        """Sum matrices over the ranks, each of which has `put` its own rows; none named: all that come from models."""
         here().sum_([getattr(self, name) for name in names or EVALUATED])
 
     def part(self, name: str, number: int) -> Tensor:

@@ -41,7 +41,7 @@ class Update(Generic[Micro]):
     Denominators are counted over all its micro-batches, and whatever needs the whole update (KTO's z0, ODIN's correlation) is
     computed before the first. The losses of the micro-batches add up to that of the update.
 
-    loss: the loss of a micro-batch, and beside it whatever `metrics` makes its numbers of, of all of them in order.
+    loss: gives the loss of a micro-batch, and something more; `metrics` makes numbers of the list of all that, in order.
     """
 
     micro_batches: Iterable[Micro]
@@ -125,7 +125,7 @@ class SupervisedLoop:
     Args:
         plan: places in `split.train` of the rows of every update.
         config: what an update draws (dropout) depends on its seed and the update's number alone; without evaluate_every nothing
-            is evaluated.
+            is evaluated during the training.
         watched: what of an evaluation is logged with the update's metrics, as eval_*; the smallest `eval_loss` is best.
 
     After `train`: `losses` of all updates that were made, and `best_loss` with the update, `best_update`, that it followed.
