@@ -44,7 +44,7 @@ def ours(**settings):
     groups = stage.engine.generate(PROMPTS, config.sampling, num_samples=GROUP, seed=3)
     rollouts = [r for g in groups for r in g.rollouts]
     experience = Experience(rollouts, stage.reward.score(rollouts), ENCODER, 64, torch.device("cpu"))
-    stage.late = False  # the old policy is not the present one here
+    stage.old_from_update = False  # the old policy is not the present one here
     stage.evaluate(experience)
     drift = 0.3 * torch.randn(experience.mask.shape, generator=torch.Generator().manual_seed(5))
     if config.surrogate != "reinforce":

@@ -114,7 +114,7 @@ def train(section: SamplingSection, context: Context, rows: Sequence[Any] | None
         summary = online_loop.train(stage, prompts, run, on_step=on_step, monitor=guard, ended=ended, progress=progress)
         if evaluation is not None:
             if summary["steps"] not in run.held_out() or stage.learner.averages:  # stopped early, or not those weights
-                stage.engine.update_weights(summary["steps"] + 1)
+                stage.engine.update_weights(summary["steps"] + 1)  # a version not used before: other weights
                 evaluation.measure(summary["steps"])
             if evaluation.learner is not None:
                 evaluation.restore()

@@ -68,8 +68,8 @@ class PolicyGradient:
         self.reserves = 0
         """Prompts that earlier steps sampled beyond their own batches."""
         in_reward = config.kl.coefficient > 0 and config.kl.place != "loss"
-        self.late = config.one_update and value is None and not in_reward
-        """The old log-probabilities come from the update's own pass: nothing needs them before, and nothing moves between."""
+        self.old_from_update = config.one_update and value is None and not in_reward
+        """Whether the update's own pass gives the old log-probabilities: nothing needs them before, and nothing moves between."""
         self.shares_pass = value is not None and value.model is policy.model and value.adapter == policy.adapter
         self.roles = [role for role in (policy, self.reference, value) if role is not None]
         learned = dict.fromkeys(policy.parameters() + ([] if value is None else value.parameters()))  # each once
@@ -151,12 +151,12 @@ class PolicyGradient:
         """
         reference = self.reference
         one_trunk = reference is None or reference.model is self.policy.model
-        passes = (not self.late) + (reference is not None) + self.config.epochs
+        passes = (not self.old_from_update) + (reference is not None) + self.config.epochs
         reused = one_trunk and passes > 1
-        for number in here().in_step(experience.own, 0):
+        for number in here().in_step(experience.own, spare=0):
             batch, flat = experience.batches[number], {}
             common = experience.common[number] = self.policy.common(batch) if reused else None
-            if not self.late:
+            if not self.old_from_update:
                 flat["logprobs"], flat["entropy"], flat["values"] = self.forward(batch, common)
             if reference is not None:
                 flat["reference_logprobs"] = reference.logprobs(batch, self.config.temperature, common)[0]
@@ -233,7 +233,7 @@ class PolicyGradient:
                 updates += 1
             if config.target_kl is not None and epoch_kl > config.target_kl:
                 break
-        if self.late:
+        if self.old_from_update:
             experience.complete("logprobs", "entropy")
         if first_deviation > 0.2:
             raise TrainingError(
@@ -259,7 +259,7 @@ class PolicyGradient:
         batch, mask, config = experience.batches[index], experience.part("mask", index), self.config
         flat_logprobs, flat_entropy, flat_values = self.forward(batch, experience.common[index])
         logprobs, entropy = batch.scatter(flat_logprobs), batch.scatter(flat_entropy)
-        if self.late:
+        if self.old_from_update:
             experience.put("logprobs", index, logprobs.detach())
             experience.put("entropy", index, entropy.detach())
         loss, diagnostics = surrogate(config, logprobs, experience, index, denominator)
