@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,8 +10,9 @@ from benchmarks.every_stage import differences, results
 from tests.run.journeys import Killed, dying_after, lines, numbered_prompts
 
 from tether.core.config import build
-from tether.core.errors import ConfigError, ModelError
+from tether.core.errors import ConfigError, ModelError, RunError
 from tether.learner.checkpoint import complete_checkpoints, load_checkpoint
+from tether.rollout.ahead import AheadEngine
 from tether.run.recipe import Recipe, run_recipe
 
 SERVED = {"kind": "served", "servers": 2, "start_seconds": 60}
@@ -41,7 +43,6 @@ def test_a_step_learns_from_weights_that_are_as_old_as_allowed_and_no_older(whol
 
 def test_without_staleness_it_is_the_synchronous_run(tmp_path, monkeypatch):
     """The wrapper with a bound of 0 changes no bit: its order of calls is that of a step without it."""
-    from tether.rollout.ahead import AheadEngine
     from tether.stages import online_loop
 
     run_recipe(recipe(tmp_path, "plain", max_staleness=0))
@@ -73,6 +74,14 @@ def test_what_is_under_way_is_part_of_a_checkpoint(tmp_path):
     later = range(values["step"], values["step"] + 2)
     versions = {n: {row["policy_version"] for group in values["engine"]["orders"][str(n)] for row in group} for n in later}
     assert versions == {n: {n - 2} for n in later}
+
+
+def test_answers_that_an_earlier_revision_saved_are_refused_in_a_sentence():
+    engine = AheadEngine(SimpleNamespace(policy_version=0), 1)
+    with pytest.raises(RunError, match="begin the run anew"):
+        engine.load_state({"orders": {"3": [{"prompt_ids": [1], "drawn": []}]}})
+    engine.load_state({"orders": {"3": [[{"prompt_ids": [1]}]]}})
+    assert list(engine.saved) == [3]
 
 
 @pytest.mark.parametrize("stage", ["grpo", pytest.param("ppo", marks=pytest.mark.slow)])

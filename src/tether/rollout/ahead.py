@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from pydantic import TypeAdapter
 
+from tether.core.errors import RunError
 from tether.core.protocols import Engine
 from tether.core.types import Json, Prompt, Rollout, RolloutGroup, Sampling
 
@@ -80,6 +81,8 @@ class AheadEngine:
 
     def load_state(self, values: Mapping[str, Any]) -> None:
         self.orders, self.saved = {}, {int(number): rows for number, rows in values["orders"].items()}
+        if any(isinstance(group, dict) for groups in self.saved.values() for group in groups):
+            raise RunError("an earlier tether wrote this checkpoint with answers under way, in another form: begin the run anew")
 
 
 def _rows(group: RolloutGroup) -> list[Json]:
