@@ -42,6 +42,7 @@ SIZES = {
 }
 LONG = (
     *("benchmarks.survival --smoke", "benchmarks.kills --smoke", "benchmarks.overlap --smoke", "benchmarks.planned sft"),
+    "benchmarks.served --smoke",
     *(f"benchmarks {task}" for task in TASKS if task != "grpo"),
     *(f"benchmarks.learning {name}" for name in EXPERIMENTS if name != "rounds"),
     *("benchmarks.scaling --smoke", "benchmarks.exported --smoke", "benchmarks.flat --steps", "benchmarks.house --smoke"),
