@@ -3,7 +3,8 @@
 Two network namespaces of this machine, each with an address and a node of Ray of its own. GRPO on the tiny model trains on the
 first, with an engine server on each. Then the second one's cable is pulled for a while, again and again; whatever Ray ended
 there is started again, as a cluster's manager would. Counted as in benchmarks.survival: groups lost, twice, or of
-other tokens than in a run without disturbance. `recovery_s`: from the moment the cable is back until that host samples again.
+other tokens than in a run without disturbance. A server decodes together what comes together, and other batches round otherwise: after
+enough updates a draw near a boundary gives another token, and all that follows differs; `alike` is the number of steps before that. `recovery_s`: from the moment the cable is back until that host samples again.
 Needs Linux, root and iproute2.
 """
 
@@ -171,13 +172,15 @@ def compared(folder: Path, wild: dict[str, Any], recovered: list[float], noticed
     quiet = {(call, ordinal): tokens for call, ordinal, _, tokens in calm["groups"]}
     expected = {(call, call * PROMPTS + place) for call in range(wild["calls"]) for place in range(PROMPTS)}
     times = [row["time/step"] for row in read_jsonl(folder / "wild" / "grpo" / "metrics.jsonl")]
+    other = [key for key in seen.keys() & quiet.keys() if seen[key][1] != quiet[key]]
     figures = lambda some: {"median": round(statistics.median(some), 1), "max": round(max(some), 1)} if some else None  # noqa: E731
     return {
         "steps": len(times),
         "groups": len(expected),
         "lost": len(expected - seen.keys()) + len(seen.keys() - expected),
         "twice": sum(count > 1 for count, _ in seen.values()),
-        "differs": sum(seen[key][1] != quiet[key] for key in seen.keys() & quiet.keys()),
+        "differs": len(other),
+        "alike": min((call for call, _ in other), default=len(times)),
         "noticed_s": figures(noticed),
         "recovery_s": figures(recovered),
         "longest_step_s": round(max(times), 1),
