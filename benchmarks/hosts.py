@@ -2,9 +2,10 @@
 
 Two network namespaces of this machine, each with an address and a node of Ray of its own. GRPO on the tiny model trains on the
 first, with an engine server on each. Then the second one's cable is pulled for a while, again and again; whatever Ray ended
-there is started again, as a cluster's manager would. Counted as in benchmarks.survival: groups lost, twice, or of
-other tokens than in a run without disturbance. A server decodes together what comes together, and other batches round otherwise: after
-enough updates a draw near a boundary gives another token, and all that follows differs; `alike` is the number of steps before that. `recovery_s`: from the moment the cable is back until that host samples again.
+there is started again, as a cluster's manager would. Counted as in benchmarks.survival: groups lost, twice, or of other tokens
+than in a run without disturbance. A server decodes together what comes together, and other batches round otherwise: after enough
+updates a draw near a boundary gives another token, and all that follows differs; `alike` is the number of steps before that.
+`recovery_s`: from the moment the cable is back until that host samples again.
 Needs Linux, root and iproute2.
 """
 
