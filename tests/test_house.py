@@ -126,15 +126,21 @@ def test_help_loads_neither_torch_nor_transformers() -> None:
 
 @needs_cli
 def test_help_answers_within_half_a_second() -> None:
+    """On a machine that is slow or busy: within four times what the libraries of every command take there."""
     command = [str(Path(sys.executable).with_name("tether")), "--help"]
-    durations = []
+    durations, bare = [], []
     for _ in range(3):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, "-c", "import typer, rich.console, rich.table"], check=True)
+        bare.append(time.perf_counter() - start)
         start = time.perf_counter()
         finished = subprocess.run(command, capture_output=True, text=True, check=False)
         durations.append(time.perf_counter() - start)
         assert finished.returncode == 0, finished.stderr
         assert "Usage" in finished.stdout
-    assert min(durations) <= HELP_SECONDS, f"three answers took {durations} s"
+    assert min(durations) <= max(HELP_SECONDS, 4 * min(bare)), (
+        f"three answers took {durations} s, and rich and typer alone {bare} s"
+    )
 
 
 @pytest.mark.skipif(

@@ -127,20 +127,23 @@ def test_the_command_sends_a_run_away_with_its_own_words(tmp_path, monkeypatch):
     assert asked == [("slurm:nodes=2", ["run", str(recipe), "sft", "sft.epochs=1"])]
 
 
-def test_the_job_of_a_recipe_that_names_slurm_itself_runs_where_it_is(tmp_path, monkeypatch):
+@pytest.mark.parametrize(("nodes", "learner"), [(2, "learner = { ranks = 4, restarts = 3 }"), (1, "")])
+def test_the_job_of_a_recipe_that_names_slurm_itself_runs_where_it_is(tmp_path, monkeypatch, nodes, learner):
     """Else each job would send the run away again; and ranks that torchrun starts refuse learner.restarts."""
     (tmp_path / "sbatch").write_text("#!/bin/bash\nexit 0\n")
     (tmp_path / "sbatch").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     recipe = tmp_path / "r.toml"
     recipe.write_text(
-        f'run = "{tmp_path}/run"\non = "slurm:nodes=2"\nlearner = {{ ranks = 4, restarts = 3 }}\n'
+        f'run = "{tmp_path}/run"\non = "slurm:nodes={nodes}"\n{learner}\n'
         '[model]\nsource = "tiny"\n[sft]\ndata = { path = "tether:demonstrations" }\n'
     )
     assert CliRunner().invoke(app, ["run", str(recipe)]).exit_code == 0
-    words = (tmp_path / "run" / "slurm.sh").read_text().split(" run /")[-1].split()
-    config = read_recipe(f"/{words[0]}", words[1:3])
-    assert config.on == "local" and config.learner.ranks == 4 and config.learner.restarts == 0
+    command = (tmp_path / "run" / "slurm.sh").read_text().split(" run /")[-1].partition(" &\n")[0]
+    place, *overrides = command.split()
+    config = read_recipe(f"/{place}", overrides)
+    assert config.on == "local" and config.learner.ranks == 2 * nodes - (nodes == 1)
+    assert config.learner.ranks == 1 or config.learner.restarts == 0
 
 
 def test_a_place_that_takes_the_whole_run_is_none_for_a_part_of_it():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,8 +12,9 @@ from tether.cli import options
 from tether.cli.progress import bars
 from tether.cli.tables import point_to, save, show_table
 from tether.core.errors import ConfigError, DataError
-from tether.core.protocols import ChatModel
-from tether.core.types import Prompt, Sampling
+
+if TYPE_CHECKING:
+    from tether.core.protocols import ChatModel
 
 
 def _opened(model: str, cache: Path | None, reasoning_tokens: int = 0, **server: str | int | None) -> ChatModel:
@@ -97,6 +98,7 @@ def constitution(
 ) -> None:
     """Let a model criticise and rewrite its answers by principles (Constitutional AI); writes demonstrations."""
     from tether.cli.results import counted, show_usage
+    from tether.core.types import Prompt, Sampling
     from tether.data.sources import read
     from tether.preferences.constitution import read_constitution, revise, sampled_pairs
     from tether.preferences.judge import PairJudge, Reasoning

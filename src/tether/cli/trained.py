@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -14,8 +14,10 @@ from rich.markup import escape
 from tether.cli import options
 from tether.cli.progress import starting
 from tether.core.errors import ConfigError
-from tether.core.types import Message, Prompt, Sampling, assistant, user
 from tether.core.visible import visible
+
+if TYPE_CHECKING:
+    from tether.core.types import Message
 
 
 def generate(
@@ -34,6 +36,7 @@ def generate(
 ) -> None:
     """Answer prompts with a model or with the result of a run."""
     from tether.core.rundir import write_jsonl
+    from tether.core.types import Prompt, Sampling, user
     from tether.data.sources import read
     from tether.run.roles import load_policy, local_engine
 
@@ -68,6 +71,7 @@ def chat(
     seed: options.Seed = 0,
 ) -> None:
     """Talk with a model or with the result of a run. An empty line or Ctrl-D ends it; /new starts over."""
+    from tether.core.types import Prompt, Sampling, assistant, user
     from tether.run.export import standing
     from tether.run.roles import load_policy, local_engine
 

@@ -104,6 +104,8 @@ class Sandbox(contextlib.AbstractContextManager["Sandbox"]):
                 threads.shutdown(wait=False, cancel_futures=True)
                 for worker in self._workers:
                     worker.kill()  # else its thread would wait for the end of its check
+                threads.shutdown()
+                self.close()
                 raise
 
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -60,7 +61,7 @@ def launcher(run: Path, needs: Mapping[str, Mapping[str, float]], patience: floa
         RunError: others use it for longer than `patience` seconds.
     """
     if _PLACES[-1] == "local":
-        return Processes({name: int(need.get("GPU", 0)) for name, need in needs.items()}, spare_gpus())
+        return Processes({name: ceil(need.get("GPU", 0)) for name, need in needs.items()}, spare_gpus())
     return _ray().RayLauncher(None, run.resolve().name, needs, patience)
 
 
@@ -103,7 +104,8 @@ def submit(recipe: BaseRecipe, command: Sequence[str]) -> int:
     if kind == "slurm":
         from tether.scale.slurm import submit_job
 
-        return submit_job(Path(recipe.run), [*command, "on=local", "learner.restarts=0"], rest, recipe.learner.ranks)
+        there = ["on=local", *(["learner.restarts=0"] if recipe.learner.ranks > 1 else [])]  # which torchrun's ranks would refuse
+        return submit_job(Path(recipe.run), [*command, *there], rest, recipe.learner.ranks)
     device = pick_device(recipe.model.device).type
     needs = {"GPU": 1.0} if device == "cuda" else {"CPU": 1.0}
 

@@ -55,7 +55,7 @@ class Processes:
     """The launcher of one machine: programs on the loopback, which end with this process however it ends.
 
     Args:
-        needs: how many GPUs of its own each program gets.
+        needs: how many GPUs of its own each program gets; one that needs none sees what this process sees.
         gpus: of this machine, that programs may have; where there is none, all see what this process sees.
 
     Raises:
@@ -81,7 +81,7 @@ class Processes:
         return "127.0.0.1", free_port("127.0.0.1")
 
     def start(self, name: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        own = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus[name])} if name in self.gpus else {}
+        own = {"CUDA_VISIBLE_DEVICES": ",".join(gpus)} if (gpus := self.gpus.get(name)) else {}
         self.processes[name] = start_bound(command, {**environment, **own}, log)
 
     def ended(self, name: str) -> int | None:
