@@ -766,6 +766,14 @@ def test_who_waits_for_whom(tmp_path, synthetic, busy, wait, settings, words):
     assert "Who waits for whom" in page.text
 
 
+def test_a_loop_of_an_earlier_revision_without_gold_ends_in_a_sentence(tmp_path, synthetic):
+    synthetic.write(
+        tmp_path / "run" / "summary.json", {"rounds": [{"labels_so_far": 8, "labels": 8}], "policy": "round-01/ppo/policy"}
+    )
+    with pytest.raises(RunError, match="holds no results"):
+        write_report(tmp_path / "run")
+
+
 def test_the_timeline_of_a_step_of_median_length(tmp_path, synthetic):
     run = tmp_path / "run" / "grpo"
     times = {"time/rollout": 1.0, "time/reward": 0.0, "time/evaluate": 0.0, "time/update": 2.0}

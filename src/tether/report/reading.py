@@ -22,6 +22,8 @@ KL_KEYS = ("kl/policy_reference_k1", "reward/kl")
 LONGEST_TEXT = 4000
 KINDS = {name: kind.makes for name, kind in STAGES.items() if kind.makes != "rounds"}
 """What the stage of a section makes."""
+ROUND = {"labels", "asked", "labels_so_far", "gold_gain", "gold_after", "kl", "alarms"}
+"""What a loop's summary tells of every round."""
 SUPERVISED = ("sft", "reward", "direct")
 
 
@@ -156,7 +158,7 @@ def read_loop(run: Path) -> LoopRun | None:
     notes: list[str] = []
     summary = mapping(json_of(run / "summary.json", notes))
     rounds = listed(summary.get("rounds"))
-    if not rounds or not all("labels_so_far" in mapping(one) for one in rounds):
+    if not rounds or "policy" not in summary or not all(mapping(one).keys() >= ROUND for one in rounds):
         return None
     return LoopRun(run.resolve().name, rounds, read_sub_run((run / summary["policy"]).parent, notes), notes)
 

@@ -10,6 +10,7 @@ Whoever talks to the servers reports what happened (`answered`, `failed`, `exite
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -17,7 +18,7 @@ from enum import Enum
 BLOCK = 16
 """Tokens of one block of a prefix, as vLLM's cache keeps them."""
 REMEMBERED = 4096
-"""Blocks of prefixes that the router knows of a server."""
+"""Blocks of prefixes that the router knows of a server, and times of work."""
 
 
 class State(Enum):
@@ -67,8 +68,8 @@ class ServerState:
     """Requests at once, at most, since `usage` was asked."""
     began: float = 0.0
     """When it last got a request while it had none."""
-    spans: list[Span] = field(default_factory=list)
-    """When it had work and was done with it, since `usage` was asked."""
+    spans: deque[Span] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    """When it had work and was done with it, since `usage` was asked; the last ones, for nobody may ask."""
     tries: int = 0
     """Restarts since it last sampled."""
     restarts: list[float] = field(default_factory=list)
@@ -128,7 +129,8 @@ class Fleet:
         for name, member in self.members.items():
             spans = [*member.spans, *([(member.began, now)] if member.inflight else [])]
             work[name] = [(max(start, since) - now, end - now) for start, end in spans]
-            member.spans, member.most = [], member.inflight
+            member.most = member.inflight
+            member.spans.clear()
         seconds = sum(end - start for spans in work.values() for start, end in spans)
         self.counted = now
         return {"engine/busy": seconds / len(work) / max(now - since, 1e-9), "engine/queue": float(queue)}, work
