@@ -4,7 +4,8 @@ Two network namespaces of this machine, each with an address and a node of Ray o
 first, with an engine server on each. Then the second one's cable is pulled for a while, again and again; whatever Ray ended
 there is started again, as a cluster's manager would. Counted as in benchmarks.survival: groups lost, twice, or of other tokens
 than in a run without disturbance. A server decodes together what comes together, and other batches round otherwise: after enough
-updates a draw near a boundary gives another token, and all that follows differs; `alike` is the number of steps before that.
+updates a draw near a boundary gives another token, and all that follows differs. `alike` is the number of steps before that, and
+`rounding` the most by which log-probabilities of the same tokens differ until there, in nats: other weights would show.
 `recovery_s`: from the moment the cable is back until that host samples again.
 Needs Linux, root and iproute2.
 """
@@ -120,7 +121,7 @@ def train(folder: Path, name: str, calls: int | None) -> None:
     with Recorder(calls) as recorder, contextlib.suppress(Interrupted):
         recipe_ = recipe(folder, name, 100_000, engine)
         run_recipe(recipe_.model_copy(update={"on": "ray"}))
-    rows = [[*key, recorder.seen[key], recorder.tokens[key]] for key in recorder.seen]
+    rows = [[*key, recorder.seen[key], recorder.tokens[key], recorder.logprobs[key]] for key in recorder.seen]
     (folder / f"{name}.json").write_text(json.dumps({"calls": recorder.calls, "groups": rows}))
 
 
@@ -169,24 +170,38 @@ def measured(folder: Path, cuts: int, seconds: float) -> dict[str, Any]:
 def compared(folder: Path, wild: dict[str, Any], recovered: list[float], noticed: list[float]) -> dict[str, Any]:
     """What differs between the disturbed run and the calm one."""
     calm = json.loads((folder / "calm.json").read_text())
-    seen = {(call, ordinal): (count, tokens) for call, ordinal, count, tokens in wild["groups"]}
-    quiet = {(call, ordinal): tokens for call, ordinal, _, tokens in calm["groups"]}
+    counts = {(call, ordinal): count for call, ordinal, count, *_ in wild["groups"]}
+    seen, quiet = ({(row[0], row[1]): row[3:] for row in run["groups"]} for run in (wild, calm))
     expected = {(call, call * PROMPTS + place) for call in range(wild["calls"]) for place in range(PROMPTS)}
     times = [row["time/step"] for row in read_jsonl(folder / "wild" / "grpo" / "metrics.jsonl")]
-    other = [key for key in seen.keys() & quiet.keys() if seen[key][1] != quiet[key]]
+    other = [key for key in seen.keys() & quiet.keys() if seen[key][0] != quiet[key][0]]
+    alike = min((call for call, _ in other), default=len(times))
+    gaps = [rounding(seen[key], quiet[key]) for key in seen.keys() & quiet.keys() if key[0] <= alike]
     figures = lambda some: {"median": round(statistics.median(some), 1), "max": round(max(some), 1)} if some else None  # noqa: E731
     return {
         "steps": len(times),
         "groups": len(expected),
         "lost": len(expected - seen.keys()) + len(seen.keys() - expected),
-        "twice": sum(count > 1 for count, _ in seen.values()),
+        "twice": sum(count > 1 for count in counts.values()),
         "differs": len(other),
-        "alike": min((call for call, _ in other), default=len(times)),
+        "alike": alike,
+        "rounding": max(gaps),
         "noticed_s": figures(noticed),
         "recovery_s": figures(recovered),
         "longest_step_s": round(max(times), 1),
         "median_step_s": round(statistics.median(times), 2),
     }
+
+
+def rounding(one: list[Any], other: list[Any]) -> float:
+    """The most by which log-probabilities of a group differ, up to the first other token of each response."""
+    gaps = [0.0]
+    for ids, theirs, logprobs, others in zip(one[0], other[0], one[1], other[1], strict=True):
+        for token, their, a, b in zip(ids, theirs, logprobs, others, strict=False):
+            if token != their:
+                break
+            gaps.append(abs(a - b))
+    return max(gaps)
 
 
 def main() -> None:

@@ -57,6 +57,7 @@ class Recorder:
         self.limit = calls
         self.seen: Counter[tuple[int, int]] = Counter()
         self.tokens: dict[tuple[int, int], tuple[tuple[int, ...], ...]] = {}
+        self.logprobs: dict[tuple[int, int], list[tuple[float, ...]]] = {}
         self.engine: ServedEngine | None = None
         self.calls = 0
 
@@ -72,6 +73,7 @@ class Recorder:
                 key = recorder.calls, ordinal
                 recorder.seen[key] += 1
                 recorder.tokens[key] = tuple(rollout.response_ids for rollout in group.rollouts)
+                recorder.logprobs[key] = [rollout.logprobs for rollout in group.rollouts]
             recorder.calls += 1
             if recorder.calls == recorder.limit:
                 os.kill(os.getpid(), signal.SIGINT)  # the run saves, and ends

@@ -52,6 +52,16 @@ def test_a_new_version_makes_every_server_stale_until_it_has_it(clock):
     assert fleet.pick([1]) == "b"
 
 
+def test_a_server_that_has_failed_to_load_is_not_waited_for(clock):
+    fleet = healthy(clock, "a", "b")
+    fleet.want("v1")
+    assert fleet.loading() == ["a", "b"]
+    fleet.failed("b", "load: no answer")
+    assert fleet.loading() == ["a"] and fleet.due("b") == "load"
+    fleet.loaded("a", "v1"), fleet.loaded("b", "v1")
+    assert fleet.loading() == [] and fleet.at(State.HEALTHY) == ["a", "b"]
+
+
 def test_one_failure_makes_it_suspect_an_answer_heals_it_and_three_kill_it(clock):
     fleet = healthy(clock, "a", failures=3)
     fleet.failed("a", "no connection")

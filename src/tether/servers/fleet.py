@@ -178,6 +178,10 @@ class Fleet:
     def at(self, *states: State) -> list[str]:
         return [name for name, member in self.members.items() if member.state in states]
 
+    def loading(self) -> list[str]:
+        """Those that will soon hold the wanted version; one that has failed may be cut off: it loads without being waited for."""
+        return [name for name in self.at(State.STALE) if not self.members[name].failures]
+
     def due(self, name: str) -> str:
         """What is to be done with a server now: "probe", "load", "restart" or nothing; deaths by the clock happen here."""
         now, limits, member = self.clock(), self.limits, self.members[name]

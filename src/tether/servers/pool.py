@@ -27,10 +27,9 @@ from tether.servers.fleet import Fleet, Limits, State
 from tether.servers.launch import Servers
 
 T = TypeVar("T")
-KEEPING = {"IDLE": 5, "INTVL": 5, "CNT": 3}
-KEEP_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]
-if hasattr(socket, "TCP_KEEPIDLE"):  # a host that is cut off is noticed after 5 + 3 * 5 s, however long an answer may take
-    KEEP_ALIVE += [(socket.IPPROTO_TCP, getattr(socket, f"TCP_KEEP{what}"), value) for what, value in KEEPING.items()]
+CUT_OFF = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 20_000}
+"""A host that is cut off is noticed after 20 s, however long an answer may take: the first three ask where nothing is under way,
+the last bounds what was sent and not acknowledged, which would else be sent again for a quarter of an hour."""
 SHORT = 60.0
 """Seconds that what is quickly done may take."""
 CONNECT = 10.0
@@ -63,7 +62,11 @@ class ServerPool:
         limits = Limits(start_seconds=config.start_seconds, restarts=config.restarts)
         self.fleet, self.changed = Fleet(servers.names, time.monotonic, limits), threading.Condition()
         self.told, self.fault, self.closed = 0, "", False
-        lines = httpx2.HTTPTransport(limits=httpx2.Limits(max_connections=None), socket_options=KEEP_ALIVE)
+        options = [
+            (socket.IPPROTO_TCP, getattr(socket, option), much) for option, much in CUT_OFF.items() if hasattr(socket, option)
+        ]
+        options.append((socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1))
+        lines = httpx2.HTTPTransport(limits=httpx2.Limits(max_connections=None), socket_options=options)
         self.client, self.senders = httpx2.Client(transport=lines), ThreadPoolExecutor(requests * len(servers.names))
         self.keepers = [threading.Thread(target=self._tend, args=(name,), daemon=True) for name in servers.names]
 
@@ -98,11 +101,7 @@ class ServerPool:
         with self.changed:
             self.fleet.want(version)
             self.changed.notify_all()
-            self._wait(f"a server to hold {version}", lambda: not self._coming() and self._able())
-
-    def _coming(self) -> bool:
-        """Whether a server that could work soon does not yet; one that restarts is not waited for while another is able."""
-        return bool(self.fleet.at(State.STALE) or (self.fleet.at(State.RESTARTING, State.SUSPECT) and not self._able()))
+            self._wait(f"a server to hold {version}", lambda: self._able() and not self.fleet.loading())
 
     def _able(self) -> bool:
         return bool(self.fleet.at(State.HEALTHY))
