@@ -6,8 +6,9 @@ import shutil
 
 import pytest
 from rich.console import Console
-from tests.run.journeys import DIRECT, journey, lines
+from tests.run.journeys import DIRECT, FEW, journey, lines
 
+from tether.api.runs import Run
 from tether.cli.results import show_run
 from tether.core.config import packaged_recipe
 from tether.core.errors import ConfigError
@@ -144,6 +145,15 @@ def test_no_prompt_is_answered_twice_in_a_round(tmp_path):
             r"needs repeat and \[reward\]",
         ),
         ({"repeat": 2, "pairs": {"choose": "disagreement"}}, "reward.members"),
+        (
+            {
+                "repeat": 2,
+                "pairs": {"choose": "uncertain"},
+                "reward": {"objectives": {"a": FEW["prompts"], "b": FEW["prompts"]}},
+                "ppo": {"objectives": {"a": {"weight": 1.0}, "b": {"weight": 1.0}}},
+            },
+            "of one score, without objectives",
+        ),
         ({"repeat": 2, "pairs": {"choose": "information"}}, "reward.members"),
     ],
 )
@@ -186,7 +196,9 @@ def test_the_terminal_tells_every_round(finished, capsys):
     words = " ".join(capsys.readouterr().out.split())
     for one in summary["rounds"]:
         assert f"{one['labels']} of 12 pairs" in words
-    assert re.search(r"2 rounds, \d+ labels: ", words) and "gold per 100 labels" in words
+    headline = r"2 rounds, \d+ labels: "
+    assert re.search(headline, words) and "gold per 100 labels" in words
+    assert re.search(headline, Run(root)._repr_html_())  # as a notebook shows it
 
 
 def test_a_folder_of_rounds_as_they_lay_before_still_gives_a_page(finished, tmp_path):

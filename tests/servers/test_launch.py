@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tether.core.errors import ConfigError
-from tether.run.launching import spare_gpus
+from tether.run.launching import placed, spare_gpus
 from tether.servers.launch import Processes, Servers
 
 SAYS = ["sh", "-c", "echo gpus:$CUDA_VISIBLE_DEVICES"]
@@ -34,17 +34,28 @@ def test_each_program_has_gpus_of_its_own_and_gives_them_back(tmp_path, monkeypa
 
 def test_without_a_spare_gpu_programs_see_what_this_process_sees(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
-    assert spare_gpus() == []
-    launcher = Processes({"a": 1, "b": 1}, spare_gpus())
+    with placed("local", "cuda"):
+        assert spare_gpus() == []
+        launcher = Processes({"a": 1, "b": 1}, spare_gpus())
     assert [seen(launcher, name, tmp_path) for name in "ab"] == ["gpus:3", "gpus:3"]
     launcher.close()
 
 
-@pytest.mark.parametrize(("visible", "ranks", "spare"), [("2,3,5", "1", ["3", "5"]), ("0,1,2,3", "2", ["2", "3"]), ("", "1", [])])
-def test_the_learners_ranks_have_the_first_gpus(monkeypatch, visible, ranks, spare):
+@pytest.mark.parametrize(
+    ("visible", "ranks", "device", "spare"),
+    [
+        ("2,3,5", "1", "cuda", ["3", "5"]),
+        ("2,3,5", "1", "cuda:1", ["2", "5"]),
+        ("2,3,5", "1", "cpu", ["2", "3", "5"]),
+        ("0,1,2,3", "2", "cuda", ["2", "3"]),
+        ("", "1", "cuda", []),
+    ],
+)
+def test_servers_have_the_gpus_that_the_learner_has_not(monkeypatch, visible, ranks, device, spare):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    assert spare_gpus() == spare
+    with placed("local", device):
+        assert spare_gpus() == spare
 
 
 def test_a_server_that_cannot_be_started_again_has_no_address_meanwhile(tmp_path):

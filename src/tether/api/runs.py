@@ -118,10 +118,10 @@ class Run:
         return f"Run({str(self.path)!r}, stages={self.stages})"
 
     def _repr_html_(self) -> str:
-        from tether.report.narrative import conclusion
-        from tether.report.reading import read_journey
+        from tether.report.narrative import conclusion, loop_conclusion
+        from tether.report.reading import read_journey, read_loop
 
-        verdict = conclusion(read_journey(self.path))
+        verdict = loop_conclusion(loop) if (loop := read_loop(self.path)) else conclusion(read_journey(self.path))
         lines = "".join(f"<p>{escape(text)}</p>" for text in (*verdict.sentences, *verdict.warnings))
         return f"<h4>{escape(verdict.headline)}</h4>{lines}<p><code>{escape(str(self.path))}</code></p>"
 

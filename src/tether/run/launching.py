@@ -15,6 +15,7 @@ from pydantic import StringConstraints
 
 from tether.core.errors import ConfigError
 from tether.learner.ranks import here
+from tether.models.loading import pick_device
 from tether.servers.config import ServersConfig
 from tether.servers.launch import Command, Launcher, Processes, Servers
 
@@ -25,19 +26,19 @@ On = Annotated[str, StringConstraints(pattern=r"^(local|ray(://\S+)?|slurm(:[\w-
 """local; ray: the cluster of this machine; ray://HOST:PORT: all of the run on another; slurm: as a job, with sbatch's options."""
 HERE = ("local", "ray")
 """Places from which this process takes part itself."""
-_PLACES = ["local"]
+_PLACES = [("local", "auto")]
 
 
 @contextlib.contextmanager
-def placed(on: str) -> Iterator[None]:
-    """Within this block `launcher` starts programs there.
+def placed(on: str, device: str = "auto") -> Iterator[None]:
+    """Within this block `launcher` starts programs there, beside a learner on this device.
 
     Raises:
         ConfigError: that is where all of a run would go, and this process with it (see `submit`).
     """
     if on not in HERE:
         raise ConfigError(f"on = {on!r} sends the whole run away: start it with tether run RECIPE --on {on}")
-    _PLACES.append(on)
+    _PLACES.append((on, device))
     try:
         yield
     finally:
@@ -46,7 +47,7 @@ def placed(on: str) -> Iterator[None]:
 
 def host_address() -> str:
     """The address of this machine that programs reach which are started from here; joins the cluster, if there is one."""
-    if _PLACES[-1] == "local":
+    if _PLACES[-1][0] == "local":
         return "127.0.0.1"
     module = _ray()
     module.connect(None)
@@ -60,20 +61,22 @@ def launcher(run: Path, needs: Mapping[str, Mapping[str, float]], patience: floa
         ConfigError: the cluster cannot be reached, or it or this machine is too small.
         RunError: others use it for longer than `patience` seconds.
     """
-    if _PLACES[-1] == "local":
+    if _PLACES[-1][0] == "local":
         return Processes({name: ceil(need.get("GPU", 0)) for name, need in needs.items()}, spare_gpus())
     return _ray().RayLauncher(None, run.resolve().name, needs, patience)
 
 
 def spare_gpus() -> list[str]:
-    """This machine's GPUs but those of the learner's ranks, which have the first ones, as CUDA_VISIBLE_DEVICES names them."""
+    """This machine's GPUs but the learner's, as CUDA_VISIBLE_DEVICES names them; several ranks have the first ones."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-    return visible.split(",")[int(os.environ.get("LOCAL_WORLD_SIZE", here().size)) :]
+    ranks, device = int(os.environ.get("LOCAL_WORLD_SIZE", here().size)), pick_device(_PLACES[-1][1])
+    own = range(ranks) if ranks > 1 else [device.index or 0] if device.type == "cuda" else []
+    return [gpu for number, gpu in enumerate(visible.split(",")) if gpu and number not in own]
 
 
 def beside_learner(device: str) -> bool:
     """Whether a server that is started has to share memory with the learner."""
-    return device == "cpu" or (_PLACES[-1] == "local" and not spare_gpus())
+    return device == "cpu" or (_PLACES[-1][0] == "local" and not spare_gpus())
 
 
 def servers_for(config: ServersConfig, command: Command, folder: Path, threads: int, device: str) -> Servers:
@@ -98,8 +101,6 @@ def submit(recipe: BaseRecipe, command: Sequence[str]) -> int:
     Raises:
         ConfigError: there is no such cluster, or it is too small.
     """
-    from tether.models.loading import pick_device
-
     kind, _, rest = recipe.on.partition(":")
     if kind == "slurm":
         from tether.scale.slurm import submit_job

@@ -152,8 +152,9 @@ class BaseRecipe(Config):
     def _choice_faults(self, choose: str) -> Iterator[str]:
         """Whether there will be reward models that a choice of pairs can ask."""
         reward, needs = self.section("reward"), "repeat and [reward]"
-        needs += ", with reward.members" if choose in ("disagreement", "information") else ""
-        if choose in SCORED and (self.repeat is None or reward is None or ("members" in needs and not reward.is_ensemble)):
+        needs += ", with reward.members" if choose in ("disagreement", "information") else " of one score, without objectives"
+        able = reward is not None and reward.objectives is None and (reward.is_ensemble or "members" not in needs)
+        if choose in SCORED and (self.repeat is None or not able):
             yield f"pairs.choose = '{choose}' asks the reward model of the round before: it needs {needs}"
 
     def _scorer_faults(self, name: str, section: Any, scorer: str) -> Iterator[str]:
@@ -242,11 +243,11 @@ def run_recipe(
             check_data(name, section)
     root.mkdir(parents=True, exist_ok=True)
     if watches(recipe.learner):
-        with placed(recipe.on):
+        with placed(recipe.on, recipe.model.device):
             return watched(recipe, names, progress)
     again = [name for name in names if name != "sft"] if recipe.repeat else []
     with (
-        placed(recipe.on),
+        placed(recipe.on, recipe.model.device),
         together(recipe, names),
         deterministic() if recipe.deterministic else contextlib.nullcontext(),
         tracking(recipe.track if here().first else (), root),
