@@ -137,7 +137,7 @@ class ServedEngine:
     def _prepare(self, name: str, task: str) -> None:
         """Load what is wanted, and older versions that requests still name; compare each by the probe; unload the rest."""
         wanted = self.fleet.wanted
-        if task == "probe":
+        if task == "probe" and not self.replaces:  # who holds one model may have been given another one meanwhile
             self._compare(name, wanted)
             return
         base, *adapters = self.pool.get(name, "/v1/models")["data"]

@@ -51,7 +51,7 @@ def host_address() -> str:
         return "127.0.0.1"
     module = _ray()
     module.connect(None)
-    return module.node_address()
+    return module.ray.util.get_node_ip_address()
 
 
 def launcher(run: Path, needs: Mapping[str, Mapping[str, float]], patience: float) -> Launcher:

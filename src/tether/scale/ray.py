@@ -184,11 +184,6 @@ def connect(address: str | None) -> None:
         raise ConfigError(f"no Ray cluster can be reached at {where}: {str(error).splitlines()[0]}") from None
 
 
-def node_address() -> str:
-    """The address by which other machines of the cluster reach this one."""
-    return ray.util.get_node_ip_address()
-
-
 def check_fits(needs: Mapping[str, Resources], nodes: Sequence[Resources]) -> None:
     """Whether a cluster has, on one machine for each program and in all, what programs need; whoever uses it now.
 

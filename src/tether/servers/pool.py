@@ -101,12 +101,9 @@ class ServerPool:
         with self.changed:
             self.fleet.want(version)
             self.changed.notify_all()
-            self._wait(f"a server to hold {version}", lambda: self._able() and not self.fleet.loading())
+            self._wait(f"a server to hold {version}", lambda: self.fleet.at(State.HEALTHY) and not self.fleet.loading())
 
-    def _able(self) -> bool:
-        return bool(self.fleet.at(State.HEALTHY))
-
-    def _wait(self, what: str, until: Callable[[], bool]) -> None:
+    def _wait(self, what: str, until: Callable[[], object]) -> None:
         """Wait for a change of the fleet, which is locked; bounded, for within its limits each server is healthy or given up.
 
         Raises:
@@ -196,7 +193,7 @@ class ServerPool:
         avoid: list[str] = []
         while True:
             with self.changed:
-                self._wait("a server that is able", self._able)
+                self._wait("a server that is able", lambda: self.fleet.at(State.HEALTHY))
                 name, wanted = self.fleet.pick(prompt, avoid), self.fleet.wanted
                 assert name is not None
                 self.fleet.use(name, 1)
