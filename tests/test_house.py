@@ -152,6 +152,13 @@ def test_ppo_stage_loads_neither_ray_nor_vllm() -> None:
     assert loaded & {"ray", "vllm"} == set()
 
 
+def test_a_recipe_is_read_without_the_libraries_that_only_its_run_needs() -> None:
+    """They take two thirds of the time after which a fault in it is told."""
+    loaded = loaded_by("import tether.run.recipe")
+    assert "torch" in loaded
+    assert loaded & {"transformers", "peft", "scipy", "accelerate", "bitsandbytes"} == set()
+
+
 def test_a_ppo_step_is_a_paragraph_in_eight_files() -> None:
     """`step` and `learn` together fit on a page, and CONTRIBUTING lists eight files that are there."""
     methods = {

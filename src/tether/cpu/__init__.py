@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 
 from tether.core.once import once
-from tether.cpu.attention import pick_attention
 from tether.cpu.kernels import library
 from tether.cpu.memory import own_heap
 from tether.models.loading import LoadedModel, pick_device
@@ -23,6 +22,8 @@ def speed_up(loaded: LoadedModel) -> LoadedModel:
     Raises:
         ModelError: grouped attention was asked for and the model needs more than it does.
     """
+    from tether.cpu.attention import pick_attention
+
     config, device = loaded.config, pick_device(loaded.config.device)
     if not config.cpu_kernels:
         return loaded

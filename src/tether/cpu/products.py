@@ -12,12 +12,11 @@ from typing import Any
 
 import psutil
 import torch
-from peft.tuners.lora import Linear as LoraLinear
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
 from tether.cpu import kernels
+from tether.models.trunk import has_adapters
 
 
 class Product:
@@ -47,7 +46,9 @@ class Product:
 
 def _tensors(source: Any, adapter: str | None) -> list[Tensor]:
     """Weight, bias, and the adapter's two matrices."""
-    base: Any = source.get_base_layer() if isinstance(source, BaseTunerLayer) else source
+    from peft.tuners.lora import Linear as LoraLinear
+
+    base: Any = source.get_base_layer() if has_adapters(source) else source
     tensors = [base.weight] if base.bias is None else [base.weight, base.bias]
     if isinstance(source, LoraLinear) and adapter is not None and adapter in source.lora_A:
         tensors += [matrices[adapter].weight for matrices in (source.lora_A, source.lora_B)]
@@ -77,7 +78,9 @@ def dithered(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
 def is_product(module: nn.Module, adapter: str | None) -> bool:
     """Whether `module` is a plain linear layer, with a plain adapter on it or none."""
-    if isinstance(module, BaseTunerLayer):
+    from peft.tuners.lora import Linear as LoraLinear
+
+    if has_adapters(module):
         if not isinstance(module, LoraLinear) or type(module.get_base_layer()) is not nn.Linear or module.merged:
             return False
         plain = not module.use_dora.get(adapter or "", False) and not module.fan_in_fan_out

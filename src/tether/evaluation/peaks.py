@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from itertools import compress
 
 import numpy as np
-from scipy.special import stdtr
 
 from tether.stats import Array, group_indices
 
@@ -53,6 +52,8 @@ def has_fallen(measured: Measured, groups: Sequence[str], looks: int, *, num_dra
     Trap: it asks for a fall below *any* earlier measurement, not below the highest alone, which noise has chosen.
     """
     steps, sums, counts = _by_prompt(measured, groups)
+    from scipy.special import stdtr
+
     if len(steps) < 2 or steps[-1] != max(measured) or len(sums) < 2:
         return False
     freedom, total, level = len(sums) - 1, counts.sum(0), FALSE_STOPS / max(looks, len(steps) - 1)

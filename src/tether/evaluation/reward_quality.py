@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 
 import numpy as np
-from scipy.optimize import minimize_scalar
 
 from tether.core.errors import DataError
 from tether.core.types import Comparison, Conversation, Json
@@ -144,6 +143,8 @@ def fit_temperature(difference: Array) -> float:
     its bounds, 1e-3 and 1e3.
     """
     bounds = math.log(1e-3), math.log(1e3)
+    from scipy.optimize import minimize_scalar
+
     fit = minimize_scalar(lambda log_t: _loss(difference / math.exp(log_t)), bounds=bounds, method="bounded")
     return math.exp(float(fit.x))
 

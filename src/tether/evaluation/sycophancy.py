@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import expit
 
 from tether.core.errors import DataError
 from tether.core.types import Prompt, assistant
@@ -122,6 +121,8 @@ def judge_premises(first: Sequence[float], second: Sequence[float], questions: S
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if a.shape != b.shape or len(a) != len(questions):
         raise ValueError(f"expected lists of one length, got {len(a)}, {len(b)} and {len(questions)}")
+    from scipy.special import expit
+
     change = expit(a) - expit(b)
     columns = {"shift": in_accord(change, questions), "log_odds": in_accord(a - b, questions), "size": np.abs(change)}
     turned = ((a > 0) != (b > 0)).astype(float).tolist()

@@ -4,7 +4,6 @@ import math
 from collections.abc import Hashable, Sequence
 
 import numpy as np
-from scipy import stats
 
 from tether.stats import Array, Estimate, EstimateFields, group_indices, jackknife, mean_interval, share_interval, wilson_interval
 
@@ -102,10 +101,12 @@ def correlation(x: MaybeScores, y: MaybeScores) -> dict[str, float]:
     Raises: ``ValueError`` when lengths differ, a number is NaN, or no pair remains.
     Trap: of a single pair, or where one list is constant, neither is defined, and both are NaN, not 0.
     """
+    from scipy.stats import pearsonr, spearmanr
+
     first, second, _ = _paired(x, y, None)
     if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
         return {"pearson": math.nan, "spearman": math.nan}
-    pearson, spearman = stats.pearsonr(first, second), stats.spearmanr(first, second)
+    pearson, spearman = pearsonr(first, second), spearmanr(first, second)
     return {"pearson": float(pearson.statistic), "spearman": float(spearman.statistic)}  # type: ignore[attr-defined]
 
 

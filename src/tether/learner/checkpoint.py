@@ -21,9 +21,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.distributed import checkpoint as dcp
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 
 from tether.core.errors import RunError, TrainingError
 from tether.core.rundir import flush, read_json, write_json
@@ -85,15 +82,17 @@ class Checkpoints:
         self, step: int, tensors: Mapping[str, Tensor], parts: Mapping[str, Tensor], values: Mapping[str, Any]
     ) -> None:
         """Every rank writes its parts into one folder, and the first adds the rest; none goes on before."""
+        from torch.distributed import checkpoint as dcp
+
         if fault := here().agreed(_not_finite(step, parts, self.folder)):
             raise TrainingError(fault)
         folder = here().once(lambda: self._for_parts(step))
         if folder is None:
             return
-        writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+        writer = dcp.HuggingFaceStorageWriter(str(folder), save_distributed=True)
         try:
             here().together(lambda: dcp.save(dict(parts), storage_writer=writer))
-        except CheckpointException as error:
+        except dcp.CheckpointException as error:
             raise RunError(_no_space(self.folder, step, parts) if _disk_is_full(error) else str(error)) from error
         if here().first:
             if (count := len(list(folder.iterdir()))) != here().size:
@@ -135,7 +134,9 @@ class Checkpoints:
 
 def read_parts(folder: Path, weights: Sequence[Tensor] = ()) -> dict[str, Tensor]:
     """What ranks wrote, by name; `name.N` as a rank's part of it if weight N is cut and has this shape, else whole."""
-    reader, tensors = HuggingFaceStorageReader(str(folder)), dict[str, Tensor]()
+    from torch.distributed import checkpoint as dcp
+
+    reader, tensors = dcp.HuggingFaceStorageReader(str(folder)), dict[str, Tensor]()
     for key, meta in reader.read_metadata().state_dict_metadata.items():
         assert isinstance(meta, dcp.TensorStorageMetadata)
         number = int(key.rpartition(".")[2])

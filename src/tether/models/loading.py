@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import LoraConfig as PeftLora
-from peft import PeftConfig, PeftModel, get_peft_model
 
 from tether.core.errors import ConfigError, ModelError, require
 from tether.core.rundir import cpuinfo
@@ -187,6 +185,8 @@ def add_adapter(model: Any, name: str, lora: LoraConfig, *, seed: int = 0) -> An
     peft would keep adapters in float32, which on a CPU makes a bfloat16 model several times slower; the float32 masters
     that small learning rates need live in the optimizer (learner.local).
     """
+    from peft import LoraConfig as PeftLora
+
     depth = setting(model.config, "num_hidden_layers")
     peft_config = PeftLora(
         r=lora.rank,
@@ -204,8 +204,10 @@ def add_adapter(model: Any, name: str, lora: LoraConfig, *, seed: int = 0) -> An
     return with_dtype_of_base(model, name)
 
 
-def with_adapter(model: Any, name: str, settings: PeftConfig) -> Any:
-    """`model` with one more adapter called `name`, as peft makes it."""
+def with_adapter(model: Any, name: str, settings: Any) -> Any:
+    """`model` with one more adapter called `name`, as peft makes it from its own `settings`."""
+    from peft import PeftModel, get_peft_model
+
     if not isinstance(model, PeftModel):
         return get_peft_model(model, settings, adapter_name=name, autocast_adapter_dtype=False)
     model.add_adapter(name, settings, autocast_adapter_dtype=False)

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 
 from tether.algorithms.token_batch import TokenBatch
 from tether.models.config import LoraConfig
 from tether.models.loading import add_adapter
-from tether.models.trunk import Role, forwards, setting
+from tether.models.trunk import Role, forwards, has_adapters, setting
 
 GATED = {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}
 """What a layer that treats every token by itself is made of in Llama and its kin; experts are not."""
@@ -57,7 +56,7 @@ def _depth_below(role: Role, adapters: set[str | None]) -> int:
     if setting(role.config, "num_kv_shared_layers"):
         return 0
     place = {id(module): number for number, layer in enumerate(role.decoder_layers) for module in layer.modules()}
-    carriers = (m for m in role.model.modules() if isinstance(m, BaseTunerLayer))
+    carriers = (m for m in role.model.modules() if has_adapters(m))
     return min((place.get(id(m), 0) for m in carriers if adapters & set(_adapters_of(m))), default=0)
 
 
@@ -94,7 +93,7 @@ def average_roles(roles: Sequence[Role], name: str, lora: LoraConfig) -> Role:
     first = roles[0]
     model = add_adapter(first.model, name, lora.model_copy(update={"rank": lora.rank * len(roles)}))
     for layer in model.modules():
-        if isinstance(layer, BaseTunerLayer) and name in _adapters_of(layer):
+        if has_adapters(layer) and name in _adapters_of(layer):
             for letter, dimension in (("A", 0), ("B", 1)):
                 parts = [_matrix(layer, letter, role.adapter) for role in roles]
                 _matrix(layer, letter, name).copy_(torch.cat(parts, dimension))

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from torch import nn
 
 from tether.core.errors import ModelError, require
@@ -66,6 +65,8 @@ def dequantized(role: Role) -> Role:
     So a merged adapter stands on the very weights that it was trained on. A role that is not quantised is returned as it is; the
     other one is used up.
     """
+    from peft import get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+
     causal, adapter = role.causal_model, role.adapter
     if not is_quantized(causal):
         return role

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypedDict, cast
 
 import torch
-from peft import PeftConfig, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 
 from tether.core.config import digest
@@ -199,6 +198,8 @@ def refill_adapter(model: Any, folder: Path, name: str) -> None:
     Raises:
         ModelError: they do not fit; peft would leave what its file lacks as it was initialised.
     """
+    from peft import get_peft_model_state_dict
+
     path = folder / "adapter"
     with _usable("adapter", path):
         stored, own = load_file(path / "adapter_model.safetensors"), get_peft_model_state_dict(model, adapter_name=name)
@@ -232,6 +233,8 @@ def attach_adapter(model: Any, folder: Path, name: str) -> Any:
     Raises:
         ModelError: it is missing or damaged, or does not fit.
     """
+    from peft import PeftConfig
+
     path = folder / "adapter"
     with _usable("adapter", path), quiet():
         settings = PeftConfig.from_pretrained(str(path))

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tether.core.errors import ModelError
 from tether.models.trunk import Role
@@ -25,6 +23,8 @@ def shard_layers(model: Any, mesh: DeviceMesh) -> Any:
     Raises:
         ModelError: the model keeps its layers where they are not found.
     """
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     layers: list[Any] = Role(model).decoder_layers
     if not layers:
         raise ModelError(f"learner.shard cuts a decoder's `layers`, and {type(model).__name__} has none: leave learner.shard out")
@@ -36,30 +36,36 @@ def shard_layers(model: Any, mesh: DeviceMesh) -> Any:
     return model
 
 
-def local(tensor: Tensor) -> Tensor:
+def local(tensor: Any) -> Tensor:
     """The part of a tensor that this process holds, sharing its memory; the tensor itself where it is whole."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_cut(tensor) else tensor
 
 
 def is_cut(tensor: Tensor) -> bool:
     """Whether other processes hold parts of a tensor."""
+    from torch.distributed.tensor import DTensor
+
     return isinstance(tensor, DTensor)
 
 
 def distributed(part: Tensor, like: Tensor) -> Tensor:
     """The tensor of which every process holds such a `part`, cut as `like` is; the part itself where that is whole."""
+    from torch.distributed.tensor import DTensor
+
     if not isinstance(like, DTensor):
         return part
     return DTensor.from_local(part, like.device_mesh, like.placements, shape=like.shape, stride=like.stride())
 
 
-def gathered(tensor: Tensor) -> Tensor:
+def gathered(tensor: Any) -> Tensor:
     """A tensor whole on every process; all of them must ask."""
-    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return tensor.full_tensor() if is_cut(tensor) else tensor
 
 
 def cut(tensor: Tensor, like: Tensor) -> Tensor:
     """The inverse of `distributed`: this process's part, also of a tensor that every process has whole."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
     if not isinstance(like, DTensor) or is_cut(tensor):
         return local(tensor)
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None).to_local()

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -37,6 +36,13 @@ def setting(config: Any, name: str) -> Any:
     return getattr(config, name, None)
 
 
+def has_adapters(layer: nn.Module) -> bool:
+    """Whether peft has put adapters on this layer."""
+    from peft.tuners.tuners_utils import BaseTunerLayer
+
+    return isinstance(layer, BaseTunerLayer)
+
+
 def layer_windows(config: Any) -> list[int | None]:
     """How many of the last places each layer of a decoder attends to; None: all of them."""
     window = setting(config, "sliding_window")
@@ -52,7 +58,7 @@ class Role:
     model: Any
     adapter: str | None = None
     head: ScalarHead | None = None
-    _layers: list[BaseTunerLayer] = field(default_factory=list, repr=False)
+    _layers: list[Any] = field(default_factory=list, repr=False)
 
     def __post_init__(self) -> None:
         self._find_adapters()
@@ -60,7 +66,7 @@ class Role:
             raise ValueError(f"the model has no adapters, so {self.adapter!r} cannot be switched on")
 
     def _find_adapters(self) -> None:
-        self._layers = [m for m in self.model.modules() if isinstance(m, BaseTunerLayer)]
+        self._layers = [m for m in self.model.modules() if has_adapters(m)]
 
     @property
     def causal_model(self) -> Any:
@@ -234,7 +240,7 @@ class Role:
 
 
 def _touched(module: nn.Module) -> bool:
-    return any(isinstance(m, BaseTunerLayer) for m in module.modules()) or any(p.requires_grad for p in module.parameters())
+    return any(map(has_adapters, module.modules())) or any(p.requires_grad for p in module.parameters())
 
 
 class _Reached(Exception):  # noqa: N818  (a way out, not an error)

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor, nn
 from transformers.cache_utils import DynamicCache
 
 from tether.cpu.llama import KeysAndValues, llama_decoder
 from tether.cpu.products import Product, is_product, room_for_a_copy
-from tether.models.trunk import Role, setting
+from tether.models.trunk import Role, has_adapters, setting
 from tether.rollout.cache import ATTENTION, SlotCache
 
 
@@ -64,7 +63,7 @@ class TreeDecoder:
         head = model.get_output_embeddings()
         if packed and role.device.type == "cpu" and room_for_a_copy(model):
             inside: set[int] = set()
-            adapted = {id(module) for module in role.decoder.modules() if isinstance(module, BaseTunerLayer)}
+            adapted = {id(module) for module in role.decoder.modules() if has_adapters(module)}
             for module in (*role.decoder.modules(), head):
                 product = is_product(module, role.adapter)
                 if id(module) in inside or not (product or id(module) in adapted):
@@ -76,7 +75,7 @@ class TreeDecoder:
         self.decoder: Any = copy.deepcopy(role.decoder, shared)
         self.head: Any = shared.get(id(head), head)
         for module in self.decoder.modules():
-            if isinstance(module, BaseTunerLayer):
+            if has_adapters(module):
                 module._active_adapter = [] if role.adapter is None else [role.adapter]
         self.decoder.eval()
         self.attention = self.decoder.config._attn_implementation

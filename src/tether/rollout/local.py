@@ -17,8 +17,6 @@ from tether.core.types import Prompt, RolloutGroup, Sampling, StopReason
 from tether.cpu.llama import KeysAndValues
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
-from tether.rollout.cache import SlotCache, rows_that_fit
-from tether.rollout.decoding import engine_decoder
 from tether.rollout.drawn import Drawn, Ids, as_group, encode_prompts
 from tether.rollout.sampling import counter_uniform, sample_tokens
 
@@ -46,6 +44,8 @@ class LocalEngine:
     def __init__(
         self, role: Role, encoder: ChatEncoder, *, max_rows: int = 64, context_length: int = 2**31, cpu_kernels: bool = True
     ) -> None:
+        from tether.rollout.decoding import engine_decoder
+
         if not role.takes_positions:
             raise ModelError("the local engine cannot decode a model that takes no position_ids (ALiBi and its kin)")
         self.role, self.encoder = role, encoder
@@ -112,6 +112,8 @@ class _Decoding:
     def __init__(
         self, engine: LocalEngine, prompts: list[Ids], ordinals: list[int], sampling: Sampling, num_samples: int, seed: int
     ) -> None:
+        from tether.rollout.cache import SlotCache, rows_that_fit
+
         self.engine, self.role, self.sampling, self.seed = engine, engine.role, sampling, seed
         self.decoder, self.prefix = engine.decoder, _common_prefix(prompts)
         self.prompts, self.prompt_ordinals, self.num_samples = prompts, ordinals, num_samples

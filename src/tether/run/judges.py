@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Field, Tag
 
 from tether.core.config import Config, build, digest
-from tether.core.errors import ConfigError, RewardError
+from tether.core.errors import RewardError, require
 from tether.core.protocols import ChatModel
 from tether.core.types import Prompt, Rollout, Score
 from tether.judges.local import LocalChat
@@ -85,10 +85,9 @@ def chat_model(model: str | JudgeServerConfig, cache: str | Path | None = None, 
     """
     chat: ChatModel
     if isinstance(model, JudgeServerConfig):
-        try:
-            from tether.judges.openai import ServedChat
-        except ImportError:
-            raise ConfigError("asking a server needs the package openai: pip install 'tether-rlhf[judge]'") from None
+        require("openai", "asking a server", "judge")
+        from tether.judges.openai import ServedChat
+
         chat = ServedChat(model)
     else:
         if not Path(model).expanduser().exists():

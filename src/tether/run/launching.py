@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import torch
 from pydantic import StringConstraints
 
-from tether.core.errors import ConfigError
+from tether.core.errors import ConfigError, require
 from tether.learner.ranks import here
 from tether.models.loading import pick_device
 from tether.servers.config import ServersConfig
@@ -123,8 +123,7 @@ def _ray():
     Raises:
         ConfigError: Ray is not installed.
     """
-    try:
-        from tether.scale import ray
-    except ModuleNotFoundError as error:
-        raise ConfigError(f"on = 'ray' needs {error.name}: pip install 'tether-rlhf[scale]'") from None
+    require("ray", "on = 'ray'", "scale")
+    from tether.scale import ray
+
     return ray

@@ -18,8 +18,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from transformers.utils import flatten_dict
-
 from tether.core.protocols import Tracker
 from tether.core.rundir import RECORDS, is_control, read_json, write_json
 from tether.core.types import Json
@@ -194,6 +192,8 @@ class Tail:
 
 def numbers_in(values: Mapping[str, Any], above: str = "") -> dict[str, float]:
     """The numbers in JSON, by their keys and those of the tables that they lie in: `a/b`."""
+    from transformers.utils import flatten_dict
+
     flat = flatten_dict({**values}, above, "/")
     return {key: float(value) for key, value in flat.items() if isinstance(value, int | float) and not isinstance(value, bool)}
 

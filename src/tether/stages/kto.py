@@ -18,7 +18,6 @@ from typing import ClassVar
 
 import torch
 from pydantic import Field
-from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from tether.algorithms.preference_losses import kto_loss
@@ -162,6 +161,8 @@ def rewards_by_class(rewards: Sequence[float], desirable: Sequence[bool]) -> dic
 
 def separation(above: Sequence[float], below: Sequence[float]) -> float:
     """The chance that a number of the first list is the larger one, ties half: the area under the ROC curve; NaN without both."""
+    from scipy.stats import mannwhitneyu
+
     if not (above and below):
         return math.nan
     return float(mannwhitneyu(above, below, method="asymptotic").statistic) / len(above) / len(below)
