@@ -33,7 +33,7 @@ SIZES = {
     "benchmarks.preferences_load": [["--judgments", "24", "--annotators", "4", "--needed", "2", "--processes", "2"]],
     "benchmarks.flat": [["--steps", "12"]],
     "benchmarks.prm": [["--tiny", "--rows", "60"]],
-    "benchmarks.fuzz": [["--minutes", "0.5", "--target", "rows", "--target", "config", "--folder", "corpora"]],
+    "benchmarks.fuzz": [["--minutes", "0.1", "--target", "rows", "--target", "config", "--folder", "corpora"]],
     "benchmarks.curves": [["run", "--output", "."]],
     "benchmarks.planned": [["sft", "grpo", "--smoke"]],
     "benchmarks.defaults": [[stage, "--smoke"] for stage in STAGES],
@@ -44,7 +44,8 @@ LONG = (
     *("benchmarks.survival --smoke", "benchmarks.kills --smoke", "benchmarks.overlap --smoke", "benchmarks.planned sft"),
     "benchmarks.served --smoke",
     *(f"benchmarks {task}" for task in TASKS if task != "grpo"),
-    *(f"benchmarks.learning {name}" for name in EXPERIMENTS if name != "rounds"),
+    *(f"benchmarks.learning {name}" for name in EXPERIMENTS),
+    *(f"benchmarks.defaults {stage}" for stage in STAGES if stage not in ("sft", "grpo")),
     *("benchmarks.scaling --smoke", "benchmarks.exported --smoke", "benchmarks.flat --steps", "benchmarks.house --smoke"),
 )
 """Those that take more than ten seconds, or do what another case does; the slow tests have them."""

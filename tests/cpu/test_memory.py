@@ -35,6 +35,7 @@ def alone(script: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_blocks_never_overlap_and_are_counted_exactly() -> None:
     """Every block holds its own number in every place until it is freed, whatever is taken and freed beside it."""
     said = alone("""

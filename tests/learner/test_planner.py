@@ -152,7 +152,7 @@ def test_a_reference_that_is_asked_before_training_takes_no_room():
 @pytest.mark.parametrize(
     "sections",
     [
-        {"ppo": {**PPO, "roles": "separate"}},
+        pytest.param({"ppo": {**PPO, "roles": "separate"}}, marks=pytest.mark.slow),
         pytest.param({"ppo": {**PPO, "roles": "separate", "offload": True}}, marks=pytest.mark.slow),
         pytest.param({"direct": {"lora": False, "offload": True}}, marks=pytest.mark.slow),
         {"direct": {"lora": False}},

@@ -120,6 +120,7 @@ def test_the_engine_samples_from_the_policy_that_is_trained(tmp_path):
 
 
 @needs_library
+@pytest.mark.slow
 def test_every_stage_trains(tmp_path):
     """With moments in 8 bits too."""
     values = {**recipe(tmp_path, tmp_path / "whole"), "model": {"source": "tiny", "dtype": "float32", "quantize": "nf4"}}

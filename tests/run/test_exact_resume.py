@@ -32,7 +32,14 @@ def stood_on(ground, root, stage):
 STEPPING = [name for name, kind in STAGES.items() if kind.makes not in ("pairs", "verdict")]
 
 
-@pytest.mark.parametrize(("stage", "every"), [*((stage, 1) for stage in STEPPING), ("reward", 2), ("ppo", 2), ("rounds", 2)])
+@pytest.mark.parametrize(
+    ("stage", "every"),
+    [
+        *((stage, 1) for stage in STEPPING),
+        ("ppo", 2),
+        *(pytest.param(s, 2, marks=pytest.mark.slow) for s in ("reward", "rounds")),
+    ],
+)
 def test_two_steps_one_and_three_are_six(ground, tmp_path, stage, every):
     """With a checkpoint every second step the third is made twice, and is there once."""
     key = "rounds.direct" if stage == "rounds" else stage

@@ -144,6 +144,7 @@ def test_settings_that_would_mislead_are_refused(tmp_path, section, message):
         build(Recipe, {"run": str(tmp_path), "model": {"source": "tiny"}, **section})
 
 
+@pytest.mark.slow
 def test_every_stage_can_be_planned(recipe):
     """Memory and time of all sections, for a shape of 135 million parameters on a GPU that no test has."""
     made = plan(recipe, gpu(80), shape="smollm2-135m")

@@ -278,7 +278,11 @@ def ended(scores):
 @pytest.mark.audit
 @pytest.mark.parametrize("shared", [0.0, 0.8])
 @pytest.mark.parametrize(
-    ("prompts", "measurements", "runs"), [(64, 5, 300), (128, 5, 300), (64, 10, 200), (128, 10, 150), (64, 20, 100)]
+    ("prompts", "measurements", "runs"),
+    [
+        (64, 10, 200),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in [(64, 5, 300), (128, 5, 300), (128, 10, 150), (64, 20, 100)]),
+    ],
 )
 def test_runs_that_never_fall_are_hardly_ever_ended(prompts, measurements, runs, shared):
     """5% at most: so many more than one in twenty would come once in a thousand times (a binomial tail)."""

@@ -541,25 +541,35 @@ def test_every_option_is_accounted_for():
     assert fields == set(SWITCHED) | NOT_OF_THE_LOSS | {"kl.report"}
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """What a training with these settings ends with; made once."""
+    weights = {}
+
+    def made(algorithm, settings, flat):
+        key = repr((algorithm, settings, flat))
+        if key not in weights:
+            stage = make(algorithm=algorithm, **settings, reward=Flat() if flat else None, engine=Noisy)
+            train(stage, PROMPTS, RunDirectory.open(tmp_path_factory.mktemp("run") / "run", {}))
+            weights[key] = torch.cat([p.detach().flatten() for p in stage.policy.parameters()])
+        return weights[key]
+
+    return made
+
+
 @pytest.mark.parametrize("option", SWITCHED)
-def test_every_option_changes_what_is_learned(tmp_path, option):
+def test_every_option_changes_what_is_learned(trained, option):
     base, value, *extra = SWITCHED[option]
     algorithm, settings = BASES[base]
     settings = {**settings, **(extra[0] if extra else {})}
-
-    def trained(settings):
-        kind = {"algorithm": algorithm, **settings}
-        stage = make(**kind, reward=Flat() if "filter" in str(settings) or option == "filter_groups" else None, engine=Noisy)
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        train(stage, PROMPTS, RunDirectory.open(folder, {}))
-        return torch.cat([p.detach().flatten() for p in stage.policy.parameters()])
-
-    plain = trained(settings)
+    flat = "filter" in str(settings) or option == "filter_groups"
+    plain = trained(algorithm, settings, flat)
     if option.startswith("kl."):
         switched = {**settings, "kl": {**settings.get("kl", {}), option.removeprefix("kl."): value}}
     else:
         switched = {**settings, option: value}
-    assert not torch.equal(trained(switched), plain)
+    algorithm = switched.pop("algorithm", algorithm)
+    assert not torch.equal(trained(algorithm, switched, flat), plain)
 
 
 @pytest.mark.parametrize(
