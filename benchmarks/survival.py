@@ -327,7 +327,6 @@ def main() -> None:
     asked = parser.parse_args()
     kills = 1 if asked.smoke else asked.kills
     engine: dict[str, Any] = {"kind": "served" if asked.engine == "local" else "vllm", "servers": 2, "restarts": 10 * kills}
-    engine["request_seconds"] = 5.0 if asked.how == "hang" else 60.0
     if asked.engine == "vllm":
         engine |= {"python": asked.python, "arguments": ["--max-model-len", "512", "--enforce-eager"]}
     with tempfile.TemporaryDirectory() as folder:

@@ -103,6 +103,28 @@ def test_the_dead_come_back_only_through_restart_and_load(clock):
     ]
 
 
+def test_a_server_at_work_that_says_nothing_is_asked_whether_it_lives(clock):
+    fleet = healthy(clock, "a", quiet=10)
+    clock.now += 60
+    assert fleet.due("a") == ""  # nothing is expected of it
+    fleet.use("a", 1), fleet.use("a", 1)
+    clock.now += 9
+    assert fleet.due("a") == ""
+    fleet.answered("a"), fleet.use("a", -1)
+    clock.now += 9
+    assert fleet.due("a") == ""
+    clock.now += 2
+    assert fleet.due("a") == "look"
+    fleet.answered("a")  # it is slow
+    assert fleet.due("a") == "" and fleet.at(State.HEALTHY) == ["a"]
+    clock.now += 11
+    assert fleet.due("a") == "look"
+    fleet.failed("a", "look: no answer")
+    assert fleet.due("a") == "probe"
+    fleet.failed("a", "probe: no answer"), fleet.failed("a", "probe: no answer")
+    assert fleet.members["a"].state is State.DEAD
+
+
 def test_restarts_wait_longer_each_time_and_end(clock):
     fleet = healthy(clock, "a", restarts=3, window=100, backoff=1.0)
     began, _ = [], fleet.exited("a", "killed")

@@ -217,15 +217,13 @@ def run_elsewhere(address: str, command: Sequence[str], needs: Resources, run: s
 
     It is started again where its machine is lost, up to RESTARTS times; what it has saved lies on a disk that all see.
     """
-    launcher, log = RayLauncher(address, run, {"learner": needs}, PLACED), Path("/tmp") / f"{run}.log"
-    try:
+    log = Path("/tmp") / f"{run}.log"
+    with contextlib.closing(RayLauncher(address, run, {"learner": needs}, PLACED)) as launcher:
         for _ in range(RESTARTS):
             if (status := _run_once(launcher, command, log, write)) != LOST:
                 return status
             write(b"The machine of the learner is lost; starting again from the last checkpoint.\n")
         return _run_once(launcher, command, log, write)
-    finally:
-        launcher.close()
 
 
 def _run_once(launcher: RayLauncher, command: Sequence[str], log: Path, write: Callable[[bytes], Any]) -> int:

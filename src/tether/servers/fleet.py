@@ -38,6 +38,8 @@ class Limits:
 
     failures: int = 3
     suspect_seconds: float = 10.0
+    quiet: float = 10.0
+    """Without an answer, while requests are under way; then a server is asked whether it lives."""
     start_seconds: float = 300.0
     restarts: int = 5
     """Within `window`."""
@@ -68,6 +70,8 @@ class ServerState:
     """Requests at once, at most, since `usage` was asked."""
     began: float = 0.0
     """When it last got a request while it had none."""
+    heard: float = 0.0
+    """When it last answered."""
     spans: deque[Span] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
     """When it had work and was done with it, since `usage` was asked; the last ones, for nobody may ask."""
     tries: int = 0
@@ -137,7 +141,7 @@ class Fleet:
 
     def answered(self, name: str) -> None:
         """A request came back whole."""
-        self.members[name].failures = 0
+        self.members[name].failures, self.members[name].heard = 0, self.clock()
         if self.members[name].state is State.SUSPECT:
             self._move(name, State.HEALTHY, "answered")
 
@@ -183,7 +187,7 @@ class Fleet:
         return [name for name in self.at(State.STALE) if not self.members[name].failures]
 
     def due(self, name: str) -> str:
-        """What is to be done with a server now: "probe", "load", "restart" or nothing; deaths by the clock happen here."""
+        """What is to be done with a server now: "probe", "look", "load", "restart" or nothing; deaths by the clock are here."""
         now, limits, member = self.clock(), self.limits, self.members[name]
         waited = now - member.since
         if member.state is State.SUSPECT and waited > limits.suspect_seconds:
@@ -199,6 +203,8 @@ class Fleet:
                 member.restarts.append(now)
                 self._move(name, State.RESTARTING, "dead")
                 return "restart"
+        if member.state is State.HEALTHY and member.inflight and now - max(member.heard, member.began) > limits.quiet:
+            return "look"
         return {State.SUSPECT: "probe", State.STALE: "load" if self.wanted else ""}.get(member.state, "")
 
     def pick(self, prompt: Sequence[int], avoid: Iterable[str] = ()) -> str | None:

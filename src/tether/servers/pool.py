@@ -141,7 +141,7 @@ class ServerPool:
                     self.changed.wait(PAUSE)
                     continue
             try:
-                self._do(name, task)
+                self._do(name, task, wanted)
             except RefusedError as error:
                 if wanted == self.fleet.wanted:  # or what it was about has been replaced meanwhile
                     self.fault = f"{name} ({self.servers.addresses[name]}): {error}"
@@ -155,19 +155,18 @@ class ServerPool:
             with self.changed:
                 self._tell()
 
-    def _do(self, name: str, task: str) -> None:
-        """One thing that a server needs."""
+    def _do(self, name: str, task: str, wanted: str) -> None:
+        """One thing that a server needs, for this version."""
         if task == "restart":
             self.servers.start(name)
-        elif task == "ask":
-            self.get(name, "/health")
-            with self.changed:
-                self.fleet.started(name)
-        else:
-            wanted = self.fleet.wanted
+            return
+        self.get(name, "/health")  # one that is at work answers this at once, one that hangs does not
+        if task in ("load", "probe"):
             self.prepare(name, task)
-            with self.changed:
-                self.fleet.loaded(name, wanted) if task == "load" else self.fleet.answered(name)
+        with self.changed:
+            self.fleet.started(name) if task == "ask" else self.fleet.answered(name)
+            if task == "load":
+                self.fleet.loaded(name, wanted)
 
     def _tell(self) -> None:
         """Write new changes of state down, and wake who waits; the fleet is locked."""
