@@ -10,6 +10,8 @@ TORCH_INDEX ?=
 TORCH := torch==$(shell sed -n 's/^torch==//p' constraints.txt)
 # Processes of `make test`; 0: none beside pytest itself, for a debugger. Each loads torch, and the largest tests take 3 GB.
 TEST_JOBS ?= auto
+# A file in one process, and in the order of tests/conftest.py.
+SIDE_BY_SIDE = -n $(TEST_JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 PYTEST_ARGS ?=
 ARGS ?=
 
@@ -79,7 +81,7 @@ check: $(VENV)/.installed
 	$(BIN)/pytest -q $(FAST_TESTS)
 
 test: $(VENV)/.installed
-	$(BIN)/pytest -n $(TEST_JOBS) --maxprocesses 4 --dist loadfile $(PYTEST_ARGS)
+	$(BIN)/pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 test-slow: $(VENV)/.installed
 	$(BIN)/pytest -m slow $(PYTEST_ARGS)
@@ -88,7 +90,7 @@ test-slow: $(VENV)/.installed
 test-processors: $(VENV)/.installed
 	@code=0; summary=; for setting in 'TETHER_CPU_DTYPE=bfloat16' 'TETHER_CPU_DTYPE=float32' 'TETHER_KERNELS=0'; do \
 		log=$$(mktemp); echo "== $$setting"; \
-		{ env "$$setting" $(BIN)/pytest -n $(TEST_JOBS) --maxprocesses 4 --dist loadfile $(PYTEST_ARGS); echo $$? > "$$log.code"; } \
+		{ env "$$setting" $(BIN)/pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS); echo $$? > "$$log.code"; } \
 			2>&1 | tee "$$log"; \
 		[ "$$(cat "$$log.code")" = 0 ] || code=1; \
 		summary="$$summary$$setting: $$(tail -n 1 "$$log")\n"; rm -f "$$log" "$$log.code"; \

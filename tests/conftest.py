@@ -68,7 +68,18 @@ def unmet(marker: str) -> str | None:
     return None
 
 
+LONGEST = (
+    *("learner/test_ranks.py", "cli/test_commands.py", "benchmarks/test_smoke.py", "stages/test_policy_gradient.py"),
+    *("device/test_pretend.py", "preferences/server/test_browser.py", "run/test_exact_resume.py", "learner/test_planner.py"),
+    *("rollout/test_ahead.py", "stages/test_heldout.py", "learner/test_sharded.py", "cli/test_faults.py"),
+    *("rewards/test_verifiable.py", "preferences/server/test_serve.py", "quickstart/test_quickstart.py"),
+)
+"""The files that take longest come first, so that no process of `make test` is left alone with one at the end."""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    places = {REPOSITORY / "tests" / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path, len(places)))
     slow_wanted = config.getoption("--run-slow") or "slow" in config.getoption("-m")
     for item in items:
         if item.get_closest_marker("slow") and not slow_wanted:
