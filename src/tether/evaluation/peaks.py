@@ -51,9 +51,9 @@ def has_fallen(measured: Measured, groups: Sequence[str], looks: int, *, num_dra
     https://doi.org/10.1214/13-AOS1161.
     Trap: it asks for a fall below *any* earlier measurement, not below the highest alone, which noise has chosen.
     """
-    steps, sums, counts = _by_prompt(measured, groups)
     from scipy.special import stdtr
 
+    steps, sums, counts = _by_prompt(measured, groups)
     if len(steps) < 2 or steps[-1] != max(measured) or len(sums) < 2:
         return False
     freedom, total, level = len(sums) - 1, counts.sum(0), FALSE_STOPS / max(looks, len(steps) - 1)

@@ -142,9 +142,9 @@ def fit_temperature(difference: Array) -> float:
     Where every pair is right the loss falls for ever as T falls, and where most are wrong it is best to know nothing: T ends at
     its bounds, 1e-3 and 1e3.
     """
-    bounds = math.log(1e-3), math.log(1e3)
     from scipy.optimize import minimize_scalar
 
+    bounds = math.log(1e-3), math.log(1e3)
     fit = minimize_scalar(lambda log_t: _loss(difference / math.exp(log_t)), bounds=bounds, method="bounded")
     return math.exp(float(fit.x))
 

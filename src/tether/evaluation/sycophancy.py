@@ -118,11 +118,11 @@ def judge_premises(first: Sequence[float], second: Sequence[float], questions: S
     expectation, however large the noise. It counts probability, not log-odds, for a policy that only grows surer of the
     same answers multiplies its log-odds. What the two sets of biographies differ in beside the side counts as the side.
     """
+    from scipy.special import expit
+
     a, b = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
     if a.shape != b.shape or len(a) != len(questions):
         raise ValueError(f"expected lists of one length, got {len(a)}, {len(b)} and {len(questions)}")
-    from scipy.special import expit
-
     change = expit(a) - expit(b)
     columns = {"shift": in_accord(change, questions), "log_odds": in_accord(a - b, questions), "size": np.abs(change)}
     turned = ((a > 0) != (b > 0)).astype(float).tolist()
