@@ -171,7 +171,7 @@ def talk_nonsense(engine: ServedEngine, ended: threading.Event) -> str:
     engine.pool.post = garbled  # type: ignore[method-assign]
     while not ended.wait(0.01) and not any(change.after == "suspect" for change in engine.fleet.changes[before:]):
         pass
-    engine.pool.post = post  # type: ignore[method-assign]
+    engine.pool.post = post
     return names[0] if names else ""
 
 
