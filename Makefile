@@ -30,6 +30,8 @@ FAST_TESTS := $(wildcard tests/test_house.py tests/core tests/algorithms)
 
 check test test-slow test-processors: export HF_HUB_OFFLINE = 1
 check test test-slow test-processors: export TOKENIZERS_PARALLELISM = false
+# Each of the many processes that tests start would compile tether's files anew.
+check test test-slow test-processors: export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: help quickstart test test-slow test-processors check audit bench peers clean FORCE
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+gc.disable()  # until all tests are collected: `settled_heap`
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("TETHER_CPU_DTYPE", "float32")  # what a test computes in is not the processor's choice
@@ -96,6 +98,14 @@ def few_threads() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.get_num_threads() != NUM_THREADS:
         torch.set_num_threads(NUM_THREADS)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def settled_heap() -> None:
+    """What earlier modules loaded is searched for garbage no more: a million objects take half a second after every stage."""
+    gc.enable()
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

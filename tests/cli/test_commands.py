@@ -25,7 +25,7 @@ from tether.core.config import build
 from tether.core.synonyms import METHODS
 from tether.run.devices import gpu
 from tether.run.phases import Phase, StagePlan
-from tether.run.plan import Plan, run_seconds
+from tether.run.plan import SHAPES, Plan, run_seconds
 from tether.run.recipe import Recipe, read_recipe
 
 
@@ -97,7 +97,10 @@ def test_plan_says_what_is_needed_and_what_to_switch_on(project):
     arguments = ["sft.toml", "--shape", "llama-2-7b", "model.dtype=bfloat16", "sft.lora={}"]
     large = tether("plan", *arguments, "--gpu-memory", "80", cwd=project)
     assert large.returncode == 0 and "6.74 billion parameters" in large.stdout, large.stdout
-    small = tether("plan", *arguments, "--gpu-memory", "16", cwd=project)
+    four_layers = {**SHAPES["llama-2-7b"], "num_hidden_layers": 4, "model_type": "llama"}
+    (project / "config.json").write_text(json.dumps(four_layers))
+    arguments[2] = "config.json"
+    small = tether("plan", *arguments, "--gpu-memory", "2", cwd=project)
     assert small.returncode == 1 and "does not fit" in small.stdout and "model.recompute=true" in small.stdout
     assert not (project / "run").exists()
     unknown = tether("plan", "recipe.toml", "--shape", "llama-9", cwd=project)

@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import IO, Any
@@ -362,8 +363,9 @@ def cpuinfo() -> list[str]:
     return []
 
 
+@cache
 def code_digest() -> str:
-    """A digest of tether's own source files."""
+    """A digest of tether's own source files, as they were when it was first asked for."""
     root = Path(__file__).resolve().parent.parent
     return digest([[str(p.relative_to(root)), p.read_text(encoding="utf-8")] for p in sorted(root.rglob("*.py"))])
 

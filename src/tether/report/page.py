@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -140,17 +141,22 @@ def fill_template(template: Path, name: str, drawn: Figures, notes: Sequence[str
     """
     script = (HERE / "page.js").read_text(encoding="utf-8")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    environment = Environment(
-        loader=FileSystemLoader([template.parent, HERE]), autoescape=True, undefined=StrictUndefined,
-        trim_blocks=True, lstrip_blocks=True,
-        finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
-    )  # fmt: skip
-    environment.filters |= FILTERS
     values = {"title": name, "about": [], "contents": [], **values}
-    return environment.get_template(template.name).render(
+    return _templates(template.parent).get_template(template.name).render(
         name=printable(name, 120), notes=[printable(note, 400) for note in notes], figures=drawn, script=script, digest=digest,
         style=(HERE / "page.css").read_text(encoding="utf-8"), **values,
     )  # fmt: skip
+
+
+@cache
+def _templates(folder: Path) -> Environment:
+    """The templates of a folder and of this room, compiled once a process."""
+    environment = Environment(
+        loader=FileSystemLoader([folder, HERE]), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True,
+        finalize=lambda value: visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value,
+    )  # fmt: skip
+    environment.filters |= FILTERS
+    return environment
 
 
 def _blocks(journey: Journey) -> list[tuple[str, str]]:

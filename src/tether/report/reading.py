@@ -66,7 +66,7 @@ class SubRun:
         """What the stage makes (`core.stages.Makes`), or an empty string: by its section, its metrics or its name."""
         if self.section and (self.metrics or self.summary):
             return KINDS[self.section]
-        keys = {key for row in self.metrics for key in row}
+        keys = set[str]().union(*self.metrics)
         if "reward/proxy" in keys:
             return "policy"
         if "loss" in keys:
