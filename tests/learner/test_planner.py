@@ -111,8 +111,8 @@ SFT = {"rows_per_micro_batch": 2, "row_tokens": 1024, "lora": LORA}
 PPO = {"reward_source": "random", "micro_batch_tokens": 2048, "max_new_tokens": 256, "engine_rows": 32, "lora": LORA}
 
 
-def peaks(device=gpu(80), shape="llama-2-7b", **sections):
-    made = plan(build(Recipe, {**BASE, **sections}, [], where="test"), device, shape=shape)
+def peaks(device=None, shape="llama-2-7b", **sections):
+    made = plan(build(Recipe, {**BASE, **sections}, [], where="test"), device or gpu(80), shape=shape)
     return {stage.name: stage.peak for stage in made.stages}, made
 
 

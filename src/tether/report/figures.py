@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -44,11 +44,6 @@ def _without_proxy(chart: Row) -> Row:
     return json.loads(re.sub("proxy reward|(?<![/-])proxy", "reward", text))
 
 
-def goodhart_figures(arms: Sequence[SubRun]) -> list[Plot]:
-    """Proxy against gold, over the square root of the KL and over steps, of the arms that gold judged."""
-    return charts("goodhart", [arm for arm in arms if series(arm.metrics, "gold/score")])
-
-
 def _drawn(chart: Row, arms: Sequence[SubRun]) -> list[Plot]:
     """With one arm colour tells the quantity; with several it tells the arm, and the line's style the quantity."""
     traces, distance = [], chart.get("distance", False)
@@ -67,7 +62,7 @@ def _drawn(chart: Row, arms: Sequence[SubRun]) -> list[Plot]:
     return framed(chart, traces)
 
 
-def _first_key(arm: SubRun, keys: Iterable[str]) -> str:
+def _first_key(arm: SubRun, keys: Sequence[str]) -> str:
     """The first of these metrics that the run has; empty without one."""
     return next((key for key in keys if series(arm.metrics, key)), "")
 

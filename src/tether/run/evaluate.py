@@ -155,7 +155,8 @@ def _compared(asked: _Asked, before: Mapping[str, Any], after: Mapping[str, Any]
     """What the judge says of a policy, how far it has gone, and how its answers look."""
     looks = {"kl": after["kl"]}
     for name, side in (("", after), ("_before", before)):
-        looks |= {f"length{name}": side["length"], f"same_opening{name}": _alike(side["texts"])}
+        commonest = Counter(map(opening, side["texts"])).most_common(1)[0][1]
+        looks |= {f"length{name}": side["length"], f"same_opening{name}": commonest / len(side["texts"])}
     return {**asked.gained(before, after), "answers": looks, "finished": after["finished"]}
 
 
@@ -176,8 +177,3 @@ def _mean_parts(scores: Sequence[Score]) -> dict[str, float]:
 def opening(response: str) -> str:
     """Its first word, in small letters."""
     return next(iter(re.findall(r"[a-z']+", response.lower())), "")
-
-
-def _alike(texts: Sequence[str]) -> float:
-    """The share of replies that begin with the commonest first word."""
-    return Counter(map(opening, texts)).most_common(1)[0][1] / len(texts)

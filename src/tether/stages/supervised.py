@@ -115,7 +115,8 @@ def headline(objective: Objective[Any], rows: Sequence[Any], watched: Sequence[s
     """The watched numbers of an evaluation, as eval_*."""
     with evaluating(objective.role):
         result = objective.evaluate(rows)
-    return {f"eval_{key}": _number(result[key]) for key in watched if key in result}
+    values = {key: result[key] for key in watched if key in result}
+    return {f"eval_{key}": value["value"] if isinstance(value, Mapping) else value for key, value in values.items()}
 
 
 @dataclass
@@ -227,8 +228,3 @@ class SupervisedLoop:
         self.run.truncate(updates)
         self.losses: list[float] = [row["loss"] for row in self.run.metrics()]
         return updates
-
-
-def _number(value: Any) -> float:
-    """The number itself, or that of an estimate with its interval."""
-    return value["value"] if isinstance(value, Mapping) else value

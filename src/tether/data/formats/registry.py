@@ -68,14 +68,11 @@ _SOLUTIONS = {Feedback: verdicts.read_gsm8k_solutions, Problem: verdicts.read_gs
 _PROMPTS = ("prompt", "question", "instruction", "problem", "query")
 
 
-def _two_transcripts(row: Row) -> bool:
-    return is_transcript(row["chosen"]) and is_transcript(row["rejected"]) and "prompt" not in row
-
-
 # The middle of a ranking is chosen in one pair and rejected in the next: as single verdicts these would contradict.
 # fmt: off
 FORMATS: tuple[Format, ...] = (
-    Format("hh", "chosen rejected", {Comparison: pairs.read_transcripts}, holds=_two_transcripts),
+    Format("hh", "chosen rejected", {Comparison: pairs.read_transcripts},
+           holds=lambda row: "prompt" not in row and is_transcript(row["chosen"]) and is_transcript(row["rejected"])),
     Format("sharegpt_pairs", "conversations chosen rejected", _PAIR, pairs.PAIR_COLUMNS),
     Format("preference", "chosen rejected", _PAIR, pairs.PAIR_COLUMNS),
     Format("ultrafeedback", "instruction completions", pairs.readers(pairs.ultrafeedback),
