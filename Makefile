@@ -9,9 +9,10 @@ PYTHON ?= python3
 TORCH_INDEX ?=
 TORCH := torch==$(shell sed -n 's/^torch==//p' constraints.txt)
 # Processes of `make test`; 0: none beside pytest itself, for a debugger. Each loads torch, and the largest tests take 3 GB.
-TEST_JOBS ?= auto
+# One more than there are cores, since a fourth of a process's time is waiting for servers and ranks; four at most.
+TEST_JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 # A file in one process, and in the order of tests/conftest.py.
-SIDE_BY_SIDE = -n $(TEST_JOBS) --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+SIDE_BY_SIDE = -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder
 PYTEST_ARGS ?=
 ARGS ?=
 

@@ -399,7 +399,7 @@ def write_rows(path: Path, count: int) -> None:
 
 def test_memory_does_not_grow_with_a_file_of_lines(tmp_path: Path) -> None:
     peaks = []
-    for count in (3_000, 30_000):
+    for count in (1_000, 9_000):
         path = tmp_path / f"rows{count}.jsonl"
         write_rows(path, count)
         tracemalloc.start()
@@ -408,7 +408,7 @@ def test_memory_does_not_grow_with_a_file_of_lines(tmp_path: Path) -> None:
         tracemalloc.stop()
         assert seen == count
     assert max(peaks) < 2_000_000
-    assert peaks[1] < peaks[0] + 200_000
+    assert peaks[1] < peaks[0] + 50_000  # six bytes a row
 
 
 def test_elements_of_every_kind(tmp_path: Path) -> None:

@@ -112,7 +112,9 @@ def converged(votes, classes, iterations=2000):
         counts = np.einsum("ips,it->pst", cast, posterior)
         errors = np.log(counts / counts.sum(1, keepdims=True))
         joint = np.exp(np.log(posterior.mean(0)) + flat @ errors.reshape(-1, len(classes)))
-        posterior = np.where(np.isnan(fixed), joint / joint.sum(1, keepdims=True), fixed)
+        before, posterior = posterior, np.where(np.isnan(fixed), joint / joint.sum(1, keepdims=True), fixed)
+        if np.abs(posterior - before).max() < 1e-13:
+            break
     return {name: dict(zip(classes, row, strict=True)) for name, row in zip(names, posterior.tolist(), strict=True)}
 
 

@@ -111,7 +111,7 @@ def _figures(journey: Journey, parts: Sequence[Part]) -> Figures:
     own = journey.own_reward
     return {
         "policy": figures.charts("policy", journey.arms, own),
-        "goodhart": figures.charts("goodhart", [arm for arm in journey.arms if arm.judged_by_gold]),
+        "goodhart": figures.charts("goodhart", [arm for arm in journey.arms if figures.series(arm.metrics, "gold/score")]),
         "curves": figures.charts("curves", journey.arms, own),
         "health": figures.charts("health", journey.arms, own),
         "parts": figures.parts_figures(parts, [(arm.name, gold_parts(arm)) for arm in journey.arms[1:]]),

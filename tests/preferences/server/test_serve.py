@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cli.test_commands import tether
 from tests.preferences.conftest import filled
 
 pytest.importorskip("uvicorn", reason="needs uvicorn: pip install 'tether-rlhf[preferences]'")
@@ -136,7 +137,7 @@ def test_what_cannot_be_served_is_told_in_a_sentence(path: Path, options: list[s
     (path.parent / "guidelines.md").write_text("not a database, but long enough to look at" * 30)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         names = {"store": path, "guidelines": path.parent / "guidelines.md", "taken": taken.getsockname()[1]}
-        ended = subprocess.run([*COMMAND, *(o.format(**names) for o in options)], capture_output=True, text=True, check=False)
+        ended = tether("prefs", "serve", *(option.format(**names) for option in options), cwd=path.parent)
     assert ended.returncode == 2 and message in ended.stderr and "Traceback" not in ended.stderr
 
 
