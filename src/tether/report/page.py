@@ -16,7 +16,7 @@ from markupsafe import Markup
 from tether.core.errors import RunError
 from tether.core.rundir import whole_file
 from tether.core.visible import visible
-from tether.report import about, figures, tiles
+from tether.report import about, figures, reading, tiles
 from tether.report.answers import answer_groups, gold_change, training_samples
 from tether.report.narrative import Part, conclusion, control_of, gold_parts, loop_conclusion
 from tether.report.numbers import decimal, signed
@@ -111,7 +111,7 @@ def _figures(journey: Journey, parts: Sequence[Part]) -> Figures:
     own = journey.own_reward
     return {
         "policy": figures.charts("policy", journey.arms, own),
-        "goodhart": figures.charts("goodhart", [arm for arm in journey.arms if figures.series(arm.metrics, "gold/score")]),
+        "goodhart": figures.charts("goodhart", [arm for arm in journey.arms if reading.series(arm.metrics, "gold/score")]),
         "curves": figures.charts("curves", journey.arms, own),
         "health": figures.charts("health", journey.arms, own),
         "parts": figures.parts_figures(parts, [(arm.name, gold_parts(arm)) for arm in journey.arms[1:]]),
