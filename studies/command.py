@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tether.core.config import is_override
 from tether.core.errors import TetherError
-from tether.core.stopping import AGAIN, Interrupted, stop_on_sigterm
+from tether.core.stopping import AGAIN, Interrupted, begin_program
 
 HERE = Path(__file__).resolve().parent
 Study = Callable[[str, list[str], list[int]], None]
@@ -28,7 +28,7 @@ def run_study(study: Study, name: str, text: str, seeds: Sequence[int]) -> None:
     recipe = str(HERE / f"{name}{'-smoke' if given.smoke else ''}.toml")
     if given.words and not is_override(given.words[0]):
         recipe, *given.words = given.words
-    stop_on_sigterm()
+    begin_program()
     try:
         study(recipe, given.words, given.seeds or ([0] if given.smoke else list(seeds)))
     except TetherError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib.util
 import os
@@ -13,9 +14,12 @@ from pathlib import Path
 import pytest
 
 gc.disable()  # until all tests are collected: `settled_heap`
+gc.set_threshold(10_000, 10, 10)
+atexit.register(gc.freeze)
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 os.environ.setdefault("TETHER_CPU_DTYPE", "float32")  # what a test computes in is not the processor's choice
+os.environ["TORCHDYNAMO_DISABLE"] = "1"  # tether compiles nothing, and bitsandbytes would load the compiler in every process
 # Read when torch loads; asking torch itself would load it for every test.
 if "PYTEST_XDIST_WORKER" in os.environ:  # processes side by side have one each, whatever the one that started them has
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -104,6 +108,12 @@ def few_threads() -> None:
 def settled_heap() -> None:
     """What earlier modules loaded is searched for garbage no more: a million objects take half a second after every stage."""
     gc.enable()
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    """What is left is looked through once, and not five times as pytest would."""
     gc.collect()
     gc.freeze()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tether.core.stopping import Interrupted, Stopping, stop_on_sigterm
+from tether.core.stopping import Interrupted, Stopping, begin_program
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -58,7 +58,7 @@ def test_another_thread_is_left_alone():
 def test_sigterm_ends_a_program_as_ctrl_c_does():
     before = signal.getsignal(signal.SIGTERM)
     try:
-        stop_on_sigterm()
+        begin_program()
         with pytest.raises(Interrupted, match="terminated"):
             os.kill(os.getpid(), signal.SIGTERM)
     finally:
@@ -74,13 +74,13 @@ def test_sigterm_that_was_lost_in_a_finalizer_ends_the_program_before_it_trains(
 
     before = signal.getsignal(signal.SIGTERM)
     try:
-        stop_on_sigterm()
+        begin_program()
         late = Late()
         del late  # python prints what is raised here, and goes on
         with pytest.raises(Interrupted, match="terminated") as stopped, Stopping():
             pass
         assert stopped.value.exit_code == 143
-        stop_on_sigterm()
+        begin_program()
         with Stopping() as stopping:
             assert stopping.asked is None
     finally:

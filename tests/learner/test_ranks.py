@@ -19,12 +19,19 @@ from tether.run.recipe import Recipe
 from tether.run.restarts import Teller
 
 
-def test_two_ranks_make_what_one_makes(values, alone, tmp_path):
-    trained(values, tmp_path, STAGES, ranks=2)
+@pytest.fixture(scope="module")
+def together(values, tmp_path_factory):
+    """What two ranks make of all stages, undisturbed."""
+    root = tmp_path_factory.mktemp("together")
+    trained(values, root, STAGES, 2)
+    return root
+
+
+def test_two_ranks_make_what_one_makes(alone, together):
     for stage in STAGES:
-        assert_same(alone / stage, tmp_path / stage)
+        assert_same(alone / stage, together / stage)
     assert not others()
-    assert {p.name for p in tmp_path.iterdir()} == {*STAGES}
+    assert {p.name for p in together.iterdir()} == {*STAGES}
 
 
 def test_steps_of_two_ranks_and_of_one_make_six(values, alone, tmp_path):
@@ -48,17 +55,9 @@ def log_of(root):
     return [json.loads(line) for line in (root / "ranks.jsonl").read_text().splitlines()]
 
 
-@pytest.fixture(scope="module")
-def together(values, ready, tmp_path_factory):
-    """What two ranks make of PPO, undisturbed."""
-    root = standing_on(ready, tmp_path_factory.mktemp("together"))
-    trained(values, root, ["ppo"], 2)
-    return root
-
-
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_ranks_come_back_and_end_with_the_same_bits(values, ready, together, tmp_path, rank):
-    standing_on(ready, tmp_path)
+def test_ranks_come_back_and_end_with_the_same_bits(values, together, tmp_path, rank):
+    standing_on(together, tmp_path)
     trained(values, tmp_path, ["ppo"], 2, at_step(3, lambda other: other.kill(), rank), restarts=1)
     assert as_bits(tmp_path / "ppo") == as_bits(together / "ppo")
     lost, again = log_of(tmp_path)

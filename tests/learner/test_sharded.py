@@ -122,6 +122,7 @@ def test_a_rank_that_dies_in_a_pass_is_lost_like_any_other(plain, tmp_path):
     assert records(tmp_path / "calm" / "sft") == records(tmp_path / "wild" / "sft") and not others()
 
 
+START = "from tether.core.stopping import begin_program\nbegin_program()\n"
 HALVES = """
 import os, torch, torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -153,7 +154,7 @@ def ended(program, size, *arguments):
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     place = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, "-c", program, *arguments]
+    command = [sys.executable, "-c", START + program, *arguments]
     processes = [subprocess.Popen(command, env={**os.environ, **place, "RANK": str(rank)}) for rank in range(size)]
     return [process.wait(200) for process in processes]
 

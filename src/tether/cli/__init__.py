@@ -14,7 +14,7 @@ from tether.cli import examine, journeys, judge, prefs, recipes, trained
 from tether.core import stopping
 from tether.core.errors import TetherError, memory_error
 from tether.core.stages import STAGES
-from tether.core.stopping import Interrupted, stop_on_sigterm
+from tether.core.stopping import Interrupted, begin_program
 from tether.core.synonyms import COMMANDS, METHODS, SECTIONS
 
 
@@ -138,7 +138,7 @@ ADVICE = {
 
 def main() -> None:
     """Exit codes: 0 done, 1 a fault of tether's, 2 something the user can mend, 130 and 143 interrupted."""
-    stop_on_sigterm()
+    begin_program()
     try:
         code = app(standalone_mode=False)
         if code == 130:  # what the command-line library makes of Ctrl-C

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from tether.core.config import build
 from tether.core.errors import ConfigError, RunError, TetherError
-from tether.core.stopping import Interrupted, stop_on_sigterm
+from tether.core.stopping import Interrupted, begin_program
 from tether.learner.config import LearnerConfig
 from tether.learner.ranks import COMING, LostRankError, Ranks, close, joined
 from tether.models.loading import pick_device
@@ -223,7 +223,7 @@ def _train_along(tells: str, recipe: str, *stages: str) -> None:
     from tether.run.recipe import recipe_type, run_recipe
     from tether.run.restarts import Teller
 
-    stop_on_sigterm()
+    begin_program()
     teller = Teller(int(tells)) if tells else None
     try:
         results = run_recipe(build(recipe_type(), json.loads(recipe)), stages, teller and teller.bar)
