@@ -281,16 +281,13 @@ def test_data_of_every_stage_is_looked_at_before_the_first_is_trained(project, h
 
 
 @pytest.mark.audit
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "number", "stage"),
     [
-        (["run", "recipe.toml", "ppo.steps=500"], signal.SIGINT, "ppo"),
-        pytest.param(["quickstart", "--smoke", "ppo.steps=500"], signal.SIGTERM, "ppo", marks=pytest.mark.slow),
-        pytest.param(["run", "rounds.toml"], signal.SIGINT, "round-01/ppo", marks=pytest.mark.slow),
-        pytest.param(
-            *(["quickstart", "--smoke", "--arms", "random", "arms.random.ppo.steps=500"], signal.SIGTERM, "ppo-random"),
-            marks=pytest.mark.slow,
-        ),
+        (["quickstart", "--smoke", "ppo.steps=500"], signal.SIGINT, "ppo"),
+        (["run", "rounds.toml"], signal.SIGINT, "round-01/ppo"),
+        (["quickstart", "--smoke", "--arms", "random", "arms.random.ppo.steps=500"], signal.SIGTERM, "ppo-random"),
     ],
 )
 def test_one_interrupt_one_advice(project, command, number, stage):

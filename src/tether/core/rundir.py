@@ -207,8 +207,9 @@ class RunDirectory:
         if not stored.is_file() and (foreign or (run.path.exists() and not run.path.is_dir())):
             raise RunError(f"{run.path} exists and is not a run directory of tether. Choose another path.")
         run.path.mkdir(parents=True, exist_ok=True)
-        written = {**environment(), "config_digest": digest(now), "folder": str(path), "cwd": os.getcwd(), **manifest}
-        write_json(run.path / "manifest.json", written)
+        argv, started = [Path(sys.argv[0]).name, *sys.argv[1:]], time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        start = {"argv": redact_value(argv), "started": started, "config_digest": digest(now), "folder": str(path)}
+        write_json(run.path / "manifest.json", {**environment(), **start, "cwd": os.getcwd(), **manifest})
         write_json(stored, now)
         return run
 
@@ -330,8 +331,9 @@ def noted_path(folder: Path, path: str) -> Path | None:
     return next((place.resolve() for place in places if place.is_dir()), None)
 
 
+@cache
 def environment() -> Json:
-    """Versions and machine, without importing any of the packages named."""
+    """Versions and machine, without importing any of the packages named, as they were when it was first asked for."""
     versions = {}
     for name in REPORTED_PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
@@ -345,8 +347,6 @@ def environment() -> Json:
         "cpu_count": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None,
         "packages": versions,
-        "argv": redact_value([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
 
 
@@ -363,9 +363,8 @@ def cpuinfo() -> list[str]:
     return []
 
 
-@cache
 def code_digest() -> str:
-    """A digest of tether's own source files, as they were when it was first asked for."""
+    """A digest of tether's own source files."""
     root = Path(__file__).resolve().parent.parent
     return digest([[str(p.relative_to(root)), p.read_text(encoding="utf-8")] for p in sorted(root.rglob("*.py"))])
 

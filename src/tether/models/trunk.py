@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NoReturn
 
 import torch
@@ -68,12 +69,12 @@ class Role:
     def _find_adapters(self) -> None:
         self._layers = [m for m in self.model.modules() if has_adapters(m)]
 
-    @property
+    @cached_property
     def causal_model(self) -> Any:
         """The transformers model, without peft's wrapper."""
         return self.model.get_base_model() if hasattr(self.model, "get_base_model") else self.model
 
-    @property
+    @cached_property
     def config(self) -> Any:
         """The settings of the language model, as transformers has them."""
         return self.causal_model.config.get_text_config()
@@ -86,7 +87,7 @@ class Role:
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
 
-    @property
+    @cached_property
     def takes_positions(self) -> bool:
         """Whether positions can be given from outside; models with ALiBi count them themselves."""
         return "position_ids" in inspect.signature(type(self.decoder).forward).parameters

@@ -63,21 +63,27 @@ class Visits:
         return page
 
 
-@pytest.fixture
-def visits(tmp_path: Any, chromium_path: str) -> Any:
-    import uvicorn
+@pytest.fixture(scope="module")
+def browser(chromium_path: str) -> Any:
     from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as driver, driver.chromium.launch(executable_path=chromium_path, args=FLAGS) as browser:
+        yield browser
+
+
+@pytest.fixture
+def visits(tmp_path: Any, browser: Any) -> Any:
+    import uvicorn
 
     store = Store(tmp_path / "prefs.db")
     opened, settings = listen(SiteConfig(port=0, gold_every=0))
     server = uvicorn.Server(uvicorn.Config(create_app(store, settings), log_level="warning", log_config=None))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
     thread.start()
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=chromium_path, args=FLAGS)
-        made = Visits(browser, store, settings.origin)
-        yield made
-        browser.close()
+    made = Visits(browser, store, settings.origin)
+    yield made
+    for context in browser.contexts:
+        context.close()
     server.should_exit = True
     thread.join()
     store.close()
