@@ -38,6 +38,8 @@ def classes(model):
 def test_loading_a_model_compiles_nothing_and_replaces_nothing():
     script = """
         import subprocess, sys
+        from tether.core.stopping import begin_program
+        begin_program()
         from tether.models.config import ModelConfig
         from tether.models.loading import load_model
         from tether.models.tiny import tiny_model

@@ -196,6 +196,11 @@ def test_ticks_are_round_and_those_of_steps_whole(values: list[float], zero: boo
     assert [text for _, text in axis("step", values, zero=zero, snug=True).ticks] == ticks
 
 
+def test_a_value_that_never_changes_has_room_around_it_and_nothing_below_zero() -> None:
+    ends = {value: (axis("", [value, value]).low, axis("", [value, value]).high) for value in (0.0, 0.25, -2.0)}
+    assert ends[0.0] == (0, 1) and ends[-2.0] == (-3, -1) and 0 < ends[0.25][0] < 0.25 < ends[0.25][1] < 0.5
+
+
 def test_every_axis_and_every_line_of_several_has_a_name(tmp_path: Path, synthetic: Any) -> None:
     page = report(synthetic.write_quickstart(tmp_path / "run"))
     assert len(page.charts) > 20

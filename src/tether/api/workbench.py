@@ -26,9 +26,7 @@ class Workbench:
 
     def role(self, name: str | None = None, *, seed: int = 0, **lora: Any) -> Role:
         """A role: with a name an adapter of its own (keys of `[lora]`: rank, alpha, ...), without one the bare frozen model."""
-        if name is None:
-            return Role(self.loaded.model)
-        return new_role(self.loaded, name, LoraConfig(**lora), seed=seed)
+        return Role(self.loaded.model) if name is None else new_role(self.loaded, name, LoraConfig(**lora), seed=seed)
 
     def value(self, role: Role) -> Role:
         """A value on the same pass as `role`: a head that starts at zero."""

@@ -147,8 +147,7 @@ def measure_pass(model: Any, passed: Callable[[], Any], *, extra: Iterable[Tenso
 
 def weight_bytes(tensors: Iterable[Tensor]) -> int:
     """Bytes of tensors, those that share a storage counted once."""
-    storages = {id(t.untyped_storage()): t.untyped_storage().nbytes() for t in tensors}
-    return sum(storages.values())
+    return sum({id(t.untyped_storage()): t.untyped_storage().nbytes() for t in tensors}.values())
 
 
 def held_bytes(model: Any, quantize: str | None) -> int:

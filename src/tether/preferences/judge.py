@@ -110,8 +110,7 @@ class Judgment:
             return None
         if math.isfinite(a) and math.isfinite(b):
             return (a + b) / 2
-        votes = (a > 0) + (b > 0)
-        return (-math.inf, 0.0, math.inf)[votes]
+        return (-math.inf, 0.0, math.inf)[(a > 0) + (b > 0)]
 
     @property
     def bias(self) -> float | None:

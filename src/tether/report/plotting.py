@@ -179,7 +179,7 @@ def axis(title: str, values: Sequence[Value], *, zero: bool = False, percent: bo
     whole = snug and all(float(value).is_integer() for value in present)
     if high - low <= 1e-6 * max(abs(low), abs(high)):
         room = 0.5 if whole else abs(high) / 2 or 1.0
-        low, high = low - room * (low != 0 or not zero), high + room
+        low, high = low - room * (low != 0), high + room
     step = max(_step((high - low) / 5), float(whole))
     if not snug:
         low, high = step * math.floor(low / step + 1e-9), step * math.ceil(high / step - 1e-9)

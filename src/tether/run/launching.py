@@ -107,8 +107,7 @@ def submit(recipe: BaseRecipe, command: Sequence[str]) -> int:
 
         there = ["on=local", *(["learner.restarts=0"] if recipe.learner.ranks > 1 else [])]  # which torchrun's ranks would refuse
         return submit_job(Path(recipe.run), [*command, *there], rest, recipe.learner.ranks)
-    device = pick_device(recipe.model.device).type
-    needs = {"GPU": 1.0} if device == "cuda" else {"CPU": 1.0}
+    needs = {"GPU": 1.0} if pick_device(recipe.model.device).type == "cuda" else {"CPU": 1.0}
 
     def write(text: bytes) -> None:
         sys.stdout.buffer.write(text)
