@@ -353,8 +353,10 @@ def test_a_new_recipe_is_one_and_overwrites_nothing(method, here, project):
 @pytest.mark.parametrize("method", ["sft", "simpo", "kto", "ppo", "prm"])
 def test_a_new_recipe_runs_as_it_is(method, here, project):
     assert here("new", method, "mine.toml")[0] == 0
-    steps = ["ppo.steps=1", "ppo.prompts_per_step=4", "ppo.max_new_tokens=4"] if method == "ppo" else []
-    code, text = here("run", "mine.toml", "model.source=tiny", "model.fallback=", "model.dtype=float32", "run=run", *steps)
+    less = {"ppo": ("ppo.steps=1", "ppo.prompts_per_step=4", "ppo.max_new_tokens=4"), "sft": ("sft.data.limit=24",)}
+    less |= {"kto": ("kto.data.limit=24",), "simpo": ("direct.data.limit=24",)}
+    tiny = ("model.source=tiny", "model.fallback=", "model.dtype=float32", "run=run")
+    code, text = here("run", "mine.toml", *tiny, *less.get(method, ()))
     assert code == 0, text
 
 

@@ -55,11 +55,14 @@ def log_of(root):
     return [json.loads(line) for line in (root / "ranks.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_ranks_come_back_and_end_with_the_same_bits(values, together, tmp_path, rank):
-    standing_on(together, tmp_path)
-    trained(values, tmp_path, ["ppo"], 2, at_step(3, lambda other: other.kill(), rank), restarts=1)
-    assert as_bits(tmp_path / "ppo") == as_bits(together / "ppo")
+@pytest.mark.parametrize(
+    ("rank", "stage"), [(1, "sft"), pytest.param(0, "ppo", marks=pytest.mark.slow), pytest.param(1, "ppo", marks=pytest.mark.slow)]
+)
+def test_ranks_come_back_and_end_with_the_same_bits(values, together, tmp_path, rank, stage):
+    if stage == "ppo":
+        standing_on(together, tmp_path)
+    trained(values, tmp_path, [stage], 2, at_step(3, lambda other: other.kill(), rank), restarts=1)
+    assert as_bits(tmp_path / stage) == as_bits(together / stage)
     lost, again = log_of(tmp_path)
     assert (lost["kind"], lost["rank"], lost["why"]) == ("killed", rank, f"rank {rank} of 2 has ended: SIGKILL")
     assert again["kind"] == "training" and again["step"] in (3, 4) and not others()
