@@ -56,7 +56,8 @@ def log_of(root):
 
 
 @pytest.mark.parametrize(
-    ("rank", "stage"), [(1, "sft"), pytest.param(0, "ppo", marks=pytest.mark.slow), pytest.param(1, "ppo", marks=pytest.mark.slow)]
+    ("rank", "stage"),
+    [(1, "sft"), pytest.param(0, "ppo", marks=pytest.mark.slow), pytest.param(1, "ppo", marks=pytest.mark.slow)],
 )
 def test_ranks_come_back_and_end_with_the_same_bits(values, together, tmp_path, rank, stage):
     if stage == "ppo":
