@@ -176,8 +176,10 @@ def learned(store: Store, folder: Any) -> float:
     return run_recipe(made, ("reward",))["reward"]["heldout_accuracy"]["value"]
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [360, 1280])
+OTHERS = [pytest.param(*pair, marks=pytest.mark.slow) for pair in ((360, "light"), (1280, "dark"))]
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(360, "dark"), (1280, "light"), *OTHERS])
 def test_every_page_fits_reads_well_and_has_its_landmarks(visits: Visits, width: int, scheme: Any) -> None:
     filled(visits.store)
     visits.store.set_guidelines(
