@@ -1,12 +1,15 @@
 """Two processes train what one would have trained; where one dies or hangs, both begin again, or the other says so and ends."""
 
+import itertools
 import json
 import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from tests.learner.ranked import STAGES, assert_same, at_step, others, records, standing_on, trained
@@ -16,7 +19,7 @@ from tether.core.errors import ConfigError, DataError, RunError
 from tether.core.stopping import Interrupted
 from tether.learner.ranks import LostRankError, Ranks
 from tether.run.recipe import Recipe
-from tether.run.restarts import Teller
+from tether.run.restarts import Bars, Group, Teller
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +93,7 @@ def test_what_a_rank_ends_with_by_itself_ends_the_run(values, tmp_path):
 
 @pytest.mark.slow
 def test_whoever_watches_passes_a_signal_on(values, tmp_path):
+    values = {**values, "sft": {**values["sft"], "epochs": 100}}  # many steps are left when the signal arrives
     with pytest.raises(Interrupted, match="is saved") as stop:
         trained(values, tmp_path, ["sft"], 2, at_step(1, lambda _: signal.raise_signal(signal.SIGINT)), restarts=3)
     assert stop.value.exit_code == 130 and not others()
@@ -168,6 +172,23 @@ def test_shares_are_of_nearly_equal_size_and_make_the_whole(monkeypatch):
     assert sorted(place for share in shares for place in share) == list(range(8))
     assert sorted(sum(sizes[place] for place in share) for share in shares) == [9, 10, 10]
     assert Ranks().share(sizes) == list(range(8))
+
+
+def test_a_signal_is_passed_on_while_steps_come_faster_than_anybody_waits_for_them(tmp_path):
+    group, told = object.__new__(Group), threading.Event()
+    group.hears, tells = multiprocessing.Pipe(duplex=False)
+    group.children = [SimpleNamespace(poll=lambda: 0 if told.is_set() else None, terminate=told.set)]
+
+    def train():
+        steps = itertools.takewhile(lambda _: not told.wait(0.01), range(500))
+        for step in steps:
+            tells.send(("step", "sft", step, 500, {}))
+        tells.send(("end", {"steps": step}))
+        told.set()
+        tells.close()
+
+    threading.Thread(target=train).start()
+    assert group.watch(Bars(None, tmp_path / "log"), SimpleNamespace(asked=signal.SIGINT))["steps"] < 50
 
 
 class OddlyMadeError(Exception):

@@ -110,23 +110,25 @@ class Group:
             if stopping.asked and not passed_on:
                 self.children[0].terminate()  # who tells the others
                 passed_on = True
-            if any(codes):
-                ending = min(ending, time.monotonic() + BLAME)
+            ending = min(ending, time.monotonic() + BLAME) if any(codes) else ending
             if None not in codes or min(code or 0 for code in codes) < 0 or time.monotonic() > ending:
-                self._hear(bars)
+                while self._hear(bars):
+                    pass
                 return self._verdict(codes, stopping)
 
-    def _hear(self, bars: Bars) -> None:
-        """Take in what rank 0 tells, and wait a moment for it."""
+    def _hear(self, bars: Bars) -> bool:
+        """Take in what rank 0 tells next, and wait a moment for it; whether there was anything."""
         try:
-            while self.hears.poll(LOOK_EVERY):
+            if heard := self.hears.poll(LOOK_EVERY):
                 kind, *values = self.hears.recv()
                 if kind == "end":
                     (self.end,) = values
                 else:
                     bars.show(kind, *values)
         except (EOFError, OSError):
+            heard = False
             time.sleep(LOOK_EVERY)
+        return heard
 
     def _verdict(self, codes: Sequence[int | None], stopping: Stopping) -> Json | BaseException:
         end = self.end
@@ -165,9 +167,7 @@ class Bars:
             self.note(kind="training", stage=title, step=values[0])
         if self.progress is None:
             return
-        bar = self.bars.get(title)
-        if bar is None:
-            bar = self.bars[title] = self.progress(title)
+        bar = self.bars.get(title) or self.bars.setdefault(title, self.progress(title))
         bar(*values) if kind == "step" else doing(bar, *values)
 
     def note(self, **values: Any) -> None:
