@@ -61,7 +61,7 @@ def test_two_halves_make_what_one_process_makes(plain, tmp_path, stages, all_wei
 def test_two_halves_sample_with_a_server_and_make_what_one_process_makes(plain, ready, tmp_path, stage):
     alike = {"reward_source": "random", "ema_decay": None, "optimizer": {"learning_rate": 5e-3, "epsilon": 1e-3}}
     own = plain.get(stage) or recipe(tmp_path, "")[stage] | alike
-    settings = {"model": plain["model"], stage: {**own, **SERVED}}
+    settings = {**only(plain, "sft", "reward"), stage: {**own, **SERVED}}
     for ranks in (1, 2):
         trained(settings, standing_on(ready, tmp_path / str(ranks)), [stage], ranks, **({"shard": True} if ranks > 1 else {}))
     assert_same(tmp_path / "1" / stage, tmp_path / "2" / stage)
