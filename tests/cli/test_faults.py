@@ -73,7 +73,7 @@ def test_a_signal_lets_the_step_end_and_resume_goes_on(written, tmp_path, tether
     told, _ = process.communicate()
     assert process.returncode == code, told
     assert "finishing this step" in told and "Traceback" not in told
-    _, *(last,) = " ".join(told.split()).split("tether: ")  # which says it once
+    _, last = " ".join(told.split()).split("tether: ")  # once
     assert re.fullmatch(rf"stopped after step \d+ of \d+ of best_of_n, which is saved. Go on with: tether resume {run}", last)
     assert tether("resume", run / "best_of_n") == (0, "")
     assert differences(results(written.parent / "whole"), results(run)) == []
