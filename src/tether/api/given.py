@@ -72,7 +72,12 @@ def _source(path: str) -> str:
 
 
 def _filled(values: Iterable[tuple[str, Any]]) -> Json:
-    return {name: value for name, value in values if name == "content" or value not in (None, "", (), {})}
+    """Fields that differ from their default value, and every text of a turn."""
+    return {
+        name: value
+        for name, value in values
+        if name == "content" or (value not in (None, "", (), {}) and (name, value) != ("train", True))
+    }
 
 
 def _row(row: Any, where: str) -> Json:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
 from typing import Any, Literal
 
@@ -21,20 +21,29 @@ ChatRole = Literal["system", "user", "assistant", "tool"]
 class Message:
     """One turn of a conversation.
 
-    `tool_calls` are the functions that an assistant's turn calls, each as the JSON text of an object in OpenAI's format whose
-    arguments are an object. `tools`, on the first turn alone, is the JSON text of the list of schemas of what may be called.
+    Attributes:
+        tool_calls: the functions that an assistant's turn calls, each as the JSON text of an object in OpenAI's format whose
+            arguments are an object.
+        tools: on the first turn alone, the JSON text of the list of schemas of the functions that may be called.
+        reasoning: the thought before an assistant's reply, where the data keeps it apart from `content`.
+        name: the name of the speaker, or of the function whose result a tool's turn holds.
+        tool_call_id: the id of the call that a tool's turn answers.
+        train: False keeps an assistant's turn out of the loss; the turn still stands in the context of later ones.
     """
 
     role: ChatRole
     content: str
     tool_calls: tuple[str, ...] = ()
     tools: str = ""
+    reasoning: str = ""
+    name: str = ""
+    tool_call_id: str = ""
+    train: bool = True
 
     def __repr__(self) -> str:
-        """Without fields that are empty: which prompts are held out hangs on this text."""
-        calls = f", tool_calls={self.tool_calls!r}" if self.tool_calls else ""
-        tools = f", tools={self.tools!r}" if self.tools else ""
-        return f"Message(role={self.role!r}, content={self.content!r}{calls}{tools})"
+        """Without fields that have their default value: the split into training and held-out prompts depends on this text."""
+        given = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if getattr(self, f.name) != f.default)
+        return f"Message({', '.join(given)})"
 
     @property
     def is_empty(self) -> bool:
@@ -49,9 +58,13 @@ class Message:
         return "\n".join([*([self.content] if self.content.strip() or not lines else []), *lines])
 
     def as_row(self) -> Json:
-        """The turn as chat templates and files have it."""
+        """The turn as files and chat templates have it: role and content, and each further field that is not empty."""
         row: Json = {"role": self.role, "content": self.content}
-        return {**row, "tool_calls": [json.loads(call) for call in self.tool_calls]} if self.tool_calls else row
+        if self.tool_calls:
+            row["tool_calls"] = [json.loads(call) for call in self.tool_calls]
+        further = {"reasoning_content": self.reasoning, "name": self.name, "tool_call_id": self.tool_call_id}
+        row |= {key: value for key, value in further.items() if value}
+        return row if self.train else row | {"train": False}
 
 
 Conversation = tuple[Message, ...]
