@@ -45,9 +45,12 @@ DATA = """# Data: every format
 
 A file is JSON lines, JSON, CSV, TSV or Parquet, compressed or not; a text file holds a prompt a line; a folder is
 all of its files; and `hub:owner/name:split` is a data set of the hub. The format is found by the names of the
-columns, and `data = { path = "...", format = "kto" }` names it. Other columns become metadata, and a row that cannot
-be used is set aside with its place and the reason. `tether data inspect FILE` shows what a file holds before
-anything is trained on it.
+columns, and `data = { path = "...", format = "kto" }` names it. A row that cannot be used is set aside with its place
+and the reason. `tether data inspect FILE` shows what a file holds before anything is trained on it.
+
+Columns that the reader does not use become metadata. `tether data inspect` names them as *columns not used*, and so do
+the log of a stage and its summary (`columns_not_used`). Keys inside objects and messages count as well:
+`messages.mood` is a key `mood` of a turn.
 
 A turn of the assistant may call tools, and schemas of tools go in a column `tools` of messages. The calls are
 trained, the results are not. The model's chat template has to write them (Qwen2.5's does, SmolLM2's does not);
@@ -142,7 +145,7 @@ def data_page() -> str:
         parts += [f"## {name[0].upper()}{name[1:]}\n", f"{needs} Read by {READ_BY[kind]}.\n"]
         for layout in (layout for layout in FORMATS if layout.kind is kind):
             assert detect([rows[layout.name]], None, layout.name) is layout
-            columns = ", ".join(re.sub(r"\|", " or ", column.lstrip("+")) for column in layout.columns.split())
+            columns = ", ".join(re.sub(r"\|", " or ", column) for column in layout.columns.split())
             row = json.dumps(rows[layout.name], ensure_ascii=False)
             parts.append(f"**{layout.name}**: columns {columns}\n\n```json\n{row}\n```\n")
         if others:

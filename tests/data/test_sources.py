@@ -233,7 +233,7 @@ def test_every_row_bad(tmp_path: Path) -> None:
 
 def test_nothing_of_the_kind(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_bytes(lines([{"prompt": "p", "completion": "c", "label": False}]))
-    with pytest.raises(DataError, match="holds no demonstrations"):
+    with pytest.raises(DataError, match="none of its 1 rows can be used: undesirable response"):
         list(read(tmp_path / "a.jsonl", Demonstration))
 
 

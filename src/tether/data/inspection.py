@@ -64,7 +64,7 @@ class Inspection:
 
     `files` are those that were read, each with its format, and `unread` those of a folder that hold no known format, or another
     kind. `rows` are records that can be used (one row of a file may give several), `labels` counts verdicts of responses or
-    steps, `metadata` are columns that no reader uses.
+    steps, `quarantine` also has the columns that no reader uses.
     """
 
     source: str
@@ -77,7 +77,6 @@ class Inspection:
     ties: int = 0
     labels: Counter[str] = field(default_factory=Counter)
     examples: list[Mapping[str, str]] = field(default_factory=list)
-    metadata: dict[str, None] = field(default_factory=dict)
     _prompts: set[int] = field(default_factory=set)
     _contents: set[int] = field(default_factory=set)
     _words: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
@@ -130,7 +129,6 @@ class Inspection:
         self.labels.update(_labels(record))
         if isinstance(record, Comparison):
             self._compare(record, lengths["chosen"], lengths["rejected"], texts)
-        self.metadata.update(dict.fromkeys(record.metadata))
         self._sample(record, texts)
 
     def _compare(self, record: Comparison, chosen: int, rejected: int, texts: Mapping[str, str]) -> None:
@@ -279,8 +277,8 @@ def _overview(inspection: Inspection) -> list[tuple[str, str]]:
         rows.append(("longer side chosen", f"{bias.value:.1%} of {bias.count:,} (95%: {bias.low:.1%} to {bias.high:.1%})"))
     if (votes := inspection.agreement) is not None:
         rows.append(("votes that agree", f"{votes.value:.1%} of {votes.count:,}, on {votes.num_pairs:,} pairs"))
-    if inspection.metadata:
-        rows.append(("columns not used", ", ".join([*inspection.metadata][:12])))
+    if inspection.quarantine.unused:
+        rows.append(("columns not used", inspection.quarantine.unused_columns(40)))
     return rows + [(label, f"{count:,}") for label, count in inspection.labels.items()]
 
 

@@ -20,8 +20,9 @@ from tether.core.errors import DataError
 from tether.core.once import once
 from tether.core.rundir import append_jsonl
 from tether.core.types import Demonstration, Json
+from tether.data.formats.cells import Cells
 from tether.data.formats.containers import Numbered, Place, places
-from tether.data.formats.fields import Reader, prompt_digest, short_hash
+from tether.data.formats.fields import LeftOutError, Reader, prompt_digest, short_hash
 from tether.data.formats.json_rows import BadRow, Row
 from tether.data.formats.registry import KINDS, Format, detect, format_named, kind_reader, prompt_of
 
@@ -39,11 +40,12 @@ UNUSED_ANSWERS = (
     "%s is read as prompts alone; %s look like answers and are not used. If they are, name them by "
     'data.columns, for example { prompt = "question", chosen = "good", rejected = "bad" }.'
 )
+UNUSED_COLUMNS = "%s: columns not used: %s"
 _IDS = ("id", "task_id", "question_id", "prompt_id", "message_tree_id")
 
 
 class Quarantine:
-    """The rows that could not be used: how many, why, and the first few of them.
+    """The rows that could not be used: how many, why, and the first few of them; and the columns that no reader used.
 
     Reasons read "category: detail" and are counted by category, so that their number stays small.
 
@@ -57,6 +59,8 @@ class Quarantine:
         self.count = 0
         self.reasons: Counter[str] = Counter()
         self.examples: list[Json] = []
+        self.unused: Counter[str] = Counter()
+        """Of usable rows: names of columns and of inner keys that were not used, each with the number of such rows."""
         self._path = None if path is None else Path(path)
         self._keep = keep
 
@@ -79,6 +83,11 @@ class Quarantine:
     def top_reasons(self, limit: int = 3) -> str:
         """The commonest reasons with their counts, as a phrase."""
         return "; ".join(f"{reason} ({count})" for reason, count in self.reasons.most_common(limit))
+
+    def unused_columns(self, limit: int = 12) -> str:
+        """The names of columns that were not used, as a phrase; empty if all were used."""
+        more = f" and {len(self.unused) - limit} more" if len(self.unused) > limit else ""
+        return ", ".join([*self.unused][:limit]) + more
 
     def summary(self) -> Json:
         """Count, reasons (commonest first) and examples as plain JSON values."""
@@ -110,7 +119,7 @@ def read(
 
     Args:
         kind: Prompt, Demonstration, Comparison, Feedback, StepLabels or Problem.
-        quarantine: collects the rows that cannot be used; without it they are counted in a warning of the log.
+        quarantine: collects the rows that cannot be used and the names of columns that are not; without it the log names both.
         strict: the first such row is an error instead.
         limit: stop after so many records.
         check: refuses a record by raising a `DataError`, which goes to quarantine as a bad row does.
@@ -189,6 +198,8 @@ class _File:
             raise DataError(f"{self.place.name} holds no {KINDS[kind][0]}: {hint}")
         if self.bad.count and self.quarantine is None:
             _LOG.warning("%s: %d rows cannot be used: %s", self.place.name, self.bad.count, self.bad.top_reasons())
+        if self.bad.unused and self.quarantine is None:
+            once(_LOG.info, UNUSED_COLUMNS, self.place.name, self.bad.unused_columns())
 
     def values(self, rows: Numbered, parse: Reader, *, named: bool) -> Iterator[Any]:
         """What `parse` makes of these rows; each value gets an id where they are to be named.
@@ -223,22 +234,26 @@ class _File:
                 self.reject(line, row)
         raise self._unusable()
 
-    def reject(self, line: int, row: Row | BadRow, reason: str = "") -> None:
-        reason, content = (row.reason, row.excerpt) if isinstance(row, BadRow) else (reason, row)
-        if self.strict:
+    def reject(self, line: int, row: Row | BadRow, error: Exception | None = None) -> None:
+        reason, content = (row.reason, row.excerpt) if isinstance(row, BadRow) else (str(error), row)
+        if self.strict and not isinstance(error, LeftOutError):
             raise DataError(f"{self.place.name}, line {line}: {reason}. Mend or remove the row, or read without strict.")
         for quarantine in (self.bad, self.quarantine):
             if quarantine is not None:
                 quarantine.add(self.place.name, line, reason, content)
 
     def _row(self, line: int, row: Row, parse: Reader, named: bool) -> Iterator[Any]:
+        cells = Cells(row)
+        own = identity(cells) if named else ""
         try:
-            parts = list(parse(row))
+            parts = list(parse(cells if named else row))
         except (DataError, OverflowError) as error:
-            too_large = "not a number: the row has one that is too large"
-            self.reject(line, row, str(error) if isinstance(error, DataError) else too_large)
+            too_large = DataError("not a number: the row has one that is too large")
+            self.reject(line, row, error if isinstance(error, DataError) else too_large)
             return
-        name = self._name(line, row) if named else ""
+        if named and not parts:
+            self.reject(line, row, DataError("no record: read in this format, the row gives none"))
+        name, before = self._name(line, own) if named else "", self.num_records
         for number, part in enumerate(parts, 1):
             try:
                 if isinstance(part, DataError):
@@ -246,13 +261,20 @@ class _File:
                 if self.check is not None:
                     self.check(part)
             except DataError as error:
-                self.reject(line, row, str(error))
+                self.reject(line, row, error)
                 continue
             self.num_records += 1
             yield replace(part, id=name if len(parts) == 1 else f"{name}:{number}") if named else part
+        if named and self.num_records > before:
+            self._unused(cells)
 
-    def _name(self, line: int, row: Row) -> str:
-        own, place = identity(row), f"{self.place.stem}:{line}"
+    def _unused(self, cells: Cells) -> None:
+        for quarantine in (self.bad, self.quarantine):
+            if quarantine is not None:
+                quarantine.unused.update(cells.unused())
+
+    def _name(self, line: int, own: str) -> str:
+        place = f"{self.place.stem}:{line}"
         if not own:
             return place
         if short_hash(own) in self.seen:

@@ -15,7 +15,17 @@ SENTENCES: dict[str, dict[str, str]] = tomllib.loads(Path(__file__).with_name("s
 Show = Callable[[float], str]
 FEW = 10
 """Of fewer a share is told as a count."""
-BOOKKEEPING = {"seconds", "peak_rss_bytes", "quarantine", "alarms", "reliability", "slices", "measured", "kl_noise"}
+BOOKKEEPING = {
+    "seconds",
+    "peak_rss_bytes",
+    "quarantine",
+    "columns_not_used",
+    "alarms",
+    "reliability",
+    "slices",
+    "measured",
+    "kl_noise",
+}
 """What of a summary is no result, or one of many that the page draws."""
 
 

@@ -5,6 +5,7 @@ Below that the folder of the whole run: what was started there, and what its sta
 
 from __future__ import annotations
 
+import logging
 import resource
 import shutil
 import sys
@@ -15,12 +16,13 @@ from typing import Any
 
 from tether.core.config import Config
 from tether.core.errors import MissingFileError, RunError
+from tether.core.once import once
 from tether.core.rundir import RunDirectory, file_digest, hold, read_json, release, write_json
 from tether.core.stages import STAGES
 from tether.core.stopping import run_of
 from tether.core.types import Alarm, Comparison, Sampling
 from tether.data.inspection import longer_chosen
-from tether.data.sources import Quarantine
+from tether.data.sources import UNUSED_COLUMNS, Quarantine
 from tether.learner.checkpoint import complete_checkpoints
 from tether.learner.loop import Progress
 from tether.learner.ranks import here
@@ -76,7 +78,10 @@ class Context:
         """Rows of a data section, and what had to be set aside."""
         name = name or self.name
         quarantine = Quarantine(self.folder / f"quarantine-{name}.jsonl")
-        return load_rows(named(data, name), kind, quarantine), quarantine
+        rows = load_rows(named(data, name), kind, quarantine)
+        if quarantine.unused:
+            once(logging.getLogger("tether.data").warning, UNUSED_COLUMNS, f"[{name}]", quarantine.unused_columns())
+        return rows, quarantine
 
 
 def run_stage(section: Section, context: Context) -> dict[str, Any]:
@@ -123,6 +128,8 @@ def _finished(run: RunDirectory, section: Config, summary: dict[str, Any], quara
         summary["alarms"] = run.alarms()
     if quarantine is not None:
         summary["quarantine"] = quarantine.summary()
+        if quarantine.unused:
+            summary["columns_not_used"] = dict(quarantine.unused)
     if left_out := len(list((run.path / "skipped").glob("step-*.json"))):
         summary["steps_left_out"] = left_out
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -56,15 +56,14 @@ def read_prompt_response(row: Row) -> Iterator[Demonstration]:
     prompt = fields.checked_prompt(fields.prompt_turns(row, *_PROMPTS))
     name, value = fields.first(row, *RESPONSES)
     response = fields.checked_response(fields.turns(value, "assistant", name), "the response")
-    yield Demonstration(prompt + response, metadata=fields.others(row, RESPONSES, name))
+    yield Demonstration(prompt + response)
 
 
 def prompt_reader(*columns: str) -> fields.Reader:
     """A reader of the first of these columns that holds something."""
 
     def read(row: Row) -> Iterator[Prompt]:
-        name = next((name for name in columns if not fields.missing(row.get(name))), columns[0])
-        yield Prompt(fields.checked_prompt(fields.prompt_turns(row, name)), metadata=fields.others(row, columns, name))
+        yield Prompt(fields.checked_prompt(fields.prompt_turns(row, *columns)))
 
     return read
 
@@ -115,7 +114,7 @@ def read_self_instruct(row: Row) -> Iterator[Demonstration | DataError]:
     yield from fields.attempt(one, instances)
 
 
-Node = Mapping[str, Any]
+Node = Row
 
 
 def read_tree(row: Row) -> Iterator[Comparison | DataError]:
@@ -126,7 +125,7 @@ def read_tree(row: Row) -> Iterator[Comparison | DataError]:
     ranked = [
         (prompt, two)
         for prompt, replies in _questions(_root(row), ())
-        for two in combinations(sorted((reply for reply in replies if not fields.missing(reply.get("rank"))), key=_rank), 2)
+        for two in combinations(sorted((reply for reply in replies if fields.has(reply, "rank")), key=_rank), 2)
     ]
     if not ranked:
         raise DataError("no ranked siblings: the tree holds no comparison")
@@ -156,7 +155,7 @@ def read_prompt(row: Row) -> Iterator[Prompt]:
 
 def _root(row: Row) -> Node:
     root = row.get("prompt")
-    if not isinstance(root, Mapping):
+    if not isinstance(root, dict):
         raise DataError("not a tree: column prompt holds no message")
     return root
 
@@ -173,11 +172,11 @@ def _questions(node: Node, before: Conversation) -> Iterator[tuple[Conversation,
 
 def _replies(node: Node) -> list[Node]:
     replies = fields.sequence(node.get("replies") or (), "replies")
-    return [reply for reply in replies if isinstance(reply, Mapping) and not reply.get("deleted")]
+    return [reply for reply in replies if isinstance(reply, dict) and not reply.get("deleted")]
 
 
 def _rank(node: Node) -> float:
-    return math.inf if fields.missing(node.get("rank")) else fields.number(node["rank"], "rank")
+    return fields.number(node["rank"], "rank") if fields.has(node, "rank") else math.inf
 
 
 def _message(node: Node) -> Message:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -21,6 +21,11 @@ from tether.data.formats.json_rows import Row, fault, kind_name, parse
 T = TypeVar("T")
 Reader = Callable[[Row], Iterable[Any]]
 """A row -> its records. A `DataError` that is raised condemns the row, one that is yielded only that part of it."""
+
+
+class LeftOutError(DataError):
+    """A sound row, or part of one, that has no place among the records of this kind: counted, and no error in strict reading."""
+
 
 _SPEAKERS: dict[ChatRole, str] = {
     "user": "user human prompter",
@@ -36,24 +41,22 @@ _TRUE, _FALSE = {"true", "1", "1.0", "yes", "+"}, {"false", "0", "0.0", "no", "-
 _TURN_SHAPES = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"})
 
 
-def leftover(row: Row, used: Callable[[str], Any]) -> Json:
-    """The columns that are not used; a column `metadata` is unfolded into them."""
-    rest = {key: value for key, value in row.items() if key and value is not None and not used(key)}
+def unfolded(rest: Json) -> Json:
+    """Columns that nobody read, as metadata: a column `metadata` is unfolded into them."""
     inner = rest.get("metadata")
-    if isinstance(inner, Mapping):
-        del rest["metadata"]
-        rest = {**inner, **rest}
-    return rest
-
-
-def others(row: Row, names: Collection[str], used: str) -> Json:
-    """Columns that could have been read in place of the one that was."""
-    return {name: row[name] for name in names if name != used and row.get(name) is not None}
+    if not isinstance(inner, Mapping):
+        return rest
+    return {**inner, **{name: value for name, value in rest.items() if name != "metadata"}}
 
 
 def missing(value: Any) -> bool:
     """True if a cell holds nothing: null, or the NaN that data frames write for it."""
     return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def has(row: Row, *names: str) -> bool:
+    """True if one of these columns holds something. Looking does not count as reading."""
+    return any(not missing(dict.get(row, name)) for name in names)
 
 
 def first(row: Row, *names: str) -> tuple[str, Any]:
@@ -63,7 +66,7 @@ def first(row: Row, *names: str) -> tuple[str, Any]:
         DataError: none of them does.
     """
     for name in names:
-        if not missing(row.get(name)):
+        if has(row, name):
             return name, row[name]
     raise DataError(f"missing text: nothing in column {' or '.join(names)}")
 
@@ -76,7 +79,7 @@ def text(row: Row, *names: str) -> str:
 
 def optional(row: Row, *names: str) -> str:
     """The same, or the empty text where none of them holds anything."""
-    return "" if all(missing(row.get(name)) for name in names) else text(row, *names)
+    return text(row, *names) if has(row, *names) else ""
 
 
 def as_text(value: Any, name: str) -> str:
@@ -249,7 +252,7 @@ def system_turn(row: Row) -> Conversation:
 
 def prompt_turns(row: Row, *names: str) -> Conversation:
     """The prompt of a row, whether a text, messages or a transcript that waits for the assistant; nothing without one."""
-    if all(missing(row.get(name)) for name in names):
+    if not has(row, *names):
         return ()
     name, value = first(row, *names)
     waits = is_transcript(value) and value.rstrip().endswith("\n\nAssistant:")

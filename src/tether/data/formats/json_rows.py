@@ -101,7 +101,9 @@ def _complaint(error: ValueError | RecursionError) -> str:
 
 def kind_name(value: Any) -> str:
     """The word of JSON for such a value, for messages."""
-    return "nothing" if value is None else _NAMES.get(type(value), f"a {type(value).__name__}")
+    if value is None:
+        return "nothing"
+    return next((name for kind, name in _NAMES.items() if isinstance(value, kind)), f"a {type(value).__name__}")
 
 
 def _as_row(value: Any, source: str) -> Row | BadRow:
@@ -121,7 +123,8 @@ def fault(value: Any, depth: int = 0) -> str:
         return ""
     if depth == DEEPEST:
         return f"malformed JSON: {_TOO_DEEP}"
-    inside = itertools.chain(value, value.values()) if isinstance(value, dict) else value
+    # `dict.values` looks at a row that records its reads without reading.
+    inside = itertools.chain(value, dict.values(value)) if isinstance(value, dict) else value
     return next((reason for item in inside if (reason := fault(item, depth + 1))), "")
 
 

@@ -92,9 +92,9 @@ def _ranked(row: Row, column: str, response: str, worth: str, sign: float) -> li
     """The responses that a column lists as objects; one without a score is left out, one without a rank is an error."""
     ranked = []
     for item in fields.sequence(row.get(column), column):
-        if not isinstance(item, Mapping):
+        if not isinstance(item, dict):
             raise DataError(f"not a response: {column} need {response} and {worth}")
-        if sign < 0 or not fields.missing(item.get(worth)):
+        if sign < 0 or fields.has(item, worth):
             value = sign * fields.number(item.get(worth), worth)
             ranked.append(Ranked(fields.as_text(item.get(response), response), value, item.get("model")))
     return ranked
@@ -102,7 +102,7 @@ def _ranked(row: Row, column: str, response: str, worth: str, sign: float) -> li
 
 def lists(row: Row) -> RankedResponses:
     """`responses` beside `scores` (higher is better) or `ranks` (1 is the best)."""
-    measured = not fields.missing(row.get("scores"))
+    measured = fields.has(row, "scores")
     name, sign = ("scores", 1.0) if measured else ("ranks", -1.0)
     responses, values = fields.sequence(row.get("responses"), "responses"), fields.sequence(row.get(name), name)
     if len(responses) != len(values):
@@ -134,13 +134,13 @@ def read_pair(row: Row) -> Iterator[Comparison]:
     """
     prompt, chosen, rejected = _conversations(row)
     margin, equal = _margin(row)
-    tie = equal if fields.missing(row.get("tie")) else fields.boolean(row["tie"], "tie")
+    tie = fields.boolean(row["tie"], "tie") if fields.has(row, "tie") else equal
     probability = 0.5 if tie else 1.0
-    if not fields.missing(row.get("probability")):
+    if fields.has(row, "probability"):
         probability = fields.number(row["probability"], "probability")
     if not 0.0 <= probability <= 1.0:
         raise DataError(f"impossible probability: {probability}")
-    votes = [] if fields.missing(row.get("annotations")) else fields.sequence(row["annotations"], "annotations")
+    votes = fields.sequence(row["annotations"], "annotations") if fields.has(row, "annotations") else []
     label = {"margin": margin, "tie": tie, "probability": probability, "annotations": tuple(map(_annotation, votes))}
     yield fields.checked_comparison(Comparison(prompt, chosen, rejected, group=fields.optional(row, "group"), **label))
 
@@ -162,12 +162,12 @@ def _conversations(row: Row) -> tuple[Conversation, Conversation, Conversation]:
 
 def _margin(row: Row) -> tuple[float | None, bool]:
     """The margin in the source's units, and whether equal scores make it a tie."""
-    pair = next((pair for pair in _SCORES if not any(fields.missing(row.get(name)) for name in pair)), ())
-    scores = [fields.number(row[name], name) for name in pair]
-    margin = scores[0] - scores[1] if scores else None
-    equal = margin == 0
-    if not fields.missing(row.get("margin")):
-        margin, equal = fields.number(row["margin"], "margin"), False
+    margin, equal = None, False
+    if fields.has(row, "margin"):
+        margin = fields.number(row["margin"], "margin")
+    elif pair := next((pair for pair in _SCORES if all(fields.has(row, name) for name in pair)), ()):
+        better, worse = (fields.number(row[name], name) for name in pair)
+        margin, equal = better - worse, better == worse
     if margin is not None and margin < 0:
         raise DataError(f"contradictory margin: rejected is better than chosen by {-margin:g}")
     return margin, equal
@@ -246,7 +246,7 @@ _LEANS = {0.0: 0.0, 1.0: 1.0, 2.0: -1.0}
 
 def _preference(row: Row) -> object:
     """The verdict; a judge that failed left null, which is none."""
-    if fields.missing(row.get("preference")):
+    if not fields.has(row, "preference"):
         raise DataError("no verdict: preference is null")
     return row["preference"]
 
@@ -303,7 +303,7 @@ def read_llmbar(row: Row) -> Iterator[Comparison]:
 def read_pandalm(row: Row) -> Iterator[Comparison]:
     """`annotator1` to `annotatorN` say 1 or 2 for the better response, 0 for a tie; nulls did not vote."""
     names = sorted((name for name in row if _ANNOTATOR.fullmatch(name)), key=lambda name: int(_ANNOTATOR.sub(r"\1", name)))
-    verdicts = {name: fields.number(row[name], name) for name in names if not fields.missing(row[name])}
+    verdicts = {name: fields.number(row[name], name) for name in names if fields.has(row, name)}
     for name, verdict in verdicts.items():
         if verdict not in _LEANS:
             raise DataError(f"unreadable verdict: {name} says {verdict:g}, not 0, 1 or 2")

@@ -3,18 +3,19 @@ records of the kind that is wanted."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from tether.core.errors import DataError
 from tether.core.synonyms import alike
-from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Json, Problem, Prompt, StepLabels
+from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Problem, Prompt, StepLabels
 from tether.data.formats import conversations, pairs, verdicts
+from tether.data.formats.cells import Cells, without_cells
 from tether.data.formats.conversations import prompt_reader
-from tether.data.formats.fields import Reader, demonstration, is_transcript, leftover
+from tether.data.formats.fields import LeftOutError, Reader, demonstration, is_transcript, unfolded
 from tether.data.formats.json_rows import Row
 
 KINDS: dict[type, tuple[str, str]] = {
@@ -32,16 +33,14 @@ KINDS: dict[type, tuple[str, str]] = {
 class Format:
     """A published layout of rows, one line of `registry.FORMATS`.
 
-    `columns` are those that a row must have: `a|b` stands for either, and `+a` only marks the format. `readers` give the records
-    by kind; the first kind is the native one. Other kinds may follow by conversion, except those in `refuses`, where a conversion
-    would mislead. Columns that are neither in `columns` (without a +) nor in `uses` (regular expressions) become metadata.
-    `holds` is a further test, of what stands in the columns.
+    `columns` are those that a row must have: `a|b` stands for either. `readers` give the records by kind; the first kind is the
+    native one. Other kinds may follow by conversion, except those in `refuses`, where a conversion would mislead. `holds` is a
+    further test, of the contents of the columns.
     """
 
     name: str
     columns: str
     readers: Mapping[type, Reader]
-    uses: str = ""
     holds: Callable[[Row], bool] | None = None
     refuses: tuple[type, ...] = ()
 
@@ -51,13 +50,8 @@ class Format:
 
     def matches(self, row: Row) -> bool:
         """True if a row has this layout."""
-        wanted = (column.removeprefix("+").split("|") for column in self.columns.split())
+        wanted = (column.split("|") for column in self.columns.split())
         return all(any(name in row for name in choices) for choices in wanted) and (self.holds is None or self.holds(row))
-
-    def metadata(self, row: Row) -> Json:
-        """The columns that no reader uses, for reports."""
-        names = [column for column in self.columns.split() if column[0] != "+"]
-        return leftover(row, re.compile("|".join([*names, *self.uses.split(), "id"])).fullmatch)
 
 
 _PAIR = {Comparison: pairs.read_pair}
@@ -73,47 +67,41 @@ _PROMPTS = ("prompt", "question", "instruction", "problem", "query")
 FORMATS: tuple[Format, ...] = (
     Format("hh", "chosen rejected", {Comparison: pairs.read_transcripts},
            holds=lambda row: "prompt" not in row and is_transcript(row["chosen"]) and is_transcript(row["rejected"])),
-    Format("sharegpt_pairs", "conversations chosen rejected", _PAIR, pairs.PAIR_COLUMNS),
-    Format("preference", "chosen rejected", _PAIR, pairs.PAIR_COLUMNS),
-    Format("ultrafeedback", "instruction completions", pairs.readers(pairs.ultrafeedback),
-           "models correct_answers incorrect_answers", refuses=(Feedback,)),
-    Format("nectar", "prompt answers", pairs.readers(pairs.nectar), "num_responses", refuses=(Feedback,)),
-    Format("ranking", "prompt|question|instruction responses scores|ranks", pairs.readers(pairs.lists),
-           "system", refuses=(Feedback,)),
-    Format("webgpt", "question answer_0 answer_1 score_0 score_1", {Comparison: pairs.read_webgpt}, "(quotes|tokens)_[01]"),
+    Format("sharegpt_pairs", "conversations chosen rejected", _PAIR),
+    Format("preference", "chosen rejected", _PAIR),
+    Format("ultrafeedback", "instruction completions", pairs.readers(pairs.ultrafeedback), refuses=(Feedback,)),
+    Format("nectar", "prompt answers", pairs.readers(pairs.nectar), refuses=(Feedback,)),
+    Format("ranking", "prompt|question|instruction responses scores|ranks", pairs.readers(pairs.lists), refuses=(Feedback,)),
+    Format("webgpt", "question answer_0 answer_1 score_0 score_1", {Comparison: pairs.read_webgpt}),
     Format("webgpt_lists", "text score", {Comparison: pairs.read_webgpt_lists}),
-    Format("alpaca_eval", "instruction output_1 output_2 preference", {Comparison: pairs.read_alpaca_eval},
-           "input generator_1 generator_2 annotator"),
+    Format("alpaca_eval", "instruction output_1 output_2 preference", {Comparison: pairs.read_alpaca_eval}),
     Format("llmbar", "input output_1 output_2 label", {Comparison: pairs.read_llmbar}),
-    Format("pandalm", "instruction response1 response2 annotator1|annotator_1", {Comparison: pairs.read_pandalm},
-           r"input cmp_key annotator_?\d{1,9}"),
-    Format("open_instruct", "prompt completion_a completion_b preference", {Comparison: pairs.read_open_instruct},
-           "model_a model_b evaluator"),
-    Format("open_assistant", "prompt", _TREE, "message_tree_id", holds=conversations.is_tree, refuses=(Feedback,)),
-    Format("kto_messages", "messages|conversations label|kto_tag", {Feedback: verdicts.read_feedback}, verdicts.KTO_COLUMNS),
-    Format("kto", "prompt|question completion|response label", {Feedback: verdicts.read_feedback}, verdicts.KTO_COLUMNS),
-    Format("prmbench", "modified_process error_steps", {StepLabels: verdicts.read_prmbench},
-           "modified_question original_process original_response modified_steps"),
-    Format("steps", "prompt|question|problem steps|completions labels", {StepLabels: verdicts.read_steps}, "system"),
+    Format("pandalm", "instruction response1 response2 annotator1|annotator_1", {Comparison: pairs.read_pandalm}),
+    Format("open_instruct", "prompt completion_a completion_b preference", {Comparison: pairs.read_open_instruct}),
+    Format("open_assistant", "prompt", _TREE, holds=conversations.is_tree, refuses=(Feedback,)),
+    Format("kto_messages", "messages|conversations label|kto_tag", {Feedback: verdicts.read_feedback}),
+    Format("kto", "prompt|question completion|response label", {Feedback: verdicts.read_feedback}),
+    Format("prmbench", "modified_process error_steps", {StepLabels: verdicts.read_prmbench}),
+    Format("steps", "prompt|question|problem steps|completions labels", {StepLabels: verdicts.read_steps}),
     Format("truthful_qa", "question answer true info", {Feedback: verdicts.read_truthful_qa}),
-    Format("mt_bench", "turns", {Prompt: conversations.read_turns}, "question_id"),
-    Format("human_eval", "prompt +entry_point +test", {Prompt: prompt_reader("prompt")}, "system task_id"),
-    Format("model_written_evals", "question +answer_matching_behavior", {Prompt: prompt_reader("question")}, "system task_id"),
-    Format("sycophancy", "prompt +corrects +incorrects", {Prompt: prompt_reader("prompt")}, "system task_id"),
+    Format("mt_bench", "turns", {Prompt: conversations.read_turns}),
+    Format("human_eval", "prompt entry_point test", {Prompt: prompt_reader("prompt")}),
+    Format("model_written_evals", "question answer_matching_behavior", {Prompt: prompt_reader("question")}),
+    Format("sycophancy", "prompt corrects incorrects", {Prompt: prompt_reader("prompt")}),
     Format("self_instruct", "instruction instances", {Demonstration: conversations.read_self_instruct}),
-    Format("alpaca_eval_instructions", "instruction output +generator", _INSTRUCTION, "response system history input context"),
-    Format("dolly", "instruction context response", _INSTRUCTION, "output system history input"),
-    Format("alpaca", "instruction output|response", _INSTRUCTION, "system history input context"),
-    Format("messages", "messages", _CONVERSATION, "conversations system"),
-    Format("sharegpt", "conversations", _CONVERSATION, "messages system"),
+    Format("alpaca_eval_instructions", "instruction output generator", _INSTRUCTION),
+    Format("dolly", "instruction context response", _INSTRUCTION),
+    Format("alpaca", "instruction output|response", _INSTRUCTION),
+    Format("messages", "messages", _CONVERSATION),
+    Format("sharegpt", "conversations", _CONVERSATION),
     Format("prompt_response", "prompt|question|query response|completion|output",
-           {Demonstration: conversations.read_prompt_response}, "answer system"),
-    Format("gsm8k_solutions", "question", _SOLUTIONS, ".*", holds=verdicts.has_judged_solutions),
+           {Demonstration: conversations.read_prompt_response}),
+    Format("gsm8k_solutions", "question", _SOLUTIONS, holds=verdicts.has_judged_solutions),
     Format("gsm8k", "question answer", {Problem: verdicts.read_gsm8k}, holds=verdicts.has_final_line),
-    Format("math", "problem solution", {Problem: verdicts.read_math}, "answer"),
-    Format("question_answer", "question|prompt|problem|instruction answer|ground_truth", {Problem: verdicts.read_question_answer},
-           "solution system"),
-    Format("prompts", "|".join(_PROMPTS), {Prompt: prompt_reader(*_PROMPTS)}, "system task_id"),
+    Format("math", "problem solution", {Problem: verdicts.read_math}),
+    Format("question_answer", "question|prompt|problem|instruction answer|ground_truth",
+           {Problem: verdicts.read_question_answer}),
+    Format("prompts", "|".join(_PROMPTS), {Prompt: prompt_reader(*_PROMPTS)}),
 )
 # fmt: on
 """The narrow ones before the wide ones: of several that fit a row, the first that can give what is wanted is taken."""
@@ -135,42 +123,87 @@ def prompt_of(record: Record) -> Conversation:
 def _judge_both(record: Comparison) -> Iterable[Feedback]:
     """The likelier side is desirable, whatever the source called it."""
     if record.tie:
-        return ()
+        raise LeftOutError("tie: neither response is better, so neither is desirable")
     likelier = record if record.probability >= 0.5 else record.swap()
     return Feedback(record.prompt, likelier.chosen, True), Feedback(record.prompt, likelier.rejected, False)
 
 
-CONVERSIONS: dict[tuple[type, type], Callable[[Any], Iterable[Any]]] = {
-    (Comparison, Demonstration): lambda record: (Demonstration(record.prompt + record.chosen),),
-    (Comparison, Feedback): _judge_both,
-    (Feedback, Demonstration): lambda record: (Demonstration(record.prompt + record.response),) if record.desirable else (),
-    (Problem, Demonstration): lambda record: (demonstration(record.prompt, record.solution or record.answer),),
-    (Problem, Prompt): lambda record: (Prompt(record.prompt, metadata={"answer": record.answer}),),
-    **{(k, Prompt): lambda record: (Prompt(prompt_of(record)),) for k in (Demonstration, Comparison, Feedback, StepLabels)},
+def _imitate(record: Feedback) -> Iterable[Demonstration]:
+    if not record.desirable:
+        raise LeftOutError("undesirable response: its label is false, and demonstrations are imitated")
+    return (Demonstration(record.prompt + record.response),)
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """From a native kind to the kind asked for. `loses`: the fields of the native record that have no place in the other."""
+
+    make: Callable[[Any], Iterable[Any]]
+    loses: tuple[str, ...] = ()
+
+    def lost(self, record: Any) -> Iterator[str]:
+        """Names of the lost fields of a record that differ from their defaults."""
+        defaults = {field.name: field.default for field in dataclass_fields(record)}
+        for name in self.loses:
+            bare = name == "answer" and not record.solution  # which is then what the demonstration says
+            if getattr(record, name) != defaults[name] and not bare:
+                yield "last reply" if name == "messages" else name
+
+
+def _question(*loses: str) -> Conversion:
+    return Conversion(lambda record: (Prompt(prompt_of(record)),), loses)
+
+
+_VOTES = ("margin", "tie", "probability", "annotations")
+CONVERSIONS: dict[tuple[type, type], Conversion] = {
+    (Comparison, Demonstration): Conversion(
+        lambda record: (Demonstration(record.prompt + record.chosen),), ("rejected", *_VOTES)
+    ),
+    (Comparison, Feedback): Conversion(_judge_both, ("margin", "probability", "annotations")),
+    (Feedback, Demonstration): Conversion(_imitate),
+    (Problem, Demonstration): Conversion(
+        lambda record: (demonstration(record.prompt, record.solution or record.answer),), ("answer",)
+    ),
+    (Problem, Prompt): Conversion(lambda record: (Prompt(record.prompt, metadata={"answer": record.answer}),), ("solution",)),
+    (Demonstration, Prompt): _question("messages"),
+    (Comparison, Prompt): _question("chosen", "rejected", *_VOTES),
+    (Feedback, Prompt): _question("response", "desirable"),
+    (StepLabels, Prompt): _question("steps", "labels"),
 }
-"""From a native kind to the kind asked for. A tie becomes a demonstration of its first side, but no feedback; a problem becomes
-one of its solution, or of its bare answer."""
+"""A tie becomes a demonstration of its first side, but no feedback; a problem becomes one of its solution, or of its bare
+answer."""
+
+_AS_IT_IS = Conversion(lambda record: (record,))
 
 
 def reader_for(layout: Format, kind: type) -> Reader | None:
     """The reader that gives `kind` from rows of this format, natively or by conversion; None if there is no way.
 
-    What the format does not use becomes metadata of its records, beside what they bring along.
+    Columns that the reader does not read become metadata of its records, beside what they bring along. Of a row given as `Cells`
+    the caller can name them: `row.unused()`.
     """
     native = layout.readers.get(kind)
-    convert = CONVERSIONS.get((layout.kind, kind)) if native is None else lambda record: (record,)
+    convert = CONVERSIONS.get((layout.kind, kind)) if native is None else _AS_IT_IS
     if convert is None or kind in layout.refuses:
         return None
     parse = native or layout.readers[layout.kind]
 
     def read(row: Row) -> Iterator[Any]:
-        unused = layout.metadata(row)
-        for record in parse(row):
+        cells = row if isinstance(row, Cells) else Cells(row)
+        cells.get("id")
+        records = list(parse(cells))
+        unread = unfolded(cells.unread())
+        for record in records:
             if isinstance(record, DataError):
                 yield record
-            else:
-                metadata = {**unused, **record.metadata}
-                yield from (replace(other, metadata={**metadata, **other.metadata}) for other in convert(record))
+                continue
+            metadata = {**unread, **without_cells(dict(record.metadata))}
+            for name in convert.lost(record):
+                cells.leave_out(name)
+            try:
+                yield from (replace(other, metadata={**metadata, **other.metadata}) for other in convert.make(record))
+            except DataError as error:
+                yield error
 
     return read
 

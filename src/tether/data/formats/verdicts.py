@@ -24,18 +24,17 @@ from tether.data.formats.conversations import conversation
 from tether.data.formats.json_rows import Row
 
 _LABELS = ("label", "kto_tag")
-KTO_COLUMNS = " ".join((*_LABELS, "system messages conversations prompt question completion response"))
 
 
 def read_feedback(row: Row) -> Iterator[Feedback]:
     """The last assistant turn is the response that `label` judges."""
-    if all(fields.missing(row.get(name)) for name in _LABELS):
+    if not fields.has(row, *_LABELS):
         raise DataError("unreadable label: nothing in column label")
     name, label = fields.first(row, *_LABELS)
     desirable = fields.boolean(label, name)
-    if fields.missing(row.get("messages")) and fields.missing(row.get("conversations")):
+    if not fields.has(row, "messages", "conversations"):
         prompt = fields.prompt_turns(row, "prompt", "question")
-        column, value = fields.first(row, "completion" if fields.missing(row.get("response")) else "response")
+        column, value = fields.first(row, "response", "completion")
         response = fields.turns(value, "assistant", column)
     else:
         messages = conversation(row)
@@ -65,12 +64,13 @@ def read_prmbench(row: Row) -> Iterator[StepLabels]:
         raise DataError(f"error step out of range: step {outside[0]:g} of a solution of {len(steps)} steps")
     labels = tuple(position not in errors for position in range(1, len(steps) + 1))
     question = (user(fields.text(row, "modified_question", "question")),)
-    yield _labelled(question, steps, labels, group=fields.optional(row, "question"))
+    original = fields.optional(row, "question")
+    yield replace(_labelled(question, steps, labels, group=original), metadata={"question": original} if original else {})
 
 
 def read_steps(row: Row) -> Iterator[StepLabels]:
     """`steps` or `completions` beside `labels`: booleans, 0/1, +/- or null for a step that nobody judged."""
-    steps = fields.texts(row, "completions" if fields.missing(row.get("steps")) else "steps")
+    steps = fields.texts(row, "steps" if fields.has(row, "steps") else "completions")
     labels = tuple(None if fields.missing(label) else _verdict(label) for label in fields.sequence(row.get("labels"), "labels"))
     yield _labelled(fields.prompt_turns(row, "prompt", "question", "problem"), steps, labels)
 
@@ -136,7 +136,7 @@ def has_final_line(row: Row) -> bool:
 
 def read_math(row: Row) -> Iterator[Problem]:
     solution = fields.text(row, "solution")
-    answer = boxed_answer(solution) if fields.missing(row.get("answer")) else fields.text(row, "answer")
+    answer = fields.text(row, "answer") if fields.has(row, "answer") else boxed_answer(solution)
     yield Problem(_ask(fields.text(row, "problem")), answer, solution)
 
 
@@ -160,13 +160,12 @@ def has_judged_solutions(row: Row) -> bool:
 def read_gsm8k_solutions(row: Row) -> Iterator[Feedback | DataError]:
     """Several models' solutions of a question, each in a column with `solution` and `is_correct`."""
     prompt = _ask(fields.text(row, "question"))
-    models = [name for name, value in row.items() if _is_judged(value)]
-    metadata = fields.leftover(row, {"id", "question", *models}.__contains__)
+    models = [name for name in row if _is_judged(dict.get(row, name))]
 
     def one(model: str) -> Feedback:
         response = (assistant(fields.as_text(row[model].get("solution"), f"{model}.solution")),)
         verdict = fields.feedback(prompt, response, fields.boolean(row[model]["is_correct"], f"{model}.is_correct"))
-        return replace(verdict, metadata={**metadata, "model": model})
+        return replace(verdict, metadata={"model": model})
 
     yield from fields.attempt(one, models)
 

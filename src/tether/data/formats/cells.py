@@ -1,0 +1,96 @@
+"""A row that records which of its cells a reader read: the rest is known, and can be named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from tether.core.types import Json
+
+
+class Cells(Json):
+    """A row, or an object inside one, that records which of its keys were read.
+
+    `cells[name]`, `get`, `items` and `values` read. `name in cells`, iteration over names and `fields.has` look without reading.
+    Objects inside a value come back as `Cells` too, alone or in lists.
+    """
+
+    __slots__ = ("_left_out", "_read")
+
+    def __init__(self, row: Mapping[str, Any]) -> None:
+        super().__init__(row)
+        self._read: set[str] = set()
+        self._left_out: list[str] = []
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._read:
+            self[name] = super().__getitem__(name)
+        return super().__getitem__(name)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        """Put a value that was decoded from a cell's text into its place; the cell then counts as read."""
+        self._read.add(name)
+        super().__setitem__(name, _tracked(value))
+
+    def __iter__(self) -> Iterator[str]:
+        # With an __iter__ of its own a dict is copied through __getitem__, so that copies read as well.
+        return super().__iter__()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self else default  # noqa: SIM401
+
+    def values(self) -> list[Any]:
+        return [self[name] for name in self]
+
+    def items(self) -> list[tuple[str, Any]]:
+        return [(name, self[name]) for name in self]
+
+    def leave_out(self, name: str) -> None:
+        """Name a part of a value that was read and is not used."""
+        self._left_out.append(name)
+
+    def unread(self) -> Json:
+        """The keys that nobody read, with their values; those of an object inside as `outer.inner`. Nulls are left out."""
+        own = {name: value for name, value in super().items() if name and name not in self._read and value is not None}
+        inside = [(name, super(Cells, self).__getitem__(name)) for name in self if name in self._read]
+        objects = ((name, value.unread()) for name, value in inside if isinstance(value, Cells))
+        return own | {f"{name}.{key}": value for name, keys in objects for key, value in keys.items()}
+
+    def unused(self) -> list[str]:
+        """The names of all keys that hold something and that nobody read, at any depth, and of what was left out."""
+        names = [name for name, value in super().items() if name and name not in self._read and not _is_empty(value)]
+        for name in self:
+            if name in self._read:
+                names += (_joined(name, inner) for inner in _inside(super().__getitem__(name)))
+        return [*dict.fromkeys(names + self._left_out)]
+
+
+def _joined(outer: str, inner: str) -> str:
+    """`replies.text` of `replies` is `replies.text`: trees have a name for each key, not for each depth."""
+    return inner if inner.partition(".")[0] == outer else f"{outer}.{inner}"
+
+
+def _inside(value: Any) -> list[str]:
+    if isinstance(value, Cells):
+        return value.unused()
+    return [name for item in value for name in _inside(item)] if isinstance(value, list) else []
+
+
+def _is_empty(value: Any) -> bool:
+    """True if leaving a value out loses nothing: null, NaN, an empty text or an empty list."""
+    return value is None or value != value or (isinstance(value, str | list | dict) and not value)
+
+
+def _tracked(value: Any) -> Any:
+    if isinstance(value, Cells):
+        return value
+    if isinstance(value, dict):
+        return Cells(value)
+    return [_tracked(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def without_cells(value: Any) -> Any:
+    """The value with plain objects in place of `Cells`, which were all used then."""
+    if isinstance(value, dict):
+        return {name: without_cells(inner) for name, inner in value.items()}
+    return [without_cells(item) for item in value] if isinstance(value, list) else value
