@@ -10,6 +10,7 @@ from itertools import compress, repeat, takewhile
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from torch import nn
 from transformers import AutoTokenizer
 from transformers.trainer_utils import TrainOutput
@@ -26,6 +27,7 @@ from tether.learner.config import SupervisedConfig
 from tether.learner.loop import plan_updates
 from tether.models.heads import ScalarHead
 from tether.models.loading import eos_ids, quiet
+from tether.models.precision import cast
 from tether.stages import reward, sft
 from tether.stages.supervised import SupervisedLoop, headline
 
@@ -55,7 +57,7 @@ class _Trainer:
     ) -> None:
         self.args = self.config.of(args, **settings)
         self.tokenizer: Any = tokenizer or processing_class or AutoTokenizer.from_pretrained(model.config._name_or_path)
-        self.model = on_device(model.bfloat16() if self.args.bf16 else model, "cpu" if self.args.use_cpu else "auto")
+        self.model = on_device(cast(model, torch.bfloat16) if self.args.bf16 else model, "cpu" if self.args.use_cpu else "auto")
         ends = eos_ids(self.tokenizer, model.generation_config if model.can_generate() else None)
         self.encoder = ChatEncoder(self.tokenizer, ends)
         self.stage = self._stage()

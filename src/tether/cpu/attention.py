@@ -189,14 +189,14 @@ def pick_attention(attention: str, device: torch.device, model: Any) -> str:
         ModelError: grouped attention was asked for and the model needs more than it does.
     """
     if attention not in ("auto", "grouped") or (attention == "auto" and device.type != "cpu"):
-        return plain_attention(attention, device)
+        return plain_attention(attention, device, model)
     config = model.config.get_text_config().to_dict()
     foreign = [name for name in UNLIKE_GROUPED if config.get(name)]
     foreign += [type(m).__name__ for m in model.modules() if hasattr(m, "sinks")][:1]
     foreign += [] if model._supports_attention_backend else ["an attention of its own"]
     if attention == "grouped" and foreign:
         raise ModelError(f"model.attention = 'grouped' cannot be had for this model ({foreign[0]}); use 'eager' or 'sdpa'")
-    return plain_attention(attention, device) if foreign else GROUPED
+    return plain_attention(attention, device, model) if foreign else GROUPED
 
 
 ALL_ATTENTION_FUNCTIONS.register(GROUPED, grouped_attention)

@@ -15,6 +15,7 @@ import torch
 from tether.core.errors import ConfigError, ModelError, require
 from tether.core.rundir import cpuinfo
 from tether.models.config import TINY, LoraConfig, ModelConfig
+from tether.models.precision import cast
 from tether.models.pretrained import from_pretrained, quiet
 from tether.models.quantized import LIBRARY, quantize
 from tether.models.trunk import Role, setting
@@ -68,11 +69,11 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
     if config.source == TINY:
         from tether.models.tiny import tiny_model, tiny_tokenizer
 
-        model, tokenizer, source = tiny_model(seed), tiny_tokenizer(), TINY
+        model, tokenizer, source = cast(tiny_model(seed), dtype), tiny_tokenizer(), TINY
     else:
         model, tokenizer, source = from_pretrained("CausalLM", config, dtype)
-    model.to(device="cpu" if on_host or config.quantize else device, dtype=dtype).eval().requires_grad_(False)
-    model.set_attn_implementation(plain_attention(config.attention, device))
+    model.to("cpu" if on_host or config.quantize else device).eval().requires_grad_(False)
+    model.set_attn_implementation(plain_attention(config.attention, device, model))
     model.recompute = config.recompute
     stop_ids, rows = _stop_ids(config, tokenizer, model), model.get_input_embeddings().weight.shape[0]
     if not stop_ids:
@@ -156,9 +157,19 @@ def multiplies_bfloat16_fast(cpuinfo: str) -> bool:
     return "amx_bf16" in cpuinfo or ("avx512_bf16" in cpuinfo and "AuthenticAMD" in cpuinfo)
 
 
-def plain_attention(attention: str, device: torch.device) -> str:
-    """transformers' own attention of that name; where it is left to us, sdpa on an accelerator and eager on a CPU."""
-    return attention if attention in ("sdpa", "eager") else "eager" if device.type == "cpu" else "sdpa"
+def plain_attention(attention: str, device: torch.device, model: Any) -> str:
+    """transformers' own attention of that name; by default sdpa on an accelerator, where the model has it, and eager on a CPU.
+
+    Raises:
+        ModelError: sdpa is named, and transformers has none for this model.
+    """
+    if attention == "sdpa" and not model._supports_sdpa:
+        raise ModelError(
+            f"model.attention = 'sdpa': transformers has no such attention for {type(model).__name__}. Take 'auto' or 'eager'."
+        )
+    if attention in ("sdpa", "eager"):
+        return attention
+    return "eager" if device.type == "cpu" or not model._supports_sdpa else "sdpa"
 
 
 def keep_on_host(model: Any, device: torch.device) -> Any:

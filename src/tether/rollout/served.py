@@ -36,8 +36,13 @@ from tether.servers.pool import RefusedError, ServerPool, reason
 
 PROBE = "Name three things that one can find in a kitchen, and say in a sentence what each of them is good for."
 PROBED = 24
-TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
-"""Nats by which log-probabilities of the probe's tokens may differ on average between two programs that compute the same."""
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.12}
+"""Nats by which log-probabilities of the probe's tokens may differ on average between two programs that compute the same.
+
+In bfloat16 the order of operations decides what is rounded. Each correct program is 0.03 to 0.07 from float32 on a model of 135M
+parameters, and two of them are as far from each other; twice that is allowed. Faults that are seen begin near 0.16: weights that
+are off by 3%, or a rotary base of 1e4 in place of 1e5. Which version answers is known by its name.
+"""
 REQUESTS = 64
 """Prompts at a server at once, at most; a server decodes them together."""
 

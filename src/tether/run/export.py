@@ -21,6 +21,7 @@ from tether.learner.checkpoint import complete_checkpoints, load_checkpoint, unn
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, make_readable
+from tether.models.precision import cast
 from tether.models.pretrained import quiet
 from tether.models.quantized import dequantized
 from tether.models.saving import base_noted, is_role, member_folders, read_role
@@ -211,7 +212,7 @@ class Writer:
     @torch.no_grad()
     def write(self, folder: Path, dtype: torch.dtype, shard_size: str) -> Json:
         """Weights, tokenizer and template; returns what `export_model` tells of them."""
-        self.role.model.float()
+        cast(self.role.model, torch.float32)
         probes = self._probes()
         expected = [self._expected(ids) for _, ids in probes]
         constant = self._save(folder, dtype, shard_size)
@@ -241,7 +242,7 @@ class Writer:
                 assert self.role.adapter is not None
                 save_adapter(self.role.model, self.role.adapter, folder, None if head is None else model, dtype, self.base)
             else:
-                model.to(dtype).save_pretrained(folder, max_shard_size=shard_size)
+                cast(model, dtype).save_pretrained(folder, max_shard_size=shard_size)
             self.tokenizer.save_pretrained(folder)
         return getattr(model.config, OFFSET, 0.0)
 

@@ -14,6 +14,7 @@ from torch import nn
 from tether.core.errors import ModelError
 from tether.data.chat import ChatEncoder
 from tether.models.heads import ScalarHead
+from tether.models.precision import cast
 from tether.models.pretrained import quiet
 from tether.models.trunk import Role
 from tether.rewards.classifier import OFFSET
@@ -26,7 +27,7 @@ def merged(role: Role) -> Any:
 
     In float32 because a bfloat16 weight near 1 cannot take up a change below 0.004, and an adapter's are often smaller.
     """
-    role.model.float()
+    cast(role.model, torch.float32)
     if role.adapter is None:
         return role.causal_model
     with quiet():
