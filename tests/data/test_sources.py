@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import logging
+import re
 import subprocess
 import sys
 import tracemalloc
@@ -20,6 +21,7 @@ import pytest
 from tether.core.errors import DataError, MissingFileError
 from tether.core.types import Comparison, Demonstration, Feedback, Problem, Prompt, StepLabels, assistant, user
 from tether.data.chat import Encoded
+from tether.data.formats.registry import FORMATS
 from tether.data.sources import Quarantine, detect_format, group_of, look, read, split_by_group
 from tether.data.steps import Solution
 
@@ -467,3 +469,70 @@ def test_columns_of_ones_own_get_a_format_s_names(tmp_path):
         list(read(tmp_path / "own.csv", Comparison, columns={**named, "rejected": "worse"}))
     with pytest.raises(DataError, match="no column 'worse'"):
         look([str(tmp_path / "own.csv")], Comparison, columns={"rejected": "worse"})
+
+
+NESTED = {
+    "input": {"messages": [{"role": "user", "content": "Which?"}], "lang.code": "en"},
+    "summaries": [{"text": "one"}, {"text": "other"}],
+    "packed": '{"text": "in JSON"}',
+    "printed": "[{'text': 'in Python'}]",
+    "a.b": "of this very name",
+    "a": {"b": "inside"},
+    "rest": "worse",
+}
+
+
+@pytest.mark.parametrize(
+    ("own", "text"),
+    [
+        ("summaries.0.text", "one"),
+        ("summaries.-1.text", "other"),
+        ("packed.text", "in JSON"),
+        ("printed.0.text", "in Python"),
+        ("a.b", "of this very name"),
+        ("input.lang.code", "en"),
+    ],
+)
+def test_a_name_with_dots_leads_into_objects_and_lists(tmp_path, own, text):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(NESTED) + "\n")
+    (pair,) = read(path, Comparison, columns={"prompt": "input.messages", "chosen": own, "rejected": "rest"})
+    assert pair.prompt == (user("Which?"),) and pair.chosen == (assistant(text),)
+    assert own not in pair.metadata and "input" not in pair.metadata
+    if own != "input.lang.code":
+        assert pair.metadata["input.lang.code"] == "en"
+    if own == "summaries.0.text":
+        assert pair.metadata["summaries.1"] == {"text": "other"}
+    if own == "a.b":
+        assert pair.metadata["a"] == {"b": "inside"}
+
+
+@pytest.mark.parametrize(
+    ("own", "reason"),
+    [
+        ("input.mesages", "no column 'input.mesages', which data.columns names; 'input' holds: messages, lang.code"),
+        ("summaries.2.text", "'summaries' is a list of 2, whose places count from 0"),
+        ("summaries.text", "'summaries' is a list of 2, whose places count from 0"),
+        ("summaries.0.txt", "'summaries.0' holds: text"),
+        ("input.messages.0.content.more", "'input.messages.0.content' holds a text"),
+        ("inputs.messages", "there are: input, summaries, packed, printed, a.b, a, rest"),
+    ],
+)
+def test_a_name_that_leads_nowhere_is_refused_with_what_stands_there(tmp_path, own, reason):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(NESTED) + "\n")
+    with pytest.raises(DataError, match=re.escape(reason)):
+        list(read(path, Prompt, columns={"prompt": own}))
+
+
+def test_a_name_that_no_format_has_is_refused_with_the_nearest(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"q": "Which?", "good": "a", "bad": "b"}\n')
+    with pytest.raises(DataError, match=r"the name 'choosen', which no format has \(did you mean 'chosen'"):
+        read(path, Comparison, columns={"prompt": "q", "choosen": "good", "rejected": "bad"})
+    with pytest.raises(DataError, match="'zzzz', which no format has"):
+        look([str(path)], Comparison, columns={"zzzz": "q"})
+    names = {column for layout in FORMATS for column in re.split(r"[ |]", layout.columns.replace("+", ""))}
+    path.write_text(json.dumps(dict.fromkeys(names, "x")) + "\n")
+    for name in names:
+        read(path, Prompt, columns={name: name})  # none is refused

@@ -80,11 +80,17 @@ def assistant(content: str) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A conversation that waits for an assistant's turn; `metadata` is for judges and reports, never for models."""
+    """A conversation that waits for an assistant's turn.
+
+    Attributes:
+        metadata: further columns and values that tether derives from them, for judges and reports, never for models.
+        row: all columns of the row that the prompt was read from, unchanged, where a function of the user's will get them.
+    """
 
     messages: Conversation
     id: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    row: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def text(self) -> str:
@@ -169,13 +175,14 @@ class StepLabels:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A question whose answer can be checked."""
+    """A question whose answer can be checked; `row` is that of its prompt (`Prompt.row`)."""
 
     prompt: Conversation
     answer: str
     solution: str = ""
     id: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    row: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 class StopReason(Enum):

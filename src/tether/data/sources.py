@@ -19,12 +19,13 @@ from typing import Any, TypeVar
 from tether.core.errors import DataError
 from tether.core.once import once
 from tether.core.rundir import append_jsonl
-from tether.core.types import Demonstration, Json
+from tether.core.types import Demonstration, Json, Problem, Prompt
 from tether.data.formats.cells import Cells
+from tether.data.formats.columns import known_names_only, renamed
 from tether.data.formats.containers import Numbered, Place, places
 from tether.data.formats.fields import LeftOutError, Reader, prompt_digest, short_hash
 from tether.data.formats.json_rows import BadRow, Row
-from tether.data.formats.registry import KINDS, Format, detect, format_named, kind_reader, prompt_of
+from tether.data.formats.registry import FORMATS, KINDS, Format, detect, format_named, kind_reader, prompt_of
 
 T = TypeVar("T")
 
@@ -123,7 +124,8 @@ def read(
         strict: the first such row is an error instead.
         limit: stop after so many records.
         check: refuses a record by raising a `DataError`, which goes to quarantine as a bad row does.
-        columns: names of a format for the files' own columns: {"prompt": "question", "chosen": "good", "rejected": "bad"}.
+        columns: names of a format for the files' own columns: {"prompt": "question", "answer": "reward_model.ground_truth"}; see
+            `renamed`.
 
     Raises:
         MissingFileError: a path does not exist.
@@ -133,10 +135,15 @@ def read(
         raise DataError(f"cannot read {kind!r}: it is not one of {', '.join(k.__name__ for k in KINDS)}.")
     if limit is not None and limit < 0:
         raise DataError(f"limit is {limit}; it must be 0 or more, or None for all records.")
-    layout = None if format == "auto" else format_named(format)
-    files, seen = [replace(place, columns=columns) for place in places(sources)], set()
-    records = (record for place in files for record in _File(place, quarantine, strict, seen, check).records(kind, layout))
+    layout, files, seen = _layout(format, columns), places(sources), set()
+    records = (r for place in files for r in _File(place, quarantine, strict, seen, check, columns or {}).records(kind, layout))
     return itertools.islice(records, limit)
+
+
+def _layout(format: str, columns: Mapping[str, str] | None) -> Format | None:
+    """The format of this name; None for `auto`. The names that `columns` gives have to be those of a format."""
+    known_names_only(columns or (), (name for one in FORMATS for name in one.columns.split()))
+    return None if format == "auto" else format_named(format)
 
 
 def read_rows(
@@ -162,10 +169,10 @@ def look(
     Raises:
         DataError: as `read` does.
     """
-    layout = None if format == "auto" else format_named(format)
+    layout = _layout(format, columns)
     local = [source for source in sources if not source.startswith("hub:")]
     for place in places(local)[:LOOKED_AT] if local else ():
-        next(_File(replace(place, columns=columns), Quarantine(keep=0), strict, set()).records(kind, layout), None)
+        next(_File(place, Quarantine(keep=0), strict, set(), columns=columns or {}).records(kind, layout), None)
 
 
 def detect_format(source: str | Path) -> Format:
@@ -183,6 +190,7 @@ class _File:
     strict: bool
     seen: set[int]
     check: Callable[[Any], None] | None = None
+    columns: Mapping[str, str] = field(default_factory=dict)
     bad: Quarantine = field(default_factory=lambda: Quarantine(keep=1))
     num_records: int = 0
 
@@ -218,7 +226,7 @@ class _File:
             raise self._unusable()
 
     def sniff(self) -> tuple[list[tuple[int, Row | BadRow]], list[Row], Numbered]:
-        """The first rows, the good ones among them, and the stream of all that follows.
+        """The first rows, the good ones among them under a format's names, and the stream of all that follows.
 
         Bad rows stay in their place, so that everything is reported in the order of the file; only where nothing but bad
         rows comes, they are rejected on the way.
@@ -228,11 +236,19 @@ class _File:
         """
         stream = self.place.rows()
         while head := list(itertools.islice(stream, SNIFFED_ROWS)):
-            if good := [row for _, row in head if not isinstance(row, BadRow)]:
+            named = [(line, row, self._renamed(row)) for line, row in head]
+            if good := [row for _, _, row in named if not isinstance(row, BadRow | DataError)]:
                 return head, good, stream
-            for line, row in head:
-                self.reject(line, row)
+            for line, row, fault in named:
+                self.reject(line, row, fault if isinstance(fault, DataError) else None)
         raise self._unusable()
+
+    def _renamed(self, row: Row | BadRow) -> Row | BadRow | DataError:
+        """The row under a format's names, or the reason why it has none."""
+        try:
+            return renamed(row, self.columns) if self.columns and not isinstance(row, BadRow) else row
+        except DataError as error:
+            return error
 
     def reject(self, line: int, row: Row | BadRow, error: Exception | None = None) -> None:
         reason, content = (row.reason, row.excerpt) if isinstance(row, BadRow) else (str(error), row)
@@ -243,7 +259,11 @@ class _File:
                 quarantine.add(self.place.name, line, reason, content)
 
     def _row(self, line: int, row: Row, parse: Reader, named: bool) -> Iterator[Any]:
-        cells = Cells(row)
+        of_format = self._renamed(row)
+        if isinstance(of_format, DataError | BadRow):
+            self.reject(line, row, of_format if isinstance(of_format, DataError) else None)
+            return
+        cells = Cells(of_format)
         own = identity(cells) if named else ""
         try:
             parts = list(parse(cells if named else row))
@@ -264,7 +284,12 @@ class _File:
                 self.reject(line, row, error)
                 continue
             self.num_records += 1
-            yield replace(part, id=name if len(parts) == 1 else f"{name}:{number}") if named else part
+            if not named:
+                yield part
+                continue
+            part = replace(part, id=name if len(parts) == 1 else f"{name}:{number}")
+            is_asked = isinstance(part, Prompt | Problem)
+            yield replace(part, row={own: of_format[own] for own in self.columns} | row) if is_asked else part
         if named and self.num_records > before:
             self._unused(cells)
 

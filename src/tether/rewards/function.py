@@ -14,6 +14,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import logging
 import textwrap
 import threading
 from collections import Counter, deque
@@ -28,6 +29,7 @@ from pydantic import Field
 
 from tether.core.config import Config
 from tether.core.errors import ConfigError, MissingFileError, RewardError
+from tether.core.once import once
 from tether.core.protocols import AdaptiveReward, RewardSource, Stateful
 from tether.core.secrets import redact
 from tether.core.types import Json, Prompt, Rollout, Score
@@ -36,9 +38,14 @@ from tether.core.watchdog import Watchdog
 Function = Callable[[Sequence[Prompt], Sequence[str]], Sequence[Any]]
 """(prompts, responses), one prompt a response -> a number, a `Score` or None for each."""
 Shape = Literal["texts", "messages"]
+TAKEN = (
+    "Your rows have a column %s, which is not passed: that argument of a reward function in TRL's form has another content. "
+    "Rename the column, or read prompt.row[%r] in a function (prompts, responses)."
+)
 GIVEN = "python:"
 """What the name of a function begins with that a program handed over."""
 _GIVEN: dict[str, Callable[..., Any]] = {}
+_LOG = logging.getLogger("tether.rewards")
 
 
 def register(function: Callable[..., Any]) -> str:
@@ -107,12 +114,33 @@ def _columns(
     if shape == "messages":
         texts = [[{"role": "assistant", "content": response}] for response in responses]
         questions = [[turn.as_row() for turn in prompt.messages] for prompt in prompts]
-    names = dict.fromkeys(name for prompt in prompts for name in prompt.metadata)
-    columns = {name: [prompt.metadata.get(name) for prompt in prompts] for name in names}
-    given = {**columns, "prompts": questions, "completions": texts}
+    rows = [{**prompt.metadata, **prompt.row} for prompt in prompts]
+    names = dict.fromkeys(name for row in rows for name in row)
+    given = {name: [row.get(name) for row in rows] for name in names}
+    for name in given.keys() & {"prompts", "completions"}:
+        once(_LOG.warning, TAKEN, name, name)
+    given |= {"prompts": questions, "completions": texts}
     if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return given
-    return {name: values for name, values in given.items() if name in parameters}
+        taken = given
+    else:
+        taken = {name: values for name, values in given.items() if name in parameters}
+    _check_needed(parameters, given)
+    return taken
+
+
+def _check_needed(parameters: Mapping[str, inspect.Parameter], given: Mapping[str, Any]) -> None:
+    """Refuse a call without an argument that the function needs.
+
+    Raises:
+        RewardError: no column has its name.
+    """
+    ignored = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    needed = (name for name, p in parameters.items() if p.default is inspect.Parameter.empty and p.kind not in ignored)
+    if missing := [name for name in needed if name not in given]:
+        raise RewardError(
+            f"it needs {missing[0]!r}, and the rows have no such column; they have: {', '.join(sorted(given))}. "
+            "Rename the argument, or give it a default value"
+        )
 
 
 async def _awaited(values: Awaitable[Any]) -> Any:

@@ -170,7 +170,7 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
 
 def problem_prompt(problem: Problem) -> Prompt:
     """The prompt of a problem, its answer in `metadata["answer"]`."""
-    return Prompt(problem.prompt, problem.id, {**problem.metadata, "answer": problem.answer})
+    return Prompt(problem.prompt, problem.id, {**problem.metadata, "answer": problem.answer}, problem.row)
 
 
 def reasoning_gym_prompts(

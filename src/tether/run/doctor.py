@@ -39,7 +39,7 @@ from tether.run.online import OnlineStage, SamplingSection, online_stage, prompt
 from tether.run.online_sections import OnlineSection
 from tether.run.recipe import BaseRecipe, reward_model_of, stage_model
 from tether.run.roles import is_scorer
-from tether.run.rows import load_rows, named
+from tether.run.rows import calls_functions, load_rows, named
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.reference import role_digest
@@ -270,7 +270,7 @@ def _probe_prompts(recipe: BaseRecipe, section: OnlineSection, name: str, sample
         return section.task.prompts(count)
     source = named(section.data or (recipe.section("pairs") and recipe.section("pairs").data), name)
     limited = source.model_copy(update={"limit": min(count, source.limit or count)})
-    return [*prompts_of(section, load_rows(limited, section.kind or Prompt, Quarantine()))]
+    return [*prompts_of(section, load_rows(limited, section.kind or Prompt, Quarantine(), whole=calls_functions(section)))]
 
 
 def _trained_encoder(folder: Path, encoder: ChatEncoder) -> ChatEncoder:

@@ -35,6 +35,7 @@ from tether.run.models import open_model
 from tether.run.online_sections import SINGLY, OnlineSection, PolicySection, WatchSection, learned_reward, reward_source
 from tether.run.reward_servers import served_reward
 from tether.run.roles import encoder_of, local_engine, sampling_roles, save_trained, value_of
+from tether.run.rows import calls_functions
 from tether.run.stage import Context
 from tether.stages import online_loop
 from tether.stages.best_of_n import BestOfN, BestOfNConfig
@@ -233,7 +234,8 @@ def _held_out(rows: Sequence[Prompt], section: SamplingSection, context: Context
     if section.evaluate.data is None:
         return held_out_split(rows, section.evaluate.prompts)
     trained = {prompt.messages for prompt in rows}
-    others = prompts_of(section, context.read(section.evaluate.data, section.kind or Prompt, f"{context.name}-evaluate")[0])
+    name, whole = f"{context.name}-evaluate", calls_functions(section)
+    others = prompts_of(section, context.read(section.evaluate.data, section.kind or Prompt, name, whole=whole)[0])
     fresh = {prompt.messages: prompt for prompt in others if prompt.messages not in trained}
     if len(fresh) < 2:
         raise DataError(f"{context.name}.evaluate.data has {len(fresh)} prompts that are not trained on; at least two are needed")

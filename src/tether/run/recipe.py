@@ -31,7 +31,7 @@ from tether.run.pairs import SCORED, comparisons_of, feedback_of
 from tether.run.ranks import together
 from tether.run.restarts import watched, watches
 from tether.run.roles import is_scorer, newest_policy, objective_names, trained_scorer
-from tether.run.rows import Lora, Name, Section, check_data, load_rows
+from tether.run.rows import Lora, Name, Section, calls_functions, check_data, load_rows
 from tether.run.stage import Context, check_base, round_folder, run_stage
 from tether.run.trackers import TrackerNames
 from tether.run.tracking import tracking
@@ -317,7 +317,7 @@ def _compared(recipe: BaseRecipe, place: Path) -> list[str]:
 def _collected(recipe: BaseRecipe, section: Section, places: Sequence[Path]) -> Sequence[Any]:
     """The rows that a stage takes from [pairs]: comparisons of all rounds so far, verdicts on their sides, or its prompts."""
     if section.kind is Prompt:
-        return load_rows(recipe.section("pairs").data, Prompt, Quarantine())
+        return load_rows(recipe.section("pairs").data, Prompt, Quarantine(), whole=calls_functions(section))
     comparisons = [row for place in places for row in comparisons_of(place / "pairs")]
     return comparisons if section.kind is Comparison else feedback_of(comparisons)
 

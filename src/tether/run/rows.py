@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -11,7 +12,7 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from tether.core.config import Config
 from tether.core.errors import ConfigError, MissingFileError
-from tether.core.types import Prompt
+from tether.core.types import Problem, Prompt
 from tether.data.sources import Quarantine, look, read
 from tether.models.config import LoraConfig
 
@@ -31,7 +32,9 @@ class DataConfig(Config):
     )
     format: str = Field(default="auto", description="a name of docs/data.md; auto finds out")
     columns: dict[str, str] | None = Field(
-        default=None, description="names of a format for your columns: {prompt = 'question', chosen = 'good', rejected = 'bad'}"
+        default=None,
+        description="names of a format for your columns: {prompt = 'question', answer = 'reward_model.ground_truth'}; dots lead "
+        "into objects, numbers into lists",
     )
     limit: int | None = Field(default=None, ge=1, description="read only the first rows")
     strict: bool = Field(default=False, description="a row that cannot be used is an error, not set aside")
@@ -96,9 +99,29 @@ class Section(Config):
         yield from ()
 
 
-def load_rows(data: DataConfig, kind: type, quarantine: Quarantine) -> list[Any]:
-    """The rows of a data section as `kind`."""
-    return list(read(data.paths, kind, quarantine=quarantine, **data.model_dump(exclude={"path"})))
+def load_rows(data: DataConfig, kind: type, quarantine: Quarantine, *, whole: bool = False) -> list[Any]:
+    """The rows of a data section as `kind`.
+
+    Args:
+        whole: prompts keep the columns of their rows (`Prompt.row`), under the same names in each; a column that a row lacks is
+            None there.
+    """
+    records = read(data.paths, kind, quarantine=quarantine, **data.model_dump(exclude={"path"}))
+    if not issubclass(kind, Prompt | Problem):
+        return list(records)
+    if not whole:
+        return [replace(record, row={}) for record in records]
+    prompts = list(records)
+    names = dict.fromkeys(name for prompt in prompts for name in prompt.row)
+    for name in names:  # functions get them
+        del quarantine.unused[name]
+    return [p if p.row.keys() == names.keys() else replace(p, row={**names, **p.row}) for p in prompts]
+
+
+def calls_functions(settings: Config) -> bool:
+    """True if a function of the user's scores answers here, as a reward or as a judge."""
+    inner = (getattr(settings, name) for name in type(settings).model_fields)
+    return "call" in type(settings).model_fields or any(isinstance(value, Config) and calls_functions(value) for value in inner)
 
 
 def named(data: DataConfig | None, name: str) -> DataConfig:

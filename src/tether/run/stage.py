@@ -31,7 +31,7 @@ from tether.models.loading import LoadedModel
 from tether.monitoring.doctor import Finding
 from tether.monitoring.doctor_log import check_movement
 from tether.run.models import open_model
-from tether.run.rows import DataConfig, Section, load_rows, named
+from tether.run.rows import DataConfig, Section, calls_functions, load_rows, named
 
 
 @dataclass(frozen=True)
@@ -74,11 +74,11 @@ class Context:
         run.update_manifest(**loaded.manifest())
         return loaded
 
-    def read(self, data: DataConfig | None, kind: type, name: str = "") -> tuple[list[Any], Quarantine]:
-        """Rows of a data section, and what had to be set aside."""
+    def read(self, data: DataConfig | None, kind: type, name: str = "", *, whole: bool = False) -> tuple[list[Any], Quarantine]:
+        """Rows of a data section, and what had to be set aside; `whole` as in `load_rows`."""
         name = name or self.name
         quarantine = Quarantine(self.folder / f"quarantine-{name}.jsonl")
-        rows = load_rows(named(data, name), kind, quarantine)
+        rows = load_rows(named(data, name), kind, quarantine, whole=whole)
         if quarantine.unused:
             once(logging.getLogger("tether.data").warning, UNUSED_COLUMNS, f"[{name}]", quarantine.unused_columns())
         return rows, quarantine
@@ -98,7 +98,7 @@ def run_stage(section: Section, context: Context) -> dict[str, Any]:
         run = RunDirectory(context.folder)
         rows, quarantine = context.rows, None
         if rows is None and section.kind is not None:
-            rows, quarantine = context.read(section.data, section.kind)
+            rows, quarantine = context.read(section.data, section.kind, whole=calls_functions(section))
         if rows is not None:
             run.update_manifest(rows=len(rows))
         summary = STAGES[context.name].train(section, context, rows, run)

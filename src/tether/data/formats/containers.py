@@ -11,7 +11,7 @@ import re
 import reprlib
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -46,13 +46,12 @@ _BINARY = "binary, or text in UTF-16 or UTF-32. Export it as JSON lines in UTF-8
 class Place:
     """One file, or one split of a data set on the hub. `name` is for messages, `stem` for the ids of its rows.
 
-    `numbered` opens it; `columns` gives a format's names to the file's columns: {"chosen": "good"}.
+    `numbered` opens it.
     """
 
     name: str
     stem: str
     numbered: Callable[[], Numbered]
-    columns: Mapping[str, str] | None = None
 
     def rows(self) -> Numbered:
         """The rows with their 1-based numbers: the line in text files, the element or row elsewhere.
@@ -60,17 +59,9 @@ class Place:
         Raises:
             DataError: the file is cut off, damaged or cannot be read.
         """
-        columns = self.columns or {}
         for number, row in self.numbered():
             reason = "" if isinstance(row, BadRow) else json_rows.fault(row)
-            if reason or isinstance(row, BadRow):
-                yield number, BadRow(reason, reprlib.repr(row)) if reason else row
-            elif missing := [own for own in columns.values() if own not in row]:
-                reason = f"no column {missing[0]!r}, which data.columns names; there are: {', '.join(row)}"
-                yield number, BadRow(reason, reprlib.repr(row))
-            else:
-                rest = {name: value for name, value in row.items() if name not in columns.values()}
-                yield number, rest | {name: row[own] for name, own in columns.items()} if columns else row
+            yield number, BadRow(reason, reprlib.repr(row)) if reason else row
 
 
 def places(sources: str | Path | Sequence[str | Path]) -> list[Place]:

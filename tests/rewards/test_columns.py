@@ -1,0 +1,173 @@
+"""The user's own columns reach a function in TRL's form as they are, whatever the format of the rows reads of them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tether
+from tether.core.errors import RewardError
+from tether.core.types import Problem, Prompt, Rollout, Sampling, StopReason
+from tether.data.sources import Quarantine
+from tether.rewards.function import FunctionReward, plain
+from tether.rewards.servers import ROLLOUTS
+from tether.rewards.verifiable import problem_prompt
+from tether.run.evaluate import EvaluationSection
+from tether.run.online_sections import PolicySection
+from tether.run.rows import DataConfig, calls_functions, load_rows
+
+MESSAGES = [{"role": "user", "content": "2+3?"}]
+ROWS: dict[str, dict[str, Any]] = {
+    "math": {"problem": "What is 2+3?", "solution": "It is $\\boxed{5}$.", "level": 1},
+    "question_answer": {"prompt": "What is 2+3?", "answer": " 5 ", "solution": "It is 5"},
+    "gsm8k": {"question": "What is 2+3?", "answer": "2 + 3 = 5\n#### 5"},
+    "prompt_response": {"prompt": "Say hi", "response": "hi", "output": "ho", "completion": "ha"},
+    "alpaca": {"instruction": "Say hi", "input": "now", "output": "hi"},
+    "names": {"prompt": "Say hi", "id": 7, "task_id": "t7", "system": "Be brief.", "target": None},
+    "metadata": {"prompt": "Say hi", "metadata": {"target": "hi"}, "target": "ho"},
+    "verl": {"prompt": MESSAGES, "reward_model": {"style": "rule", "ground_truth": None}, "extra_info": {"index": 0}},
+    "messages": {"messages": [*MESSAGES, {"role": "assistant", "content": "5"}], "ground_truth": "5"},
+    "comparison": {"prompt": "Say hi", "chosen": "hi", "rejected": "ho", "margin": 2},
+    "ranking": {"prompt": "Say hi", "responses": ["hi", "ho"], "scores": [1, 2]},
+    "steps": {"prompt": "Say hi", "steps": ["a", "b"], "labels": [True, False]},
+    "feedback": {"prompt": "Say hi", "completion": "hi", "label": False},
+    "trainer": {"prompt": "Say hi", "completion_ids": [1], "trainer_state": "mine"},
+}
+
+
+def rows_of(path: Path, rows: list[dict[str, Any]], kind: type = Prompt, **how: Any) -> list[Any]:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_rows(DataConfig(path=str(path), **how), kind, Quarantine(), whole=True)
+
+
+def arguments(prompts: list[Prompt]) -> dict[str, Any]:
+    """What a function in TRL's form is called with."""
+    seen: dict[str, Any] = {}
+
+    def reward(completions, **columns):
+        seen.update(columns)
+        return [0.0] * len(completions)
+
+    plain(reward)(prompts, ["said"] * len(prompts))
+    return seen
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_every_column_arrives_as_the_user_wrote_it(tmp_path, row):
+    seen = arguments(rows_of(tmp_path / "rows.jsonl", [row, row]))
+    assert {name: seen[name] for name in row} == {name: [value, value] for name, value in row.items()}
+
+
+def test_what_tether_derives_stands_beside_them(tmp_path):
+    seen = arguments(rows_of(tmp_path / "a.jsonl", [{"turns": ["One", "Two"], "category": "x"}]))
+    assert seen["later_turns"] == [("Two",)] and seen["turns"] == [["One", "Two"]] and seen["category"] == ["x"]
+    seen = arguments(rows_of(tmp_path / "b.jsonl", [{"prompt": "Say hi", "metadata": {"inner": 1}}]))
+    assert seen["metadata"] == [{"inner": 1}] and seen["inner"] == [1]
+
+
+def test_a_column_that_some_rows_lack_is_none_there_in_every_call(tmp_path):
+    rows = [{"prompt": "One"}, {"prompt": "Two", "tests": ["x"]}]
+    prompts = rows_of(tmp_path / "rows.jsonl", rows)
+
+    def reward(completions, tests):
+        return [1.0 if one else 0.0 for one in tests]
+
+    assert [plain(reward)([prompt], ["said"]) for prompt in prompts] == [[0.0], [1.0]]
+
+
+def test_renamed_columns_arrive_under_both_names(tmp_path):
+    row = {"input": {"text": "What is 2+3?"}, "reward_model": {"ground_truth": "2 + 3\n#### 5"}}
+    columns = {"prompt": "input.text", "answer": "reward_model.ground_truth"}
+    (prompt,) = rows_of(tmp_path / "rows.jsonl", [row], columns=columns)
+    assert prompt.text == "What is 2+3?"
+    seen = arguments([prompt])
+    assert (
+        seen["answer"] == ["2 + 3\n#### 5"] and seen["reward_model"] == [row["reward_model"]] and seen["input"] == [row["input"]]
+    )
+
+
+def test_a_column_under_a_name_that_is_taken_is_named_in_the_log(tmp_path, caplog):
+    (prompt,) = rows_of(tmp_path / "rows.jsonl", [{"prompt": "Say hi", "completions": ["mine"]}])
+    with caplog.at_level(logging.WARNING, "tether.rewards"):
+        seen: list[Any] = []
+
+        def reward(prompts, completions):
+            seen.extend([prompts, completions])
+            return [0.0]
+
+        plain(reward)([prompt], ["said"])
+    assert seen == [["Say hi"], ["said"]]
+    assert "column completions, which is not passed" in caplog.text and prompt.row["completions"] == ["mine"]
+
+
+def test_an_argument_without_a_column_is_refused_with_the_columns_that_there_are(tmp_path):
+    (prompt,) = rows_of(tmp_path / "rows.jsonl", [{"prompt": "Say hi", "answer": "5"}])
+
+    def reward(completions, anwser, completion_ids=None):
+        return [0.0]
+
+    with pytest.raises(RewardError, match="needs 'anwser', and the rows have no such column; they have: answer, completions"):
+        plain(reward)([prompt], ["said"])
+
+
+def test_checked_answers_are_derived_and_the_row_is_as_it_was(tmp_path):
+    row = {"question": "What is 2+3?", "answer": "2 + 3 = 5\n#### 5"}
+    (problem,) = rows_of(tmp_path / "rows.jsonl", [row], Problem)
+    prompt = problem_prompt(problem)
+    assert prompt.metadata["answer"] == "5" and prompt.row == row
+    assert arguments([prompt])["answer"] == [row["answer"]]
+
+
+def test_rows_are_kept_for_functions_alone(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "Say hi", "answer": "5"}\n')
+    (prompt,) = load_rows(DataConfig(path=str(path)), Prompt, Quarantine())
+    assert prompt.row == {}
+    data = {"path": str(path)}
+    judged = {"evaluate": {"judge": {"call": "m:f"}}}
+    assert calls_functions(PolicySection.model_validate({"data": data, "function": {"call": "m:f"}}))
+    assert calls_functions(PolicySection.model_validate({"data": data, "reward_source": "random", **judged}))
+    assert calls_functions(EvaluationSection.model_validate({"data": data, "judge": {"call": "m:f"}}))
+    assert not calls_functions(PolicySection.model_validate({"data": data, "reward_source": "random"}))
+
+
+def test_the_row_goes_to_reward_servers_with_its_prompt(tmp_path):
+    row = {"prompt": "Say hi", "reward_model": {"ground_truth": None, "of": [1, {"deep": True}]}}
+    (prompt,) = rows_of(tmp_path / "rows.jsonl", [row])
+    rollout = Rollout((1,), (2,), (0.0,), StopReason.LENGTH, "said", 0, 0, Sampling(), prompt)
+    (sent,) = ROLLOUTS.validate_python(json.loads(ROLLOUTS.dump_json([rollout])))
+    seen: list[Any] = []
+
+    def reward(completions, reward_model):
+        seen.extend(reward_model)
+        return [1.0]
+
+    assert FunctionReward(plain(reward)).score([sent])[0].value == 1.0 and seen == [row["reward_model"]]
+
+
+def test_a_reward_and_a_judge_of_held_out_prompts_get_the_columns_of_their_own_rows(tmp_path):
+    """Through the front door: training rows in memory, held-out rows of a file."""
+    rows = [{"question": f"What is {n}+3?", "answer": f"... #### {n + 3}"} for n in range(2)]
+    (tmp_path / "other.jsonl").write_text("".join(f'{{"prompt": "Say {n}.", "response": "said {n}"}}\n' for n in range(2)))
+    trained, judged = [], []
+
+    def reward(completions, answer, **columns):
+        trained.extend(answer)
+        return [0.0] * len(completions)
+
+    def judge(completions, response, **columns):
+        judged.extend(response)
+        return [0.0] * len(completions)
+
+    held_out = {"data": {"path": str(tmp_path / "other.jsonl")}, "prompts": 2, "every": 1, "judge": judge}
+    few: Any = {"steps": 1, "prompts_per_step": 2, "samples_per_prompt": 2, "max_new_tokens": 2}
+
+    def both(completions, answer=None, **columns):
+        return reward(completions, [text for text in answer or () if text is not None])
+
+    tether.grpo("tiny", prompts=rows, reward=both, evaluate=held_out, run=tmp_path / "run", **few)
+    assert {*trained} == {row["answer"] for row in rows} and {*judged} == {"said 0", "said 1"}
