@@ -116,7 +116,7 @@ def test_a_conversion_keeps_each_field_or_names_it(pair: tuple[type, type]) -> N
     """Each field of the native record shows in the records made of it, decides about them, or is among the lost ones."""
     native, conversion = RECORDS[pair[0]], CONVERSIONS[pair]
     made, lost = repr([*conversion.make(native)]), set(conversion.lost(native))
-    for field in (field for field in dataclasses.fields(native) if field.name != "metadata"):
+    for field in (field for field in dataclasses.fields(native) if field.name not in ("metadata", "row")):
         value = getattr(native, field.name)
         shows = value in (field.default, True) or str(value).strip("(),'") in made
         assert shows or field.name in lost or ("last reply" in lost and field.name == "messages"), field.name
