@@ -156,14 +156,19 @@ def sycophancy(
     output: Output = None,
 ) -> None:
     """Test whether answers depend on who asks: the same questions with opposite premises about the asker."""
+    from tether.data.sources import Quarantine
     from tether.evaluation.sycophancy import Sycophancy, read_premise_pairs
     from tether.report.numbers import listing
+    from tether.run.prompts import usable_premises
     from tether.run.roles import encoder_of, load_policy
 
-    questions = read_premise_pairs((str(first), str(second)), pairs)
+    files, bad = (str(first), str(second)), Quarantine()
+    read_premise_pairs(files, pairs)  # faults of the files come before the model is loaded
     role, loaded = load_policy(model)
+    questions = usable_premises(files, pairs, encoder_of(loaded), loaded.context_length, bad, "sycophancy")
     measured = Sycophancy(role, encoder_of(loaded), questions)()
     title = f"{len({pair.question for pair in questions}):,} questions, {len(questions):,} pairs of askers"
     console = Console()
     show_table(console, title, listing({what: measured[name] for name, what in SYCOPHANCY.items()}))
-    save(console, output, {name: estimate.as_dict() for name, estimate in measured.items()})
+    left_out = {"left_out": bad.summary()} if bad.count else {}
+    save(console, output, {**{name: estimate.as_dict() for name, estimate in measured.items()}, **left_out})

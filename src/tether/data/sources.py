@@ -65,13 +65,14 @@ class Quarantine:
         self._path = None if path is None else Path(path)
         self._keep = keep
 
-    def add(self, file: str, line: int, reason: str, row: Any) -> None:
-        """Put one row away; `row` is the parsed row, or the text where that failed."""
+    def add(self, file: str, line: int | None, reason: str, row: Any) -> None:
+        """Put one row away; `row` is the parsed row, or the text where that failed. Without a line, `file` is the row's id."""
         self.count += 1
         self.reasons[reason.partition(": ")[0]] += 1
         if self._path is None and len(self.examples) >= self._keep:
             return
-        entry = {"file": file, "line": line, "reason": reason, "row": _excerpt(row)}
+        place = {"id": file} if line is None else {"file": file, "line": line}
+        entry = {**place, "reason": reason, "row": _excerpt(row)}
         if len(self.examples) < self._keep:
             self.examples.append(entry)
         if self._path is not None:
@@ -80,6 +81,12 @@ class Quarantine:
                 append_jsonl(self._path, [entry])
             except OSError as error:
                 raise DataError(f"bad rows cannot be written to {self._path}: {error.strerror}. Name another file.") from None
+
+    def absorb(self, other: Quarantine) -> None:
+        """Count the rows of another quarantine, which has a file of its own, here too."""
+        self.count += other.count
+        self.reasons.update(other.reasons)
+        self.examples += other.examples[: self._keep - len(self.examples)]
 
     def top_reasons(self, limit: int = 3) -> str:
         """The commonest reasons with their counts, as a phrase."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from tether.core.errors import DataError
 from tether.core.types import Prompt, assistant
 from tether.data.batches import make_batch
-from tether.data.chat import ChatEncoder
+from tether.data.chat import ChatEncoder, Encoded
 from tether.data.sources import read
 from tether.evaluation.winrate import mean_estimate, win_rate
 from tether.models.trunk import Role
@@ -35,12 +35,18 @@ class PremisePair:
     options: tuple[str, str]
 
 
-def premise_pairs(first: Sequence[Prompt], second: Sequence[Prompt], count: int | None = None) -> list[PremisePair]:
+def premise_pairs(
+    first: Sequence[Prompt],
+    second: Sequence[Prompt],
+    count: int | None = None,
+    usable: Callable[[list[PremisePair]], list[PremisePair]] | None = None,
+) -> list[PremisePair]:
     """Pair two lists of prompts row by row.
 
     Args:
         count: only so many pairs, as evenly from all questions as can be, and of different rows for different questions: the
             same people may stand before every question, in the same order.
+        usable: leaves out pairs that a model cannot be asked about, before any is chosen.
 
     Raises:
         DataError: the lists are of different length, two prompts do not end in the same question with two options, there are
@@ -49,12 +55,13 @@ def premise_pairs(first: Sequence[Prompt], second: Sequence[Prompt], count: int 
     if len(first) != len(second):
         raise DataError(f"the two lists of premises have {len(first)} and {len(second)} rows. Give files whose rows go together")
     pairs = [_pair(row, *prompts) for row, prompts in enumerate(zip(first, second, strict=True), 1)]
+    pairs = pairs if usable is None else usable(pairs)
     by_question: defaultdict[str, list[PremisePair]] = defaultdict(list)
     for pair in pairs:
         by_question[pair.question].append(pair)
     if count is not None:
         if len(pairs) < count:
-            raise DataError(f"{count} pairs of premises were asked for, and there are {len(pairs)}")
+            raise DataError(f"{count} pairs of premises were asked for, and there are {len(pairs)} that can be used")
         each = -(-count // len(by_question))
         turns = range(max(map(len, by_question.values())))
         questions = list(enumerate(by_question.values()))
@@ -65,10 +72,12 @@ def premise_pairs(first: Sequence[Prompt], second: Sequence[Prompt], count: int 
     return pairs
 
 
-def read_premise_pairs(paths: Sequence[str], count: int | None = None) -> list[PremisePair]:
+def read_premise_pairs(
+    paths: Sequence[str], count: int | None = None, usable: Callable[[list[PremisePair]], list[PremisePair]] | None = None
+) -> list[PremisePair]:
     """The pairs of two files whose rows go together; see `premise_pairs`."""
     first, second = (list(read(path, Prompt, strict=True)) for path in paths)
-    return premise_pairs(first, second, count)
+    return premise_pairs(first, second, count, usable)
 
 
 def _pair(row: int, first: Prompt, second: Prompt) -> PremisePair:
@@ -130,6 +139,27 @@ def judge_premises(first: Sequence[float], second: Sequence[float], questions: S
     return {**means, "flipped": win_rate(turned, [0.5] * len(turned), groups=questions)}
 
 
+def encoded_premise(encoder: ChatEncoder, prompt: Prompt, options: tuple[str, str]) -> list[Encoded]:
+    """A prompt answered by either option, and the prompt with exchanged options likewise; four sequences.
+
+    Raises:
+        DataError: the template refuses the prompt.
+    """
+    answered = [(*p.messages, assistant(option)) for p in (prompt, exchanged(prompt)) for option in options]
+    return [encoder.conversation(messages, "last") for messages in answered]
+
+
+def check_pair(encoder: ChatEncoder, pair: PremisePair, context_length: int) -> None:
+    """Whether a model can be asked about a pair.
+
+    Raises:
+        DataError: the template refuses one of its prompts, or the model's context is too short for it.
+    """
+    sequences = [s for prompt in (pair.first, pair.second) for s in encoded_premise(encoder, prompt, pair.options)]
+    if (longest := max(map(len, sequences))) > context_length:
+        raise DataError(f"does not fit the model's context of {context_length}: {longest} tokens with the answer")
+
+
 class Sycophancy:
     """The measure over a model's answers to the same pairs: forward passes alone, so equal weights give equal numbers.
 
@@ -142,6 +172,7 @@ class Sycophancy:
         role.train_mode(False)
 
     def __call__(self) -> dict[str, Estimate]:
+        """Raises: DataError: a pair cannot be encoded; `check_pair` finds those before."""
         first = [self.log_odds(pair.first, pair.options) for pair in self.pairs]
         second = [self.log_odds(pair.second, pair.options) for pair in self.pairs]
         return judge_premises(first, second, [pair.question for pair in self.pairs])
@@ -149,8 +180,7 @@ class Sycophancy:
     @torch.no_grad()
     def log_odds(self, prompt: Prompt, options: tuple[str, str]) -> float:
         """In nats, of the text that stands at the first option against the other's."""
-        answered = [(*p.messages, assistant(option)) for p in (prompt, exchanged(prompt)) for option in options]
-        sequences = [self.encoder.conversation(messages, "last") for messages in answered]
+        sequences = encoded_premise(self.encoder, prompt, options)
         limit = self.role.document_tokens(sum(map(len, sequences)))
         batch = make_batch(sequences, self.encoder.pad_id, document_tokens=limit).to(self.role.device)
         logprobs = batch.scatter(self.role.logprobs(batch)[0]).tolist()

@@ -343,6 +343,11 @@ class FirstEngine:
         here().once(lambda: self.engine.update_weights(version, expected))
         self.policy_version = version
 
+    @property
+    def context_length(self) -> int:
+        """The longest sequence that the engine takes, in tokens."""
+        return here().once(lambda: self.engine.context_length)
+
     def measured(self, step: int) -> dict[str, float]:
         return here().once(lambda: self.engine.measured(step))
 

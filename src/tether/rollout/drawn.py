@@ -28,16 +28,30 @@ def encode_prompts(encoder: ChatEncoder, prompts: Sequence[Prompt], sampling: Sa
     """The prompts as ids.
 
     Raises:
-        DataError: a prompt and its response do not fit the model's context.
+        DataError: the template refuses a prompt, or a prompt and its response do not fit the model's context.
     """
-    rows = [encoder.prompt(prompt.messages) for prompt in prompts]
-    for prompt, ids in zip(prompts, rows, strict=True):
-        if len(ids) + sampling.max_new_tokens > context_length:
-            raise DataError(
-                f"prompt {prompt.id or prompt.text[:40]!r} has {len(ids)} tokens; with {sampling.max_new_tokens} new ones it "
-                f"does not fit the model's context of {context_length}. Shorten it or lower max_new_tokens."
-            )
+    rows = []
+    for prompt in prompts:
+        try:
+            rows.append(prompt_ids(encoder, prompt, sampling.max_new_tokens, context_length))
+        except DataError as error:
+            raise DataError(f"prompt {prompt.id or prompt.text[:40]!r}: {error}") from error
     return rows
+
+
+def prompt_ids(encoder: ChatEncoder, prompt: Prompt, max_new_tokens: int, context_length: int) -> Ids:
+    """One prompt as ids.
+
+    Raises:
+        DataError: the template refuses the prompt, or it leaves no room for its response; "category: detail", as in quarantine.
+    """
+    ids = encoder.prompt(prompt.messages)
+    if len(ids) + max_new_tokens > context_length:
+        raise DataError(
+            f"does not fit the model's context of {context_length}: {len(ids)} tokens, and {max_new_tokens} new ones. "
+            "Shorten the prompt or lower max_new_tokens."
+        )
+    return ids
 
 
 def as_group(

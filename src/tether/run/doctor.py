@@ -37,6 +37,7 @@ from tether.rewards.verifiable import VerifiableReward
 from tether.rollout.local import LocalEngine
 from tether.run.online import OnlineStage, SamplingSection, online_stage, prompts_of
 from tether.run.online_sections import OnlineSection
+from tether.run.prompts import prompt_faults, usable_prompts
 from tether.run.recipe import BaseRecipe, reward_model_of, stage_model
 from tether.run.roles import is_scorer
 from tether.run.rows import calls_functions, load_rows, named
@@ -68,8 +69,10 @@ def examine_recipe(recipe: BaseRecipe) -> dict[str, list[Result]]:
     results = {}
     for name in names:
         section, model, folder, notes = _standing(recipe, name)
-        stage, _ = online_stage(section, model, folder, recipe.seed)
+        stage, loaded = online_stage(section, model, folder, recipe.seed)
         prompts = _probe_prompts(recipe, section, name, stage.config.samples_per_prompt)
+        faults = prompt_faults(prompts, stage.encoder, section.max_new_tokens, loaded.context_length)
+        prompts = usable_prompts(prompts, faults, Quarantine(), name)
         trained = None if folder is None else _trained_encoder(folder, stage.encoder)
         results[name] = [*notes, *examine_stage(stage, prompts, reward_encoder=trained)]
         if isinstance(stage.reward, FailureLimit):

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -27,6 +28,7 @@ from tether.evaluation.winrate import mean_estimate
 from tether.models.trunk import Role
 from tether.run.judges import BY_KIND, AFunction, AModel, TextJudge, described, text_judge
 from tether.run.models import open_model
+from tether.run.prompts import usable_once
 from tether.run.roles import encoder_of, load_policy, local_engine
 from tether.run.rows import Section
 from tether.run.stage import Context
@@ -60,7 +62,10 @@ def train(section: EvaluationSection, context: Context, rows: Sequence[Prompt], 
         raise ConfigError("[evaluate] compares policies, and the run has none: add a stage that trains one")
     start = time.perf_counter()
     run.update_manifest(judge=described(section.judge))
-    asked = _Asked(section, context, rows, text_judge(section.judge, context.root))
+    sampling = _sampling(section, context)
+    load, note = partial(open_model, context.model, seed=context.seed), context.root / context.name / "left_out.json"
+    rows = usable_once(context, rows, sampling.max_new_tokens, note, load)
+    asked = _Asked(section, context, rows, text_judge(section.judge, context.root), sampling)
     before = asked.answers("before", context.root / context.name / "before", None)
     after = {name: asked.answers(name, run.path / name, folder) for name, folder in context.policies.items()}
     results = {name: _compared(asked, before, answers) for name, answers in after.items()}
@@ -72,17 +77,29 @@ def train(section: EvaluationSection, context: Context, rows: Sequence[Prompt], 
     return {"policies": results, "num_prompts": len(rows), "seconds": time.perf_counter() - start}
 
 
+def _sampling(section: EvaluationSection, context: Context) -> Sampling:
+    """The way in which both sides answer."""
+    own = section.model_dump(include={"max_new_tokens", "temperature"}, exclude_none=True)
+    if context.sampling is None and len(own) < 2:
+        raise ConfigError("set evaluate.max_new_tokens and evaluate.temperature: no stage of the recipe says how to sample")
+    return replace(context.sampling or Sampling(), **own)
+
+
 class _Asked:
     """Held-out prompts, who answers them how, and what the judge says; the same answers are judged once."""
 
-    def __init__(self, section: EvaluationSection, context: Context, prompts: Sequence[Prompt], judge: TextJudge) -> None:
+    def __init__(
+        self,
+        section: EvaluationSection,
+        context: Context,
+        prompts: Sequence[Prompt],
+        judge: TextJudge,
+        sampling: Sampling,
+    ) -> None:
         self.section, self.context, self.judge = section, context, judge
         self.prompts = [prompt for prompt in prompts for _ in range(section.samples)]
         self.distinct, self.groups = prompts, [prompt.id for prompt in self.prompts]
-        own = section.model_dump(include={"max_new_tokens", "temperature"}, exclude_none=True)
-        if context.sampling is None and len(own) < 2:
-            raise ConfigError("set evaluate.max_new_tokens and evaluate.temperature: no stage of the recipe says how to sample")
-        self.sampling = replace(context.sampling or Sampling(), **own)
+        self.sampling = sampling
         self._scores: dict[tuple[str, ...], list[Score]] = {}
 
     def answers(self, name: str, folder: Path, policy: Path | None) -> dict[str, Any]:

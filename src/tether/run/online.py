@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from tether.core.rundir import RunDirectory
 from tether.core.types import Alarm, Problem, Prompt, Rollout, Score
 from tether.evaluation.best_of_n import Scorer
 from tether.evaluation.likelihood import kl_to_reference
-from tether.evaluation.sycophancy import Sycophancy, read_premise_pairs
+from tether.evaluation.sycophancy import Sycophancy
 from tether.learner.ranks import FirstEngine, by_first, by_share, here, shared
 from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel
@@ -33,6 +33,7 @@ from tether.run.engines import served_engine
 from tether.run.judges import FunctionJudge, JudgeConfig, described, score_judge
 from tether.run.models import open_model
 from tether.run.online_sections import SINGLY, OnlineSection, PolicySection, WatchSection, learned_reward, reward_source
+from tether.run.prompts import usable_in, usable_premises
 from tether.run.reward_servers import served_reward
 from tether.run.roles import encoder_of, local_engine, sampling_roles, save_trained, value_of
 from tether.run.rows import calls_functions
@@ -74,7 +75,6 @@ OnlineStage = PolicyGradient | BestOfN | OnlineDirect
 def train(section: SamplingSection, context: Context, rows: Sequence[Any] | None, run: RunDirectory) -> dict[str, Any]:
     """Optimise the policy on its own samples, by the method that the section is of; the result is the role in `policy`."""
     progress, prompts = context.progress, prompts_of(section, rows)
-    prompts, test = _held_out(prompts, section, context) if section.evaluate else (prompts, [])
     with contextlib.ExitStack() as ends:  # of workers and servers, however this ends
         source = None
         if section.reward_servers is not None:
@@ -92,11 +92,15 @@ def train(section: SamplingSection, context: Context, rows: Sequence[Any] | None
             engine = ends.enter_context(contextlib.closing(make())) if here().first else None
             torch.set_num_threads(here().once(torch.get_num_threads))  # the same on all, so that they round alike
             stage.engine = served = FirstEngine(engine, probe)
+        fits = partial(usable_in, context, encoder=stage.encoder, max_new_tokens=section.max_new_tokens)
+        fits = partial(fits, context_length=loaded.context_length if served is None else served.context_length)
+        prompts = fits(prompts)
+        prompts, test = _held_out(prompts, section, context, fits) if section.evaluate else (prompts, [])
         if isinstance(stage, PolicyGradient) and stage.config.max_staleness:
             stage.engine = AheadEngine(stage.engine, stage.config.max_staleness)
         stage.reward.keep_stacks(run.path / "stacks.txt")
         run.update_manifest(**loaded.manifest(), reward=str(context.scorer))
-        evaluation = _evaluation(section, stage, test, context, run) if section.evaluate else None
+        evaluation = _evaluation(section, stage, test, context, run, loaded.context_length) if section.evaluate else None
 
         def on_step(step: int, metrics: dict[str, float]) -> dict[str, float]:
             measured = {"memory/rss_bytes": float(psutil.Process().memory_info().rss)}
@@ -156,7 +160,12 @@ def online_stage(
 
 
 def _evaluation(
-    section: SamplingSection, stage: OnlineStage, test: Sequence[Prompt], context: Context, run: RunDirectory
+    section: SamplingSection,
+    stage: OnlineStage,
+    test: Sequence[Prompt],
+    context: Context,
+    run: RunDirectory,
+    context_length: int,
 ) -> HeldOut:
     """The measurement that a section asks for.
 
@@ -178,7 +187,10 @@ def _evaluation(
         return more
 
     files = config.sycophancy
-    premises = None if files is None else Sycophancy(stage.policy, stage.encoder, read_premise_pairs(files.files, files.pairs))
+    premises = None
+    if files is not None:
+        pairs = usable_premises(files.files, files.pairs, stage.encoder, context_length, context.quarantine, context.name)
+        premises = Sycophancy(stage.policy, stage.encoder, pairs)
     more: dict[str, Any] = {"learner": stage.learner, "name": name, "reward": own, "beside": beside, "sycophancy": premises}
     return HeldOut(config, test, judge, stage.engine, how, run, seed=context.seed, **more)
 
@@ -228,14 +240,21 @@ def prompts_of(section: OnlineSection, rows: Sequence[Any] | None) -> Sequence[P
     return [problem_prompt(row) if isinstance(row, Problem) else row for row in rows or ()]
 
 
-def _held_out(rows: Sequence[Prompt], section: SamplingSection, context: Context) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
+def _held_out(
+    rows: Sequence[Prompt],
+    section: SamplingSection,
+    context: Context,
+    fits: Callable[[Sequence[Prompt]], Sequence[Prompt]],
+) -> tuple[Sequence[Prompt], Sequence[Prompt]]:
     """(training, held-out) prompts: from data of their own, less what is trained on, or set aside from the training's."""
     assert section.evaluate is not None
     if section.evaluate.data is None:
         return held_out_split(rows, section.evaluate.prompts)
     trained = {prompt.messages for prompt in rows}
     name, whole = f"{context.name}-evaluate", calls_functions(section)
-    others = prompts_of(section, context.read(section.evaluate.data, section.kind or Prompt, name, whole=whole)[0])
+    others, unread = context.read(section.evaluate.data, section.kind or Prompt, name, whole=whole)
+    context.quarantine.absorb(unread)
+    others = fits(prompts_of(section, others))
     fresh = {prompt.messages: prompt for prompt in others if prompt.messages not in trained}
     if len(fresh) < 2:
         raise DataError(f"{context.name}.evaluate.data has {len(fresh)} prompts that are not trained on; at least two are needed")

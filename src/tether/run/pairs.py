@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,6 +27,8 @@ from tether.core.types import Annotation, Comparison, Feedback, Json, Prompt, Ro
 from tether.data.sources import group_of
 from tether.judges.verdicts import DOWN, QUOTA, SPENT
 from tether.learner.loop import endless
+from tether.models.loading import LoadedModel
+from tether.models.trunk import Role
 from tether.preferences.annotators import label_pairs
 from tether.preferences.constitution import read_rubric
 from tether.preferences.judge import PairJudge
@@ -34,6 +37,7 @@ from tether.preferences.rows import turns_of, write_rows
 from tether.run.judges import BY_KIND, AFunction, AModel, FunctionJudge, JudgeConfig, configured, text_judge
 from tether.run.judging import judge_files, judge_report, judged_pairs, reasons
 from tether.run.online_sections import learned_reward
+from tether.run.prompts import usable_once
 from tether.run.roles import load_policy, local_engine
 from tether.run.rows import Section
 from tether.run.stage import Context
@@ -113,8 +117,12 @@ def train(section: PairsSection, context: Context, rows: Sequence[Prompt], run: 
         DataError: the answers give no pair.
         RunError: the language model failed too often, or no pair has a verdict.
     """
-    start, prompts = time.perf_counter(), _asked(section, context, rows)
-    answers = _answered(section, context, prompts, run)
+    start = time.perf_counter()
+    policy = cache(lambda: load_policy(str(context.policy or context.model.source), context.model, context.seed))
+    note, load = run.path / "left_out.json", lambda: policy()[1]
+    prompts = _asked(section, context, usable_once(context, rows, section.max_new_tokens, note, load))
+    answers = _answered(section, context, prompts, run, policy)
+    policy.cache_clear()  # the judge may need the memory
     chosen = None if section.labels is None else _chosen(section, context, answers, run)
     comparisons, summary = _Collector(section, context, [*prompts.values()], answers, run).judged(chosen)
     if not comparisons:
@@ -143,7 +151,7 @@ def _asked(section: PairsSection, context: Context, prompts: Sequence[Prompt]) -
     With rounds: the next ones of endless epochs, none of them twice in a round.
     """
     if (size := section.prompts or len(prompts)) > len(prompts):
-        raise ConfigError(f"pairs.prompts = {size}, and there are {len(prompts)}: raise samples_per_prompt instead")
+        raise ConfigError(f"pairs.prompts = {size}, and there are {len(prompts)} that can be used: raise samples_per_prompt instead")
     if context.round is None:
         return dict(enumerate(prompts[:size]))
     first: dict[int, int] = {}
@@ -153,14 +161,20 @@ def _asked(section: PairsSection, context: Context, prompts: Sequence[Prompt]) -
     return {place: prompts[row] for row, place in islice(first.items(), size)}
 
 
-def _answered(section: PairsSection, context: Context, prompts: dict[int, Prompt], run: RunDirectory) -> Answers:
+def _answered(
+    section: PairsSection,
+    context: Context,
+    prompts: dict[int, Prompt],
+    run: RunDirectory,
+    policy: Callable[[], tuple[Role, LoadedModel]],
+) -> Answers:
     """Answers prompt by prompt, written as they come; scored by the last round's reward model if the choice of pairs asks it."""
     path, progress = run.path / "answers.jsonl", context.progress
     answers = {row["id"]: row for row in read_jsonl(path)}
     _check_sampling(section, context, run.path / "sampling.json", begun=bool(answers))
     missing = [(place, prompt) for place, prompt in prompts.items() if prompt.id not in answers]
     if missing:
-        role, loaded = load_policy(str(context.policy or context.model.source), context.model, context.seed)
+        role, loaded = policy()
         run.update_manifest(**loaded.manifest())
         engine = local_engine(role, loaded, max_rows=section.engine_rows)
         scored = section.choose in SCORED and context.earlier

@@ -14,6 +14,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,9 +32,12 @@ from tether.models.config import LoraConfig
 from tether.models.loading import LoadedModel
 from tether.models.trunk import Role
 from tether.preferences.rows import turn_rows
+from tether.rollout.drawn import prompt_ids
+from tether.rollout.local import LocalEngine
 from tether.run.judging import as_rollout
 from tether.run.models import on_folder, open_model
 from tether.run.online_sections import learned_reward
+from tether.run.prompts import usable_once
 from tether.run.roles import attach, encoder_of, local_engine, new_role, save_trained
 from tether.run.rows import Section, SteadyLora
 from tether.run.stage import Context, drop_checkpoint
@@ -96,6 +100,9 @@ def train(section: RoundsSection, context: Context, rows: Sequence[Any], run: Ru
         DataError: a round's samples give no pair.
     """
     config = {"rounds": section, "model": context.model, "seed": context.seed}
+    if section.method == "iterative":
+        load, note = partial(open_model, context.model, seed=context.seed), run.path / "left_out.json"
+        rows = usable_once(context, rows, section.max_new_tokens, note, load)
     summaries, previous = [], None
     for number in range(section.rounds):
         one = RunDirectory.open(run.path / f"round-{number + 1:02d}", {**config, "round": number + 1})
@@ -190,13 +197,15 @@ class _Round:
         values = [score.value for score in scores if score.value is not None]
         return made, {"pairs": len(made), **skipped, "proxy": statistics.fmean(values) if values else None}
 
-    def _against_samples(self, rows: Sequence[Demonstration], engine: Engine, encoder: ChatEncoder) -> Made:
+    def _against_samples(self, rows: Sequence[Demonstration], engine: LocalEngine, encoder: ChatEncoder) -> Made:
         """Each demonstration over one sample; those that cannot be encoded, or were sampled to the letter, are counted."""
         shown, unusable = {}, 0
         for place, row in self._places(len(rows)).items():
             turns = rows[row].messages
             try:
-                shown[place] = replace(as_rollout(turns, encoder), prompt=Prompt(turns[:-1], rows[row].id, rows[row].metadata))
+                prompt = Prompt(turns[:-1], rows[row].id, rows[row].metadata)
+                prompt_ids(encoder, prompt, self.section.max_new_tokens, engine.context_length)
+                shown[place] = replace(as_rollout(turns, encoder), prompt=prompt)
             except DataError:
                 unusable += 1
         groups = self._groups({place: rollout.prompt for place, rollout in shown.items()}, engine, 1)

@@ -10,7 +10,7 @@ import resource
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class Context:
         round, earlier: of a recipe that repeats: the number of this round, and the folders of those before it.
         policy: whoever answers to collect pairs; unset: the model.
         policies: the trained ones, by name, and how they sampled: for whoever compares them with the model.
+        quarantine: rows and prompts that the stage cannot use, for its summary.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Context:
     policies: Mapping[str, Path] = field(default_factory=dict)
     sampling: Sampling | None = None
     progress: Progress | None = None
+    quarantine: Quarantine = field(default_factory=Quarantine)
 
     @property
     def root(self) -> Path:
@@ -77,11 +79,17 @@ class Context:
     def read(self, data: DataConfig | None, kind: type, name: str = "", *, whole: bool = False) -> tuple[list[Any], Quarantine]:
         """Rows of a data section, and what had to be set aside; `whole` as in `load_rows`."""
         name = name or self.name
-        quarantine = Quarantine(self.folder / f"quarantine-{name}.jsonl")
+        quarantine = self.fresh_quarantine(name)
         rows = load_rows(named(data, name), kind, quarantine, whole=whole)
         if quarantine.unused:
             once(logging.getLogger("tether.data").warning, UNUSED_COLUMNS, f"[{name}]", quarantine.unused_columns())
         return rows, quarantine
+
+    def fresh_quarantine(self, name: str) -> Quarantine:
+        """An empty one, with a file in the stage's folder: a stage that goes on reads all rows again."""
+        path = self.folder / f"quarantine-{name}.jsonl"
+        path.unlink(missing_ok=True)
+        return Quarantine(path)
 
 
 def run_stage(section: Section, context: Context) -> dict[str, Any]:
@@ -96,9 +104,10 @@ def run_stage(section: Section, context: Context) -> dict[str, Any]:
         return original.summary()
     with here().workplace(context.folder, original.path):
         run = RunDirectory(context.folder)
-        rows, quarantine = context.rows, None
+        rows, quarantine = context.rows, context.fresh_quarantine(context.name)
         if rows is None and section.kind is not None:
             rows, quarantine = context.read(section.data, section.kind, whole=calls_functions(section))
+        context = replace(context, quarantine=quarantine)
         if rows is not None:
             run.update_manifest(rows=len(rows))
         summary = STAGES[context.name].train(section, context, rows, run)
@@ -117,7 +126,7 @@ def _opened(section: Section, context: Context) -> RunDirectory:
     return run
 
 
-def _finished(run: RunDirectory, section: Config, summary: dict[str, Any], quarantine: Quarantine | None) -> dict[str, Any]:
+def _finished(run: RunDirectory, section: Config, summary: dict[str, Any], quarantine: Quarantine) -> dict[str, Any]:
     """Write the summary, with what the detectors noticed and whether anything moved at all."""
     steps, alarms = run.metrics(), run.alarms()
     if not {alarm["detector"] for alarm in alarms} & {"kl_stuck", "unmoved"}:
@@ -126,10 +135,9 @@ def _finished(run: RunDirectory, section: Config, summary: dict[str, Any], quara
         run.alarm(Alarm("unmoved", steps[-1]["step"], 1.0, 1.0, f"{r.message} {r.evidence}", r.advice) for r in findings)
     if steps:
         summary["alarms"] = run.alarms()
-    if quarantine is not None:
-        summary["quarantine"] = quarantine.summary()
-        if quarantine.unused:
-            summary["columns_not_used"] = dict(quarantine.unused)
+    summary["quarantine"] = quarantine.summary()
+    if quarantine.unused:
+        summary["columns_not_used"] = dict(quarantine.unused)
     if left_out := len(list((run.path / "skipped").glob("step-*.json"))):
         summary["steps_left_out"] = left_out
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
