@@ -86,6 +86,7 @@ class Quarantine:
         """Count the rows of another quarantine, which has a file of its own, here too."""
         self.count += other.count
         self.reasons.update(other.reasons)
+        self.unused.update(other.unused)
         self.examples += other.examples[: self._keep - len(self.examples)]
 
     def top_reasons(self, limit: int = 3) -> str:

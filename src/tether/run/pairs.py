@@ -151,7 +151,7 @@ def _asked(section: PairsSection, context: Context, prompts: Sequence[Prompt]) -
     With rounds: the next ones of endless epochs, none of them twice in a round.
     """
     if (size := section.prompts or len(prompts)) > len(prompts):
-        raise ConfigError(f"pairs.prompts = {size}, and there are {len(prompts)} that can be used: raise samples_per_prompt instead")
+        raise ConfigError(f"pairs.prompts = {size}, and there are {len(prompts)} to use: raise samples_per_prompt instead")
     if context.round is None:
         return dict(enumerate(prompts[:size]))
     first: dict[int, int] = {}
