@@ -197,7 +197,9 @@ def test_offload_is_refused_where_nothing_could_be_moved(lora):
 
 
 def test_an_adapter_of_the_embeddings_is_trained_too():
-    model = add_adapter(tiny_model(), "policy", LoraConfig(rank=2, targets=("embed_tokens", "q_proj")))
+    tied = tiny_model()
+    tied.lm_head.weight = torch.nn.Parameter(tied.lm_head.weight.clone())  # an adapter on tied weights is refused
+    model = add_adapter(tied, "policy", LoraConfig(rank=2, targets=("embed_tokens", "q_proj")))
     names = {id(p): name for name, p in model.named_parameters()}
     trained = {names[id(p)] for p in Role(model, "policy").parameters()}
     assert trained == {name for name in names.values() if "lora" in name}

@@ -15,7 +15,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from tether.cpu.kernels import add_norm, decode, gate, library_for, rotate
 from tether.cpu.products import Product, is_product, room_for_a_copy
-from tether.models.trunk import Role, layer_windows, setting
+from tether.models.trunk import Role, has_adapters, layer_windows, setting
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}
@@ -131,7 +131,7 @@ def cache_bytes(config: Any, rows: int, places: int, element_size: int) -> int:
 def llama_decoder(role: Role) -> LlamaDecoder | None:
     """A decoder that computes what `role` computes, or None where this kind cannot."""
     config, model = role.causal_model.config, role.causal_model
-    if config.model_type not in FAMILIES or config.hidden_act != "silu":
+    if config.model_type not in FAMILIES or config.hidden_act != "silu" or has_adapters(model.get_input_embeddings()):
         return None
     if library_for(model.get_input_embeddings().weight) is None or not room_for_a_copy(model):
         return None

@@ -12,6 +12,8 @@ from tether.core.errors import MissingFileError
 
 TINY = "tiny"
 PACKAGE_PREFIX = "package:"
+ADAPTER_FILE = "adapter_config.json"
+"""In a folder of peft: the settings of an adapter, and the name of its base."""
 
 
 class LoraConfig(Config):
@@ -67,7 +69,8 @@ class ModelConfig(Config):
         from pathlib import Path
 
         looks_local = self.source.startswith((".", "/", "~")) or Path(self.source).exists()
-        if looks_local and not (Path(self.source).expanduser() / "config.json").is_file():
+        folder = Path(self.source).expanduser()
+        if looks_local and not any((folder / name).is_file() for name in ("config.json", ADAPTER_FILE)):
             raise MissingFileError(
                 f"model folder {self.source!r} has no config.json. Give a transformers folder, a hub id or `tiny`."
             )

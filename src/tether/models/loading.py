@@ -18,9 +18,8 @@ from tether.models.config import TINY, LoraConfig, ModelConfig
 from tether.models.precision import cast
 from tether.models.pretrained import from_pretrained, quiet
 from tether.models.quantized import LIBRARY, quantize
+from tether.models.targets import kept_layers, target_names
 from tether.models.trunk import Role, setting
-
-ATTENTION_INPUTS = ("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "query_key_value", "Wqkv")
 
 
 @dataclass
@@ -195,18 +194,20 @@ def add_adapter(model: Any, name: str, lora: LoraConfig, *, seed: int = 0) -> An
 
     peft would keep adapters in float32, which on a CPU makes a bfloat16 model several times slower; the float32 masters
     that small learning rates need live in the optimizer (learner.local).
+
+    Raises:
+        ModelError: `lora.targets` fits no layer, or one that cannot have an adapter (models.targets).
     """
     from peft import LoraConfig as PeftLora
 
-    depth = setting(model.config, "num_hidden_layers")
     peft_config = PeftLora(
         r=lora.rank,
         lora_alpha=lora.alpha,  # pyright: ignore[reportArgumentType]  (peft scales with any number)
         lora_dropout=lora.dropout,
         use_rslora=lora.rslora,
         use_dora=lora.dora,
-        target_modules=_targets(model, lora),
-        layers_to_transform=list(range(max(0, depth - lora.last_layers), depth)) if lora.last_layers and depth else None,
+        target_modules=target_names(model, lora),
+        layers_to_transform=kept_layers(model.config, lora),
         task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng(devices=[]), quiet():
@@ -231,21 +232,6 @@ def with_dtype_of_base(model: Any, adapter: str) -> Any:
         if f".{adapter}." in name:
             parameter.data = parameter.data.to(model.dtype)
     return model.eval()
-
-
-def _targets(model: Any, lora: LoraConfig) -> list[str]:
-    """Leaf names of the layers that get an adapter. The output layer is never among them."""
-    if not isinstance(lora.targets, str):
-        return list(lora.targets)
-    linear = {
-        name.removesuffix(".base_layer").rsplit(".", 1)[-1]
-        for name, module in Role(model).decoder.named_modules()
-        if isinstance(module, torch.nn.Linear) and ".lora_" not in name
-    }
-    wanted = sorted(linear) if lora.targets == "all-linear" else [name for name in ATTENTION_INPUTS if name in linear]
-    if not wanted:
-        raise ModelError(f"cannot tell which layers lora.targets = {lora.targets!r} means here; name some of {sorted(linear)}")
-    return wanted
 
 
 def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:

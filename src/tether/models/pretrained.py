@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 
 from tether.core.errors import ModelError, one_line
 from tether.core.once import once
+from tether.models.adapter_folders import holds_adapter, load_merged
 from tether.models.config import PACKAGE_PREFIX, ModelConfig
 from tether.models.packaged import PACKAGES, cache_folder, cached, fetch_package
 
@@ -112,6 +113,12 @@ def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> tuple
     import transformers
 
     folder, source = resolve(config)
+    if holds_adapter(Path(folder)):
+        if kind != "CausalLM":
+            advice = "Merge the two first (tether export without --adapter)"
+            raise ModelError(f"{source} holds an adapter, and a classifier is loaded whole. {advice}.")
+        with quiet():
+            return load_merged(partial(from_pretrained, kind), config, Path(folder), dtype)
     try:
         _check_folder(Path(folder))
         trust = {"trust_remote_code": config.trust_remote_code, "revision": config.revision}
@@ -123,6 +130,8 @@ def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> tuple
                 raise _RefusalError(f"{(shape.architectures or '?')[0]} reads both ways and cannot continue a text", GIVE_CAUSAL)
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trust)
             model, report = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder, **how, **trust)
+        if getattr(model, "_hf_peft_config_loaded", False):
+            raise _RefusalError("it holds an adapter of peft", "Download it, and give its folder")
         if missing := sorted(report["missing_keys"]):
             raise _RefusalError(
                 f"its files lack {len(missing)} weights ({', '.join(missing[:3])}), which would be random numbers"

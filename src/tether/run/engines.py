@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from tether.core.errors import ConfigError
+from tether.models.adapter_folders import holds_adapter
 from tether.models.loading import LoadedModel, load_model, save_model
 from tether.models.saving import attach_adapter, refill_adapter, refill_model
 from tether.models.trunk import Role
@@ -102,7 +103,7 @@ def _allowed(rank: int) -> int:
 def _base(loaded: LoadedModel, root: Path, seed: int) -> Path:
     """The folder of the model under the adapters; a copy where it comes from a package, or was made in code."""
     source = Path(loaded.source)
-    if source.is_dir() and any(source.glob("*.safetensors")):
+    if source.is_dir() and any(source.glob("*.safetensors")) and not holds_adapter(source):
         return source.resolve()
     if not (root / "base" / "config.json").is_file():
         fresh = load_model(loaded.config.model_copy(update={"quantize": None}), seed=seed)

@@ -18,6 +18,7 @@ from tether.core.types import Conversation, Json, Message, assistant, user
 from tether.data.batches import make_batch
 from tether.data.chat import Encoded
 from tether.learner.checkpoint import complete_checkpoints, load_checkpoint, unnumbered
+from tether.models.adapter_folders import holds_adapter
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, make_readable
@@ -106,7 +107,7 @@ def find_source(source: str) -> Source:
             raise ModelError(f"{place} names several reward models. Export them one by one: {', '.join(map(str, members))}")
         if is_role(place):
             return Source(read_role(place)["kind"], source, place, stage_of(place))
-        if (place / "config.json").is_file() and "model_type" in read_json(place / "config.json"):
+        if holds_adapter(place) or ((place / "config.json").is_file() and "model_type" in read_json(place / "config.json")):
             return Source("policy", str(place), None, stage_of(place))
     unfinished = sorted(path.glob("**/checkpoints/step-*"))
     if unfinished:

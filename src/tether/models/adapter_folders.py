@@ -1,0 +1,102 @@
+"""A folder with an adapter of peft: loaded as its base with the adapter merged, whichever program has written it."""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from tether.core.config import build
+from tether.core.errors import ModelError, TetherError, one_line
+from tether.core.once import once
+from tether.core.rundir import read_json
+from tether.models.config import ADAPTER_FILE, ModelConfig
+from tether.models.precision import cast
+
+logger = logging.getLogger(__name__)
+WEIGHTS = "adapter_model.safetensors"
+Load = Callable[[ModelConfig, torch.dtype], tuple[Any, Any, str]]
+"""From settings and a type to model, tokenizer and the name of the source."""
+
+
+def holds_adapter(folder: Path) -> bool:
+    """Whether a folder holds an adapter of peft, alone or beside the weights that it belongs to."""
+    return (folder / ADAPTER_FILE).is_file()
+
+
+@torch.no_grad()
+def load_merged(load: Load, config: ModelConfig, folder: Path, dtype: torch.dtype) -> tuple[Any, Any, str]:
+    """The base of an adapter's folder, with the adapter merged in float32: (model, tokenizer, name).
+
+    The base is the folder's own whole weights, as transformers has it, or the model that the adapter's settings name.
+
+    Raises:
+        ModelError: there is no base, or the adapter does not fit it or cannot be merged.
+    """
+    from transformers import AutoTokenizer
+
+    with _bare(config, folder) as bare:
+        model, tokenizer, base = load(bare, torch.float32)
+    if any(folder.glob("*token*.json")):
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    name = base if bare.source == base else "its own weights"
+    once(logger.info, "%s holds an adapter, which is merged into %s", config.source, name)
+    return cast(_merged(model, folder), dtype), tokenizer, config.source
+
+
+@contextmanager
+def _bare(config: ModelConfig, folder: Path) -> Iterator[ModelConfig]:
+    """The settings that load the base alone: transformers would put the adapter on it, where no later adapter finds it."""
+    whole = [path for path in folder.glob("*.safetensors") if path.name != WEIGHTS]
+    if not whole:
+        base = read_json(folder / ADAPTER_FILE).get("base_model_name_or_path")
+        if not base:
+            raise ModelError(
+                f"{folder} holds an adapter alone, and its {ADAPTER_FILE} names no base (base_model_name_or_path). "
+                "Write the folder or hub id of the base there."
+            )
+        try:
+            named = {**config.model_dump(), "source": str(base), "revision": None, "fallback": None}
+            yield build(ModelConfig, named, where=ADAPTER_FILE)
+        except TetherError as error:
+            raise ModelError(
+                f"{folder} holds an adapter alone, whose base cannot be loaded: {error} "
+                f"The name of the base stands in {ADAPTER_FILE} (base_model_name_or_path)."
+            ) from error
+        return
+    with tempfile.TemporaryDirectory() as place:
+        for path in folder.iterdir():
+            if path.is_file() and path.name not in (ADAPTER_FILE, WEIGHTS):
+                Path(place, path.name).symlink_to(path.resolve())
+        try:
+            yield config.model_copy(update={"source": place, "revision": None, "fallback": None})
+        except ModelError as error:
+            raise ModelError(str(error).replace(place, config.source)) from error
+
+
+def _merged(model: Any, folder: Path) -> Any:
+    from peft import PeftConfig, PeftModel, get_peft_model_state_dict
+
+    try:
+        if not (folder / WEIGHTS).is_file():
+            raise ValueError(f"{WEIGHTS} is missing")
+        kind = PeftConfig.from_pretrained(str(folder))
+        adapted: Any = PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False)
+        if not hasattr(adapted.base_model, "merge_and_unload"):
+            raise ValueError(f"an adapter of the kind {kind.peft_type} cannot be merged into weights")
+        lacking = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys() - load_file(folder / WEIGHTS).keys()
+        if lacking:
+            raise ValueError(f"{len(lacking)} tensors are missing in {WEIGHTS}, such as {min(lacking)}")
+        merged = adapted.merge_and_unload(safe_merge=True)
+    except Exception as error:  # peft, safetensors and torch have errors of their own each
+        raise ModelError(
+            f"the adapter in {folder} cannot be merged into its base: {one_line(error)}. Save it again with its base."
+        ) from error
+    vars(merged).pop("peft_config", None)
+    return merged

@@ -1,0 +1,101 @@
+"""Layers that an adapter is put on: those that a recipe names, checked against the model before anything is trained."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from tether.core.errors import ModelError
+from tether.core.once import once
+from tether.models.config import LoraConfig
+from tether.models.trunk import Role, has_adapters, setting
+
+logger = logging.getLogger(__name__)
+LINEAR = (nn.Linear, Conv1D)
+ADAPTABLE = (*LINEAR, nn.Embedding, nn.Conv1d)
+ATTENTION_INPUTS = (
+    *("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "query_key_value", "Wqkv"),
+    *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),  # by way of latents (DeepSeek)
+)
+
+
+def target_names(model: Any, lora: LoraConfig) -> list[str]:
+    """Ends of the names of the layers that get an adapter, in peft's terms. The output layer is never among them.
+
+    Raises:
+        ModelError: a name fits no layer, a layer that cannot have an adapter, or one whose adapter would not be what is saved.
+    """
+    if not isinstance(lora.targets, str):
+        _check(model, lora.targets, lora.last_layers)
+        return list(lora.targets)
+    decoder = Role(model).decoder
+    linear = {_leaf(name) for name, layer in _layers(decoder).items() if isinstance(layer, LINEAR)}
+    wanted = sorted(linear) if lora.targets == "all-linear" else [name for name in ATTENTION_INPUTS if name in linear]
+    if not wanted:
+        raise ModelError(f"cannot tell which layers lora.targets = {lora.targets!r} means here; name some of {sorted(linear)}")
+    stacked = {_leaf(name.rpartition(".")[0]) for name, p in decoder.named_parameters() if p.dim() == 3 and "lora_" not in name}
+    stacked -= {_leaf(name) for name, layer in _layers(decoder).items() if isinstance(layer, nn.Conv1d)}
+    if stacked and lora.targets == "all-linear":
+        what = ", ".join(sorted(stacked))
+        once(logger.warning, "lora.targets = 'all-linear': the weights of %s are no linear layers and get no adapter", what)
+    return wanted
+
+
+def kept_layers(config: Any, lora: LoraConfig) -> list[int] | None:
+    """The numbers of the layers that `lora.last_layers` keeps; None: all."""
+    depth = setting(config, "num_hidden_layers")
+    return list(range(max(0, depth - lora.last_layers), depth)) if lora.last_layers and depth else None
+
+
+def _check(model: Any, targets: Sequence[str], last_layers: int | None) -> None:
+    causal = Role(model).causal_model
+    layers, kind = _layers(causal), type(causal).__name__
+    output, embedding = (_plain(module) for module in (causal.get_output_embeddings(), causal.get_input_embeddings()))
+    for target in targets:
+        found = {name: layer for name, layer in layers.items() if name == target or name.endswith(f".{target}")}
+        if not found:
+            able = sorted({_leaf(name) for name, layer in layers.items() if isinstance(layer, ADAPTABLE) and layer is not output})
+            near = difflib.get_close_matches(target, able, cutoff=0.5)
+            advice = f"Nearest is {' or '.join(map(repr, near))}" if near else f"There are {', '.join(able)}"
+            raise ModelError(f"lora.targets: no layer of {kind} is called {target!r}. {advice}.")
+        for name, layer in found.items():
+            if not isinstance(layer, ADAPTABLE):
+                raise ModelError(
+                    f"lora.targets: {name!r} is a {type(layer).__name__}, which takes no adapter. "
+                    "Name linear layers or embeddings."
+                )
+        if any(layer is output for layer in found.values()):
+            raise ModelError(
+                f"lora.targets: {target!r} is the output layer, whose weight the losses read without an adapter. "
+                "Leave it out, or train the whole model (lora = false)."
+            )
+        if output is not None and any(layer is embedding and layer.weight is output.weight for layer in found.values()):
+            raise ModelError(
+                f"lora.targets: {target!r} is also the output layer of this model (tied weights). A merged adapter would change "
+                "both, and training changes one. Leave it out, or train the whole model (lora = false)."
+            )
+        if last_layers and not any(re.search(r"\.\d+\.", name) for name in found):
+            raise ModelError(
+                f"lora.targets: {target!r} stands in no numbered layer, so lora.last_layers = {last_layers} leaves it out. "
+                "Drop one of the two."
+            )
+
+
+def _layers(root: nn.Module) -> dict[str, Any]:
+    """The modules as they were before any adapter, by name."""
+    parts = {name: module for name, module in root.named_modules() if ".lora_" not in name and ".base_layer" not in name}
+    return {name: _plain(module) for name, module in parts.items()}
+
+
+def _plain(module: Any) -> Any:
+    return module.get_base_layer() if module is not None and has_adapters(module) else module
+
+
+def _leaf(name: str) -> str:
+    return name.rpartition(".")[2]
