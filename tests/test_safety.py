@@ -121,7 +121,8 @@ def test_a_hostile_chat_template_gets_nowhere(encoder, template, tmp_path):
 def test_what_a_template_may_not_see_is_empty_to_it(encoder):
     from tether.core.types import user
 
-    shown, plain = "a{{ (messages|attr('__class__'))|attr('__mro__') }}b", "ab"
+    asked = "{{ messages[0].content }}"
+    shown, plain = asked + "a{{ (messages|attr('__class__'))|attr('__mro__') }}b", asked + "ab"
     assert encoder(shown).prompt((user("hello"),)) == encoder(plain).prompt((user("hello"),))
 
 

@@ -9,9 +9,10 @@ from tether.api.given import data_values
 from tether.core.errors import DataError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Demonstration, Message, assistant, user
-from tether.data.chat import PLAIN_TEMPLATE, ChatEncoder
+from tether.data.chat import ChatEncoder
 from tether.data.formats.conversations import read_conversation
 from tether.data.sources import read
+from tether.data.templates import PLAIN_TEMPLATE
 from tether.learner.config import OptimizerConfig
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
@@ -149,10 +150,10 @@ def test_sft_learns_to_call(tmp_path):
     config = SFTConfig(epochs=3, batch_size=2, heldout_fraction=0.0, optimizer=OptimizerConfig(learning_rate=3e-3))
     stage = SFT(config, Role(tiny_model().requires_grad_(False)), encoder())
     rows = [demonstration(tools=[SCHEMA])] * 2
-    before = stage.evaluate([stage._encode(row) for row in rows])["loss"]
+    before = stage.evaluate(stage._encode(rows)[0])["loss"]
     summary = stage.train(rows, RunDirectory(tmp_path))
     assert summary["updates"] == 3 and summary["skipped"] == {}
-    assert stage.evaluate([stage._encode(row) for row in rows])["loss"] < before
+    assert stage.evaluate(stage._encode(rows)[0])["loss"] < before
 
 
 def test_sft_sets_rows_aside_whose_calls_the_template_leaves_out(tmp_path):

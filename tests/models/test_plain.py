@@ -7,7 +7,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from tether.core.errors import ModelError
 from tether.core.types import Message, assistant, user
-from tether.data.chat import PLAIN_TEMPLATE, ChatEncoder
+from tether.data.chat import ChatEncoder
+from tether.data.templates import PLAIN_TEMPLATE
 from tether.models.heads import ScalarHead
 from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
 from tether.run.export_hf import OFFSET, classifier, settle_padding, whole_template

@@ -64,14 +64,14 @@ class _Trainer:
         self.train_rows, self.eval_rows = self._usable(train_dataset), self._usable(eval_dataset)
 
     def _stage(self) -> Any: ...
-    def _encode(self, row: Row, /) -> Any: ...
+    def _encode(self, row: Row, /) -> list[Any]: ...
 
     def _usable(self, rows: Iterable[Row]) -> list[Any]:
         """The encoded rows; those that cannot be used are counted in one warning."""
         encoded, skipped = encode_rows(rows, self._encode)
         if skipped:
             warnings.warn(f"{sum(skipped.values())} rows are left out: {skipped}", stacklevel=3)
-        return encoded
+        return [part for parts in encoded for part in parts]
 
     def train(self) -> TrainOutput:
         """All epochs over the rows, in a new run directory under `output_dir`.
@@ -128,21 +128,21 @@ class SFTTrainer(_Trainer):
         config = sft.SFTConfig(packing=settings.packing, row_tokens=settings.max_seq_length, rows_per_micro_batch=rows)
         return sft.SFT(config, TrainableRole(self.model), self.encoder)
 
-    def _encode(self, row: Row) -> Encoded:
-        """Token ids of a row, cut at max_seq_length."""
+    def _encode(self, row: Row) -> list[Encoded]:
+        """Token ids of a row, cut at max_seq_length; some templates need several sequences, see `ChatEncoder.conversations`."""
         limit, field, bos = self.args.max_seq_length, self.args.dataset_text_field, self.tokenizer.bos_token
         if field in row:
             rendered = bool(bos) and row[field].startswith(bos)  # by a chat template, which has put the BOS there
             ids = tuple(self.tokenizer(row[field], add_special_tokens=not rendered)["input_ids"])
-            encoded = Encoded(ids, (False, *(True for _ in ids[1:])))
+            sequences = [Encoded(ids, (False, *(True for _ in ids[1:])))]
         else:
             layout = detect([dict(row)], Demonstration, "this row")
             (demonstration,) = kind_reader(layout, Demonstration, "this row", dict(row))(dict(row))
-            encoded = self.encoder.conversation(demonstration.messages)
-        encoded = Encoded(encoded.ids[:limit], encoded.trained[:limit])
-        if not encoded.num_trained:
+            sequences = self.encoder.conversations(demonstration.messages)
+        cut = [Encoded(sequence.ids[:limit], sequence.trained[:limit]) for sequence in sequences]
+        if not any(sequence.num_trained for sequence in cut):
             raise DataError(f"nothing to learn within max_seq_length = {limit} tokens")
-        return encoded
+        return [sequence for sequence in cut if sequence.num_trained]
 
 
 class RewardTrainer(_Trainer):
@@ -172,7 +172,7 @@ class RewardTrainer(_Trainer):
         config = reward.RewardConfig(micro_batch_tokens=tokens, use_margin=True, centering=centering)
         return reward.RewardModeling(config, TrainableRole(model, head.to(model.device)), self.encoder)
 
-    def _encode(self, row: Row) -> Ranking:
+    def _encode(self, row: Row) -> list[Ranking]:
         """One pair; what stands after the common beginning counts as the response."""
         texts = [self._ids(row, side) for side in ("chosen", "rejected")]
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
@@ -180,7 +180,7 @@ class RewardTrainer(_Trainer):
         within(max(sides, key=len), self.args.max_length, "max_length")
         if texts[0] == texts[1]:
             raise DataError("both sides are the same tokens")
-        return Ranking("", sides, (0,), (1,), (1.0,), (float(row.get("margin") or 0.0),))
+        return [Ranking("", sides, (0,), (1,), (1.0,), (float(row.get("margin") or 0.0),))]
 
     def _ids(self, row: Row, side: str) -> tuple[int, ...]:
         """Of a side's text or token ids, without padding."""

@@ -1,26 +1,30 @@
 """Conversations become token ids, in one place: what is trained, scored and sampled from is encoded by this file alone.
 
-A conversation is cut into segments at the borders of its assistant turns, and each segment is tokenized on its own.
-So a prompt's ids are by construction a prefix of the ids of prompt + response, and what a reward model was trained on
-is exactly what it scores.
+Every reply is encoded behind the very text that a model would continue to write it: its template's prompt for the turns before.
+So the ids of a prompt are a prefix of the ids of prompt + response, and a reward model scores exactly what it was trained on.
+Many published templates render an earlier reply differently from the last one: Qwen3 drops its thought, Phi-3 ends a whole
+conversation, not a turn. `conversations` gives such replies sequences of their own; `conversation` counts them where the whole
+text has them as they were generated.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal
 
 from tether.core.errors import DataError, ModelError
-from tether.core.types import Conversation, Message, assistant, user
+from tether.core.once import once
+from tether.core.types import Conversation, Json, Message, assistant, user
+from tether.data.rendered import FAMILIES, Marks, Rendered, marks_of, unrendered
+from tether.data.templates import ChatTemplate, RenderedReply
 
-PLAIN_TEMPLATE = (
-    "{% for message in messages %}"
-    "{{ {'user': 'User: ', 'assistant': 'Assistant: '}.get(message['role'], message['role'] | capitalize ~ ': ') }}"
-    "{{ message['content'] }}{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n\n' }}"
-    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant: ' }}{% endif %}"
-)
+_LOG = logging.getLogger("tether.data")
+_ANCHORS = ("\n", "a")
+"""Texts behind which a fragment is tokenized by tokenizers that begin every text with a space of their own."""
+_NOTHING_TO_TRAIN = "no assistant turn to train: each is marked as not to be trained"
 
 
 @dataclass(frozen=True)
@@ -53,19 +57,46 @@ class ChatEncoder:
     Args:
         tokenizer: a transformers tokenizer; one without a chat template gets a plain "User: / Assistant:" one.
         stop_ids: the ids that end a turn; the first one is appended where a template writes none.
-        template: a Jinja chat template that replaces the tokenizer's own.
+        template: a Jinja chat template that replaces the tokenizer's own, or several by name: `default`, and `tool_use` for
+            conversations with tools.
         system_prompt: put before conversations that have no system message of their own; None leaves that to the template.
+        rendered: treatment of texts that a template has rendered already, see `Rendered`.
     """
 
     def __init__(
-        self, tokenizer: Any, stop_ids: tuple[int, ...], template: str | None = None, system_prompt: str | None = None
+        self,
+        tokenizer: Any,
+        stop_ids: tuple[int, ...],
+        template: str | Mapping[str, str] | None = None,
+        system_prompt: str | None = None,
+        rendered: Rendered = "auto",
     ) -> None:
         if not stop_ids:
             raise ModelError("the tokenizer has no EOS token, so no response could ever end. Set model.stop_tokens.")
         self.tokenizer = tokenizer
         self.stop_ids = stop_ids
-        self.template = template or tokenizer.chat_template or PLAIN_TEMPLATE
+        stops = [tokenizer.decode([i], skip_special_tokens=False) for i in stop_ids]
+        self.chat = ChatTemplate(tokenizer, template, stops)
         self.system_prompt = system_prompt
+        self.rendered: Rendered = rendered
+
+    @classmethod
+    def described(cls, tokenizer: Any, encoding: Json) -> ChatEncoder:
+        """The encoder that `describe` described."""
+        named = {"default": encoding["template"]}
+        if tool_use := encoding.get("tool_template"):
+            named["tool_use"] = tool_use
+        return cls(tokenizer, tuple(encoding["stop_ids"]), named, encoding["system_prompt"])
+
+    @property
+    def template(self) -> str:
+        """The Jinja text of the template for conversations without tools."""
+        return self.chat.text
+
+    @property
+    def templates(self) -> str | dict[str, str]:
+        """The template as a tokenizer keeps it: several by name where conversations with tools have one of their own."""
+        return self.template if self.chat.for_tools is None else {"default": self.template, "tool_use": self.chat.for_tools}
 
     @property
     def pad_id(self) -> int:
@@ -73,46 +104,68 @@ class ChatEncoder:
         pad = self.tokenizer.pad_token_id
         return self.stop_ids[0] if pad is None else pad
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> Json:
         """The settings that decide the encoding; two roles that differ here do not speak the same language."""
-        return {"template": self.template, "system_prompt": self.system_prompt, "stop_ids": list(self.stop_ids)}
+        settings: Json = {"template": self.template, "system_prompt": self.system_prompt, "stop_ids": list(self.stop_ids)}
+        return settings if self.chat.for_tools is None else settings | {"tool_template": self.chat.for_tools}
 
     def prompt(self, messages: Conversation) -> tuple[int, ...]:
-        """The ids of a conversation that waits for the assistant."""
-        messages = self._with_system(messages)
+        """The ids of a conversation that waits for the assistant.
+
+        Raises:
+            DataError: it ends with an assistant turn, or the template refuses it or leaves out a part.
+        """
+        messages = self._prepared(messages)
         if not messages or messages[-1].role == "assistant":
             raise DataError("a prompt must end with a turn that the assistant can answer")
-        ids, position, text = [], 0, self._render(messages, waiting=True)
-        for context, reply in self._segments(messages):
-            ids += self._tokenize(context) + self._ended(reply)[0]
-            position += len(context) + len(reply)
-        return tuple(ids + self._tokenize(text[position:]))
+        text = self._render(messages, waiting=True)
+        self.chat.check_whole(messages, text)
+        return tuple(self._context(text, self.chat.replies(messages))[0])
 
     def conversation(self, messages: Conversation, train: Literal["all", "last"] = "all") -> Encoded:
         """The ids of a whole conversation; the assistant's turns count, each with the stop token that ends it.
+
+        Turns whose `train` is False do not count; nor do earlier turns that the template renders differently from what a model
+        would have generated: `conversations` has those.
 
         Args:
             train: `all` assistant turns count, or the `last` alone.
 
         Raises:
-            DataError: there is no assistant turn, it is empty, or the template rewrites earlier turns.
+            DataError: the conversation ends on no assistant turn or an empty one, none of its turns is to be trained, or the
+                template refuses it or leaves out a part.
         """
-        messages = self._with_system(messages)
-        if not messages or messages[-1].role != "assistant":
-            raise DataError("the conversation does not end with an assistant turn")
-        if messages[-1].is_empty:
-            raise DataError("the assistant's reply is empty")
-        ids: list[int] = []
-        trained: list[bool] = []
-        segments = self._segments(messages)
-        for number, (context, reply) in enumerate(segments):
-            counts = train == "all" or number == len(segments) - 1
-            context_ids, (reply_ids, end) = self._tokenize(context), self._ended(reply)
-            if number == len(segments) - 1:
-                reply_ids = reply_ids[:end]
-            ids += context_ids + reply_ids
-            trained += [False] * len(context_ids) + [counts] * end + [False] * (len(reply_ids) - end)
-        return Encoded(tuple(ids), tuple(trained))
+        replies = self._answered_replies(messages)
+        wanted = range(len(replies)) if train == "all" else [len(replies) - 1]
+        encoded, _ = self._sequence(replies, {number for number in wanted if replies[number].train})
+        return encoded
+
+    def conversations(self, messages: Conversation, train: Literal["all", "last"] = "all") -> list[Encoded]:
+        """The sequences that train every counted reply of a conversation once, each behind what a model would have seen.
+
+        Templates that keep earlier replies as they were generated need one sequence. Others need one for every reply that they
+        render differently later.
+
+        Raises:
+            DataError: as `conversation`.
+        """
+        replies = self._answered_replies(messages)
+        wanted = range(len(replies)) if train == "all" else [len(replies) - 1]
+        missing = {number for number in wanted if replies[number].train}
+        if not missing:
+            raise DataError(_NOTHING_TO_TRAIN)
+        sequences = []
+        while missing:
+            encoded, counted = self._sequence(replies[: max(missing) + 1], missing)
+            sequences.append(encoded)
+            missing -= counted
+        if len(sequences) > 1:
+            once(
+                _LOG.warning,
+                "the chat template renders earlier replies differently from the last one: each such reply is trained in a "
+                "sequence of its own, behind the prompt that a model gets for it",
+            )
+        return sequences
 
     def rollout(self, prompt_ids: tuple[int, ...], response_ids: tuple[int, ...]) -> Encoded:
         """A sampled response as it was sampled."""
@@ -127,52 +180,106 @@ class ChatEncoder:
         """The text for people and judges: without special tokens."""
         return self.tokenizer.decode(list(ids), skip_special_tokens=True).strip()
 
+    @property
+    def adds_stops(self) -> bool:
+        """True if the template writes no stop token after a reply, so that one is added."""
+        reply = self.chat.reply(self._with_system((user("a"), assistant("b"))), 1 if self.system_prompt is None else 2)
+        return not any(i in self.stop_ids for i in self._tokenize(reply.text))
+
+    def _render(self, messages: Conversation, *, waiting: bool) -> str:
+        return self.chat.render(messages, waiting=waiting)
+
+    def _sequence(self, replies: Sequence[RenderedReply], wanted: set[int]) -> tuple[Encoded, set[int]]:
+        """The conversation up to the last of these replies; of the wanted ones those count that it has as they were generated.
+
+        Returns the ids, and the numbers of the replies that count.
+
+        Raises:
+            DataError: none of them counts.
+        """
+        final = replies[-1]
+        ids, spans = self._context(final.before, replies[:-1])
+        spans[len(replies) - 1] = (len(ids), len(ids) + len(body := self._ended(final.text)))
+        ids += body
+        trained = [False] * len(ids)
+        counted = wanted & spans.keys()
+        if not counted:
+            raise DataError(_NOTHING_TO_TRAIN)
+        for number in counted:
+            start, stop = spans[number]
+            trained[start:stop] = [True] * (stop - start)
+        return Encoded(tuple(ids), tuple(trained)), counted
+
+    def _context(self, text: str, replies: Sequence[RenderedReply]) -> tuple[list[int], dict[int, tuple[int, int]]]:
+        """The ids of a rendered text, and of each reply in it that stands as it was generated, first and last place + 1."""
+        ids: list[int] = []
+        spans: dict[int, tuple[int, int]] = {}
+        position = 0
+        for number, reply in enumerate(replies):
+            if len(reply.before) < position or not text.startswith(reply.whole):
+                continue
+            ids += self._tokenize(text[position : len(reply.before)], begins=position == 0)
+            body = self._ended(reply.text)
+            spans[number] = (len(ids), len(ids) + len(body))
+            ids += body
+            position = len(reply.whole)
+        return ids + self._tokenize(text[position:], begins=position == 0), spans
+
+    def _prepared(self, messages: Conversation) -> Conversation:
+        return self._with_system(unrendered(messages, self._marks, self.rendered))
+
     def _with_system(self, messages: Conversation) -> Conversation:
         if self.system_prompt is None or (messages and messages[0].role == "system"):
             return messages
         return (Message("system", self.system_prompt), *messages)
 
-    def _segments(self, messages: Conversation) -> list[tuple[str, str]]:
-        """(context, reply) texts, one pair an assistant turn; their concatenation is the rendered conversation."""
-        segments, position = [], 0
-        for index, message in enumerate(messages):
-            if message.role != "assistant":
-                continue
-            before = self._render(messages[:index], waiting=True)
-            after = self._render(messages[: index + 1], waiting=False)
-            if not after.startswith(before) or len(before) < position:
-                raise DataError(
-                    "the chat template does not keep earlier turns as they were, so prompt and response cannot be told apart; "
-                    "train with a template that does (model.chat_template), or on the last turn of single-turn data"
-                )
-            if message.tool_calls and after == self._render((*messages[:index], replace(message, tool_calls=())), waiting=False):
-                raise DataError("the chat template leaves out tool calls; set model.chat_template to one that writes them")
-            segments.append((before[position:], after[len(before) :]))
-            position = len(after)
-        return segments
+    def _answered_replies(self, messages: Conversation) -> list[RenderedReply]:
+        """The replies of a conversation that ends with one.
 
-    def _render(self, messages: Conversation, *, waiting: bool) -> str:
-        rows = [message.as_row() for message in messages]
-        tools = next((json.loads(message.tools) for message in messages if message.tools), None)
-        try:
-            return self.tokenizer.apply_chat_template(
-                rows, tools=tools, chat_template=self.template, tokenize=False, add_generation_prompt=waiting
-            )
-        except Exception as error:  # a template is a program of the model's author: anything can come out of it
-            raise DataError(f"the chat template refuses this conversation: {error}") from error
+        Raises:
+            DataError: it ends on another turn or an empty one, or see `ChatTemplate.reply`.
+        """
+        messages = self._prepared(messages)
+        if not messages or messages[-1].role != "assistant":
+            raise DataError("the conversation does not end with an assistant turn")
+        if messages[-1].is_empty:
+            raise DataError("the assistant's reply is empty")
+        return self.chat.replies(messages)
 
-    def _tokenize(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False)["input_ids"] if text else []
+    def _tokenize(self, text: str, *, begins: bool = False) -> list[int]:
+        """The ids of a text, or of a fragment that stands behind another one."""
+        if not text:
+            return []
+        if begins or self._anchor is None:
+            return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        anchor = self.tokenizer(self._anchor, add_special_tokens=False)["input_ids"]
+        ids = self.tokenizer(self._anchor + text, add_special_tokens=False)["input_ids"]
+        if ids[: len(anchor)] == anchor:
+            return ids[len(anchor) :]
+        return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
-    @property
-    def adds_stops(self) -> bool:
-        """True if the template writes no stop token after a reply, so that one is added."""
-        _, reply = next(iter(self._segments(self._with_system((user("a"), assistant("b"))))))
-        return not any(i in self.stop_ids for i in self._tokenize(reply))
+    @cached_property
+    def _anchor(self) -> str | None:
+        """A text behind which a fragment gets no space of its own; None where the tokenizer adds none (SentencePiece does)."""
 
-    def _ended(self, reply: str) -> tuple[list[int], int]:
-        """A reply's ids, with a stop token where the template writes none, and the place after its last stop token."""
+        def pieces(text: str) -> list[str]:
+            return self.tokenizer.convert_ids_to_tokens(self.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+        if not pieces("The")[:1] or not pieces("The")[0].startswith("▁"):
+            return None
+        behind = ((anchor, pieces(anchor), pieces(f"{anchor}The")) for anchor in _ANCHORS)
+        return next((a for a, own, both in behind if both[: len(own)] == own and both[len(own) :][0][:1] != "▁"), None)
+
+    def _ended(self, reply: str) -> list[int]:
+        """A reply's ids, with a stop token where the template writes none."""
         ids = self._tokenize(reply)
-        if not any(i in self.stop_ids for i in ids):
-            ids.append(self.stop_ids[0])
-        return ids, max(place for place, i in enumerate(ids, 1) if i in self.stop_ids)
+        return ids if ids and ids[-1] in self.stop_ids else [*ids, self.stop_ids[0]]
+
+    @cached_property
+    def _marks(self) -> tuple[Marks, ...]:
+        """Marks of rendered texts: the template's own first, then those of published families."""
+        if self.rendered == "keep":
+            return ()
+        special = (self.tokenizer.bos_token, self.tokenizer.eos_token, *self.chat.stops)
+        own = marks_of(lambda messages, waiting: self._render(messages, waiting=waiting), tuple(filter(None, special)))
+        return FAMILIES if own is None else (own, *FAMILIES)

@@ -60,6 +60,11 @@ class ModelConfig(Config):
     )
     trust_remote_code: bool = Field(default=False, description="run code that comes with the model; only for what you trust")
     chat_template: str | None = Field(default=None, description="path of a Jinja file that replaces the tokenizer's template")
+    rendered_texts: Literal["auto", "split", "keep"] = Field(
+        default="auto",
+        description="texts that a chat template has rendered already: auto reads them as turns where they begin like a "
+        "rendered conversation, split reads all texts with a template's marks so, keep leaves every text as it is",
+    )
     system_prompt: str | None = Field(default=None, description="default system message; unset leaves it to the template")
     stop_tokens: tuple[str, ...] = Field(
         default=(), description="tokens that end a turn; empty: the tokenizer's EOS and the model's own list"

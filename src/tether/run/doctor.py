@@ -286,7 +286,7 @@ def _trained_encoder(folder: Path, encoder: ChatEncoder) -> ChatEncoder:
 
         with quiet():
             tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    return ChatEncoder(tokenizer, tuple(encoding["stop_ids"]), encoding["template"], encoding["system_prompt"])
+    return ChatEncoder.described(tokenizer, encoding)
 
 
 def examine_run(folder: Path) -> dict[str, list[Result]]:

@@ -108,7 +108,7 @@ def _base(loaded: LoadedModel, root: Path, seed: int) -> Path:
     if not (root / "base" / "config.json").is_file():
         fresh = load_model(loaded.config.model_copy(update={"quantize": None}), seed=seed)
         shutil.rmtree(root / "unfinished", ignore_errors=True)
-        save_model(fresh.model, fresh.tokenizer, encoder_of(fresh).template, root / "unfinished")
+        save_model(fresh.model, fresh.tokenizer, encoder_of(fresh).templates, root / "unfinished")
         (root / "unfinished").rename(root / "base")
     return (root / "base").resolve()
 

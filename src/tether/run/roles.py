@@ -48,7 +48,7 @@ MEMBER_STRIDE = 1000
 
 def encoder_of(loaded: LoadedModel) -> ChatEncoder:
     """The one encoder that speaks this model's language."""
-    return ChatEncoder(loaded.tokenizer, loaded.stop_ids, loaded.template, loaded.system_prompt)
+    return ChatEncoder(loaded.tokenizer, loaded.stop_ids, loaded.template, loaded.system_prompt, loaded.config.rendered_texts)
 
 
 def local_engine(role: Role, loaded: LoadedModel, *, max_rows: int = 64) -> LocalEngine:

@@ -96,5 +96,5 @@ def _save_merged(role: Role, loaded: LoadedModel, seed: int, run: RunDirectory) 
     role = whole(dequantized(role), loaded, seed)
     if here().first:
         merged = role.model.merge_and_unload() if role.adapter is not None else role.model
-        save_model(merged, loaded.tokenizer, encoder_of(loaded).template, run.path / "model")
+        save_model(merged, loaded.tokenizer, encoder_of(loaded).templates, run.path / "model")
         run.update_manifest(result={"digest": weights_digest(merged.state_dict())})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import ClassVar, Literal
 
 import torch
@@ -16,7 +15,7 @@ from tether.core.rundir import RunDirectory
 from tether.core.types import Demonstration, Json
 from tether.data.batches import TokenBatch, document_length, documents_of, make_batch, pack
 from tether.data.chat import ChatEncoder, Encoded
-from tether.data.prepare import encode_rows, prepare, within
+from tether.data.prepare import Encoding, encode_rows, prepare, within
 from tether.learner.config import Rates, SupervisedConfig
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
@@ -89,8 +88,7 @@ class SFT:
             DataError: no demonstration can be used.
         """
         start, config = time.perf_counter(), self.config
-        encode = partial(encode_rows, encode=self._encode)
-        split = prepare(demonstrations, encode, config.heldout_fraction, config.seed, "demonstrations")
+        split = prepare(demonstrations, self._encode, config.heldout_fraction, config.seed, "demonstrations")
         plan = plan_updates(len(split.train), config.batch_size, config.epochs, config.seed)
         before = self.evaluate(split.test)["loss"] if split.test else None
         every = {"evaluate_every": config.evaluate_every or len(plan) // config.epochs}
@@ -106,6 +104,11 @@ class SFT:
             "skipped": split.skipped,
         }
 
-    def _encode(self, demonstration: Demonstration) -> Encoded:
-        encoded = self.encoder.conversation(demonstration.messages, self.config.train_on)
-        return within(encoded, self.config.max_length, "sft.max_length")
+    def _encode(self, demonstrations: Sequence[Demonstration]) -> Encoding[Encoded]:
+        """The sequences of all rows; a row has several where the template renders its earlier replies differently later."""
+        encoded, skipped = encode_rows(demonstrations, self._sequences)
+        return [sequence for sequences in encoded for sequence in sequences], skipped
+
+    def _sequences(self, demonstration: Demonstration) -> list[Encoded]:
+        sequences = self.encoder.conversations(demonstration.messages, self.config.train_on)
+        return [within(sequence, self.config.max_length, "sft.max_length") for sequence in sequences]

@@ -1,0 +1,339 @@
+"""Texts that a chat template has rendered already: recognised by the marks of the template, and read back as turns.
+
+People bring prompts such as "<|im_start|>user\\nHi<|im_end|>\\n<|im_start|>assistant\\n". A template must not render them again.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from tether.core.errors import DataError
+from tether.core.once import once
+from tether.core.types import ChatRole, Conversation, Message, assistant, user
+
+_PIECES = re.compile(r"<[^<>\s]*>|\[[^\[\]\s]*\]|\s+|\w+|.", re.DOTALL)
+"""Marks, runs of white space, words and other characters."""
+_LOG = logging.getLogger("tether.data")
+Rendered = Literal["auto", "split", "keep"]
+"""Treatment of rendered texts: `auto` splits those that begin as a rendered conversation does, `split` all that hold marks."""
+
+_QUESTION, _ANSWER, _RULES = "qzjxk", "zkqvj", "jqxvz"
+"""Words that no template writes."""
+_NO_REPLY = re.compile(r"(<think>\s*(</think>)?)?")
+"""Content of a last turn that only waits for a reply."""
+_PREFACE = re.compile(r"\s*Below is an instruction[^\n]*\n\s*")
+"""The sentence before the first header of an Alpaca prompt."""
+_LLAMA_2_SYSTEM = re.compile(r"\s*<<SYS>>\n?(?P<system>.*?)\n?<</SYS>>\s*(?P<rest>.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The texts that a template writes around turns, without the white space around them.
+
+    Attributes:
+        name: the family or template, for messages.
+        headers: the text before a turn's content, by role.
+        ends: texts that may follow a turn's content, and texts that may stand before the first header, such as a BOS.
+    """
+
+    name: str
+    headers: tuple[tuple[ChatRole, str], ...]
+    ends: tuple[str, ...] = ()
+
+    @cached_property
+    def _header(self) -> re.Pattern[str]:
+        names = sorted({text for _, text in self.headers}, key=len, reverse=True)
+        return re.compile("|".join(_flexible(name) for name in names))
+
+    @cached_property
+    def _roles(self) -> dict[str, ChatRole]:
+        return {_squeezed(text): role for role, text in self.headers}
+
+    @cached_property
+    def _edge(self) -> re.Pattern[str]:
+        ends = "|".join(map(_flexible, sorted(self.ends, key=len, reverse=True)))
+        return re.compile(rf"(?:\s|{ends})*" if ends else r"\s*")
+
+    @property
+    def is_strong(self) -> bool:
+        """True if a header holds a character that prose seldom has, so that its place at the start of a text proves enough."""
+        return all(re.search(r"[<\[|#]", text) for _, text in self.headers)
+
+    def begins(self, text: str) -> bool:
+        """True if a text begins with a user's or a system's header, and an assistant's header follows.
+
+        Weak headers such as "User:" need the assistant's header at the very end.
+        """
+        text = _PREFACE.sub("", text, count=1)
+        start = self._edge.match(text)
+        first = self._header.match(text, start.end() if start else 0)
+        if first is None or self._role(first) == "assistant":
+            return False
+        later = [self._role(match) for match in self._header.finditer(text, first.end())]
+        if "assistant" not in later:
+            return False
+        *_, last = self._header.finditer(text)
+        return self.is_strong or (self._role(last) == "assistant" and not text[last.end() :].strip())
+
+    def holds(self, text: str) -> bool:
+        """True if a header stands anywhere in a text."""
+        return self._header.search(text) is not None
+
+    def turns(self, text: str) -> Conversation:
+        """The turns of a rendered text; a header at the end that waits for a reply gives none.
+
+        Raises:
+            DataError: words stand before the first header.
+        """
+        text = _PREFACE.sub("", text, count=1)
+        headers = list(self._header.finditer(text))
+        before = self.bare(text[: headers[0].start()]) if headers else text
+        if before:
+            raise DataError(f"not a rendered conversation: {before[:40]!r} stands before the first mark of {self.name}")
+        messages: list[Message] = []
+        for header, following in zip(headers, [*headers[1:], None], strict=True):
+            content = self.bare(text[header.end() : following.start() if following else len(text)])
+            role = self._role(header)
+            if following is None and role == "assistant" and _NO_REPLY.fullmatch(content):
+                break
+            messages += _with_system_apart(Message(role, content))
+        return _joined(messages)
+
+    def bare(self, text: str) -> str:
+        """A text without white space and end marks around it."""
+        ends = [end for end in self.ends if end]
+        text = text.strip()
+        while end := next((end for end in ends if text.endswith(end)), ""):
+            text = text[: -len(end)].rstrip()
+        while end := next((end for end in ends if text.startswith(end)), ""):
+            text = text[len(end) :].lstrip()
+        return text
+
+    def ended(self, text: str) -> str:
+        """A reply without the assistant's header before it and the end marks behind it; its own white space stays."""
+        header = self._header.match(text, len(text) - len(text.lstrip()))
+        if self.is_strong and header is not None and self._role(header) == "assistant":
+            text = text[header.end() :].lstrip("\n")
+        stripped = text.rstrip()
+        while end := next((end for end in self.ends if end and stripped.endswith(end)), ""):
+            text = stripped = stripped[: -len(end)].rstrip()
+        return text
+
+    def _role(self, match: re.Match[str]) -> ChatRole:
+        return self._roles[_squeezed(match[0])]
+
+
+def _joined(messages: list[Message]) -> Conversation:
+    """The turns, of which neighbours of one speaker are one turn: Alpaca's instruction and input."""
+    turns: list[Message] = []
+    for message in messages:
+        if turns and turns[-1].role == message.role:
+            turns[-1] = replace(turns[-1], content=f"{turns[-1].content}\n\n{message.content}")
+        else:
+            turns.append(message)
+    return tuple(turns)
+
+
+def _flexible(mark: str) -> str:
+    """A pattern of a mark whose white space may differ."""
+    return r"\s*".join(map(re.escape, mark.split()))
+
+
+def _squeezed(mark: str) -> str:
+    return "".join(mark.split())
+
+
+def _with_system_apart(message: Message) -> Iterator[Message]:
+    """Llama 2 writes the system prompt into the first user turn."""
+    match = _LLAMA_2_SYSTEM.fullmatch(message.content) if message.role == "user" else None
+    if match is None:
+        yield message
+        return
+    yield Message("system", match["system"])
+    yield replace(message, content=match["rest"])
+
+
+def _family(name: str, asks: str, answers: str, system: str = "", ends: str = "") -> Marks:
+    headers: list[tuple[ChatRole, str]] = [("user", asks), ("assistant", answers)]
+    if system:
+        headers.append(("system", system))
+    return Marks(name, tuple(headers), tuple(ends.split()))
+
+
+FAMILIES: tuple[Marks, ...] = (
+    _family("ChatML", "<|im_start|>user", "<|im_start|>assistant", "<|im_start|>system", "<|im_end|> <s> </s> <|endoftext|>"),
+    _family(
+        "Llama 3",
+        "<|start_header_id|>user<|end_header_id|>",
+        "<|start_header_id|>assistant<|end_header_id|>",
+        "<|start_header_id|>system<|end_header_id|>",
+        "<|begin_of_text|> <|eot_id|> <|end_of_text|>",
+    ),
+    _family(
+        "Llama 4",
+        "<|header_start|>user<|header_end|>",
+        "<|header_start|>assistant<|header_end|>",
+        "<|header_start|>system<|header_end|>",
+        "<|begin_of_text|> <|eot|>",
+    ),
+    _family("Llama 2 and Mistral", "[INST]", "[/INST]", "", "<s> </s>"),
+    _family("Gemma", "<start_of_turn>user", "<start_of_turn>model", "", "<bos> <end_of_turn> <eos>"),
+    _family("Zephyr and Phi", "<|user|>", "<|assistant|>", "<|system|>", "<s> </s> <|end|> <|endoftext|>"),
+    _family("DeepSeek", "<｜User｜>", "<｜Assistant｜>", "", "<｜begin▁of▁sentence｜> <｜end▁of▁sentence｜>"),
+    _family(
+        "Command R",
+        "<|START_OF_TURN_TOKEN|><|USER_TOKEN|>",
+        "<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|>",
+        "<|START_OF_TURN_TOKEN|><|SYSTEM_TOKEN|>",
+        "<BOS_TOKEN> <|END_OF_TURN_TOKEN|>",
+    ),
+    _family("Guanaco", "### Human:", "### Assistant:", "", "</s>"),
+    Marks(
+        "Alpaca",
+        (("user", "### Instruction:"), ("user", "### Input:"), ("assistant", "### Response:")),
+        ("</s>", "<|endoftext|>"),
+    ),
+)
+"""Marks of published templates, by which rendered texts are recognised without a tokenizer."""
+
+
+def family_of(text: str) -> Marks | None:
+    """The published family whose marks a text begins with."""
+    return next((marks for marks in FAMILIES if marks.begins(text)), None)
+
+
+def unrendered(messages: Conversation, known_marks: Sequence[Marks], mode: Rendered) -> Conversation:
+    """The conversation with the texts that a template has rendered already as turns, each such text named once in the log.
+
+    Args:
+        known_marks: the marks to look for; the first are those of the template that will render the turns.
+
+    Raises:
+        DataError: a reply repeats another conversation than its prompt.
+    """
+    if mode == "keep" or not known_marks:
+        return messages
+    places = [index for index, message in enumerate(messages) if message.role == "user"]
+    if len(places) == 1 and (marks := _found(messages[places[0]].content, known_marks, mode)) is not None:
+        messages = _with_turns(messages, places[0], marks)
+    if messages and messages[-1].role == "assistant":
+        messages = (*messages[:-1], *_bare_reply(messages[-1], messages[:-1], known_marks, mode))
+    return messages
+
+
+def _found(text: str, known_marks: Sequence[Marks], mode: Rendered) -> Marks | None:
+    return next((marks for marks in known_marks if (marks.holds if mode == "split" else marks.begins)(text)), None)
+
+
+def _with_turns(messages: Conversation, place: int, marks: Marks) -> Conversation:
+    """The conversation whose turn at `place` is a rendered one."""
+    _report(marks)
+    turns, rest = marks.turns(messages[place].content), messages[place + 1 :]
+    if turns and messages[place].tools:
+        turns = (replace(turns[0], tools=messages[place].tools), *turns[1:])
+    if rest and turns and turns[-1].role == rest[0].role == "assistant":  # the prompt begins the reply
+        rest = (replace(rest[0], content=turns[-1].content + rest[0].content), *rest[1:])
+        turns = turns[:-1]
+    return (*messages[:place], *turns, *rest)
+
+
+def _bare_reply(message: Message, earlier: Conversation, known_marks: Sequence[Marks], mode: Rendered) -> Conversation:
+    """A reply without a template's marks around it, or the turns behind the prompt that it repeats."""
+    if (marks := _found(message.content, known_marks, mode)) is not None and marks.begins(message.content):
+        turns = tuple(turn for turn in marks.turns(message.content) if turn.role != "system")
+        before = [turn.content.strip() for turn in earlier if turn.role != "system"]
+        if [turn.content for turn in turns[: len(before)]] != before or len(turns) == len(before):
+            raise DataError("a reply holds a rendered conversation that does not begin with its prompt; see model.rendered_texts")
+        _report(marks)
+        return turns[len(before) :]
+    bare = known_marks[0].ended(message.content)
+    if bare == message.content:
+        return (message,)
+    _report(known_marks[0])
+    return (replace(message, content=bare),)
+
+
+def _report(marks: Marks) -> None:
+    once(
+        _LOG.warning,
+        "texts of the data were rendered by a chat template already (marks of %s): they are read as turns and rendered once. "
+        'To keep such texts as they are, set model.rendered_texts = "keep"',
+        marks.name,
+    )
+
+
+def marks_of(render: Callable[[Conversation, bool], str], ends: tuple[str, ...]) -> Marks | None:
+    """The marks of a template, learned from what it writes around words that it cannot know.
+
+    Args:
+        render: (conversation, wait for the assistant) -> text.
+        ends: the tokens that end turns or begin texts.
+
+    Returns:
+        None where the template refuses such a conversation or writes no header.
+    """
+    try:
+        text = render((user(_QUESTION), assistant(_ANSWER), user(_QUESTION)), True)
+    except DataError:
+        return None
+    pieces = re.split(f"{_QUESTION}|{_ANSWER}", text)
+    if len(pieces) != 4:
+        return None
+    start, to_answer, to_question, waiting = pieces
+    asks = _without_ends(_common_end(start, to_question), ends)
+    end = to_question.removesuffix(asks)
+    answers = _without_ends(to_answer.removeprefix(common_start(to_answer, end)), ends)
+    waits = _without_ends(waiting.removeprefix(common_start(waiting, end)), ends)
+    headers: list[tuple[ChatRole, str]] = [("user", asks.strip()), ("assistant", answers.strip())]
+    if opening := common_start(answers, waits).strip():  # an answer may begin with the mark of a channel, or an empty thought
+        headers.append(("assistant", opening))
+    if min(len(header) for _, header in headers) < 3 or len({header for _, header in headers}) < 2:
+        return None
+    system = _system_header(render, asks, ends)
+    if system:
+        headers.append(("system", system))
+    spare = {start.removesuffix(asks).strip(), end.strip(), to_answer.removesuffix(answers).strip(), *ends} - {""}
+    return Marks("the model's chat template", tuple(headers), tuple(sorted(spare)))
+
+
+def _system_header(render: Callable[[Conversation, bool], str], asks: str, ends: tuple[str, ...]) -> str:
+    """The text before a system turn; empty where the template has none, or writes the system text into the user's turn."""
+    try:
+        text = render((Message("system", _RULES), user(_QUESTION)), True)
+    except DataError:
+        return ""
+    header = _without_ends(text.partition(_RULES)[0], ends).strip()
+    return "" if len(header) < 3 or header.startswith(asks.strip()) else header
+
+
+def _without_ends(text: str, ends: tuple[str, ...]) -> str:
+    """A text without the end marks before it."""
+    while end := next((end for end in ends if end and text.lstrip().startswith(end)), ""):
+        text = text.lstrip()[len(end) :]
+    return text.lstrip()
+
+
+def common_start(*texts: str) -> str:
+    """What all texts begin with, in whole marks, words and runs of white space."""
+    split = [_PIECES.findall(text) for text in texts]
+    shared: list[str] = []
+    for pieces in zip(*split, strict=False):
+        if len(set(pieces)) > 1:
+            break
+        shared.append(pieces[0])
+    return "".join(shared)
+
+
+def _common_end(one: str, other: str) -> str:
+    """What both texts end with, in whole marks, words and runs of white space."""
+    shared: list[str] = []
+    for a, b in zip(reversed(_PIECES.findall(one)), reversed(_PIECES.findall(other)), strict=False):
+        if a != b:
+            break
+        shared.insert(0, a)
+    return "".join(shared)
