@@ -159,3 +159,15 @@ def test_rendered_examples_are_escaped_and_short(tmp_path: Path) -> None:
     assert "[/nonsense]" in words
     assert "\x1b[31m" not in words
     assert len(words) < 4000
+
+
+def test_prompts_that_a_template_has_rendered_already_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    rendered = {"prompt": "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n", "response": "Yes<|im_end|>"}
+    rows = [rendered, rendered | {"response": "No"}, {"prompt": "Hi", "response": "Yes"}]
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    inspection = inspect_data(path)
+    assert inspection.rendered == {"ChatML": 2}
+    console = Console(width=200, record=True, file=open(os.devnull, "w"))  # noqa: SIM115
+    console.print(inspection_tables(inspection))
+    assert "2 prompts (marks of ChatML)" in console.export_text()

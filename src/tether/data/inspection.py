@@ -24,6 +24,7 @@ from tether.core.visible import visible
 from tether.data.formats.containers import places
 from tether.data.formats.fields import prompt_digest, short_hash
 from tether.data.formats.registry import KINDS, Format, format_named, prompt_of
+from tether.data.rendered import family_of
 from tether.data.sources import Quarantine, detect_format, read
 from tether.stats import Estimate, wilson_interval
 
@@ -64,7 +65,8 @@ class Inspection:
 
     `files` are those that were read, each with its format, and `unread` those of a folder that hold no known format, or another
     kind. `rows` are records that can be used (one row of a file may give several), `labels` counts verdicts of responses or
-    steps, `quarantine` also has the columns that no reader uses.
+    steps, `rendered` prompts that a chat template has rendered already, by the family of its marks. `quarantine` also has the
+    columns that no reader uses.
     """
 
     source: str
@@ -76,6 +78,7 @@ class Inspection:
     rows: int = 0
     ties: int = 0
     labels: Counter[str] = field(default_factory=Counter)
+    rendered: Counter[str] = field(default_factory=Counter)
     examples: list[Mapping[str, str]] = field(default_factory=list)
     _prompts: set[int] = field(default_factory=set)
     _contents: set[int] = field(default_factory=set)
@@ -127,6 +130,9 @@ class Inspection:
         for name, length in lengths.items():
             self._words[name][length] += 1
         self.labels.update(_labels(record))
+        spoken = [turn.content for turn in prompt if turn.role == "user"]
+        if len(spoken) == 1 and (marks := family_of(spoken[0])) is not None:
+            self.rendered[marks.name] += 1
         if isinstance(record, Comparison):
             self._compare(record, lengths["chosen"], lengths["rejected"], texts)
         self._sample(record, texts)
@@ -277,6 +283,8 @@ def _overview(inspection: Inspection) -> list[tuple[str, str]]:
         rows.append(("longer side chosen", f"{bias.value:.1%} of {bias.count:,} (95%: {bias.low:.1%} to {bias.high:.1%})"))
     if (votes := inspection.agreement) is not None:
         rows.append(("votes that agree", f"{votes.value:.1%} of {votes.count:,}, on {votes.num_pairs:,} pairs"))
+    for family, count in inspection.rendered.items():
+        rows.append(("rendered already", f"{count:,} prompts (marks of {family}): read as turns, see model.rendered_texts"))
     if inspection.quarantine.unused:
         rows.append(("columns not used", inspection.quarantine.unused_columns(40)))
     return rows + [(label, f"{count:,}") for label, count in inspection.labels.items()]
