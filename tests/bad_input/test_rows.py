@@ -123,7 +123,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("self_instruct", {"instances": ["x"]}, "not an instance: instances need input and output"),
     ("alpaca_eval_instructions", {"output": " "}, "empty response"),
     ("dolly", {"response": [1]}, "not a text: column response holds a list"),
-    ("dolly", {"context": {}}, "not a text: column context holds an object"),
+    ("dolly", {"context": {"a": 1}}, "not a text: column context holds an object"),
     ("alpaca", {"instruction": None}, "missing text: nothing in column instruction"),
     ("alpaca", {"history": [["a"]]}, "unreadable history: each entry needs a question and an answer"),
     ("alpaca", {"history": 5}, "not a list: column history holds a number"),
@@ -141,7 +141,7 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("math", {"solution": r"\boxed{1"}, r"no final answer: the braces of \boxed{ do not close"),
     ("question_answer", {"answer": " "}, "no final answer: column answer is empty"),
     ("prompts", {"prompt": ...}, "empty prompt"),
-    ("prompts", {"prompt": 5.5, "system": [1]}, "not a text: column system holds a list"),
+    ("prompts", {"prompt": 5.5, "system": [1]}, "not a text: a turn in column system has a part"),
 ]  # fmt: skip
 
 

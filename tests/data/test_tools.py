@@ -10,7 +10,7 @@ from tether.core.errors import DataError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Demonstration, Message, assistant, user
 from tether.data.chat import ChatEncoder
-from tether.data.formats.conversations import read_conversation
+from tether.data.formats.registry import format_named, kind_reader
 from tether.data.sources import read
 from tether.data.templates import PLAIN_TEMPLATE
 from tether.learner.config import OptimizerConfig
@@ -42,7 +42,7 @@ def encoder(template=TEMPLATE):
 
 
 def demonstration(turns=TURNS, **columns):
-    (record,) = read_conversation({"messages": turns, **columns})
+    (record,) = kind_reader(format_named("messages"), Demonstration, "here", {})({"messages": turns, **columns})
     return record
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tether.core.rundir import write_jsonl
-from tether.core.types import Comparison, Conversation, Demonstration, Json, Message
+from tether.core.types import Comparison, Conversation, Demonstration, Json
+from tether.data.formats.messages import read_message
 
 
 def turn_rows(conversation: Conversation) -> list[Json]:
@@ -18,8 +18,7 @@ def turn_rows(conversation: Conversation) -> list[Json]:
 
 def turns_of(rows: Sequence[Mapping[str, Any]]) -> Conversation:
     """The conversation that `turn_rows` was given."""
-    calls = [tuple(json.dumps(call, ensure_ascii=False) for call in row.get("tool_calls", ())) for row in rows]
-    return tuple(Message(row["role"], row["content"], of_turn) for row, of_turn in zip(rows, calls, strict=True))
+    return tuple(turn for row in rows for turn in read_message(row, "messages"))
 
 
 def record_row(record: Comparison | Demonstration) -> Json:
@@ -27,12 +26,14 @@ def record_row(record: Comparison | Demonstration) -> Json:
     more: Json = {"id": record.id, "metadata": dict(record.metadata)}
     if isinstance(record, Demonstration):
         row: Json = {"messages": turn_rows(record.messages)}
-        more["tools"] = record.messages[0].tools
+        first = record.messages[:1]
     else:
         row = {name: turn_rows(getattr(record, name)) for name in ("prompt", "chosen", "rejected")}
         row |= {"probability": record.probability, "tie": record.tie}
         votes = [{"annotator": vote.annotator, "preference": vote.preference} for vote in record.annotations]
+        first = record.prompt[:1]
         more |= {"margin": record.margin, "group": record.group, "annotations": votes}
+    more["tools"] = first[0].tools if first else ""
     return {**row, **{name: value for name, value in more.items() if value not in (None, "", [], {})}}
 
 

@@ -14,27 +14,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
 from tether.core.errors import DataError
-from tether.core.types import Comparison, Conversation, Demonstration, Message, Prompt, assistant, user
+from tether.core.types import Comparison, Conversation, Demonstration, Message, Prompt, user
 from tether.data.formats import fields
 from tether.data.formats.json_rows import Row
+from tether.data.formats.messages import ROLES
 
 RESPONSES = ("response", "completion", "output", "answer")
 _PROMPTS = ("prompt", "question", "query")
-_PLACEHOLDERS = {"noinput", "n/a", "none", ""}
 
 
 def conversation(row: Row) -> Conversation:
     """All turns of a row, with its system text first where that is a column of its own."""
-    name, value = fields.first(row, "messages", "conversations")
-    messages = fields.turns(value, "user", name)
-    messages = messages if messages and messages[0].role == "system" else fields.system_turn(row) + messages
-    tools = fields.tool_schemas(row.get("tools"))
-    return (replace(messages[0], tools=tools), *messages[1:]) if tools and messages else messages
+    name, _ = fields.first(row, "messages", "conversations")
+    messages = fields.turns_at(row, name, "user")
+    return messages if messages and messages[0].role == "system" else fields.system_turn(row) + messages
 
 
 def read_conversation(row: Row) -> Iterator[Demonstration]:
@@ -76,27 +73,11 @@ def read_turns(row: Row) -> Iterator[Prompt]:
     yield Prompt(fields.checked_prompt((user(questions[0]),)), metadata={"later_turns": questions[1:]})
 
 
-def instruction_prompt(instruction: str, context: str) -> Conversation:
-    """Instruction, blank line, input; an input that only says there is none counts as empty."""
-    word = "".join(context.lower().split()).strip("<>[]().")
-    whole = instruction if word in _PLACEHOLDERS else f"{instruction}\n\n{context}"
-    return (user(whole if instruction.strip() else context if word else ""),)
-
-
 def read_instruction(row: Row) -> Iterator[Demonstration]:
     """Alpaca's `instruction`, `input`, `output` or Dolly's `instruction`, `context`, `response`; `history` and `system`
     as LLaMA-Factory writes them."""
-    question = instruction_prompt(fields.text(row, "instruction"), fields.optional(row, "input", "context"))
-    yield fields.demonstration(fields.system_turn(row) + _history(row) + question, fields.text(row, "output", "response"))
-
-
-def _history(row: Row) -> Conversation:
-    earlier: Conversation = ()
-    for pair in fields.sequence(row.get("history") or [], "history"):
-        if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise DataError("unreadable history: each entry needs a question and an answer")
-        earlier += (user(fields.as_text(pair[0], "history")), assistant(fields.as_text(pair[1], "history")))
-    return earlier
+    fields.first(row, "instruction")
+    yield fields.demonstration(fields.prompt_turns(row, "instruction"), fields.text(row, "output", "response"))
 
 
 def read_self_instruct(row: Row) -> Iterator[Demonstration | DataError]:
@@ -108,8 +89,8 @@ def read_self_instruct(row: Row) -> Iterator[Demonstration | DataError]:
     def one(instance: Any) -> Demonstration:
         if not isinstance(instance, dict):
             raise DataError("not an instance: instances need input and output")
-        prompt = instruction_prompt(fields.text(row, "instruction"), fields.as_text(instance.get("input") or "", "input"))
-        return fields.demonstration(prompt, fields.text(instance, "output"))
+        words = fields.with_input(fields.text(row, "instruction"), fields.optional(instance, "input"))
+        return fields.demonstration((user(words),), fields.text(instance, "output"))
 
     yield from fields.attempt(one, instances)
 
@@ -180,7 +161,7 @@ def _rank(node: Node) -> float:
 
 
 def _message(node: Node) -> Message:
-    role = fields.ROLES.get(str(node.get("role")))
+    role = ROLES.get(str(node.get("role")))
     if role is None:
         raise DataError(f"unknown role: {node.get('role')!r:.40}")
     return Message(role, fields.as_text(node.get("text"), "text"))

@@ -5,9 +5,7 @@ A reason in a `DataError` reads "category: detail"; quarantined rows are counted
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,7 +14,9 @@ from typing import Any, TypeVar
 
 from tether.core.errors import DataError
 from tether.core.types import ChatRole, Comparison, Conversation, Demonstration, Feedback, Json, Message, assistant
-from tether.data.formats.json_rows import Row, fault, kind_name, parse
+from tether.data.formats.json_rows import Row, parse
+from tether.data.formats.messages import is_turn, read_message, tool_schemas
+from tether.data.formats.values import as_text, missing, sequence, sound
 
 T = TypeVar("T")
 Reader = Callable[[Row], Iterable[Any]]
@@ -27,18 +27,9 @@ class LeftOutError(DataError):
     """A sound row, or part of one, that has no place among the records of this kind: counted, and no error in strict reading."""
 
 
-_SPEAKERS: dict[ChatRole, str] = {
-    "user": "user human prompter",
-    "assistant": "assistant gpt bot chatgpt model function_call",
-    "system": "system developer",
-    "tool": "tool function observation",
-}
-ROLES: dict[str, ChatRole] = {name: role for role, names in _SPEAKERS.items() for name in names.split()}
-"""Every name that data sets give to a speaker."""
 # Only a blank line before the speaker begins a turn: people also write "Human:" within one.
 _SPEAKER = re.compile(r"\n\n(Human|Assistant):")
 _TRUE, _FALSE = {"true", "1", "1.0", "yes", "+"}, {"false", "0", "0.0", "no", "-"}
-_TURN_SHAPES = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"})
 
 
 def unfolded(rest: Json) -> Json:
@@ -47,11 +38,6 @@ def unfolded(rest: Json) -> Json:
     if not isinstance(inner, Mapping):
         return rest
     return {**inner, **{name: value for name, value in rest.items() if name != "metadata"}}
-
-
-def missing(value: Any) -> bool:
-    """True if a cell holds nothing: null, or the NaN that data frames write for it."""
-    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def has(row: Row, *names: str) -> bool:
@@ -82,14 +68,6 @@ def optional(row: Row, *names: str) -> str:
     return text(row, *names) if has(row, *names) else ""
 
 
-def as_text(value: Any, name: str) -> str:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value)):
-        return str(value)
-    raise DataError(f"not a text: column {name} holds {value if isinstance(value, float) else kind_name(value)}")
-
-
 def number(value: Any, name: str) -> float:
     """A finite number, also from the text of one."""
     try:
@@ -109,42 +87,23 @@ def boolean(value: Any, name: str) -> bool:
     return word in _TRUE
 
 
-def sequence(value: Any, name: str) -> list[Any]:
-    """A list, also from the JSON text of one, as CSV files carry it."""
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            value = _json_value(value, name)
-        except ValueError as error:
-            raise DataError(f"not a list: column {name} holds a text that only begins like one ({error})") from None
-    if isinstance(value, list | tuple):
-        return list(value)
-    raise DataError(f"not a list: column {name} holds {kind_name(value)}")
-
-
 def texts(row: Row, name: str) -> tuple[str, ...]:
     """The texts that a column lists."""
     return tuple(as_text(item, name) for item in sequence(row.get(name), name))
 
 
 def turns(value: Any, speaker: ChatRole, name: str) -> Conversation:
-    """A text as one turn of `speaker`; a message or a list of them (also as JSON text) as they are.
+    """A text as one turn of `speaker`; a message or a list of them (also as JSON text) as `read_message` reads them.
 
-    Both spellings are read: `role`/`content` (OpenAI) and `from`/`value` (ShareGPT). Empty system turns are dropped.
+    Empty system turns are dropped.
     """
     value = _from_json(value)
     if isinstance(value, Mapping):
         value = [value]
     if isinstance(value, list | tuple):
-        messages = tuple(_message(item, name) for item in _sound(value, name))
+        messages = (message for item in sound(value, name) for message in read_message(item, name))
         return tuple(m for m in messages if m.role != "system" or m.content.strip())
     return (Message(speaker, as_text(value, name)),)
-
-
-def _sound(value: Any, name: str) -> Any:
-    """The value itself. What a cell's JSON text holds went past the check of its row, for which it was one text."""
-    if reason := fault(value):
-        raise DataError(f"{reason}, in the JSON text of column {name}")
-    return value
 
 
 def _from_json(value: Any) -> Any:
@@ -156,53 +115,7 @@ def _from_json(value: Any) -> Any:
     except ValueError:
         return value
     items = decoded if isinstance(decoded, list) else [decoded]
-    keys = [item.keys() if isinstance(item, dict) else set() for item in items]
-    return decoded if keys and all(any(own >= shape for shape in _TURN_SHAPES) for own in keys) else value
-
-
-def _message(item: Any, name: str) -> Message:
-    if not isinstance(item, Mapping):
-        raise DataError(f"not a message: column {name} lists {kind_name(item)} where a role and a content belong")
-    spoken = item.get("role") or item.get("from")
-    role = ROLES.get(str(spoken).strip().lower())
-    if role is None:
-        raise DataError(f"unknown role: {spoken!r:.40} in column {name}")
-    content = item.get("content") if item.get("content") is not None else item.get("value")
-    if isinstance(content, list):
-        if not all(isinstance(part, Mapping) and isinstance(part.get("text"), str) for part in content):
-            raise DataError(f"not a text: a turn in column {name} has a part that is not text")
-        content = "".join(part["text"] for part in content)
-    calls = sequence(item.get("tool_calls") or (), name) if role == "assistant" else ()
-    content = "" if content is None and calls else content
-    if not isinstance(content, str):
-        raise DataError(f"not a message: the content of a turn in column {name} is {kind_name(content)} and not a text")
-    return Message(role, content, tuple(_tool_call(call, name) for call in calls), tool_schemas(item.get("tools")))
-
-
-def _tool_call(call: Any, name: str) -> str:
-    """The JSON text of a call in OpenAI's format; its arguments, there the text of an object, become the object itself."""
-    try:
-        call = _json_value(call, name)
-        function, own = call.get("function", call), {"id": call["id"]} if call.get("id") else {}
-        called = {"name": function["name"], "arguments": _json_value(function["arguments"], name)}
-    except (AttributeError, KeyError, TypeError, ValueError):
-        called, own = {}, {}
-    if not (called and isinstance(called["name"], str) and isinstance(called["arguments"], Mapping)):
-        raise DataError(f"unreadable tool call: in column {name} one has no function with a name and arguments")
-    return json.dumps({**own, "type": "function", "function": called}, ensure_ascii=False)
-
-
-def _json_value(value: Any, name: str) -> Any:
-    return _sound(parse(value), name) if isinstance(value, str) else value
-
-
-def tool_schemas(value: Any) -> str:
-    """The JSON text of a list of tools' schemas; nothing for any other value, since a column of that name may hold anything."""
-    with contextlib.suppress(DataError):
-        schemas = sequence(value, "tools")
-        if schemas and all(isinstance(schema, Mapping) for schema in schemas):
-            return json.dumps(schemas, ensure_ascii=False)
-    return ""
+    return decoded if items and all(map(is_turn, items)) else value
 
 
 def fold(words: str) -> str:
@@ -244,19 +157,125 @@ def checked_response(messages: Conversation, name: str) -> Conversation:
     return messages
 
 
+SYSTEM = ("system", "system_prompt", "system_message", "system_instruction", "systemInstruction", "sys", "sys_prompt", "preamble")
+"""Names of a column with the system prompt."""
+_QUESTIONS = ("question", "query", "problem")
+_PLACEHOLDERS = {"noinput", "n/a", "none", ""}
+
+
 def system_turn(row: Row) -> Conversation:
-    """The column `system` as a turn, where it holds one."""
-    value = optional(row, "system")
-    return (Message("system", value),) if value.strip() else ()
+    """The system prompt of a row as a turn, where a column holds one; also as Anthropic's blocks and Gemini's parts."""
+    name = next((name for name in SYSTEM if _filled(row, name)), "")
+    if not name:
+        return ()
+    value = row[name]
+    if isinstance(value, list) or (isinstance(value, Mapping) and "parts" in value):
+        return read_message({"role": "system", "content": value}, name)
+    return (Message("system", as_text(value, name)),)
 
 
 def prompt_turns(row: Row, *names: str) -> Conversation:
-    """The prompt of a row, whether a text, messages or a transcript that waits for the assistant; nothing without one."""
+    """The prompt of a row: the first of these columns that is filled, with the columns that belong to a prompt beside it.
+
+    A text is a question: `system` (or another name of it) and the turns of `history` and `context` come before it, `instruction`
+    above a `question`, and texts in `input` and `context` below it after a blank line, as Alpaca has them. Messages, and a
+    transcript that waits for the assistant, are read as they are. Nothing without any of these columns.
+    """
     if not has(row, *names):
         return ()
-    name, value = first(row, *names)
-    waits = is_transcript(value) and value.rstrip().endswith("\n\nAssistant:")
-    return system_turn(row) + (split_transcript(value)[:-1] if waits else turns(value, "user", name))
+    name = next((name for name in names if _filled(row, name)), "") or first(row, *names)[0]
+    value = row[name]
+    if is_transcript(value) and value.rstrip().endswith("\n\nAssistant:"):
+        return system_turn(row) + split_transcript(value)[:-1]
+    if not isinstance(_from_json(value), str | int | float):
+        messages = turns_at(row, name, "user")
+        return messages if messages and messages[0].role == "system" else system_turn(row) + messages
+    return system_turn(row) + earlier_turns(row, name) + _question(row, name)
+
+
+def _question(row: Row, name: str) -> Conversation:
+    words = text(row, name)
+    if name in _QUESTIONS and _filled(row, "instruction") and fold(text(row, "instruction")) not in fold(words):
+        words = f"{text(row, 'instruction')}\n\n{words}"
+    for beside in ("input", "context"):
+        if beside != name and _filled(row, beside) and not _is_messages(dict.get(row, beside)):
+            words = with_input(words, text(row, beside))
+    return (Message("user", words),)
+
+
+def with_input(instruction: str, words: str) -> str:
+    """Instruction, blank line, input; an input that only says there is none counts as empty."""
+    word = "".join(words.lower().split()).strip("<>[]().")
+    if word in _PLACEHOLDERS:
+        return instruction
+    return f"{instruction}\n\n{words}" if instruction.strip() else words
+
+
+def earlier_turns(row: Row, name: str = "") -> Conversation:
+    """The turns of `history` (pairs of question and answer, or messages) and of a `context` of messages; not of column `name`."""
+    earlier: Conversation = ()
+    if name != "history" and _filled(row, "history") and not _is_prose(dict.get(row, "history")):
+        for item in sequence(row["history"], "history"):
+            earlier += _exchange(item)
+    if name != "context" and _is_messages(dict.get(row, "context")):
+        earlier += turns_at(row, "context", "user")
+    return earlier
+
+
+def _exchange(item: Any) -> Conversation:
+    if isinstance(item, Mapping):
+        return read_message(item, "history")
+    if not isinstance(item, list | tuple) or len(item) != 2:
+        raise DataError("unreadable history: each entry needs a question and an answer")
+    return Message("user", as_text(item[0], "history")), assistant(as_text(item[1], "history"))
+
+
+def _filled(row: Row, name: str) -> bool:
+    """True if a column holds more than white space and brackets; looking does not count as reading."""
+    value = dict.get(row, name)
+    return not missing(value) and (bool(value.strip()) if isinstance(value, str) else value not in ([], {}, ()))
+
+
+def _is_messages(value: Any) -> bool:
+    """True for a list of messages, and for the JSON text of one."""
+    value = _from_json(value)
+    return isinstance(value, list | tuple) and bool(value) and all(map(is_turn, value))
+
+
+def _is_prose(value: Any) -> bool:
+    """True for a text that is no list of JSON."""
+    return isinstance(value, str) and not value.lstrip().startswith("[")
+
+
+_MEDIA = ("image", "images", "audio", "audios", "video", "videos")
+
+
+def refuse_media(row: Row) -> None:
+    """Refuse a row with pictures, sound or film beside its text.
+
+    Raises:
+        DataError: a column of such a name holds something; a text alone may be a mere label of the row.
+    """
+    for name in _MEDIA:
+        value = dict.get(row, name)
+        if _filled(row, name) and not isinstance(value, bool | int | float) and (name[-1] == "s" or not isinstance(value, str)):
+            raise DataError(f"not a text: column {name} holds more than text, and only text is read. Leave such rows out")
+
+
+def row_tools(row: Row) -> str:
+    """The schemas in the column `tools` or `functions`, as `Message.tools` holds them; other contents are not read."""
+    for name in ("tools", "functions"):
+        if tool_schemas(dict.get(row, name)):
+            return tool_schemas(row[name])
+    return ""
+
+
+def turns_at(row: Row, name: str, speaker: ChatRole) -> Conversation:
+    """`turns` of a cell. The messages that its JSON text holds replace it, so that their keys are recorded as well."""
+    value = row[name]
+    if (decoded := _from_json(value)) is not value:
+        row[name] = decoded
+    return turns(row[name], speaker, name)
 
 
 def is_transcript(value: Any) -> bool:

@@ -27,7 +27,6 @@ from typing import Any
 from tether.core.errors import DataError
 from tether.core.types import Annotation, Comparison, Conversation, Demonstration, Prompt, assistant, user
 from tether.data.formats import fields
-from tether.data.formats.conversations import instruction_prompt
 from tether.data.formats.json_rows import Row
 
 MOST = 512
@@ -79,7 +78,7 @@ class RankedResponses:
 def ultrafeedback(row: Row) -> RankedResponses:
     """`completions`, each with `response` and `overall_score`; a completion without a score is left out."""
     ranked = _ranked(row, "completions", "response", "overall_score", 1.0)
-    return RankedResponses((user(fields.text(row, "instruction")),), ranked, measured=True)
+    return RankedResponses(fields.prompt_turns(row, "instruction"), ranked, measured=True)
 
 
 def nectar(row: Row) -> RankedResponses:
@@ -283,7 +282,7 @@ def read_alpaca_eval(row: Row) -> Iterator[Comparison]:
         raise DataError(f"unreadable verdict: preference {preference:g} is neither 0 nor between 1 and 2")
     probability = 0.5 if preference == 0 else 2.0 - preference
     yield judged(
-        instruction_prompt(fields.text(row, "instruction"), fields.optional(row, "input")),
+        fields.prompt_turns(row, "instruction"),
         (fields.text(row, "output_1"), fields.text(row, "output_2")),
         {str(row.get("annotator") or "judge"): 2.0 * probability - 1.0},
         probability=probability,
@@ -311,7 +310,7 @@ def read_pandalm(row: Row) -> Iterator[Comparison]:
         raise DataError("no verdict: no annotator voted")
     models = str(row.get("cmp_key") or "").split("_")
     yield judged(
-        instruction_prompt(fields.text(row, "instruction"), fields.optional(row, "input")),
+        fields.prompt_turns(row, "instruction"),
         (fields.text(row, "response1"), fields.text(row, "response2")),
         {name: _LEANS[verdict] for name, verdict in verdicts.items()},
         models=models if len(models) == 2 else (),

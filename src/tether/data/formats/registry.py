@@ -12,7 +12,7 @@ from typing import Any
 from tether.core.errors import DataError
 from tether.core.synonyms import alike
 from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Problem, Prompt, StepLabels
-from tether.data.formats import conversations, pairs, verdicts
+from tether.data.formats import conversations, fields, pairs, verdicts
 from tether.data.formats.cells import Cells, without_cells
 from tether.data.formats.conversations import prompt_reader
 from tether.data.formats.fields import LeftOutError, Reader, demonstration, is_transcript, unfolded
@@ -176,6 +176,13 @@ answer."""
 _AS_IT_IS = Conversion(lambda record: (record,))
 
 
+def _with_tools(record: Record, tools: str) -> Record:
+    """The record whose first turn has these schemas."""
+    where = "messages" if isinstance(record, Prompt | Demonstration) else "prompt"
+    turns = getattr(record, where)
+    return replace(record, **{where: (replace(turns[0], tools=tools), *turns[1:])}) if tools and turns else record
+
+
 def reader_for(layout: Format, kind: type) -> Reader | None:
     """The reader that gives `kind` from rows of this format, natively or by conversion; None if there is no way.
 
@@ -191,7 +198,9 @@ def reader_for(layout: Format, kind: type) -> Reader | None:
     def read(row: Row) -> Iterator[Any]:
         cells = row if isinstance(row, Cells) else Cells(row)
         cells.get("id")
-        records = list(parse(cells))
+        fields.refuse_media(cells)
+        tools = fields.row_tools(cells)
+        records = [record if isinstance(record, DataError) else _with_tools(record, tools) for record in parse(cells)]
         unread = unfolded(cells.unread())
         for record in records:
             if isinstance(record, DataError):

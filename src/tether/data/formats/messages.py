@@ -1,0 +1,228 @@
+"""One message of a conversation, in the spellings of data sets and of providers' APIs.
+
+OpenAI's chat (https://platform.openai.com/docs/api-reference/chat), ShareGPT's `from` and `value`, Anthropic's content blocks
+(https://docs.anthropic.com/en/api/messages), Gemini's `parts` (https://ai.google.dev/api/caching#Content), Cohere's `message`
+(https://docs.cohere.com/v1/reference/chat), thoughts as vLLM and gpt-oss write them, and flags that keep a turn out of the loss
+(https://platform.openai.com/docs/guides/supervised-fine-tuning, https://docs.axolotl.ai/docs/dataset-formats/conversation.html,
+https://swift.readthedocs.io/en/latest/Customization/Custom-dataset.html).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tether.core.errors import DataError
+from tether.core.types import ChatRole, Conversation, Message
+from tether.data.formats.json_rows import Row, kind_name
+from tether.data.formats.values import as_text, json_value, missing, sequence
+
+_SPEAKERS: dict[ChatRole, str] = {
+    "user": "user human prompter",
+    "assistant": "assistant gpt bot chatgpt chatbot model ai llm bard bing claude function_call tool_call",
+    "system": "system developer",
+    "tool": "tool function observation ipython tool_response tool_result",
+}
+ROLES: dict[str, ChatRole] = {name: role for role, names in _SPEAKERS.items() for name in names.split()}
+"""Every name that data sets give to a speaker."""
+_CALLS = ("function_call", "tool_call")
+"""Speakers whose words are the JSON text of calls."""
+_SPEAKER = ("role", "from", "speaker", "author")
+_CONTENT = ("content", "value", "text", "message", "parts")
+_THOUGHT = ("reasoning_content", "reasoning", "thinking")
+_ASKED = ("input", "question", "query", "prompt", "instruction")
+_ANSWERED = ("output", "answer", "response", "completion")
+_SPOKEN = {**ROLES, **dict.fromkeys(_ASKED, "user"), **dict.fromkeys(_ANSWERED, "assistant")}
+_FLAGS = ("weight", "train", "training", "loss", "loss_mask")
+_ON, _OFF = {"1", "1.0", "true"}, {"0", "0.0", "false"}
+_TURN_SHAPES = ({"role", "content"}, {"role", "tool_calls"}, {"from", "value"}, {"role", "parts"}, {"role", "function_call"})
+
+
+def is_turn(item: Any) -> bool:
+    """True if an object has the keys of a message, so that a cell whose text it is holds messages and no text."""
+    return isinstance(item, dict) and any(item.keys() >= shape for shape in _TURN_SHAPES)
+
+
+@dataclass
+class _Parts:
+    """The parts of one message, in their order."""
+
+    text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[str] = field(default_factory=list)
+    results: list[Message] = field(default_factory=list)
+
+
+def read_message(item: Any, name: str) -> Conversation:
+    """The turns of one message of column `name`: one, but for results of tools beside a text, and for a question with its answer.
+
+    Raises:
+        DataError: it has no speaker that is known, no text, or parts that are not text.
+    """
+    if not isinstance(item, Mapping):
+        raise DataError(f"not a message: column {name} lists {kind_name(item)} where a role and a content belong")
+    spoken = _first(item, _SPEAKER)
+    if missing(spoken) and (both := _exchange(item, name)):
+        return both
+    word = str(spoken).strip().lower()
+    role = ROLES.get(word)
+    if role is None:
+        raise DataError(f"unknown role: {spoken!r:.40} in column {name}")
+    parts, content = _Parts(), _first(item, _CONTENT)
+    if word in _CALLS:
+        parts.calls += _called(content, name)
+    else:
+        _add(parts, content, name)
+    if role == "assistant":
+        calls = sequence(item["tool_calls"], name) if _peek(item, "tool_calls") else []
+        parts.calls += [_tool_call(call, name) for call in calls]
+        parts.calls += [_tool_call(item["function_call"], name)] if _peek(item, "function_call") else []
+        thought = next((key for key in _THOUGHT if isinstance(_peek(item, key), str) and _peek(item, key)), "")
+        parts.reasoning += [item[thought]] if thought and not parts.reasoning else []
+    if not parts.text and not parts.calls and not parts.results:
+        raise DataError(f"not a message: the content of a turn in column {name} is {kind_name(content)} and not a text")
+    if parts.results and not (parts.text or parts.calls):
+        return tuple(parts.results)
+    turn = Message(
+        role,
+        "".join(parts.text),
+        tuple(parts.calls),
+        tool_schemas(item["tools"]) if _peek(item, "tools") else "",
+        reasoning="".join(parts.reasoning),
+        name=as_text(item["name"], name) if _peek(item, "name") else "",
+        tool_call_id=as_text(item["tool_call_id"], name) if role == "tool" and _peek(item, "tool_call_id") else "",
+        train=_is_trained(item, role, name),
+    )
+    return (*parts.results, turn)
+
+
+def _peek(item: Mapping[str, Any], key: str) -> Any:
+    """A value without reading it; None where it is missing."""
+    value = dict.get(item, key) if isinstance(item, dict) else item.get(key)
+    return None if missing(value) else value
+
+
+def _first(item: Mapping[str, Any], keys: Iterable[str]) -> Any:
+    """The value of the first key that has one."""
+    return next((item[key] for key in keys if _peek(item, key) is not None), None)
+
+
+def _exchange(item: Mapping[str, Any], name: str) -> Conversation:
+    """A question and its answer, or one turn, under keys that name the speaker: {"user": "...", "assistant": "..."}."""
+    keys = {key: _SPOKEN[key] for key in item if key in _SPOKEN and isinstance(_peek(item, key), str)}
+    if not keys or len({*keys.values()}) < len(keys) or "tool" in keys.values():
+        return ()
+    order: tuple[ChatRole, ...] = ("system", "user", "assistant")
+    return tuple(Message(role, item[key]) for role in order for key, speaker in keys.items() if speaker == role)
+
+
+def _add(parts: _Parts, content: Any, name: str) -> None:
+    """Sort the content of a message into its parts."""
+    if isinstance(content, Mapping) and isinstance(content.get("parts"), list):
+        content = content["parts"]
+    if isinstance(content, str):
+        parts.text.append(content)
+    elif isinstance(content, list):
+        for part in content:
+            _add_part(parts, part, name)
+        parts.text += [] if parts.calls or parts.results or parts.text else [""]
+    elif content is not None:
+        raise DataError(f"not a message: the content of a turn in column {name} is {kind_name(content)} and not a text")
+
+
+def _add_part(parts: _Parts, part: Any, name: str) -> None:
+    if isinstance(part, str):
+        parts.text.append(part)
+        return
+    if not isinstance(part, Mapping):
+        raise DataError(f"not a text: a turn in column {name} has a part that is {kind_name(part)}")
+    kind = str(part.get("type") or "")
+    if kind in ("thinking", "reasoning") or part.get("thought") is True:
+        inner = _Parts()
+        _add(inner, _first(part, ("thinking", "reasoning", "text", "content")), name)
+        parts.reasoning += inner.text
+    elif kind == "tool_use":
+        parts.calls.append(_tool_call({"id": part.get("id"), "name": part.get("name"), "arguments": part.get("input")}, name))
+    elif kind == "tool_result":
+        inner = _Parts()
+        _add(inner, part.get("content") or "", name)
+        parts.results.append(Message("tool", "".join(inner.text), tool_call_id=str(part.get("tool_use_id") or "")))
+    elif call := _first(part, ("functionCall", "function_call")):
+        parts.calls.append(_tool_call({"name": call.get("name"), "arguments": _first(call, ("args", "arguments")) or {}}, name))
+    elif result := _first(part, ("functionResponse", "function_response")):
+        parts.results.append(
+            Message("tool", json.dumps(result.get("response"), ensure_ascii=False), name=str(result.get("name")))
+        )
+    elif kind in ("", "text", "input_text", "output_text", "refusal") and isinstance(
+        words := _first(part, ("text", "refusal", "content")), str
+    ):
+        parts.text.append(words)
+    else:
+        what = f"a part of type {kind!r:.40}" if kind else f"a part with {', '.join(part)[:60] or 'nothing in it'}"
+        raise DataError(f"not a text: a turn in column {name} has {what}, and only text is read. Leave such rows out")
+
+
+def _is_trained(item: Mapping[str, Any], role: ChatRole, name: str) -> bool:
+    """False if a flag keeps the turn out of the loss. Only the assistant's turns are ever trained, so flags of others are not
+    read unless they say the same."""
+    trained = True
+    for key in _FLAGS:
+        word = str(_peek(item, key)).strip().lower()
+        if _peek(item, key) is None or (role != "assistant" and word not in _OFF):
+            continue
+        if word not in _ON | _OFF:
+            raise DataError(f"unreadable flag: {key} of a turn in column {name} is {item[key]!r:.40}; it must be 0 or 1")
+        trained &= bool(item[key]) and word in _ON
+    if role == "assistant" and _peek(item, "mask") is not None:
+        raise DataError(f"ambiguous flag: mask of a turn in column {name}; write train: false where nothing is to be learned")
+    if role == "assistant" and (_peek(item, "train_detail") or _peek(item, "training_detail")):
+        raise DataError(f"parts of a turn: train_detail in column {name} is not supported; write train: true or false")
+    return trained or role != "assistant"
+
+
+def _called(content: Any, name: str) -> list[str]:
+    """The calls in the JSON text of one or of a list of them."""
+    with contextlib.suppress(ValueError):
+        content = json_value(content, name)
+    return [_tool_call(call, name) for call in (content if isinstance(content, list) else [content])]
+
+
+def _tool_call(call: Any, name: str) -> str:
+    """The JSON text of a call in OpenAI's format; its arguments, there the text of an object, become the object itself."""
+    try:
+        call = json_value(call, name)
+        call.get("type")
+        function, own = call.get("function", call), {"id": call["id"]} if call.get("id") else {}
+        arguments = function["arguments"] if "arguments" in function else function["parameters"]
+        called = {"name": function["name"], "arguments": json_value(arguments, name)}
+    except (AttributeError, KeyError, TypeError, ValueError):
+        called, own = {}, {}
+    if not (called and isinstance(called["name"], str) and isinstance(called["arguments"], Mapping)):
+        raise DataError(f"unreadable tool call: in column {name} one has no function with a name and arguments")
+    return json.dumps({**own, "type": "function", "function": called}, ensure_ascii=False)
+
+
+def tool_schemas(value: Any) -> str:
+    """The JSON text of a list of tools' schemas; nothing for any other value, since a column of that name may hold anything.
+
+    A schema without its envelope gets one, as chat templates expect. Anthropic's `input_schema` and Gemini's
+    `functionDeclarations` are read as well.
+    """
+    with contextlib.suppress(DataError):
+        schemas = sequence(value, "tools")
+        if schemas and all(isinstance(schema, Mapping) for schema in schemas):
+            inner = [s.get("functionDeclarations") or s.get("function_declarations") or [s] for s in schemas]
+            return json.dumps([_enveloped(schema) for some in inner for schema in some], ensure_ascii=False)
+    return ""
+
+
+def _enveloped(schema: Row) -> Row:
+    if "function" in schema or not isinstance(schema.get("name"), str) or schema.get("type") not in (None, "function", "custom"):
+        return schema
+    function = {key: value for key, value in schema.items() if key not in ("type", "input_schema")}
+    if "input_schema" in schema:
+        function["parameters"] = schema["input_schema"]
+    return {"type": "function", "function": function}
