@@ -23,6 +23,7 @@ from tether.core.once import once
 from tether.models.adapter_folders import holds_adapter, load_merged
 from tether.models.config import PACKAGE_PREFIX, ModelConfig
 from tether.models.packaged import PACKAGES, cache_folder, cached, fetch_package
+from tether.models.trunk import setting
 
 logger = logging.getLogger(__name__)
 
@@ -130,7 +131,7 @@ def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> tuple
                 raise _RefusalError(f"{(shape.architectures or '?')[0]} reads both ways and cannot continue a text", GIVE_CAUSAL)
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trust)
             model, report = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder, **how, **trust)
-        if getattr(model, "_hf_peft_config_loaded", False):
+        if setting(model, "_hf_peft_config_loaded"):
             raise _RefusalError("it holds an adapter of peft", "Download it, and give its folder")
         if missing := sorted(report["missing_keys"]):
             raise _RefusalError(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from tether.core.errors import ModelError
 from tether.core.once import once
@@ -17,8 +16,6 @@ from tether.models.config import LoraConfig
 from tether.models.trunk import Role, has_adapters, setting
 
 logger = logging.getLogger(__name__)
-LINEAR = (nn.Linear, Conv1D)
-ADAPTABLE = (*LINEAR, nn.Embedding, nn.Conv1d)
 ATTENTION_INPUTS = (
     *("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "query_key_value", "Wqkv"),
     *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),  # by way of latents (DeepSeek)
@@ -35,15 +32,15 @@ def target_names(model: Any, lora: LoraConfig) -> list[str]:
         _check(model, lora.targets, lora.last_layers)
         return list(lora.targets)
     decoder = Role(model).decoder
-    linear = {_leaf(name) for name, layer in _layers(decoder).items() if isinstance(layer, LINEAR)}
+    linear = {_leaf(name) for name, layer in _layers(decoder).items() if _is_linear(layer)}
     wanted = sorted(linear) if lora.targets == "all-linear" else [name for name in ATTENTION_INPUTS if name in linear]
     if not wanted:
         raise ModelError(f"cannot tell which layers lora.targets = {lora.targets!r} means here; name some of {sorted(linear)}")
     stacked = {_leaf(name.rpartition(".")[0]) for name, p in decoder.named_parameters() if p.dim() == 3 and "lora_" not in name}
     stacked -= {_leaf(name) for name, layer in _layers(decoder).items() if isinstance(layer, nn.Conv1d)}
     if stacked and lora.targets == "all-linear":
-        what = ", ".join(sorted(stacked))
-        once(logger.warning, "lora.targets = 'all-linear': the weights of %s are no linear layers and get no adapter", what)
+        left_out = ", ".join(sorted(stacked))
+        once(logger.warning, "lora.targets = 'all-linear': the weights of %s are no linear layers and get no adapter", left_out)
     return wanted
 
 
@@ -58,36 +55,47 @@ def _check(model: Any, targets: Sequence[str], last_layers: int | None) -> None:
     layers, kind = _layers(causal), type(causal).__name__
     output, embedding = (_plain(module) for module in (causal.get_output_embeddings(), causal.get_input_embeddings()))
     for target in targets:
-        found = {name: layer for name, layer in layers.items() if name == target or name.endswith(f".{target}")}
-        if not found:
-            able = sorted({_leaf(name) for name, layer in layers.items() if isinstance(layer, ADAPTABLE) and layer is not output})
+        matches = {name: layer for name, layer in layers.items() if name == target or name.endswith(f".{target}")}
+        if not matches:
+            able = sorted({_leaf(name) for name, layer in layers.items() if _takes_adapter(layer) and layer is not output})
             near = difflib.get_close_matches(target, able, cutoff=0.5)
             advice = f"Nearest is {' or '.join(map(repr, near))}" if near else f"There are {', '.join(able)}"
             raise ModelError(f"lora.targets: no layer of {kind} is called {target!r}. {advice}.")
-        for name, layer in found.items():
-            if not isinstance(layer, ADAPTABLE):
+        for name, layer in matches.items():
+            if not _takes_adapter(layer):
                 raise ModelError(
                     f"lora.targets: {name!r} is a {type(layer).__name__}, which takes no adapter. "
                     "Name linear layers or embeddings."
                 )
-        if any(layer is output for layer in found.values()):
+        if any(layer is output for layer in matches.values()):
             raise ModelError(
                 f"lora.targets: {target!r} is the output layer, whose weight the losses read without an adapter. "
                 "Leave it out, or train the whole model (lora = false)."
             )
-        if output is not None and any(layer is embedding and layer.weight is output.weight for layer in found.values()):
+        if output is not None and any(layer is embedding and layer.weight is output.weight for layer in matches.values()):
             raise ModelError(
                 f"lora.targets: {target!r} is also the output layer of this model (tied weights). A merged adapter would change "
                 "both, and training changes one. Leave it out, or train the whole model (lora = false)."
             )
-        if last_layers and not any(re.search(r"\.\d+\.", name) for name in found):
+        if last_layers and not any(re.search(r"\.\d+\.", name) for name in matches):
             raise ModelError(
                 f"lora.targets: {target!r} stands in no numbered layer, so lora.last_layers = {last_layers} leaves it out. "
                 "Drop one of the two."
             )
 
 
-def _layers(root: nn.Module) -> dict[str, Any]:
+def _is_linear(layer: nn.Module) -> bool:
+    """Whether a layer is a matrix product, stored either way (GPT-2 has the transpose)."""
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(layer, nn.Linear | Conv1D)
+
+
+def _takes_adapter(layer: nn.Module) -> bool:
+    return _is_linear(layer) or isinstance(layer, nn.Embedding | nn.Conv1d)
+
+
+def _layers(root: nn.Module) -> Mapping[str, Any]:
     """The modules as they were before any adapter, by name."""
     parts = {name: module for name, module in root.named_modules() if ".lora_" not in name and ".base_layer" not in name}
     return {name: _plain(module) for name, module in parts.items()}
