@@ -101,3 +101,15 @@ def test_padding_that_ends_nothing_is_found_or_made(rows, grown):
     other = tiny_tokenizer()
     settle_padding(tiny_model(), other, (0, 1), may_grow=False)
     assert other.pad_token_id not in (0, 1)
+
+
+def test_named_templates_are_exported_by_name():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = {"default": TEMPLATE, "tool_use": "{{ tools | tojson }}" + TEMPLATE}
+    encoder = ChatEncoder(tokenizer, (1,))
+    exported = whole_template(encoder, to_the_end=True)
+    tokenizer.chat_template = exported
+    rows, tools = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], [{"type": "function"}]
+    plain = tokenizer.apply_chat_template(rows, tokenize=False)
+    assert plain == "<|user|>a<|end|><|assistant|>b<|end|>"
+    assert tokenizer.apply_chat_template(rows, tools=tools, tokenize=False) == '[{"type": "function"}]' + plain

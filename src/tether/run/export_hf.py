@@ -125,8 +125,8 @@ def settle_padding(model: Any, tokenizer: Any, stop_ids: tuple[int, ...], *, may
     model.config.pad_token_id = model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
 
 
-def whole_template(encoder: ChatEncoder, *, to_the_end: bool) -> str:
-    """A chat template that renders what the encoder encodes, for those who tokenize its text.
+def whole_template(encoder: ChatEncoder, *, to_the_end: bool) -> str | dict[str, str]:
+    """A chat template that renders what the encoder encodes, for those who tokenize its text; by name where there are several.
 
     Where the encoder's template writes no stop token after a reply, its first one comes, as in data.chat.
 
@@ -134,6 +134,13 @@ def whole_template(encoder: ChatEncoder, *, to_the_end: bool) -> str:
         to_the_end: a whole conversation ends with the last reply's stop token, where a reward model reads its score: what the
             template writes after it goes.
     """
+    templates = encoder.templates
+    if isinstance(templates, str):
+        return _whole(encoder, templates, to_the_end)
+    return {name: _whole(encoder, template, to_the_end) for name, template in templates.items()}
+
+
+def _whole(encoder: ChatEncoder, template: str, to_the_end: bool) -> str:
     start, stops = "", [encoder.tokenizer.decode([i]) for i in encoder.stop_ids]
     if encoder.system_prompt is not None:
         system = f"[{{'role': 'system', 'content': {encoder.system_prompt!a}}}]"
@@ -141,9 +148,9 @@ def whole_template(encoder: ChatEncoder, *, to_the_end: bool) -> str:
             f"{{%- if messages[0]['role'] != 'system' -%}}{{%- set messages = {system} + messages -%}}{{%- endif -%}}{{{{ '' }}}}"
         )
     if not to_the_end and not encoder.adds_stops:
-        return start + encoder.template
+        return start + template
     # The quiet expressions keep white space that tags beside it would swallow.
-    whole = "{{ '' }}" + encoder.template.removesuffix("\n") + "{{ '' }}"
+    whole = "{{ '' }}" + template.removesuffix("\n") + "{{ '' }}"
     parts = {"WHOLE": whole, "START": start, "REST": str(not to_the_end).lower()}
     around = (Path(__file__).parent / "whole_template.jinja").read_text(encoding="utf-8").removesuffix("\n")
     return Template(around).substitute(parts, STOPS=ascii(stops), STOP=ascii(stops[0]))
