@@ -69,7 +69,7 @@ def test_impossible_probabilities_are_not_read(broken):
     ("text", "option"),
     [
         ("A", 0), (" B.", 1), ("**A**", 0), ("(B)", 1), ("Answer: B", 1), ("[A]\nbecause", 0), ("A, because it is", 0),
-        ("A\n\nB", 0), ("A better answer would be B", None), ("Aha", None), ("a", None), ("", None), ("Both", None),
+        ("A\n\nB", None), ("A better answer would be B", 1), ("Aha", None), ("a", None), ("", None), ("Both", None),
         ("A's", None), ("neither A", None),
     ],
 )  # fmt: skip
@@ -82,3 +82,124 @@ def test_a_reply_without_an_option_is_no_verdict():
     assert verdict.logprobs is None and verdict.parsed and "Sure, here" in verdict.reason
     cut_off = read_verdict(" **", [], ("A", "B"))  # its first word may have been an option
     assert (cut_off.logprobs, cut_off.parsed, cut_off.reason) == (None, False, "no word in the reply")
+
+
+WORDS = [
+    *(
+        "{x}",
+        "**{x}**",
+        "({x})",
+        "[[{x}]]",
+        "Answer: {x}",
+        "The answer is {x}.",
+        "Winner: {x}",
+        "**Winner:** Answer {x}",
+        "Verdict: **{x}**",
+    ),
+    *("Final verdict: [[{x}]]", "I prefer answer {x}.", "I would choose {x}", "I'd pick option {x}.", "Answer {x} is better."),
+    *(
+        "Response {x} is clearly better than {y}.",
+        "{x} wins.",
+        "{x}, because {y} is vague.",
+        "{x}. It is clearer.",
+        "{x}\nIt is clearer.",
+    ),
+    *(
+        "Answer {x}: poor. Answer {y}: good. So {y}.|{y}",
+        "{x}: vague, short. {y}: exact. Winner: {y}|{y}",
+        "My final answer is {x}",
+    ),
+    *("Answer {x} is long.\nAnswer {y} is short.\n{y}|{y}", "The better answer is {x}", "\\boxed{{{x}}}", '{{"winner": "{x}"}}'),
+    *("<answer>{x}</answer>", "{x} is a bit better", "Both have merits. Overall, {x}.", "We go with response {x}."),
+    *(
+        "<think>{x} looks good, I prefer {x}</think>{y}|{y}",
+        "<think>\nhm {x}\n</think>\n\nWinner: {y}|{y}",
+        "[[{x}]] since {y} is better in tone",
+    ),
+]
+UNCLEAR = [
+    *(
+        "{x}={y}",
+        "{x} < {y}",
+        "{x}/{y}",
+        "{x} or {y}?",
+        "{x} and {y} are equal",
+        "It is a tie between {x} and {y}.",
+        "Neither {x} nor {y}.",
+    ),
+    *(
+        "Answer {x}: poor. Answer {y}: good.",
+        "{x}: vague. {y}: exact.",
+        "Winner: {x}. Winner: {y}.",
+        "Compare answer {x} with answer {y}.",
+    ),
+    *(
+        "I prefer {x}. On second thought, I prefer {y}.",
+        "[[{x}]] [[{y}]]",
+        "<think>I prefer {x}",
+        "Answer {x} has a list.",
+        "not {x}",
+    ),
+    *("{x}'s tone is kind", "Grade{x}", "{x}{y}", "The winner is not {x}", "{x}\n\n{y}", "Vitamin {x} helps"),
+]
+TAILS = ["", "\n", " ", "\n\nThat is all."]
+
+
+def test_thousands_of_worded_verdicts_are_read_as_they_are_meant():
+    pairs = [("A", "B"), ("B", "A")]
+    count = 0
+    for x, y in pairs:
+        for before in ("", "\n", "<think>Let me see. Answer A: fine.</think>\n", "**Reasoning:** both were read.\n\n"):
+            for tail in TAILS:
+                for pattern in WORDS:
+                    words, _, meant = pattern.partition("|")
+                    if "think" in words and before:
+                        continue
+                    text = before + words.format(x=x, y=y) + tail
+                    wanted = ("A", "B").index((meant or "{x}").format(x=x, y=y))
+                    if before.startswith("**") and written_option(words.format(x=x, y=y), ("A", "B")) is not None:
+                        assert written_option(text, ("A", "B")) in (wanted, None), (
+                            text
+                        )  # an opening may make it unclear, never another
+                    else:
+                        assert written_option(text, ("A", "B")) == wanted, text
+                    count += 1
+                for pattern in UNCLEAR:
+                    if "think" in pattern and before:
+                        continue
+                    text = before + pattern.format(x=x, y=y) + tail
+                    assert written_option(text, ("A", "B")) is None, text
+                    count += 1
+    assert count > 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "score"),
+    [
+        ("7", 7), ("Score: 7", 7), ("7/9", 7), ("7 out of 9", 7), ("**7**", 7), ("I'd give it a 7.", 7), ("Rating: 7 - good", 7),
+        ("7\n", 7),
+        ("10", None), ("10/10", None), ("7/10", None), ("8.5", None), ("7.5/9", None), ("-7", None), ("1. It is accurate.", None),
+        ("1. It is accurate.\n2. It is short.\nScore: 6", 6), ("3 aspects matter", None), ("<think>maybe 3</think>6", 6),
+        ("12", None),
+        ("<think>Score: 3", None), ("Score: 6 or 7", None),
+    ],
+)  # fmt: skip
+def test_scores_of_another_scale_are_no_verdict(text, score):
+    scale = tuple("123456789")
+    assert written_option(text, scale) == (None if score is None else score - 1)
+
+
+def test_log_probabilities_are_those_of_the_token_that_names_the_option():
+    places = [logs(I=1.0), logs(**{" prefer": 1.0}), [(" B", math.log(0.8)), (" A", math.log(0.2))], [(".", 0.0)]]
+    verdict = read_verdict("I prefer B.", places, ("A", "B"))
+    assert verdict.logprobs == pytest.approx([math.log(0.2), math.log(0.8)])
+    ten = [[("1", math.log(0.9)), ("2", math.log(0.1))], [("0", 0.0)]]
+    assert read_verdict("10", ten, tuple("123456789")).logprobs is None
+    thought = [[("<think>", 0.0)], [("A", 0.0)], [("</think>", 0.0)], [("B", math.log(0.7)), ("A", math.log(0.3))]]
+    assert read_verdict("<think>A</think>B", thought, ("A", "B")).logprobs == pytest.approx([math.log(0.3), math.log(0.7)])
+
+
+@pytest.mark.parametrize("text", ["", "<think>First, answer A", "Let me compare the two answers"])
+def test_a_reply_that_was_cut_off_says_so(text):
+    verdict = read_verdict(text, [], ("A", "B"), finished=False)
+    assert verdict.logprobs is None and not verdict.parsed and "cut off" in verdict.reason and "reply_tokens" in verdict.reason

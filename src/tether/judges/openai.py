@@ -147,7 +147,7 @@ class ServedChat:
             completion, reason = await self._complete(client, talks[place], length, {"temperature": 0.0}, likeliest=True)
             if completion is None:
                 return Verdict(None, reason=reason)
-            return read_verdict(completion.text, completion.likeliest, options)
+            return read_verdict(completion.text, completion.likeliest, options, finished=completion.finished)
 
         return self._all(len(talks), ask, told)
 

@@ -1,12 +1,14 @@
-"""Which of some options a reply begins with, and how probably."""
+"""The option that a judge's reply decides for, and how probably."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
 
 from tether.core.protocols import Verdict
+from tether.judges.grammar import is_unfinished_thought, verdict_in
 
 LEAST = 1e-9
 """The least probability of an option that is named but not among the likeliest."""
@@ -36,34 +38,59 @@ def soft_verdict(logprobs: Sequence[float], options: Sequence[str]) -> Verdict:
     return Verdict(shares, mass)
 
 
-def read_verdict(text: str, likeliest: Likeliest, options: Sequence[str]) -> Verdict:
-    """What a reply says of the options: softly by its first token that is not marks alone, else by its words.
+def read_verdict(text: str, likeliest: Likeliest, options: Sequence[str], *, finished: bool = True) -> Verdict:
+    """The verdict of a reply: softly by the token that names the option, where there are log-probabilities, else by its words.
 
-    An option's probability is the sum over the tokens that read as it, or as the beginning of it and of no other option, white
-    space and marks aside. An option with no such token is given the most that it can have: no more than the least likely
-    that is listed, no more than its equal part of what the listed ones leave. A reply that was read and names no option is no
-    verdict, but `parsed`.
+    An option's probability is the sum over the tokens at that place that read as it, or as the beginning of it and of no other
+    option, white space and marks aside. An option with no such token is given the most that it can have: no more than the least
+    likely that is listed, no more than its equal part of what the listed ones leave. A reply that was read and names no option
+    is no verdict, but `parsed`.
+
+    Args:
+        text: the reply, with the thought before it where there is one.
+        likeliest: the tokens of the reply; empty where the server gives none.
+        finished: False where the reply was cut off at its greatest length.
     """
-    for tokens in likeliest:
-        if not tokens or not _MARKS.sub("", tokens[0][0]):
-            continue
+    verdict = verdict_in(text, options)
+    if verdict is None:
+        return _no_verdict(text, finished)
+    option, position = verdict
+    if (tokens := _place_of(text, position, likeliest, options, option)) is not None:
         listed = {token: logprob for token, logprob in tokens if logprob < 1e-3}  # which NaN is not
         chances = [min(1.0, math.exp(logprob)) for logprob in listed.values()]
         shares = [0.0] * len(options)
         for token, chance in zip(listed, chances, strict=True):
-            if (option := _option_of(token, options)) is not None:
-                shares[option] += chance
-        if any(shares):
+            if (fitting := _option_of(token, options)) is not None:
+                shares[fitting] += chance
+        if shares[option]:
             left = max(LEAST, min(*chances, (1.0 - sum(chances)) / max(1, shares.count(0.0))))
             logprobs, _ = normalised([math.log(share or left) for share in shares])
             return Verdict(logprobs, min(1.0, sum(shares)))
-        break
-    written = written_option(text, options)
-    if written is None:
-        if not _MARKS.sub("", text):  # it may have been cut off before its first word
-            return Verdict(None, reason="no word in the reply")
-        return Verdict(None, parsed=True, reason=f"{NO_OPTION}: {' '.join(text.split())[:60]!r}")
-    return Verdict(tuple(0.0 if i == written else -math.inf for i in range(len(options))), parsed=True)
+    return Verdict(tuple(0.0 if i == option else -math.inf for i in range(len(options))), parsed=True)
+
+
+def _no_verdict(text: str, finished: bool) -> Verdict:
+    """The reason why a reply has no verdict."""
+    if not finished:
+        where = (
+            "while it was thinking" if is_unfinished_thought(text) or not _MARKS.sub("", text) else "before it named an option"
+        )
+        return Verdict(None, reason=f"the reply was cut off {where}: raise reply_tokens, its greatest length")
+    if not _MARKS.sub("", text):  # it may have been cut off before its first word
+        return Verdict(None, reason="no word in the reply")
+    return Verdict(None, parsed=True, reason=f"{NO_OPTION}: {' '.join(text.split())[:60]!r}")
+
+
+def _place_of(
+    text: str, position: int, likeliest: Likeliest, options: Sequence[str], option: int
+) -> Sequence[tuple[str, float]] | None:
+    """The likeliest tokens at a position of the reply; where the tokens spell another text, those of the first such option."""
+    drawn = [tokens[0][0] if tokens else "" for tokens in likeliest]
+    start = "".join(drawn).find(text)
+    ends = list(itertools.accumulate(map(len, drawn)))
+    if start >= 0:
+        return next((tokens for tokens, end in zip(likeliest, ends, strict=True) if end > start + position), None)
+    return next((tokens for tokens, token in zip(likeliest, drawn, strict=True) if _option_of(token, options) == option), None)
 
 
 def _option_of(token: str, options: Sequence[str]) -> int | None:
@@ -73,10 +100,6 @@ def _option_of(token: str, options: Sequence[str]) -> int | None:
 
 
 def written_option(text: str, options: Sequence[str]) -> int | None:
-    """The place of the option that a written reply begins with, "Answer:" and marks aside; None if it begins with none.
-
-    An option before a word in small letters is taken for a part of a sentence, as the article in "A better answer would be B".
-    """
-    names = "|".join(re.escape(option) for option in sorted(options, key=len, reverse=True))
-    match = re.match(rf"[\W_]*(?:(?:answer|verdict|option|response|score)[\W_]+)?({names})(?![\w'’-])(?! [a-z])", text, re.I)
-    return options.index(match[1]) if match and match[1] in options else None
+    """The place of the option that a written reply decides for; None where it decides for none, or is unclear."""
+    verdict = verdict_in(text, options)
+    return None if verdict is None else verdict.option
