@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tether.api.rows import rows_in
 from tether.api.runs import Run
 from tether.core.errors import ConfigError
 from tether.core.rundir import write_jsonl
@@ -16,6 +16,9 @@ from tether.core.types import Json
 from tether.models.config import PACKAGE_PREFIX, TINY
 from tether.rewards.function import register
 from tether.run.roles import trained_scorer
+from tether.run.rows import DataConfig
+
+DATA_KEYS = DataConfig.model_fields.keys()
 
 
 def model_values(model: Any) -> Json:
@@ -38,31 +41,36 @@ def data_values(rows: Any, root: Path, name: str) -> Json | None:
     The file's name has a digest of its rows, so that a run is not continued with others.
 
     Args:
-        rows: a path, `owner/name` or `hub:owner/name:split`; a run with judged pairs; the keys of a `data` table; or texts,
-            conversations (lists of messages), dicts of columns, records of `tether.core.types`, a `datasets.Dataset` or a
-            pandas DataFrame.
+        rows: a path or several, `owner/name` or `hub:owner/name:split`; a run with judged pairs; the keys of a `data` table, in
+            which `path` may be rows in memory; or these rows themselves (`rows_in`).
 
     Raises:
         ConfigError: there is no row, or one is nothing of the kind.
     """
-    if rows is None or (isinstance(rows, Mapping) and "path" in rows):
-        return rows if rows is None else dict(rows)
+    if rows is None:
+        return None
+    if isinstance(rows, Mapping) and "path" in rows and (isinstance(rows["path"], str | Path) or rows.keys() <= DATA_KEYS):
+        return _table_values(dict(rows), root, name)
     if isinstance(rows, Run):
         return {"path": str(rows.path / "pairs" / "pairs.jsonl")}
     if isinstance(rows, str | Path):
         return {"path": _source(str(rows))}
-    if (table := getattr(rows, "iterrows", None)) is not None:  # pandas
-        rows = (dict(row) for _, row in table())
-    if not isinstance(rows, Iterable):
-        raise ConfigError(f"{name} is a {type(rows).__name__}: give a file, a hub data set, or rows")
-    lines = [_row(row, f"{name}[{number}]") for number, row in enumerate(rows)]
-    if not lines:
-        raise ConfigError(f"{name} holds no row")
-    text = "".join(json.dumps(line, ensure_ascii=False, sort_keys=True, default=str) for line in lines)
+    if isinstance(rows, list | tuple) and rows and all(map(_is_file, rows)):
+        return {"path": [str(row) for row in rows]}
+    lines = rows_in(rows, name)
+    text = "".join(json.dumps(line, ensure_ascii=False, sort_keys=True) for line in lines)
     path = root / "data" / f"{name.replace('.', '-')}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
     if not path.is_file():
         write_jsonl(path, lines)
     return {"path": str(path)}
+
+
+def _table_values(table: Json, root: Path, name: str) -> Json:
+    """The keys of a `data` table, in whose `path` rows in memory may stand."""
+    path = table["path"]
+    named = isinstance(path, str | Path) or (isinstance(path, list | tuple) and all(isinstance(one, str | Path) for one in path))
+    inner = {} if named else data_values(path, root, f"{name}.path")
+    return {**table, **(inner or {})}
 
 
 def _source(path: str) -> str:
@@ -71,28 +79,24 @@ def _source(path: str) -> str:
     return f"hub:{path}:train" if is_hub and not path.startswith(("hub:", "tether:")) else path
 
 
-def _filled(values: Iterable[tuple[str, Any]]) -> Json:
-    """Fields that differ from their default value, and every text of a turn."""
-    return {
-        name: value
-        for name, value in values
-        if name == "content" or (value not in (None, "", (), {}) and (name, value) != ("train", True))
-    }
+def _is_file(row: Any) -> bool:
+    """True for a path, and for the text of one that leads to a file."""
+    return isinstance(row, Path) or (isinstance(row, str) and len(row) < 1024 and row.isprintable() and Path(row).is_file())
 
 
-def _row(row: Any, where: str) -> Json:
-    if isinstance(row, str):
-        return {"prompt": row}
-    if isinstance(row, Mapping):
-        return {str(key): value for key, value in row.items()}
-    if dataclasses.is_dataclass(row) and not isinstance(row, type):
-        return dataclasses.asdict(row, dict_factory=_filled)
-    if isinstance(row, Sequence) and row and all(isinstance(turn, Mapping) and "role" in turn for turn in row):
-        return {"messages": [dict(turn) for turn in row]}
-    raise ConfigError(
-        f"{where} is {row!r:.60}: a row is a text, a list of messages ({{'role': …, 'content': …}}), a dict of columns, or a "
-        "record of tether.core.types"
-    )
+def are_conversations(rows: Any, values: Json | None) -> bool:
+    """True if prompts in memory are lists of messages, as TRL's conversational data sets have them.
+
+    Args:
+        values: what `data_values` made of them.
+    """
+    if values is None or isinstance(rows, str | Path | Run) or (isinstance(rows, Mapping) and "path" in rows):
+        return False
+    if not isinstance(values["path"], str):
+        return False
+    with Path(values["path"]).open(encoding="utf-8") as file:
+        first = json.loads(file.readline())
+    return isinstance(first.get("prompt", first.get("messages")), list)
 
 
 def reward_values(reward: Any, weights: Sequence[float] | None, *, conversations: bool) -> Json:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tether.api.given import data_values, model_values, reward_values, settings_values
+from tether.api.given import are_conversations, data_values, model_values, reward_values, settings_values
 from tether.api.runs import Run
 from tether.cli.progress import OnStep, bars
 from tether.core.config import build, packaged_recipes
@@ -97,22 +97,13 @@ def _start(
     top = {key: settings.pop(key) for key in SHARED if key in settings and not compares}
     seed = {"seed": top["seed"]} if "seed" in top and "seed" in kind.section.model_fields else {}
     section = {**fixed, **seed, **settings_values(settings, root, name)}
+    if rows is not None and not (isinstance(rows, Run) and rows.path == root):  # a run's own pairs need no name
+        section["data"] = data_values(rows, root, "data" if prompts is None else "prompts")
     if reward is not None or reward_weights is not None:
         if "reward_source" not in kind.section.model_fields:
             raise ConfigError(f"tether.{name} takes no reward: it learns from its rows alone")
-        section |= reward_values(reward, reward_weights, conversations=_are_conversations(rows))
-    if rows is not None and not (isinstance(rows, Run) and rows.path == root):  # a run's own pairs need no name
-        section["data"] = data_values(rows, root, "data" if prompts is None else "prompts")
+        section |= reward_values(reward, reward_weights, conversations=are_conversations(rows, section.get("data")))
     return _joined(kind.name, model, {**top, kind.name: section}, root, on_step, progress)
-
-
-def _are_conversations(rows: Any) -> bool:
-    """Whether prompts are lists of messages, as TRL's conversational data sets have them."""
-    if isinstance(rows, str | Path | Mapping | Run) or not hasattr(rows, "__getitem__") or not len(rows):
-        return False
-    first = rows[0]
-    prompt = first.get("prompt", first.get("messages")) if isinstance(first, Mapping) else first
-    return isinstance(prompt, Sequence) and not isinstance(prompt, str)
 
 
 def _joined(name: str, model: Any, values: Json, root: Path, on_step: OnStep | None, progress: bool) -> Run:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -101,3 +102,35 @@ def known_names_only(names: Iterable[str], of_formats: Iterable[str]) -> None:
         if name not in all_names and not _NUMBERED.fullmatch(name):
             offers = alike(name, all_names, most=3) or f"the names are: {', '.join(all_names)}"
             raise DataError(f"data.columns gives a column the name {name!r}, which no format has ({offers}).")
+
+
+def no_column_twice(names: Sequence[str], where: str) -> Sequence[str]:
+    """The names of a table's columns.
+
+    Raises:
+        DataError: two columns have one name.
+    """
+    if twice := next((name for name, count in Counter(names).items() if name and count > 1), ""):
+        raise DataError(f"{where}: column {twice:.40} stands twice. Rename or remove one of the two.")
+    return names
+
+
+def rows_of_columns(table: Mapping[str, Any]) -> list[Row] | None:
+    """The rows of {"prompt": ["a", "b"], "answer": ["1", "2"]}; None if it is no table of columns.
+
+    An object whose values are lists is one row, and no table, if a list holds the turns of a conversation.
+
+    Raises:
+        DataError: the columns differ in their lengths.
+    """
+    columns = list(table.values())
+    if not columns or not all(isinstance(column, list) for column in columns) or any(map(_is_conversation, columns)):
+        return None
+    if len({len(column) for column in columns}) > 1:
+        lengths = ", ".join(f"{name} has {len(column)}" for name, column in table.items())
+        raise DataError(f"columns of one table differ in their lengths: {lengths}. Give each as many values")
+    return [dict(zip(table, cells, strict=True)) for cells in zip(*columns, strict=True)]
+
+
+def _is_conversation(column: list[Any]) -> bool:
+    return bool(column) and all(isinstance(item, Mapping) and ("role" in item or "from" in item) for item in column)

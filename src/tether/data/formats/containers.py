@@ -19,15 +19,16 @@ from typing import IO, Any
 
 from tether.core.errors import DataError, MissingFileError, one_line
 from tether.data.formats import json_rows
+from tether.data.formats.arrow import arrow_rows, parquet_rows, without_added_nulls
+from tether.data.formats.columns import no_column_twice
 from tether.data.formats.json_rows import BadRow, Row
 
 Numbered = Iterator[tuple[int, Row | BadRow]]
 
-SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".txt")
+SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
 _HUB = re.compile(r"hub:(?P<name>\w[\w.-]*/\w[\w.-]*)(?:/(?P<config>[\w.-]+))?(?::(?P<split>[\w.\[\]%:+-]+))?")
 _ENDINGS = f"{', '.join(SUFFIXES)}, each also .gz or .zst"
 _LONGEST_CELL = 1 << 24  # an unclosed quote would otherwise read the rest of the file into one cell
-_BATCH = 256
 _FOREIGN = {
     codecs.BOM_UTF16_LE: "text in UTF-16. Save it as UTF-8",
     codecs.BOM_UTF16_BE: "text in UTF-16. Save it as UTF-8",
@@ -128,7 +129,7 @@ def _hub_rows(name: str, config: str | None, split: str) -> Numbered:
     try:
         stream: Any = datasets.load_dataset(name, config, split=split, streaming=True)
         for number, row in enumerate(stream, 1):
-            yield number, dict(row)
+            yield number, without_added_nulls(dict(row))
     except Exception as error:
         place = f"{name}{'/' + config if config else ''}, split {split}"
         raise DataError(
@@ -173,7 +174,9 @@ def _unpacked(stream: io.BufferedReader) -> Any:
 
 def _rows(stream: Any, suffix: str, where: str) -> Numbered:
     if suffix == ".parquet":
-        return _parquet(stream, where)
+        return parquet_rows(stream, where)
+    if suffix == ".arrow":
+        return arrow_rows(stream, where)
     head = bytes(stream.peek(8)[:8])
     foreign = next((what for begin, what in _FOREIGN.items() if head.startswith(begin)), _BINARY if b"\0" in head else "")
     if foreign:
@@ -191,7 +194,7 @@ def _table(stream: IO[bytes], delimiter: str, where: str) -> Numbered:
     lines = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
     reader = csv.reader(lines, delimiter=delimiter)
     try:
-        header = _columns(next(reader, []), where)
+        header = list(no_column_twice(next(reader, []), where))
         if len(header) == 1 and (other := next((mark for mark in ";\t|" if mark in header[0]), "")):
             raise DataError(f"{where}: its columns are parted by {other!r}. Part them by commas, or by tabs in a .tsv file.")
         begins = reader.line_num + 1
@@ -203,38 +206,7 @@ def _table(stream: IO[bytes], delimiter: str, where: str) -> Numbered:
         raise DataError(f"{where}, line {reader.line_num}: {error}. A quote is probably not closed.") from error
 
 
-def _columns(names: list[str], where: str) -> list[str]:
-    if twice := next((name for name, count in Counter(names).items() if name and count > 1), ""):
-        raise DataError(f"{where}: column {twice:.40} stands twice. Rename or remove one of the two.")
-    return names
-
-
 def _cells(cells: list[str], header: list[str]) -> Row | BadRow:
     if len(cells) != len(header):
         return BadRow(f"uneven row: {len(cells)} cells under {len(header)} columns", ascii("|".join(cells)[:200]))
     return dict(zip(header, cells, strict=True))
-
-
-def _parquet(stream: Any, where: str) -> Numbered:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        file, number = pq.ParquetFile(stream), 0
-        _columns(file.schema_arrow.names, where)
-        for batch in file.iter_batches(batch_size=_BATCH, use_threads=False):
-            try:
-                rows = batch.to_pylist()
-            except (ValueError, OverflowError):
-                rows = [_single(batch.slice(index, 1)) for index in range(batch.num_rows)]
-            yield from enumerate(rows, number + 1)
-            number += len(rows)
-    except pa.ArrowException as error:
-        raise DataError(f"{where}: not a readable Parquet file ({one_line(error)}). Copy or download the file again.") from error
-
-
-def _single(row: Any) -> Row | BadRow:
-    try:
-        return row.to_pylist()[0]
-    except (ValueError, OverflowError) as error:
-        return BadRow(f"unreadable cell: {one_line(error)}", "")
