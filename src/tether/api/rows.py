@@ -87,7 +87,7 @@ def _table(given: Any, name: str) -> Iterable[Mapping[str, Any]] | None:
         return ({str(key): value for key, value in row.items()} for row in frame.to_dict("records"))
     if hasattr(given, "iter_rows"):  # polars
         return given.iter_rows(named=True)
-    if hasattr(given, "schema") and (hasattr(given, "to_pylist") or hasattr(given, "read_all")):  # pyarrow
+    if (hasattr(given, "to_pylist") or hasattr(given, "read_all")) and hasattr(given, "schema"):  # pyarrow
         no_column_twice(given.schema.names, name)
         return (given if hasattr(given, "to_pylist") else given.read_all()).to_pylist()
     return given if hasattr(given, "column_names") and hasattr(given, "features") else None  # datasets

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from tether.core.errors import DataError
 from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Problem, Prompt, StepLabels
 from tether.core.visible import visible
-from tether.data.formats.containers import places
+from tether.data.formats.containers import left_out, places
 from tether.data.formats.fields import prompt_digest, short_hash
 from tether.data.formats.registry import KINDS, Format, format_named, prompt_of
 from tether.data.rendered import family_of
@@ -180,7 +180,7 @@ def inspect_data(
 def _layouts(path: str | Path) -> tuple[dict[str, Format], dict[str, str]]:
     """The format of a file, or of a folder's files that hold the first one's kind of row, and why the others are left out."""
     layouts: dict[str, Format] = {}
-    unread: dict[str, str] = {}
+    unread = left_out(path)
     for place in places(path):
         try:
             layouts[place.name] = detect_format(place.name)

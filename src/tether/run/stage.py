@@ -11,6 +11,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from tether.core.rundir import RunDirectory, file_digest, hold, read_json, relea
 from tether.core.stages import STAGES
 from tether.core.stopping import run_of
 from tether.core.types import Alarm, Comparison, Sampling
+from tether.data.formats.containers import left_out
 from tether.data.inspection import longer_chosen
 from tether.data.sources import UNUSED_COLUMNS, Quarantine
 from tether.learner.checkpoint import complete_checkpoints
@@ -113,6 +115,8 @@ def run_stage(section: Section, context: Context) -> dict[str, Any]:
         summary = STAGES[context.name].train(section, context, rows, run)
         if rows and isinstance(rows[0], Comparison) and (longer := longer_chosen(rows)):
             summary["longer_chosen"] = longer.as_dict()
+        if section.data is not None and (others := left_out(section.data.paths)):
+            summary["files_left_out"] = dict(islice(others.items(), 100))
         return _finished(run, section, summary, quarantine)
 
 
@@ -138,8 +142,8 @@ def _finished(run: RunDirectory, section: Config, summary: dict[str, Any], quara
     summary["quarantine"] = quarantine.summary()
     if quarantine.unused:
         summary["columns_not_used"] = dict(quarantine.unused)
-    if left_out := len(list((run.path / "skipped").glob("step-*.json"))):
-        summary["steps_left_out"] = left_out
+    if skipped := len(list((run.path / "skipped").glob("step-*.json"))):
+        summary["steps_left_out"] = skipped
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     summary["peak_rss_bytes"] = peak if sys.platform == "darwin" else peak * 1024
     run.finish(summary)

@@ -6,6 +6,7 @@ import codecs
 import csv
 import gzip
 import io
+import logging
 import os
 import re
 import reprlib
@@ -18,16 +19,20 @@ from pathlib import Path
 from typing import IO, Any
 
 from tether.core.errors import DataError, MissingFileError, one_line
+from tether.core.once import once
 from tether.data.formats import json_rows
 from tether.data.formats.arrow import arrow_rows, parquet_rows, without_added_nulls
 from tether.data.formats.columns import no_column_twice
+from tether.data.formats.folders import SUFFIXES, data_files, suffix_of, unknown_kind
 from tether.data.formats.json_rows import BadRow, Row
+from tether.data.formats.json_tables import unwrapped
 
 Numbered = Iterator[tuple[int, Row | BadRow]]
 
-SUFFIXES = (".json", ".jsonl", ".ndjson", ".csv", ".tsv", ".parquet", ".arrow", ".txt")
+_NAMED = 8
+"""Files that are left out for one reason, of which the log has the names."""
+_LOG = logging.getLogger("tether.data")
 _HUB = re.compile(r"hub:(?P<name>\w[\w.-]*/\w[\w.-]*)(?:/(?P<config>[\w.-]+))?(?::(?P<split>[\w.\[\]%:+-]+))?")
-_ENDINGS = f"{', '.join(SUFFIXES)}, each also .gz or .zst"
 _LONGEST_CELL = 1 << 24  # an unclosed quote would otherwise read the rest of the file into one cell
 _FOREIGN = {
     codecs.BOM_UTF16_LE: "text in UTF-16. Save it as UTF-8",
@@ -85,6 +90,13 @@ def places(sources: str | Path | Sequence[str | Path]) -> list[Place]:
     return all_places
 
 
+def left_out(sources: str | Path | Sequence[str | Path]) -> dict[str, str]:
+    """The files of folders among the sources that are not read, each with the reason; `places` names them in the log."""
+    named = [sources] if isinstance(sources, str | Path) else sources
+    folders = (Path(source).expanduser() for source in named if not str(source).startswith("hub:"))
+    return {str(file): why for path in folders if path.is_dir() for file, why in data_files(path).left_out.items()}
+
+
 def _resolve(source: str | Path) -> list[Place]:
     if isinstance(source, str) and source.startswith("hub:"):
         return [_hub(source)]
@@ -98,16 +110,18 @@ def _resolve(source: str | Path) -> list[Place]:
         reason = (isinstance(error, OSError) and error.strerror) or error
         raise DataError(f"{source!s:.200} cannot be read: {reason}. Mend that, or name another file or folder.") from None
     if entries is not None:
-        files = sorted(p for p in path.rglob("*") if p.is_file() and _suffix(p) in SUFFIXES and not _hidden(p, path))
-        if not files:
-            raise DataError(f"{path} holds no data file. Data files end on {_ENDINGS}.")
-        return [_file(file) for file in files]
+        folder = data_files(path)
+        for reason in dict.fromkeys(folder.left_out.values()):
+            names = [str(file.relative_to(path)) for file, why in folder.left_out.items() if why == reason]
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            once(_LOG.warning, "%s: left out: %s%s: %s", str(path), ", ".join(names[:_NAMED]), more, reason)
+        return [_file(file) for file in folder.files]
     if not exists:
         raise MissingFileError(f"data file not found: {path}. Give the path of a file or a folder, or hub:owner/name.")
     if not is_file:
         raise DataError(f"{path} is neither a file nor a folder, and data is read more than once. Save it in a file.")
-    if _suffix(path) not in SUFFIXES:
-        raise DataError(f"{path}: unknown kind of file. Data files end on {_ENDINGS}.")
+    if suffix_of(path) not in SUFFIXES:
+        raise DataError(f"{path}: {unknown_kind(path)}")
     return [_file(path)]
 
 
@@ -124,10 +138,8 @@ def _hub(source: str) -> Place:
 
 def _hub_rows(name: str, config: str | None, split: str) -> Numbered:
     """The rows of a split as they arrive, streamed through `datasets`."""
-    import datasets
-
     try:
-        stream: Any = datasets.load_dataset(name, config, split=split, streaming=True)
+        stream = _stream(name, config, split)
         for number, row in enumerate(stream, 1):
             yield number, without_added_nulls(dict(row))
     except Exception as error:
@@ -138,26 +150,30 @@ def _hub_rows(name: str, config: str | None, split: str) -> Numbered:
         ) from error
 
 
+def _stream(name: str, config: str | None, split: str) -> Any:
+    """The rows of a split; a configuration that a data set does not have may be one of its folders."""
+    import datasets
+
+    try:
+        return datasets.load_dataset(name, config, split=split, streaming=True)
+    except ValueError as error:
+        if config is None or "BuilderConfig" not in str(error):
+            raise
+    return datasets.load_dataset(name, data_dir=config, split=split, streaming=True)
+
+
 def _file(path: Path) -> Place:
-    return Place(str(path), path.name[: path.name.lower().rindex(_suffix(path))], partial(_file_rows, path))
+    return Place(str(path), path.name[: path.name.lower().rindex(suffix_of(path))], partial(_file_rows, path))
 
 
 def _file_rows(path: Path) -> Numbered:
     try:
         with path.open("rb") as stream:
-            yield from _rows(_unpacked(stream), _suffix(path), str(path))
+            yield from _rows(_unpacked(stream), suffix_of(path), str(path))
     except (EOFError, zlib.error, OSError) as error:
         if isinstance(error, OSError) and error.strerror:
             raise DataError(f"{path} cannot be read: {error.strerror}. Mend that, or name another file.") from error
         raise DataError(f"{path} is cut off or damaged ({one_line(error)}). Copy or download the file again.") from error
-
-
-def _suffix(path: Path) -> str:
-    return Path(path.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix
-
-
-def _hidden(path: Path, root: Path) -> bool:
-    return any(part.startswith(".") for part in path.relative_to(root).parts)
 
 
 def _unpacked(stream: io.BufferedReader) -> Any:
@@ -185,7 +201,8 @@ def _rows(stream: Any, suffix: str, where: str) -> Numbered:
         return _table(stream, "\t" if suffix == ".tsv" else ",", where)
     if suffix == ".txt":
         return json_rows.text_lines(stream, where, lambda line: {"prompt": line})
-    return json_rows.rows(stream, suffix != ".json", where)
+    rows = json_rows.rows(stream, suffix != ".json", where)
+    return unwrapped(rows, where) if suffix == ".json" else rows
 
 
 def _table(stream: IO[bytes], delimiter: str, where: str) -> Numbered:
