@@ -43,10 +43,30 @@ DATA = """# Data: every format
 
 *Written by `python -m benchmarks.references` from the table of formats; every row here is read by a test.*
 
-A file is JSON lines, JSON, CSV, TSV or Parquet, compressed or not; a text file holds a prompt a line; a folder is
-all of its files; and `hub:owner/name:split` is a data set of the hub. The format is found by the names of the
-columns, and `data = { path = "...", format = "kto" }` names it. A row that cannot be used is set aside with its place
-and the reason. `tether data inspect FILE` shows what a file holds before anything is trained on it.
+A file is JSON lines, JSON, CSV, TSV, Parquet or Arrow, compressed or not; a text file holds a prompt a line; a folder
+is its files; and `hub:owner/name:split` is a data set of the hub (`hub:owner/name/config:split` one of its
+configurations or folders). The format is found by the names of the columns, and
+`data = { path = "...", format = "kto" }` names it. A row that cannot be used is set aside with its place and the reason.
+`tether data inspect FILE` shows what a file holds before anything is trained on it.
+
+- Of a folder with files of several splits (`train-00000-of-00001.parquet`, `test.jsonl`) the training's are read, and
+  those that name no split. The others are named in the log, in `tether data inspect` and in the summary
+  (`files_left_out`). Without a training split the folder is refused.
+- Of a folder that `save_to_disk` of `datasets` wrote the Arrow files are read. A `DatasetDict` with several splits is
+  refused: name the folder of one. Of a data set in the cache of the hub the snapshot that `main` names is read.
+- Spreadsheets, archives, YAML, pickles and databases are refused, with the way to mend that. In a folder they are named
+  as left out.
+- A `.json` file may hold `{"data": [...]}`, `{"train": [...]}`, columns (`{"prompt": [...]}`) or what
+  `DataFrame.to_json` writes. Several splits in one file are refused.
+- A cell of CSV may hold lists and messages as JSON, or as Python and numpy print them (`DataFrame.to_csv` writes that).
+  A text that only begins like messages is refused.
+- Parquet and Arrow have one schema for all rows. The nulls that it adds to `tool_calls` and `tools` are taken out; those
+  of other objects stay.
+
+Names of your own columns are mapped by `columns`: `{ prompt = "question", chosen = "good" }`. A name with dots leads into
+objects and lists, also where a cell holds them as text: `{ prompt = "input.messages", answer = "reward_model.ground_truth",
+chosen = "summaries.0.text" }`. A column of the whole name comes first. A name that no format has is refused with the
+nearest ones.
 
 Columns that the reader does not use become metadata. `tether data inspect` names them as *columns not used*, and so do
 the log of a stage and its summary (`columns_not_used`). Keys inside objects and messages count as well:

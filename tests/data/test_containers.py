@@ -13,11 +13,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from tether.core.errors import DataError
-from tether.core.types import Demonstration, Prompt
+from tether.core.types import Comparison, Demonstration, Prompt, assistant, user
 from tether.data.formats.containers import left_out, places
 from tether.data.formats.folders import split_of
+from tether.data.formats.printed import cell_value
 from tether.data.inspection import inspect_data
-from tether.data.sources import read
+from tether.data.sources import Quarantine, read
 
 ROWS = [{"prompt": "a", "answer": "1"}, {"prompt": "b", "answer": "2"}]
 
@@ -284,3 +285,76 @@ def test_a_mark_of_byte_order_and_a_table_of_semicolons(tmp_path):
     (tmp_path / "e.csv").write_text("prompt,prompt\na,b\n")
     with pytest.raises(DataError, match="column prompt stands twice"):
         prompts(tmp_path / "e.csv")
+
+
+TALK = [{"role": "user", "content": "it's"}, {"role": "assistant", "content": 'b "q"\nnew, [1]'}]
+PYTHON_TEXT = """[{'role': 'user', 'content': "it's"}, {'role': 'assistant', 'content': 'b "q"\\nnew, [1]'}]"""
+NUMPY_TEXT = """[{'content': "it's", 'role': 'user'}\n {'content': 'b "q"\\nnew, [1]', 'role': 'assistant'}]"""
+
+
+@pytest.mark.parametrize("text", [json.dumps(TALK), PYTHON_TEXT, NUMPY_TEXT], ids=["json", "python", "numpy"])
+def test_messages_as_text_are_messages(tmp_path, text):
+    (tmp_path / "a.jsonl").write_text(lines([{"messages": text}]))
+    (record,) = read(tmp_path / "a.jsonl", Demonstration)
+    assert record.messages == (user("it's"), assistant('b "q"\nnew, [1]'))
+
+
+def test_what_pandas_writes_as_csv_is_read(tmp_path):
+    """`to_csv` of a frame with lists, and of one with arrays, as `read_parquet` makes them."""
+    pandas = pytest.importorskip("pandas")
+    rows = [{"messages": TALK, "nums": [1, 2], "words": ["x", "y"]}]
+    pandas.DataFrame(rows).to_csv(tmp_path / "lists.csv", index=False)
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "a.parquet")
+    pandas.read_parquet(tmp_path / "a.parquet").to_csv(tmp_path / "arrays.csv", index=False)
+    assert "['x' 'y']" in (tmp_path / "arrays.csv").read_text()
+    for name in ("lists", "arrays"):
+        (record,) = read(tmp_path / f"{name}.csv", Demonstration)
+        assert record.messages == (user("it's"), assistant('b "q"\nnew, [1]'))
+    ranked = [{"prompt": "p", "responses": ["one", "two"], "scores": [1, 2]}]
+    pandas.DataFrame(ranked).to_csv(tmp_path / "ranked.csv", index=False)
+    pq.write_table(pa.Table.from_pylist(ranked), tmp_path / "b.parquet")
+    pandas.read_parquet(tmp_path / "b.parquet").to_csv(tmp_path / "ranked-arrays.csv", index=False)
+    for name in ("ranked", "ranked-arrays"):
+        (pair,) = read(tmp_path / f"{name}.csv", Comparison)
+        assert (pair.chosen, pair.rejected, pair.margin) == ((assistant("two"),), (assistant("one"),), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("printed", "value"),
+    [
+        ("['a' 'b']", ["a", "b"]),
+        ("['a', 'b']", ["a", "b"]),
+        ("[1 2 3]", [1, 2, 3]),
+        ("[ 1.5  nan]", [1.5, None]),
+        ("[ True False]", [True, False]),
+        ("[[1 2]\n [3 4]]", [[1, 2], [3, 4]]),
+        ("[np.float64(1.5), np.int64(3), np.True_]", [1.5, 3, True]),
+        ("array([{'x': array(['a', 'b'], dtype=object)}], dtype=object)", [{"x": ["a", "b"]}]),
+        ("[(1, 2), {'a': None}]", [[1, 2], {"a": None}]),
+        ("{'a': 'it\\'s', 'b': -1e-3}", {"a": "it's", "b": -0.001}),
+        ("[1, 2]", [1, 2]),
+    ],
+)
+def test_values_as_python_and_numpy_print_them(printed, value):
+    assert cell_value(printed) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["[1 2 ... 3]", "['a' ... 'b']", "[Timestamp('x')]", "['a", "[a]", "[1] [2]", ")(", "__import__('os')", "[" * 5000]
+)
+def test_texts_that_are_no_values_are_refused(text):
+    with pytest.raises(ValueError, match="malformed JSON"):
+        cell_value(text)
+
+
+def test_a_text_that_begins_like_messages_and_is_cut_off_is_refused(tmp_path):
+    rows = [{"messages": PYTHON_TEXT[:40]}, {"messages": NUMPY_TEXT.replace("\n", " ... ")}, {"messages": PYTHON_TEXT}]
+    (tmp_path / "a.jsonl").write_text(lines(rows))
+    quarantine = Quarantine()
+    assert len(list(read(tmp_path / "a.jsonl", Prompt, quarantine=quarantine))) == 1
+    assert [bad["reason"].partition(" (")[0] for bad in quarantine.examples] == [
+        "not a list: column messages holds a text that only begins like messages"
+    ] * 2
+    texts = ["{'a': 1} What is this?", "[1, 2", '{"x": 1}', "[{'role': 'user', 'content': 'x'} is what I sent. Why?"]
+    (tmp_path / "b.jsonl").write_text(lines([{"prompt": text} for text in texts]))
+    assert prompts(tmp_path / "b.jsonl") == texts

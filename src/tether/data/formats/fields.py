@@ -14,8 +14,9 @@ from typing import Any, TypeVar
 
 from tether.core.errors import DataError
 from tether.core.types import ChatRole, Comparison, Conversation, Demonstration, Feedback, Json, Message, assistant
-from tether.data.formats.json_rows import Row, parse
+from tether.data.formats.json_rows import Row
 from tether.data.formats.messages import is_turn, read_message, tool_schemas
+from tether.data.formats.printed import cell_value
 from tether.data.formats.values import as_text, missing, sequence, sound
 
 T = TypeVar("T")
@@ -29,6 +30,8 @@ class LeftOutError(DataError):
 
 # Only a blank line before the speaker begins a turn: people also write "Human:" within one.
 _SPEAKER = re.compile(r"\n\n(Human|Assistant):")
+_OPENINGS = tuple(before + quote for before in ("[{", "{") for quote in "\"'")
+_MESSAGES = re.compile(r"""\[?\{['"](role|content|from|value)['"]:""")
 _TRUE, _FALSE = {"true", "1", "1.0", "yes", "+"}, {"false", "0", "0.0", "no", "-"}
 
 
@@ -97,7 +100,7 @@ def turns(value: Any, speaker: ChatRole, name: str) -> Conversation:
 
     Empty system turns are dropped.
     """
-    value = _from_json(value)
+    value = _from_text(value, name)
     if isinstance(value, Mapping):
         value = [value]
     if isinstance(value, list | tuple):
@@ -106,16 +109,23 @@ def turns(value: Any, speaker: ChatRole, name: str) -> Conversation:
     return (Message(speaker, as_text(value, name)),)
 
 
-def _from_json(value: Any) -> Any:
-    """Messages that a CSV cell carries as JSON; any other text stays a text."""
-    if not (isinstance(value, str) and value.startswith(('[{"', '{"'))):
+def _from_text(value: Any, name: str) -> Any:
+    """Messages that a CSV cell carries as JSON, or as Python prints them; any other text stays a text.
+
+    Raises:
+        DataError: the text begins as messages do, and cannot be read.
+    """
+    if not (isinstance(value, str) and value.startswith(_OPENINGS)):
         return value
+    begins = _MESSAGES.match(value) and (name in ("messages", "conversations") or value.rstrip().endswith(("]", "}")))
     try:
-        decoded = parse(value)
-    except ValueError:
+        decoded = cell_value(value)
+    except ValueError as error:
+        if begins:
+            raise DataError(f"not a list: column {name} holds a text that only begins like messages ({error})") from None
         return value
     items = decoded if isinstance(decoded, list) else [decoded]
-    return decoded if items and all(map(is_turn, items)) else value
+    return decoded if begins or (items and all(map(is_turn, items))) else value
 
 
 def fold(words: str) -> str:
@@ -187,7 +197,7 @@ def prompt_turns(row: Row, *names: str) -> Conversation:
     value = row[name]
     if is_transcript(value) and value.rstrip().endswith("\n\nAssistant:"):
         return system_turn(row) + split_transcript(value)[:-1]
-    if not isinstance(_from_json(value), str | int | float):
+    if not isinstance(_from_text(value, name), str | int | float):
         messages = turns_at(row, name, "user")
         return messages if messages and messages[0].role == "system" else system_turn(row) + messages
     return system_turn(row) + earlier_turns(row, name) + _question(row, name)
@@ -238,7 +248,7 @@ def _filled(row: Row, name: str) -> bool:
 
 def _is_messages(value: Any) -> bool:
     """True for a list of messages, and for the JSON text of one."""
-    value = _from_json(value)
+    value = _from_text(value, "")
     return isinstance(value, list | tuple) and bool(value) and all(map(is_turn, value))
 
 
@@ -273,7 +283,7 @@ def row_tools(row: Row) -> str:
 def turns_at(row: Row, name: str, speaker: ChatRole) -> Conversation:
     """`turns` of a cell. The messages that its JSON text holds replace it, so that their keys are recorded as well."""
     value = row[name]
-    if (decoded := _from_json(value)) is not value:
+    if (decoded := _from_text(value, name)) is not value:
         row[name] = decoded
     return turns(row[name], speaker, name)
 

@@ -9,7 +9,8 @@ import math
 from typing import Any
 
 from tether.core.errors import DataError
-from tether.data.formats.json_rows import fault, kind_name, parse
+from tether.data.formats.json_rows import fault, kind_name
+from tether.data.formats.printed import cell_value
 
 
 def missing(value: Any) -> bool:
@@ -27,7 +28,7 @@ def as_text(value: Any, name: str) -> str:
 
 
 def sequence(value: Any, name: str) -> list[Any]:
-    """A list, also from the JSON text of one, as CSV files carry it."""
+    """A list, also from the text of one, as CSV files carry it."""
     if isinstance(value, str) and value.lstrip().startswith("["):
         try:
             value = json_value(value, name)
@@ -46,9 +47,9 @@ def sound(value: Any, name: str) -> Any:
 
 
 def json_value(value: Any, name: str) -> Any:
-    """The value of a JSON text; any other value as it is.
+    """The value of a text as JSON or Python writes it (`cell_value`); any other value as it is.
 
     Raises:
         ValueError: the text is malformed.
     """
-    return sound(parse(value), name) if isinstance(value, str) else value
+    return sound(cell_value(value), name) if isinstance(value, str) else value
