@@ -47,7 +47,7 @@ def _rows(given: Any, name: str) -> Iterator[Json]:
         return
     if (table := _table(given, name)) is not None:
         for number, row in enumerate(table):
-            yield without_added_nulls(_filled(plain(dict(row), f"{name}[{number}]")))
+            yield without_added_nulls(_filled(jsonable(dict(row), f"{name}[{number}]")))
         return
     for number, row in enumerate(_items(given, name)):
         yield _row(row, f"{name}[{number}]")
@@ -63,7 +63,7 @@ def _of_dict(given: Mapping[Any, Any], name: str) -> Iterable[Json]:
         raise ConfigError(
             f"{name} is a {type(given).__name__} with the splits {', '.join(splits)}: give one of them, {name}[{splits[0]!r}]"
         )
-    columns = {str(key): plain(value, f"{name}[{key!r}]") for key, value in given.items()}
+    columns = {str(key): jsonable(value, f"{name}[{key!r}]") for key, value in given.items()}
     rows = rows_of_columns(columns) if columns else []
     if rows is None:
         raise ConfigError(
@@ -119,17 +119,17 @@ def _row(row: Any, where: str) -> Json:
     if isinstance(row, str):
         return {"prompt": str(row)}
     if isinstance(row, Mapping):
-        return plain(row, where)
+        return jsonable(row, where)
     if isinstance(row, Prompt | Problem) and row.row:  # columns that came with it are metadata of the written row
         row = dataclasses.replace(row, row={}, metadata={**row.row, **row.metadata})
     if dataclasses.is_dataclass(row) and not isinstance(row, type):
-        return plain(dataclasses.asdict(row, dict_factory=_with_content), where)
+        return jsonable(dataclasses.asdict(row, dict_factory=_with_content), where)
     if (fields := _fields_of(row)) is not None:
-        return plain(fields(), where)
-    if callable(as_list := getattr(row, "tolist", None)):  # an array of messages
-        row = as_list()
+        return jsonable(fields(), where)
+    if hasattr(row, "tolist"):  # an array of messages
+        row = row.tolist()
     if isinstance(row, Sequence) and row and all(isinstance(turn, Mapping) and "role" in turn for turn in row):
-        return {"messages": [plain(turn, where) for turn in row]}
+        return {"messages": [jsonable(turn, where) for turn in row]}
     raise ConfigError(
         f"{where} is {row!r:.60}: a row is a text, a list of messages ({{'role': …, 'content': …}}), a dict of columns, or a "
         "record of tether.core.types"
@@ -138,7 +138,7 @@ def _row(row: Any, where: str) -> Json:
 
 def _fields_of(row: Any) -> Callable[[], Mapping[str, Any]] | None:
     """The method of a named tuple or of a pydantic model that gives its fields as a dict."""
-    return next((getattr(row, name) for name in ("_asdict", "model_dump") if callable(getattr(type(row), name, None))), None)
+    return next((getattr(row, name) for name in ("_asdict", "model_dump") if hasattr(type(row), name)), None)
 
 
 def _with_content(values: Iterable[tuple[str, Any]]) -> Json:
@@ -155,7 +155,7 @@ def _filled(row: Json) -> Json:
     return {name: None if value != value else value for name, value in row.items()}
 
 
-def plain(value: Any, where: str) -> Any:
+def jsonable(value: Any, where: str) -> Any:
     """A value as JSON has it: of numpy, torch and pandas what Python has for it, dates and paths as texts.
 
     Raises:
@@ -166,22 +166,22 @@ def plain(value: Any, where: str) -> Any:
     if type(value).__name__ in _NOTHING:
         return None
     if isinstance(value, enum.Enum):
-        return plain(value.value, where)
+        return jsonable(value.value, where)
     if isinstance(value, str | int | float):  # numpy's float64 and str_
         return next(kind(value) for kind in (str, int, float) if isinstance(value, kind))
     if isinstance(value, Mapping):
-        return {str(key): plain(inner, f"{where}[{key!r}]") for key, inner in value.items()}
+        return {str(key): jsonable(inner, f"{where}[{key!r}]") for key, inner in value.items()}
     if isinstance(value, _AS_TEXT):
         return value.isoformat() if isinstance(value, datetime.date | datetime.time) else str(value)
     if (fields := _fields_of(value)) is not None:
-        return plain(fields(), where)
+        return jsonable(fields(), where)
     if isinstance(value, list | tuple):
-        return [plain(inner, f"{where}[{place}]") for place, inner in enumerate(value)]
+        return [jsonable(inner, f"{where}[{place}]") for place, inner in enumerate(value)]
     for method in ("tolist", "to_list", "as_py"):  # numpy and torch; pandas and polars; pyarrow
-        if callable(getattr(value, method, None)):
-            return plain(getattr(value, method)(), where)
+        if hasattr(value, method):
+            return jsonable(getattr(value, method)(), where)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return plain(dataclasses.asdict(value), where)
+        return jsonable(dataclasses.asdict(value), where)
     raise ConfigError(
         f"{where} holds a {type(value).__name__}: a cell is a text, a number, true or false, a list or a dict. Take it out"
     )

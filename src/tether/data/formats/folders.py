@@ -46,7 +46,7 @@ _TEXTS = re.compile(r"(readme|license|licence|notice|citation|changelog|authors)
 
 
 @dataclass(frozen=True)
-class Folder:
+class FilesOfFolder:
     """The files to read, in sorted order, and why others are left out."""
 
     files: tuple[Path, ...]
@@ -67,7 +67,7 @@ def _advice(path: Path) -> str:
     return _ADVICE.get(Path(path.name.lower()).suffix) or _ADVICE.get(suffix_of(path), "")
 
 
-def data_files(path: Path) -> Folder:
+def data_files(path: Path) -> FilesOfFolder:
     """The files of a folder, of one split.
 
     Raises:
@@ -78,7 +78,7 @@ def data_files(path: Path) -> Folder:
     if (path / "snapshots").is_dir() and (path / "refs").is_dir():
         return data_files(path / "snapshots" / _snapshot(path))
     if (saved := path / "state.json").is_file():
-        return Folder(tuple(path / shard["filename"] for shard in _listed(saved, "_data_files")))
+        return FilesOfFolder(tuple(path / shard["filename"] for shard in _listed(saved, "_data_files")))
     everything = sorted(p for p in path.rglob("*") if p.is_file() and not _is_hidden(p, path))
     files = [file for file in everything if not _describes(file)]
     rows = [file for file in files if suffix_of(file) in SUFFIXES]
@@ -90,13 +90,13 @@ def data_files(path: Path) -> Folder:
     return _one_split(path, rows, others | dict.fromkeys(described, "describes the data"))
 
 
-def _one_split(path: Path, files: Sequence[Path], others: Mapping[Path, str]) -> Folder:
+def _one_split(path: Path, files: Sequence[Path], others: Mapping[Path, str]) -> FilesOfFolder:
     by_split: dict[str, list[Path]] = defaultdict(list)
     for file in files:
         by_split[split_of(file.relative_to(path))].append(file)
     named = [split for split in by_split if split]
     if len(by_split) < 2 or (named == [TRAIN]):
-        return Folder(tuple(files), others)
+        return FilesOfFolder(tuple(files), others)
     read = by_split.get("", []) + by_split.get(TRAIN, [])
     if not read:
         first = ", ".join(f"{split} ({by_split[split][0].name})" for split in sorted(named))
@@ -104,7 +104,7 @@ def _one_split(path: Path, files: Sequence[Path], others: Mapping[Path, str]) ->
     given = "training rows" if TRAIN in by_split else "files without a split's name"
     reason = "another split ({}): of a folder with several, the {} are read"
     left_out = {file: reason.format(split, given) for split in named if split != TRAIN for file in by_split[split]}
-    return Folder(tuple(sorted(read)), {**left_out, **others})
+    return FilesOfFolder(tuple(sorted(read)), {**left_out, **others})
 
 
 def split_of(file: Path) -> str:
