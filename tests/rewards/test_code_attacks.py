@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 
 import psutil
 import pytest
@@ -15,6 +16,9 @@ from tether.rewards.verifiable import VerifiableConfig, VerifiableReward
 HELD = code.guards()
 needs_landlock = pytest.mark.skipif(not HELD.files, reason="this kernel has no Landlock of version 3: programs may read files")
 needs_seccomp = pytest.mark.skipif(not HELD.processes, reason="this kernel takes no seccomp filter: only an audit hook refuses")
+
+
+FULL = "No space left" if HELD.space else "more than 64 MB of files"
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +167,7 @@ def test_no_program_touches_another_process(attack, how):
         ("while True: sys.stderr.write('x' * 1000)", "more than 1 MB of output"),
         ("return 'x' * (1 << 22)", "more than 1 MB of output"),
         ("open('big', 'wb').write(bytes(1 << 26))", "File too large"),
-        ("n = 0\nwhile True:\n    n += 1\n    open(str(n), 'wb').write(bytes(1 << 23))", "more than 64 MB of files"),
+        ("n = 0\nwhile True:\n    n += 1\n    open(str(n), 'wb').write(bytes(1 << 23))", FULL),
         ("hold = [open('/dev/null') for _ in range(1000)]", "Too many open files"),
         ("sys.setrecursionlimit(10 ** 9)\ng = lambda x: (lambda: g(x))()\nreturn g(1)", "f():"),
         ("os.abort()", "SIGABRT"),
@@ -172,6 +176,96 @@ def test_no_program_touches_another_process(attack, how):
 )
 def test_no_program_takes_more_than_its_share(attack, how, reason):
     assert reason in attack(f"{how}\nreturn 'done'")
+
+
+HOLDERS = {
+    "mapped after removal": (
+        "import ctypes, os\nlibc = ctypes.CDLL(None)\nlibc.mmap.restype = ctypes.c_void_p\n"
+        "libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]\n"
+        "for n in range(200):\n"
+        "    fd = os.open(f'f{n}', os.O_RDWR | os.O_CREAT)\n"
+        "    for _ in range(15): os.write(fd, bytes(1 << 20))\n"
+        "    assert libc.mmap(None, 4096, 1, 1, fd, 0) != 2**64 - 1\n"
+        "    os.close(fd)\n    os.unlink(f'f{n}')"
+    ),
+    "open after removal": (
+        "import os\nhold = []\nfor n in range(40):\n    hold.append(os.open(f'f{n}', os.O_RDWR | os.O_CREAT))\n"
+        "    for _ in range(15): os.write(hold[-1], bytes(1 << 20))\n    os.unlink(f'f{n}')"
+    ),
+    "renamed over": (
+        "import mmap, os\nhold = []\nfor n in range(40):\n    fd = os.open('a', os.O_RDWR | os.O_CREAT)\n"
+        "    for _ in range(15): os.write(fd, bytes(1 << 20))\n    hold.append(mmap.mmap(fd, 4096))\n    os.close(fd)\n"
+        "    open('b', 'w').close()\n    os.rename('b', 'a')"
+    ),
+    "never named": (
+        "import os\nhold = []\nfor n in range(40):\n    hold.append(os.open('.', os.O_RDWR | os.O_TMPFILE))\n"
+        "    for _ in range(15): os.write(hold[-1], bytes(1 << 20))"
+    ),
+    "empty files": "for n in range(200_000): open(str(n), 'w').close()",
+    "memory files": (
+        "import mmap, os\nhold = []\nfor n in range(60):\n    fd = os.memfd_create('x')\n    os.write(fd, bytes(1 << 24))\n"
+        "    hold.append(mmap.mmap(fd, 4096))\n    os.close(fd)"
+    ),
+}
+"""Programs that hold more than their share of disk, files or memory in ways that the size of a folder does not show."""
+
+
+def free_bytes(folder):
+    status = os.statvfs(folder)
+    return status.f_bfree * status.f_frsize
+
+
+def shared_memory():
+    with open("/proc/meminfo", encoding="ascii") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("Shmem:"))
+
+
+def watched(folder, run):
+    """The result of `run`, and the most bytes that it took meanwhile from a folder's file system and from memory files."""
+    before, most, ended = (free_bytes(folder), shared_memory()), [0, 0], threading.Event()
+
+    def watch():
+        while not ended.wait(0.005):
+            most[0] = max(most[0], before[0] - free_bytes(folder))
+            most[1] = max(most[1], shared_memory() - before[1])
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        return run(), most
+    finally:
+        ended.set()
+        watcher.join()
+
+
+@needs_seccomp
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize("name", HOLDERS)
+def test_no_program_holds_space_that_it_hides(attack, tmp_path, name):
+    reason, (on_disk, in_memory) = watched(tmp_path, lambda: attack("return 'done'", before=HOLDERS[name]))
+    assert "done" not in reason
+    assert on_disk + in_memory < 3 * code.SCRATCH, reason  # other programs of this machine write, too
+
+
+@needs_seccomp
+@pytest.mark.parametrize("name", HOLDERS)
+def test_space_is_measured_where_nothing_can_be_mounted(tmp_path, name):
+    """The second line alone: what is removed and held counts, and so do empty files."""
+    program = (
+        "import json, sys\nfrom tether.rewards import code\ncode.confine = lambda *_: False\n"
+        "print(json.dumps(code.make_runner(20.0)(sys.stdin.read(), [['value', 'f()']])))"
+    )
+    command = [sys.executable, "-c", program]
+    given = HOLDERS[name] + "\ndef f(): return 'done'\n"
+
+    def run():
+        environment = {**os.environ, "TMPDIR": str(tmp_path)}
+        return subprocess.run(command, input=given, capture_output=True, text=True, env=environment, check=True).stdout
+
+    printed, (on_disk, in_memory) = watched(tmp_path, run)
+    assert "done" not in printed and ("by force: more than" in printed or "not permitted" in printed or "Too many" in printed)
+    assert on_disk + in_memory < 12 * code.SCRATCH, printed  # a program writes on between two measurements
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_is_left_of_what_programs_wrote(answered, tmp_path, monkeypatch):
@@ -198,7 +292,7 @@ def test_an_audit_hook_stands_in_where_the_kernel_holds_nothing(tmp_path, deed):
     program = (
         "import ctypes, os, socket, subprocess\nfrom tether.rewards import guard\n"
         "guard._landlock = guard._seccomp = lambda *_: False\n"
-        f"assert guard.restrict({str(tmp_path)!r} + '/scratch') == (False, False)\n"
+        f"assert guard.restrict({str(tmp_path)!r} + '/scratch')[:2] == (False, False)\n"
         f"open({str(tmp_path)!r} + '/scratch/mine', 'w').close()\n"
         f"try:\n    {deed.format(path=str(tmp_path / 'trace'))}\nexcept PermissionError as error:\n"
         "    assert 'may not' in str(error)\n"

@@ -34,6 +34,7 @@ from tether.core.errors import DataError
 from tether.core.types import Json
 from tether.rewards.guard import MEBIBYTE, Guards, limit, restrict
 from tether.rewards.sandbox import ending, write_all
+from tether.rewards.scratch import confine, excess
 
 _FENCE = re.compile(r"```[ \t]*([\w+#.-]*)[^\n`]*\n(.*?)```", re.DOTALL)
 OUTPUT, FILE, SCRATCH = MEBIBYTE, 16 * MEBIBYTE, 64 * MEBIBYTE
@@ -175,7 +176,7 @@ def _child(program: str, asks: list[list[str]], end: float) -> list[list[Any]]:
     for pipe in pipes[1:]:
         os.close(pipe)
     try:
-        texts, complaint = _listen({answers: b"", printed: b"", errors: b""}, end, scratch)
+        texts, complaint = _listen({answers: b"", printed: b"", errors: b""}, end, child, scratch)
     finally:
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
@@ -194,9 +195,10 @@ def _child(program: str, asks: list[list[str]], end: float) -> list[list[Any]]:
     return [["ended", complaint or "; ".join([died, *last])[:200]]] * len(asks)
 
 
-def _listen(texts: dict[int, bytes], end: float, scratch: str) -> tuple[dict[int, bytes], str]:
+def _listen(texts: dict[int, bytes], end: float, child: int, scratch: str) -> tuple[dict[int, bytes], str]:
     """All that comes out of these pipes until the process is through, or what it did too much of."""
     open_pipes = set(texts)
+    memory, _ = resource.getrlimit(resource.RLIMIT_AS)
     while open_pipes:
         left = end - time.monotonic()
         if left <= 0:
@@ -209,17 +211,9 @@ def _listen(texts: dict[int, bytes], end: float, scratch: str) -> tuple[dict[int
                 open_pipes.discard(pipe)
             if len(texts[pipe]) > OUTPUT:
                 return texts, f"by force: more than {OUTPUT >> 20} MB of output"
-        if _size(scratch) > SCRATCH:
-            return texts, f"by force: more than {SCRATCH >> 20} MB of files"
+        if complaint := excess(child, scratch, num_bytes=SCRATCH, file_bytes=FILE, memory=memory):
+            return texts, f"by force: {complaint}"
     return texts, ""
-
-
-def _size(folder: str) -> int:
-    total = 0
-    for entry in os.scandir(folder):
-        with contextlib.suppress(FileNotFoundError):  # gone in between
-            total += entry.stat(follow_symlinks=False).st_size
-    return total
 
 
 def _become(program: str, asks: list[list[str]], token: str, scratch: str, pipes: tuple[int, ...], seconds: int) -> NoReturn:
@@ -229,6 +223,7 @@ def _become(program: str, asks: list[list[str]], token: str, scratch: str, pipes
             os.dup2(pipe, target)
         os.closerange(4, 1 << 16)
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+        confine(scratch, SCRATCH)
         os.chdir(scratch)
         os.environ.update(HOME=scratch, TMPDIR=scratch)
         tempfile.tempdir = scratch
@@ -280,7 +275,12 @@ def _execute(code: types.CodeType, names: Json) -> Any:
 
 def guards() -> Guards:
     """Which guards this kernel holds, tried out in a process of its own."""
-    attempt = "from tether.rewards.guard import restrict; print(*map(int, restrict()))"
+    attempt = (
+        "import sys; from tether.rewards.guard import restrict; from tether.rewards.scratch import confine\n"
+        f"space = confine(sys.argv[1], {SCRATCH}); print(*map(int, (*restrict()[:2], space)))"
+    )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-    flags = subprocess.run([sys.executable, "-c", attempt], env=environment, capture_output=True, text=True, check=False).stdout
-    return Guards(*(flag == "1" for flag in flags.split() or "00"))
+    with tempfile.TemporaryDirectory(prefix="tether-code-") as folder:
+        command = [sys.executable, "-c", attempt, folder]
+        flags = subprocess.run(command, env=environment, capture_output=True, text=True, check=False).stdout
+    return Guards(*(flag == "1" for flag in flags.split() or "000"))

@@ -33,10 +33,15 @@ _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class Guards(NamedTuple):
-    """Which guards the kernel holds; an audit hook stands for those that it does not."""
+    """Which guards the kernel holds. An audit hook stands for `files` and `processes`, measurements from outside for `space`.
+
+    files: what may be read and written (Landlock). processes: processes, signals, sockets (seccomp). space: the size and number
+    of the files that a program writes (a tmpfs of its own, see rewards.scratch).
+    """
 
     files: bool
     processes: bool
+    space: bool = False
 
 
 def restrict(scratch: str | None = None) -> Guards:

@@ -1,0 +1,109 @@
+"""The folder in which a checked program may write, bounded by the kernel where the kernel allows it.
+
+First line: a tmpfs of a fixed size and number of files, mounted over the folder in a mount namespace of the program's own process
+(https://man7.org/linux/man-pages/man7/mount_namespaces.7.html, https://docs.kernel.org/filesystems/tmpfs.html). A file that is
+removed and still held counts there. It takes the right to mount, which root has, or a user namespace.
+
+Second line, where the first cannot be had: the parent measures the folder and the removed files that the process holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import stat
+import sys
+from pathlib import Path
+
+FILES = 1024
+"""Files that a program may have at a time."""
+_NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
+_PRIVATE, _HARMLESS = 1 << 18 | 1 << 14, 1 << 1 | 1 << 2 | 1 << 3  # MS_PRIVATE, of all below; MS_NOSUID, MS_NODEV, MS_NOEXEC
+_PAGE = resource.getpagesize()
+
+
+def confine(folder: str, num_bytes: int) -> bool:
+    """Mount a tmpfs of `num_bytes` and `FILES` files over `folder`, for this process alone; True if that worked.
+
+    The trap: the process must have one thread.
+    """
+    if sys.platform != "linux":
+        return False
+    library = ctypes.CDLL(None, use_errno=True)
+    if library.unshare(_NEW_MOUNTS) != 0 and not _with_own_users(library):
+        return False
+    if library.mount(None, b"/", None, _PRIVATE, None) != 0:
+        return False
+    options = f"size={num_bytes},nr_inodes={FILES + 1},mode=700".encode()
+    return library.mount(b"tmpfs", os.fsencode(folder), b"tmpfs", _HARMLESS, options) == 0
+
+
+def _with_own_users(library: ctypes.CDLL) -> bool:
+    """Mounts and users of this process's own, where it stays who it is; for those who may not mount."""
+    user, group = os.geteuid(), os.getegid()
+    if library.unshare(_NEW_MOUNTS | _NEW_USER) != 0:
+        return False
+    try:
+        Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
+        Path("/proc/self/uid_map").write_text(f"{user} {user} 1", encoding="ascii")
+        Path("/proc/self/gid_map").write_text(f"{group} {group} 1", encoding="ascii")
+    except OSError:
+        return False
+    return True
+
+
+def excess(process: int, folder: str, *, num_bytes: int, file_bytes: int, memory: int) -> str:
+    """The bound that a process exceeds, as a phrase; empty where there is none.
+
+    Args:
+        num_bytes: of all files together, `file_bytes` of a single one; both in bytes.
+        memory: resident memory, in bytes; a number below 0 is no limit.
+    """
+    if 0 <= memory < _resident(process):
+        return f"more than {memory >> 20} MB of memory"
+    if _is_mounted(process, folder):
+        return ""  # the kernel bounds it
+    count, total = 0, _held(process, file_bytes)
+    for entry in os.scandir(folder):
+        with contextlib.suppress(FileNotFoundError):  # gone in between
+            count += 1
+            total += entry.stat(follow_symlinks=False).st_size
+    if count > FILES:
+        return f"more than {FILES:,} files"
+    return f"more than {num_bytes >> 20} MB of files" if total > num_bytes else ""
+
+
+def _is_mounted(process: int, folder: str) -> bool:
+    """True if the process sees another file system in its folder than this one does."""
+    try:
+        return os.stat(f"/proc/{process}/root{folder}").st_dev != os.stat(folder).st_dev
+    except OSError:
+        return False
+
+
+def _resident(process: int) -> int:
+    """Bytes of memory that a process holds; 0 where the system has no /proc."""
+    try:
+        return int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1]) * _PAGE
+    except (OSError, IndexError):
+        return 0
+
+
+def _held(process: int, file_bytes: int) -> int:
+    """Bytes of removed files that a process has open, and at most those that it has mapped."""
+    open_files: dict[tuple[int, int], int] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{process}/fd"):
+            with contextlib.suppress(OSError):
+                status = os.stat(f"/proc/{process}/fd/{name}")
+                if stat.S_ISREG(status.st_mode) and status.st_nlink == 0:
+                    open_files[os.minor(status.st_dev), status.st_ino] = status.st_blocks * 512
+    mapped: set[tuple[int, int]] = set()
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{process}/maps").read_text(encoding="utf-8", errors="replace").splitlines():
+            fields = line.split(maxsplit=5)
+            if line.endswith("(deleted)") and not fields[-1].startswith(("/dev/zero", "/SYSV")):  # memory, which RLIMIT_AS bounds
+                mapped.add((int(fields[3].partition(":")[2], 16), int(fields[4])))
+    return sum(open_files.values()) + file_bytes * len(mapped - open_files.keys())
