@@ -19,6 +19,7 @@ from tether.learner.loop import epoch_order
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.tiny import tiny_tokenizer
 from tether.run import rounds
+from tether.run.online_sections import REWARD_KEYS
 from tether.run.roles import load_policy, local_engine
 from tether.run.rounds import RoundsSection
 from tether.run.stage import Context, run_stage
@@ -47,7 +48,7 @@ def section(lora=LoraConfig(rank=8), direct=(), **settings):  # noqa: B008  (fro
 
 def run_rounds(chosen, model, folder, seed, reward=None, **given):
     """With what `reward` makes in place of a trained reward model."""
-    with mock.patch.object(rounds, "learned_reward", side_effect=lambda *_: reward()):
+    with mock.patch.object(rounds, "reward_apart", side_effect=lambda *_: reward()):
         return run_stage(chosen, Context("rounds", folder, model, seed, scorer=folder / "reward", **given))
 
 
@@ -218,7 +219,7 @@ def test_every_option_has_an_effect(tmp_path, monkeypatch):
         "lora": {"lora": False},
         "direct": {"direct": {"beta": 0.5}},
     }
-    assert effects.keys() == RoundsSection.model_fields.keys()
+    assert effects.keys() == RoundsSection.model_fields.keys() - set(REWARD_KEYS)
     plain = observed(tmp_path / "plain", monkeypatch)
     for option, settings in effects.items():
         assert observed(tmp_path / option, monkeypatch, **settings) != plain, option

@@ -17,6 +17,7 @@ from tether.core.errors import ConfigError
 from tether.core.stages import STAGES, StageKind
 from tether.core.synonyms import METHODS
 from tether.core.types import Json, Prompt
+from tether.run.online_sections import REWARD_KEYS
 from tether.run.recipe import BaseRecipe, read_recipe, recipe_type, run_recipe
 from tether.run.stage import remember
 
@@ -100,10 +101,16 @@ def _start(
     if rows is not None and not (isinstance(rows, Run) and rows.path == root):  # a run's own pairs need no name
         section["data"] = data_values(rows, root, "data" if prompts is None else "prompts")
     if reward is not None or reward_weights is not None:
-        if "reward_source" not in kind.section.model_fields:
+        if not _scored(name):
             raise ConfigError(f"tether.{name} takes no reward: it learns from its rows alone")
         section |= reward_values(reward, reward_weights, conversations=are_conversations(rows, section.get("data")))
     return _joined(kind.name, model, {**top, kind.name: section}, root, on_step, progress)
+
+
+def _scored(name: str) -> bool:
+    """Whether a method has a reward of the caller's choice."""
+    kind, fixed = _stage(name)
+    return "reward_source" in kind.section.model_fields and kind.section.model_construct(**fixed).scorer is not None
 
 
 def _joined(name: str, model: Any, values: Json, root: Path, on_step: OnStep | None, progress: bool) -> Run:
@@ -161,13 +168,14 @@ def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, prog
 def takes(name: str) -> tuple[list[str], list[str]]:
     """The arguments of a method: those that may go by place, and the keys of its section."""
     kind, fixed = _stage(name)
-    fields = kind.section.model_fields
-    scored = "reward_source" in fields
-    first = ["model", "prompts" if kind.section.record is Prompt and "prompts" not in fields else "data"]
+    fields, scored = kind.section.model_fields, _scored(name)
+    rows = kind.section.model_construct(**fixed).kind
+    first = ["model", "prompts" if rows is Prompt and "prompts" not in fields else "data"]
     first += [key for key, there in (("reward", scored), ("judge", "judge" in fields)) if there]
     last = ["reward_weights"] if scored else []
     last += ["on_step", "progress"] if kind.makes == "verdict" else ["run", "seed", "track", "on_step", "progress"]
-    return first, [*last, *(key for key in fields if key not in (*fixed, "seed", "data", "judge"))]
+    hidden = {*fixed, "seed", "data", "judge", *(() if scored else REWARD_KEYS)}
+    return first, [*last, *(key for key in fields if key not in hidden)]
 
 
 def _signature(name: str) -> inspect.Signature:

@@ -98,7 +98,7 @@ class Run:
         Raises:
             ConfigError: it has trained a policy, which is an adapter and must be exported first.
         """
-        if trained := [name for name in self.stages if STAGES[name].makes in ("policy", "direct", "rounds")]:
+        if trained := [name for name in self.stages if STAGES[name].trains_policy]:
             raise ConfigError(
                 f"{self.path} has trained a policy ({trained[-1]}): to start another run from it, export it, "
                 "model=run.export('folder'); from its SFT model, model='RUN/sft/model'"

@@ -15,8 +15,8 @@ from tether.cli.tables import point_to, show_table
 from tether.core.stages import STAGES
 from tether.report.narrative import Conclusion, conclusion, loop_conclusion
 from tether.report.numbers import duration, gigabytes, listing
-from tether.report.reading import read_journey, read_loop
-from tether.report.tiles import ARM_COLUMNS, ROUND_COLUMNS, arm_table, round_rows, tiles
+from tether.report.reading import read_journey, read_loop, read_sub_run
+from tether.report.tiles import ARM_COLUMNS, ROUND_COLUMNS, ROUND_OF_PAIRS, arm_table, pair_rounds, round_rows, tiles
 
 Facts = Mapping[str, Any]
 """A summary, or a part of one, as its file has it."""
@@ -34,20 +34,21 @@ def show_run(console: Console, run: Path) -> None:
     else:
         journey = read_journey(run)
         show_table(console, "What happened", [(tile.name, f"{tile.value}  {tile.detail}") for tile in tiles(journey)])
-        show_table(console, "policies", arm_table(journey.arms), ARM_COLUMNS)
+        show_table(console, "policies", arm_table(journey.compared), ARM_COLUMNS)
         show_conclusion(console, conclusion(journey))
 
 
 def show_next(console: Console, run: Path, done: Sequence[str], again: Sequence[str]) -> None:
     """The commands that make sense after these stages, ready to be copied; `again` runs the next stage."""
-    made = {STAGES[name].makes for name in done if name in STAGES}
-    trained, rewarded = bool(made & {"sft", "direct", "policy", "rounds", "verdict"}), "reward" in done
+    kinds = [STAGES[name] for name in done if name in STAGES]
+    made = {kind.makes for kind in kinds}
+    trained, rewarded = any(kind.answers or kind.makes == "verdict" for kind in kinds), "reward" in done
     against = f'a recipe to train against it, with reward_model = "{run}" in [ppo]'
     commands = (
         ("pairs" in made, f"tether data inspect {run / 'pairs' / 'pairs.jsonl'}", "look at the comparisons"),
         (rewarded, f"tether reward-bench {run} FILES", "test the reward model on other comparisons"),
         (bool(again), shlex.join(again), "the next stage"),
-        (rewarded and not again and not made & {"policy", "verdict"}, "tether new ppo", against),
+        (rewarded and not again and made <= {"sft", "pairs", "reward"}, "tether new ppo", against),
         (trained, f"tether chat {run}", "talk to the result"),
         (trained, f'tether generate {run} -p "I lost my keys."', "or let it answer once"),
         (trained, f"tether report {run}", "a page of the whole run"),
@@ -70,6 +71,7 @@ def show_stage(console: Console, run: Path, summary: Facts) -> None:
     costs = (("time", summary.get("seconds"), duration), ("peak memory", summary.get("peak_rss_bytes"), gigabytes))
     rows = [*listing(summary), *((name, show(value)) for name, value, show in costs if value is not None)]
     show_table(console, run.name, rows)
+    show_table(console, "rounds", pair_rounds(read_sub_run(run, [])), ROUND_OF_PAIRS)
     if not (run / "pairs.jsonl").is_file():
         show_conclusion(console, conclusion(read_journey(run)))
     point_to(console, run.name, run)

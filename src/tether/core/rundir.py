@@ -37,6 +37,8 @@ ENGINE = "engine"
 """Of a config: what samples. It may change from one start to the next, and its folder holds no result."""
 BESIDE = ("log.txt", "command.json", "manifest.json", ".lock")
 """What may lie in a folder that becomes a run directory: written before config.json, or by who started it."""
+ROUNDS = "round-[0-9]*"
+"""The folders of rounds, whether of a stage or of a recipe that repeats."""
 RECORDS = ("metrics.jsonl", "samples.jsonl", "heldout.jsonl", "alarms.jsonl")
 REPORTED_PACKAGES = ("torch", "transformers", "peft", "tokenizers", "safetensors", "datasets", "numpy", "pydantic")
 
@@ -169,6 +171,15 @@ def read_jsonl(path: str | Path) -> Iterator[Json]:
                 yield json.loads(line)
 
 
+def in_sequence(rounds: Sequence[Sequence[Json]]) -> list[Json]:
+    """The rows of rounds as those of one training: steps count on, and every row has the number of its round."""
+    rows, before = [], 0
+    for number, own in enumerate(rounds, 1):
+        rows += [{**row, "step": before + row.get("step", 0), "round": number} for row in own]
+        before = max([before, *(row["step"] for row in rows[-len(own) :] if own)])
+    return rows
+
+
 def is_control(row: Mapping[str, Any]) -> bool:
     """True if a row of heldout.jsonl measures a control of decoding: another temperature, or the best of n of the start."""
     return "temperature" in row or "best_of" in row
@@ -257,7 +268,10 @@ class RunDirectory:
         return list(read_jsonl(self.path / "alarms.jsonl"))
 
     def metrics(self) -> list[Json]:
-        return list(read_jsonl(self.path / "metrics.jsonl"))
+        """The rows of metrics.jsonl; of a stage in rounds those of its rounds, one after another."""
+        rows = list(read_jsonl(self.path / "metrics.jsonl"))
+        rounds = sorted(self.path.glob(f"{ROUNDS}/metrics.jsonl"))
+        return rows or in_sequence([list(read_jsonl(path)) for path in rounds])
 
     def seconds(self, start: float) -> float:
         """Seconds of a stage: since `start` (perf_counter), or what its steps took in all starts, whichever is more."""

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Makes = Literal["sft", "reward", "direct", "policy", "rounds", "pairs", "verdict"]
+POLICIES: tuple[Makes, ...] = ("policy", "direct", "rounds")
+"""What is a policy: trained on its own samples, on rows, or on rows made of its samples in rounds."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,36 @@ class StageKind:
     makes: Makes
     home: str
     help: str
+
+    @property
+    def answers(self) -> bool:
+        """True if the result is a model that answers."""
+        return self.makes in (*POLICIES, "sft")
+
+    @property
+    def trains_policy(self) -> bool:
+        """True if the result is a policy, which can be compared with the model that it started from."""
+        return self.makes in POLICIES
+
+    @property
+    def scores(self) -> bool:
+        """True if the result is a model that scores."""
+        return self.makes == "reward"
+
+    @property
+    def trains(self) -> bool:
+        """True if weights are changed."""
+        return self.answers or self.scores
+
+    @property
+    def alone(self) -> bool:
+        """True if the first rank runs it while the others wait."""
+        return self.makes in ("rounds", "pairs", "verdict")
+
+    @property
+    def results(self) -> str:
+        """Folders of the results below the stage's own, as a pattern; the last in order is the final one."""
+        return "round-*/policy" if self.makes == "rounds" else "policy" if self.trains_policy else "model"
 
     @property
     def section(self) -> type[Any]:

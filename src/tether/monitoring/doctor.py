@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -283,6 +283,20 @@ def scores(scores: Sequence[Score], *, checked: bool = False) -> Result:
     failing = {"most-rewards-fail": grave, "some-rewards-fail": failed > 0}
     equal = {"checked-scores-equal" if checked else "scores-equal": spread < 1e-6}
     return diagnose("scores", evidence, failing | equal)
+
+
+def pairs_made(rounds: Sequence[Mapping[str, Any]]) -> Result:
+    """Most prompts give a pair.
+
+    Args:
+        rounds: counts of a round's `pairs`, and of the prompts that gave none: `tied`, `failed`, `unusable`, `too_long`.
+    """
+    made = sum(one.get("pairs") or 0 for one in rounds)
+    lost = {key: sum(one.get(key) or 0 for one in rounds) for key in ("tied", "failed", "unusable", "too_long")}
+    total = made + sum(count for key, count in lost.items() if key != "too_long")  # the long ones are pairs first
+    reasons = ", ".join(f"{count} {key.replace('_', ' ')}" for key, count in lost.items() if count)
+    evidence = f"{made - lost['too_long']} pairs of {total} prompts in {len(rounds)} rounds{f'; {reasons}' if reasons else ''}"
+    return diagnose("pairs", evidence, {"few-pairs": 2 * (made - lost["too_long"]) < total})
 
 
 def kl_scale(coefficient: float, kl: float, spread: float) -> Result:

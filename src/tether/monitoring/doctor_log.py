@@ -23,6 +23,8 @@ STILL_MARGIN = 0.05
 """Between the rewards of a pair: below it the better response is preferred by one percent."""
 STILL_LOSS = 0.005
 """Share of a held-out loss."""
+FIRST_RATIO, SELDOM = 0.05, 0.1
+"""Of the ratio before an update; and the share of a log's steps in which a fault may show and be an accident."""
 LEAST_STEPS, LEAST_UPDATES = 10, 5
 """Steps with samples, and updates on rows, after the warm-up, before a distance is judged."""
 
@@ -60,9 +62,15 @@ def moved_too_far(log: StageLog, clipped: list[float], kls: list[float]) -> Resu
 
 
 def first_ratio(log: StageLog, deviations: list[float]) -> Result:
-    """Before an update the ratio is 1, unless dropout or another numerics stands between old and new."""
+    """Before an update the ratio is 1, unless dropout or another numerics stands between old and new.
+
+    Either shows at nearly every step: of many steps one may hold a token whose logarithm a rounding moves far.
+    """
+    off = sum(deviation > FIRST_RATIO for deviation in deviations)
     evidence = f"before any update the ratio is 1 to within {max(deviations):.2g}"
-    return diagnose("dropout", evidence, {"first-ratio-is-not-one": max(deviations) > 0.05})
+    evidence += f"; farther than {FIRST_RATIO:g} in {off} of {len(deviations)} steps" if off else ""
+    often = off > SELDOM * len(deviations)
+    return diagnose("dropout", evidence, {"first-ratio-is-not-one": often, "first-ratio-strays": off > 0})
 
 
 def engine_gap(log: StageLog, gaps: list[float]) -> Result:
@@ -93,8 +101,13 @@ def scores_logged(log: StageLog) -> Result:
     evidence = f"{len(proxies)} steps, {failed:.0f} failed scores, {proxies.count(None)} steps without a finite mean"
     if spreads:
         evidence += f", deviation {statistics.median(spreads):.3g}"
-    equal = not any(spread > 1e-6 for spread in spreads)
-    faults = {"steps-without-a-score": None in proxies, "scores-of-steps-equal": equal, "rewards-failed": failed > 0}
+    equal, none = not any(spread > 1e-6 for spread in spreads), proxies.count(None)
+    faults = {
+        "steps-without-a-score": none > SELDOM * len(proxies),
+        "scores-of-steps-equal": equal,
+        "some-steps-without-a-score": none > 0,
+    }
+    faults["rewards-failed"] = failed > 0
     return diagnose("scores", evidence, faults)
 
 
@@ -112,7 +125,8 @@ def kl_weight(log: StageLog) -> Result:
 
 
 MOVEMENT = ("policy/clip_fraction", "policy/approximate_kl")
-CHECKS: tuple[tuple[str, tuple[str, ...], Callable[..., Result], str], ...] = (
+Check = tuple[str, tuple[str, ...], Callable[..., Result], str]
+CHECKS: tuple[Check, ...] = (
     ("reference", (KL,), reference_at_start, "the reference was not asked"),
     ("KL sign", (KL,), kl_sign_logged, "the reference was not asked"),
     ("epochs", MOVEMENT, moved_too_far, "neither clip fraction nor KL(old || new) in the log"),
@@ -125,6 +139,22 @@ CHECKS: tuple[tuple[str, tuple[str, ...], Callable[..., Result], str], ...] = (
 """Each with the columns of the log that it takes, and the reason where one of them is not there."""
 
 
+SAMPLES = ("stop tokens", "scores")
+"""The checks that need the samples alone."""
+
+
+def check_samples(rows: Rows, settings: Mapping[str, Any]) -> list[Result]:
+    """The checks that need nothing but samples and their scores, where there are any.
+
+    Args:
+        rows: columns of metrics.jsonl, one row for all samples that were drawn together.
+        settings: the section of the stage.
+    """
+    log, known = StageLog(rows, settings), set[str]().union(*rows)
+    chosen = [entry for entry in CHECKS if entry[0] in SAMPLES and known & {*(entry[1] or ("reward/proxy",))}]
+    return [_checked(entry, log) for entry in chosen]
+
+
 def check_rows(rows: Rows, settings: Mapping[str, Any]) -> list[Result]:
     """Every check of a log.
 
@@ -132,11 +162,14 @@ def check_rows(rows: Rows, settings: Mapping[str, Any]) -> list[Result]:
         rows: of metrics.jsonl.
         settings: the section of the stage, as the run's config.json has it.
     """
-    results, log = [], StageLog(rows, settings)
-    for name, columns, check, reason in CHECKS:
-        values = [numbers(rows, column) for column in columns]
-        results.append(check(log, *values) if all(values) else Unexamined(name, reason))
-    return [*results, check_movement(rows, settings)]
+    log = StageLog(rows, settings)
+    return [*(_checked(entry, log) for entry in CHECKS), check_movement(rows, settings)]
+
+
+def _checked(entry: Check, log: StageLog) -> Result:
+    name, columns, check, reason = entry
+    values = [numbers(log.rows, column) for column in columns]
+    return check(log, *values) if all(values) else Unexamined(name, reason)
 
 
 Reading = tuple[bool | None, str]

@@ -37,7 +37,7 @@ def _short(name: str) -> str:
 
 def title(journey: Journey) -> str:
     """The method of what was trained last: a policy, else what a supervised stage made."""
-    made = [journey.stage(kind) for kind in ("direct", "reward", "sft")]
+    made = [journey.stage(*kinds) for kinds in (("direct", "rounds"), ("reward",), ("sft",))]
     last = next((stage for stage in (*journey.arms[:1], *made) if stage.name), None)
     return method_name(last) if last else NAMES["pairs"] if journey.stage("pairs").name else NAMES["evaluate"]
 
@@ -101,7 +101,7 @@ def _versions(manifest: Row) -> str:
 
 def who_judged(journey: Journey, names: Iterable[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """Who gold is, in sentences, and what the parts of these names measure; a user's own judge explains its parts itself."""
-    if not (any(arm.judged_by_gold for arm in journey.arms) or any("gold_after" in row for row in journey.answers)):
+    if not (any(policy.judged_by_gold for policy in journey.policies) or any("gold_after" in row for row in journey.answers)):
         return [], []
     stages = sorted(journey.stages, key=lambda stage: stage.section != "evaluate")
     noted = next((judge for stage in stages if (judge := mapping(mapping(stage.manifest).get("judge")))), {})

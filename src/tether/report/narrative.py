@@ -107,6 +107,8 @@ def proxy_gain(policy: SubRun) -> Estimate | None:
 def spent_kl(policy: SubRun) -> Estimate | None:
     """The KL of the summary, else of the last steps so far, with its interval where there is one."""
     kl, noise = (finite(policy.summary.get(key)) for key in ("kl", "kl_noise"))
+    if kl is None and (measured := estimate(mapping(policy.summary.get("answers")).get("kl"))):
+        return measured
     if kl is None and (course := trend_of(policy.metrics, *KL_KEYS)):
         kl, noise = course.last, course.noise
     half = math.nan if noise is None else noise
@@ -170,7 +172,7 @@ def control_sentences(control: Mapping[str, Any]) -> list[str]:
 
 def conclusion(journey: Journey) -> Conclusion:
     """Did it get better, by what, at which price, and what got worse."""
-    policy = journey.stage("policy")
+    policy = journey.judged
     if not policy.name:
         return _conclusion_without_policy(journey)
     gain, control, warnings = gold_gain(policy), control_of(policy.summary), []
@@ -278,7 +280,7 @@ def _doubts(journey: Journey) -> Iterator[str]:
         yield WARNS["reward"].format(accuracy=_of(accuracy))
     for stage in journey.stages:
         if (made := finite(stage.summary.get("updates"))) and made < ENOUGH_UPDATES:
-            yield WARNS["few-updates"].format(stage=stage.name, updates=f"{made:.0f} update{'s' if made > 1 else ''}")
+            yield WARNS["few-updates"].format(stage=stage.name, updates=counted(made, "update"))
         longer, words = stage.estimate("longer_chosen"), WARNS.get(f"length-{stage.section}")
         if longer and words and (side(longer, LOPSIDED) > 0 or side(longer, 1 - LOPSIDED) < 0):
             share, which = max((longer.value, "longer"), (1 - longer.value, "shorter"))
@@ -290,7 +292,7 @@ def _doubts(journey: Journey) -> Iterator[str]:
 
 
 def _conclusion_without_policy(journey: Journey) -> Conclusion:
-    sft, reward, direct = map(journey.stage, ("sft", "reward", "direct"))
+    sft, reward, direct = journey.stage("sft"), journey.stage("reward"), journey.stage("direct", "rounds")
     losses = [value for _, value in present(sft.metrics, "eval_loss")]
     sentences = []
     if len(losses) > 1:
@@ -306,6 +308,7 @@ def _conclusion_without_policy(journey: Journey) -> Conclusion:
             sentences += [SAYS["reward-unclear"]] if bounds and not side(accuracy, 0.5) else []
     if not direct.name:
         return Conclusion("open", "Before a policy is trained", [*sentences, SAYS["no-policy"]], list(_doubts(journey)))
+    sentences += _rounds(direct)
     if accuracy := direct.estimate("heldout_accuracy"):
         few_pairs = ("open", f"Trained, and only {accuracy.count} held-out pairs to judge it by")
         tone, headline = few_pairs if 0 < accuracy.count < ENOUGH_PROMPTS else RANKED[side(accuracy, 0.5)]
@@ -313,7 +316,23 @@ def _conclusion_without_policy(journey: Journey) -> Conclusion:
     else:
         tone, headline = "open", "Trained, and nothing held out to judge it by"
         sentences += _losses(direct, "direct-training") or [SAYS["direct-no-losses"]]
-    return Conclusion(tone, headline, [*sentences, SAYS["no-judge"]], list(_doubts(journey)))
+    return Conclusion(tone, headline, [*sentences, SAYS["no-judge"]], [*_alarms(direct), *_doubts(journey)])
+
+
+def _rounds(stage: SubRun) -> Iterator[str]:
+    """How many rounds there were, on how many pairs, and the scores of what was sampled at the start of each."""
+    if not stage.rounds:
+        return
+    pairs = sum(int(finite(one.get("num_pairs")) or 0) for one in stage.rounds)
+    yield SAYS["rounds"].format(rounds=counted(len(stage.rounds), "round"), pairs=f"{pairs:,}")
+    scores = [score for one in stage.rounds if (score := finite(mapping(one.get("sampling")).get("proxy"))) is not None]
+    if len(scores) > 1:
+        yield SAYS["rounds-scores"].format(scores=", ".join(map(decimal, scores)))
+
+
+def counted(count: float, what: str) -> str:
+    """`1 round`, `2 rounds`."""
+    return f"{count:,.0f} {what}{'s' if count != 1 else ''}"
 
 
 def _losses(stage: SubRun, name: str) -> list[str]:
@@ -325,7 +344,7 @@ def _losses(stage: SubRun, name: str) -> list[str]:
 def loop_conclusion(loop: LoopRun) -> Conclusion:
     """What the last round's policy gained by gold, and the rounds that lost."""
     last, count, says = loop.rounds[-1], len(loop.rounds), SENTENCES["loop"]
-    title = f"{count} round{'s' if count > 1 else ''}, {last['labels_so_far']} labels"
+    title = f"{counted(count, 'round')}, {last['labels_so_far']} labels"
     gain, control = estimate(last["gold_gain"]), control_of(last)
     outcomes = {1: ("open", "Better, at one temperature"), 0: ("open", "No clear change in gold"), -1: ("bad", "Worse by gold")}
     tone, words = DECODED[control["verdict"]] if control else outcomes[side(gain, 0) if gain else 0]

@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
@@ -21,7 +21,7 @@ from tether.report.answers import answer_groups, gold_change, training_samples
 from tether.report.narrative import Part, conclusion, control_of, gold_parts, loop_conclusion
 from tether.report.numbers import decimal, signed
 from tether.report.plotting import Plot
-from tether.report.reading import SUPERVISED, Journey, LoopRun, SubRun, finite, mapping, printable, read_journey, read_loop
+from tether.report.reading import SUPERVISED, Journey, LoopRun, Row, SubRun, finite, mapping, printable, read_journey, read_loop
 
 HERE = Path(__file__).resolve().parent
 FILTERS = {
@@ -62,14 +62,14 @@ def whole_run(folder: Path) -> Path:
 
 
 def _journey_page(journey: Journey, run: Path) -> str:
-    policy = journey.stage("policy")
+    policy = journey.judged
     parts, control = gold_parts(policy, journey.answers), control_of(policy.summary)
     groups_text, groups = answer_groups(journey.answers)
     drawn, blocks = _figures(journey, parts), _blocks(journey)
     decoded = (tiles.CONTROL_COLUMNS, tiles.control_rows(control))
     supervised, compared = list(_supervised(journey)), bool(decoded[1] or parts or groups)
     contents = [("at-verdict", "Verdict"), *[("at-answers", "Before and after")] * compared]
-    stages = [*journey.arms[:1], *(stage for stage, *_ in supervised)]
+    stages = [*journey.arms[:1], *(each.stage for each in supervised)]
     contents += [(about.anchor(stage.name), about.method_name(stage)) for stage in stages]
     contents += [("at-time", "Time")] * bool(drawn["stages"]) + [("at-config", "Config and manifest")] * bool(blocks)
     return fill_template(
@@ -85,17 +85,28 @@ def _journey_page(journey: Journey, run: Path) -> str:
         parts=parts,
         policies=journey.arms,
         supervised=supervised,
-        arms=(tiles.ARM_COLUMNS, tiles.arm_table(journey.arms)),
+        round_columns=tiles.ROUND_OF_PAIRS,
+        arms=(tiles.ARM_COLUMNS, tiles.arm_table(journey.compared)),
         groups_text=groups_text,
         groups=groups,
-        samples=[] if groups else training_samples(policy),
+        samples=[] if groups else training_samples(journey.stage("policy")),
         reward="reward" if journey.own_reward else "proxy",
         blocks=blocks,
     )  # fmt: skip
 
 
-def _supervised(journey: Journey) -> Iterator[tuple[SubRun, list[Plot], list[tiles.Tile]]]:
-    """What is not a policy, what came last first, with its figures and numbers."""
+class Learned(NamedTuple):
+    """A stage that learned from rows, with its figures and numbers; of one in rounds a table of these, and some of their pairs."""
+
+    stage: SubRun
+    plots: list[Plot]
+    facts: list[tiles.Tile]
+    rounds: list[list[str]]
+    samples: Sequence[Row]
+
+
+def _supervised(journey: Journey) -> Iterator[Learned]:
+    """What learned from rows, what came last first."""
     reward, pairs = journey.stage("reward"), journey.stage("pairs")
     for stage in reversed([stage for stage in journey.stages if stage.kind in (*SUPERVISED, "pairs")]):
         drawn, facts = figures.loss_figures(stage), []
@@ -103,7 +114,7 @@ def _supervised(journey: Journey) -> Iterator[tuple[SubRun, list[Plot], list[til
             drawn = figures.accuracy_figures(stage.summary, pairs.summary) + figures.reliability_figures(stage.summary) + drawn
         if stage in (reward, pairs):
             facts = tiles.reward_facts(reward.summary if stage is reward else {}, pairs.summary if stage is pairs else {})
-        yield stage, drawn, facts
+        yield Learned(stage, drawn, facts, tiles.pair_rounds(stage), training_samples(stage) if stage.kind == "rounds" else [])
 
 
 def _figures(journey: Journey, parts: Sequence[Part]) -> Figures:

@@ -7,24 +7,26 @@ import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from tether.core.errors import MissingFileError, RunError
-from tether.core.rundir import ENGINE, is_control
-from tether.core.stages import STAGES
+from tether.core.rundir import ENGINE, ROUNDS, in_sequence, is_control
+from tether.core.stages import POLICIES, STAGES
 from tether.core.visible import visible
 from tether.stats import Estimate, Trend, trend
 
 Row = dict[str, Any]
 KL_KEYS = ("kl/policy_reference_k1", "reward/kl")
-LONGEST_TEXT = 4000
-KINDS = {name: kind.makes for name, kind in STAGES.items() if kind.makes != "rounds"}
+LONGEST_TEXT, SHOWN_PAIRS = 4000, 4
+KINDS = {name: kind.makes for name, kind in STAGES.items()}
 """What the stage of a section makes."""
 ROUND = {"labels", "asked", "labels_so_far", "gold_gain", "gold_after", "kl", "alarms"}
 """What a loop's summary tells of every round."""
-SUPERVISED = ("sft", "reward", "direct")
+SUPERVISED = tuple(dict.fromkeys(kind.makes for kind in STAGES.values() if kind.trains and kind.makes != "policy"))
+"""What is learned from rows, those too that a policy made of its own samples before it learned from them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class SubRun:
     alarms: Sequence[Row] = ()
     work: Sequence[Row] = ()
     """When engine servers worked, by step."""
+    path: Path | None = None
 
     def estimate(self, key: str) -> Estimate | None:
         """A number of the summary."""
@@ -55,6 +58,16 @@ class SubRun:
     def settings(self) -> Row:
         """The recipe's section as the stage ran by it."""
         return mapping(mapping(self.config).get(self.section))
+
+    @property
+    def learning(self) -> Row:
+        """The settings of the training itself, which in rounds stand in a table of their own."""
+        return mapping(self.settings.get("direct")) if self.kind == "rounds" else self.settings
+
+    @property
+    def rounds(self) -> list[Row]:
+        """The summaries of a stage's rounds."""
+        return [mapping(one) for one in listed(self.summary.get("rounds"))] if self.kind == "rounds" else []
 
     @property
     def judged_by_gold(self) -> bool:
@@ -108,9 +121,24 @@ class Journey:
         judges = [mapping(arm.settings.get("evaluate")).get("judge") for arm in self.arms]
         return bool(self.recipe.get("evaluate")) or any(isinstance(judge, dict) for judge in judges)
 
-    def stage(self, kind: str) -> SubRun:
-        """The first stage of a kind; an empty one where there is none."""
-        return next((stage for stage in self.stages if stage.kind == kind), SubRun(""))
+    @property
+    def policies(self) -> list[SubRun]:
+        """All that were trained from one start: the arms first, then those that learned from rows."""
+        return [*self.arms, *(stage for stage in self.stages if stage.kind in POLICIES and stage.kind != "policy")]
+
+    @property
+    def compared(self) -> list[SubRun]:
+        """Of the policies those that learned from a reward, and those whose answers somebody judged."""
+        return [stage for stage in self.policies if stage.kind == "policy" or stage.judged_by_gold]
+
+    @property
+    def judged(self) -> SubRun:
+        """The policy that the verdict is about; an empty stage where there is none, or nobody compared its answers."""
+        return next(iter(self.compared), SubRun(""))
+
+    def stage(self, *kinds: str) -> SubRun:
+        """The first stage of these kinds; an empty one where there is none."""
+        return next((stage for stage in self.stages if stage.kind in kinds), SubRun(""))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +162,7 @@ def read_journey(run: Path) -> Journey:
         raise MissingFileError(f"run directory not found: {run}. Give the folder of a run of tether.")
     notes: list[str] = []
     own = read_sub_run(run, notes)
-    folders = {path.parent for name in ("metrics.jsonl", "summary.json") for path in run.glob(f"*/{name}") if path.is_file()}
+    folders = set() if own.kind == "rounds" else _folders(run)
     stages = [own] if own.kind and not folders else [read_sub_run(folder, notes) for folder in folders]
     compared = next((mapping(stage.summary.get("policies")) for stage in stages if stage.kind == "verdict"), {})
     stages = [replace(stage, summary={**stage.summary, **mapping(compared.get(stage.name))}) for stage in stages]
@@ -151,6 +179,15 @@ def read_journey(run: Path) -> Journey:
             "with one. Give the folder of a run that has taken a step."
         )
     return journey
+
+
+def _folders(run: Path) -> set[Path]:
+    """The stages in a run that have taken a step; of a recipe that repeats those of its last round."""
+    places = [run, *sorted(run.glob(ROUNDS))[-1:]]
+    files = [path for place in places for name in ("metrics.jsonl", "summary.json") for path in place.glob(f"*/{name}")]
+    started = [path for place in places for path in place.glob(f"*/{ROUNDS}/metrics.jsonl")]
+    rounds = {*run.glob(ROUNDS)}
+    return ({path.parent for path in files if path.is_file()} | {path.parent.parent for path in started}) - rounds
 
 
 def read_loop(run: Path) -> LoopRun | None:
@@ -171,7 +208,8 @@ def turn(stage: SubRun) -> tuple[int, str]:
 
 def read_sub_run(path: Path, notes: list[str]) -> SubRun:
     """One stage's run directory, as far as it can be read."""
-    metrics = list(_jsonl(path / "metrics.jsonl", notes))
+    rounds = sorted(path.glob(f"{ROUNDS}/metrics.jsonl"))
+    metrics = [*_jsonl(path / "metrics.jsonl", notes)] or in_sequence([[*_jsonl(file, notes)] for file in rounds])
     name = path.resolve().name
     if metrics and not (path / "summary.json").is_file():
         notes.append(f"{name}/summary.json is missing: that stage is not finished.")
@@ -179,12 +217,21 @@ def read_sub_run(path: Path, notes: list[str]) -> SubRun:
         name=printable(name, 60),
         metrics=[*_before_the_first_step(path, notes), *metrics],
         summary=mapping(json_of(path / "summary.json", notes)),
-        samples=list(_jsonl(path / "samples.jsonl", notes)) if metrics else [],
+        samples=[*_jsonl(path / "samples.jsonl", notes), *_sampled_pairs(rounds, notes)] if metrics else [],
         config=json_of(path / "config.json", notes),
         manifest=json_of(path / "manifest.json", notes),
         alarms=list(_jsonl(path / "alarms.jsonl", notes)),
         work=list(_jsonl(path / ENGINE / "work.jsonl", notes)),
+        path=path,
     )
+
+
+def _sampled_pairs(rounds: Sequence[Path], notes: list[str]) -> Iterator[Row]:
+    """The first pairs of each round, as samples of a step are."""
+    for number, file in enumerate(rounds, 1):
+        for row in islice(_jsonl(file.with_name("pairs.jsonl"), notes), SHOWN_PAIRS):
+            sides = {side: printable(row.get(side)) for side in ("chosen", "rejected")}
+            yield {"step": number, "prompt": row.get("prompt"), "response": sides["chosen"], **sides}
 
 
 def _before_the_first_step(path: Path, notes: list[str]) -> list[Row]:

@@ -30,7 +30,7 @@ def _details(value: Estimate, show: Callable[[float], str], detail: str) -> tupl
 
 def tiles(journey: Journey) -> list[Tile]:
     """The key numbers; what the run does not have is left out."""
-    policy, reward = journey.stage("policy"), journey.stage("reward").summary
+    policy, reward = journey.judged, journey.stage("reward").summary
     summary, checked = policy.summary, heldout_gain(policy)
     show, name = (percent, "held-out, right") if checked and checked.checked else (decimal, "held-out reward")
     losses = [value for _, value in present(journey.stage("sft").metrics, "eval_loss")]
@@ -49,7 +49,7 @@ def tiles(journey: Journey) -> list[Tile]:
         ("KL spent", kl, decimal, "nats: indistinguishable from 0" if vague else "nats per response"),
         ("reward model, held-out", reward.get("heldout_accuracy"), percent, ""),
         ("reward model, gold", reward.get("gold_accuracy"), percent, ""),
-        ("held-out pairs, ranked right", journey.stage("direct").summary.get("heldout_accuracy"), percent, ""),
+        ("held-out pairs, ranked right", journey.stage("direct", "rounds").summary.get("heldout_accuracy"), percent, ""),
         ("preference pairs", journey.stage("pairs").summary.get("num_pairs"), thousands, ""),
         ("SFT held-out loss", losses[-1] if losses else None, decimal, "nats per token"),
         ("time", own.get("seconds"), duration, ""),
@@ -90,6 +90,21 @@ def arm_table(arms: Sequence[SubRun]) -> list[list[str]]:
     measured = [(proxy_gain(arm), gold_gain(arm), arm.summary.get("gold_win_rate"), spent_kl(arm)) for arm in arms]
     shown = [[arm.name, *map(bracketed, values, ARM_UNITS)] for arm, values in zip(arms, measured, strict=True)]
     return shown if len(shown) > 1 else []
+
+
+ROUND_OF_PAIRS = ("round", "pairs", "tied", "failed", "mean score of samples", "tokens of a sample", "ended in time",
+                  "held-out pairs, ranked right")  # fmt: skip
+
+
+def pair_rounds(stage: SubRun) -> list[list[str]]:
+    """A row a round of a stage that samples pairs and trains on them, of ROUND_OF_PAIRS."""
+    return [_pair_round(place, one, mapping(one.get("sampling"))) for place, one in enumerate(stage.rounds, 1)]
+
+
+def _pair_round(place: int, one: Mapping[str, Any], sampled: Mapping[str, Any]) -> list[str]:
+    shown = (("tied", thousands), ("failed", thousands), ("proxy", decimal), ("length", decimal), ("finished", percent))
+    texts = [bracketed(sampled.get(key), show) for key, show in shown]
+    return [str(place), bracketed(one.get("num_pairs"), thousands), *texts, bracketed(one.get("heldout_accuracy"), percent)]
 
 
 CONTROL_COLUMNS = ("temperature", "before", "after", "gain", "win rate")

@@ -28,8 +28,8 @@ from tether.models.saving import member_folders, read_role
 from tether.models.trunk import Role
 from tether.monitoring import doctor
 from tether.monitoring.doctor import Finding, Healthy, Result, Unexamined
-from tether.monitoring.doctor_log import check_movement, check_rows
-from tether.report.reading import finite, mapping, read_journey
+from tether.monitoring.doctor_log import check_movement, check_rows, check_samples
+from tether.report.reading import SubRun, finite, mapping, read_journey
 from tether.rewards.control import RandomReward
 from tether.rewards.function import FailureLimit
 from tether.rewards.learned import EnsembleReward, LearnedReward, ObjectivesReward, ProcessReward
@@ -63,8 +63,8 @@ def examine_recipe(recipe: BaseRecipe) -> dict[str, list[Result]]:
     names = [name for name in recipe.stages if isinstance(recipe.section(name), OnlineSection)]
     if not names:
         raise ConfigError(
-            f"the recipe has no stage that samples ({', '.join(making('policy'))}), and before training the doctor examines no "
-            f"others: `tether data inspect` looks at its data, and `tether doctor {recipe.run}` at the run afterwards"
+            f"before training the doctor examines stages that sample at every step ({', '.join(making('policy'))}), and there "
+            f"is none in the recipe: `tether data inspect` looks at its data, and `tether doctor {recipe.run}` at the run afterwards"
         )
     results = {}
     for name in names:
@@ -298,16 +298,30 @@ def examine_run(folder: Path) -> dict[str, list[Result]]:
     journey, results = read_journey(folder), {}
     for stage in journey.supervised:
         if stage.metrics:
-            results[stage.name] = [check_movement(_numbers(stage.metrics), stage.settings, stage.summary)]
+            results[stage.name] = [
+                *_rounds_checks(stage),
+                check_movement(_numbers(stage.metrics), stage.learning, stage.summary),
+            ]
     for arm in journey.arms:
         if not arm.metrics:
             continue
-        own = folder / arm.name if (folder / arm.name / "metrics.jsonl").is_file() else folder
+        own = arm.path or folder
         reward = mapping(arm.manifest).get("reward") if arm.settings.get("reward_source", "learned") == "learned" else None
         results[arm.name] = [*check_rows(_numbers(arm.metrics), arm.settings), _saved_encoding(own, reward)]
     if not results:
         raise RunError(f"{folder} holds no steps of a stage. Give the folder of a run that has taken some.")
     return results
+
+
+def _rounds_checks(stage: SubRun) -> list[Result]:
+    """What the rounds of a stage say of their samples, where each round is a step."""
+    sampled = [mapping(one.get("sampling")) for one in stage.rounds]
+    if not sampled:
+        return []
+    scored = {"proxy": "reward/proxy", "proxy_std": "reward/proxy_std", "failed": "reward/failed"}
+    names = {"length": "response/length", "finished": "response/stop_rate", **(scored if "failed" in sampled[0] else {})}
+    rows = [{names[key]: finite(value) for key, value in one.items() if key in names} for one in sampled]
+    return [*check_samples(rows, stage.settings), doctor.pairs_made(sampled)]
 
 
 def _numbers(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, float | None]]:

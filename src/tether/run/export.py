@@ -14,6 +14,7 @@ from torch import Tensor
 from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, MissingFileError, ModelError, RunError
 from tether.core.rundir import read_json
+from tether.core.stages import STAGES, making
 from tether.core.types import Conversation, Json, Message, assistant, user
 from tether.data.batches import make_batch
 from tether.data.chat import Encoded
@@ -102,7 +103,7 @@ def find_source(source: str) -> Source:
     if (path.name.startswith("step-") and path.parent.name in ("checkpoints", "best")) or (path / "state.safetensors").is_file():
         return _checkpoint(path)
     policy = newest_policy(path)
-    for place in (policy,) if policy else (path, *(path / name / "model" for name in ("", "sft", "reward", "process"))):
+    for place in (policy,) if policy else (path, *(path / name / "model" for name in ("", *making("sft", "reward")))):
         if (members := member_folders(place)) != [place]:
             raise ModelError(f"{place} names several reward models. Export them one by one: {', '.join(map(str, members))}")
         if is_role(place):
@@ -148,7 +149,7 @@ def _checkpoint(path: Path) -> Source:
         raise RunError(
             f"{stage / 'config.json'} is not that of a stage of tether, so nobody knows what {path} is a checkpoint of."
         )
-    kind = section if section in ("reward", "process") else "policy"
+    kind = section if STAGES[section].scores else "policy"
     return Source(kind, str(path), None, stage, path)
 
 
@@ -188,7 +189,7 @@ def role_of_checkpoint(path: Path, config: Json) -> tuple[Role, LoadedModel]:
     weights = unnumbered("best", tensors) or unnumbered("ema", tensors) or unnumbered("master", tensors)
     loaded = open_model(build(ModelConfig, config["model"], where=f"{path}: model"), seed=config["seed"])
     lora = LoraConfig.model_validate(config[name]["lora"]) if config[name].get("lora") else False
-    trains_head = name in ("reward", "process")  # whose bias is the last of its weights
+    trains_head = STAGES[name].scores  # whose bias is the last of its weights
     head = new_head(loaded, outputs=len(weights[-1]) if weights else 1) if trains_head else None
     role = new_role(loaded, "own", lora, seed=0, head=head)
     parameters = role.parameters()

@@ -16,7 +16,7 @@ from tether.core.protocols import RewardSource
 from tether.core.rundir import read_json
 from tether.core.types import Problem, Prompt
 from tether.models.config import LoraConfig, ModelConfig
-from tether.models.loading import LoadedModel
+from tether.models.loading import LoadedModel, pick_device
 from tether.models.saving import OBJECTIVES, read_versioned
 from tether.models.trunk import Role
 from tether.monitoring.detectors import DETECTORS
@@ -98,13 +98,9 @@ OF_SOURCE = {"process_aggregate": "process", "reward_model": "learned", "reward_
 """The keys that one source alone reads."""
 
 
-class OnlineSection(Section):
-    """What every stage that samples has."""
+class RewardedSection(Section):
+    """What every stage has whose answers a reward scores."""
 
-    task: TaskConfig | None = Field(default=None, description="prompts of a reasoning-gym task")
-    lora: SteadyLora = Field(default=LoraConfig(), description="the adapter that learns; false trains the whole model")
-    roles: Literal["shared", "separate"] = Field(default="shared", description="adapters on one trunk, or a model a role")
-    offload: bool = Field(default=False, description=OFFLOAD)
     reward_source: Literal["learned", "process", "verifiable", "classifier", "function", "random"] = Field(
         default="learned",
         description="the [reward] stage's model, the [process] stage's, checked answers, a sequence classifier, your function, "
@@ -135,25 +131,10 @@ class OnlineSection(Section):
     objectives: dict[Name, ObjectiveConfig] | None = Field(
         default=None, min_length=2, description="what each of [reward.objectives] weighs, or where it is held"
     )
-    reward_servers: RewardServersConfig | None = Field(
-        default=None, description="have the reward worked out by servers, not in this process"
-    )
-    engine: EngineConfig = Field(default=EngineConfig(), description="what samples the answers: this process, or servers")
-    engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
-    evaluate: EvaluateSection | None = Field(default=None, description="measure on held-out prompts along the way")
-    watch: WatchSection = Field(default=WatchSection(), description="the detectors, and what happens when one fires")
 
     @property
     def scorer(self) -> str | None:
         return {"learned": "reward", "process": "process"}.get(self.reward_source)
-
-    @property
-    def kind(self) -> type | None:
-        return None if self.task is not None else Prompt if self.verifiable is None else Problem
-
-    def others(self) -> Iterator[DataConfig]:
-        if self.evaluate is not None and self.evaluate.data is not None:
-            yield self.evaluate.data
 
     @model_validator(mode="before")
     @classmethod
@@ -163,22 +144,55 @@ class OnlineSection(Section):
         return {"reward_source": tables[0], **values} if len(tables) == 1 else values
 
     def faults(self) -> Iterator[str]:
-        if self.roles == "shared" and self.lora is False:
-            yield "roles = 'shared' needs adapters, and lora is false. Set roles = 'separate' for full fine-tuning"
-        if self.roles == "shared" and self.offload:
-            yield "offload moves frozen models of their own, and with roles = 'shared' there are none. Leave it out"
         for name in TABLES:
             if (self.reward_source == name) != (getattr(self, name) is not None):
                 yield f"reward_source = {name!r} and a table named {name} belong together: give both or neither"
         for key, source in OF_SOURCE.items():
             if self.reward_source != source and getattr(self, key) is not None:
                 yield from self.idle(key, because=f"without reward_source = {source!r}")
+        if self.reward_combine != "uncertainty":
+            yield from self.idle("uncertainty_weight", because="without reward_combine = 'uncertainty'")
+        if self.objectives is not None:
+            yield from self.idle("reward_combine", because="on objectives: they have weights")
+            if not any(objective.weight for objective in self.objectives.values()):
+                yield "objectives has no weight above 0: constraints alone leave nothing to raise"
+
+
+REWARD_KEYS = tuple(key for key in RewardedSection.model_fields if key not in Section.model_fields)
+
+
+class OnlineSection(RewardedSection):
+    """What every stage that samples has."""
+
+    task: TaskConfig | None = Field(default=None, description="prompts of a reasoning-gym task")
+    lora: SteadyLora = Field(default=LoraConfig(), description="the adapter that learns; false trains the whole model")
+    roles: Literal["shared", "separate"] = Field(default="shared", description="adapters on one trunk, or a model a role")
+    offload: bool = Field(default=False, description=OFFLOAD)
+    reward_servers: RewardServersConfig | None = Field(
+        default=None, description="have the reward worked out by servers, not in this process"
+    )
+    engine: EngineConfig = Field(default=EngineConfig(), description="what samples the answers: this process, or servers")
+    engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
+    evaluate: EvaluateSection | None = Field(default=None, description="measure on held-out prompts along the way")
+    watch: WatchSection = Field(default=WatchSection(), description="the detectors, and what happens when one fires")
+
+    @property
+    def kind(self) -> type | None:
+        return None if self.task is not None else Prompt if self.verifiable is None else Problem
+
+    def others(self) -> Iterator[DataConfig]:
+        if self.evaluate is not None and self.evaluate.data is not None:
+            yield self.evaluate.data
+
+    def faults(self) -> Iterator[str]:
+        if self.roles == "shared" and self.lora is False:
+            yield "roles = 'shared' needs adapters, and lora is false. Set roles = 'separate' for full fine-tuning"
+        if self.roles == "shared" and self.offload:
+            yield "offload moves frozen models of their own, and with roles = 'shared' there are none. Leave it out"
         if "sycophancy" in self.watch.act and (self.evaluate is None or self.evaluate.sycophancy is None):
             yield "watch.act names 'sycophancy', which nothing measures: set evaluate.sycophancy"
         if "raise_kl" in self.watch.act.values() and "kl" not in type(self).model_fields:
             yield "watch.act = 'raise_kl' has no effect in a stage without a KL coefficient: use 'stop'"
-        if self.reward_combine != "uncertainty":
-            yield from self.idle("uncertainty_weight", because="without reward_combine = 'uncertainty'")
         yield from self._objective_faults()
         yield from self._prompt_faults()
         yield from self._server_faults()
@@ -186,9 +200,6 @@ class OnlineSection(Section):
     def _objective_faults(self) -> Iterator[str]:
         if self.objectives is None:
             return
-        yield from self.idle("reward_combine", because="on objectives: they have weights")
-        if not any(objective.weight for objective in self.objectives.values()):
-            yield "objectives has no weight above 0: constraints alone leave nothing to raise"
         held = any(objective.at_least is not None for objective in self.objectives.values())
         if held and self.evaluate is not None and (self.evaluate.keep == "best" or self.evaluate.stop):
             yield "evaluate.keep = 'best' and evaluate.stop see the weighted sum alone, and no constraint (at_least)"
@@ -263,7 +274,7 @@ SINGLY = LearnedReward, EnsembleReward, ClassifierReward, ProcessReward
 
 
 def reward_source(
-    section: OnlineSection,
+    section: RewardedSection,
     scorers: tuple[Role, ...],
     folder: Path | None,
     loaded: LoadedModel | None,
@@ -292,6 +303,14 @@ def reward_source(
     if len(scorers) == 1:
         return LearnedReward(scorers[0], encoder, per_token=isinstance(section, PolicySection) and section.reward_per_token)
     return EnsembleReward(scorers, encoder, section.reward_combine, uncertainty_weight=section.uncertainty_weight)
+
+
+def reward_apart(section: RewardedSection, folder: Path | None, settings: ModelConfig, seed: int) -> RewardSource:
+    """What scores for a section; a trained model on a trunk of its own."""
+    if section.scorer is None or folder is None:
+        return reward_source(section, (), None, None, pick_device(settings.device), seed)
+    roles, loaded = load_scorer(folder, settings)
+    return reward_source(section, roles, folder, loaded, loaded.model.device, seed)
 
 
 def learned_reward(folder: Path, settings: ModelConfig, combine: Combine = "mean") -> RewardSource:

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 
 from tether.core.errors import ConfigError
 from tether.core.rundir import RECORDS, read_json, read_jsonl
+from tether.core.stages import STAGES
 from tether.cpu.memory import free_memory
 from tether.learner.determinism import deterministic
 from tether.run.recipe import BaseRecipe, stands_on
@@ -49,10 +50,13 @@ def prove(recipe: BaseRecipe, folder: Path, stages: Sequence[str] = (), cuts: Se
         cuts: steps after which the second run is cut, and goes on; the first one stops after their sum.
 
     Raises:
-        ConfigError: the recipe has no such stage, or it is one that is made of others (rounds).
+        ConfigError: the recipe has no such stage, or it is one that is made of others (rounds), or that trains nothing.
         TrainingError: a kernel has no deterministic variant on this device.
     """
-    known = [name for name in recipe.stages if recipe.kind(name).makes not in ("rounds", "pairs", "verdict")]
+    known = [name for name in recipe.stages if recipe.kind(name).trains and not recipe.kind(name).alone]
+    if not known:
+        can = ", ".join(name for name, kind in STAGES.items() if kind.trains and not kind.alone)
+        raise ConfigError(f"the recipe has no stage that can be proved; these can: {can}")
     if unknown := [name for name in stages if name not in known]:
         raise ConfigError(f"the recipe has no stage {unknown[0]!r} that can be proved; it has: {', '.join(known)}")
     ground = _ground(recipe, folder / "ground")

@@ -26,7 +26,7 @@ from tether.models.config import ModelConfig
 from tether.models.saving import ENSEMBLE
 from tether.run.launching import On, placed
 from tether.run.models import check_libraries, faults_on, on_folder
-from tether.run.online_sections import OnlineSection, PolicySection, check_names
+from tether.run.online_sections import PolicySection, RewardedSection, check_names
 from tether.run.pairs import SCORED, comparisons_of, feedback_of
 from tether.run.ranks import together
 from tether.run.restarts import watched, watches
@@ -96,7 +96,7 @@ class BaseRecipe(Config):
     @property
     def policies(self) -> list[str]:
         """Those of the stages that leave a policy."""
-        return [name for name in self.stages if self.kind(name).makes in ("policy", "direct")]
+        return [name for name in self.stages if self.kind(name).trains_policy]
 
     def kind(self, name: str) -> StageKind:
         """The row of a stage, or of an arm, in the table."""
@@ -113,8 +113,7 @@ class BaseRecipe(Config):
 
     def faults(self) -> Iterator[str]:
         for arm, sections in self.arms.items():
-            makes = {STAGES[name].makes if name in STAGES else "" for name in sections}
-            if len(sections) != 1 or not makes <= {"policy", "direct"}:
+            if len(sections) != 1 or not all(name in STAGES and STAGES[name].trains_policy for name in sections):
                 yield f"arm {arm!r} needs exactly one section that makes a policy, such as [arms.{arm}.ppo]"
             ((stage, values),) = sections.items()
             try:
@@ -188,7 +187,7 @@ class BaseRecipe(Config):
 
 def reward_model_of(section: Any) -> Path | None:
     """The folder of the reward model that a section names; None where it is that of the run."""
-    if not isinstance(section, OnlineSection) or section.reward_model is None:
+    if not isinstance(section, RewardedSection) or section.reward_model is None:
         return None
     return trained_scorer(section.reward_model) or Path(section.reward_model)
 
@@ -260,13 +259,9 @@ def run_recipe(
     return results
 
 
-ALONE = ("pairs", "rounds", "verdict")
-"""What the first rank makes while the others wait."""
-
-
 def _run(recipe: BaseRecipe, name: str, number: int | None, progress: Callable[[str], Progress] | None) -> dict[str, Any]:
     """One stage, in one round."""
-    if here().size > 1 and recipe.kind(name).makes in ALONE:
+    if here().size > 1 and recipe.kind(name).alone:
         return here().once(lambda: _run(recipe, name, number, progress))
     place = round_folder(Path(recipe.run), number)
     if name != "sft":
@@ -303,8 +298,8 @@ def stands_on(recipe: BaseRecipe, name: str, progress: Progress | None = None, n
         more["rows"] = _collected(recipe, section, [*earlier, place])
     if name == "evaluate":
         more["policies"] = {n: place / n for n in _compared(recipe, place) if (place / n / "summary.json").is_file()}
-        samplers = (recipe.section(n) for n in (*recipe.policies, "pairs") if n == "pairs" or recipe.kind(n).makes == "policy")
-        more["sampling"] = next((section.sampling for section in samplers if section is not None), None)
+        samplers = (recipe.section(n) for n in (*recipe.policies, "pairs"))
+        more["sampling"] = next((section.sampling for section in samplers if hasattr(section, "sampling")), None)
     return Context(recipe.kind(name).name, place / name, model, recipe.seed, scorer, **more)
 
 
@@ -332,7 +327,9 @@ def write_totals(recipe: BaseRecipe) -> None:
     for number, (one, labels) in enumerate(zip(rounds, accumulate(one["labels"] for one in rounds), strict=True), 1):
         one["labels_so_far"] = labels
         RunDirectory(round_folder(root, number)).finish(one)
-    RunDirectory(root).finish({"rounds": rounds, "policy": f"round-{len(rounds):02d}/{recipe.policies[0]}/policy"})
+    trained = round_folder(root, len(rounds)) / recipe.policies[0]
+    policy = newest_policy(trained) or trained / "policy"
+    RunDirectory(root).finish({"rounds": rounds, "policy": policy.relative_to(root).as_posix()})
 
 
 def _totals(recipe: BaseRecipe, root: Path, number: int | None) -> dict[str, Any]:

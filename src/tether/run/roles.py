@@ -11,8 +11,8 @@ import torch
 
 from tether.core.config import build
 from tether.core.errors import MissingFileError, ModelError
-from tether.core.rundir import read_json
-from tether.core.stages import making
+from tether.core.rundir import ROUNDS, read_json
+from tether.core.stages import STAGES
 from tether.data.chat import ChatEncoder
 from tether.learner.ranks import here
 from tether.models.config import ModelConfig
@@ -184,11 +184,21 @@ def objective_names(folder: Path) -> list[str]:
 
 def newest_policy(folder: Path) -> Path | None:
     """The folder of the trained policy in a run, a stage or a role's own folder; of several rounds the last one's."""
-    within = ((folder, "round-*/policy"), (folder / "rounds", "round-*/policy"), (folder, "round-*/*/policy"))
-    latest = [path for root, pattern in within for path in sorted(root.glob(pattern))[-1:]]
-    stages = [folder / name / "policy" for name in (*making("policy"), *making("direct")[::-1])]
-    candidates = (*stages, *latest, folder / "policy", folder)
-    return next((path for path in candidates if is_role(path) and read_role(path)["kind"] == "policy"), None)
+    for place in (folder, *sorted(folder.glob(ROUNDS), reverse=True)):
+        stages = [place / name for name, kind in STAGES.items() if kind.trains_policy]
+        stages = sorted(stages, key=_started, reverse=True)
+        results = [path for stage in stages for path in sorted(stage.glob(STAGES[stage.name].results), reverse=True)]
+        for path in (*results, place / "policy", place):
+            if is_role(path) and read_role(path)["kind"] == "policy":
+                return path
+    return None
+
+
+def _started(stage: Path) -> tuple[str, int]:
+    """For ordering: the time at which a stage began, and its place in a recipe."""
+    manifest = stage / "manifest.json"
+    began = read_json(manifest).get("started", "") if manifest.is_file() else ""
+    return began, list(STAGES).index(stage.name)
 
 
 def load_policy(path: str, settings: ModelConfig | None = None, seed: int = 0) -> tuple[Role, LoadedModel]:

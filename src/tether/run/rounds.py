@@ -11,7 +11,9 @@ the token ids that were sampled, so that these are trained, not what their text 
 
 from __future__ import annotations
 
+import contextlib
 import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +25,7 @@ from pydantic import Field, model_validator
 from tether.core.errors import DataError
 from tether.core.protocols import Engine, doing
 from tether.core.rundir import RunDirectory, read_json, read_jsonl, write_jsonl
-from tether.core.types import Demonstration, Json, Prompt, Rollout, RolloutGroup, Sampling, assistant
+from tether.core.types import Demonstration, Json, Problem, Prompt, Rollout, RolloutGroup, Sampling, Score, assistant
 from tether.data.chat import ChatEncoder
 from tether.data.prepare import Ranking, Split
 from tether.data.sources import group_of, split_by_group
@@ -32,23 +34,25 @@ from tether.models.config import LoraConfig
 from tether.models.loading import LoadedModel
 from tether.models.trunk import Role
 from tether.preferences.rows import turn_rows
+from tether.rewards.function import FailureLimit
+from tether.rewards.verifiable import problem_prompt
 from tether.rollout.drawn import prompt_ids
 from tether.rollout.local import LocalEngine
 from tether.run.judging import as_rollout
 from tether.run.models import on_folder, open_model
-from tether.run.online_sections import learned_reward
+from tether.run.online_sections import REWARD_KEYS, RewardedSection, reward_apart
 from tether.run.prompts import usable_once
 from tether.run.roles import attach, encoder_of, local_engine, new_role, save_trained
-from tether.run.rows import Section, SteadyLora
+from tether.run.rows import SteadyLora
 from tether.run.stage import Context, drop_checkpoint
 from tether.stages.direct import Direct, DirectConfig
 from tether.stages.online_direct import best_and_worst
 
-Made = tuple[list[Json], dict[str, float | None]]
+Made = tuple[list[Json], dict[str, Any]]
 """Lines of pairs.jsonl, and what the summary says of the sampling."""
 
 
-class RoundsSection(Section):
+class RoundsSection(RewardedSection):
     """Settings of the rounds; `direct` are those of the training in each. Lengths are in tokens."""
 
     method: Literal["iterative", "spin"] = Field(
@@ -71,11 +75,15 @@ class RoundsSection(Section):
 
     @property
     def scorer(self) -> str | None:
-        return "reward" if self.method == "iterative" else None
+        return super().scorer if self.method == "iterative" else None
 
     @property
     def kind(self) -> type | None:
-        return Demonstration if self.method == "spin" else Prompt
+        return Demonstration if self.method == "spin" else Prompt if self.verifiable is None else Problem
+
+    @property
+    def sampling(self) -> Sampling:
+        return Sampling(max_new_tokens=self.max_new_tokens, temperature=self.temperature)
 
     @model_validator(mode="after")
     def _resolve_rate(self) -> RoundsSection:
@@ -85,9 +93,12 @@ class RoundsSection(Section):
     def faults(self) -> Iterator[str]:
         if self.method == "spin":
             because = "with rounds.method = 'spin': each demonstration meets one sample"
-            yield from self.idle("missing_stop_penalty", "samples_per_prompt", because=because, table="rounds.")
+            idle = ("missing_stop_penalty", "samples_per_prompt", *REWARD_KEYS)
+            yield from self.idle(*idle, because=because, table="rounds.")
             if self.reference == "fixed" or self.direct.loss != "dpo":
                 yield "rounds.method = 'spin' is played against the round's own start with rounds.direct.loss = 'dpo'"
+        if self.verifiable is not None and self.verifiable.kind == "reasoning-gym":
+            yield "verifiable.kind = 'reasoning-gym' makes its own prompts, and [rounds] takes them from data: use another kind"
         if not self.direct.needs_reference:
             because = f"with rounds.direct.loss = '{self.direct.loss}', which asks none"
             yield from self.idle("reference", because=because, table="rounds.")
@@ -100,6 +111,7 @@ def train(section: RoundsSection, context: Context, rows: Sequence[Any], run: Ru
         DataError: a round's samples give no pair.
     """
     config = {"rounds": section, "model": context.model, "seed": context.seed}
+    rows = [problem_prompt(row) if isinstance(row, Problem) else row for row in rows]
     if section.method == "iterative":
         load, note = partial(open_model, context.model, seed=context.seed), run.path / "left_out.json"
         rows = usable_once(context, rows, section.max_new_tokens, note, load)
@@ -110,7 +122,14 @@ def train(section: RoundsSection, context: Context, rows: Sequence[Any], run: Ru
             _Round(section, context, one, number, previous).play(rows)
         summaries.append(one.summary())
         previous = one.path / "policy"
-    return {"rounds": summaries, "policy": f"round-{section.rounds:02d}/policy"}
+    return {"rounds": summaries, "policy": f"round-{section.rounds:02d}/policy", **_totals(summaries)}
+
+
+def _totals(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Numbers of all rounds together, and those of the last one's training."""
+    last = rounds[-1]
+    sums = {key: sum(one[key] for one in rounds) for key in ("num_pairs", "updates", "seconds")}
+    return {key: last[key] for key in ("train_loss", "heldout_accuracy", "margin_mean") if key in last} | sums
 
 
 @dataclass
@@ -125,7 +144,7 @@ class _Round:
 
     def play(self, rows: Sequence[Any]) -> None:
         """Sample unless that is done, train, and leave policy and summary."""
-        run, config, path = self.run, self.section.direct, self.run.path / "pairs.jsonl"
+        run, config, path, start = self.run, self.section.direct, self.run.path / "pairs.jsonl", time.perf_counter()
         loaded, policy = self._policy()
         encoder = encoder_of(loaded)
         if not path.is_file():
@@ -133,6 +152,7 @@ class _Round:
             engine = local_engine(policy, loaded, max_rows=self.section.engine_rows)
             spin = self.section.method == "spin"
             made, counts = self._against_samples(rows, engine, encoder) if spin else self._ordered(rows, engine)
+            counts["seconds"] = time.perf_counter() - start
             run.update_manifest(**loaded.manifest(), sampling=counts)
             write_jsonl(path, made)
             del engine  # with its copies of weights
@@ -144,7 +164,7 @@ class _Round:
             raise DataError(f"{run.path} has no pair to train on: {sampled}. Look at the reward's scores, or sample more.")
         summary = Direct(config, policy, self._reference(loaded, policy), encoder).fit(split, run, self.context.progress)
         save_trained(policy, loaded, run.path / "policy", kind="policy")
-        run.finish({**summary, "sampling": sampled})
+        run.finish({**summary, "sampling": sampled, "seconds": summary["seconds"] + sampled["seconds"]})
         drop_checkpoint(run)
 
     def _opened(self, policy: Path | None) -> LoadedModel:
@@ -181,21 +201,36 @@ class _Round:
 
     def _groups(self, prompts: Mapping[int, Prompt], engine: Engine, num_samples: int) -> list[RolloutGroup]:
         """Answers to prompts, by their places."""
-        sampling = Sampling(max_new_tokens=self.section.max_new_tokens, temperature=self.section.temperature)
         how: dict[str, Any] = {"num_samples": num_samples, "seed": self.context.seed, "ordinals": list(prompts)}
-        return engine.generate([*prompts.values()], sampling, **how)
+        return engine.generate([*prompts.values()], self.section.sampling, **how)
 
     def _ordered(self, rows: Sequence[Prompt], engine: Engine) -> Made:
         """The best and the worst of several samples a prompt; counts, and the mean score of all samples."""
         samples, penalty = self.section.samples_per_prompt, self.section.missing_stop_penalty
         groups = self._groups({place: rows[row] for place, row in self._places(len(rows)).items()}, engine, samples)
         rollouts = [rollout for group in groups for rollout in group.rollouts]
-        assert self.context.scorer is not None
-        scores = learned_reward(self.context.scorer, self.context.model).score(rollouts)  # let go before the training
+        scores, reasons = self._scored(rollouts)
         pairs, skipped = best_and_worst(rollouts, scores, samples, missing_stop_penalty=penalty)
         made = [_row(pair.best, pair.worst, chosen_score=pair.best_score, rejected_score=pair.worst_score) for pair in pairs]
         values = [score.value for score in scores if score.value is not None]
-        return made, {"pairs": len(made), **skipped, "proxy": statistics.fmean(values) if values else None}
+        looks = {"proxy": statistics.fmean(values), "proxy_std": statistics.pstdev(values)} if values else {"proxy": None}
+        failed = {"failed_rewards_by_reason": reasons} if reasons else {}
+        return made, {"pairs": len(made), **skipped, **looks, **_looks(rollouts), **failed}
+
+    def _scored(self, rollouts: Sequence[Rollout]) -> tuple[list[Score], dict[str, int]]:
+        """Scores of all samples, the samples of a prompt together, and the reasons of failures; the reward is let go after.
+
+        Raises:
+            RewardError: too many scores failed.
+        """
+        section, context = self.section, self.context
+        reward = reward_apart(section, context.scorer, context.model, context.seed)
+        limit = FailureLimit(reward, section.max_failed)
+        size = section.samples_per_prompt * max(1, section.engine_rows // section.samples_per_prompt)
+        with contextlib.closing(limit):
+            limit.keep_stacks(self.run.path / "stacks.txt")
+            scores = [score for start in range(0, len(rollouts), size) for score in limit.score(rollouts[start : start + size])]
+        return scores, dict(limit.reasons.most_common(10))
 
     def _against_samples(self, rows: Sequence[Demonstration], engine: LocalEngine, encoder: ChatEncoder) -> Made:
         """Each demonstration over one sample; those that cannot be encoded, or were sampled to the letter, are counted."""
@@ -211,7 +246,16 @@ class _Round:
         groups = self._groups({place: rollout.prompt for place, rollout in shown.items()}, engine, 1)
         pairs = [(rollout, group.rollouts[0]) for rollout, group in zip(shown.values(), groups, strict=True)]
         made = [_row(rollout, sample) for rollout, sample in pairs if rollout.response_ids != sample.response_ids]
-        return made, {"pairs": len(made), "unusable": unusable, "tied": len(pairs) - len(made)}
+        counts = {"pairs": len(made), "unusable": unusable, "tied": len(pairs) - len(made)}
+        return made, counts | _looks([sample for _, sample in pairs])
+
+
+def _looks(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+    """The mean length of samples in tokens, and the share that ended in time."""
+    if not rollouts:
+        return {}
+    lengths, ended = ([len(r.response_ids) for r in rollouts], [r.finished for r in rollouts])
+    return {"length": statistics.fmean(lengths), "finished": statistics.fmean(ended)}
 
 
 def _row(chosen: Rollout, rejected: Rollout, **scores: float) -> Json:
