@@ -37,6 +37,14 @@ from tether.api.runs import RewardModel as RewardModel
 from tether.api.runs import Run as Run
 from tether.api.workbench import load_model as load_model
 from tether.cli.progress import OnStep
+from tether.core.errors import ConfigError as ConfigError
+from tether.core.errors import DataError as DataError
+from tether.core.errors import MissingFileError as MissingFileError
+from tether.core.errors import ModelError as ModelError
+from tether.core.errors import RewardError as RewardError
+from tether.core.errors import RunError as RunError
+from tether.core.errors import TetherError as TetherError
+from tether.core.errors import TrainingError as TrainingError
 
 __version__: str
 '''

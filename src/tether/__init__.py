@@ -20,6 +20,10 @@ _HOMES = {
     "run": "methods", "load": "methods", "recipes": "methods", "names": "methods",
     "Run": "runs", "Policy": "runs", "RewardModel": "runs", "load_model": "workbench",
 }  # fmt: skip
+_ERRORS = (
+    "TetherError", "ConfigError", "DataError", "MissingFileError", "ModelError", "RunError", "TrainingError", "RewardError",
+)  # fmt: skip
+"""Of `tether.core.errors`: what a caller may catch."""
 
 
 def __getattr__(name: str) -> Any:
@@ -29,6 +33,8 @@ def __getattr__(name: str) -> Any:
 
     if name in _HOMES:
         return getattr(import_module(f"tether.api.{_HOMES[name]}"), name)
+    if name in _ERRORS:
+        return getattr(import_module("tether.core.errors"), name)
     from tether.core.stages import STAGES
     from tether.core.synonyms import METHODS
 
@@ -41,4 +47,4 @@ def __dir__() -> list[str]:
     from tether.core.stages import STAGES
     from tether.core.synonyms import METHODS
 
-    return sorted([*_HOMES, *STAGES, *METHODS, "__version__"])
+    return sorted([*_HOMES, *_ERRORS, *STAGES, *METHODS, "__version__"])

@@ -3,12 +3,11 @@
 import json
 import re
 import shlex
-from pathlib import Path
 
 import pytest
+from tests.cli.test_commands import tether
 
 import tether as front
-from tests.cli.test_commands import tether
 from tether.cli.recipes import BEGINNINGS
 from tether.core.config import packaged_recipes
 from tether.core.stages import STAGES
@@ -120,7 +119,8 @@ PACKAGED_SHORT = {
     "quickstart": ["sft.data.limit=16", "pairs.prompts=8", "pairs.max_new_tokens=8", "ppo.steps=2", "ppo.max_new_tokens=8",
                    "ppo.prompts_per_step=4", "ppo.evaluate.every=1", "ppo.evaluate.prompts=8", "evaluate.data.limit=8",
                    "evaluate.max_new_tokens=8", "evaluate.temperatures=[0.5]"],
-    "loop": ["repeat=2", "sft.data.limit=16", "pairs.prompts=8", "pairs.labels=8", "pairs.max_new_tokens=8", "ppo.steps=2",
+    "loop": ["repeat=2", "reward.lora.last_layers=1",
+             "sft.data.limit=16", "pairs.prompts=8", "pairs.labels=8", "pairs.max_new_tokens=8", "ppo.steps=2",
              "ppo.max_new_tokens=8", "ppo.prompts_per_step=4", "evaluate.data.limit=8", "evaluate.max_new_tokens=8",
              "evaluate.temperatures=[0.5]"],
     "sums": ["grpo.steps=2", "grpo.prompts_per_step=4", "grpo.max_new_tokens=8", "grpo.task.size=64",

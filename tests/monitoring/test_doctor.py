@@ -398,7 +398,7 @@ def test_a_recipe_is_examined_before_anything_is_trained(recipe, tmp_path):
     notes = [r.reason for r in examine_recipe(build(Recipe, waiting))["ppo"] if isinstance(r, doctor.Unexamined)]
     assert any("the base model stands in" in note for note in notes) and any("random reward stands in" in note for note in notes)
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ConfigError, match="no stage that samples"):
+    with pytest.raises(ConfigError, match="no stage that samples at every step"):
         examine_recipe(build(Recipe, {"run": "x", "model": {"source": "tiny"}}))
 
 

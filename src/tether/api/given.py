@@ -52,7 +52,7 @@ def data_values(rows: Any, root: Path, name: str) -> Json | None:
     if isinstance(rows, Mapping) and "path" in rows and (isinstance(rows["path"], str | Path) or rows.keys() <= DATA_KEYS):
         return _table_values(dict(rows), root, name)
     if isinstance(rows, Run):
-        return {"path": str(rows.path / "pairs" / "pairs.jsonl")}
+        return {"path": str(rows.pairs)}
     if isinstance(rows, str | Path):
         return {"path": _source(str(rows))}
     if isinstance(rows, list | tuple) and rows and all(map(_is_file, rows)):

@@ -10,7 +10,7 @@ from typing import Any
 
 from tether.core.config import build
 from tether.core.errors import ConfigError, MissingFileError
-from tether.core.rundir import RunDirectory, read_jsonl
+from tether.core.rundir import RunDirectory, read_jsonl, stage_folder
 from tether.core.stages import STAGES
 from tether.core.types import Json, Prompt, Sampling, assistant
 from tether.data.formats.fields import turns
@@ -38,30 +38,34 @@ class Run:
     @property
     def stages(self) -> list[str]:
         """Names of the finished stages, in the order of a recipe."""
-        return [name for name in STAGES if (self.path / name / "summary.json").is_file()]
+        return [name for name in STAGES if (stage_folder(self.path, name) / "summary.json").is_file()]
+
+    @property
+    def _folder(self) -> Path:
+        return stage_folder(self.path, self.stage)
 
     @property
     def summary(self) -> Json:
         """The numbers of the stage, or of the whole run, at its end (summary.json)."""
-        return RunDirectory(self.path if self._whole else self.path / self.stage).summary()
+        return RunDirectory(self.path if self._whole else self._folder).summary()
 
     def metrics(self) -> list[Json]:
         """The stage's numbers, a dict a step: `pandas.DataFrame(run.metrics())`."""
-        return RunDirectory(self.path / self.stage).metrics()
+        return RunDirectory(self._folder).metrics()
 
     def samples(self) -> list[Json]:
         """Texts that were sampled, a dict each, with their step."""
-        return list(read_jsonl(self.path / self.stage / "samples.jsonl"))
+        return list(read_jsonl(self._folder / "samples.jsonl"))
 
     @property
     def alarms(self) -> list[Json]:
         """What the detectors noticed."""
-        return RunDirectory(self.path / self.stage).alarms()
+        return RunDirectory(self._folder).alarms()
 
     @property
     def pairs(self) -> Path:
         """The file of judged pairs."""
-        return self.path / "pairs" / "pairs.jsonl"
+        return stage_folder(self.path, "pairs") / "pairs.jsonl"
 
     @cached_property
     def policy(self) -> Policy:

@@ -6,18 +6,29 @@ import atexit
 import warnings
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from tether.classic.config import ClassicConfig
+from tether.core.config import Config
 from tether.core.rundir import RunDirectory
 from tether.run.trackers import TrackerName
 from tether.run.tracking import TrackerThread
 
 
-def numbered_run(output_dir: str, settings: ClassicConfig, trackers: tuple[TrackerName, ...]) -> RunDirectory:
-    """The next of `runs/001` and so on in `output_dir`; a tracker whose package is missing is left out with a warning."""
+def numbered_run(
+    output_dir: str, settings: ClassicConfig, trackers: tuple[TrackerName, ...], stage: dict[str, Config], model: Any
+) -> RunDirectory:
+    """The next of `runs/001` and so on in `output_dir`; a tracker whose package is missing is left out with a warning.
+
+    Args:
+        stage: by the name of a recipe's section the settings that tether's own stage runs by, for `tether report` and `doctor`.
+    """
     runs = Path(output_dir) / "runs"
     number = 1 + len(list(runs.glob("*")))
-    run = RunDirectory.open(runs / f"{number:03d}", {"trainer": type(settings).__name__, **settings.model_dump()})
+    own = {name: config.model_dump(mode="json") for name, config in stage.items()}
+    source = {"source": str(model.config.name_or_path or type(model).__name__)}
+    values = {"trainer": type(settings).__name__, **settings.model_dump(), **own, "model": source}
+    run = RunDirectory.open(runs / f"{number:03d}", values, model=source)
     for tracker in trackers:
         if find_spec(tracker):
             atexit.register(TrackerThread(tracker, run.path).finish)

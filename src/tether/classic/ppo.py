@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -19,11 +19,13 @@ from tether.classic.log import numbered_run
 from tether.classic.models import AutoModelForCausalLMWithValueHead, TrainableRole, create_reference_model, on_device
 from tether.core.errors import ConfigError, DataError, ModelError
 from tether.core.rundir import RunDirectory
-from tether.core.types import Json, Prompt, Rollout, Sampling, Score, StopReason, user
+from tether.core.types import Alarm, Json, Prompt, Rollout, Sampling, Score, StopReason, user
 from tether.data.batches import padded_tokens
 from tether.data.chat import ChatEncoder
 from tether.models.loading import eos_ids, pick_device
 from tether.models.trunk import Role
+from tether.monitoring.doctor_log import check_update
+from tether.monitoring.watch import Watch
 from tether.stages.policy_gradient import PolicyGradient
 
 PURE: Json = {
@@ -47,10 +49,18 @@ CLASSIC = {
     "ppo/val/var_explained": "value/explained_variance",
     "ppo/learning_rate": "learning_rate",
     "tokens/responses_len_mean": "response/length",
+    "objective/scores_missing": "reward/failed",
 }
 """Statistics of `step`, by the metrics of tether's own that they are."""
 Tokens = Sequence[Tensor]
 Scores = Sequence[Tensor | float]
+
+
+class Unlogged(NamedTuple):
+    """What the last steps measured that is not written down yet: the numbers of the last one, and all alarms."""
+
+    metrics: Json
+    alarms: list[Alarm]
 
 
 class PPOTrainer:
@@ -75,6 +85,7 @@ class PPOTrainer:
         if tokenizer is None:
             raise ConfigError("PPOTrainer needs the model's tokenizer: give tokenizer=...")
         torch.manual_seed(config.seed)
+        self.warned_of_updates = False
         self.config, self.tokenizer, self.dataset, self.data_collator = config, tokenizer, dataset, data_collator or _lists
         self.current_device, self.current_step = pick_device("auto"), 0
         self.accelerator = SimpleNamespace(device=self.current_device, num_processes=1, is_main_process=True)
@@ -83,6 +94,7 @@ class PPOTrainer:
         self.encoder = ChatEncoder(tokenizer, eos_ids(tokenizer, model.generation_config))
         self.stage = self._stage()
         self.temperature, self.prompts_returned = 1.0, False
+        self.watch, self.unlogged = Watch(), Unlogged({}, [])
 
     def _reference(self, ref_model: Any) -> Any:
         if ref_model is None:
@@ -103,7 +115,7 @@ class PPOTrainer:
     @cached_property
     def run(self) -> RunDirectory:
         """Made when it is first written to."""
-        return numbered_run(self.config.output_dir, self.config, self.config.log_with)
+        return numbered_run(self.config.output_dir, self.config, self.config.log_with, {"ppo": self.stage.config}, self.model)
 
     @property
     def dataloader(self) -> DataLoader[Any]:
@@ -133,6 +145,8 @@ class PPOTrainer:
         queries = [query_tensor] if isinstance(query_tensor, Tensor) else list(query_tensor)
         if any(q.dim() > 1 and len(q) > 1 for q in queries):
             raise DataError("each query is one sequence without padding: give a list of tensors of shape (time,)")
+        for place, query in enumerate(queries):
+            self._ids(query, f"query_tensor[{place}]")
         stops = {"pad_token_id": self.encoder.pad_id, "eos_token_id": list(self.encoder.stop_ids)}
         settings = {**PURE, "temperature": 1.0, **stops, **options}
         settings["min_length"] = max(0, settings["min_length"] or 0)
@@ -168,16 +182,23 @@ class PPOTrainer:
 
         Args:
             queries, responses: tensors of token ids. Responses that generate() returned with their prompts lose them here.
-            scores: one number each; one that is not finite counts as missing and teaches nothing.
+            scores: one number each; one that is not finite is told of, and its response teaches nothing.
 
         Raises:
-            DataError: the lists do not fit each other or the batch size, or a response is empty.
+            DataError: the lists do not fit each other or the batch size, a query or a response is empty or holds what is no
+                token's id, or scores are no numbers.
         """
         stage, limit = self.stage, self.config.batch_size
         if not 0 < len(queries) == len(responses) == len(scores) <= limit:
             given = f"{len(queries)} queries, {len(responses)} responses and {len(scores)} scores"
             raise DataError(f"step needs one of each for every response and at most batch_size = {limit}; got {given}")
-        prompts, answers = ([tuple(t.reshape(-1).tolist()) for t in tensors] for tensors in (queries, responses))
+        if len(queries) < limit:
+            warnings.warn(
+                f"step got {len(queries)} rows, and batch_size is {limit}: this update has fewer to learn from than the others",
+                stacklevel=2,
+            )
+        prompts = [self._ids(query, f"queries[{place}]") for place, query in enumerate(queries)]
+        answers = [self._ids(response, f"responses[{place}]") for place, response in enumerate(responses)]
         if self.prompts_returned and all(a[: len(p)] == p for p, a in zip(prompts, answers, strict=True)):
             warnings.warn(
                 "responses of generate() begin with their queries unless return_prompt=False: here the queries are taken off",
@@ -185,15 +206,62 @@ class PPOTrainer:
             )
             answers = [answer[len(prompt) :] for prompt, answer in zip(prompts, answers, strict=True)]
         if not all(answers):
-            raise DataError("every response needs at least one token")
-        values = [float(torch.as_tensor(score).item()) for score in scores]
-        rated = [Score(value).finite("the caller", value) for value in values]
+            raise DataError(f"responses[{answers.index(())}] is its query alone: a response needs at least one token")
+        rated = self._rated(scores)
         widest = max(padded_tokens([self.encoder.rollout(p, a)]) for p, a in zip(prompts, answers, strict=True))
         changes = {"temperature": self.temperature, "micro_batch_tokens": self.config.mini_batch * widest}
         stage.config = stage.config.model_copy(update=changes)
-        metrics = stage.learn([*map(self._rollout, prompts, answers)], rated, self.current_step)
+        rollouts = [*map(self._rollout, prompts, answers)]
+        metrics = stage.learn(rollouts, rated, self.current_step)
         self.current_step += 1
+        self._look(metrics, rollouts, rated)
         return {name: metrics[own] for name, own in CLASSIC.items() if own in metrics}
+
+    def _ids(self, tokens: Any, name: str) -> tuple[int, ...]:
+        """Token ids of one sequence.
+
+        Raises:
+            DataError: there are none, or one is not of the vocabulary.
+        """
+        values = torch.as_tensor(tokens).reshape(-1)
+        if not len(values):
+            raise DataError(f"{name} is empty: it needs at least one token")
+        if values.is_floating_point() or values.is_complex() or values.dtype == torch.bool:
+            raise DataError(f"{name} holds {values.dtype} and not token ids: give integers, as the tokenizer makes them")
+        size, ids = self.model.pretrained_model.get_input_embeddings().num_embeddings, tuple(values.tolist())
+        if wrong := [i for i in ids if not 0 <= i < size]:
+            raise DataError(
+                f"{name} holds the id {wrong[0]}, and the model's vocabulary ends at {size - 1}: tokenize with the model's own "
+                "tokenizer, and take padding and labels such as -100 off"
+            )
+        return ids
+
+    def _rated(self, scores: Scores) -> list[Score]:
+        """The scores; those that are not finite as missing, with a warning.
+
+        Raises:
+            DataError: one is no number, or none is finite.
+        """
+        values = [_number(score, f"scores[{place}]") for place, score in enumerate(scores)]
+        rated = [Score(value).finite("the caller", value) for value in values]
+        if missing := [place for place, score in enumerate(rated) if score.value is None]:
+            which = f"{len(missing)} of {len(rated)} scores are not finite: scores[{missing[0]}] is {values[missing[0]]}"
+            if len(missing) == len(rated):
+                raise DataError(f"{which}. There is nothing to learn from: look at the reward")
+            warnings.warn(f"{which}. Their responses teach nothing in step {self.current_step + 1}", stacklevel=3)
+        return rated
+
+    def _look(self, metrics: Json, rollouts: list[Rollout], rated: list[Score]) -> None:
+        """Note what `log_stats` writes beside the statistics, and warn of what the detectors find and of updates too long."""
+        alarms = self.watch.observe(self.current_step, metrics, rollouts, rated)
+        self.unlogged = Unlogged(metrics, [*self.unlogged.alarms, *alarms])
+        for alarm in alarms:
+            warnings.warn(f"step {self.current_step}: {alarm.message}. {alarm.advice}", stacklevel=3)
+        fault = check_update(metrics)
+        if fault and not self.warned_of_updates:
+            self.warned_of_updates = True
+            advice = "lower ppo_epochs or learning_rate, or set early_stopping=True"
+            warnings.warn(f"step {self.current_step}: {fault.message} {fault.evidence}: {advice}", stacklevel=3)
 
     def _rollout(self, prompt: tuple[int, ...], answer: tuple[int, ...]) -> Rollout:
         reason = StopReason.STOP_TOKEN if answer[-1] in self.encoder.stop_ids else StopReason.LENGTH
@@ -202,19 +270,45 @@ class PPOTrainer:
         return Rollout(prompt, answer, (), reason, text, 0, self.current_step, sampling, query)
 
     def log_stats(self, stats: Row, batch: Row, rewards: Scores, columns_to_log: Iterable[str] = ("query", "response")) -> None:
-        """Write the numbers to run directory and tracker, and of the batch the columns that it has to samples.jsonl."""
-        values = torch.tensor([float(r) for r in rewards])
-        moments = {"env/reward_mean": float(values.mean()), "env/reward_std": float(values.std(correction=0))}
+        """Write the numbers to run directory and tracker, and of the batch the columns that it has to samples.jsonl.
+
+        They stand there under their classic names and under tether's, by which `tether report` and `tether doctor` know them.
+        """
+        values = torch.tensor([_number(reward, f"rewards[{place}]") for place, reward in enumerate(rewards)])
+        finite = values[values.isfinite()]
+        moments = {"env/reward_mean": float(finite.mean()), "env/reward_std": float(finite.std(correction=0))}
         numbers = {name: value for name, value in stats.items() if isinstance(value, (int, float))}
-        self.run.log({**numbers, **moments}, self.current_step)
+        self.run.log({**self.unlogged.metrics, **numbers, **moments}, self.current_step)
+        self.run.alarm(self.unlogged.alarms)
+        self.unlogged = Unlogged({}, [])
         if columns := [name for name in columns_to_log if name in batch]:
+            names = ("prompt" if name == "query" else name for name in columns)
             rows = zip(*(batch[name] for name in columns), values.tolist(), strict=True)
-            self.run.sample({"step": self.current_step, **dict(zip((*columns, "proxy"), row, strict=True))} for row in rows)
+            keys = (*names, "proxy")
+            self.run.sample({"step": self.current_step, **dict(zip(keys, row, strict=True))} for row in rows)
 
     def save_pretrained(self, save_directory: str | Path) -> None:
-        """The model as its own save_pretrained writes it, and the tokenizer."""
+        """The model as its own save_pretrained writes it, and the tokenizer; what was logged so far counts as a finished run."""
         self.model.save_pretrained(save_directory)
         self.tokenizer.save_pretrained(save_directory)
+        if "run" in vars(self):
+            self.run.finish({"steps": self.current_step, "alarms": self.run.alarms()})
+
+
+def _number(value: Any, name: str) -> float:
+    """A score as a number.
+
+    Raises:
+        DataError: it is none, or several.
+    """
+    try:
+        tensor = torch.as_tensor(value)
+        if tensor.numel() == 1 and not tensor.is_complex():
+            return float(tensor.item())
+        what = f"a tensor of shape {tuple(tensor.shape)}"
+    except (TypeError, ValueError, RuntimeError):
+        what = f"{value!r:.60}"
+    raise DataError(f"{name} is {what}: give one number for each response; float('nan') is one that could not be scored")
 
 
 def _lists(rows: list[Row]) -> dict[str, list[Any]]:

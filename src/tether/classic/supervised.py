@@ -43,6 +43,7 @@ class _Trainer:
     """
 
     config: ClassVar[type[TrainingConfig]]
+    section: ClassVar[str]
 
     def __init__(
         self,
@@ -82,7 +83,7 @@ class _Trainer:
         args, rows, start = self.args, self.train_rows, time.perf_counter()
         if not rows:
             raise DataError("train_dataset has no row that can be used")
-        run = numbered_run(args.output_dir, args, args.report_to)
+        run = numbered_run(args.output_dir, args, args.report_to, {self.section: self.stage.config}, self.model)
         rows_per_update = args.per_device_train_batch_size * args.gradient_accumulation_steps
         plan = plan_updates(len(rows), rows_per_update, args.num_train_epochs, args.seed)
         config = SupervisedConfig(optimizer=args.optimizer(len(plan)), checkpoint_every=args.save_steps, seed=args.seed)
@@ -118,7 +119,7 @@ class SFTTrainer(_Trainer):
         data: train_dataset, eval_dataset, tokenizer or processing_class.
     """
 
-    config = SFTConfig
+    config, section = SFTConfig, "sft"
 
     def __init__(self, model: Any, args: Any = None, *, peft_config: Any = None, **data: Any) -> None:
         super().__init__(causal_model(model, peft_config), args, **data)
@@ -156,7 +157,7 @@ class RewardTrainer(_Trainer):
         data: train_dataset, eval_dataset, tokenizer or processing_class.
     """
 
-    config = RewardConfig
+    config, section = RewardConfig, "reward"
 
     def _stage(self) -> reward.RewardModeling:
         model, settings = self.model, self.args

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from tether.cli.tables import point_to, show_table
+from tether.core.rundir import stage_folder
 from tether.core.stages import STAGES
 from tether.report.narrative import Conclusion, conclusion, loop_conclusion
 from tether.report.numbers import duration, gigabytes, listing
@@ -45,7 +46,7 @@ def show_next(console: Console, run: Path, done: Sequence[str], again: Sequence[
     trained, rewarded = any(kind.answers or kind.makes == "verdict" for kind in kinds), "reward" in done
     against = f'a recipe to train against it, with reward_model = "{run}" in [ppo]'
     commands = (
-        ("pairs" in made, f"tether data inspect {run / 'pairs' / 'pairs.jsonl'}", "look at the comparisons"),
+        ("pairs" in made, f"tether data inspect {stage_folder(run, 'pairs') / 'pairs.jsonl'}", "look at the comparisons"),
         (rewarded, f"tether reward-bench {run} FILES", "test the reward model on other comparisons"),
         (bool(again), shlex.join(again), "the next stage"),
         (rewarded and not again and made <= {"sft", "pairs", "reward"}, "tether new ppo", against),

@@ -180,6 +180,12 @@ def in_sequence(rounds: Sequence[Sequence[Json]]) -> list[Json]:
     return rows
 
 
+def stage_folder(root: Path, name: str) -> Path:
+    """Where a stage of a run lies; of a recipe that repeats, in the newest round that has it."""
+    places = (root, *sorted(root.glob(ROUNDS), reverse=True))
+    return next((place / name for place in places if (place / name).is_dir()), root / name)
+
+
 def is_control(row: Mapping[str, Any]) -> bool:
     """True if a row of heldout.jsonl measures a control of decoding: another temperature, or the best of n of the start."""
     return "temperature" in row or "best_of" in row

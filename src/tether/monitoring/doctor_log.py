@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tether.algorithms.preference_losses import REFERENCE_FREE
-from tether.monitoring.doctor import Result, Unexamined, diagnose, kl_scale
+from tether.monitoring.doctor import Finding, Result, Unexamined, diagnose, kl_scale
 from tether.monitoring.trends import KL, TRENDS, near_reference, still
 
 Rows = Sequence[Mapping[str, Any]]
@@ -59,6 +59,13 @@ def moved_too_far(log: StageLog, clipped: list[float], kls: list[float]) -> Resu
     evidence = f"median: {fraction:.1%} of tokens clipped, KL(old || new) {kl:.2g} nats a token"
     faults = {"updates-far-too-long": fraction > 0.4 or kl > 0.15, "updates-too-long": fraction > 0.2 or kl > 0.05}
     return diagnose("epochs", evidence, faults)
+
+
+def check_update(metrics: Mapping[str, Any]) -> Finding | None:
+    """The error of a single step whose updates went far too long, as soon as it has been made; None: it shows none."""
+    clipped, kls = (numbers([metrics], name) for name in MOVEMENT)
+    result = moved_too_far(StageLog([metrics], {}), clipped or [0.0], kls or [0.0])
+    return result if isinstance(result, Finding) and result.severity == "error" else None
 
 
 def first_ratio(log: StageLog, deviations: list[float]) -> Result:
@@ -150,8 +157,8 @@ def check_samples(rows: Rows, settings: Mapping[str, Any]) -> list[Result]:
         rows: columns of metrics.jsonl, one row for all samples that were drawn together.
         settings: the section of the stage.
     """
-    log, known = StageLog(rows, settings), set[str]().union(*rows)
-    chosen = [entry for entry in CHECKS if entry[0] in SAMPLES and known & {*(entry[1] or ("reward/proxy",))}]
+    log, logged = StageLog(rows, settings), set[str]().union(*rows)
+    chosen = [entry for entry in CHECKS if entry[0] in SAMPLES and logged & {*(entry[1] or ("reward/proxy",))}]
     return [_checked(entry, log) for entry in chosen]
 
 

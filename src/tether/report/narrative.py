@@ -280,7 +280,7 @@ def _doubts(journey: Journey) -> Iterator[str]:
         yield WARNS["reward"].format(accuracy=_of(accuracy))
     for stage in journey.stages:
         if (made := finite(stage.summary.get("updates"))) and made < ENOUGH_UPDATES:
-            yield WARNS["few-updates"].format(stage=stage.name, updates=counted(made, "update"))
+            yield WARNS["few-updates"].format(stage=stage.name, updates=plural(made, "update"))
         longer, words = stage.estimate("longer_chosen"), WARNS.get(f"length-{stage.section}")
         if longer and words and (side(longer, LOPSIDED) > 0 or side(longer, 1 - LOPSIDED) < 0):
             share, which = max((longer.value, "longer"), (1 - longer.value, "shorter"))
@@ -324,13 +324,13 @@ def _rounds(stage: SubRun) -> Iterator[str]:
     if not stage.rounds:
         return
     pairs = sum(int(finite(one.get("num_pairs")) or 0) for one in stage.rounds)
-    yield SAYS["rounds"].format(rounds=counted(len(stage.rounds), "round"), pairs=f"{pairs:,}")
+    yield SAYS["rounds"].format(rounds=plural(len(stage.rounds), "round"), pairs=f"{pairs:,}")
     scores = [score for one in stage.rounds if (score := finite(mapping(one.get("sampling")).get("proxy"))) is not None]
     if len(scores) > 1:
         yield SAYS["rounds-scores"].format(scores=", ".join(map(decimal, scores)))
 
 
-def counted(count: float, what: str) -> str:
+def plural(count: float, what: str) -> str:
     """`1 round`, `2 rounds`."""
     return f"{count:,.0f} {what}{'s' if count != 1 else ''}"
 
@@ -344,7 +344,7 @@ def _losses(stage: SubRun, name: str) -> list[str]:
 def loop_conclusion(loop: LoopRun) -> Conclusion:
     """What the last round's policy gained by gold, and the rounds that lost."""
     last, count, says = loop.rounds[-1], len(loop.rounds), SENTENCES["loop"]
-    title = f"{counted(count, 'round')}, {last['labels_so_far']} labels"
+    title = f"{plural(count, 'round')}, {last['labels_so_far']} labels"
     gain, control = estimate(last["gold_gain"]), control_of(last)
     outcomes = {1: ("open", "Better, at one temperature"), 0: ("open", "No clear change in gold"), -1: ("bad", "Worse by gold")}
     tone, words = DECODED[control["verdict"]] if control else outcomes[side(gain, 0) if gain else 0]

@@ -96,7 +96,7 @@ def _journey_page(journey: Journey, run: Path) -> str:
 
 
 class Learned(NamedTuple):
-    """A stage that learned from rows, with its figures and numbers; of one in rounds a table of these, and some of their pairs."""
+    """A stage that learned from rows, its figures and numbers; of one in rounds a table of these, and some of their pairs."""
 
     stage: SubRun
     plots: list[Plot]

@@ -63,8 +63,8 @@ def examine_recipe(recipe: BaseRecipe) -> dict[str, list[Result]]:
     names = [name for name in recipe.stages if isinstance(recipe.section(name), OnlineSection)]
     if not names:
         raise ConfigError(
-            f"before training the doctor examines stages that sample at every step ({', '.join(making('policy'))}), and there "
-            f"is none in the recipe: `tether data inspect` looks at its data, and `tether doctor {recipe.run}` at the run afterwards"
+            f"the recipe has no stage that samples at every step ({', '.join(making('policy'))}), and before training the doctor "
+            f"examines no others: `tether data inspect` looks at its data, and `tether doctor {recipe.run}` at the run afterwards"
         )
     results = {}
     for name in names:

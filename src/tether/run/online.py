@@ -42,6 +42,7 @@ from tether.stages import online_loop
 from tether.stages.best_of_n import BestOfN, BestOfNConfig
 from tether.stages.heldout import HeldOut, held_out_split
 from tether.stages.online_direct import OnlineDirect, OnlineDirectConfig
+from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 
 
@@ -216,7 +217,10 @@ class Guard(Watch):
     """The watch over a stage, which also does what its section says when a detector fires."""
 
     def __init__(self, section: WatchSection, stage: OnlineStage, run: RunDirectory) -> None:
-        super().__init__(section)
+        config = stage.config  # a large part of whole sequences is meant to be clipped
+        of_sequences = isinstance(config, PolicyConfig) and config.surrogate == "sequence"
+        silent = (*section.silent, "long_updates") if of_sequences else section.silent
+        super().__init__(section.model_copy(update={"silent": silent}))
         self.act, self.stage, self.run = section.act, stage, run
 
     @property

@@ -11,8 +11,8 @@ import torch
 
 from tether.core.config import build
 from tether.core.errors import MissingFileError, ModelError
-from tether.core.rundir import ROUNDS, read_json
-from tether.core.stages import STAGES
+from tether.core.rundir import ROUNDS, read_json, stage_folder
+from tether.core.stages import STAGES, making
 from tether.data.chat import ChatEncoder
 from tether.learner.ranks import here
 from tether.models.config import ModelConfig
@@ -168,7 +168,7 @@ def load_scorer(folder: Path, settings: ModelConfig | None = None, offload: bool
 def trained_scorer(path: str) -> Path | None:
     """The folder of the reward model that a run, a stage or its own folder holds; None: none."""
     folder = Path(path).expanduser()
-    candidates = (folder / "reward" / "model", folder / "process" / "model", folder / "model", folder)
+    candidates = (*(stage_folder(folder, name) / "model" for name in making("reward")), folder / "model", folder)
     return next(filter(is_scorer, candidates), None)
 
 

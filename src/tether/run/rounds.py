@@ -48,7 +48,7 @@ from tether.run.stage import Context, drop_checkpoint
 from tether.stages.direct import Direct, DirectConfig
 from tether.stages.online_direct import best_and_worst
 
-Made = tuple[list[Json], dict[str, Any]]
+Made = tuple[list[Json], Json]
 """Lines of pairs.jsonl, and what the summary says of the sampling."""
 
 
@@ -80,6 +80,10 @@ class RoundsSection(RewardedSection):
     @property
     def kind(self) -> type | None:
         return Demonstration if self.method == "spin" else Prompt if self.verifiable is None else Problem
+
+    @property
+    def learning(self) -> DirectConfig:
+        return self.direct
 
     @property
     def sampling(self) -> Sampling:
@@ -125,7 +129,7 @@ def train(section: RoundsSection, context: Context, rows: Sequence[Any], run: Ru
     return {"rounds": summaries, "policy": f"round-{section.rounds:02d}/policy", **_totals(summaries)}
 
 
-def _totals(rounds: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _totals(rounds: Sequence[Json]) -> Json:
     """Numbers of all rounds together, and those of the last one's training."""
     last = rounds[-1]
     sums = {key: sum(one[key] for one in rounds) for key in ("num_pairs", "updates", "seconds")}
@@ -250,7 +254,7 @@ class _Round:
         return made, counts | _looks([sample for _, sample in pairs])
 
 
-def _looks(rollouts: Sequence[Rollout]) -> dict[str, Any]:
+def _looks(rollouts: Sequence[Rollout]) -> Json:
     """The mean length of samples in tokens, and the share that ended in time."""
     if not rollouts:
         return {}

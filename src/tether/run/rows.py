@@ -94,6 +94,11 @@ class Section(Config):
         """The kind of row that these settings read from `data`; None where they need none."""
         return self.record
 
+    @property
+    def learning(self) -> Config:
+        """The settings of the training itself."""
+        return self
+
     def others(self) -> Iterator[DataConfig]:
         """What the stage will read beside its rows."""
         yield from ()

@@ -130,12 +130,11 @@ def _opened(section: Section, context: Context) -> RunDirectory:
     return run
 
 
-def _finished(run: RunDirectory, section: Config, summary: dict[str, Any], quarantine: Quarantine) -> dict[str, Any]:
+def _finished(run: RunDirectory, section: Section, summary: dict[str, Any], quarantine: Quarantine) -> dict[str, Any]:
     """Write the summary, with what the detectors noticed and whether anything moved at all."""
     steps, alarms = run.metrics(), run.alarms()
     if not {alarm["detector"] for alarm in alarms} & {"kl_stuck", "unmoved"}:
-        learning = getattr(section, "direct", section)  # in rounds the training has a table of its own
-        still = check_movement(steps, learning.model_dump(mode="json"), summary)
+        still = check_movement(steps, section.learning.model_dump(mode="json"), summary)
         findings = [still] if isinstance(still, Finding) else []
         run.alarm(Alarm("unmoved", steps[-1]["step"], 1.0, 1.0, f"{r.message} {r.evidence}", r.advice) for r in findings)
     if steps:
