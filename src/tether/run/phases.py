@@ -81,7 +81,7 @@ class Planner:
         self.hidden, self.vocab, self.layers = text.hidden_size, text.vocab_size, text.num_hidden_layers
         self.tied, self.head = text.tie_word_embeddings, text.vocab_size * text.hidden_size
         base = planner.shape_model(config, self.dtype, "eager")
-        self.attention = plain_attention(recipe.model.attention, place)
+        self.attention = plain_attention(recipe.model.attention, place, base)
         if recipe.model.cpu_kernels:
             self.attention = pick_attention(recipe.model.attention, place, base)
         self.parameters = base.num_parameters()
