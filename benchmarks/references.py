@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -151,26 +150,32 @@ def _markdown(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def examples() -> dict[str, Any]:
-    """A row of every format, by its name."""
-    rows = (json.loads(line) for line in EXAMPLES.read_text(encoding="utf-8").splitlines())
-    return {row["format"]: row["row"] for row in rows}
+def examples(part: str = "row") -> dict[str, Any]:
+    """A row of every format, by its name; or the notes on those that need one."""
+    lines = (json.loads(line) for line in EXAMPLES.read_text(encoding="utf-8").splitlines())
+    return {line["format"]: line[part] for line in lines if part in line}
 
 
 def data_page() -> str:
     """docs/data.md."""
-    rows, parts = examples(), [DATA]
+    rows, notes, parts = examples(), examples("note"), [DATA]
     for kind, (name, needs) in KINDS.items():
         others = [layout.name for layout in FORMATS if layout.kind is not kind and reader_for(layout, kind) is not None]
         parts += [f"## {name[0].upper()}{name[1:]}\n", f"{needs} Read by {READ_BY[kind]}.\n"]
         for layout in (layout for layout in FORMATS if layout.kind is kind):
             assert detect([rows[layout.name]], None, layout.name) is layout
-            columns = ", ".join(re.sub(r"\|", " or ", column) for column in layout.columns.split())
+            columns = ", ".join(_either(column.split("|")) for column in layout.columns.split())
             row = json.dumps(rows[layout.name], ensure_ascii=False)
-            parts.append(f"**{layout.name}**: columns {columns}\n\n```json\n{row}\n```\n")
+            note = f". {notes[layout.name]}" if layout.name in notes else ""
+            parts.append(f"**{layout.name}**: columns {columns}{note}\n\n```json\n{row}\n```\n")
         if others:
             parts.append(f"These can be read as {name}, too: {', '.join(others)}.\n")
     return "\n".join(parts)
+
+
+def _either(names: list[str]) -> str:
+    """Names of which one is there; of many, the first ones."""
+    return " or ".join(names[:6]) + (" and the like" if len(names) > 6 else "")
 
 
 PAGES = {"recipes.md": recipes_page, "data.md": data_page}

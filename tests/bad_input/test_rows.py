@@ -11,7 +11,7 @@ from tests.bad_input.rows import GOOD, KINDS, SEEDS, changed, refused, write
 
 from tether.core.errors import DataError
 from tether.core.types import Comparison
-from tether.data.formats.pairs import MOST
+from tether.data.formats.rankings import MOST
 from tether.data.formats.registry import FORMATS
 from tether.data.sources import read
 
@@ -90,6 +90,27 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("llmbar", {"label": HUGE}, "not a number: column label holds 1000"),
     ("pandalm", {"annotator1": 9}, "unreadable verdict: annotator1 says 9"),
     ("pandalm", {"annotator1": None, "annotator2": None, "annotator3": None}, "no verdict: no annotator voted"),
+    ("helpsteer3", {"overall_preference": 4}, "unreadable verdict: overall_preference 4 is not a whole number from -3 to 3"),
+    ("helpsteer3", {"individual_preference": [2]}, "not an annotation: individual_preference lists something other"),
+    ("helpsteer2_preference", {"preference_strength": 1.5}, "unreadable verdict: preference_strength 1.5"),
+    ("helpsteer2_preference", {"preference_strength": None}, "no verdict: preference_strength is null"),
+    ("safe_rlhf", {"better_response_id": None}, "no verdict: better_response_id is null"),
+    ("shp", {"score_A": 1}, "contradictory scores: labels 1 prefers the response of the lower score"),
+    ("summarize_from_feedback", {"summaries": [{"text": "x"}]}, "not a pair: summaries needs two objects with a text"),
+    ("summarize_from_feedback", {"info": {"id": "x"}}, "empty prompt: info has neither a post nor an article"),
+    ("arena", {"winner": 1}, "ambiguous verdict: winner 1"),
+    ("arena", {"winner": "model_c"}, "unreadable verdict: winner 'model_c' is none of"),
+    ("arena", {"conversation_a": [USER]}, "no shared prompt"),
+    ("arena_lists", {"winner_model_b": 1}, "unreadable verdict: 2 of winner_model_a, winner_model_b and winner_tie are 1"),
+    ("arena_lists", {"response_a": "[null]"}, "not a text: column response_a holds nothing"),
+    ("arena_lists", {"response_a": "[]"}, "uneven lists: 1 turns in prompt but 0 in response_a"),
+    ("prometheus_preference", {"orig_preference": "C"}, "unreadable verdict: orig_preference 'C' is none of"),
+    ("two_answers", {"winner": 0}, "ambiguous verdict: winner 0 may count the answers from 0 or from 1"),
+    ("two_answers", {"winner": None}, "missing text: nothing in column winner"),
+    ("rejected_beside", {"rejected_response": "Pear."}, "equal responses"),
+    ("rejected_beside", {"messages": [USER]}, "empty prompt"),
+    ("preference_names", {"preferred_output": []}, "empty response: chosen has no turn after the prompt"),
+    ("stack_exchange", {"answers": [{"text": "one", "pm_score": 1}]}, "too few responses: 1"),
     ("open_instruct", {"preference": "a-wins"}, "unreadable verdict: preference 'a-wins' is not a point of the scale"),
     ("open_instruct", {"completion_a": ...}, "missing text: nothing in column completion_a"),
     ("open_assistant", {"prompt": "Q"}, "not a tree: column prompt holds no message"),

@@ -249,7 +249,8 @@ def test_wrong_kind_says_what_it_is_and_what_is_needed(tmp_path: Path) -> None:
         list(read(path, Comparison))
     assert str(error.value) == (
         f"{path} looks like alpaca demonstrations (columns instruction, input, output), not preferences. "
-        "Preferences need two responses per prompt, for example columns prompt, chosen, rejected."
+        "Preferences need two responses per prompt, for example columns prompt, chosen, rejected. If columns have other names, "
+        'name them by data.columns, for example { prompt = "question", chosen = "good", rejected = "bad" }.'
     )
 
 

@@ -138,7 +138,7 @@ class SFTTrainer(_Trainer):
             sequences = [Encoded(ids, (False, *(True for _ in ids[1:])))]
         else:
             layout = detect([dict(row)], Demonstration, "this row")
-            (demonstration,) = kind_reader(layout, Demonstration, "this row", dict(row))(dict(row))
+            (demonstration,) = kind_reader(layout, Demonstration, "this row", [dict(row)])(dict(row))
             sequences = self.encoder.conversations(demonstration.messages)
         cut = [Encoded(sequence.ids[:limit], sequence.trained[:limit]) for sequence in sequences]
         if not any(sequence.num_trained for sequence in cut):

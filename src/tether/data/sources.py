@@ -207,7 +207,7 @@ class _File:
         layout = layout or detect(good, kind, self.place.name)
         if layout.name == "prompts" and (answers := answer_columns(good)):
             once(_LOG.warning, UNUSED_ANSWERS, self.place.name, ", ".join(answers))
-        reader = kind_reader(layout, kind, self.place.name, good[0])
+        reader = kind_reader(layout, kind, self.place.name, good)
         yield from self.values(itertools.chain(head, rest), reader, named=True)
         if not self.num_records:
             hint = f"no row gave one, read as {layout.name}. Name its format if that is wrong."
@@ -335,7 +335,8 @@ def answer_columns(rows: Iterable[Row]) -> tuple[str, ...]:
 
 def identity(row: Row) -> str:
     """The name that a row brings along, or nothing."""
-    return next((str(row[name]) for name in _IDS if isinstance(row.get(name), str | int) and row[name] != ""), "")
+    name = next((name for name in _IDS if isinstance(own := dict.get(row, name), str | int) and own != ""), "")
+    return str(row[name]) if name else ""
 
 
 def group_of(record: Any) -> str:

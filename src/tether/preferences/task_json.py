@@ -92,7 +92,7 @@ def has_votes(row: Mapping[str, Any]) -> bool:
 def read_case(row: Row, labels: str = "", gold: bool = False) -> ReadCase:
     """The case that `case_row` wrote, with everything that its votes hold; `labels` and `gold` as in `read_cases`."""
     votes = row["annotations"] if has_votes(row) else ()
-    read_pair = kind_reader(format_named("preference"), Comparison, "this row", row)
+    read_pair = kind_reader(format_named("preference"), Comparison, "this row", [row])
     (pair,) = read_pair({**row, "annotations": None} if votes else row)
     opinions, problems = readable_opinions(votes, _vote)
     case = case_of(replace(pair, id=str(row.get("id") or "")), opinions, labels=labels, gold=gold)

@@ -94,3 +94,10 @@ def without_cells(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: without_cells(inner) for name, inner in value.items()}
     return [without_cells(item) for item in value] if isinstance(value, list) else value
+
+
+def leave_out(row: Mapping[str, Any], *names: str) -> None:
+    """Name parts of a row that a reader read and did not use, where the row records such things."""
+    if isinstance(row, Cells):
+        for name in names:
+            row.leave_out(name)

@@ -30,7 +30,8 @@ class _AbsentError(Exception):
 def renamed(row: Row, columns: Mapping[str, str]) -> Row:
     """The row with its columns under a format's names: {"chosen": "good", "answer": "reward_model.ground_truth"}.
 
-    A column of the whole name comes before a key inside of a column. What stands beside such a key goes by its path.
+    A column of the whole name comes before a key inside of a column. What stands beside such a key goes by its path. A column of
+    the file whose name another one takes gives way: it goes by "name (of the file)".
 
     Raises:
         DataError: a name leads to nothing.
@@ -42,7 +43,8 @@ def renamed(row: Row, columns: Mapping[str, str]) -> Row:
         except _AbsentError as absent:
             raise DataError(f"no column {own!r}, which data.columns names; {absent}") from None
         passed.update(places)
-    return {name: value for name, value in {**row, **beside}.items() if name not in passed} | taken
+    left = {name: value for name, value in {**row, **beside}.items() if name not in passed}
+    return {f"{name} (of the file)" if name in taken else name: value for name, value in left.items()} | taken
 
 
 def _value(value: Any, path: str, before: str, beside: Row) -> tuple[Any, list[str]]:

@@ -20,10 +20,13 @@ from typing import Any
 from tether.core.errors import DataError
 from tether.core.types import Comparison, Conversation, Demonstration, Message, Prompt, user
 from tether.data.formats import fields
+from tether.data.formats.cells import leave_out
 from tether.data.formats.json_rows import Row
 from tether.data.formats.messages import ROLES
 
 RESPONSES = ("response", "completion", "output", "answer")
+PROMPTS = ("prompt", "question", "instruction", "query", "problem", "input", "conversations")
+"""Columns of a prompt, as rows with answers beside it name them."""
 _PROMPTS = ("prompt", "question", "query")
 
 
@@ -103,13 +106,15 @@ def read_tree(row: Row) -> Iterator[Comparison | DataError]:
 
     Unranked siblings give no pair. A tree without ranked siblings is no comparison at all.
     """
-    ranked = [
-        (prompt, two)
-        for prompt, replies in _questions(_root(row), ())
-        for two in combinations(sorted((reply for reply in replies if fields.has(reply, "rank")), key=_rank), 2)
+    questions = list(_questions(_root(row), ()))
+    rivals = [
+        (prompt, sorted((reply for reply in replies if fields.has(reply, "rank")), key=_rank)) for prompt, replies in questions
     ]
+    ranked = [(prompt, two) for prompt, replies in rivals for two in combinations(replies, 2)]
     if not ranked:
         raise DataError("no ranked siblings: the tree holds no comparison")
+    if sum(len(replies) for _, replies in questions) > sum(len(of_prompt) for of_prompt in rivals if len(of_prompt) > 1):
+        leave_out(row, "prompt.replies without a ranked sibling")
     yield from fields.attempt(_pair, ranked)
 
 
@@ -127,6 +132,7 @@ def read_best_path(row: Row) -> Iterator[Demonstration]:
         path.append(_message(node))
         node = min(_replies(node), key=_rank, default=None)
     yield fields.up_to_reply(tuple(path))
+    leave_out(row, "prompt.replies off the best path")
 
 
 def read_prompt(row: Row) -> Iterator[Prompt]:

@@ -12,7 +12,8 @@ from typing import Any
 from tether.core.errors import DataError
 from tether.core.synonyms import alike
 from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Problem, Prompt, StepLabels
-from tether.data.formats import conversations, fields, pairs, verdicts
+from tether.data.formats import arena, conversations, feedback, fields, judged, pairs, rankings, verdicts
+from tether.data.formats.advice import way_out
 from tether.data.formats.cells import Cells, without_cells
 from tether.data.formats.conversations import prompt_reader
 from tether.data.formats.fields import LeftOutError, Reader, demonstration, is_transcript, unfolded
@@ -35,7 +36,8 @@ class Format:
 
     `columns` are those that a row must have: `a|b` stands for either. `readers` give the records by kind; the first kind is the
     native one. Other kinds may follow by conversion, except those in `refuses`, where a conversion would mislead. `holds` is a
-    further test, of the contents of the columns.
+    further test, of the contents of the columns. `doubts` gives the reason why the first rows of a file, taken together, mean
+    something else.
     """
 
     name: str
@@ -43,6 +45,7 @@ class Format:
     readers: Mapping[type, Reader]
     holds: Callable[[Row], bool] | None = None
     refuses: tuple[type, ...] = ()
+    doubts: Callable[[Sequence[Row]], str] | None = None
 
     @property
     def kind(self) -> type:
@@ -59,6 +62,8 @@ _CONVERSATION = {Demonstration: conversations.read_conversation, Prompt: convers
 _INSTRUCTION = {Demonstration: conversations.read_instruction}
 _TREE = {Comparison: conversations.read_tree, Demonstration: conversations.read_best_path, Prompt: conversations.read_prompt}
 _SOLUTIONS = {Feedback: verdicts.read_gsm8k_solutions, Problem: verdicts.read_gsm8k_truth, Prompt: prompt_reader("question")}
+_FEEDBACK = {Feedback: feedback.read_feedback}
+_ANY_PROMPT = "|".join(conversations.PROMPTS)
 _PROMPTS = ("prompt", "question", "instruction", "problem", "query")
 
 
@@ -67,23 +72,48 @@ _PROMPTS = ("prompt", "question", "instruction", "problem", "query")
 FORMATS: tuple[Format, ...] = (
     Format("hh", "chosen rejected", {Comparison: pairs.read_transcripts},
            holds=lambda row: "prompt" not in row and is_transcript(row["chosen"]) and is_transcript(row["rejected"])),
+    Format("helpsteer3", "context response1 response2 overall_preference", {Comparison: judged.read_helpsteer3}),
+    Format("helpsteer2_preference", "prompt response_1 response_2 preference_strength", {Comparison: judged.read_helpsteer2}),
+    Format("safe_rlhf", f"{_ANY_PROMPT} response_0 response_1 better_response_id", {Comparison: judged.read_safe_rlhf},
+           doubts=judged.counted("better_response_id", 0, 1)),
+    Format("shp", f"history|{_ANY_PROMPT} human_ref_A human_ref_B labels", {Comparison: judged.read_shp},
+           doubts=judged.counted("labels", 0, 1)),
+    Format("summarize_from_feedback", "info summaries choice", {Comparison: judged.read_summaries},
+           doubts=judged.counted("choice", 0, 1)),
+    Format("arena", "conversation_a conversation_b winner", {Comparison: arena.read_arena}),
+    Format("arena_lists", "prompt response_a response_b winner_model_a winner_model_b", {Comparison: arena.read_arena_lists}),
+    Format("prometheus_preference", "orig_instruction orig_response_A orig_response_B orig_preference",
+           {Comparison: judged.read_prometheus, Prompt: prompt_reader("orig_instruction")}, refuses=(Demonstration,)),
+    Format("alpaca_eval", "instruction output_1 output_2 preference", {Comparison: judged.read_alpaca_eval},
+           doubts=judged.half_a_scale),
+    Format("llmbar", f"{_ANY_PROMPT} output_1 output_2 label", {Comparison: judged.read_llmbar},
+           doubts=judged.counted("label", 1, 2)),
+    Format("pandalm", "instruction response1 response2 annotator1|annotator_1", {Comparison: judged.read_pandalm}),
+    Format("open_instruct", "prompt completion_a completion_b preference", {Comparison: judged.read_open_instruct}),
+    Format("webgpt", "question answer_0 answer_1 score_0 score_1", {Comparison: rankings.read_webgpt}),
+    Format("webgpt_lists", "text score", {Comparison: rankings.read_webgpt_lists}),
+    Format("two_answers", "|".join(judged.VERDICTS), {Comparison: judged.read_two_answers}, holds=judged.is_judged),
     Format("sharegpt_pairs", "conversations chosen rejected", _PAIR),
-    Format("preference", "chosen rejected", _PAIR),
-    Format("ultrafeedback", "instruction completions", pairs.readers(pairs.ultrafeedback), refuses=(Feedback,)),
-    Format("nectar", "prompt answers", pairs.readers(pairs.nectar), refuses=(Feedback,)),
-    Format("ranking", "prompt|question|instruction responses scores|ranks", pairs.readers(pairs.lists), refuses=(Feedback,)),
-    Format("webgpt", "question answer_0 answer_1 score_0 score_1", {Comparison: pairs.read_webgpt}),
-    Format("webgpt_lists", "text score", {Comparison: pairs.read_webgpt_lists}),
-    Format("alpaca_eval", "instruction output_1 output_2 preference", {Comparison: pairs.read_alpaca_eval}),
-    Format("llmbar", "input output_1 output_2 label", {Comparison: pairs.read_llmbar}),
-    Format("pandalm", "instruction response1 response2 annotator1|annotator_1", {Comparison: pairs.read_pandalm}),
-    Format("open_instruct", "prompt completion_a completion_b preference", {Comparison: pairs.read_open_instruct}),
+    Format("preference", "chosen rejected", _PAIR, holds=lambda row: pairs.named_pair(row) is not None),
+    Format("rejected_beside", "messages|conversations|response|output|completion rejected_response|rejected_messages",
+           {Comparison: pairs.read_beside}, holds=pairs.is_rejected_beside),
+    Format("preference_names", "|".join(sorted({name for pair in pairs.NAMES for name in pair})), _PAIR,
+           holds=lambda row: pairs.named_pair(row) is not None),
+    Format("ultrafeedback", "instruction completions", rankings.readers(rankings.ultrafeedback), refuses=(Feedback,),
+           holds=rankings.lists_objects("completions", "response")),
+    Format("stack_exchange", "question answers", rankings.readers(rankings.stack_exchange), refuses=(Feedback,),
+           holds=rankings.lists_objects("answers", "pm_score")),
+    Format("nectar", "prompt answers", rankings.readers(rankings.nectar), refuses=(Feedback,)),
+    Format("ranking", f"{_ANY_PROMPT} {'|'.join(rankings.LISTS)} {'|'.join((*rankings.SCORES, *rankings.RANKS))}",
+           rankings.readers(rankings.lists), refuses=(Feedback,)),
     Format("open_assistant", "prompt", _TREE, holds=conversations.is_tree, refuses=(Feedback,)),
-    Format("kto_messages", "messages|conversations label|kto_tag", {Feedback: verdicts.read_feedback}),
-    Format("kto", "prompt|question completion|response label", {Feedback: verdicts.read_feedback}),
+    Format("kto_messages", f"messages|conversations|conversation {'|'.join(feedback.LABELS)}", _FEEDBACK,
+           holds=feedback.is_judged, doubts=feedback.scaled),
+    Format("kto", f"{_ANY_PROMPT} {'|'.join(feedback.RESPONSES)} {'|'.join(feedback.LABELS)}", _FEEDBACK,
+           holds=feedback.is_judged, doubts=feedback.scaled),
     Format("prmbench", "modified_process error_steps", {StepLabels: verdicts.read_prmbench}),
     Format("steps", "prompt|question|problem steps|completions labels", {StepLabels: verdicts.read_steps}),
-    Format("truthful_qa", "question answer true info", {Feedback: verdicts.read_truthful_qa}),
+    Format("truthful_qa", "question answer true info", {Feedback: feedback.read_truthful_qa}),
     Format("mt_bench", "turns", {Prompt: conversations.read_turns}),
     Format("human_eval", "prompt entry_point test", {Prompt: prompt_reader("prompt")}),
     Format("model_written_evals", "question answer_matching_behavior", {Prompt: prompt_reader("question")}),
@@ -97,14 +127,20 @@ FORMATS: tuple[Format, ...] = (
     Format("prompt_response", "prompt|question|query response|completion|output",
            {Demonstration: conversations.read_prompt_response}),
     Format("gsm8k_solutions", "question", _SOLUTIONS, holds=verdicts.has_judged_solutions),
-    Format("gsm8k", "question answer", {Problem: verdicts.read_gsm8k}, holds=verdicts.has_final_line),
+    Format("gsm8k", "question answer", {Problem: verdicts.read_gsm8k},
+           holds=lambda row: verdicts.has_final_line(row) and not is_feedback(row)),
     Format("math", "problem solution", {Problem: verdicts.read_math}),
     Format("question_answer", "question|prompt|problem|instruction answer|ground_truth",
-           {Problem: verdicts.read_question_answer}),
+           {Problem: verdicts.read_question_answer}, holds=lambda row: not is_feedback(row)),
     Format("prompts", "|".join(_PROMPTS), {Prompt: prompt_reader(*_PROMPTS)}),
 )
 # fmt: on
 """The narrow ones before the wide ones: of several that fit a row, the first that can give what is wanted is taken."""
+
+
+def is_feedback(row: Row) -> bool:
+    """True if the row's answer has a verdict: it is somebody's answer, and not the truth."""
+    return any(layout.matches(row) for layout in FORMATS if layout.kind is Feedback)
 
 
 Record = Prompt | Demonstration | Comparison | Feedback | StepLabels | Problem
@@ -122,10 +158,19 @@ def prompt_of(record: Record) -> Conversation:
 
 def _judge_both(record: Comparison) -> Iterable[Feedback]:
     """The likelier side is desirable, whatever the source called it."""
+    if record.metadata.get("both_bad"):
+        return Feedback(record.prompt, record.chosen, False), Feedback(record.prompt, record.rejected, False)
     if record.tie:
         raise LeftOutError("tie: neither response is better, so neither is desirable")
     likelier = record if record.probability >= 0.5 else record.swap()
     return Feedback(record.prompt, likelier.chosen, True), Feedback(record.prompt, likelier.rejected, False)
+
+
+def _imitate_better(record: Comparison) -> Iterable[Demonstration]:
+    """The likelier side; the first one of a tie, unless both are bad."""
+    if record.metadata.get("both_bad"):
+        raise LeftOutError("undesirable response: both are bad, and demonstrations are imitated")
+    return (Demonstration(record.prompt + (record.chosen if record.probability >= 0.5 else record.rejected)),)
 
 
 def _imitate(record: Feedback) -> Iterable[Demonstration]:
@@ -156,9 +201,7 @@ def _question(*loses: str) -> Conversion:
 
 _VOTES = ("margin", "tie", "probability", "annotations")
 CONVERSIONS: dict[tuple[type, type], Conversion] = {
-    (Comparison, Demonstration): Conversion(
-        lambda record: (Demonstration(record.prompt + record.chosen),), ("rejected", *_VOTES)
-    ),
+    (Comparison, Demonstration): Conversion(_imitate_better, ("rejected", *_VOTES)),
     (Comparison, Feedback): Conversion(_judge_both, ("margin", "probability", "annotations")),
     (Feedback, Demonstration): Conversion(_imitate),
     (Problem, Demonstration): Conversion(
@@ -197,7 +240,8 @@ def reader_for(layout: Format, kind: type) -> Reader | None:
 
     def read(row: Row) -> Iterator[Any]:
         cells = row if isinstance(row, Cells) else Cells(row)
-        cells.get("id")
+        if isinstance(dict.get(cells, "id"), str | int):
+            cells.get("id")
         fields.refuse_media(cells)
         tools = fields.row_tools(cells)
         records = [record if isinstance(record, DataError) else _with_tools(record, tools) for record in parse(cells)]
@@ -245,23 +289,28 @@ def detect(rows: Sequence[Row], kind: type | None, where: str) -> Format:
     if not votes:
         raise DataError(
             f"{where}: no known format has the columns {_columns(rows[0])}. Name the columns as one of them does, for example "
-            "prompt, chosen, rejected (preferences), messages (demonstrations) or prompt (prompts)."
+            f"prompt, chosen, rejected (preferences), messages (demonstrations) or prompt (prompts). "
+            f"{way_out(kind or Prompt, rows[0])}"
         )
     return format_named(votes.most_common(1)[0][0])
 
 
-def kind_reader(layout: Format, kind: type, where: str, row: Row) -> Reader:
-    """The reader of a file of this format for `kind`.
+def kind_reader(layout: Format, kind: type, where: str, rows: Sequence[Row]) -> Reader:
+    """The reader of a file of this format for `kind`; `rows` are its first ones.
 
     Raises:
-        DataError: this format holds something else; the message says what it looks like and what `kind` needs.
+        DataError: this format holds something else, and the message says what it looks like and what `kind` needs; or these rows
+            mean something else than the format says.
     """
     reader = reader_for(layout, kind)
     if reader is None:
         wanted, needs = KINDS[kind]
         held = KINDS[layout.kind][0]
         look = held if layout.name.rstrip("s") in held else f"{layout.name} {held}"
-        raise DataError(f"{where} looks like {look} (columns {_columns(row)}), not {wanted}. {needs}")
+        held_by = f"{where} looks like {look} (columns {_columns(rows[0])}), not {wanted}."
+        raise DataError(f"{held_by} {needs} {way_out(kind, rows[0])}")
+    if layout.doubts is not None and kind is not Prompt and (doubt := layout.doubts(rows)):
+        raise DataError(f"{where}: {doubt}.")
     return reader
 
 

@@ -20,34 +20,7 @@ from typing import Any
 from tether.core.errors import DataError
 from tether.core.types import Conversation, Feedback, Problem, StepLabels, assistant, user
 from tether.data.formats import fields
-from tether.data.formats.conversations import conversation
 from tether.data.formats.json_rows import Row
-
-_LABELS = ("label", "kto_tag")
-
-
-def read_feedback(row: Row) -> Iterator[Feedback]:
-    """The last assistant turn is the response that `label` judges."""
-    if not fields.has(row, *_LABELS):
-        raise DataError("unreadable label: nothing in column label")
-    name, label = fields.first(row, *_LABELS)
-    desirable = fields.boolean(label, name)
-    if not fields.has(row, "messages", "conversations"):
-        prompt = fields.prompt_turns(row, "prompt", "question")
-        column, value = fields.first(row, "response", "completion")
-        response = fields.turns(value, "assistant", column)
-    else:
-        messages = conversation(row)
-        prompt, response = messages[:-1], messages[-1:]
-    yield fields.feedback(prompt, response, desirable)
-
-
-def read_truthful_qa(row: Row) -> Iterator[Feedback]:
-    """An answer is desirable if both judges, `true` and `info`, give it at least one half: refusing to say anything is
-    true but not desirable. Both scores stay in the metadata."""
-    scores = {name: fields.number(row.get(name), name) for name in ("true", "info")}
-    answer, question = (assistant(fields.text(row, "answer")),), (user(fields.text(row, "question")),)
-    yield replace(fields.feedback(question, answer, min(scores.values()) >= 0.5), metadata=scores)
 
 
 def read_prmbench(row: Row) -> Iterator[StepLabels]:

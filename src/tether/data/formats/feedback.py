@@ -1,0 +1,124 @@
+"""Single responses with a verdict: good or bad.
+
+KTO: `messages` + `label`, or `prompt`, `completion`, `label` (https://huggingface.co/docs/trl/dataset_formats#unpaired-preference,
+https://github.com/hiyouga/LLaMA-Factory/blob/main/data/README.md, https://arxiv.org/abs/2402.01306); thumbs of users; safety
+(https://huggingface.co/datasets/PKU-Alignment/BeaverTails).
+TruthfulQA: InstructGPT's answers with the scores of two judges
+(https://github.com/openai/following-instructions-human-feedback, https://arxiv.org/abs/2203.02155).
+
+A number on a scale is no verdict: nothing says which numbers are good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from tether.core.errors import DataError
+from tether.core.types import Feedback, assistant, user
+from tether.data.formats import fields
+from tether.data.formats.conversations import PROMPTS, conversation
+from tether.data.formats.json_rows import Row
+
+LABELS = (
+    *("label", "kto_tag", "feedback", "desirable", "is_desirable", "accepted", "is_accepted", "thumbs_up", "thumbs", "thumb"),
+    *("vote", "upvoted", "liked", "is_good", "is_safe"),
+)
+"""Columns of a verdict on one response."""
+RESPONSES = ("response", "completion", "output", "answer", "generation")
+_GOOD = {
+    "good",
+    "desirable",
+    "thumbsup",
+    "up",
+    "upvote",
+    "upvoted",
+    "like",
+    "liked",
+    "positive",
+    "accepted",
+    "accept",
+    "safe",
+    "👍",
+}
+_BAD = {
+    "bad",
+    "undesirable",
+    "thumbsdown",
+    "down",
+    "downvote",
+    "downvoted",
+    "dislike",
+    "disliked",
+    "negative",
+    "rejected",
+    "reject",
+}
+_BAD |= {"unsafe", "👎"}
+
+
+def verdict(value: Any, name: str) -> bool:
+    """True for a good response: a boolean, 0 or 1, or a word such as good, thumbs_up or accepted."""
+    word = "".join(str(value).lower().split()).replace("_", "").replace("-", "") if isinstance(value, str) else ""
+    if word in _GOOD | _BAD:
+        return word in _GOOD
+    return fields.boolean(value, name)
+
+
+def _label(row: Row) -> str | None:
+    """The column of the verdict: the first that can be one, else the first that holds something."""
+    given = [name for name in LABELS if fields.has(row, name)]
+    return next((name for name in given if _is_verdict(dict.get(row, name), name)), given[0] if given else None)
+
+
+def _is_verdict(value: Any, name: str) -> bool:
+    try:
+        verdict(value, name)
+    except DataError:
+        return False
+    return True
+
+
+def is_judged(row: Row) -> bool:
+    """True if a column of a verdict holds one, or nothing at all."""
+    name = _label(row)
+    return name is None or _is_verdict(dict.get(row, name), name)
+
+
+def scaled(rows: Sequence[Row]) -> str:
+    """The reason why labels are no verdicts: a number among them that is neither 0 nor 1."""
+    for row in rows:
+        name = _label(row)
+        value = dict.get(row, name) if name else None
+        if isinstance(value, int | float) and value not in (0, 1) and not fields.missing(value):
+            return (
+                f"column {name} holds {value:g}, so it is a scale and no verdict. Write true for the responses that are good "
+                f"enough and false for the others, into {name} or another column, and name that one by data.columns: "
+                f'{{ label = "..." }}'
+            )
+    return ""
+
+
+def read_feedback(row: Row) -> Iterator[Feedback]:
+    """The last assistant turn is the response that the label judges."""
+    name = _label(row)
+    if name is None:
+        raise DataError("unreadable label: nothing in column label")
+    desirable = verdict(row[name], name)
+    if fields.has(row, "messages", "conversations", "conversation"):
+        messages = conversation(row)
+        prompt, response = messages[:-1], messages[-1:]
+    else:
+        prompt = fields.prompt_turns(row, *PROMPTS)
+        column, value = fields.first(row, *RESPONSES)
+        response = fields.turns(value, "assistant", column)
+    yield fields.feedback(prompt, response, desirable)
+
+
+def read_truthful_qa(row: Row) -> Iterator[Feedback]:
+    """An answer is desirable if both judges, `true` and `info`, give it at least one half: refusing to say anything is
+    true but not desirable. Both scores stay in the metadata."""
+    scores = {name: fields.number(row.get(name), name) for name in ("true", "info")}
+    answer, question = (assistant(fields.text(row, "answer")),), (user(fields.text(row, "question")),)
+    yield replace(fields.feedback(question, answer, min(scores.values()) >= 0.5), metadata=scores)

@@ -1,0 +1,377 @@
+"""Two answers to one prompt and the verdict on them, in a column of its own.
+
+One function, `compared`, makes the comparison: it takes the prompt, the answers in the order of the row, and the lean of the
+verdict. Each reader below says who is preferred by the documentation of its data set.
+
+Verdicts of one or several judges on two outputs: https://github.com/tatsu-lab/alpaca_eval, https://github.com/princeton-nlp/LLMBar
+(https://arxiv.org/abs/2310.07641), https://github.com/WeOpenML/PandaLM (https://arxiv.org/abs/2306.05087),
+https://github.com/allenai/open-instruct and https://huggingface.co/datasets/prometheus-eval/Preference-Collection. Where several
+rows judge one pair, possibly in both orders, they share prompt and so `group`.
+
+People's verdicts: HelpSteer2 and 3 (https://huggingface.co/datasets/nvidia/HelpSteer2,
+https://huggingface.co/datasets/nvidia/HelpSteer3), PKU-SafeRLHF (https://huggingface.co/datasets/PKU-Alignment/PKU-SafeRLHF), SHP
+(https://huggingface.co/datasets/stanfordnlp/SHP) and summaries of posts and articles
+(https://huggingface.co/datasets/openai/summarize_from_feedback, https://arxiv.org/abs/2009.01325).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tether.core.errors import DataError
+from tether.core.types import Annotation, Comparison, Conversation, assistant, user
+from tether.data.formats import fields
+from tether.data.formats.conversations import PROMPTS
+from tether.data.formats.json_rows import Row
+
+# The scale of open-instruct's human evaluation: how far the vote leans to a, half a point of the scale being a half.
+_SCALE = {"a-is-better": 1.0, "a-is-slightly-better": 0.5, "tie": 0.0, "b-is-slightly-better": -0.5, "b-is-better": -1.0}
+_ANNOTATOR = re.compile(r"annotator_?(\d{1,9})")
+_LEANS = {0.0: 0.0, 1.0: 1.0, 2.0: -1.0}
+_TURN = re.compile(r"\s*<extra_id_1>(User|Assistant)\s*")
+Answers = tuple[Conversation | str, Conversation | str]
+
+
+def compared(
+    prompt: Conversation,
+    answers: Answers,
+    lean: float,
+    *,
+    tie: bool | None = None,
+    votes: Mapping[str, float] | None = None,
+    probability: float | None = None,
+    margin: float | None = None,
+    models: Sequence[Any] = (),
+    facts: Mapping[str, Any] | None = None,
+) -> Comparison:
+    """Two answers in the order of their row and the verdict: the first is better where `lean` > 0, a tie where it is 0.
+
+    Args:
+        tie: said apart from the lean, where some lean and too few.
+        votes: of each annotator from +1 (the first is better) to -1.
+        probability: that the first is better; by default 1, 0.5 or 0 as `lean` says.
+        margin: how much better the first is, in the source's units.
+        models: the writers of the answers. facts: further metadata.
+
+    Raises:
+        DataError: the prompt or an answer is empty, or the answers are equal and yet one is preferred.
+    """
+    chosen, rejected = ((assistant(side),) if isinstance(side, str) else side for side in answers)
+    share = probability if probability is not None else (1.0 + (lean > 0) - (lean < 0)) / 2.0
+    annotations = tuple(Annotation(name, vote) for name, vote in (votes or {}).items())
+    pair = Comparison(prompt, chosen, rejected, margin=margin, probability=share, annotations=annotations)
+    pair = replace(pair, tie=lean == 0 if tie is None else tie)
+    swapped = lean < 0
+    names = zip(("chosen_model", "rejected_model"), models[::-1] if swapped else models, strict=False)
+    metadata = {**dict(names), "chosen_position": 2 if swapped else 1, **(facts or {})}
+    return fields.checked_comparison(replace(pair.swap() if swapped else pair, metadata=metadata))
+
+
+def voted(
+    prompt: Conversation, answers: Answers, votes: Mapping[str, float], *, probability: float | None = None, **more: Any
+) -> Comparison:
+    """Two answers and the votes on them by annotator, each from +1 (the first is better) over 0 (a tie) to -1.
+
+    More than half of the votes decide; without that it is a tie. `probability` is that of the first answer, by default its share
+    of the votes with ties halved.
+    """
+    won, lost = sum(lean > 0 for lean in votes.values()), sum(lean < 0 for lean in votes.values())
+    share = probability if probability is not None else 0.5 + (won - lost) / (2 * len(votes))
+    tie = 2 * max(won, lost) <= len(votes)
+    return compared(prompt, answers, won - lost, tie=tie, votes=votes, probability=share, **more)
+
+
+def _given(row: Row, name: str) -> object:
+    """The verdict; a judge that failed left null, which is none."""
+    if not fields.has(row, name):
+        raise DataError(f"no verdict: {name} is null")
+    return row[name]
+
+
+def _on_scale(row: Row, name: str, most: int) -> float:
+    """A whole number from -most to most."""
+    value = fields.number(_given(row, name), name)
+    if value not in range(-most, most + 1):
+        raise DataError(f"unreadable verdict: {name} {value:g} is not a whole number from -{most} to {most}")
+    return value
+
+
+def _one_of(row: Row, name: str, *values: float) -> float:
+    value = fields.number(_given(row, name), name)
+    if value not in values:
+        raise DataError(f"unreadable verdict: {name} {value:g} is neither {values[0]:g} nor {values[1]:g}")
+    return value
+
+
+def counted(name: str, *values: float) -> Callable[[Sequence[Row]], str]:
+    """A doubt about files whose column holds a number of another count of the two answers."""
+
+    def doubt(rows: Sequence[Row]) -> str:
+        numbers = {row[name] for row in rows if isinstance(row.get(name), int | float) and not fields.missing(row[name])}
+        if not (other := sorted(numbers - {*values})) or not (0 in other or 0 in values):
+            return ""
+        return (
+            f"column {name} holds {other[0]}, where {values[0]:g} and {values[1]:g} are the two answers. "
+            "Write the better and the worse answer into columns chosen and rejected"
+        )
+
+    return doubt
+
+
+def half_a_scale(rows: Sequence[Row]) -> str:
+    """A doubt about `preference` of 0 and 1 alone: 0 is a tie there, and elsewhere it is one of the answers."""
+    given = [row["preference"] for row in rows if not fields.missing(row.get("preference"))]
+    if 0 in given and 1 in given and all(isinstance(value, int | float) and value <= 1 for value in given):
+        return (
+            "column preference holds 0 and nothing above 1, where 1 and 2 are the two answers and 0 is a tie. "
+            "Write the better and the worse answer into columns chosen and rejected"
+        )
+    return ""
+
+
+def read_alpaca_eval(row: Row) -> Iterator[Comparison]:
+    """`preference` is 1 or 2 for the better output, 0 or 1.5 for a tie, between for a judge's probability of output 2."""
+    preference = fields.number(_given(row, "preference"), "preference")
+    if preference != 0 and not 1 <= preference <= 2:
+        raise DataError(f"unreadable verdict: preference {preference:g} is neither 0 nor between 1 and 2")
+    probability = 0.5 if preference == 0 else 2.0 - preference
+    yield voted(
+        fields.prompt_turns(row, "instruction"),
+        (fields.text(row, "output_1"), fields.text(row, "output_2")),
+        {str(row.get("annotator") or "judge"): 2.0 * probability - 1.0},
+        probability=probability,
+        models=(row.get("generator_1"), row.get("generator_2")),
+    )
+
+
+def read_llmbar(row: Row) -> Iterator[Comparison]:
+    """`label` names the better output, 1 or 2; the data set has no ties and no names of annotators."""
+    answers = (fields.text(row, "output_1"), fields.text(row, "output_2"))
+    yield voted(fields.prompt_turns(row, *PROMPTS), answers, {"benchmark": _LEANS[_one_of(row, "label", 1, 2)]})
+
+
+def read_pandalm(row: Row) -> Iterator[Comparison]:
+    """`annotator1` to `annotatorN` say 1 or 2 for the better response, 0 for a tie; nulls did not vote."""
+    names = sorted((name for name in row if _ANNOTATOR.fullmatch(name)), key=lambda name: int(_ANNOTATOR.sub(r"\1", name)))
+    verdicts = {name: fields.number(row[name], name) for name in names if fields.has(row, name)}
+    for name, verdict in verdicts.items():
+        if verdict not in _LEANS:
+            raise DataError(f"unreadable verdict: {name} says {verdict:g}, not 0, 1 or 2")
+    if not verdicts:
+        raise DataError("no verdict: no annotator voted")
+    models = str(row.get("cmp_key") or "").split("_")
+    yield voted(
+        fields.prompt_turns(row, "instruction"),
+        (fields.text(row, "response1"), fields.text(row, "response2")),
+        {name: _LEANS[verdict] for name, verdict in verdicts.items()},
+        models=models if len(models) == 2 else (),
+    )
+
+
+def read_open_instruct(row: Row) -> Iterator[Comparison]:
+    """`preference` is one of five points from a-is-better to b-is-better; the margin counts points, 2, 1 or 0."""
+    point = str(_given(row, "preference")).strip().lower()
+    side = _side(point, Two(("completion_a", "completion_b"), ("a", "b")), row)
+    lean = _SCALE.get(point, side)
+    if lean is None:
+        raise DataError(f"unreadable verdict: preference {row['preference']!r:.40} is not a point of the scale")
+    yield voted(
+        fields.prompt_turns(row, "prompt"),
+        (fields.text(row, "completion_a"), fields.text(row, "completion_b")),
+        {str(row.get("evaluator") or "annotator"): lean},
+        margin=2.0 * lean if point in _SCALE else None,
+        models=(row.get("model_a"), row.get("model_b")),
+    )
+
+
+def read_helpsteer2(row: Row) -> Iterator[Comparison]:
+    """`preference_strength` goes from -3 (response 1 is much better) over 0 (a tie) to 3; the margin is its size."""
+    strength = _on_scale(row, "preference_strength", 3)
+    answers = (fields.text(row, "response_1"), fields.text(row, "response_2"))
+    yield compared(marked_turns(row), answers, -strength, margin=-strength)
+
+
+def marked_turns(row: Row) -> Conversation:
+    """HelpSteer's prompt, where <extra_id_1>Assistant and <extra_id_1>User begin the turns after the first."""
+    prompt = fields.prompt_turns(row, "prompt")
+    first, *rest = _TURN.split(prompt[-1].content) if prompt else ("",)
+    if not rest or prompt[-1].role != "user":
+        return prompt
+    turns = zip(rest[::2], rest[1::2], strict=True)
+    return (*prompt[:-1], user(first), *(user(words) if who == "User" else assistant(words) for who, words in turns))
+
+
+def read_helpsteer3(row: Row) -> Iterator[Comparison]:
+    """`overall_preference` goes from -3 (response 1 is much better) to 3, as the score of each of `individual_preference`."""
+    strength = _on_scale(row, "overall_preference", 3)
+    people = fields.sequence(row["individual_preference"], "individual_preference") if "individual_preference" in row else []
+    votes = {f"annotator {number}": -_individual(person) / 3 for number, person in enumerate(people, 1)}
+    answers = (fields.text(row, "response1"), fields.text(row, "response2"))
+    yield compared(fields.prompt_turns(row, "context", "prompt"), answers, -strength, votes=votes, margin=-strength)
+
+
+def _individual(person: Any) -> float:
+    if not isinstance(person, dict):
+        raise DataError("not an annotation: individual_preference lists something other than objects with a score")
+    return _on_scale(person, "score", 3)
+
+
+def read_safe_rlhf(row: Row) -> Iterator[Comparison]:
+    """`better_response_id`, 0 or 1, is the more helpful response and decides; `safer_response_id` is not used."""
+    better = _one_of(row, "better_response_id", 0, 1)
+    answers = (fields.text(row, "response_0"), fields.text(row, "response_1"))
+    models = (row.get("response_0_source"), row.get("response_1_source"))
+    yield compared(
+        fields.prompt_turns(row, *PROMPTS), answers, 1.0 if better == 0 else -1.0, models=models if any(models) else ()
+    )
+
+
+def read_shp(row: Row) -> Iterator[Comparison]:
+    """`labels` is 1 where people preferred `human_ref_A`, and 0 for `human_ref_B`; the margin is the difference of the scores."""
+    lean = 1.0 if _one_of(row, "labels", 0, 1) == 1 else -1.0
+    scored = all(fields.has(row, name) for name in ("score_A", "score_B"))
+    margin = fields.number(row["score_A"], "score_A") - fields.number(row["score_B"], "score_B") if scored else None
+    if margin is not None and margin * lean < 0:
+        raise DataError(f"contradictory scores: labels {row['labels']} prefers the response of the lower score")
+    prompt = fields.prompt_turns(row, "history", *PROMPTS)
+    answers = (fields.text(row, "human_ref_A"), fields.text(row, "human_ref_B"))
+    yield compared(prompt, answers, lean, margin=margin)
+
+
+def read_summaries(row: Row) -> Iterator[Comparison]:
+    """`choice` is the index, 0 or 1, of the better of two `summaries` of `info.post` or `info.article`."""
+    choice, both = _one_of(row, "choice", 0, 1), fields.sequence(row.get("summaries"), "summaries")
+    if len(both) != 2 or not all(isinstance(item, dict) for item in both):
+        raise DataError("not a pair: summaries needs two objects with a text")
+    answers = tuple(fields.text(item, "text") for item in both)
+    models = [item.get("policy") for item in both]
+    lean = 1.0 if choice == 0 else -1.0
+    votes = {fields.text(row, "worker"): lean} if fields.has(row, "worker") else {}
+    prompt = (user(_to_summarise(row.get("info"))),)
+    yield compared(prompt, (answers[0], answers[1]), lean, votes=votes, models=models if any(models) else ())
+
+
+def _to_summarise(info: Any) -> str:
+    """The text to summarise, after the paper: a post with its forum and title, or an article."""
+    if not isinstance(info, dict) or not fields.has(info, "post", "article"):
+        raise DataError("empty prompt: info has neither a post nor an article")
+    heads = {"subreddit": "SUBREDDIT: r/", "title": "TITLE: ", "post": "POST: ", "article": "ARTICLE: "}
+    parts = [head + fields.text(info, name) for name, head in heads.items() if fields.optional(info, name).strip()]
+    return "\n\n".join([*parts, "TL;DR:"])
+
+
+def read_prometheus(row: Row) -> Iterator[Comparison]:
+    """`orig_preference` is A or B, the better one of the responses to `orig_instruction`; the rest of the row trains judges."""
+    names = ("orig_response_A", "orig_response_B")
+    lean, facts = side_of(_given(row, "orig_preference"), "orig_preference", Two(names, ("a", "b")), row)
+    answers = (fields.text(row, names[0]), fields.text(row, names[1]))
+    yield compared((user(fields.text(row, "orig_instruction")),), answers, lean, facts=facts)
+
+
+@dataclass(frozen=True, slots=True)
+class Two:
+    """The names of two columns of answers, and the endings that tell them apart."""
+
+    columns: tuple[str, str]
+    endings: tuple[str, str]
+
+
+_ANSWER = re.compile(
+    r"(?P<stem>(?:\w+_)?(?:response|answer|output|completion|generation|candidate|reply|summary|continuation|assistant))"
+    r"[ _-]?(?P<ending>[012AB])",
+    re.IGNORECASE,
+)
+_ENDINGS = (("a", "b"), ("0", "1"), ("1", "2"))
+VERDICTS = (
+    *("winner", "preference", "preferred", "better", "better_response", "preferred_response", "human_preference"),
+    *("overall_preference", "choice", "chosen", "verdict", "vote", "judgment", "judgement", "selected", "label", "labels"),
+)
+"""Columns that say which of two answers is better."""
+_TIES = {"tie", "tied", "draw", "equal", "same", "both", "bothgood", "tiebothgood"}
+_BAD = {"bothbad", "tiebothbad", "neither"}
+_FIRST, _SECOND = {"first", "left"}, {"second", "right"}
+_KINDS = ("model", "assistant", "response", "answer", "output", "completion")
+_ORDER = re.compile(r"\[*(?P<one>[ab12])\]*\s*(?P<sign>>+|<+|=+)\s*\[*(?P<other>[ab12])\]*")
+
+
+def two_answers(row: Row) -> Two | None:
+    """The two columns of answers, by their names: response_a and response_b, output_1 and output_2 and the like."""
+    stems: dict[str, dict[str, str]] = {}
+    for name in row:
+        if found := _ANSWER.fullmatch(name):
+            stems.setdefault(found["stem"].lower(), {})[found["ending"].lower()] = name
+    pairs = [Two((own[e[0]], own[e[1]]), e) for own in stems.values() for e in _ENDINGS if own.keys() == set(e)]
+    return pairs[0] if len(pairs) == 1 else None
+
+
+def is_judged(row: Row) -> bool:
+    """True for two answers and a verdict; chosen and rejected count as a verdict only where they name a side."""
+    two = two_answers(row)
+    if two is None or not any(name in row for name in VERDICTS):
+        return False
+    if not {"chosen", "rejected"} <= row.keys():
+        return True
+    return all(_side(dict.get(row, name), two, row) is not None for name in ("chosen", "rejected"))
+
+
+def read_two_answers(row: Row) -> Iterator[Comparison]:
+    """The verdict is a word: the name of a side, A or B, its model, tie. Numbers are refused: they may count from 0 or 1."""
+    two = two_answers(row)
+    if two is None:
+        raise DataError("not a pair: no two columns of answers, for example response_a and response_b")
+    name, value = fields.first(row, *VERDICTS)
+    lean, facts = side_of(value, name, two, row)
+    answers: Any = tuple(fields.turns(row[column], "assistant", column) for column in two.columns)
+    yield compared(fields.prompt_turns(row, *PROMPTS), answers, lean, facts=facts)
+
+
+def side_of(value: Any, name: str, two: Two, row: Row) -> tuple[float, dict[str, bool]]:
+    """The lean of a verdict, and whether both answers are bad.
+
+    Raises:
+        DataError: the verdict is a number, or a word that names no side.
+    """
+    lean = _side(value, two, row)
+    if lean is not None:
+        both_bad = _word(value) in _BAD
+        return lean, {"both_bad": True} if both_bad else {}
+    one, other = two.columns
+    if isinstance(value, bool | int | float) or str(value).strip().lstrip("-").replace(".", "", 1).isdigit():
+        raise DataError(
+            f"ambiguous verdict: {name} {value!s:.20} may count the answers from 0 or from 1. Say so by data.columns: "
+            f'0 is {one}: {{ response_0 = "{one}", response_1 = "{other}", better_response_id = "{name}" }}; '
+            f'1 is {one} and 2 {other}: {{ output_1 = "{one}", output_2 = "{other}", label = "{name}" }}; '
+            f'1 is {one} and 0 {other}: {{ human_ref_A = "{one}", human_ref_B = "{other}", labels = "{name}" }}'
+        )
+    raise DataError(f"unreadable verdict: {name} {value!r:.40} is none of {one}, {other} and tie")
+
+
+def _word(value: Any) -> str:
+    return re.sub(r"[\W_]+", "", str(value).lower())
+
+
+def _side(value: Any, two: Two, row: Row) -> float | None:
+    """+1 or -1 for a value that names the first or second side, 0 for a tie."""
+    if not isinstance(value, str) or not value.strip():
+        return None
+    if order := _ORDER.fullmatch(value.strip().lower()):
+        places = [two.endings.index(side) if side in two.endings else -1 for side in (order["one"], order["other"])]
+        sign = (order["sign"][0] == ">") - (order["sign"][0] == "<")
+        return None if sorted(places) != [0, 1] else float(sign if places[0] == 0 else -sign)
+    word = _word(value)
+    one, other = (
+        {_word(column), *(f"{kind}{end}" for kind in _KINDS)} for column, end in zip(two.columns, two.endings, strict=True)
+    )
+    letters = () if two.endings[0].isdigit() else two.endings
+    for names, lean in ((one | _FIRST | {*letters[:1]}, 1.0), (other | _SECOND | {*letters[1:]}, -1.0), (_TIES | _BAD, 0.0)):
+        if word in names:
+            return lean
+    for kind in ("", "model", "generator"):
+        names = [f"{kind}_{end}" for end in two.endings] if kind else two.columns
+        one, other = (dict.get(row, name) for name in names)
+        if one != other and value in (one, other):
+            return 1.0 if value == one else -1.0
+    return None
