@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from tether.core.errors import DataError
 from tether.core.types import Annotation, Comparison, Conversation, Json
-from tether.data.formats.fields import as_text, attempt, checked_prompt, checked_response, fault, missing, number, sequence, turns
-from tether.data.formats.json_rows import Row, kind_name, parse
+from tether.data.formats.fields import as_text, attempt, checked_prompt, checked_response, missing, number, sequence, turns
+from tether.data.formats.json_rows import Row, fault, kind_name, parse
 from tether.data.formats.registry import format_named, kind_reader
 from tether.preferences.exchange import PROVENANCE, Case, ordered, turned
 from tether.preferences.pairs import shown_left

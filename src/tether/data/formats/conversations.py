@@ -107,13 +107,11 @@ def read_tree(row: Row) -> Iterator[Comparison | DataError]:
     Unranked siblings give no pair. A tree without ranked siblings is no comparison at all.
     """
     questions = list(_questions(_root(row), ()))
-    rivals = [
-        (prompt, sorted((reply for reply in replies if fields.has(reply, "rank")), key=_rank)) for prompt, replies in questions
-    ]
-    ranked = [(prompt, two) for prompt, replies in rivals for two in combinations(replies, 2)]
+    rivals = [sorted((reply for reply in replies if fields.has(reply, "rank")), key=_rank) for _, replies in questions]
+    ranked = [(path, two) for (path, _), of_path in zip(questions, rivals, strict=True) for two in combinations(of_path, 2)]
     if not ranked:
         raise DataError("no ranked siblings: the tree holds no comparison")
-    if sum(len(replies) for _, replies in questions) > sum(len(of_prompt) for of_prompt in rivals if len(of_prompt) > 1):
+    if sum(len(replies) for _, replies in questions) > sum(len(of_path) for of_path in rivals if len(of_path) > 1):
         leave_out(row, "prompt.replies without a ranked sibling")
     yield from fields.attempt(_pair, ranked)
 
