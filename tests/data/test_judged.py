@@ -132,7 +132,7 @@ def test_names_of_a_verdict_on_one_answer(tmp_path: Path, column: str) -> None:
 
 def test_a_scale_never_becomes_a_verdict(tmp_path: Path) -> None:
     """Labels 0 and 1 among others are points of a scale, too."""
-    for values in ([1, 5], [0, 1, 2], [1, 0, 0.5]):
+    for values in ([1, 5], [0, 1, 2], [1, 0, 0.5], ["1", "2"], ["1", "0", "5"]):
         message = refusal(tmp_path, [{**ONE, "label": value} for value in values], Feedback)
         assert "scale" in message or "neither true nor false" in message
     for name in ("rating", "score", "helpfulness", "stars"):

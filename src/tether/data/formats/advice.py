@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tether.core.types import Comparison, Demonstration, Feedback, Problem, Prompt, StepLabels
 from tether.data.formats import fields
-from tether.data.formats.feedback import LABELS, RESPONSES, is_judged
+from tether.data.formats.feedback import LABELS, RESPONSES, has_verdict
 from tether.data.formats.json_rows import Row
 from tether.data.formats.judged import two_answers
 
@@ -54,7 +54,7 @@ def _no_comparison(row: Row) -> str:
 
 
 def _no_feedback(row: Row) -> str:
-    if (label := _named(row, LABELS.__contains__)) and not is_judged(row):
+    if (label := _named(row, LABELS.__contains__)) and not has_verdict(row):
         return f"Column {label} holds {dict.get(row, label)!r:.40}, which is neither true nor false: write one of them."
     if (scale := _named(row, _SCALE.fullmatch)) and _named(row, lambda name: name in RESPONSES or answer_like(name)):
         return (

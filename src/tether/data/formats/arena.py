@@ -28,7 +28,7 @@ def read_arena(row: Row) -> Iterator[Comparison]:
     lean, facts = side_of(row.get("winner"), "winner", _BATTLE, row)
     judged = int(row["turn"]) if isinstance(dict.get(row, "turn"), int) else 0
     cut = [_up_to(turns, judged) for turns in both]
-    later = [turn.content for turns, kept in zip(both, cut, strict=True) for turn in turns[len(kept) :]]
+    later = [turn.content for turns, until in zip(both, cut, strict=True) for turn in turns[len(until) :]]
     votes = {fields.text(row, "judge"): lean} if fields.has(row, "judge") else {}
     yield _battle(row, cut, lean, votes=votes, facts=facts | ({"later_turns": later} if later else {}))
 

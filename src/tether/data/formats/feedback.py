@@ -28,37 +28,15 @@ LABELS = (
 """Columns of a verdict on one response."""
 RESPONSES = ("response", "completion", "output", "answer", "generation")
 _GOOD = {
-    "good",
-    "desirable",
-    "thumbsup",
-    "up",
-    "upvote",
-    "upvoted",
-    "like",
-    "liked",
-    "positive",
-    "accepted",
-    "accept",
-    "safe",
-    "👍",
-}
+    "good", "desirable", "thumbsup", "up", "upvote", "upvoted", "like", "liked", "positive", "accepted", "accept", "safe", "👍",
+}  # fmt: skip
 _BAD = {
-    "bad",
-    "undesirable",
-    "thumbsdown",
-    "down",
-    "downvote",
-    "downvoted",
-    "dislike",
-    "disliked",
-    "negative",
-    "rejected",
-    "reject",
-}
-_BAD |= {"unsafe", "👎"}
+    "bad", "undesirable", "thumbsdown", "down", "downvote", "downvoted", "dislike", "disliked", "negative", "rejected", "reject",
+    "unsafe", "👎",
+}  # fmt: skip
 
 
-def verdict(value: Any, name: str) -> bool:
+def is_good(value: Any, name: str) -> bool:
     """True for a good response: a boolean, 0 or 1, or a word such as good, thumbs_up or accepted."""
     word = "".join(str(value).lower().split()).replace("_", "").replace("-", "") if isinstance(value, str) else ""
     if word in _GOOD | _BAD:
@@ -74,13 +52,13 @@ def _label(row: Row) -> str | None:
 
 def _is_verdict(value: Any, name: str) -> bool:
     try:
-        verdict(value, name)
+        is_good(value, name)
     except DataError:
         return False
     return True
 
 
-def is_judged(row: Row) -> bool:
+def has_verdict(row: Row) -> bool:
     """True if a column of a verdict holds one, or nothing at all."""
     name = _label(row)
     return name is None or _is_verdict(dict.get(row, name), name)
@@ -88,12 +66,10 @@ def is_judged(row: Row) -> bool:
 
 def scaled(rows: Sequence[Row]) -> str:
     """The reason why labels are no verdicts: a number among them that is neither 0 nor 1."""
-    for row in rows:
-        name = _label(row)
-        value = dict.get(row, name) if name else None
-        if isinstance(value, int | float) and value not in (0, 1) and not fields.missing(value):
+    for name in dict.fromkeys(filter(None, map(_label, rows))):
+        if points := sorted(fields.numbers(rows, name) - {0, 1}):
             return (
-                f"column {name} holds {value:g}, so it is a scale and no verdict. Write true for the responses that are good "
+                f"column {name} holds {points[0]:g}, so it is a scale and no verdict. Write true for the responses that are good "
                 f"enough and false for the others, into {name} or another column, and name that one by data.columns: "
                 f'{{ label = "..." }}'
             )
@@ -105,7 +81,7 @@ def read_feedback(row: Row) -> Iterator[Feedback]:
     name = _label(row)
     if name is None:
         raise DataError("unreadable label: nothing in column label")
-    desirable = verdict(row[name], name)
+    desirable = is_good(row[name], name)
     if fields.has(row, "messages", "conversations", "conversation"):
         messages = conversation(row)
         prompt, response = messages[:-1], messages[-1:]

@@ -5,6 +5,7 @@ A reason in a `DataError` reads "category: detail"; quarantined rows are counted
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import re
@@ -80,6 +81,15 @@ def number(value: Any, name: str) -> float:
     if not math.isfinite(result):
         raise DataError(f"not a number: column {name} holds {value!r:.40}")
     return result
+
+
+def numbers(rows: Iterable[Row], name: str) -> set[float]:
+    """The different numbers in a column, also in texts; other cells are passed over."""
+    given: set[float] = set()
+    for row in rows:
+        with contextlib.suppress(DataError):
+            given.add(number(row.get(name), name))
+    return given
 
 
 def boolean(value: Any, name: str) -> bool:

@@ -106,15 +106,15 @@ def _one_of(row: Row, name: str, *values: float) -> float:
     return value
 
 
-def counted(name: str, *values: float) -> Callable[[Sequence[Row]], str]:
+def other_count(name: str, *values: float) -> Callable[[Sequence[Row]], str]:
     """A doubt about files whose column holds a number of another count of the two answers."""
 
     def doubt(rows: Sequence[Row]) -> str:
-        numbers = {row[name] for row in rows if isinstance(row.get(name), int | float) and not fields.missing(row[name])}
-        if not (other := sorted(numbers - {*values})) or not (0 in other or 0 in values):
+        other = sorted(fields.numbers(rows, name) - {*values})
+        if not other or not (0 in other or 0 in values):
             return ""
         return (
-            f"column {name} holds {other[0]}, where {values[0]:g} and {values[1]:g} are the two answers. "
+            f"column {name} holds {other[0]:g}, where {values[0]:g} and {values[1]:g} are the two answers. "
             "Write the better and the worse answer into columns chosen and rejected"
         )
 
@@ -123,8 +123,7 @@ def counted(name: str, *values: float) -> Callable[[Sequence[Row]], str]:
 
 def half_a_scale(rows: Sequence[Row]) -> str:
     """A doubt about `preference` of 0 and 1 alone: 0 is a tie there, and elsewhere it is one of the answers."""
-    given = [row["preference"] for row in rows if not fields.missing(row.get("preference"))]
-    if 0 in given and 1 in given and all(isinstance(value, int | float) and value <= 1 for value in given):
+    if {0, 1} <= (numbers := fields.numbers(rows, "preference")) and max(numbers) <= 1:
         return (
             "column preference holds 0 and nothing above 1, where 1 and 2 are the two answers and 0 is a tie. "
             "Write the better and the worse answer into columns chosen and rejected"
@@ -301,13 +300,13 @@ def two_answers(row: Row) -> Two | None:
     """The two columns of answers, by their names: response_a and response_b, output_1 and output_2 and the like."""
     stems: dict[str, dict[str, str]] = {}
     for name in row:
-        if found := _ANSWER.fullmatch(name):
-            stems.setdefault(found["stem"].lower(), {})[found["ending"].lower()] = name
+        if parts := _ANSWER.fullmatch(name):
+            stems.setdefault(parts["stem"].lower(), {})[parts["ending"].lower()] = name
     pairs = [Two((own[e[0]], own[e[1]]), e) for own in stems.values() for e in _ENDINGS if own.keys() == set(e)]
     return pairs[0] if len(pairs) == 1 else None
 
 
-def is_judged(row: Row) -> bool:
+def names_better(row: Row) -> bool:
     """True for two answers and a verdict; chosen and rejected count as a verdict only where they name a side."""
     two = two_answers(row)
     if two is None or not any(name in row for name in VERDICTS):
