@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import json
 import logging
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from tether.core.errors import DataError
 from tether.core.once import once
 from tether.core.rundir import append_jsonl
 from tether.core.types import Demonstration, Json, Problem, Prompt
+from tether.data.formats.advice import answer_like
 from tether.data.formats.cells import Cells
 from tether.data.formats.columns import known_names_only, renamed
 from tether.data.formats.containers import Numbered, Place, places
@@ -32,11 +32,6 @@ T = TypeVar("T")
 SNIFFED_ROWS = 32
 LOOKED_AT = 16
 _LOG = logging.getLogger("tether.data")
-_ANSWERS = re.compile(
-    r"(?<![a-z])(good|bad|better|worse|best|worst|winner|loser|win|lose|preferred|accepted|chosen|rejected|positive|negative"
-    r"|answers?|responses?|completions?|reply|output)(?![a-z])"
-)
-"""In the name of a column that holds answers."""
 UNUSED_ANSWERS = (
     "%s is read as prompts alone; %s look like answers and are not used. If they are, name them by "
     'data.columns, for example { prompt = "question", chosen = "good", rejected = "bad" }.'
@@ -330,7 +325,7 @@ def answer_columns(rows: Iterable[Row]) -> tuple[str, ...]:
     columns = dict.fromkeys(
         name for row in rows for name, value in row.items() if name and isinstance(value, str | list) and value
     )
-    return tuple(name for name in columns if _ANSWERS.search(name.lower()))
+    return tuple(name for name in columns if answer_like(name))
 
 
 def identity(row: Row) -> str:

@@ -67,7 +67,7 @@ def has_verdict(row: Row) -> bool:
 def scaled(rows: Sequence[Row]) -> str:
     """The reason why labels are no verdicts: a number among them that is neither 0 nor 1."""
     for name in dict.fromkeys(filter(None, map(_label, rows))):
-        if points := sorted(fields.numbers(rows, name) - {0, 1}):
+        if points := sorted(fields.cell_numbers(rows, name) - {0, 1}):
             return (
                 f"column {name} holds {points[0]:g}, so it is a scale and no verdict. Write true for the responses that are good "
                 f"enough and false for the others, into {name} or another column, and name that one by data.columns: "

@@ -83,7 +83,7 @@ def number(value: Any, name: str) -> float:
     return result
 
 
-def numbers(rows: Iterable[Row], name: str) -> set[float]:
+def cell_numbers(rows: Iterable[Row], name: str) -> set[float]:
     """The different numbers in a column, also in texts; other cells are passed over."""
     given: set[float] = set()
     for row in rows:

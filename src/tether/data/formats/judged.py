@@ -110,7 +110,7 @@ def other_count(name: str, *values: float) -> Callable[[Sequence[Row]], str]:
     """A doubt about files whose column holds a number of another count of the two answers."""
 
     def doubt(rows: Sequence[Row]) -> str:
-        other = sorted(fields.numbers(rows, name) - {*values})
+        other = sorted(fields.cell_numbers(rows, name) - {*values})
         if not other or not (0 in other or 0 in values):
             return ""
         return (
@@ -123,7 +123,7 @@ def other_count(name: str, *values: float) -> Callable[[Sequence[Row]], str]:
 
 def half_a_scale(rows: Sequence[Row]) -> str:
     """A doubt about `preference` of 0 and 1 alone: 0 is a tie there, and elsewhere it is one of the answers."""
-    if {0, 1} <= (numbers := fields.numbers(rows, "preference")) and max(numbers) <= 1:
+    if {0, 1} <= (numbers := fields.cell_numbers(rows, "preference")) and max(numbers) <= 1:
         return (
             "column preference holds 0 and nothing above 1, where 1 and 2 are the two answers and 0 is a tie. "
             "Write the better and the worse answer into columns chosen and rejected"
