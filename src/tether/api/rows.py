@@ -126,8 +126,7 @@ def _row(row: Any, where: str) -> Json:
         return jsonable(dataclasses.asdict(row, dict_factory=_with_content), where)
     if (fields := _fields_of(row)) is not None:
         return jsonable(fields(), where)
-    if hasattr(row, "tolist"):  # an array of messages
-        row = row.tolist()
+    row = list(row) if hasattr(row, "tolist") else row  # an array of messages
     if isinstance(row, Sequence) and row and all(isinstance(turn, Mapping) and "role" in turn for turn in row):
         return {"messages": [jsonable(turn, where) for turn in row]}
     raise ConfigError(
