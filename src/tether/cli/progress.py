@@ -15,7 +15,8 @@ OnStep = Callable[[str, int, Mapping[str, Any]], None]
 """(stage, step, metrics): called after every step; what it raises ends the training, which goes on from its last checkpoint."""
 SHOWN = (
     ("loss", "loss {:.3f}"),
-    ("accuracy", "accuracy {:.2f}"),
+    ("accuracy", "training accuracy {:.2f}"),
+    ("eval_accuracy", "held-out accuracy {:.2f}"),
     ("reward/proxy", "proxy {:+.2f}"),
     ("kl/policy_reference_k1", "KL {:z.1f}"),
     ("gold/score", "gold {:.2f}"),

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from tether.data.batches import cut_together
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.sources import group_of, split_by_group
 
+_LOG = logging.getLogger("tether.data")
 Row = TypeVar("Row")
 Prepared = TypeVar("Prepared")
 Encoding = tuple[list[Prepared], dict[str, int]]
@@ -49,7 +51,19 @@ def prepare(
     reasons = dict(Counter(skipped) + Counter(more))
     if not train:
         raise DataError(f"none of {len(rows)} {noun} can be used for training: {reasons or 'there are none'}")
+    warn_without_held_out(len(test), heldout_fraction, noun)
     return Split(train, test, reasons, more.get("tie", 0))
+
+
+def warn_without_held_out(num_held_out: int, fraction: float, noun: str) -> None:
+    """Name in the log that no row is held out although a part of the prompts should be."""
+    if fraction and not num_held_out:
+        _LOG.warning(
+            "held out: no %s (heldout_fraction = %g). Accuracy and loss are those of rows that the model learns from. "
+            "Raise heldout_fraction, or give more prompts.",
+            noun,
+            fraction,
+        )
 
 
 def encode_rows(rows: Iterable[Row], encode: Callable[[Row], Prepared]) -> Encoding[Prepared]:

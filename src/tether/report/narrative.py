@@ -15,6 +15,8 @@ from tether.stats import Estimate, vague
 ENOUGH_PROMPTS = 10
 ENOUGH_UPDATES = 10
 """Of a method that learns from rows: fewer teach it next to nothing."""
+HELD_OUT = ("num_heldout", "num_heldout_pairs")
+"""Keys of the summaries of stages on rows: how many rows or pairs are held out."""
 LOPSIDED = 0.6
 """Share of pairs whose longer side is preferred, above which length is told of; and of those whose shorter one is."""
 BETTER = {1: ("good", "Better"), 0: ("open", "Not shown to be better"), -1: ("bad", "Worse")}
@@ -287,6 +289,8 @@ def _doubts(journey: Journey) -> Iterator[str]:
             yield words.format(stage=stage.name, which=which, share=percent(share))
         if steps := finite(stage.summary.get("steps_left_out")):
             yield WARNS["updates"].format(stage=stage.name, steps=steps)
+        if any(finite(stage.summary.get(key)) == 0 for key in HELD_OUT):
+            yield WARNS["held-out-none"].format(stage=stage.name)
         if rows := finite(mapping(stage.summary.get("quarantine")).get("count")):
             yield WARNS["rows"].format(stage=stage.name, rows=rows)
 

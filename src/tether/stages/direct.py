@@ -182,6 +182,7 @@ class Direct:
             **heldout(self, split.test),
             "num_prompts": len(split.train),
             "num_pairs": sum(len(r.chosen) for r in split.train),
+            "num_heldout_pairs": sum(len(r.chosen) for r in split.test),
             **loop.summary(start),
         }
 

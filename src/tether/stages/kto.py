@@ -126,6 +126,7 @@ class KTO:
             **heldout(self, split.test),
             **balance,
             "num_prompts": len(split.train),
+            "num_heldout": sum(len(row.responses) for row in split.test),
             "skipped": split.skipped,
             **loop.summary(start),
         }

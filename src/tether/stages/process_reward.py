@@ -22,7 +22,7 @@ from tether.core.rundir import RunDirectory, write_json
 from tether.core.types import Json, StepLabels
 from tether.data.batches import batches_for, cut_batches, make_batch
 from tether.data.chat import ChatEncoder
-from tether.data.prepare import Split
+from tether.data.prepare import Split, warn_without_held_out
 from tether.data.sources import split_by_group
 from tether.data.steps import Solution, StepEncoder, encode_solutions, step_states
 from tether.evaluation.process import compare_with_chance
@@ -160,6 +160,7 @@ class ProcessRewardModeling:
         train, calibration = split_by_group(rest, config.calibration_fraction, config.seed + 1)
         if not train:
             raise DataError(f"none of {len(rows)} solutions can be used for training: {skipped or 'there are none'}")
+        warn_without_held_out(len(test), config.heldout_fraction, "solutions")
         return train, calibration, test, skipped
 
     def _logits(self, solutions: Sequence[Solution]) -> Tensor:
