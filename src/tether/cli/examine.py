@@ -137,7 +137,21 @@ def reward_bench(
     for name, result in results.items():
         slices = {f"{row['kind']}: {row['name']}": row["accuracy"] for row in result["slices"]}
         show_table(console, name, listing({**result, **slices}))
+        console.print(_seen(result), highlight=False)
     save(console, output, results)
+
+
+def _seen(result: Mapping[str, Any]) -> str:
+    """How far the figures of a reward model are those of prompts that it has learned from."""
+    seen, count = result["seen_in_training"], result["num_pairs"]
+    if seen is None:
+        return "[dim]The prompts that this model was trained on are not known: compare with the rows of its training yourself.[/]"
+    if not seen:
+        return "None of these prompts is one that the model was trained on."
+    return (
+        f"[bold yellow]{seen:,} pairs have prompts that the model was trained on: their figures say nothing of new prompts.[/] "
+        f"accuracy_on_new_prompts is that of the other pairs (of {count:,} with a better side)."
+    )
 
 
 SYCOPHANCY = {

@@ -16,8 +16,10 @@ from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison
 from tether.cpu.memory import free_memory
 from tether.data.prepare import Ranking, Split
+from tether.data.seen import write_seen
 from tether.data.sources import split_by_group
 from tether.learner.loop import Progress
+from tether.learner.ranks import here
 from tether.models.config import LoraConfig
 from tether.models.loading import LoadedModel
 from tether.models.members import average_roles
@@ -131,6 +133,8 @@ def train(section: RewardSection, context: Context, rows: Sequence[Comparison], 
         stage.save()
     else:
         save_trained(stage.role, loaded, run.path / "model", kind="reward")
+    if here().first:
+        write_seen(run.path / "model", split_by_group(rows, section.heldout_fraction, section.seed)[0])
     return summary
 
 

@@ -1,0 +1,29 @@
+"""The prompts that a model was trained on, kept beside its weights as digests, so that a test can count them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tether.data.formats.fields import prompt_digest
+from tether.data.formats.registry import prompt_of
+
+FILE = "trained_prompts.txt"
+
+
+def digest_of(record: Any) -> str:
+    """The digest of a record's prompt: equal for prompts that differ in case and white space only."""
+    return prompt_digest(prompt_of(record))
+
+
+def write_seen(folder: Path, records: Iterable[Any]) -> None:
+    """Write the digests of the prompts of these records into a model's folder, sorted, each once, a line each."""
+    digests = sorted({digest_of(record) for record in records})
+    (folder / FILE).write_text("".join(f"{digest}\n" for digest in digests), encoding="utf-8")
+
+
+def read_seen(folder: Path) -> set[str] | None:
+    """The digests in a model's folder; None where nothing is known of its training rows."""
+    path = folder / FILE
+    return set(path.read_text(encoding="utf-8").split()) if path.is_file() else None
