@@ -168,7 +168,7 @@ def test_one_member_is_what_it_always_was_and_the_first_of_several(ensemble, tmp
     assert {p.name for p in folder.iterdir() if not p.name.startswith("quarantine")} - {"alarms.jsonl"} == {
         *("config.json", "manifest.json", "metrics.jsonl", "model", "summary.json")
     }
-    assert {p.name for p in (folder / "model").iterdir()} == {"adapter", "head.safetensors", "role.json"}
+    assert {p.name for p in (folder / "model").iterdir()} == {"adapter", "head.safetensors", "role.json", "trained_prompts.txt"}
     assert not {"members", "spread", "member_accuracy"} & found["reward"].keys()
     assert not any("reward/spread" in row for row in read_jsonl(folder.parent / "grpo" / "metrics.jsonl"))
     first = f"{ensemble[0].run}/reward/member-0"

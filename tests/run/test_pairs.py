@@ -89,9 +89,14 @@ def test_an_answer_whose_score_failed_stands_in_no_pair(tmp_path):
 
 
 def test_answers_that_are_there_are_not_given_again_and_none_is_mixed_with_others(tmp_path, monkeypatch):
-    root, broken = tmp_path / "run", {"call": "tether.quickstart.judges:nobody"}
-    with pytest.raises(ConfigError, match="nobody"):
-        run_recipe(collection(root, judge=broken))
+    root = tmp_path / "run"
+
+    def nobody(*_):
+        raise ConfigError("nobody judges")
+
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="nobody"):
+        patch.setattr(pairs, "text_judge", nobody)
+        run_recipe(collection(root))
     answers = root / "pairs" / "answers.jsonl"
     first, *_ = rows = lines(answers)
     assert len(rows) == 8

@@ -45,6 +45,8 @@ TAKEN = (
 GIVEN = "python:"
 """What the name of a function begins with that a program handed over."""
 _GIVEN: dict[str, Callable[..., Any]] = {}
+_FILES: dict[tuple[Path, int, int], Any] = {}
+"""Modules by their file, its time and its size."""
 _LOG = logging.getLogger("tether.rewards")
 
 
@@ -244,6 +246,15 @@ def _sum(scores: Mapping[str, Score], weights: Mapping[str, float]) -> Score:
 
 
 def _from_file(path: Path) -> Any:
+    """The module in a file; the same one as before, unless the file has changed."""
+    status = path.stat()
+    key = (path.resolve(), status.st_mtime_ns, status.st_size)
+    if key not in _FILES:
+        _FILES[key] = _executed(path)
+    return _FILES[key]
+
+
+def _executed(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

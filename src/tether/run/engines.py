@@ -16,12 +16,14 @@ from tether.models.adapter_folders import holds_adapter
 from tether.models.loading import LoadedModel, load_model, save_model
 from tether.models.saving import attach_adapter, refill_adapter, refill_model
 from tether.models.trunk import Role
+from tether.rollout.config import EngineConfig
 from tether.rollout.local import LocalEngine
 from tether.rollout.served import ServedEngine
 from tether.rollout.server import EngineServer
 from tether.run.launching import beside_learner, servers_for
 from tether.run.online_sections import OnlineSection, PolicySection
 from tether.run.roles import encoder_of, local_engine
+from tether.run.rows import Lora
 
 VLLM = (
     *("-m", "vllm.entrypoints.openai.api_server", "--logprobs-mode", "processed_logprobs"),
@@ -35,6 +37,25 @@ WHOLE = (
     *("--weight-transfer-config", json.dumps({"backend": "folder"})),
 )
 """vLLM's words for it."""
+
+
+def check_engine(config: EngineConfig, lora: Lora, *, quantize: str | None) -> None:
+    """Whether servers can sample for such a policy.
+
+    Raises:
+        ConfigError: vLLM's Python is not there, or the policy is what servers cannot take.
+    """
+    if quantize or (lora and lora.dora and config.kind == "vllm"):
+        what = "model.quantize" if quantize else "lora.dora"
+        raise ConfigError(
+            f"engine.kind = {config.kind!r} samples with plain adapters or whole models, and {what} is another thing: drop one"
+        )
+    python = Path(config.python).expanduser()
+    if config.kind == "vllm" and not config.addresses and not python.exists():
+        raise ConfigError(
+            f"engine.kind = 'vllm' needs a Python that has vLLM, and there is none at {python}. Make an environment for it, "
+            "name its program with engine.python, or give the addresses of servers that run (engine.addresses)"
+        )
 
 
 def served_engine(
@@ -53,21 +74,12 @@ def served_engine(
         ModelError, RunError: see ServedEngine.
     """
     config, lora, root = section.engine, section.lora, folder / "engine"
-    if loaded.config.quantize or (lora and lora.dora and config.kind == "vllm"):
-        what = "model.quantize" if loaded.config.quantize else "lora.dora"
-        raise ConfigError(
-            f"engine.kind = {config.kind!r} samples with plain adapters or whole models, and {what} is another thing: drop one"
-        )
+    check_engine(config, lora, quantize=loaded.config.quantize)
     shutil.rmtree(root / "weights", ignore_errors=True)
     base = _base(loaded, root, seed)
     dtype = str(policy.model.dtype).removeprefix("torch.")
     ahead = section.max_staleness if isinstance(section, PolicySection) else 0  # whose weights are held, too
     python, ours = Path(config.python).expanduser(), config.kind == "served"
-    if not ours and not config.addresses and not python.exists():
-        raise ConfigError(
-            f"engine.kind = 'vllm' needs a Python that has vLLM, and there is none at {python}. Make an environment for it, "
-            "name its program with engine.python, or give the addresses of servers that run (engine.addresses)"
-        )
 
     def command(host: str, port: int) -> Sequence[str]:
         where = "--model", str(base), "--host", host, "--port", str(port), "--dtype", dtype, *config.arguments

@@ -62,7 +62,7 @@ def train(section: EvaluationSection, context: Context, rows: Sequence[Prompt], 
         raise ConfigError("[evaluate] compares policies, and the run has none: add a stage that trains one")
     start = time.perf_counter()
     run.update_manifest(judge=described(section.judge))
-    sampling = _sampling(section, context)
+    sampling = sampling_of(section, context.sampling)
     load, note = partial(open_model, context.model, seed=context.seed), context.root / context.name / "left_out.json"
     rows = usable_once(context, rows, sampling.max_new_tokens, note, load)
     asked = _Asked(section, context, rows, text_judge(section.judge, context.root), sampling)
@@ -77,12 +77,16 @@ def train(section: EvaluationSection, context: Context, rows: Sequence[Prompt], 
     return {"policies": results, "num_prompts": len(rows), "seconds": time.perf_counter() - start}
 
 
-def _sampling(section: EvaluationSection, context: Context) -> Sampling:
-    """The way in which both sides answer."""
+def sampling_of(section: EvaluationSection, trained: Sampling | None) -> Sampling:
+    """The way in which both sides answer; `trained` is how a stage of the recipe samples.
+
+    Raises:
+        ConfigError: nothing says it.
+    """
     own = section.model_dump(include={"max_new_tokens", "temperature"}, exclude_none=True)
-    if context.sampling is None and len(own) < 2:
+    if trained is None and len(own) < 2:
         raise ConfigError("set evaluate.max_new_tokens and evaluate.temperature: no stage of the recipe says how to sample")
-    return replace(context.sampling or Sampling(), **own)
+    return replace(trained or Sampling(), **own)
 
 
 class _Asked:

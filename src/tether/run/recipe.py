@@ -15,7 +15,7 @@ from tether.core.config import Config, explain, load_recipe, packaged_recipe
 from tether.core.errors import ConfigError, MissingFileError
 from tether.core.rundir import RunDirectory, read_json
 from tether.core.stages import STAGES, StageKind
-from tether.core.types import Comparison, Feedback, Prompt
+from tether.core.types import Comparison, Feedback, Prompt, Sampling
 from tether.cpu.memory import free_memory
 from tether.data.sources import Quarantine
 from tether.learner.config import LearnerConfig
@@ -24,6 +24,8 @@ from tether.learner.loop import Progress
 from tether.learner.ranks import here
 from tether.models.config import ModelConfig
 from tether.models.saving import ENSEMBLE
+from tether.run.checks import check_section
+from tether.run.evaluate import EvaluationSection, sampling_of
 from tether.run.launching import On, placed
 from tether.run.models import check_libraries, faults_on, on_folder
 from tether.run.online_sections import PolicySection, RewardedSection, check_names
@@ -238,8 +240,11 @@ def run_recipe(
         if section is None:
             raise ConfigError(f"the recipe has no [{name}] section")
         check_libraries(recipe.model, name, section)
-        if not (root / name / "summary.json").is_file() and not _from_pairs(recipe, name, section):
+        if (root / name / "summary.json").is_file():
+            continue
+        if not _from_pairs(recipe, name, section):
             check_data(name, section)
+        check_section(name, section, recipe.model)
     root.mkdir(parents=True, exist_ok=True)
     if watches(recipe.learner):
         with placed(recipe.on, recipe.model.device):
@@ -257,6 +262,12 @@ def run_recipe(
         if recipe.section("evaluate") is not None and "evaluate" in names and here().first:
             write_totals(recipe)
     return results
+
+
+def _sampling(recipe: BaseRecipe) -> Sampling | None:
+    """The sampling of the first stage that samples."""
+    samplers = (recipe.section(n) for n in (*recipe.policies, "pairs"))
+    return next((section.sampling for section in samplers if hasattr(section, "sampling")), None)
 
 
 def _run(recipe: BaseRecipe, name: str, number: int | None, progress: Callable[[str], Progress] | None) -> dict[str, Any]:
@@ -298,8 +309,7 @@ def stands_on(recipe: BaseRecipe, name: str, progress: Progress | None = None, n
         more["rows"] = _collected(recipe, section, [*earlier, place])
     if name == "evaluate":
         more["policies"] = {n: place / n for n in _compared(recipe, place) if (place / n / "summary.json").is_file()}
-        samplers = (recipe.section(n) for n in (*recipe.policies, "pairs"))
-        more["sampling"] = next((section.sampling for section in samplers if hasattr(section, "sampling")), None)
+        more["sampling"] = _sampling(recipe)
     return Context(recipe.kind(name).name, place / name, model, recipe.seed, scorer, **more)
 
 

@@ -96,6 +96,11 @@ class RewardSection(Section, RewardConfig):
             yield "average and distill both make one model of the members: choose one"
         if self.distill and self.disentangle_length:
             yield "a student has its teachers' scores and no second head: disentangle_length does not go with distill"
+        if self.keep_states_gb and (self.lora is False or self.lora.last_layers is None):
+            yield (
+                "keep_states_gb keeps what the layers below the first adapter compute, and here every layer learns. Set "
+                "lora.last_layers, or leave keep_states_gb out"
+            )
         if self.disentangle_length and self.lora is not False and self.lora.dropout:
             yield "disentangle_length scores every response twice, and with lora.dropout they would differ: leave one out"
 

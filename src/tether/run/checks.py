@@ -1,0 +1,105 @@
+"""Faults that a stage would meet only after others were trained: they are looked for before the first one begins."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tether.core.config import build
+from tether.core.errors import ConfigError, DataError, MissingFileError, require
+from tether.core.types import Comparison, Prompt
+from tether.data.sources import Quarantine, look, read
+from tether.evaluation.sycophancy import read_premise_pairs
+from tether.models.config import ModelConfig
+from tether.rewards.function import load_function
+from tether.rewards.verifiable import PACKAGES
+from tether.run.engines import check_engine
+from tether.run.evaluate import EvaluationSection
+from tether.run.judges import FunctionJudge, JudgeConfig
+from tether.run.online_sections import OnlineSection
+from tether.run.pairs import PairsSection
+from tether.run.rows import DataConfig, Section
+
+
+def check_section(name: str, section: Section, model: ModelConfig) -> None:
+    """Load what a stage calls and look at the files that it reads beside its rows; nothing is trained and no model is opened.
+
+    Raises:
+        ConfigError: a function cannot be loaded, a judge cannot be asked, a library is missing, a store cannot be opened.
+        MissingFileError, DataError: a file is not there, holds something else, or has too few rows.
+    """
+    for judge in _judges(section):
+        _check_judge(judge)
+    if isinstance(section, OnlineSection):
+        _check_online(name, section, model)
+    if isinstance(section, PairsSection):
+        _check_pairs(section)
+
+
+def _judges(section: Section) -> Iterator[Any]:
+    if isinstance(section, PairsSection | EvaluationSection):
+        yield section.judge
+    elif isinstance(section, OnlineSection) and section.evaluate is not None:
+        yield section.evaluate.judge
+
+
+def _check_judge(judge: Any) -> None:
+    if isinstance(judge, FunctionJudge):
+        load_function(judge.call)
+    elif isinstance(judge, JudgeConfig) and judge.server is not None:
+        require("openai", "asking a server", "judge")
+        judge.server.key()
+    elif isinstance(judge, JudgeConfig) and not Path(str(judge.model)).expanduser().exists():
+        build(ModelConfig, {"source": judge.model}, where="judge.model")
+
+
+def _check_online(name: str, section: OnlineSection, model: ModelConfig) -> None:
+    for call in section.function.calls if section.function else ():
+        load_function(call)
+    if section.verifiable is not None and section.verifiable.kind in PACKAGES:
+        require(PACKAGES[section.verifiable.kind], f"verifiable.kind = {section.verifiable.kind!r}", "verify")
+    if section.task is not None:
+        require("reasoning-gym", "a reasoning-gym task", "verify")
+    if section.classifier is not None:
+        source = Path(section.classifier.source).expanduser()
+        if section.classifier.source.startswith((".", "/", "~")) and not (source / "config.json").is_file():
+            raise MissingFileError(
+                f"{name}.classifier.source: {source} holds no model: there is no config.json. Give a folder that has"
+            )
+    if section.engine.kind != "local":
+        check_engine(section.engine, section.lora, quantize=model.quantize)
+    if section.evaluate is None:
+        return
+    if section.evaluate.sycophancy is not None:
+        read_premise_pairs(section.evaluate.sycophancy.files, section.evaluate.sycophancy.pairs)
+    if section.evaluate.data is None and section.data is not None:
+        count = section.evaluate.prompts
+        if (found := _rows_up_to(section.data, section.kind or Prompt, count + 1)) <= count:
+            raise DataError(
+                f"{name}.evaluate.prompts = {count}, and {name}.data has {found} prompts: none would be left to train on. "
+                "Set evaluate.prompts lower, or give more prompts"
+            )
+
+
+def _check_pairs(section: PairsSection) -> None:
+    from tether.preferences.store import Store
+
+    if section.agreement is not None:
+        look((section.agreement,), Comparison)
+    if section.store is not None:
+        with contextlib.closing(Store(section.store)):
+            pass
+    prompts = section.prompts or 0
+    if prompts and section.data is not None and (found := _rows_up_to(section.data, Prompt, prompts)) < prompts:
+        raise ConfigError(f"pairs.prompts = {prompts}, and there are {found} to use: raise samples_per_prompt instead")
+
+
+def _rows_up_to(data: DataConfig, kind: type, count: int) -> int:
+    """How many rows there are, counted no further than `count`; those of the hub count as enough."""
+    if any(path.startswith("hub:") for path in data.paths):
+        return count
+    how = data.model_dump(exclude={"path"})
+    return sum(1 for _ in islice(read(data.paths, kind, quarantine=Quarantine(keep=0), **how), count))

@@ -1,0 +1,130 @@
+"""What a later stage would be refused for is found before an earlier one is trained."""
+
+import json
+
+import pytest
+
+from tether.core.config import build
+from tether.core.errors import TetherError
+from tether.rewards.function import load_function
+from tether.run.recipe import Recipe, run_recipe
+
+TALKS = [{"prompt": f"question {n}", "response": "an answer"} for n in range(6)]
+SMALL = {"steps": 1, "prompts_per_step": 2, "samples_per_prompt": 2, "max_new_tokens": 2}
+LETTERS = {"call": "tether.quickstart.judges:letters"}
+
+
+@pytest.fixture
+def data(tmp_path):
+    rows = {
+        "talks": TALKS,
+        "prompts": [{"prompt": row["prompt"]} for row in TALKS],
+        "pairs": [{"prompt": row["prompt"], "chosen": "good", "rejected": "bad"} for row in TALKS],
+    }
+    for name, lines in rows.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    (tmp_path / "broken.py").write_text("import nothing_of_the_kind\n", encoding="utf-8")
+    return {name: {"path": str(tmp_path / f"{name}.jsonl")} for name in rows}
+
+
+def later(data, folder, monkeypatch):
+    """Sections that are refused, by name, with what the refusal says."""
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    grpo = {"data": data["prompts"], "reward_source": "random", **SMALL}
+    pairs = {"data": data["prompts"], "max_new_tokens": 2, "judge": LETTERS}
+    evaluate = {"prompts": 2}
+    served = {"server": {"url": "https://api.openai.com/v1", "model": "m"}}
+    broken = f"{folder / 'broken.py'}:score"
+    return {
+        "a function that cannot be imported": (
+            {"grpo": {**grpo, "reward_source": "function", "function": {"call": broken}}},
+            "nothing_of_the_kind",
+        ),
+        "a function that is not there": (
+            {"grpo": {**grpo, "reward_source": "function", "function": {"call": "json:nothing"}}},
+            "no function",
+        ),
+        "a judge of held-out answers": (
+            {"grpo": {**grpo, "evaluate": {**evaluate, "judge": {"call": "json:nothing"}}}},
+            "no function",
+        ),
+        "a judge's key": ({"pairs": {**pairs, "judge": served}}, "OPENAI_API_KEY"),
+        "a judge's model": ({"pairs": {**pairs, "judge": {"model": str(folder / "no model")}}}, "no model"),
+        "a folder without a classifier": (
+            {"grpo": {**grpo, "reward_source": "classifier", "classifier": {"source": str(folder)}}},
+            "config.json",
+        ),
+        "vLLM that is not installed": (
+            {"grpo": {**grpo, "engine": {"kind": "vllm", "python": str(folder / "python")}}},
+            "needs a Python that has vLLM",
+        ),
+        "too many held-out prompts": ({"grpo": {**grpo, "evaluate": {"prompts": 6}}}, "data has 6 prompts: none would be left"),
+        "premises in one file alone": (
+            {
+                "grpo": {
+                    **grpo,
+                    "evaluate": {**evaluate, "sycophancy": {"paths": [data["prompts"]["path"], data["talks"]["path"]]}},
+                }
+            },
+            "row 1",
+        ),
+        "too many prompts of pairs": ({"pairs": {**pairs, "prompts": 7}}, "there are 6 to use"),
+        "agreement with no comparisons": (
+            {"pairs": {**pairs, "judge": {"model": "tiny"}, "agreement": data["prompts"]["path"]}},
+            "Preferences need two responses",
+        ),
+        "a store that cannot be opened": ({"pairs": {**pairs, "judge": "people", "store": str(folder)}}, "store"),
+        "states of layers that all learn": ({"reward": {"data": data["pairs"], "keep_states_gb": 1.0}}, "lora.last_layers"),
+        "a comparison that knows no lengths": (
+            {"direct": {"data": data["pairs"]}, "evaluate": {"data": data["prompts"], "judge": LETTERS}},
+            "evaluate.max_new_tokens",
+        ),
+        "a test model that nobody trains": (
+            {
+                "reward": {"data": data["pairs"]},
+                "grpo": {**grpo, "reward_source": "learned", "evaluate": {**evaluate, "judge": "test"}},
+            },
+            "reward.test_share",
+        ),
+    }
+
+
+CASES = (
+    "a function that cannot be imported",
+    "a function that is not there",
+    "a judge of held-out answers",
+    "a judge's key",
+    "a judge's model",
+    "a folder without a classifier",
+    "vLLM that is not installed",
+    "too many held-out prompts",
+    "premises in one file alone",
+    "too many prompts of pairs",
+    "agreement with no comparisons",
+    "a store that cannot be opened",
+    "states of layers that all learn",
+    "a comparison that knows no lengths",
+    "a test model that nobody trains",
+)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_is_trained_before_the_refusal(case, data, tmp_path, monkeypatch):
+    cases = later(data, tmp_path, monkeypatch)
+    assert set(cases) == set(CASES)
+    sections, words = cases[case]
+    values = {"run": str(tmp_path / "run"), "model": {"source": "tiny"}, "sft": {"data": data["talks"], "epochs": 1}, **sections}
+    with pytest.raises(TetherError, match=words.replace(".", r"\.")):
+        run_recipe(build(Recipe, values))
+    assert not (tmp_path / "run" / "sft").exists()
+
+
+def test_a_file_of_functions_is_executed_once_until_it_changes(tmp_path):
+    path, count = tmp_path / "mine.py", tmp_path / "count"
+    path.write_text(f"open({str(count)!r}, 'a').write('x')\nscore = len\n", encoding="utf-8")
+    load_function(f"{path}:score")
+    load_function(f"{path}:score")
+    assert count.read_text() == "x"
+    path.write_text(f"open({str(count)!r}, 'a').write('y')\nscore = sum  # another\n", encoding="utf-8")
+    load_function(f"{path}:score")
+    assert count.read_text() == "xy"
