@@ -185,6 +185,36 @@ def test_coroutines_and_several_functions_with_weights(tmp_path):
         tether.grpo("tiny", QUESTIONS, "random", reward_weights=[1.0], steps=1, run=tmp_path / "x", progress=False)
 
 
+def test_a_run_and_a_function_together_are_two_rewards(tmp_path):
+    """The sum that is trained on is that of the function and of what the run's reward model says by itself."""
+    rows = [{"prompt": q, "chosen": "aaa", "rejected": f"zzz {n}"} for n, q in enumerate(QUESTIONS)]
+    judge = tether.reward("tiny", rows, epochs=1, run=tmp_path / "judge", progress=False)
+    seen = []
+
+    def length(prompts, responses):
+        seen.extend(zip((p.text for p in prompts), responses, strict=True))
+        return [float(len(text)) for text in responses]
+
+    run = tether.grpo(
+        "tiny", QUESTIONS, [judge, length], reward_weights=[1.0, 0.5], steps=1, **SHORT, run=tmp_path / "run", progress=False
+    )
+    scores = judge.reward_model.score([prompt for prompt, _ in seen], [text for _, text in seen])
+    pairs = zip(scores, seen, strict=True)
+    right = [0.5 * len(text) + (0.0 if score is None else score) for score, (_, text) in pairs]
+    assert run.metrics()[0]["reward/proxy"] == pytest.approx(sum(right) / len(right), abs=1e-4)
+    with pytest.raises(ConfigError, match=r"one of several rewards is 3: each is a function"):
+        tether.grpo("tiny", QUESTIONS, [length, 3], steps=1, run=tmp_path / "x", progress=False)
+    with pytest.raises(ConfigError, match="reward is an empty list"):
+        tether.grpo("tiny", QUESTIONS, [], steps=1, run=tmp_path / "x", progress=False)
+
+
+def test_a_reward_model_gives_none_for_what_cannot_be_read(tmp_path):
+    rows = [{"prompt": q, "chosen": "aaa", "rejected": f"zzz {n}"} for n, q in enumerate(QUESTIONS)]
+    judge = tether.reward("tiny", rows, epochs=1, run=tmp_path / "judge", progress=False).reward_model
+    first, empty, last = judge.score(QUESTIONS[:3], ["a", "", "b"])
+    assert empty is None and [first, last] == judge.score([QUESTIONS[0], QUESTIONS[2]], ["a", "b"])
+
+
 def test_a_run_handed_on_grows_stage_by_stage(tmp_path):
     """SFT, pairs judged by a function, a reward model on them, PPO, and the comparison with the start: one recipe's run."""
     talks = [[{"role": "user", "content": q}, {"role": "assistant", "content": "aaa eee ooo"}] for q in QUESTIONS]

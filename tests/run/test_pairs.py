@@ -94,9 +94,10 @@ def test_answers_that_are_there_are_not_given_again_and_none_is_mixed_with_other
     def nobody(*_):
         raise ConfigError("nobody judges")
 
-    with monkeypatch.context() as patch, pytest.raises(ConfigError, match="nobody"):
+    with monkeypatch.context() as patch:
         patch.setattr(pairs, "text_judge", nobody)
-        run_recipe(collection(root))
+        with pytest.raises(ConfigError, match="nobody"):
+            run_recipe(collection(root))
     answers = root / "pairs" / "answers.jsonl"
     first, *_ = rows = lines(answers)
     assert len(rows) == 8

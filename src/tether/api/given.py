@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from tether.api.rows import rows_in
-from tether.api.runs import Run
+from tether.api.runs import RewardModel, Run
 from tether.core.errors import ConfigError
 from tether.core.rundir import write_jsonl
 from tether.core.types import Json
@@ -100,19 +101,26 @@ def are_conversations(rows: Any, values: Json | None) -> bool:
 
 
 def reward_values(reward: Any, weights: Sequence[float] | None, *, conversations: bool) -> Json:
-    """The keys of a section that say what scores: a function or several, a run or the folder of a reward model, a classifier.
+    """The keys of a section that say what scores: a function, a run or the folder of a reward model, a classifier, or several.
+
+    Of several, runs, folders and classifiers are functions too: each is a model of its own, which scores texts.
 
     Args:
-        weights: of several functions; None: 1 each.
+        weights: of several rewards; None: 1 each.
         conversations: the prompts are lists of messages, so a function in TRL's form gets completions of that shape.
     """
-    if callable(reward) or (isinstance(reward, Sequence) and reward and all(callable(f) for f in reward)):
-        values: Json = {"call": register(reward) if callable(reward) else [register(function) for function in reward]}
+    calls: str | list[str] | None = register(reward) if callable(reward) else None
+    if isinstance(reward, Sequence) and not isinstance(reward, str):
+        calls = [register(_function(one)) for one in reward]
+        if not calls:
+            raise ConfigError("reward is an empty list: give a function, a run, or several of them")
+    if calls is not None:
+        values: Json = {"call": calls}
         values |= {"completions": "messages"} if conversations else {}
         values |= {} if weights is None else {"weights": list(weights)}
         return {"function": values}
     if weights is not None:
-        raise ConfigError("reward_weights belong to several reward functions: give reward=[f, g, ...]")
+        raise ConfigError("reward_weights belong to several rewards: give reward=[f, g, ...]")
     source = reward.path if isinstance(reward, Run) else reward
     if source == "random":
         return {"reward_source": "random"}
@@ -123,6 +131,38 @@ def reward_values(reward: Any, weights: Sequence[float] | None, *, conversations
         f"reward is a {type(reward).__name__}: give a function (prompts, responses) -> a number for each, several of them, a run "
         "or the folder of a reward model, the hub id of a sequence classifier, or 'random'"
     )
+
+
+def _function(reward: Any) -> Callable[..., Any]:
+    """One of several rewards as a function: a function as it is, a run, a folder or a classifier as what scores texts.
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if callable(reward):
+        return reward
+    source = str(reward.path) if isinstance(reward, Run) else str(reward) if isinstance(reward, str | Path) else None
+    if source in (None, "random"):
+        raise ConfigError(
+            f"one of several rewards is {reward!r:.60}: each is a function (prompts, responses), a run or the folder of a reward "
+            "model, or the hub id of a sequence classifier"
+        )
+    return scored_by(str(source))
+
+
+def scored_by(source: str) -> Callable[[Sequence[Any], Sequence[str]], list[float | None]]:
+    """A reward function that asks a trained reward model or a classifier; the model is opened at the first call."""
+
+    def score(prompts: Sequence[Any], responses: Sequence[str]) -> list[float | None]:
+        return _opened(source).score(prompts, responses)
+
+    score.__qualname__ = Path(source).name
+    return score
+
+
+@cache
+def _opened(source: str) -> RewardModel:
+    return RewardModel(source)
 
 
 def settings_values(settings: Mapping[str, Any], root: Path, where: str) -> Json:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from html import escape
@@ -9,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tether.core.config import build
-from tether.core.errors import ConfigError, MissingFileError
+from tether.core.errors import ConfigError, DataError, MissingFileError
 from tether.core.rundir import RunDirectory, read_jsonl, stage_folder
 from tether.core.stages import STAGES
-from tether.core.types import Json, Prompt, Sampling, assistant
+from tether.core.types import Json, Prompt, Rollout, Sampling, assistant
 from tether.data.formats.fields import turns
 from tether.models.config import ModelConfig
 from tether.run.judging import as_rollout, scorer_of
@@ -187,7 +188,15 @@ class RewardModel:
         self.source, self.encoder = scorer_of(str(source))
 
     def score(self, prompts: Sequence[Any], responses: Sequence[str]) -> list[float | None]:
-        """A number for each response, in the reward model's own units; None where scoring failed."""
-        both = zip(prompts, responses, strict=True)
-        rows = [as_rollout((*turns(prompt, "user", "prompts"), assistant(text)), self.encoder) for prompt, text in both]
-        return [score.value for score in self.source.score(rows)]
+        """A number for each response, in the reward model's own units; None where scoring failed.
+
+        Args:
+            prompts: texts, conversations (lists of messages), or records of `tether.core.types`.
+        """
+        rollouts: dict[int, Rollout] = {}
+        for place, (prompt, text) in enumerate(zip(prompts, responses, strict=True)):
+            messages = prompt.messages if isinstance(prompt, Prompt) else turns(prompt, "user", "prompts")
+            with contextlib.suppress(DataError):  # an empty response, or a prompt that the template refuses
+                rollouts[place] = as_rollout((*messages, assistant(text)), self.encoder)
+        scores = dict(zip(rollouts, self.source.score([*rollouts.values()]) if rollouts else (), strict=True))
+        return [scores[place].value if place in scores else None for place in range(len(responses))]
