@@ -45,8 +45,6 @@ TAKEN = (
 GIVEN = "python:"
 """What the name of a function begins with that a program handed over."""
 _GIVEN: dict[str, Callable[..., Any]] = {}
-_FILES: dict[tuple[Path, int, int], Any] = {}
-"""Modules by their file, its time and its size."""
 _LOG = logging.getLogger("tether.rewards")
 
 
@@ -199,7 +197,7 @@ def load_function(call: str, completions: Shape = "texts") -> Function:
     if path is not None and not path.is_file():
         raise MissingFileError(f"the file of the reward function is not there: {path}")
     try:
-        module = importlib.import_module(place) if path is None else _from_file(path)
+        module = importlib.import_module(place) if path is None else _module(path.resolve(), path.stat().st_mtime_ns)
     except Exception as error:  # whatever the user's module does when it is imported
         raise ConfigError(f"function.call = {call!r}: {place} cannot be imported: {type(error).__name__}: {error}") from error
     function = getattr(module, name, None)
@@ -245,16 +243,9 @@ def _sum(scores: Mapping[str, Score], weights: Mapping[str, float]) -> Score:
     return Score(sum(weights[call] * value for call, value in numbers.items()), parts)
 
 
-def _from_file(path: Path) -> Any:
-    """The module in a file; the same one as before, unless the file has changed."""
-    status = path.stat()
-    key = (path.resolve(), status.st_mtime_ns, status.st_size)
-    if key not in _FILES:
-        _FILES[key] = _executed(path)
-    return _FILES[key]
-
-
-def _executed(path: Path) -> Any:
+@functools.cache
+def _module(path: Path, modified: int) -> Any:
+    """The module in a file, executed again where the file has changed since."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

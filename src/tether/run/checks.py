@@ -21,6 +21,7 @@ from tether.run.evaluate import EvaluationSection
 from tether.run.judges import FunctionJudge, JudgeConfig
 from tether.run.online_sections import OnlineSection
 from tether.run.pairs import PairsSection
+from tether.run.reward import RewardSection
 from tether.run.rows import DataConfig, Section
 
 
@@ -77,9 +78,9 @@ def _check_online(name: str, section: OnlineSection, model: ModelConfig) -> None
         read_premise_pairs(section.evaluate.sycophancy.files, section.evaluate.sycophancy.pairs)
     if section.evaluate.data is None and section.data is not None:
         count = section.evaluate.prompts
-        if (found := _rows_up_to(section.data, section.kind or Prompt, count + 1)) <= count:
+        if (there := _rows_up_to(section.data, section.kind or Prompt, count + 1)) <= count:
             raise DataError(
-                f"{name}.evaluate.prompts = {count}, and {name}.data has {found} prompts: none would be left to train on. "
+                f"{name}.evaluate.prompts = {count}, and {name}.data has {there} prompts: none would be left to train on. "
                 "Set evaluate.prompts lower, or give more prompts"
             )
 
@@ -93,8 +94,21 @@ def _check_pairs(section: PairsSection) -> None:
         with contextlib.closing(Store(section.store)):
             pass
     prompts = section.prompts or 0
-    if prompts and section.data is not None and (found := _rows_up_to(section.data, Prompt, prompts)) < prompts:
-        raise ConfigError(f"pairs.prompts = {prompts}, and there are {found} to use: raise samples_per_prompt instead")
+    if prompts and section.data is not None and (there := _rows_up_to(section.data, Prompt, prompts)) < prompts:
+        raise ConfigError(f"pairs.prompts = {prompts}, and there are {there} to use: raise samples_per_prompt instead")
+
+
+def check_test_judge(name: str, section: Section, reward: Any) -> None:
+    """Whether the [reward] stage of the recipe makes the test model that held-out answers are to be judged by.
+
+    Raises:
+        ConfigError: it makes none.
+    """
+    evaluate = section.evaluate if isinstance(section, OnlineSection) else None
+    if evaluate is None or evaluate.judge != "test" or reward is None:
+        return
+    if not isinstance(reward, RewardSection) or not reward.test_share:
+        raise ConfigError(f"{name}.evaluate.judge = 'test' needs a test model: set reward.test_share above 0")
 
 
 def _rows_up_to(data: DataConfig, kind: type, count: int) -> int:

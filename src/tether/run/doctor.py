@@ -38,7 +38,7 @@ from tether.rollout.local import LocalEngine
 from tether.run.online import OnlineStage, SamplingSection, online_stage, prompts_of
 from tether.run.online_sections import OnlineSection
 from tether.run.prompts import prompt_faults, usable_prompts
-from tether.run.recipe import BaseRecipe, reward_model_of, stage_model
+from tether.run.recipe import BaseRecipe, stage_model
 from tether.run.roles import is_scorer
 from tether.run.rows import calls_functions, load_rows, named
 from tether.stages.policy_config import PolicyConfig

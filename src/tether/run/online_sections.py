@@ -30,7 +30,7 @@ from tether.rewards.servers import RewardServersConfig
 from tether.rewards.verifiable import VerifiableConfig, VerifiableReward, reasoning_gym_prompts
 from tether.rollout.config import EngineConfig
 from tether.run.judges import BY_KIND, AFunction, AModel, JudgeConfig
-from tether.run.roles import encoder_of, load_scorer, objective_names
+from tether.run.roles import encoder_of, load_scorer, objective_names, trained_scorer
 from tether.run.rows import OFFLOAD, DataConfig, Name, Section, SteadyLora
 from tether.stages.heldout import EvaluateConfig
 from tether.stages.policy_config import PolicyConfig
@@ -267,6 +267,13 @@ def check_names(stage: str, asked: Collection[str] | None, trained: Collection[s
         raise ConfigError(f"[{stage}] takes one reward, and [reward.objectives] has several: name them in {stage}.objectives")
     names, have = (", ".join(sorted(some)) or "none" for some in (asked, trained))
     raise ConfigError(f"{stage}.objectives names {names}, and [reward.objectives] has {have}: both name the same ones")
+
+
+def reward_model_of(section: Any) -> Path | None:
+    """The folder of the reward model that a section names; None where it is that of the run."""
+    if not isinstance(section, RewardedSection) or section.reward_model is None:
+        return None
+    return trained_scorer(section.reward_model) or Path(section.reward_model)
 
 
 SINGLY = LearnedReward, EnsembleReward, ClassifierReward, ProcessReward

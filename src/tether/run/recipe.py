@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
@@ -24,16 +24,16 @@ from tether.learner.loop import Progress
 from tether.learner.ranks import here
 from tether.models.config import ModelConfig
 from tether.models.saving import ENSEMBLE
-from tether.run.checks import check_section
+from tether.run.checks import check_section, check_test_judge
 from tether.run.evaluate import EvaluationSection, sampling_of
 from tether.run.launching import On, placed
 from tether.run.models import check_libraries, faults_on, on_folder
-from tether.run.online_sections import PolicySection, RewardedSection, check_names
+from tether.run.online_sections import PolicySection, check_names, reward_model_of
 from tether.run.pairs import SCORED, comparisons_of, feedback_of
 from tether.run.ranks import together
 from tether.run.restarts import watched, watches
-from tether.run.roles import is_scorer, newest_policy, objective_names, trained_scorer
-from tether.run.rows import Lora, Name, Section, calls_functions, check_data, load_rows
+from tether.run.roles import is_scorer, newest_policy, objective_names
+from tether.run.rows import Lora, Name, Section, calls_functions, check_data, load_rows, overlaid
 from tether.run.stage import Context, check_base, round_folder, run_stage
 from tether.run.trackers import TrackerNames
 from tether.run.tracking import tracking
@@ -187,13 +187,6 @@ class BaseRecipe(Config):
             yield f"{name}.value_init = 'reward' copies one reward model, and an ensemble has several: use 'zero'"
 
 
-def reward_model_of(section: Any) -> Path | None:
-    """The folder of the reward model that a section names; None where it is that of the run."""
-    if not isinstance(section, RewardedSection) or section.reward_model is None:
-        return None
-    return trained_scorer(section.reward_model) or Path(section.reward_model)
-
-
 def recipe_type() -> type[BaseRecipe]:
     """A recipe with a field for every stage that the table has now."""
     sections: dict[str, Any] = {
@@ -212,16 +205,6 @@ def read_recipe(name: str, overrides: Sequence[str] = ()) -> BaseRecipe:
         MissingFileError, ConfigError: there is none, or a key or value does not fit.
     """
     return load_recipe(packaged_recipe(name), recipe_type(), overrides)
-
-
-def overlaid(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings with others on top, tables within tables too."""
-    both = {
-        key: overlaid(one[key], value)
-        for key, value in other.items()
-        if isinstance(value, Mapping) and isinstance(one.get(key), Mapping)
-    }
-    return {**one, **other, **both}
 
 
 def run_recipe(
@@ -245,6 +228,10 @@ def run_recipe(
         if not _from_pairs(recipe, name, section):
             check_data(name, section)
         check_section(name, section, recipe.model)
+        if isinstance(section, EvaluationSection):
+            sampling_of(section, _sampling(recipe))
+        if section.scorer and reward_model_of(section) is None:
+            check_test_judge(name, section, recipe.section(section.scorer))
     root.mkdir(parents=True, exist_ok=True)
     if watches(recipe.learner):
         with placed(recipe.on, recipe.model.device):

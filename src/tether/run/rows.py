@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -151,3 +151,13 @@ def check_data(name: str, section: Section) -> None:
         named(section.data, name)
     for data in filter(None, (section.data, *section.others())):
         look(data.paths, section.kind or section.record, format=data.format, strict=data.strict, columns=data.columns)
+
+
+def overlaid(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with others on top, tables within tables too."""
+    both = {
+        key: overlaid(one[key], value)
+        for key, value in other.items()
+        if isinstance(value, Mapping) and isinstance(one.get(key), Mapping)
+    }
+    return {**one, **other, **both}
