@@ -19,7 +19,7 @@ from tether.rewards.verifiable import PACKAGES
 from tether.run.engines import check_engine
 from tether.run.evaluate import EvaluationSection
 from tether.run.judges import FunctionJudge, JudgeConfig
-from tether.run.online_sections import OnlineSection
+from tether.run.online_sections import OnlineSection, RewardedSection
 from tether.run.pairs import PairsSection
 from tether.run.reward import RewardSection
 from tether.run.rows import DataConfig, Section
@@ -34,6 +34,8 @@ def check_section(name: str, section: Section, model: ModelConfig) -> None:
     """
     for judge in _judges(section):
         _check_judge(judge)
+    if isinstance(section, RewardedSection):
+        _check_reward(name, section)
     if isinstance(section, OnlineSection):
         _check_online(name, section, model)
     if isinstance(section, PairsSection):
@@ -57,19 +59,22 @@ def _check_judge(judge: Any) -> None:
         build(ModelConfig, {"source": judge.model}, where="judge.model")
 
 
-def _check_online(name: str, section: OnlineSection, model: ModelConfig) -> None:
+def _check_reward(name: str, section: RewardedSection) -> None:
     for call in section.function.calls if section.function else ():
         load_function(call)
     if section.verifiable is not None and section.verifiable.kind in PACKAGES:
         require(PACKAGES[section.verifiable.kind], f"verifiable.kind = {section.verifiable.kind!r}", "verify")
-    if section.task is not None:
-        require("reasoning-gym", "a reasoning-gym task", "verify")
     if section.classifier is not None:
         source = Path(section.classifier.source).expanduser()
         if section.classifier.source.startswith((".", "/", "~")) and not (source / "config.json").is_file():
             raise MissingFileError(
                 f"{name}.classifier.source: {source} holds no model: there is no config.json. Give a folder that has"
             )
+
+
+def _check_online(name: str, section: OnlineSection, model: ModelConfig) -> None:
+    if section.task is not None:
+        require("reasoning-gym", "a reasoning-gym task", "verify")
     if section.engine.kind != "local":
         check_engine(section.engine, section.lora, quantize=model.quantize)
     if section.evaluate is None:
