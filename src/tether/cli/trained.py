@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +19,7 @@ from tether.core.visible import visible
 
 if TYPE_CHECKING:
     from tether.core.types import Message
+    from tether.servers.http import JsonServer
 
 
 def generate(
@@ -144,10 +146,11 @@ def engine(
         from tether.models.config import ModelConfig
         from tether.run.engines import engine_server
         from tether.run.models import open_model
+        from tether.servers.http import new_token
 
         loaded = open_model(build(ModelConfig, {"source": model, "dtype": dtype}, where="tether engine"))
-    server = engine_server(loaded, (host, port), rows)
-    typer.echo("Sampling at http://{}:{}; Ctrl-C ends it.".format(*server.server_address[:2]))
+    server = engine_server(loaded, (host, port), rows, new_token())
+    _announce("Sampling", server)
     server.serve_forever()
 
 
@@ -160,7 +163,17 @@ def rewards(
     """Serve a stage's reward to runs with reward_servers.addresses. It runs the reward function that the recipe names."""
     with starting("loading what scores"):
         from tether.run.reward_servers import server_of
+        from tether.servers.http import new_token
 
-        server = server_of(recipe, stage, (host, port))
-    typer.echo("Scoring at http://{}:{}; Ctrl-C ends it.".format(*server.server_address[:2]))
+        server = server_of(recipe, stage, (host, port), new_token())
+    _announce("Scoring", server)
     server.serve_forever()
+
+
+def _announce(work: str, server: JsonServer) -> None:
+    """Print the address of a server that was started by hand and, where it made one, the token that runs need."""
+    from tether.servers.http import TOKEN
+
+    if TOKEN not in os.environ:
+        typer.echo(f"Runs that use it need its token: export {TOKEN}={server.token}")
+    typer.echo("{} at http://{}:{}; Ctrl-C ends it.".format(work, *server.server_address[:2]))

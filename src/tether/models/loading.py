@@ -245,7 +245,7 @@ def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
     return hasher.hexdigest()[:16]
 
 
-def save_model(model: Any, tokenizer: Any, template: str, folder: Path) -> None:
+def save_model(model: Any, tokenizer: Any, template: str | dict[str, str], folder: Path) -> None:
     """A plain transformers folder: weights in safetensors, tokenizer, and the template that is really used."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.chat_template = template

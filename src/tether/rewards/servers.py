@@ -96,8 +96,8 @@ class ServedReward:
             return [Score(None, reason=f"reward servers: {error}")] * count
 
 
-def reward_server(source: RewardSource, digest: str, address: tuple[str, int]) -> JsonServer:
-    """A server that scores by this source, one request after the other; `serve_forever` makes it answer."""
+def reward_server(source: RewardSource, digest: str, address: tuple[str, int], token: str | None = None) -> JsonServer:
+    """A server that scores by this source, one request after the other; `serve_forever` makes it answer. See JsonServer."""
     turn = threading.Lock()
 
     def score(body: Json) -> Answer:
@@ -106,4 +106,4 @@ def reward_server(source: RewardSource, digest: str, address: tuple[str, int]) -
             return 200, {"scores": SCORES.dump_python(source.score(rollouts), mode="json")}
 
     described: Callable[[], Json] = lambda: {"digest": digest, "name": source.name}  # noqa: E731
-    return JsonServer(address, {"/v1/reward": described}, {"/v1/score": score})
+    return JsonServer(address, {"/v1/reward": described}, {"/v1/score": score}, token)

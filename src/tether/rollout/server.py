@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -19,7 +19,7 @@ from tether.core.errors import TetherError
 from tether.core.types import Json, Sampling, StopReason
 from tether.rollout.drawn import Drawn, Ids, score_ids
 from tether.rollout.local import LocalEngine
-from tether.rollout.wire import GENERATE
+from tether.rollout.wire import GENERATE, AdapterRequest, GenerateRequest
 from tether.servers.http import Answer, JsonServer, Route
 
 T = TypeVar("T")
@@ -47,19 +47,31 @@ class EngineServer(JsonServer):
         base: what /v1/models calls the model under the adapters.
         load: opens an adapter.
         unload: takes back the engine of one that nobody samples with any more.
-        limits: of /v1/models: the longest sequence, in tokens.
+        context: the longest sequence, in tokens.
+        vocabulary: the number of token ids.
+        token: see JsonServer.
     """
 
     def __init__(
-        self, address: tuple[str, int], base: str, load: Loader, unload: Callable[[LocalEngine], None], context: int
+        self,
+        address: tuple[str, int],
+        base: str,
+        load: Loader,
+        unload: Callable[[LocalEngine], None],
+        *,
+        context: int,
+        vocabulary: int,
+        token: str | None = None,
     ) -> None:
         post: dict[str, Route] = {
             GENERATE: lambda body: self._if_open(self.generate, body),
             "/v1/load_lora_adapter": lambda body: self._if_open(partial(self.adapt, "load"), body),
             "/v1/unload_lora_adapter": lambda body: self._if_open(partial(self.adapt, "unload"), body),
         }
-        super().__init__(address, {"/v1/models": self.models}, post)
-        self.base, self.load, self.unload, self.context = base, load, unload, context
+        super().__init__(address, {"/v1/models": self.models}, post, token)
+        self.base, self.load, self.unload = base, load, unload
+        self.context, self.vocabulary = context, vocabulary
+        self.begun: float | None = None
         self.engines: dict[str, LocalEngine] = {}
         self.asked: queue.Queue[Asked | Callable[[], None] | None] = queue.Queue()
         self.worker = threading.Thread(target=self._work, daemon=True)
@@ -80,12 +92,18 @@ class EngineServer(JsonServer):
                     waiting.append(self.asked.get(timeout=TOGETHER if isinstance(waiting[-1], Asked) else 0))
             if None in waiting:
                 return
-            for task in waiting:
-                if task is not None and not isinstance(task, Asked):
-                    task()
+            self.begun = time.monotonic()
             requests = [task for task in waiting if isinstance(task, Asked)]
-            for kind in dict.fromkeys(one.kind for one in requests):
-                self._draw([one for one in requests if one.kind == kind])
+            try:
+                for task in waiting:
+                    if task is not None and not isinstance(task, Asked):
+                        task()
+                for kind in dict.fromkeys(one.kind for one in requests):
+                    self._draw([one for one in requests if one.kind == kind])
+            except Exception as error:  # noqa: BLE001  (of ours: the thread lives on, and nobody waits in vain)
+                for one in requests:
+                    one.back.put((500, f"{type(error).__name__}: {error}"))
+            self.begun = None
 
     def _draw(self, batch: list[Asked]) -> None:
         model, count, seed, stop_ids, sampling = batch[0].kind
@@ -105,23 +123,43 @@ class EngineServer(JsonServer):
 
     def generate(self, body: Json) -> Answer:
         """Status and answer of a request for samples, or for the log-probabilities of a prompt (`prompt_logprobs`)."""
-        given, ids, back = body["sampling_params"], tuple(body["token_ids"]), queue.Queue[Any]()
-        extra = given.get("extra_args") or {}
-        if "prompt_logprobs" in given:
-            self.asked.put(lambda: back.put(self._with_engine(body["model"], partial(_scored, ids))))
+        words, back = GenerateRequest.model_validate(body), queue.Queue[Any]()
+        ids, given = words.token_ids, words.sampling_params
+        outside = next((i for i in (*ids, *given.stop_token_ids) if not 0 <= i < self.vocabulary), None)
+        if outside is not None:
+            return 400, {"error": f"there is no token {outside}: the model has {self.vocabulary}"}
+        scores = given.prompt_logprobs is not None
+        longest = len(ids) if scores else len(ids) + given.max_tokens
+        if longest > self.context:
+            return 400, {"error": f"{len(ids)} + {longest - len(ids)} tokens; the context holds {self.context}"}
+        if scores:
+            self.asked.put(lambda: back.put(self._with_engine(words.model, partial(_scored, ids))))
         else:
-            sampling = Sampling(given["max_tokens"], *(given[name] for name in ("temperature", "top_k", "top_p", "min_p")))
-            sampling = replace(sampling, stop_strings=tuple(given.get("stop") or ()))
-            if len(ids) + sampling.max_new_tokens > self.context:
-                return 400, {"error": f"{len(ids)} + {sampling.max_new_tokens} tokens; the context holds {self.context}"}
-            stop_ids = tuple(given["stop_token_ids"])
-            kind = body["model"], given.get("n", 1), extra.get("seed", given.get("seed", 0)), stop_ids, sampling
-            self.asked.put(Asked(kind, ids, extra.get("ordinal", 0), back))
-        if isinstance(answer := back.get(), tuple):
+            how = given.temperature, max(0, given.top_k), given.top_p, given.min_p
+            sampling = Sampling(given.max_tokens, *how, stop_strings=given.stop)
+            seed = given.seed if given.extra_args.seed is None else given.extra_args.seed
+            kind = words.model, given.n, seed, given.stop_token_ids, sampling
+            self.asked.put(Asked(kind, ids, given.extra_args.ordinal, back))
+        if isinstance(answer := self._wait(back), tuple):
             return answer[0], {"error": answer[1]}
         if isinstance(answer, dict):
-            return 200, {"model": body["model"], **answer}
-        return 200, {"model": body["model"], "choices": [choice(index, one) for index, one in enumerate(answer)]}
+            return 200, {"model": words.model, **answer}
+        return 200, {"model": words.model, "choices": [choice(index, one) for index, one in enumerate(answer)]}
+
+    def _wait(self, back: queue.Queue[T]) -> T | tuple[int, str]:
+        """The result of the thread that samples, or that it has ended."""
+        while True:
+            try:
+                return back.get(timeout=1.0)
+            except queue.Empty:
+                if not self.worker.is_alive():
+                    return 503, "the server is closed"
+
+    def health(self) -> Answer:
+        """The state of the thread that samples, and for how many seconds it has been at its present work."""
+        if not self.worker.is_alive():
+            return 503, {"error": "the thread that samples has ended"}
+        return 200, {"at_work": 0.0 if self.begun is None else time.monotonic() - self.begun}
 
     def _if_open(self, route: Route, body: Json) -> Answer:
         return route(body) if self.worker.is_alive() else (503, {"error": "the server is closed"})
@@ -132,7 +170,8 @@ class EngineServer(JsonServer):
 
     def adapt(self, what: str, body: Json) -> Answer:
         """Load or unload an adapter; a name is never given to another one."""
-        name, back = body["lora_name"], queue.Queue[tuple[int, str]]()
+        words, back = AdapterRequest.model_validate(body), queue.Queue[tuple[int, str]]()
+        name = words.lora_name
 
         def task() -> tuple[int, str]:
             if (name in self.engines) == (what == "load"):
@@ -140,12 +179,12 @@ class EngineServer(JsonServer):
             if what == "unload":
                 self.unload(self.engines.pop(name))
             else:
-                engine = self.load(name, Path(body["lora_path"]))  # of a whole model the same one, with other weights
+                engine = self.load(name, Path(words.lora_path))  # of a whole model the same one, with other weights
                 self.engines = {old: other for old, other in self.engines.items() if other is not engine} | {name: engine}
             return 200, ""
 
         self.asked.put(lambda: back.put(_outcome(task)))
-        status, error = back.get()
+        status, error = self._wait(back)
         return status, {"error": error} if error else {}
 
 

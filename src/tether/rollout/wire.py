@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pydantic import BaseModel, ConfigDict, Field
+
 from tether.core.types import Json, Sampling, StopReason
 from tether.rollout.drawn import Drawn, Ids
 
@@ -20,6 +22,54 @@ NEEDED = {
     "/v1/unload_lora_adapter": "vLLM needs VLLM_ALLOW_RUNTIME_LORA_UPDATING=1.",
 }
 """What a server is started with that does this."""
+
+
+LIMIT = 2**63
+"""Seeds and ordinals are smaller."""
+
+
+class _Words(BaseModel):
+    """A part of a request; what it does not know it leaves to vLLM."""
+
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
+
+
+class OwnWords(_Words):
+    """tether's additions to vLLM's words."""
+
+    seed: int | None = Field(default=None, gt=-LIMIT, lt=LIMIT)
+    ordinal: int = Field(default=0, gt=-LIMIT, lt=LIMIT)
+
+
+class SamplingWords(_Words):
+    """The way to sample, in vLLM's words."""
+
+    n: int = Field(default=1, ge=1, le=4096)
+    max_tokens: int = Field(default=1, ge=1, le=2**20)
+    temperature: float = Field(default=1.0, ge=0)
+    top_k: int = Field(default=0, ge=-1, le=2**31)
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    stop: tuple[str, ...] = Field(default=(), max_length=64)
+    stop_token_ids: tuple[int, ...] = Field(default=(), max_length=256)
+    seed: int = Field(default=0, gt=-LIMIT, lt=LIMIT)
+    extra_args: OwnWords = OwnWords()
+    prompt_logprobs: int | None = None
+
+
+class GenerateRequest(_Words):
+    """A request for samples, or for the log-probabilities of a prompt."""
+
+    model: str = Field(max_length=1000)
+    token_ids: tuple[int, ...] = Field(min_length=1, max_length=2**22)
+    sampling_params: SamplingWords
+
+
+class AdapterRequest(_Words):
+    """A request to load an adapter or a model, or to unload one."""
+
+    lora_name: str = Field(min_length=1, max_length=1000)
+    lora_path: str = Field(default="", max_length=4096)
 
 
 def as_request(ids: Ids, sampling: Sampling, count: int, seed: int, ordinal: int, *, stop_ids: Sequence[int], ours: bool) -> Json:

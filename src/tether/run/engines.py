@@ -125,8 +125,8 @@ def _base(loaded: LoadedModel, root: Path, seed: int) -> Path:
     return (root / "base").resolve()
 
 
-def engine_server(loaded: LoadedModel, address: tuple[str, int], rows: int) -> EngineServer:
-    """A server of tether's engine with this model, or adapters on it; `serve_forever` makes it answer."""
+def engine_server(loaded: LoadedModel, address: tuple[str, int], rows: int, token: str | None = None) -> EngineServer:
+    """A server of tether's engine with this model, or adapters on it; `serve_forever` makes it answer. Token: see JsonServer."""
     settings, spare = dict[LocalEngine, str](), list[LocalEngine]()  # of engines with an adapter; those that have let go of it
 
     @cache
@@ -147,4 +147,5 @@ def engine_server(loaded: LoadedModel, address: tuple[str, int], rows: int) -> E
             settings[engine] = own
         return engine
 
-    return EngineServer(address, loaded.source, load, spare.append, loaded.context_length)
+    limits = {"context": loaded.context_length, "vocabulary": loaded.model.get_input_embeddings().weight.shape[0]}
+    return EngineServer(address, loaded.source, load, spare.append, **limits, token=token)

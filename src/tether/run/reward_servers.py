@@ -61,7 +61,7 @@ def served_reward(section: OnlineSection, context: Context) -> ServedReward:
     return ServedReward(section.reward_source, servers, config, folder, digest(settings["reward"]))
 
 
-def settings_server(settings: Json, address: tuple[str, int], stacks: Path | None = None) -> JsonServer:
+def settings_server(settings: Json, address: tuple[str, int], stacks: Path | None = None, token: str | None = None) -> JsonServer:
     """A server that scores by these settings.
 
     Raises:
@@ -74,10 +74,10 @@ def settings_server(settings: Json, address: tuple[str, int], stacks: Path | Non
     source = reward_source(section, roles, scorer, loaded, pick_device(model.device), 0)
     if isinstance(source, FunctionReward):
         source.watchdog.path = stacks
-    return reward_server(source, digest(settings["reward"]), address)
+    return reward_server(source, digest(settings["reward"]), address, token)
 
 
-def server_of(recipe: str, stage: str | None, address: tuple[str, int]) -> JsonServer:
+def server_of(recipe: str, stage: str | None, address: tuple[str, int], token: str | None = None) -> JsonServer:
     """A server for a stage of a recipe, or by the settings that a run wrote (`reward/settings.json` in a stage's folder).
 
     Raises:
@@ -86,10 +86,10 @@ def server_of(recipe: str, stage: str | None, address: tuple[str, int]) -> JsonS
     from tether.run.recipe import read_recipe, stands_on  # which imports the stages, and these servers
 
     if recipe.endswith(".json"):
-        return settings_server(read_json(Path(recipe)), address, Path(recipe).with_name("stacks.txt"))
+        return settings_server(read_json(Path(recipe)), address, Path(recipe).with_name("stacks.txt"), token)
     config = read_recipe(recipe)
     names = [name for name in config.stages if isinstance(config.section(name), OnlineSection)]
     if stage not in names and (stage or len(names) != 1):
         raise ConfigError(f"which stage's reward? {recipe} has these that sample: {', '.join(names) or 'none'}")
     context = stands_on(config, stage or names[0])
-    return settings_server(reward_settings(config.section(stage or names[0]), context), address)
+    return settings_server(reward_settings(config.section(stage or names[0]), context), address, token=token)

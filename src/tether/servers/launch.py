@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
 from tether.core.errors import ConfigError
+from tether.servers.http import TOKEN, new_token
 
 Command = Callable[[str, int], Sequence[str]]
 """From a host and a port to the command line of a server that listens there."""
@@ -101,6 +102,9 @@ class Processes:
 class Servers:
     """Servers by name: those that are started get a new address each time, others are only talked to.
 
+    Attributes:
+        token: the secret that requests bear; started servers get it by their environment, vLLM's as its API key.
+
     Args:
         command: of a started one.
         names: of those to start; each has its log in `folder`.
@@ -119,7 +123,12 @@ class Servers:
         launcher: Launcher | None = None,
     ) -> None:
         self.command, self.folder, self.addresses = command, folder, dict(addresses or {})
-        self.environment = QUIET | ({"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"} if threads else {})
+        self.token = new_token()
+        self.environment = (
+            QUIET
+            | {TOKEN: self.token, "VLLM_API_KEY": self.token}
+            | ({"OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"} if threads else {})
+        )
         self.started, self.launcher = set(names), launcher or Processes()
         self.names = [*names, *self.addresses]
         folder.mkdir(parents=True, exist_ok=True)

@@ -24,6 +24,7 @@ from tether.core.rundir import append_jsonl
 from tether.core.types import Json
 from tether.servers.config import ServersConfig
 from tether.servers.fleet import Fleet, Limits, State
+from tether.servers.http import TOKEN
 from tether.servers.launch import Servers
 
 T = TypeVar("T")
@@ -67,7 +68,8 @@ class ServerPool:
         ]
         options.append((socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1))
         lines = httpx2.HTTPTransport(limits=httpx2.Limits(max_connections=None), socket_options=options)
-        self.client, self.senders = httpx2.Client(transport=lines), ThreadPoolExecutor(requests * len(servers.names))
+        self.client = httpx2.Client(transport=lines, headers={"Authorization": f"Bearer {servers.token}"})
+        self.senders = ThreadPoolExecutor(requests * len(servers.names))
         self.keepers = [threading.Thread(target=self._tend, args=(name,), daemon=True) for name in servers.names]
 
     def start(self, first: Callable[[], None]) -> None:
@@ -215,6 +217,8 @@ class ServerPool:
     def get(self, name: str, path: str) -> Any:
         """What stands at a path of a server."""
         answer = self.client.get(self.servers.addresses[name] + path, timeout=CONNECT)
+        if answer.status_code in (401, 403):
+            raise RefusedError(reason(answer))
         answer.raise_for_status()
         return answer.json() if answer.content and path != "/health" else {}
 
@@ -240,6 +244,8 @@ class ServerPool:
 
 def reason(answer: Any) -> str:
     """What a server says of its refusal."""
+    if answer.status_code == 401:
+        return f"it asks for a token that this run has not: set {TOKEN} to the one that the server was started with"
     try:
         body = answer.json()
     except ValueError:
