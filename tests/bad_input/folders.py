@@ -19,6 +19,7 @@ from tether.models.tiny import TEMPLATE, tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rewards.classifier import ClassifierConfig, ClassifierReward
 from tether.run.judging import bench_rewards
+from tether.run.models import open_model
 from tether.run.online import online_stage
 from tether.run.recipe import Recipe, run_recipe
 from tether.run.roles import encoder_of, load_policy, local_engine, save_trained
@@ -100,14 +101,8 @@ def own_code(folder):
     (folder / "code.py").write_text("raise SystemExit('ran')\n")
 
 
-def longer_vocabulary(folder):
-    made = tiny_tokenizer()
-    made.add_tokens([f"<{n}>" for n in range(9)])
-    made.save_pretrained(folder)
-
-
 def load(folder, **values):
-    return load_model(build(ModelConfig, {"source": str(folder), "dtype": "float32", **values}, where="model"))
+    return open_model(build(ModelConfig, {"source": str(folder), "dtype": "float32", **values}, where="model"))
 
 
 def answer(folder, text="hi", new=8, **values):

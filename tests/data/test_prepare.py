@@ -5,7 +5,7 @@ import pytest
 from tether.core.errors import DataError
 from tether.core.types import Comparison, assistant, user
 from tether.data.chat import Encoded
-from tether.data.prepare import by_prompt, encode_rows, prepare, within
+from tether.data.prepare import Limit, by_prompt, encode_rows, prepare, within
 
 
 def sequence(*ids):
@@ -20,9 +20,9 @@ def refuse_odd(number):
 
 def test_refused_rows_are_counted_by_reason_and_the_others_keep_their_order():
     assert encode_rows([4, 1, 2, 3], refuse_odd) == ([-4, -2], {"odd": 2})
-    assert within(sequence(1, 2), 2, "x.length") == sequence(1, 2)
+    assert within(sequence(1, 2), Limit(2, "x.length = 2 tokens")) == sequence(1, 2)
     with pytest.raises(DataError, match=r"longer than x\.length = 1 tokens"):
-        within(sequence(1, 2), 1, "x.length")
+        within(sequence(1, 2), Limit(1, "x.length = 1 tokens"))
 
 
 def test_each_distinct_response_stands_once_and_every_row_finds_its_own():

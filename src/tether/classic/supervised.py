@@ -22,7 +22,7 @@ from tether.core.errors import DataError, ModelError
 from tether.core.types import Demonstration
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.formats.registry import detect, kind_reader
-from tether.data.prepare import Ranking, Split, encode_rows, within
+from tether.data.prepare import Ranking, Split, encode_rows, limit_of, within
 from tether.learner.config import SupervisedConfig
 from tether.learner.loop import plan_updates
 from tether.models.heads import ScalarHead
@@ -60,7 +60,7 @@ class _Trainer:
         self.tokenizer: Any = tokenizer or processing_class or AutoTokenizer.from_pretrained(model.config._name_or_path)
         self.model = on_device(cast(model, torch.bfloat16) if self.args.bf16 else model, "cpu" if self.args.use_cpu else "auto")
         ends = eos_ids(self.tokenizer, model.generation_config if model.can_generate() else None)
-        self.encoder = ChatEncoder(self.tokenizer, ends)
+        self.encoder = ChatEncoder(self.tokenizer, ends, context_length=TrainableRole(self.model).context_length)
         self.stage = self._stage()
         self.train_rows, self.eval_rows = self._usable(train_dataset), self._usable(eval_dataset)
 
@@ -131,7 +131,8 @@ class SFTTrainer(_Trainer):
 
     def _encode(self, row: Row) -> list[Encoded]:
         """Token ids of a row, cut at max_seq_length; some templates need several sequences, see `ChatEncoder.conversations`."""
-        limit, field, bos = self.args.max_seq_length, self.args.dataset_text_field, self.tokenizer.bos_token
+        limit = min(self.args.max_seq_length, self.encoder.context_length)
+        field, bos = self.args.dataset_text_field, self.tokenizer.bos_token
         if field in row:
             rendered = bool(bos) and row[field].startswith(bos)  # by a chat template, which has put the BOS there
             ids = tuple(self.tokenizer(row[field], add_special_tokens=not rendered)["input_ids"])
@@ -178,7 +179,7 @@ class RewardTrainer(_Trainer):
         texts = [self._ids(row, side) for side in ("chosen", "rejected")]
         shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*texts, strict=False)))
         sides = tuple(Encoded(ids, tuple(i >= max(1, shared) for i in range(len(ids)))) for ids in texts)
-        within(max(sides, key=len), self.args.max_length, "max_length")
+        within(max(sides, key=len), limit_of(self.encoder, self.args.max_length, "max_length"))
         if texts[0] == texts[1]:
             raise DataError("both sides are the same tokens")
         return [Ranking("", sides, (0,), (1,), (1.0,), (float(row.get("margin") or 0.0),))]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 
+from tether.core.errors import ModelError
 from tether.core.once import once
 from tether.cpu.kernels import library
 from tether.cpu.memory import own_heap
-from tether.models.loading import LoadedModel, pick_device
+from tether.models.loading import LoadedModel, pick_device, plain_attention
 from tether.models.trunk import GROUPED
 
 
@@ -22,12 +23,17 @@ def speed_up(loaded: LoadedModel) -> LoadedModel:
     Raises:
         ModelError: grouped attention was asked for and the model needs more than it does.
     """
-    from tether.cpu.attention import pick_attention
+    from tether.cpu.attention import computes_alike, pick_attention
 
     config, device = loaded.config, pick_device(loaded.config.device)
     if not config.cpu_kernels:
         return loaded
     attention = pick_attention(config.attention, device, loaded.model)
+    if attention == GROUPED and not computes_alike(loaded.model):
+        if config.attention == GROUPED.removeprefix("tether_"):
+            kind = type(loaded.model).__name__
+            raise ModelError(f"model.attention = 'grouped' does not compute what {kind} does; use 'eager' or 'sdpa'")
+        attention = plain_attention(config.attention, device, loaded.model)
     loaded.model.set_attn_implementation(attention)
     on_cpu, parts = device.type == "cpu", {"attention": attention == GROUPED}
     parts |= {"decoding": on_cpu and library() is not None, "allocator": on_cpu and own_heap() is not None}

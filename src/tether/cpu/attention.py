@@ -21,6 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tether.core.errors import ModelError
 from tether.cpu.kernels import Ragged, attend, attend_back, library_for
+from tether.models.independence import EQUAL, relative_difference
 from tether.models.loading import plain_attention
 from tether.models.trunk import GROUPED, additive_mask
 
@@ -164,7 +165,7 @@ def grouped_attention(
         options.get("scaling") or dim**-0.5,
     )
     out = out.view(batch, -1, heads, side, dim).transpose(2, 3).flatten(1, 2)
-    return out[:, :time], None
+    return out[:, :time].contiguous(), None
 
 
 def _tiles(mask: Tensor, shape: tuple[int, int, int, int]) -> Tiles:
@@ -199,5 +200,25 @@ def pick_attention(attention: str, device: torch.device, model: Any) -> str:
     return plain_attention(attention, device, model) if foreign else GROUPED
 
 
+@torch.no_grad()
+def computes_alike(model: Any) -> bool:
+    """Whether grouped attention gives this model the states that eager attention gives: seen on a few tokens, once a kind."""
+    config = model.config.get_text_config()
+    key = (model.dtype, config.to_json_string(use_diff=False))
+    if key not in _ALIKE:
+        rows = model.get_input_embeddings().weight.shape[0]
+        ids = torch.randint(rows, (1, 9), generator=torch.Generator().manual_seed(0)).to(model.device)
+        states = []
+        for attention in ("eager", GROUPED):
+            model.set_attn_implementation(attention)
+            try:
+                states.append(model(input_ids=ids, use_cache=False).logits[0])
+            except Exception:  # noqa: BLE001  (a model of any author may want anything of its attention)
+                return _ALIKE.setdefault(key, False)
+        _ALIKE[key] = bool(relative_difference(states[1], states[0]).median() <= EQUAL.get(model.dtype, 0.1))
+    return _ALIKE[key]
+
+
+_ALIKE: dict[Any, bool] = {}
 ALL_ATTENTION_FUNCTIONS.register(GROUPED, grouped_attention)
 ALL_MASK_ATTENTION_FUNCTIONS.register(GROUPED, eager_mask)

@@ -61,6 +61,7 @@ class ChatEncoder:
             conversations with tools.
         system_prompt: put before conversations that have no system message of their own; None leaves that to the template.
         rendered: treatment of texts that a template has rendered already, see `Rendered`.
+        vocabulary: token ids that the model has an embedding for; a tokenizer may list more.
     """
 
     def __init__(
@@ -70,6 +71,8 @@ class ChatEncoder:
         template: str | Mapping[str, str] | None = None,
         system_prompt: str | None = None,
         rendered: Rendered = "auto",
+        vocabulary: int = 2**31,
+        context_length: int = 2**31,
     ) -> None:
         if not stop_ids:
             raise ModelError("the tokenizer has no EOS token, so no response could ever end. Set model.stop_tokens.")
@@ -79,6 +82,7 @@ class ChatEncoder:
         self.chat = ChatTemplate(tokenizer, template, stops)
         self.system_prompt = system_prompt
         self.rendered: Rendered = rendered
+        self.vocabulary, self.context_length = vocabulary, context_length
 
     @classmethod
     def described(cls, tokenizer: Any, encoding: Json) -> ChatEncoder:
@@ -102,7 +106,7 @@ class ChatEncoder:
     def pad_id(self) -> int:
         """Any valid id: nothing ever reads what stands on padding."""
         pad = self.tokenizer.pad_token_id
-        return self.stop_ids[0] if pad is None else pad
+        return self.stop_ids[0] if pad is None or pad >= self.vocabulary else pad
 
     def describe(self) -> Json:
         """The settings that decide the encoding; two roles that differ here do not speak the same language."""
@@ -174,6 +178,8 @@ class ChatEncoder:
     def rollout_for_scoring(self, prompt_ids: tuple[int, ...], response_ids: tuple[int, ...]) -> Encoded:
         """A sampled response as the reward model was trained to see it: ended by a stop token, sampled or not."""
         ended = response_ids if response_ids and response_ids[-1] in self.stop_ids else (*response_ids, self.stop_ids[0])
+        if len(prompt_ids) + len(ended) == self.context_length + 1:  # there is no room behind the last token
+            ended = (*ended[:-2], ended[-1])
         return self.rollout(prompt_ids, ended)
 
     def decode(self, ids: tuple[int, ...] | list[int]) -> str:
@@ -247,9 +253,18 @@ class ChatEncoder:
         return self.chat.replies(messages)
 
     def _tokenize(self, text: str, *, begins: bool = False) -> list[int]:
-        """The ids of a text, or of a fragment that stands behind another one."""
-        if not text:
-            return []
+        """The ids of a text, or of a fragment that stands behind another one.
+
+        Raises:
+            DataError: it needs a token that the model has no embedding for.
+        """
+        ids = self._ids(text, begins) if text else []
+        if max(ids, default=0) >= self.vocabulary:
+            token = self.tokenizer.convert_ids_to_tokens(max(ids))
+            raise DataError(f"the model has no embedding for the token {token!r}, which its tokenizer lists")
+        return ids
+
+    def _ids(self, text: str, begins: bool) -> list[int]:
         if begins or self._anchor is None:
             return self.tokenizer(text, add_special_tokens=False)["input_ids"]
         anchor = self.tokenizer(self._anchor, add_special_tokens=False)["input_ids"]

@@ -78,14 +78,28 @@ def encode_rows(rows: Iterable[Row], encode: Callable[[Row], Prepared]) -> Encod
     return encoded, dict(skipped)
 
 
-def within(sequence: Encoded, max_length: int, option: str) -> Encoded:
-    """The sequence, if it has at most `max_length` tokens; the error names `option`, the setting of this length.
+class Limit(NamedTuple):
+    """The most tokens that a row may have, and the name of that number."""
+
+    tokens: int
+    name: str
+
+
+def limit_of(encoder: ChatEncoder, max_length: int, option: str) -> Limit:
+    """The smaller one of a stage's `max_length`, the setting `option`, and the model's context."""
+    if encoder.context_length < max_length:
+        return Limit(encoder.context_length, f"the model's context of {encoder.context_length} tokens")
+    return Limit(max_length, f"{option} = {max_length} tokens")
+
+
+def within(sequence: Encoded, limit: Limit) -> Encoded:
+    """The sequence, if the limit holds it.
 
     Raises:
-        DataError: it is longer.
+        DataError: it is longer; the error names the limit.
     """
-    if len(sequence) > max_length:
-        raise DataError(f"longer than {option} = {max_length} tokens")
+    if len(sequence) > limit.tokens:
+        raise DataError(f"longer than {limit.name}")
     return sequence
 
 
@@ -171,6 +185,7 @@ def encode_comparisons(
         max_length: longer responses are left out; the reason names `option`, the setting of this length.
         one_turn: leave out pairs whose sides go on for several turns, of which only the last would count.
     """
+    limit = limit_of(encoder, max_length, option)
 
     def encode(row: Comparison) -> tuple[str, list[Encoded], tuple[float, float]]:
         if row.tie:
@@ -179,7 +194,7 @@ def encode_comparisons(
             raise DataError("a side has several turns")
         row = row if row.probability >= 0.5 else row.swap()
         sides = [encoder.conversation((*row.prompt, *side), "last") for side in (row.chosen, row.rejected)]
-        within(max(sides, key=len), max_length, option)
+        within(max(sides, key=len), limit)
         if sides[0].ids == sides[1].ids:
             raise DataError("both sides are the same tokens")
         return group_of(row), sides, (row.probability, abs(row.margin or 0.0))
@@ -217,12 +232,13 @@ def encode_feedback(
     Args:
         max_length: longer responses are left out; the reason names `option`, the setting of this length.
     """
+    limit = limit_of(encoder, max_length, option)
 
     def encode(row: Feedback) -> tuple[str, list[Encoded], tuple[bool]]:
         if len(row.response) > 1:
             raise DataError("a response has several turns")
         sequence = encoder.conversation((*row.prompt, *row.response), "last")
-        return group_of(row), [within(sequence, max_length, option)], (row.desirable,)
+        return group_of(row), [within(sequence, limit)], (row.desirable,)
 
     responses, skipped = encode_rows(rows, encode)
     return [JudgedPrompt(*columns) for columns in by_prompt(responses)], skipped

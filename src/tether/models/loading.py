@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from tether.core.errors import ConfigError, ModelError, require
+from tether.core.errors import ConfigError, ModelError, one_line, require
+from tether.core.once import once
 from tether.core.rundir import cpuinfo
+from tether.core.types import Json
 from tether.models.config import TINY, LoraConfig, ModelConfig
 from tether.models.precision import cast
 from tether.models.pretrained import from_pretrained, quiet
 from tether.models.quantized import LIBRARY, quantize
 from tether.models.targets import kept_layers, target_names
 from tether.models.trunk import Role, setting
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -40,6 +45,17 @@ class LoadedModel:
     source: str
     digest: str
     cpu_kernels: tuple[str, ...] = ()
+    notes: list[str] = field(default_factory=list)
+
+    def note(self, sentence: str) -> None:
+        """Log once, and keep for the run's summary, what is done otherwise with this model than with most."""
+        once(logger.warning, "%s", sentence)
+        if sentence not in self.notes:
+            self.notes.append(sentence)
+
+    def noted(self, summary: Json) -> Json:
+        """A stage's summary, with what was noted."""
+        return {**summary, "notes": self.notes} if self.notes else summary
 
     def manifest(self) -> dict[str, object]:
         """What a run's manifest says of it."""
@@ -50,7 +66,7 @@ class LoadedModel:
 
     @property
     def context_length(self) -> int:
-        return int(setting(self.model.config, "max_position_embeddings") or 2**31)
+        return Role(self.model).context_length
 
 
 def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> LoadedModel:
@@ -77,7 +93,8 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
     stop_ids, rows = _stop_ids(config, tokenizer, model), model.get_input_embeddings().weight.shape[0]
     if not stop_ids:
         raise ModelError(f"{source}: the tokenizer has no EOS token, so no response could ever end. Set model.stop_tokens.")
-    if rows < len(tokenizer) or any(not 0 <= stop < rows for stop in stop_ids):
+    # Tokens that were added to a tokenizer may be for others than this model: a text that needs one is refused.
+    if rows < tokenizer.vocab_size or any(not 0 <= stop < rows for stop in stop_ids):
         raise ModelError(
             f"{source}: the tokenizer has {len(tokenizer)} tokens, {list(stop_ids)} end a turn, the embedding has {rows} rows. "
             "Model and tokenizer do not belong together: take both from one place."
@@ -220,9 +237,13 @@ def with_adapter(model: Any, name: str, settings: Any) -> Any:
     """`model` with one more adapter called `name`, as peft makes it from its own `settings`."""
     from peft import PeftModel, get_peft_model
 
-    if not isinstance(model, PeftModel):
-        return get_peft_model(model, settings, adapter_name=name, autocast_adapter_dtype=False)
-    model.add_adapter(name, settings, autocast_adapter_dtype=False)
+    try:
+        if not isinstance(model, PeftModel):
+            return get_peft_model(model, settings, adapter_name=name, autocast_adapter_dtype=False)
+        model.add_adapter(name, settings, autocast_adapter_dtype=False)
+    except ValueError as error:
+        kind = type(Role(model).causal_model).__name__
+        raise ModelError(f"lora: peft cannot adapt {kind} so ({one_line(error)}). Choose other lora.targets.") from error
     return model
 
 

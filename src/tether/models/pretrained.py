@@ -112,6 +112,7 @@ def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> tuple
         ModelError: nothing is there, it is another kind of model, or a part is missing that the library would make up.
     """
     import transformers
+    from transformers.utils.quantization_config import Mxfp4Config
 
     folder, source = resolve(config)
     if holds_adapter(Path(folder)):
@@ -125,12 +126,18 @@ def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> tuple
         trust = {"trust_remote_code": config.trust_remote_code, "revision": config.revision}
         how = {"dtype": dtype, "use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
         with quiet():
-            _check_kind(kind, transformers.PretrainedConfig.get_config_dict(folder, revision=config.revision)[0], config)
+            values = transformers.PretrainedConfig.get_config_dict(folder, revision=config.revision)[0]
+            _check_kind(kind, values, config)
+            if _check_bits(values) == UNPACKED:
+                how["quantization_config"] = Mxfp4Config(dequantize=True)
             shape = transformers.AutoConfig.from_pretrained(folder, **trust)
-            if kind == "CausalLM" and (shape.is_encoder_decoder or not getattr(shape, "is_decoder", True)):
+            if kind == "CausalLM" and shape.is_encoder_decoder:
                 raise _RefusalError(f"{(shape.architectures or '?')[0]} reads both ways and cannot continue a text", GIVE_CAUSAL)
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **trust)
             model, report = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder, **how, **trust)
+            if "quantization_config" in how:  # unpacked weights are saved under the names that they have now
+                vars(model.config).pop("quantization_config", None)
+                vars(model).pop("_weight_conversions", None)
         if setting(model, "_hf_peft_config_loaded"):
             raise _RefusalError("it holds an adapter of peft", "Download it, and give its folder")
         if missing := sorted(report["missing_keys"]):
@@ -206,6 +213,22 @@ def _check_kind(kind: str, values: Mapping[str, Any], config: ModelConfig) -> No
     if kind == "SequenceClassification" and ("CausalLM" in made or "LMHead" in made):
         reason = f"it was saved as {made}: it has no scores, and a new last layer would give random ones"
         raise _RefusalError(reason, "Give a reward model: tether export makes one of a trained role")
+
+
+UNPACKED = "mxfp4"
+"""How gpt-oss stores its experts: transformers unpacks them on any device."""
+
+
+def _check_bits(values: Mapping[str, Any]) -> str | None:
+    """The method by which weights were quantised before they were stored, if transformers unpacks them; None: they were not."""
+    stored = (values.get("text_config") or {}).get("quantization_config") or values.get("quantization_config")
+    if not stored:
+        return None
+    method = str(stored.get("quant_method") or "bitsandbytes")
+    if method == UNPACKED:
+        return method
+    reason = f"its weights were quantised by {method} before they were stored, and training needs them in 16 or 32 bits"
+    raise _RefusalError(reason, 'Give the model that it was made of; model.quantize = "nf4" holds that in 4 bits')
 
 
 @contextlib.contextmanager

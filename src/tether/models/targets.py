@@ -16,6 +16,8 @@ from tether.models.config import LoraConfig
 from tether.models.trunk import Role, has_adapters, setting
 
 logger = logging.getLogger(__name__)
+STATE_SPACES = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
+"""Model types of which peft adapts neither `out_proj` nor `conv1d`."""
 ATTENTION_INPUTS = (
     *("q_proj", "k_proj", "v_proj", "qkv_proj", "c_attn", "query_key_value", "Wqkv"),
     *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj"),  # by way of latents (DeepSeek)
@@ -32,7 +34,9 @@ def target_names(model: Any, lora: LoraConfig) -> list[str]:
         _check(model, lora.targets, lora.last_layers)
         return list(lora.targets)
     decoder = Role(model).decoder
-    linear = {_leaf(name) for name, layer in _layers(decoder).items() if _is_linear(layer)}
+    products = {name: layer for name, layer in _layers(decoder).items() if _is_linear(layer)}
+    linear = {_leaf(name) for name in products}
+    linear -= {_leaf(name) for name, layer in products.items() if not _takes_adapter(model, name, layer)}
     wanted = sorted(linear) if lora.targets == "all-linear" else [name for name in ATTENTION_INPUTS if name in linear]
     if not wanted:
         raise ModelError(f"cannot tell which layers lora.targets = {lora.targets!r} means here; name some of {sorted(linear)}")
@@ -57,12 +61,13 @@ def _check(model: Any, targets: Sequence[str], last_layers: int | None) -> None:
     for target in targets:
         matches = {name: layer for name, layer in layers.items() if name == target or name.endswith(f".{target}")}
         if not matches:
-            able = sorted({_leaf(name) for name, layer in layers.items() if _takes_adapter(layer) and layer is not output})
+            fit = (name for name, layer in layers.items() if _takes_adapter(causal, name, layer) and layer is not output)
+            able = sorted({_leaf(name) for name in fit})
             near = difflib.get_close_matches(target, able, cutoff=0.5)
             advice = f"Nearest is {' or '.join(map(repr, near))}" if near else f"There are {', '.join(able)}"
             raise ModelError(f"lora.targets: no layer of {kind} is called {target!r}. {advice}.")
         for name, layer in matches.items():
-            if not _takes_adapter(layer):
+            if not _takes_adapter(causal, name, layer):
                 raise ModelError(
                     f"lora.targets: {name!r} is a {type(layer).__name__}, which takes no adapter. "
                     "Name linear layers or embeddings."
@@ -91,8 +96,15 @@ def _is_linear(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Linear | Conv1D)
 
 
-def _takes_adapter(layer: nn.Module) -> bool:
-    return _is_linear(layer) or isinstance(layer, nn.Embedding | nn.Conv1d)
+def _takes_adapter(model: Any, name: str, layer: Any) -> bool:
+    """Whether peft can put an adapter on a layer, and the model passes its states through the layer.
+
+    A router that is a linear layer by its class gives more than a product. Kernels of state spaces read `out_proj` themselves.
+    """
+    kind = type(layer)
+    routes = isinstance(layer, nn.Linear) and kind.__module__.startswith("transformers.models") and "forward" in vars(kind)
+    fused = _leaf(name) in ("out_proj", "conv1d") and Role(model).causal_model.config.model_type in STATE_SPACES
+    return (_is_linear(layer) or isinstance(layer, nn.Embedding | nn.Conv1d)) and not routes and not fused
 
 
 def _layers(root: nn.Module) -> Mapping[str, Any]:

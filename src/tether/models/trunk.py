@@ -16,15 +16,21 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 from torch.utils.checkpoint import checkpoint
 
 from tether.algorithms.logprobs import token_logprobs
 from tether.algorithms.token_batch import TokenBatch
 from tether.models.heads import ScalarHead
+from tether.models.independence import Independence, prove_independence, windows
 
 DOCUMENT_TOKENS = 1024
 GROUPED = "tether_grouped"
 """The name under which transformers' models find cpu.attention, which is not loaded here."""
+SOFT_CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+"""Names that families give to the soft cap of their logits."""
+_PROVEN: dict[Any, Independence] = {}
+"""What was proven of a configuration under an attention function, in a type, on a kind of device."""
 
 
 def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
@@ -35,6 +41,21 @@ def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
 def setting(config: Any, name: str) -> Any:
     """A value of a model's config; None where its family has no such setting."""
     return getattr(config, name, None)
+
+
+def context_length(config: Any) -> int:
+    """How many tokens a decoder has positions for; 2**31 where its configuration names no number.
+
+    Stretched rotary positions reach further than those that the model was first trained on. Longrope and Llama 3 name the
+    stretched number already.
+    """
+    names = ("max_position_embeddings", "n_positions", "max_seq_len", "context_length")
+    length = next(filter(None, (setting(config, name) for name in names)), 2**31)
+    rope = setting(config, "rope_parameters") or {}
+    kind, factor = rope.get("rope_type"), rope.get("factor") or 1.0
+    if kind == "yarn" and (first := rope.get("original_max_position_embeddings")):
+        return max(length, int(first * factor))
+    return int(length * factor) if kind in ("linear", "dynamic", "yarn") else int(length)
 
 
 def has_adapters(layer: nn.Module) -> bool:
@@ -60,6 +81,7 @@ class Role:
     adapter: str | None = None
     head: ScalarHead | None = None
     _layers: list[Any] = field(default_factory=list, repr=False)
+    _kept_apart: tuple[str, Independence] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         self._find_adapters()
@@ -81,7 +103,9 @@ class Role:
 
     @property
     def decoder(self) -> nn.Module:
-        return self.causal_model.get_decoder()
+        """What makes states of token ids."""
+        decoder = self.causal_model.get_decoder()
+        return self.causal_model.model if decoder is self.causal_model else decoder
 
     @property
     def device(self) -> torch.device:
@@ -92,19 +116,58 @@ class Role:
         """Whether positions can be given from outside; models with ALiBi count them themselves."""
         return "position_ids" in inspect.signature(type(self.decoder).forward).parameters
 
+    @cached_property
+    def context_length(self) -> int:
+        """How many tokens the model has positions for."""
+        return context_length(self.config)
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids that have an embedding."""
+        return self.causal_model.get_input_embeddings().weight.shape[0]
+
+    @property
+    def width(self) -> int:
+        """Numbers of a last hidden state, which the output layer reads."""
+        return self.causal_model.get_output_embeddings().weight.shape[1]
+
     @property
     def attention(self) -> str:
         """The name of its attention function."""
         return self.config._attn_implementation
 
     @property
+    def independence(self) -> Independence:
+        """What this model keeps apart in one pass, seen on the bare model itself, once a configuration."""
+        parameter = next(self.model.parameters())
+        key = (self.attention, parameter.dtype, parameter.device.type, self.config.to_json_string(use_diff=False))
+        if self._kept_apart is None or self._kept_apart[0] != self.attention:
+            if key not in _PROVEN:
+                _PROVEN[key] = self._prove(parameter)
+            self._kept_apart = self.attention, _PROVEN[key]
+        return self._kept_apart[1]
+
+    def _prove(self, parameter: Tensor) -> Independence:
+        reach = dict(windows(self.config.to_dict()))
+        masks = self.attention in ("eager", "sdpa") or self.attention.startswith("tether")
+        masks = masks and self.takes_positions and not reach
+        if parameter.is_meta:  # shapes alone show nothing
+            return Independence(packing=self.takes_positions, masks=masks)
+        bare, training = Role(self.causal_model), self.model.training
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                bare.activate()
+                packing = self.takes_positions and "attention_chunk_size" not in reach
+                how = {"masks": masks, "packing": packing}
+                return prove_independence(bare._pass, self.vocabulary, parameter.dtype, parameter.device, **how)
+        finally:
+            self.model.train(training)
+
+    @property
     def reads_masks(self) -> bool:
-        """Whether a batch may say what attends to what: positions given from outside, a kernel that takes a mask, no windows."""
-        kinds = set(setting(self.config, "layer_types") or ())
-        windows = setting(self.config, "sliding_window") or kinds - {"full_attention"}
-        return (
-            self.takes_positions and (self.attention in ("eager", "sdpa") or self.attention.startswith("tether")) and not windows
-        )
+        """Whether a batch may say what attends to what."""
+        return self.independence.masks
 
     def document_tokens(self, budget: int) -> int:
         """How long a document of several answers to one prompt may become: masks and eager scores grow with its square."""
@@ -169,17 +232,29 @@ class Role:
             return self._decode(batch).flatten(0, 1)
 
     def _decode(self, batch: TokenBatch) -> Tensor:
+        masks = self.reads_masks
         self.activate()
-        # A model with windows makes its own masks, from positions that restart.
-        visible = batch.visible if self.reads_masks else None
-        if self.attention == GROUPED and self.reads_masks and visible is None:
-            rows, time = batch.ids.shape
-            visible = torch.ones(time, time, dtype=torch.bool, device=batch.ids.device).tril().expand(rows, 1, time, time)
-        mask = None if visible is None else additive_mask(visible, next(self.model.parameters()).dtype)
         again = torch.is_grad_enabled() and setting(self.causal_model, "recompute")
         with forwards(self.decoder_layers if again else [], self._recomputed):
-            output = self.decoder(input_ids=batch.ids, attention_mask=mask, position_ids=batch.positions, use_cache=False)
-        return output.last_hidden_state
+            if batch.visible is not None:  # a model that reads no masks makes its own, from positions that restart
+                return self._pass(batch.ids, batch.positions, batch.visible if masks else None, masks)
+            fits = slice(min(batch.ids.shape[1], self.context_length))  # padding may go beyond the last position that there is
+            states = self._pass(batch.ids[:, fits], batch.positions[:, fits], None, masks)
+        return pad(states, (0, 0, 0, batch.ids.shape[1] - states.shape[1])) if states.shape[1] < batch.ids.shape[1] else states
+
+    def states(self, ids: Tensor) -> Tensor:
+        """Last hidden states (rows, time, dim) of rows without padding, under the adapter that is switched on."""
+        positions = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        return self._pass(ids, positions, None, self.reads_masks)
+
+    def _pass(self, ids: Tensor, positions: Tensor, visible: Tensor | None, masks: bool) -> Tensor:
+        """Last hidden states (rows, time, dim) under the adapter that is switched on."""
+        if self.attention == GROUPED and masks and visible is None:
+            rows, time = ids.shape
+            visible = torch.ones(time, time, dtype=torch.bool, device=ids.device).tril().expand(rows, 1, time, time)
+        mask = None if visible is None else additive_mask(visible, next(self.model.parameters()).dtype)
+        places = {"position_ids": positions} if self.takes_positions else {}
+        return self.decoder(input_ids=ids, attention_mask=mask, use_cache=False, **places).last_hidden_state
 
     def _recomputed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """A layer that keeps its input alone for the backward pass (activation checkpointing, https://arxiv.org/abs/1604.06174).
@@ -218,12 +293,13 @@ class Role:
 
     @property
     def _softcap(self) -> float | None:
-        return setting(self.config, "final_logit_softcapping")
+        return next(filter(None, (setting(self.config, name) for name in SOFT_CAPS)), None)
 
     @property
     def _logit_scale(self) -> float:
-        """Cohere multiplies its logits by a number, Granite divides them by one."""
-        return (setting(self.config, "logit_scale") or 1.0) / (setting(self.config, "logits_scaling") or 1.0)
+        """Cohere and Falcon-H1 multiply their logits by a number, Granite divides them by one."""
+        times = (setting(self.config, "logit_scale") or 1.0) * (setting(self.config, "lm_head_multiplier") or 1.0)
+        return times / (setting(self.config, "logits_scaling") or 1.0)
 
     def scores(self, batch: TokenBatch, common: Tensor | None = None) -> Tensor:
         """The head's number at each sequence's last real token, (B,) float32."""

@@ -18,13 +18,25 @@ from tether.algorithms.reward_ensembles import Combine, combine_members, spread_
 from tether.core.config import Config
 from tether.core.types import Json, Rollout, Score
 from tether.data.batches import TokenBatch, batches_for
-from tether.data.chat import ChatEncoder
+from tether.data.chat import ChatEncoder, Encoded
 from tether.data.steps import StepEncoder, step_states
 from tether.models.members import as_members
 from tether.models.trunk import Role
 
 MICRO_BATCH_TOKENS = 4096
 """Padded size of a pass; scores do not depend on it beyond rounding."""
+
+
+def _batches(role: Role, sequences: Sequence[Encoded], pad_id: int) -> Iterator[tuple[list[int], TokenBatch]]:
+    """Micro-batches of the sequences that fit the model's context, each with their places."""
+    fitting = [place for place, sequence in enumerate(sequences) if len(sequence) <= role.context_length]
+    for cut, batch in batches_for(role, [sequences[place] for place in fitting], pad_id, MICRO_BATCH_TOKENS):
+        yield [fitting[i] for i in cut], batch
+
+
+def _too_long(role: Role, sequence: Encoded) -> Score:
+    """The score of a sequence that does not fit the model's context."""
+    return Score(None, reason=f"{len(sequence)} tokens do not fit the reward model's context of {role.context_length}")
 
 
 class LearnedReward:
@@ -47,11 +59,11 @@ class LearnedReward:
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """One score a rollout; a number that is not finite becomes a failed score."""
         sequences = [self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts]
-        courses: list[list[float]] = [[] for _ in rollouts]
-        for cut, batch in batches_for(self.role, sequences, self.encoder.pad_id, MICRO_BATCH_TOKENS):
+        scores = [_too_long(self.role, sequence) for sequence in sequences]
+        for cut, batch in _batches(self.role, sequences, self.encoder.pad_id):
             for index, course in zip(cut, self._courses(batch), strict=True):
-                courses[index] = course
-        return [self._score(course, len(r.response_ids)) for course, r in zip(courses, rollouts, strict=True)]
+                scores[index] = self._score(course, len(rollouts[index].response_ids))
+        return scores
 
     def _courses(self, batch: TokenBatch) -> list[list[float]]:
         """The score of each sequence; per token, what it is after each response token, the last of which is the score."""
@@ -84,10 +96,10 @@ class Scorers:
 
     @torch.no_grad()
     def table(self, rollouts: Sequence[Rollout]) -> Tensor:
-        """(members, responses) scores of sampled token ids, float64."""
+        """(members, responses) scores of sampled token ids, float64; NaN where one does not fit the context."""
         sequences = [self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts]
         table = torch.full((len(self.members), len(rollouts)), torch.nan, dtype=torch.float64)
-        for cut, batch in batches_for(self.members[0], sequences, self.encoder.pad_id, MICRO_BATCH_TOKENS):
+        for cut, batch in _batches(self.members[0], sequences, self.encoder.pad_id):
             common = self.members[0].common(batch)
             for number, member in enumerate(self.members):
                 table[number, cut] = member.scores(batch, common).double().cpu()
@@ -242,8 +254,11 @@ class ProcessReward:
         assert self.role.head is not None
         sequences = [self.encoder.rollout_for_scoring(r.prompt_ids, r.response_ids) for r in rollouts]
         ends = [self.steps.step_ends(s.ids[s.prompt_length :]) for s in sequences]
-        scores = [Score(None, reason="the response has no step") for _ in rollouts]
-        for cut, batch in batches_for(self.role, sequences, self.encoder.pad_id, MICRO_BATCH_TOKENS):
+        scores = [
+            _too_long(self.role, s) if end else Score(None, reason="the response has no step")
+            for s, end in zip(sequences, ends, strict=True)
+        ]
+        for cut, batch in _batches(self.role, sequences, self.encoder.pad_id):
             states = self.role.hidden(batch)[step_states(batch, [ends[i] for i in cut])]
             given = iter(right_probabilities(self.role.head(states)).tolist())
             for i in cut:

@@ -9,6 +9,7 @@ from typing import Any
 from tether import cpu
 from tether.core.errors import require
 from tether.learner.ranks import here
+from tether.models.architecture import check_architecture, differences
 from tether.models.config import ModelConfig
 from tether.models.loading import LoadedModel, load_model, pick_device
 from tether.models.quantized import LIBRARY
@@ -23,8 +24,12 @@ def open_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
     if here().mesh and not on_host:
         loaded = load_model(config, seed=seed, on_host=True)  # whole, it may have no room on the device
         shard_layers(loaded.model, here().mesh).to(pick_device(config.device))
-        return loaded
-    return cpu.speed_up(load_model(config, seed=seed, on_host=on_host))
+    else:
+        loaded = cpu.speed_up(load_model(config, seed=seed, on_host=on_host))
+    check_architecture(loaded.source, loaded.model)
+    for sentence in differences(loaded.model):
+        loaded.note(sentence)
+    return loaded
 
 
 def on_folder(model: ModelConfig, folder: Path) -> ModelConfig:

@@ -130,7 +130,7 @@ def train(section: SamplingSection, context: Context, rows: Sequence[Any] | None
     if stage.reward.reasons:
         summary["failed_rewards_by_reason"] = dict(stage.reward.reasons.most_common(10))
     save_trained(stage.policy, loaded, run.path / "policy", kind="policy")
-    return summary
+    return loaded.noted(summary)
 
 
 def online_stage(

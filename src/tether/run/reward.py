@@ -140,7 +140,7 @@ def train(section: RewardSection, context: Context, rows: Sequence[Comparison], 
         save_trained(stage.role, loaded, run.path / "model", kind="reward")
     if here().first:
         write_seen(run.path / "model", split_by_group(rows, section.heldout_fraction, section.seed)[0])
-    return summary
+    return loaded.noted(summary)
 
 
 def _objectives(section: RewardSection, objectives: dict[str, DataConfig], context: Context) -> dict[str, Any]:

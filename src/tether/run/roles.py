@@ -48,7 +48,9 @@ MEMBER_STRIDE = 1000
 
 def encoder_of(loaded: LoadedModel) -> ChatEncoder:
     """The one encoder that speaks this model's language."""
-    return ChatEncoder(loaded.tokenizer, loaded.stop_ids, loaded.template, loaded.system_prompt, loaded.config.rendered_texts)
+    limits = {"vocabulary": Role(loaded.model).vocabulary, "context_length": loaded.context_length}
+    how = (loaded.template, loaded.system_prompt, loaded.config.rendered_texts)
+    return ChatEncoder(loaded.tokenizer, loaded.stop_ids, *how, **limits)
 
 
 def local_engine(role: Role, loaded: LoadedModel, *, max_rows: int = 64) -> LocalEngine:
@@ -103,7 +105,7 @@ def reward_role(
 
 def new_head(loaded: LoadedModel, **how: Any) -> ScalarHead:
     """A head that will learn, for this trunk."""
-    return ScalarHead(hidden_size(loaded), **how).to(loaded.model.device)
+    return ScalarHead(Role(loaded.model).width, **how).to(loaded.model.device)
 
 
 def new_role(loaded: LoadedModel, name: str, lora: Lora, *, seed: int, head: ScalarHead | None = None) -> Role:
@@ -125,17 +127,13 @@ def attach(loaded: LoadedModel, folder: Path, name: str) -> None:
 
 def scoring_role(loaded: LoadedModel, folder: Path, name: str | None) -> Role:
     """The trained head in `folder` on this trunk, under the adapter `name` (None: the trunk itself was trained)."""
-    return Role(loaded.model, name, load_head(folder, pick_device(loaded.config.device), hidden_size(loaded)))
+    return Role(loaded.model, name, load_head(folder, pick_device(loaded.config.device), Role(loaded.model).width))
 
 
 def scorer_folders(folder: Path | None) -> dict[str, Path]:
     """The names of the adapters that score, and the folder of each."""
     folders = [] if folder is None else member_folders(folder)
     return {f"reward-{number}" if len(folders) > 1 else "reward": path for number, path in enumerate(folders)}
-
-
-def hidden_size(loaded: LoadedModel) -> int:
-    return loaded.model.config.get_text_config().hidden_size
 
 
 def frozen_model(settings: ModelConfig, seed: int, offload: bool) -> Any:

@@ -161,7 +161,8 @@ class _Round:
             write_jsonl(path, made)
             del engine  # with its copies of weights
         rankings = [_ranking(row, encoder) for row in read_jsonl(path)]
-        pairs = [ranking for ranking in rankings if max(map(len, ranking.sequences)) <= config.max_length]
+        most = min(config.max_length, encoder.context_length)
+        pairs = [ranking for ranking in rankings if max(map(len, ranking.sequences)) <= most]
         split = Split(*split_by_group(pairs, config.heldout_fraction, config.seed), {})
         sampled = {**read_json(run.path / "manifest.json")["sampling"], "too_long": len(rankings) - len(pairs)}
         if not split.train:

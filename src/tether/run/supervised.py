@@ -70,7 +70,7 @@ def train(section: SupervisedSection, context: Context, rows: Sequence[Any], run
         write_json(run.path / "model" / "steps.json", {"delimiters": section.delimiters})
     else:
         save_trained(stage.role, loaded, run.path / "policy", kind="policy")
-    return summary
+    return loaded.noted(summary)
 
 
 def _stage(section: SupervisedSection, context: Context, loaded: LoadedModel) -> SFT | ProcessRewardModeling | Direct | KTO:

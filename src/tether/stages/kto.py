@@ -83,10 +83,15 @@ class KTO:
 
         return Update(micros, partial(self.loss, baseline=baseline, num_responses=num_responses), metrics)
 
+    @property
+    def _most(self) -> int:
+        """Tokens of a prompt with a response to another one."""
+        return min(self.config.max_length, self.encoder.context_length)
+
     @torch.no_grad()
     def baseline(self, judged: Sequence[JudgedPrompt]) -> tuple[float, int]:
         """z0, max(0, mean log ratio) of responses behind other prompts, in nats, and how many they are (0: z0 is unknown)."""
-        pairs = mismatched(judged, self.config.max_length)
+        pairs = mismatched(judged, self._most)
         sequences, counts = [pair for pair, _ in pairs], torch.tensor([count for _, count in pairs], dtype=torch.float64)
         total, limit = 0.0, self.likelihoods.document_tokens
         for cut in cut_batches(sequences, self.config.micro_batch_tokens, document_tokens=limit):
@@ -135,7 +140,7 @@ class KTO:
         """All responses whose reference log-probabilities training and evaluation need."""
         yield from sequences_of((*split.train, *split.test))
         for update in (*([split.train[i] for i in numbers] for numbers in plan), split.test):
-            yield from (pair for pair, _ in mismatched(update, self.config.max_length))
+            yield from (pair for pair, _ in mismatched(update, self._most))
 
     def _settle_weights(self, train: Sequence[JudgedPrompt]) -> dict[str, float]:
         """Take the weights for these responses; warn where the classes would not be balanced as the paper asks."""

@@ -15,7 +15,7 @@ from tether.core.rundir import RunDirectory
 from tether.core.types import Demonstration, Json
 from tether.data.batches import TokenBatch, document_length, documents_of, make_batch, pack
 from tether.data.chat import ChatEncoder, Encoded
-from tether.data.prepare import Encoding, encode_rows, prepare, within
+from tether.data.prepare import Encoding, encode_rows, limit_of, prepare, within
 from tether.learner.config import Rates, SupervisedConfig
 from tether.learner.loop import Progress, plan_updates
 from tether.models.trunk import Role
@@ -70,7 +70,7 @@ class SFT:
 
     def batches(self, conversations: Sequence[Encoded]) -> Iterator[TokenBatch]:
         """Micro-batches: packed rows of bounded length, or one row a conversation."""
-        config, packing = self.config, self.config.packing
+        config, packing = self.config, self.config.packing and self.role.independence.packing
         limit = self.role.document_tokens(config.row_tokens) if packing else 0
         documents = documents_of(conversations, limit)
         lengths = [document_length([conversations[i] for i in document]) for document in documents]
@@ -111,4 +111,5 @@ class SFT:
 
     def _sequences(self, demonstration: Demonstration) -> list[Encoded]:
         sequences = self.encoder.conversations(demonstration.messages, self.config.train_on)
-        return [within(sequence, self.config.max_length, "sft.max_length") for sequence in sequences]
+        limit = limit_of(self.encoder, self.config.max_length, "sft.max_length")
+        return [within(sequence, limit) for sequence in sequences]
