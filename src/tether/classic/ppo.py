@@ -22,7 +22,8 @@ from tether.core.rundir import RunDirectory
 from tether.core.types import Alarm, Json, Prompt, Rollout, Sampling, Score, StopReason, user
 from tether.data.batches import padded_tokens
 from tether.data.chat import ChatEncoder
-from tether.models.loading import eos_ids, pick_device
+from tether.models.loading import pick_device
+from tether.models.speech import eos_ids
 from tether.models.trunk import Role
 from tether.monitoring.doctor_log import check_update
 from tether.monitoring.watch import Watch

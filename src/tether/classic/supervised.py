@@ -26,8 +26,9 @@ from tether.data.prepare import Ranking, Split, encode_rows, limit_of, within
 from tether.learner.config import SupervisedConfig
 from tether.learner.loop import plan_updates
 from tether.models.heads import ScalarHead
-from tether.models.loading import eos_ids, quiet
 from tether.models.precision import cast
+from tether.models.pretrained import quiet
+from tether.models.speech import eos_ids
 from tether.stages import reward, sft
 from tether.stages.supervised import SupervisedLoop, headline
 

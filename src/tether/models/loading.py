@@ -18,9 +18,11 @@ from tether.core.once import once
 from tether.core.rundir import cpuinfo
 from tether.core.types import Json
 from tether.models.config import TINY, LoraConfig, ModelConfig
+from tether.models.older_readers import write_for_older_readers
 from tether.models.precision import cast
 from tether.models.pretrained import from_pretrained, quiet
 from tether.models.quantized import LIBRARY, quantize
+from tether.models.speech import Speech, declare_ends, eos_ids, read_speech
 from tether.models.targets import kept_layers, target_names
 from tether.models.trunk import Role, setting
 
@@ -90,7 +92,8 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
     model.to("cpu" if on_host or config.quantize else device).eval().requires_grad_(False)
     model.set_attn_implementation(plain_attention(config.attention, device, model))
     model.recompute = config.recompute
-    stop_ids, rows = _stop_ids(config, tokenizer, model), model.get_input_embeddings().weight.shape[0]
+    speech = read_speech(source)
+    stop_ids, rows = _stop_ids(config, tokenizer, model, speech), model.get_input_embeddings().weight.shape[0]
     if not stop_ids:
         raise ModelError(f"{source}: the tokenizer has no EOS token, so no response could ever end. Set model.stop_tokens.")
     # Tokens that were added to a tokenizer may be for others than this model: a text that needs one is refused.
@@ -104,7 +107,8 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
     digest = weights_digest(model.state_dict())  # of the weights as they are stored, whatever they are held in
     if config.quantize:
         quantize(model, device)
-    return LoadedModel(config, model, tokenizer, stop_ids, template, config.system_prompt, source, digest)
+    system_prompt = speech["system_prompt"] if speech and config.system_prompt is None else config.system_prompt
+    return LoadedModel(config, model, tokenizer, stop_ids, template, system_prompt, source, digest)
 
 
 def _check_template(source: str, tokenizer: Any, template: str | None) -> None:
@@ -124,7 +128,7 @@ def _check_template(source: str, tokenizer: Any, template: str | None) -> None:
         return
 
 
-def _stop_ids(config: ModelConfig, tokenizer: Any, model: Any) -> tuple[int, ...]:
+def _stop_ids(config: ModelConfig, tokenizer: Any, model: Any, speech: Speech | None) -> tuple[int, ...]:
     if config.stop_tokens:
         ids = [tokenizer.convert_tokens_to_ids(token) for token in config.stop_tokens]
         unknown = [t for t, i in zip(config.stop_tokens, ids, strict=True) if i is None or i == tokenizer.unk_token_id]
@@ -133,14 +137,7 @@ def _stop_ids(config: ModelConfig, tokenizer: Any, model: Any) -> tuple[int, ...
                 f"model.stop_tokens: the tokenizer of {config.source} does not know {unknown}. Take tokens that it has."
             )
         return tuple(ids)
-    return eos_ids(tokenizer, model.generation_config)
-
-
-def eos_ids(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
-    """The ids that end a response: the tokenizer's EOS first, then those that the model declares."""
-    declared = setting(generation_config, "eos_token_id")
-    ids = [tokenizer.eos_token_id, *([declared] if isinstance(declared, int) else declared or [])]
-    return tuple(dict.fromkeys(i for i in ids if i is not None))
+    return tuple(speech["stop_ids"]) if speech else eos_ids(tokenizer, model.generation_config)
 
 
 def pick_device(device: str) -> torch.device:
@@ -266,13 +263,22 @@ def weights_digest(weights: Mapping[str, torch.Tensor]) -> str:
     return hasher.hexdigest()[:16]
 
 
-def save_model(model: Any, tokenizer: Any, template: str | dict[str, str], folder: Path) -> None:
-    """A plain transformers folder: weights in safetensors, tokenizer, and the template that is really used."""
+def save_model(
+    model: Any, tokenizer: Any, template: str | dict[str, str], folder: Path, *, stop_ids: tuple[int, ...] = ()
+) -> None:
+    """A plain transformers folder: weights in safetensors, tokenizer, and the template that is really used.
+
+    Args:
+        stop_ids: the ids that end a turn; empty: those that model and tokenizer declare.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.chat_template = template
+    if stop_ids:
+        declare_ends(model, tokenizer, stop_ids, template)
     with quiet():
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+    write_for_older_readers(folder, tokenizer)
     make_readable(folder)
 
 

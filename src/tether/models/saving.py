@@ -42,7 +42,7 @@ def save_role(role: Role, loaded: LoadedModel, folder: Path, *, kind: str, encod
     """
     folder.mkdir(parents=True, exist_ok=True)
     if role.adapter is None:
-        save_model(role.causal_model, loaded.tokenizer, encoding["template"], folder / "model")
+        save_model(role.causal_model, loaded.tokenizer, encoding["template"], folder / "model", stop_ids=loaded.stop_ids)
     else:
         save_weights(role, folder)
     if role.head is not None:

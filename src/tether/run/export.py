@@ -23,10 +23,12 @@ from tether.models.adapter_folders import holds_adapter
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, make_readable
+from tether.models.older_readers import write_for_older_readers
 from tether.models.precision import cast
 from tether.models.pretrained import quiet
 from tether.models.quantized import dequantized
 from tether.models.saving import base_noted, is_role, member_folders, read_role
+from tether.models.speech import declare_ends
 from tether.models.trunk import Role
 from tether.report.reading import mapping, read_sub_run
 from tether.rewards.classifier import OFFSET
@@ -235,7 +237,7 @@ class Writer:
         causal = self.role.causal_model if self.adapter else merged(self.role)
         model = causal if head is None else classifier(causal, head, each_token=self.kind == "process")
         if head is None:
-            model.generation_config.eos_token_id = list(stop_ids)
+            declare_ends(model, self.tokenizer, stop_ids, self.encoder.templates)
         else:
             settle_padding(model, self.tokenizer, stop_ids, may_grow=not self.adapter)
         self.tokenizer.chat_template = whole_template(self.encoder, to_the_end=head is not None)
@@ -246,6 +248,7 @@ class Writer:
             else:
                 cast(model, dtype).save_pretrained(folder, max_shard_size=shard_size)
             self.tokenizer.save_pretrained(folder)
+        write_for_older_readers(folder, self.tokenizer)
         return getattr(model.config, OFFSET, 0.0)
 
     def _read(self, folder: Path) -> Any:

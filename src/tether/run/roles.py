@@ -31,6 +31,7 @@ from tether.models.saving import (
     save_role,
 )
 from tether.models.sharded import gathered
+from tether.models.speech import read_speech
 from tether.models.trunk import Role
 from tether.rollout.local import LocalEngine
 from tether.run.models import open_model
@@ -221,7 +222,10 @@ def load_policy(path: str, settings: ModelConfig | None = None, seed: int = 0) -
             f"{path} is a {read_role(scorer)['kind']} model, which scores and does not answer. Give the folder of a policy."
         )
     plain = next((p for p in (folder / "model", folder / "sft" / "model") if (p / "config.json").is_file()), path)
-    loaded = open_model(_settings(str(plain), None, settings), seed=seed)
+    values = _settings(str(plain), None, settings)
+    if settings is None and (speech := read_speech(plain)) is not None:
+        values = build(ModelConfig, {**values.model_dump(), "dtype": speech["dtype"]}, where="model")
+    loaded = open_model(values, seed=seed)
     return Role(loaded.model), loaded
 
 

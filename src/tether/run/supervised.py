@@ -14,6 +14,7 @@ from tether.learner.ranks import here
 from tether.models.config import LoraConfig
 from tether.models.loading import LoadedModel, save_model, weights_digest
 from tether.models.quantized import dequantized
+from tether.models.speech import write_speech
 from tether.models.trunk import Role
 from tether.run.roles import encoder_of, frozen_model, new_role, reward_role, save_trained, whole
 from tether.run.rows import OFFLOAD, Lora, Section, SteadyLora
@@ -96,5 +97,7 @@ def _save_merged(role: Role, loaded: LoadedModel, seed: int, run: RunDirectory) 
     role = whole(dequantized(role), loaded, seed)
     if here().first:
         merged = role.model.merge_and_unload() if role.adapter is not None else role.model
-        save_model(merged, loaded.tokenizer, encoder_of(loaded).templates, run.path / "model")
+        encoder, folder = encoder_of(loaded), run.path / "model"
+        save_model(merged, loaded.tokenizer, encoder.templates, folder, stop_ids=loaded.stop_ids)
+        write_speech(folder, encoder.describe(), str(role.model.dtype).removeprefix("torch."))
         run.update_manifest(result={"digest": weights_digest(merged.state_dict())})
