@@ -2,7 +2,8 @@
 
 In preference_layouts.jsonl `read` is the right reading: the prompt, the good and the bad answer (as texts, or as roles and
 texts), and more where it counts: `sides` without an order, tie, both_bad, margin, probability, votes, tools; `demonstration`
-where that is something else than the good answer. `refused` is a part of the sentence that refuses the row for its own kind.
+where that is something else than the good answer, `answer` of a problem. `refused` is a part of the sentence that refuses the
+row for its own kind.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ turns, answers, steps or metadata), or the column of the mark is named as not us
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import random
@@ -17,7 +18,8 @@ from typing import Any
 
 import pytest
 from tests.bad_input.rows import SEEDS
-from tests.data.layouts import LAYOUTS
+from tests.data.layouts import LAYOUTS, Layout
+from tests.data.test_layouts import outcome
 
 from tether.core.errors import DataError
 from tether.core.types import Comparison, Demonstration, Feedback, Message, Problem, Prompt, StepLabels
@@ -70,6 +72,8 @@ EXTRA = (
         "x.y",
     ),
 )
+BESIDE = ("source", "tags", "notes", "metadata", "title", "passage", "model", "id", "reference", "topic", "lang", "x.y")
+"""Columns that belong to no prompt and to no verdict."""
 _SENTENCE = re.compile(r"(?=[.?!]\Z)")
 
 
@@ -180,6 +184,43 @@ def check(tmp_path: Path, count: int, seed: int) -> list[tuple[int, str, str, di
     return faults
 
 
+def extended(draw: random.Random, layout: Layout) -> dict[str, Any]:
+    """The row with up to three more columns, in any order."""
+    marks, row = Marks(), copy.deepcopy(layout.row)
+    for _ in range(draw.randint(0, 3)):
+        name = draw.choice(
+            ["source", "tags", "notes", "metadata", "title", "passage", "model", "id", "reference", "topic", "lang", "x.y"]
+        )
+        row.setdefault(name, strange(draw, marks))
+    names = list(row)
+    draw.shuffle(names)
+    return {name: row[name] for name in names}
+
+
+def turned(tmp_path: Path, count: int, seed: int) -> list[tuple[str, str, str]]:
+    """The readings of published layouts that further columns make wrong."""
+    draw, faults = random.Random(seed), []
+    layouts = [layout for layout in LAYOUTS if layout.read]
+    for _ in range(count):
+        layout = draw.choice(layouts)
+        changed = layout._replace(row=extended(draw, layout))
+        readings = {kind.__name__: outcome(tmp_path, changed, kind) for kind in KINDS}
+        faults += [(layout.name, kind, found) for kind, found in readings.items() if found.startswith("misread")]
+        faults += [
+            (layout.name, kind, found) for kind, found in readings.items() if found != "read" and kind == layout.kind.__name__
+        ]
+    return faults
+
+
+def test_further_columns_turn_no_verdict(tmp_path: Path) -> None:
+    assert turned(tmp_path, 150, seed=3)[:3] == []
+
+
+@pytest.mark.slow
+def test_further_columns_turn_no_verdict_of_many_rows(tmp_path: Path) -> None:
+    assert turned(tmp_path, 2000, seed=4)[:3] == []
+
+
 def test_no_column_is_lost_in_silence(tmp_path: Path) -> None:
     assert check(tmp_path, 200, seed=1)[:3] == []
 
@@ -187,3 +228,14 @@ def test_no_column_is_lost_in_silence(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_no_column_of_two_thousand_rows_is_lost_in_silence(tmp_path: Path) -> None:
     assert check(tmp_path, 2000, seed=2)[:3] == []
+
+
+def test_every_format_takes_every_row(tmp_path: Path) -> None:
+    """A format that is named, and columns that are named, give records or a `DataError`."""
+    draw, path = random.Random(9), tmp_path / "rows.jsonl"
+    for _ in range(600):
+        row = bent(draw)
+        path.write_text(json.dumps(row) + "\n", encoding="utf-8")
+        columns = {draw.choice(EXTRA): draw.choice(list(row))} if row and draw.random() < 0.3 else None
+        with contextlib.suppress(DataError):
+            list(read(path, draw.choice(KINDS), format=draw.choice(sorted(NAMES)), columns=columns, quarantine=Quarantine()))

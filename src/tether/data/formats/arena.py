@@ -3,7 +3,8 @@
 Chatbot Arena's conversations and MT-bench's human judgments (https://huggingface.co/datasets/lmsys/chatbot_arena_conversations,
 https://huggingface.co/datasets/lmsys/mt_bench_human_judgments, https://arxiv.org/abs/2306.05685), the battles of lmarena
 (https://huggingface.co/datasets/lmarena-ai/arena-human-preference-140k), and their turns as lists
-(https://huggingface.co/datasets/lmarena-ai/arena-human-preference-55k).
+(https://huggingface.co/datasets/lmarena-ai/arena-human-preference-55k). Two conversations with a rating each
+(https://huggingface.co/datasets/llm-blender/Unified-Feedback).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _WON = {"winner_model_a": 1.0, "winner_model_b": -1.0, "winner_tie": 0.0}
 
 def read_arena(row: Row) -> Iterator[Comparison]:
     """`winner` is model_a, model_b, tie, or tie (bothbad); of a conversation the turns up to `turn` were judged."""
-    both = [fields.turns(row.get(name), "user", name) for name in _BATTLE.columns]
+    both = [fields.turns_at(row, name, "user") for name in _BATTLE.columns]
     lean, facts = side_of(row.get("winner"), "winner", _BATTLE, row)
     judged = int(row["turn"]) if isinstance(dict.get(row, "turn"), int) else 0
     cut = [_up_to(turns, judged) for turns in both]
@@ -47,6 +48,13 @@ def read_arena_lists(row: Row) -> Iterator[Comparison]:
     if len(won) != 1:
         raise DataError(f"unreadable verdict: {len(won)} of winner_model_a, winner_model_b and winner_tie are 1")
     yield _battle(row, both, _WON[won[0]])
+
+
+def read_rated(row: Row) -> Iterator[Comparison]:
+    """`conv_A` and `conv_B` with a rating each: the higher one is better, equal ones tie; the margin is their difference."""
+    both = [fields.turns_at(row, name, "user") for name in ("conv_A", "conv_B")]
+    one, other = (fields.number(row.get(f"{name}_rating"), f"{name}_rating") for name in ("conv_A", "conv_B"))
+    yield _battle(row, both, one - other, margin=one - other)
 
 
 def _interleaved(questions: tuple[str, ...], answers: tuple[str, ...], name: str) -> Conversation:

@@ -13,12 +13,13 @@ https://arxiv.org/abs/2304.07327).
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 from typing import Any
 
 from tether.core.errors import DataError
-from tether.core.types import Comparison, Conversation, Demonstration, Message, Prompt, user
+from tether.core.types import Comparison, Conversation, Demonstration, Message, Prompt, assistant, user
 from tether.data.formats import fields
 from tether.data.formats.cells import leave_out
 from tether.data.formats.json_rows import Row
@@ -27,6 +28,8 @@ from tether.data.formats.messages import ROLES
 RESPONSES = ("response", "completion", "output", "answer")
 PROMPTS = ("prompt", "question", "instruction", "query", "problem", "input", "conversations")
 """Columns of a prompt, as rows with answers beside it name them."""
+TURNS_BEFORE = ("trajectory", "messages", "conversation", "context")
+"""Columns of the turns before the answers, where no column of `PROMPTS` holds anything."""
 _PROMPTS = ("prompt", "question", "query")
 
 
@@ -57,6 +60,24 @@ def read_prompt_response(row: Row) -> Iterator[Demonstration]:
     name, value = fields.first(row, *RESPONSES)
     response = fields.checked_response(fields.turns(value, "assistant", name), "the response")
     yield Demonstration(prompt + response)
+
+
+def read_helpsteer(row: Row) -> Iterator[Demonstration]:
+    """HelpSteer's `prompt` and `response`; the scores of the response stay in the metadata, whatever they say."""
+    yield fields.demonstration(marked_turns(row, "prompt"), fields.text(row, "response"))
+
+
+_TURN = re.compile(r"\s*<extra_id_1>(User|Assistant)\s*")
+
+
+def marked_turns(row: Row, name: str) -> Conversation:
+    """HelpSteer's prompt, where <extra_id_1>Assistant and <extra_id_1>User begin the turns after the first."""
+    prompt = fields.prompt_turns(row, name)
+    first, *rest = _TURN.split(prompt[-1].content) if prompt else ("",)
+    if not rest or prompt[-1].role != "user":
+        return prompt
+    turns = zip(rest[::2], rest[1::2], strict=True)
+    return (*prompt[:-1], user(first), *(user(words) if who == "User" else assistant(words) for who, words in turns))
 
 
 def prompt_reader(*columns: str) -> fields.Reader:

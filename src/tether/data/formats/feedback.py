@@ -18,7 +18,7 @@ from typing import Any
 from tether.core.errors import DataError
 from tether.core.types import Feedback, assistant, user
 from tether.data.formats import fields
-from tether.data.formats.conversations import PROMPTS, conversation
+from tether.data.formats.conversations import PROMPTS, TURNS_BEFORE, conversation
 from tether.data.formats.json_rows import Row
 
 LABELS = (
@@ -86,7 +86,7 @@ def read_feedback(row: Row) -> Iterator[Feedback]:
         messages = conversation(row)
         prompt, response = messages[:-1], messages[-1:]
     else:
-        prompt = fields.prompt_turns(row, *PROMPTS)
+        prompt = fields.prompt_turns(row, *PROMPTS, *TURNS_BEFORE)
         column, value = fields.first(row, *RESPONSES)
         response = fields.turns(value, "assistant", column)
     yield fields.feedback(prompt, response, desirable)

@@ -292,7 +292,7 @@ def row_tools(row: Row) -> str:
 
 def turns_at(row: Row, name: str, speaker: ChatRole) -> Conversation:
     """`turns` of a cell. The messages that its JSON text holds replace it, so that their keys are recorded as well."""
-    value = row[name]
+    _, value = first(row, name)
     if (decoded := _from_text(value, name)) is not value:
         row[name] = decoded
     return turns(row[name], speaker, name)

@@ -24,14 +24,13 @@ from typing import Any
 from tether.core.errors import DataError
 from tether.core.types import Annotation, Comparison, Conversation, assistant, user
 from tether.data.formats import fields
-from tether.data.formats.conversations import PROMPTS
+from tether.data.formats.conversations import PROMPTS, TURNS_BEFORE, marked_turns
 from tether.data.formats.json_rows import Row
 
 # The scale of open-instruct's human evaluation: how far the vote leans to a, half a point of the scale being a half.
 _SCALE = {"a-is-better": 1.0, "a-is-slightly-better": 0.5, "tie": 0.0, "b-is-slightly-better": -0.5, "b-is-better": -1.0}
 _ANNOTATOR = re.compile(r"annotator_?(\d{1,9})")
 _LEANS = {0.0: 0.0, 1.0: 1.0, 2.0: -1.0}
-_TURN = re.compile(r"\s*<extra_id_1>(User|Assistant)\s*")
 Answers = tuple[Conversation | str, Conversation | str]
 
 
@@ -190,23 +189,14 @@ def read_helpsteer2(row: Row) -> Iterator[Comparison]:
     """`preference_strength` goes from -3 (response 1 is much better) over 0 (a tie) to 3; the margin is its size."""
     strength = _on_scale(row, "preference_strength", 3)
     answers = (fields.text(row, "response_1"), fields.text(row, "response_2"))
-    yield compared(marked_turns(row), answers, -strength, margin=-strength)
-
-
-def marked_turns(row: Row) -> Conversation:
-    """HelpSteer's prompt, where <extra_id_1>Assistant and <extra_id_1>User begin the turns after the first."""
-    prompt = fields.prompt_turns(row, "prompt")
-    first, *rest = _TURN.split(prompt[-1].content) if prompt else ("",)
-    if not rest or prompt[-1].role != "user":
-        return prompt
-    turns = zip(rest[::2], rest[1::2], strict=True)
-    return (*prompt[:-1], user(first), *(user(words) if who == "User" else assistant(words) for who, words in turns))
+    yield compared(marked_turns(row, "prompt"), answers, -strength, margin=-strength)
 
 
 def read_helpsteer3(row: Row) -> Iterator[Comparison]:
     """`overall_preference` goes from -3 (response 1 is much better) to 3, as the score of each of `individual_preference`."""
     strength = _on_scale(row, "overall_preference", 3)
-    people = fields.sequence(row["individual_preference"], "individual_preference") if "individual_preference" in row else []
+    name = "individual_preference"
+    people = fields.sequence(row[name], name) if fields.has(row, name) else []
     votes = {f"annotator {number}": -_individual(person) / 3 for number, person in enumerate(people, 1)}
     answers = (fields.text(row, "response1"), fields.text(row, "response2"))
     yield compared(fields.prompt_turns(row, "context", "prompt"), answers, -strength, votes=votes, margin=-strength)
@@ -291,7 +281,7 @@ VERDICTS = (
 """Columns that say which of two answers is better."""
 _TIES = {"tie", "tied", "draw", "equal", "same", "both", "bothgood", "tiebothgood"}
 _BAD = {"bothbad", "tiebothbad", "neither"}
-_FIRST, _SECOND = {"first", "left"}, {"second", "right"}
+_FIRST, _SECOND = {"a", "first", "left", "modela", "assistanta"}, {"b", "second", "right", "modelb", "assistantb"}
 _KINDS = ("model", "assistant", "response", "answer", "output", "completion")
 _ORDER = re.compile(r"\[*(?P<one>[ab12])\]*\s*(?P<sign>>+|<+|=+)\s*\[*(?P<other>[ab12])\]*")
 
@@ -324,7 +314,7 @@ def read_two_answers(row: Row) -> Iterator[Comparison]:
     name, value = fields.first(row, *VERDICTS)
     lean, facts = side_of(value, name, two, row)
     answers: Any = tuple(fields.turns(row[column], "assistant", column) for column in two.columns)
-    yield compared(fields.prompt_turns(row, *PROMPTS), answers, lean, facts=facts)
+    yield compared(fields.prompt_turns(row, *PROMPTS, *TURNS_BEFORE), answers, lean, facts=facts)
 
 
 def side_of(value: Any, name: str, two: Two, row: Row) -> tuple[float, dict[str, bool]]:
@@ -357,15 +347,15 @@ def _side(value: Any, two: Two, row: Row) -> float | None:
     if not isinstance(value, str) or not value.strip():
         return None
     if order := _ORDER.fullmatch(value.strip().lower()):
-        places = [two.endings.index(side) if side in two.endings else -1 for side in (order["one"], order["other"])]
+        letters = ("a", "b") if order["one"] in "ab" else two.endings
+        places = [letters.index(side) if side in letters else -1 for side in (order["one"], order["other"])]
         sign = (order["sign"][0] == ">") - (order["sign"][0] == "<")
         return None if sorted(places) != [0, 1] else float(sign if places[0] == 0 else -sign)
     word = _word(value)
     one, other = (
         {_word(column), *(f"{kind}{end}" for kind in _KINDS)} for column, end in zip(two.columns, two.endings, strict=True)
     )
-    letters = () if two.endings[0].isdigit() else two.endings
-    for names, lean in ((one | _FIRST | {*letters[:1]}, 1.0), (other | _SECOND | {*letters[1:]}, -1.0), (_TIES | _BAD, 0.0)):
+    for names, lean in ((one | _FIRST, 1.0), (other | _SECOND, -1.0), (_TIES | _BAD, 0.0)):
         if word in names:
             return lean
     for kind in ("", "model", "generator"):

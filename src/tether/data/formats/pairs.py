@@ -18,10 +18,11 @@ from typing import Any
 from tether.core.errors import DataError
 from tether.core.types import Annotation, Comparison, Conversation
 from tether.data.formats import fields
-from tether.data.formats.conversations import PROMPTS, conversation
+from tether.data.formats.conversations import PROMPTS, TURNS_BEFORE, conversation
 from tether.data.formats.json_rows import Row
 
 NAMES = (
+    ("full_chosen", "full_rejected"),
     ("chosen", "rejected"),
     ("chosen_response", "rejected_response"),
     ("preferred_output", "non_preferred_output"),
@@ -79,17 +80,30 @@ def read_pair(row: Row) -> Iterator[Comparison | DataError]:
     Optional columns: system, tie, probability, group, annotations (each `annotator`, `preference`). Lists of several texts give
     a pair of each chosen with each rejected one.
     """
-    names = named_pair(row) or NAMES[0]
+    names = named_pair(row) or ("chosen", "rejected")
     sides = [_alternatives(*fields.first(row, name)) for name in names]
+    _refuse_places(row, names)
     label = _label(row, names)
     prompt = _prompt(row)
 
     def one(both: tuple[Any, ...]) -> Comparison:
         turns = [fields.turns(value, "assistant", name) for value, name in zip(both, names, strict=True)]
-        return fields.checked_comparison(Comparison(*_parted(prompt, turns[0], turns[1]), **label))
+        are_replies = all(side and side[0].role == "assistant" for side in turns)
+        before = prompt or (fields.prompt_turns(row, *TURNS_BEFORE) if are_replies else ())
+        return fields.checked_comparison(Comparison(*_parted(before, turns[0], turns[1]), **label))
 
     pairs = list(product(*sides))
     yield from (fields.attempt(one, pairs) if len(pairs) > 1 else [one(pairs[0])])
+
+
+def _refuse_places(row: Row, names: tuple[str, str]) -> None:
+    """Refuse whole numbers beside a list of answers: they may be places in the list, counted from 0 or from 1."""
+    lists = [name for name in ("responses", "completions", "generations", "candidates", "outputs", "answers") if name in row]
+    if lists and all(isinstance(value := dict.get(row, name), int) and not isinstance(value, bool) for name in names):
+        one, other = names
+        raise DataError(
+            f"ambiguous verdict: {one} and {other} may be places in {lists[0]}. Write the texts into {one} and {other}"
+        )
 
 
 def _alternatives(name: str, value: Any) -> list[Any]:

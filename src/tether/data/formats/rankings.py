@@ -19,7 +19,7 @@ from tether.core.errors import DataError
 from tether.core.types import Comparison, Conversation, Demonstration, Prompt, assistant, user
 from tether.data.formats import fields
 from tether.data.formats.cells import leave_out
-from tether.data.formats.conversations import PROMPTS
+from tether.data.formats.conversations import PROMPTS, TURNS_BEFORE
 from tether.data.formats.json_rows import Row
 
 MOST = 512
@@ -123,7 +123,7 @@ def lists(row: Row) -> RankedResponses:
     both = [(response, value) for response, value in zip(responses, values, strict=True) if value is not None or not measured]
     sign = 1.0 if measured else -1.0
     ranked = [Ranked(fields.turns(one, "assistant", column), sign * fields.number(value, name)) for one, value in both]
-    return RankedResponses(fields.prompt_turns(row, *PROMPTS), ranked, measured, len(responses) - len(ranked))
+    return RankedResponses(fields.prompt_turns(row, *PROMPTS, *TURNS_BEFORE), ranked, measured, len(responses) - len(ranked))
 
 
 def readers(parse: Callable[[Row], RankedResponses]) -> dict[type, fields.Reader]:

@@ -12,7 +12,7 @@ from typing import Any
 from tether.core.errors import DataError
 from tether.core.synonyms import alike
 from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Problem, Prompt, StepLabels
-from tether.data.formats import arena, conversations, feedback, fields, judged, pairs, rankings, verdicts
+from tether.data.formats import arena, conversations, feedback, fields, hosted, judged, pairs, rankings, verdicts
 from tether.data.formats.advice import way_out
 from tether.data.formats.cells import Cells, without_cells
 from tether.data.formats.conversations import prompt_reader
@@ -63,7 +63,7 @@ _INSTRUCTION = {Demonstration: conversations.read_instruction}
 _TREE = {Comparison: conversations.read_tree, Demonstration: conversations.read_best_path, Prompt: conversations.read_prompt}
 _SOLUTIONS = {Feedback: verdicts.read_gsm8k_solutions, Problem: verdicts.read_gsm8k_truth, Prompt: prompt_reader("question")}
 _FEEDBACK = {Feedback: feedback.read_feedback}
-_ANY_PROMPT = "|".join(conversations.PROMPTS)
+_ANY_PROMPT = "|".join((*conversations.PROMPTS, *conversations.TURNS_BEFORE))
 _PROMPTS = ("prompt", "question", "instruction", "problem", "query")
 
 
@@ -81,7 +81,11 @@ FORMATS: tuple[Format, ...] = (
     Format("summarize_from_feedback", "info summaries choice", {Comparison: judged.read_summaries},
            doubts=judged.other_count("choice", 0, 1)),
     Format("arena", "conversation_a conversation_b winner", {Comparison: arena.read_arena}),
+    Format("rated_conversations", "conv_A conv_B conv_A_rating conv_B_rating", {Comparison: arena.read_rated}),
     Format("arena_lists", "prompt response_a response_b winner_model_a winner_model_b", {Comparison: arena.read_arena_lists}),
+    Format("gemini_preference", "contents completions", rankings.readers(hosted.gemini), refuses=(Feedback,),
+           holds=rankings.lists_objects("completions", "completion", "score")),
+    Format("nova_preference", "messages", {Comparison: hosted.nova}, holds=hosted.has_candidates),
     Format("prometheus_preference", "orig_instruction orig_response_A orig_response_B orig_preference",
            {Comparison: judged.read_prometheus, Prompt: prompt_reader("orig_instruction")}, refuses=(Demonstration,)),
     Format("alpaca_eval", "instruction output_1 output_2 preference", {Comparison: judged.read_alpaca_eval},
@@ -124,6 +128,7 @@ FORMATS: tuple[Format, ...] = (
     Format("alpaca", "instruction output|response", _INSTRUCTION),
     Format("messages", "messages", _CONVERSATION),
     Format("sharegpt", "conversations", _CONVERSATION),
+    Format("helpsteer", "prompt response helpfulness", {Demonstration: conversations.read_helpsteer}),
     Format("prompt_response", "prompt|question|query response|completion|output",
            {Demonstration: conversations.read_prompt_response}),
     Format("gsm8k_solutions", "question", _SOLUTIONS, holds=verdicts.has_judged_solutions),
