@@ -30,7 +30,7 @@ TURNS = [{"role": "user", "content": "q", "mood": 1}, {"role": "assistant", "con
     ("row", "kind", "names"),
     [
         ({"instruction": "i", "input": "", "output": "o"}, Demonstration, set()),
-        ({"instruction": "i", "input": "", "output": "o"}, Prompt, {"last reply"}),
+        ({"instruction": "i", "input": "", "output": "o"}, Prompt, {"output"}),
         ({"prompt": "p", "output": "o", "response": "r"}, Demonstration, {"output"}),
         ({"prompt": "p", "completion": "c", "label": True, "output": "o"}, Feedback, {"output"}),
         ({"prompt": "p", "chosen": "a", "rejected": "b"}, Comparison, set()),

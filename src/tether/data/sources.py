@@ -26,6 +26,7 @@ from tether.data.formats.containers import Numbered, Place, places
 from tether.data.formats.fields import LeftOutError, Reader, prompt_digest, short_hash
 from tether.data.formats.json_rows import BadRow, Row
 from tether.data.formats.registry import FORMATS, KINDS, Format, detect, format_named, kind_reader, prompt_of
+from tether.data.formats.trees import gather
 
 T = TypeVar("T")
 
@@ -237,7 +238,7 @@ class _File:
         Raises:
             DataError: there is no good row.
         """
-        stream = self.place.rows()
+        stream = gather(self.place.rows())
         while head := list(itertools.islice(stream, SNIFFED_ROWS)):
             named = [(line, row, self._renamed(row)) for line, row in head]
             if good := [row for _, _, row in named if not isinstance(row, BadRow | DataError)]:

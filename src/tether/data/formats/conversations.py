@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from itertools import combinations
 from typing import Any
 
@@ -22,10 +23,12 @@ from tether.core.errors import DataError
 from tether.core.types import Comparison, Conversation, Demonstration, Message, Prompt, assistant, user
 from tether.data.formats import fields
 from tether.data.formats.cells import leave_out
+from tether.data.formats.fields import LeftOutError
 from tether.data.formats.json_rows import Row
-from tether.data.formats.messages import ROLES
+from tether.data.formats.messages import ROLES, read_message
 
 RESPONSES = ("response", "completion", "output", "answer")
+"""Columns of answers that are given for prompts of another file."""
 PROMPTS = ("prompt", "question", "instruction", "query", "problem", "input", "conversations")
 """Columns of a prompt, as rows with answers beside it name them."""
 TURNS_BEFORE = ("trajectory", "messages", "conversation", "context")
@@ -33,33 +36,105 @@ TURNS_BEFORE = ("trajectory", "messages", "conversation", "context")
 _PROMPTS = ("prompt", "question", "query")
 
 
+CONVERSATIONS = ("messages", "conversations", "conversation", "dialog", "dialogue", "chat", "data", "contents", "turns")
+"""Columns that hold whole conversations; beside the first two only where they do."""
+REPLIES = ("response", "completion", "output", "generated_solution", "targets_pretokenized", "targets", "target", "message_2")
+ASKED = (*_PROMPTS, "input", "inputs_pretokenized", "inputs", "message_1", "problem")
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+
+
+def _column(row: Row) -> str:
+    """The column of the conversation."""
+    return next((name for name in CONVERSATIONS[:2] if fields.has(row, name)), "") or next(
+        (name for name in CONVERSATIONS[2:] if fields.is_dialogue(row, name)), CONVERSATIONS[0]
+    )
+
+
+def has_dialogue(row: Row) -> bool:
+    """True if a column holds messages, questions with their answers, or texts by turns."""
+    return any(fields.is_dialogue(row, name) for name in CONVERSATIONS[2:])
+
+
 def conversation(row: Row) -> Conversation:
-    """All turns of a row, with its system text first where that is a column of its own."""
-    name, _ = fields.first(row, "messages", "conversations")
-    messages = fields.turns_at(row, name, "user")
+    """All turns of a row, with its system text first where that is a column of its own. Of plain texts the first is a user's."""
+    name, _ = fields.first(row, _column(row))
+    texts = fields.listed_in(row, name)
+    if texts and all(isinstance(words, str) for words in texts):
+        messages = tuple(Message("assistant" if place % 2 else "user", words) for place, words in enumerate(texts))
+    else:
+        messages = fields.turns_at(row, name, "user")
     return messages if messages and messages[0].role == "system" else fields.system_turn(row) + messages
 
 
 def read_conversation(row: Row) -> Iterator[Demonstration]:
     """Turns after the last assistant turn are left out: nothing is learned from them."""
-    demonstration = fields.up_to_reply(conversation(row))
+    messages = conversation(row)
+    demonstration = fields.up_to_reply(messages)
+    if len(demonstration.messages) < len(messages):
+        leave_out(row, "turns after the last reply")
     fields.checked_response(demonstration.messages, "the last assistant turn")
+    replies = [turn for turn in demonstration.messages if turn.role == "assistant"]
     if len(demonstration.messages) == 1:
         raise DataError("empty prompt: the conversation is a single assistant turn")
+    if all(turn.content.strip() in ("+", "-") for turn in replies):
+        raise DataError("verdicts in place of replies: each assistant turn is + or -, which judges a step of the turn before")
+    if not any(turn.train for turn in replies):
+        raise LeftOutError("no turn to learn: a flag keeps each assistant turn out of the loss")
     yield demonstration
 
 
 def read_opening(row: Row) -> Iterator[Prompt]:
     """The conversation up to its last assistant turn if it ends on one, else all of it."""
     messages = conversation(row)
-    yield Prompt(fields.checked_prompt(messages[:-1] if messages and messages[-1].role == "assistant" else messages))
+    if messages and messages[-1].role == "assistant":
+        leave_out(row, "last reply")
+        messages = messages[:-1]
+    yield Prompt(fields.checked_prompt(messages))
 
 
 def read_prompt_response(row: Row) -> Iterator[Demonstration]:
-    prompt = fields.checked_prompt(fields.prompt_turns(row, *_PROMPTS))
-    name, value = fields.first(row, *RESPONSES)
-    response = fields.checked_response(fields.turns(value, "assistant", name), "the response")
-    yield Demonstration(prompt + response)
+    prompt = fields.checked_prompt(fields.prompt_turns(row, *ASKED))
+    yield Demonstration(prompt + _reply(row, *REPLIES))
+
+
+def _reply(row: Row, *names: str) -> Conversation:
+    """The first of these columns that holds something, as the assistant's turn, with its thought where a column has one."""
+    name, _ = fields.first(row, *names)
+    reply = fields.checked_response(fields.turns_at(row, name, "assistant"), "the response")
+    thought = next((own for own in _THOUGHTS if isinstance(dict.get(row, own), str) and fields.filled(row, own)), "")
+    if not thought or any(turn.reasoning for turn in reply):
+        return reply
+    return tuple(replace(turn, reasoning=fields.text(row, thought)) for turn in reply[:1]) + reply[1:]
+
+
+def read_calls(row: Row) -> Iterator[Demonstration]:
+    """A question and the calls of tools that answer it, as xLAM's function calls have them."""
+    prompt = fields.checked_prompt(fields.prompt_turns(row, "query"))
+    yield Demonstration(prompt + read_message({"role": "assistant", "tool_calls": fields.listed_in(row, "answers")}, "answers"))
+
+
+def read_reading(row: Row) -> Iterator[Demonstration]:
+    """A question about a text, with the list of its answers: the first one."""
+    yield fields.demonstration(fields.prompt_turns(row, "question"), first_answer(row))
+
+
+def first_answer(row: Row) -> str:
+    """The first of SQuAD's answers; others are alternatives.
+
+    Raises:
+        DataError: the list is empty, so the text has no answer.
+    """
+    answers = fields.sequence(fields.inner(row, "answers").get("text"), "answers.text")
+    if not answers:
+        raise DataError("no answer: answers.text is an empty list")
+    if any(answer != answers[0] for answer in answers):
+        leave_out(row, "answers.text after the first")
+    return fields.as_text(answers[0], "answers.text")
+
+
+def has_spans(row: Row) -> bool:
+    """True if `answers` is an object with texts, as SQuAD has it."""
+    return "text" in row["answers"] if isinstance(row["answers"], dict) else False
 
 
 def read_helpsteer(row: Row) -> Iterator[Demonstration]:
@@ -91,17 +166,21 @@ def prompt_reader(*columns: str) -> fields.Reader:
 
 def read_turns(row: Row) -> Iterator[Prompt]:
     """MT-bench: the first of `turns`; the later ones wait in the metadata as `later_turns`."""
-    questions = fields.texts(row, "turns")
+    listed = fields.sequence(row.get("turns"), "turns")
+    questions = [fields.text(turn, "content") if isinstance(turn, dict) else fields.as_text(turn, "turns") for turn in listed]
     if not questions:
         raise DataError("empty prompt: turns is an empty list")
-    yield Prompt(fields.checked_prompt((user(questions[0]),)), metadata={"later_turns": questions[1:]})
+    if len(questions) > 1:
+        leave_out(row, "turns after the first")
+    yield Prompt(fields.checked_prompt((user(questions[0]),)), metadata={"later_turns": tuple(questions[1:])})
 
 
 def read_instruction(row: Row) -> Iterator[Demonstration]:
     """Alpaca's `instruction`, `input`, `output` or Dolly's `instruction`, `context`, `response`; `history` and `system`
     as LLaMA-Factory writes them."""
     fields.first(row, "instruction")
-    yield fields.demonstration(fields.prompt_turns(row, "instruction"), fields.text(row, "output", "response"))
+    prompt = fields.checked_prompt(fields.prompt_turns(row, "instruction"))
+    yield Demonstration(prompt + _reply(row, "output", "response", "completion"))
 
 
 def read_self_instruct(row: Row) -> Iterator[Demonstration | DataError]:

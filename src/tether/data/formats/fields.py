@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from tether.core.errors import DataError
 from tether.core.types import ChatRole, Comparison, Conversation, Demonstration, Feedback, Json, Message, assistant
-from tether.data.formats.json_rows import Row
-from tether.data.formats.messages import is_turn, read_message, tool_schemas
+from tether.data.formats.json_rows import Row, kind_name
+from tether.data.formats.messages import is_exchange, is_turn, read_message, tool_schemas
 from tether.data.formats.printed import cell_value
 from tether.data.formats.values import as_text, missing, sequence, sound
 
@@ -100,6 +100,14 @@ def boolean(value: Any, name: str) -> bool:
     return word in _TRUE
 
 
+def inner(row: Row, name: str) -> Row:
+    """The object that a column holds."""
+    value = row.get(name)
+    if isinstance(value, dict):
+        return value
+    raise DataError(f"not an object: column {name} holds {kind_name(value)}")
+
+
 def texts(row: Row, name: str) -> tuple[str, ...]:
     """The texts that a column lists."""
     return tuple(as_text(item, name) for item in sequence(row.get(name), name))
@@ -180,12 +188,15 @@ def checked_response(messages: Conversation, name: str) -> Conversation:
 SYSTEM = ("system", "system_prompt", "system_message", "system_instruction", "systemInstruction", "sys", "sys_prompt", "preamble")
 """Names of a column with the system prompt."""
 _QUESTIONS = ("question", "query", "problem")
+_ABOVE = {"inputs": ("definition",), **dict.fromkeys(_QUESTIONS, ("instruction",))}
+_PASSAGES = ("passage", "article")
+_LETTERED = re.compile(r"\A\s*\(?[A-Z][).:]\s*")
 _PLACEHOLDERS = {"noinput", "n/a", "none", ""}
 
 
 def system_turn(row: Row) -> Conversation:
     """The system prompt of a row as a turn, where a column holds one; also as Anthropic's blocks and Gemini's parts."""
-    name = next((name for name in SYSTEM if _filled(row, name)), "")
+    name = next((name for name in SYSTEM if filled(row, name)), "")
     if not name:
         return ()
     value = row[name]
@@ -203,7 +214,7 @@ def prompt_turns(row: Row, *names: str) -> Conversation:
     """
     if not has(row, *names):
         return ()
-    name = next((name for name in names if _filled(row, name)), "") or first(row, *names)[0]
+    name = next((name for name in names if filled(row, name)), "") or first(row, *names)[0]
     value = row[name]
     if is_transcript(value) and value.rstrip().endswith("\n\nAssistant:"):
         return system_turn(row) + split_transcript(value)[:-1]
@@ -215,12 +226,31 @@ def prompt_turns(row: Row, *names: str) -> Conversation:
 
 def _question(row: Row, name: str) -> Conversation:
     words = text(row, name)
-    if name in _QUESTIONS and _filled(row, "instruction") and fold(text(row, "instruction")) not in fold(words):
-        words = f"{text(row, 'instruction')}\n\n{words}"
-    for beside in ("input", "context"):
-        if beside != name and _filled(row, beside) and not _is_messages(dict.get(row, beside)):
+    for above in _ABOVE.get(name, ()):
+        if filled(row, above) and fold(str(dict.get(row, above))) not in fold(words):
+            words = f"{text(row, above)}\n\n{words}"
+    for beside in ("input", "context", *(_PASSAGES if name in _QUESTIONS else ())):
+        if beside != name and filled(row, beside) and not _is_messages(dict.get(row, beside)):
             words = with_input(words, text(row, beside))
+    choices = options(row) if name in _QUESTIONS else []
+    if choices and not all(fold(choice) in fold(words) for _, choice in choices):
+        words = "\n".join([words, *(f"{letter}. {choice}" for letter, choice in choices)])
     return (Message("user", words),)
+
+
+def options(row: Row) -> list[tuple[str, str]]:
+    """The options of a question with their letters: `choices` or `options`, a list of texts, or texts beside their labels."""
+    name = next((name for name in ("choices", "options") if filled(row, name)), "")
+    value = row[name] if name else None
+    if isinstance(value, Mapping) and {"text", "label"} <= value.keys():
+        labels, choices = sequence(value["label"], name), sequence(value["text"], name)
+        if len(labels) != len(choices):
+            raise DataError(f"uneven lists: {len(labels)} labels but {len(choices)} texts in column {name}")
+        return [(as_text(label, name), as_text(choice, name)) for label, choice in zip(labels, choices, strict=True)]
+    if isinstance(value, Mapping):
+        return [(letter, as_text(choice, name)) for letter, choice in value.items() if not missing(choice)]
+    choices = [as_text(choice, name) for choice in sequence(value, name)] if value is not None else []
+    return [(chr(ord("A") + place), _LETTERED.sub("", choice)) for place, choice in enumerate(choices)]
 
 
 def with_input(instruction: str, words: str) -> str:
@@ -234,7 +264,7 @@ def with_input(instruction: str, words: str) -> str:
 def earlier_turns(row: Row, name: str = "") -> Conversation:
     """The turns of `history` (pairs of question and answer, or messages) and of a `context` of messages; not of column `name`."""
     earlier: Conversation = ()
-    if name != "history" and _filled(row, "history") and not _is_prose(dict.get(row, "history")):
+    if name != "history" and filled(row, "history") and not _is_prose(dict.get(row, "history")):
         for item in sequence(row["history"], "history"):
             earlier += _exchange(item)
     if name != "context" and _is_messages(dict.get(row, "context")):
@@ -250,7 +280,7 @@ def _exchange(item: Any) -> Conversation:
     return Message("user", as_text(item[0], "history")), assistant(as_text(item[1], "history"))
 
 
-def _filled(row: Row, name: str) -> bool:
+def filled(row: Row, name: str) -> bool:
     """True if a column holds more than white space and brackets; looking does not count as reading."""
     value = dict.get(row, name)
     return not missing(value) and (bool(value.strip()) if isinstance(value, str) else value not in ([], {}, ()))
@@ -278,7 +308,7 @@ def refuse_media(row: Row) -> None:
     """
     for name in _MEDIA:
         value = dict.get(row, name)
-        if _filled(row, name) and not isinstance(value, bool | int | float) and (name[-1] == "s" or not isinstance(value, str)):
+        if filled(row, name) and not isinstance(value, bool | int | float) and (name[-1] == "s" or not isinstance(value, str)):
             raise DataError(f"not a text: column {name} holds more than text, and only text is read. Leave such rows out")
 
 
@@ -288,6 +318,23 @@ def row_tools(row: Row) -> str:
         if tool_schemas(dict.get(row, name)):
             return tool_schemas(row[name])
     return ""
+
+
+def listed_in(row: Row, name: str) -> list[Any]:
+    """The list that a cell holds, also as JSON text, which it then replaces; empty for any other value."""
+    value = dict.get(row, name)
+    if isinstance(value, str) and value.lstrip().startswith("["):
+        with contextlib.suppress(ValueError):
+            row[name] = cell_value(value)
+    return list(row[name]) if isinstance(dict.get(row, name), list | tuple) else []
+
+
+def is_dialogue(row: Row, name: str) -> bool:
+    """True if a column lists messages, questions with their answers, or texts by turns."""
+    items = listed_in(dict(row), name)
+    if name == "turns":  # whose texts are questions alone
+        return bool(items) and all(map(is_turn, items))
+    return bool(items) and (all(isinstance(item, str) for item in items) or all(is_turn(i) or is_exchange(i) for i in items))
 
 
 def turns_at(row: Row, name: str, speaker: ChatRole) -> Conversation:

@@ -46,6 +46,11 @@ def is_turn(item: Any) -> bool:
     return isinstance(item, dict) and any(item.keys() >= shape for shape in _TURN_SHAPES)
 
 
+def is_exchange(item: Any) -> bool:
+    """True if an object is a question with its answer, under names of the speakers or of both."""
+    return isinstance(item, dict) and {_SPOKEN.get(key) for key in item} >= {"user", "assistant"}
+
+
 @dataclass
 class _Parts:
     """The parts of one message, in their order."""

@@ -12,12 +12,26 @@ from typing import Any
 from tether.core.errors import DataError
 from tether.core.synonyms import alike
 from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Problem, Prompt, StepLabels
-from tether.data.formats import arena, conversations, feedback, fields, hosted, judged, pairs, rankings, verdicts
+from tether.data.formats import (
+    arena,
+    conversations,
+    feedback,
+    fields,
+    hosted,
+    judged,
+    pairs,
+    rankings,
+    rated,
+    rendered,
+    solved,
+    verdicts,
+)
 from tether.data.formats.advice import way_out
 from tether.data.formats.cells import Cells, without_cells
 from tether.data.formats.conversations import prompt_reader
 from tether.data.formats.fields import LeftOutError, Reader, demonstration, is_transcript, unfolded
 from tether.data.formats.json_rows import Row
+from tether.data.formats.marks import refuse_bad_reply
 
 KINDS: dict[type, tuple[str, str]] = {
     Prompt: ("prompts", "Prompts need a question to answer, for example a column prompt, question, instruction or messages."),
@@ -59,12 +73,22 @@ class Format:
 
 _PAIR = {Comparison: pairs.read_pair}
 _CONVERSATION = {Demonstration: conversations.read_conversation, Prompt: conversations.read_opening}
-_INSTRUCTION = {Demonstration: conversations.read_instruction}
+_INSTRUCTION = {Demonstration: conversations.read_instruction, Prompt: prompt_reader("instruction")}
+_RESPONSE = {Demonstration: conversations.read_prompt_response, Prompt: prompt_reader(*conversations.ASKED)}
+_TEXT = {Demonstration: rendered.read_text, Prompt: rendered.read_text_opening}
+_READING = {Demonstration: conversations.read_reading, Problem: solved.read_span, Prompt: prompt_reader("question")}
+_WORKED = {Demonstration: verdicts.read_worked}
+_ANSWER = "|".join(solved.ANSWERS)
+_UNREADABLE = {
+    "segments": "segments are pieces of a rendered text, which belong to one template. Write the conversation as messages, with "
+    "train: false at turns that are not to be learned.",
+}
+"""Columns of published layouts that no reader takes, with the way out."""
 _TREE = {Comparison: conversations.read_tree, Demonstration: conversations.read_best_path, Prompt: conversations.read_prompt}
 _SOLUTIONS = {Feedback: verdicts.read_gsm8k_solutions, Problem: verdicts.read_gsm8k_truth, Prompt: prompt_reader("question")}
 _FEEDBACK = {Feedback: feedback.read_feedback}
 _ANY_PROMPT = "|".join((*conversations.PROMPTS, *conversations.TURNS_BEFORE))
-_PROMPTS = ("prompt", "question", "instruction", "problem", "query")
+_PROMPTS = ("prompt", "question", "instruction", "problem", "query", "input", "inputs")
 
 
 # The middle of a ranking is chosen in one pair and rejected in the next: as single verdicts these would contradict.
@@ -115,28 +139,47 @@ FORMATS: tuple[Format, ...] = (
            holds=feedback.has_verdict, doubts=feedback.scaled),
     Format("kto", f"{_ANY_PROMPT} {'|'.join(feedback.RESPONSES)} {'|'.join(feedback.LABELS)}", _FEEDBACK,
            holds=feedback.has_verdict, doubts=feedback.scaled),
+    Format("prm800k", "question label", {StepLabels: rated.read_prm800k}, holds=rated.is_prm800k),
+    Format("math_shepherd", "input label", {StepLabels: rated.read_marked_steps}, holds=rated.has_marks),
+    Format("answered_steps", "messages|conversations", {StepLabels: rated.read_answered_steps}, holds=rated.has_answered_steps,
+           refuses=(Prompt,)),
+    Format("process_bench", "prompt|question|problem steps label", {StepLabels: rated.read_first_error},
+           holds=lambda row: not isinstance(row["label"], list)),
+    Format("rated_steps", "prompt|question|problem|instruction steps", {StepLabels: rated.read_rated_steps},
+           holds=rated.has_rated_steps),
     Format("prmbench", "modified_process error_steps", {StepLabels: verdicts.read_prmbench}),
     Format("steps", "prompt|question|problem steps|completions labels", {StepLabels: verdicts.read_steps}),
     Format("truthful_qa", "question answer true info", {Feedback: feedback.read_truthful_qa}),
-    Format("mt_bench", "turns", {Prompt: conversations.read_turns}),
+    Format("mt_bench", "turns", {Prompt: conversations.read_turns}, holds=lambda row: not fields.is_dialogue(row, "turns")),
     Format("human_eval", "prompt entry_point test", {Prompt: prompt_reader("prompt")}),
     Format("model_written_evals", "question answer_matching_behavior", {Prompt: prompt_reader("question")}),
     Format("sycophancy", "prompt corrects incorrects", {Prompt: prompt_reader("prompt")}),
     Format("self_instruct", "instruction instances", {Demonstration: conversations.read_self_instruct}),
     Format("alpaca_eval_instructions", "instruction output generator", _INSTRUCTION),
     Format("dolly", "instruction context response", _INSTRUCTION),
-    Format("alpaca", "instruction output|response", _INSTRUCTION),
-    Format("messages", "messages", _CONVERSATION),
+    Format("alpaca", "instruction output|response|completion", _INSTRUCTION),
+    Format("function_calls", "query answers tools|functions", {Demonstration: conversations.read_calls}),
+    Format("squad", "question answers", _READING, holds=conversations.has_spans),
+    Format("messages", "messages", _CONVERSATION, holds=lambda row: not solved.asks(row)),
     Format("sharegpt", "conversations", _CONVERSATION),
     Format("helpsteer", "prompt response helpfulness", {Demonstration: conversations.read_helpsteer}),
-    Format("prompt_response", "prompt|question|query response|completion|output",
-           {Demonstration: conversations.read_prompt_response}),
+    Format("prompt_response", "prompt|question|query|problem|input|message_1 "
+           "response|completion|output|generated_solution|message_2", _RESPONSE),
+    Format("inputs_targets", "input|inputs|inputs_pretokenized target|targets|targets_pretokenized", _RESPONSE),
+    Format("dialogue", "|".join(conversations.CONVERSATIONS[2:]), _CONVERSATION, holds=conversations.has_dialogue),
+    Format("verl", "prompt|question|problem reward_model", {Problem: solved.read_reward_model}, holds=solved.has_ground_truth),
+    Format("choices", f"question|problem|query|prompt {'|'.join(solved.CORRECT)}", {Problem: solved.read_choice},
+           holds=solved.has_choices),
     Format("gsm8k_solutions", "question", _SOLUTIONS, holds=verdicts.has_judged_solutions),
-    Format("gsm8k", "question answer", {Problem: verdicts.read_gsm8k},
+    Format("gsm8k", "question answer", {Problem: verdicts.read_gsm8k, **_WORKED},
            holds=lambda row: verdicts.has_final_line(row) and not is_feedback(row)),
-    Format("math", "problem solution", {Problem: verdicts.read_math}),
-    Format("question_answer", "question|prompt|problem|instruction answer|ground_truth",
-           {Problem: verdicts.read_question_answer}, holds=lambda row: not is_feedback(row)),
+    Format("math", "problem solution", {Problem: verdicts.read_math, **_WORKED}, holds=verdicts.has_answer),
+    Format("question_answer", f"question|prompt|problem|instruction {_ANSWER}",
+           {Problem: verdicts.read_question_answer, **_WORKED}, holds=lambda row: not is_feedback(row)),
+    Format("answered_messages", f"messages {_ANSWER}", {Problem: solved.read_answered_messages}),
+    Format("svamp", "Body Question Answer", {Problem: solved.read_svamp}),
+    Format("worked_solutions", "problem|question|prompt solution", {**_WORKED, Prompt: prompt_reader(*_PROMPTS)}),
+    Format("text", "|".join(rendered.TEXTS), _TEXT, holds=rendered.has_text),
     Format("prompts", "|".join(_PROMPTS), {Prompt: prompt_reader(*_PROMPTS)}),
 )
 # fmt: on
@@ -248,6 +291,8 @@ def reader_for(layout: Format, kind: type) -> Reader | None:
         if isinstance(dict.get(cells, "id"), str | int):
             cells.get("id")
         fields.refuse_media(cells)
+        if kind is Demonstration and native is not None:
+            refuse_bad_reply(cells)
         tools = fields.row_tools(cells)
         records = [record if isinstance(record, DataError) else _with_tools(record, tools) for record in parse(cells)]
         unread = unfolded(cells.unread())
@@ -291,6 +336,8 @@ def detect(rows: Sequence[Row], kind: type | None, where: str) -> Format:
         if fitting:
             able = [layout for layout in fitting if kind is not None and reader_for(layout, kind) is not None]
             votes[(able or fitting)[0].name] += 1
+    if reason := next((reason for name, reason in _UNREADABLE.items() if not votes and name in rows[0]), ""):
+        raise DataError(f"{where}: {reason}")
     if not votes:
         raise DataError(
             f"{where}: no known format has the columns {_columns(rows[0])}. Name the columns as one of them does, for example "

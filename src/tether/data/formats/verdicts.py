@@ -18,9 +18,11 @@ from dataclasses import replace
 from typing import Any
 
 from tether.core.errors import DataError
-from tether.core.types import Conversation, Feedback, Problem, StepLabels, assistant, user
+from tether.core.types import Conversation, Demonstration, Feedback, Problem, StepLabels, assistant, user
 from tether.data.formats import fields
 from tether.data.formats.json_rows import Row
+from tether.data.formats.rated import with_labels
+from tether.data.formats.solved import ANSWERS, final_answer
 
 
 def read_prmbench(row: Row) -> Iterator[StepLabels]:
@@ -38,14 +40,14 @@ def read_prmbench(row: Row) -> Iterator[StepLabels]:
     labels = tuple(position not in errors for position in range(1, len(steps) + 1))
     question = (user(fields.text(row, "modified_question", "question")),)
     original = fields.optional(row, "question")
-    yield replace(_labelled(question, steps, labels, group=original), metadata={"question": original} if original else {})
+    yield replace(with_labels(question, steps, labels, group=original), metadata={"question": original} if original else {})
 
 
 def read_steps(row: Row) -> Iterator[StepLabels]:
     """`steps` or `completions` beside `labels`: booleans, 0/1, +/- or null for a step that nobody judged."""
     steps = fields.texts(row, "steps" if fields.has(row, "steps") else "completions")
     labels = tuple(None if fields.missing(label) else _verdict(label) for label in fields.sequence(row.get("labels"), "labels"))
-    yield _labelled(fields.prompt_turns(row, "prompt", "question", "problem"), steps, labels)
+    yield with_labels(fields.prompt_turns(row, "prompt", "question", "problem"), steps, labels)
 
 
 def _verdict(label: Any) -> bool:
@@ -54,14 +56,8 @@ def _verdict(label: Any) -> bool:
     return fields.boolean(label, "labels")
 
 
-def _labelled(prompt: Conversation, steps: tuple[str, ...], labels: tuple[bool | None, ...], group: str = "") -> StepLabels:
-    if not steps:
-        raise DataError("no steps: the solution is empty")
-    if len(steps) != len(labels):
-        raise DataError(f"uneven lists: {len(steps)} steps but {len(labels)} labels")
-    return StepLabels(fields.checked_prompt(prompt), steps, labels, group=group)
-
-
+SOLUTIONS = ("solution", "generated_solution")
+"""Columns of a worked solution."""
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*")
 
 
@@ -100,7 +96,7 @@ def boxed_answer(solution: str) -> str:
 def read_gsm8k(row: Row) -> Iterator[Problem]:
     """The solution keeps its calculator marks and its last line, so that a model learns to end on ####."""
     solution = fields.text(row, "answer")
-    yield Problem(_ask(fields.text(row, "question")), gsm8k_answer(solution), solution)
+    yield Problem(fields.checked_prompt(fields.prompt_turns(row, "question")), gsm8k_answer(solution), solution)
 
 
 def has_final_line(row: Row) -> bool:
@@ -109,16 +105,32 @@ def has_final_line(row: Row) -> bool:
 
 def read_math(row: Row) -> Iterator[Problem]:
     solution = fields.text(row, "solution")
-    answer = fields.text(row, "answer") if fields.has(row, "answer") else boxed_answer(solution)
-    yield Problem(_ask(fields.text(row, "problem")), answer, solution)
+    answer = final_answer(row["answer"], "answer") if fields.filled(row, "answer") else boxed_answer(solution)
+    yield Problem(fields.checked_prompt(fields.prompt_turns(row, "problem")), answer, solution)
+
+
+def has_answer(row: Row) -> bool:
+    """True if a row has an answer beside its solution, or in a box of the solution."""
+    return fields.filled(row, "answer") or _BOX.search(str(row["solution"])) is not None
 
 
 def read_question_answer(row: Row) -> Iterator[Problem]:
-    answer = fields.text(row, "answer", "ground_truth")
-    if not answer.strip():
-        raise DataError("no final answer: column answer is empty")
-    prompt = fields.prompt_turns(row, "question", "prompt", "problem", "instruction")
-    yield Problem(fields.checked_prompt(prompt), answer.strip(), fields.optional(row, "solution"))
+    r"""A question and its answer; an answer that is a whole solution gives the content of its \boxed{}."""
+    name, value = fields.first(row, *ANSWERS)
+    prompt = fields.checked_prompt(fields.prompt_turns(row, "question", "prompt", "problem", "instruction"))
+    solution = fields.optional(row, *SOLUTIONS)
+    if isinstance(value, str) and _BOX.search(value) and not solution:
+        yield Problem(prompt, boxed_answer(value), value)
+    else:
+        yield Problem(prompt, final_answer(value, name), solution)
+
+
+def read_worked(row: Row) -> Iterator[Demonstration]:
+    """The worked solution of a question, or its bare answer."""
+    prompt = fields.checked_prompt(fields.prompt_turns(row, "question", "prompt", "problem", "instruction"))
+    names = (*SOLUTIONS, *ANSWERS[::-1])
+    full = next((name for name in names if fields.filled(row, name)), "")
+    yield fields.demonstration(prompt, fields.text(row, full or fields.first(row, *names)[0]))
 
 
 def _is_judged(value: object) -> bool:

@@ -1,0 +1,126 @@
+"""Conversations that a template wrote into one text: its marks cut them into turns again.
+
+ChatML, Llama 2 (https://huggingface.co/blog/llama2#how-to-prompt-llama-2), Llama 3, Gemma, Zephyr and Phi, Alpaca
+(https://github.com/tatsu-lab/stanford_alpaca#data-release), Guanaco (https://huggingface.co/datasets/timdettmers/openassistant-guanaco),
+Vicuna, Glaive (https://huggingface.co/datasets/glaiveai/glaive-function-calling-v2) and plain transcripts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from tether.core.errors import DataError
+from tether.core.types import ChatRole, Conversation, Demonstration, Message, Prompt, assistant, user
+from tether.data.formats import fields
+from tether.data.formats.cells import leave_out
+from tether.data.formats.json_rows import Row
+from tether.data.formats.messages import ROLES
+
+TEXTS = ("text", "chat")
+_MARKS = (
+    r"<\|im_start\|>[ ]*(?P<who>\w+)\n",
+    r"<\|start_header_id\|>(?P<who>\w+)<\|end_header_id\|>\s*",
+    r"<start_of_turn>(?P<who>\w+)\n",
+    r"<\|(?P<who>system|user|assistant|prompter|tool|observation)\|>\s*",
+    r"###\s*(?P<who>System|Human|User|Instruction|Input|Question|Assistant|Response|Output|Answer)\s*:",
+    r"(?:\A|(?<=\s)|(?<=</s>)|(?<=<\|endoftext\|>))(?P<who>SYSTEM|USER|ASSISTANT|FUNCTION RESPONSE):(?=\s)",
+    r"(?:\A|\n)\s*(?P<who>Human|User|Assistant|AI|Bot|GPT):",
+)
+_WORDS: dict[str, ChatRole] = {
+    **ROLES,
+    **dict.fromkeys(("instruction", "input", "question"), "user"),
+    **dict.fromkeys(("response", "output", "answer"), "assistant"),
+    "function response": "tool",
+}
+_LLAMA_2 = re.compile(r"\[INST\](.*?)\[/INST\](.*?)(?=\[INST\]|\Z)", re.DOTALL)
+_LLAMA_SYSTEM = re.compile(r"\s*<<SYS>>(.*?)<</SYS>>", re.DOTALL)
+_ENDS = re.compile(r"</?s>|<\|(?:im_end|eot_id|eom_id|end|endoftext|end_of_text|begin_of_text)\|>|<end_of_turn>|<bos>|<eos>")
+
+
+def read_text(row: Row) -> Iterator[Demonstration]:
+    """Turns after the last reply are left out.
+
+    Raises:
+        DataError: the text has no turns.
+    """
+    messages = _conversation(row)
+    demonstration = fields.up_to_reply(messages)
+    if len(demonstration.messages) < len(messages):
+        leave_out(row, "turns after the last reply")
+    fields.checked_prompt(demonstration.messages[:-1])
+    yield demonstration
+
+
+def read_text_opening(row: Row) -> Iterator[Prompt]:
+    """The turns before the last reply."""
+    messages = _conversation(row)
+    if messages[-1].role == "assistant":
+        leave_out(row, "last reply")
+        messages = messages[:-1]
+    yield Prompt(fields.checked_prompt(messages))
+
+
+def has_text(row: Row) -> bool:
+    """True if one of the columns holds a text, and not a list."""
+    return any(isinstance(row.get(name), str) for name in TEXTS)
+
+
+def _conversation(row: Row) -> Conversation:
+    name, value = fields.first(row, *(name for name in TEXTS if isinstance(dict.get(row, name), str)))
+    messages = turns_of_text(value)
+    if not messages:
+        raise DataError(
+            f"plain text: column {name} has no marks of turns, and a demonstration needs a prompt and a reply. Write messages, "
+            "or name the columns of both by data.columns"
+        )
+    if messages[0].role == "system":
+        return messages
+    before = fields.system_turn(row)
+    return (*(Message("system", re.sub(r"\ASYSTEM:\s*", "", turn.content).strip()) for turn in before), *messages)
+
+
+def turns_of_text(words: str) -> Conversation:
+    """The turns that the marks of a template show; nothing for a plain text. A reply that is still empty is no turn."""
+    if blocks := _LLAMA_2.findall(words):
+        turns = _llama_2(blocks)
+    else:
+        styles = (list(re.finditer(mark, words)) for mark in _MARKS)
+        turns = next((_cut(words, marks) for marks in styles if _speak(marks)), ())
+    return turns[:-1] if turns and turns[-1].is_empty else turns
+
+
+def _speak(marks: list[re.Match[str]]) -> bool:
+    """True if somebody asks: a single word with a colon is no conversation."""
+    return "user" in {_WORDS.get(mark["who"].lower()) for mark in marks}
+
+
+def _cut(words: str, marks: list[re.Match[str]]) -> Conversation:
+    """The texts between marks as turns; a text before the first one is the system's, `input` goes below its instruction."""
+    preamble = _bare(words[: marks[0].start()])
+    turns = [Message("system", preamble)] if preamble else []
+    for mark, after in zip(marks, [*marks[1:], None], strict=True):
+        spoken = _bare(words[mark.end() : after.start() if after else None])
+        role = _WORDS.get(mark["who"].lower())
+        if role is None:
+            raise DataError(f"unknown role: {mark['who']!r:.40} in a text of turns")
+        if mark["who"] == "Input" and turns and turns[-1].role == "user":
+            turns[-1] = user(fields.with_input(turns[-1].content, spoken))
+        elif spoken or role != "system":
+            turns.append(Message(role, spoken))
+    return tuple(turns)
+
+
+def _llama_2(blocks: list[tuple[str, str]]) -> Conversation:
+    turns: list[Message] = []
+    for question, reply in blocks:
+        if not turns and (system := _LLAMA_SYSTEM.match(question)):
+            turns.append(Message("system", system[1].strip()))
+            question = question[system.end() :]
+        turns += [user(question.strip()), assistant(_bare(reply))]
+    return tuple(turns)
+
+
+def _bare(words: str) -> str:
+    """The text without the tokens that begin and end turns, and without white space around it."""
+    return _ENDS.sub("", words).strip()
