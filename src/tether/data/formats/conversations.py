@@ -51,8 +51,9 @@ def _column(row: Row) -> str:
 
 
 def has_dialogue(row: Row) -> bool:
-    """True if a column holds messages, questions with their answers, or texts by turns."""
-    return any(fields.is_dialogue(row, name) for name in CONVERSATIONS[2:])
+    """True if a column holds messages, questions with their answers, or texts by turns; `data` only where no prompt is beside."""
+    names = CONVERSATIONS[2:] if not fields.has(row, *PROMPTS) else [name for name in CONVERSATIONS[2:] if name != "data"]
+    return any(fields.is_dialogue(row, name) for name in names)
 
 
 def conversation(row: Row) -> Conversation:

@@ -297,21 +297,6 @@ def _is_prose(value: Any) -> bool:
     return isinstance(value, str) and not value.lstrip().startswith("[")
 
 
-_MEDIA = ("image", "images", "audio", "audios", "video", "videos")
-
-
-def refuse_media(row: Row) -> None:
-    """Refuse a row with pictures, sound or film beside its text.
-
-    Raises:
-        DataError: a column of such a name holds something; a text alone may be a mere label of the row.
-    """
-    for name in _MEDIA:
-        value = dict.get(row, name)
-        if filled(row, name) and not isinstance(value, bool | int | float) and (name[-1] == "s" or not isinstance(value, str)):
-            raise DataError(f"not a text: column {name} holds more than text, and only text is read. Leave such rows out")
-
-
 def row_tools(row: Row) -> str:
     """The schemas in the column `tools` or `functions`, as `Message.tools` holds them; other contents are not read."""
     for name in ("tools", "functions"):

@@ -1,7 +1,8 @@
-"""Marks of rows that are no demonstrations: a false verdict beside the reply."""
+"""Columns that decide whether a row can be used at all: pictures and sound beside its text, a false verdict on its reply."""
 
 from __future__ import annotations
 
+from tether.core.errors import DataError
 from tether.data.formats import fields
 from tether.data.formats.fields import LeftOutError
 from tether.data.formats.json_rows import Row
@@ -35,3 +36,22 @@ def refuse_bad_reply(row: Row) -> None:
         verdict = _VERDICTS.get(str(dict.get(row, name)).strip().lower())
         if verdict is not None and not fields.boolean(row[name], name):
             raise LeftOutError(f"marked as bad: column {name} is false, and demonstrations are imitated")
+
+
+_MEDIA = ("image", "images", "audio", "audios", "video", "videos")
+
+
+def refuse_media(row: Row) -> None:
+    """Refuse a row with pictures, sound or film beside its text.
+
+    Raises:
+        DataError: a column of such a name holds something; a text alone may be a mere label of the row.
+    """
+    for name in _MEDIA:
+        value = dict.get(row, name)
+        if (
+            fields.filled(row, name)
+            and not isinstance(value, bool | int | float)
+            and (name[-1] == "s" or not isinstance(value, str))
+        ):
+            raise DataError(f"not a text: column {name} holds more than text, and only text is read. Leave such rows out")

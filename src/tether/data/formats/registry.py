@@ -31,7 +31,7 @@ from tether.data.formats.cells import Cells, without_cells
 from tether.data.formats.conversations import prompt_reader
 from tether.data.formats.fields import LeftOutError, Reader, demonstration, is_transcript, unfolded
 from tether.data.formats.json_rows import Row
-from tether.data.formats.marks import refuse_bad_reply
+from tether.data.formats.marks import refuse_bad_reply, refuse_media
 
 KINDS: dict[type, tuple[str, str]] = {
     Prompt: ("prompts", "Prompts need a question to answer, for example a column prompt, question, instruction or messages."),
@@ -290,7 +290,7 @@ def reader_for(layout: Format, kind: type) -> Reader | None:
         cells = row if isinstance(row, Cells) else Cells(row)
         if isinstance(dict.get(cells, "id"), str | int):
             cells.get("id")
-        fields.refuse_media(cells)
+        refuse_media(cells)
         if kind is Demonstration and native is not None:
             refuse_bad_reply(cells)
         tools = fields.row_tools(cells)
