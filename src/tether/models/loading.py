@@ -24,7 +24,7 @@ from tether.models.pretrained import from_pretrained, quiet
 from tether.models.quantized import LIBRARY, quantize
 from tether.models.speech import Speech, declare_ends, eos_ids, read_speech
 from tether.models.targets import kept_layers, target_names
-from tether.models.trunk import Role, setting
+from tether.models.trunk import Role
 
 logger = logging.getLogger(__name__)
 
