@@ -2,6 +2,7 @@
 
 import logging
 import os
+import shutil
 import subprocess
 import sys
 
@@ -141,24 +142,64 @@ def cached_library(tmp_path, monkeypatch):
     return load, built
 
 
-@pytest.mark.parametrize("fault", ["other contents", "others may write", "another owner"])
+def trusted(built):
+    opened = os.open(built, os.O_RDONLY)
+    try:
+        return native.is_trusted(opened, built.name)
+    finally:
+        os.close(opened)
+
+
+@pytest.mark.parametrize("fault", ["other contents", "others may write"])
 def test_a_library_that_another_could_have_written_is_not_loaded(cached_library, fault, monkeypatch):
     load, built = cached_library
-    assert native.is_trusted(built)
+    assert trusted(built)
     if fault == "other contents":
         other = built.with_suffix(".other")
         other.write_bytes(built.read_bytes() + b"!")
         other.replace(built)  # in another file: this process has the first one in its memory
-    elif fault == "others may write":
-        built.chmod(0o775)
     else:
-        owner = os.geteuid()
-        monkeypatch.setattr(native.os, "geteuid", lambda: owner + 1)
-    assert not native.is_trusted(built)
-    loaded = []
-    monkeypatch.setattr(native, "is_trusted", lambda path, check=native.is_trusted: loaded.append(check(path)) or loaded[-1])
-    assert load().seven() == 7  # built again, and never taken from the cache
-    assert loaded == [False]
+        built.chmod(0o775)
+    assert not trusted(built)
+    seen = []
+    check = native.is_trusted
+    monkeypatch.setattr(native, "is_trusted", lambda opened, file: seen.append(check(opened, file)) or seen[-1])
+    assert load().seven() == 7
+    assert seen == [False, True]  # the one in the cache is not taken, the one that is built again is
+
+
+def test_a_library_or_folder_of_another_owner_is_not_loaded(cached_library, monkeypatch):
+    load, built = cached_library
+    owner = os.geteuid()
+    monkeypatch.setattr(native.os, "geteuid", lambda: owner + 1)
+    assert not trusted(built) and load() is None
+
+
+def test_others_lose_the_right_to_write_to_the_folder(cached_library):
+    load, built = cached_library
+    built.parent.chmod(0o777)
+    assert load().seven() == 7
+    assert built.parent.stat().st_mode & 0o022 == 0
+
+
+def test_what_was_checked_is_what_is_loaded(cached_library, tmp_path, monkeypatch):
+    """Between the check and the loading another library takes the place of the file, and of its folder."""
+    load, built = cached_library
+    evil = tmp_path / "evil.c"
+    evil.write_text("int seven(void) { return 666; }")
+    native.subprocess.run(["cc", "-shared", "-fPIC", str(evil), "-o", str(tmp_path / "evil.so")], check=True)
+    check = native.is_trusted
+
+    def swapped(opened, file):
+        result = check(opened, file)
+        folder = built.parent
+        folder.rename(folder.with_name("moved"))
+        folder.mkdir()
+        shutil.copy(tmp_path / "evil.so", folder / file)
+        return result
+
+    monkeypatch.setattr(native, "is_trusted", swapped)
+    assert load().seven() == 7
 
 
 @pytest.mark.parametrize(

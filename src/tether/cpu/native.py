@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
+import logging
 import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from tether.core.once import once
 from tether.core.rundir import cpuinfo
 from tether.models.packaged import cache_folder
+
+_LOG = logging.getLogger(__name__)
 
 
 def compiled(
@@ -37,29 +43,86 @@ def compiled(
         machine = [line for line in cpuinfo() if line.startswith(("model name", "flags", "Features", "CPU part"))]
         inputs = [source.read_text(), compiler, *flags, *links, *versions, platform.machine(), *machine]
         folder, name = cache_folder() / "kernels", f"{source.stem}-{_digest(repr(inputs).encode())[:16]}"
-        library = next(filter(is_trusted, folder.glob(f"{name}-*.so")), None)
-        return ctypes.CDLL(str(library or _build(folder, name, [compiler, *flags, "-fPIC", "-c", str(source)], links)))
+        with _own_folder(folder) as place:
+            for file in sorted(os.listdir(place)):
+                if file.startswith(f"{name}-") and (library := _loaded(place, file)) is not None:
+                    return library
+            return _loaded(place, _build(folder, name, [compiler, *flags, "-fPIC", "-c", str(source)], links))
     except (OSError, subprocess.SubprocessError):
         return None
 
 
-def _build(folder: Path, name: str, compilation: Sequence[str], links: Sequence[str]) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
+@contextlib.contextmanager
+def _own_folder(folder: Path) -> Iterator[int]:
+    """A descriptor of a folder that belongs to this user and that nobody else may write to; it is made if need be.
+
+    All that follows goes through the descriptor, so that a folder put in its place later is not looked at.
+
+    Raises:
+        OSError: it belongs to somebody else.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        status = os.fstat(place)
+        if status.st_uid != os.geteuid():
+            once(_LOG.warning, "%s belongs to another user: kernels are not kept there, and torch's own are used", folder)
+            raise PermissionError(f"{folder} belongs to another user")
+        if status.st_mode & 0o022:
+            os.fchmod(place, status.st_mode & 0o755)
+        yield place
+    finally:
+        os.close(place)
+
+
+def _loaded(place: int, file: str) -> ctypes.CDLL | None:
+    """The library of that name in an opened folder; None unless it is whole and nobody else could have written it.
+
+    The file is opened once: what was checked is what is loaded, whatever stands under its name by then.
+    """
+    opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=place)
+    library = None
+    try:
+        if is_trusted(opened, file):
+            by_descriptor = Path(f"/proc/self/fd/{opened}")
+            library = ctypes.CDLL(str(by_descriptor)) if by_descriptor.exists() else _loaded_copy(opened, file)
+    finally:
+        if library is None:  # else it stays open: the loader knows the library by this number
+            os.close(opened)
+    return library
+
+
+def _loaded_copy(opened: int, file: str) -> ctypes.CDLL:
+    """The library from a private copy, where it cannot be loaded by its descriptor."""
+    with tempfile.TemporaryDirectory() as private:
+        copy = Path(private) / file
+        copy.write_bytes(_contents(opened))
+        return ctypes.CDLL(str(copy))
+
+
+def _build(folder: Path, name: str, compilation: Sequence[str], links: Sequence[str]) -> str:
+    """Compile and link a source file; gives the name of the library in the folder."""
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         target, part = Path(temporary) / "library.so", str(Path(temporary) / "part.o")
         for command in ([*compilation, "-o", part], [compilation[0], "-shared", part, "-o", str(target), *links]):
             subprocess.run(command, check=True, capture_output=True, timeout=60)
         target.chmod(0o755)
-        return target.replace(folder / f"{name}-{_digest(target.read_bytes())}.so")
+        return target.replace(folder / f"{name}-{_digest(target.read_bytes())}.so").name
 
 
-def is_trusted(library: Path) -> bool:
-    """Whether a cached library is whole and nobody else could have written it.
+def is_trusted(opened: int, file: str) -> bool:
+    """True if an opened library is whole and nobody else could have written it.
 
-    Its name ends with the digest of its contents; it belongs to this user, and no other may write to it.
+    Its name ends with the digest of its contents; it is a plain file of this user's, and no other may write to it.
     """
-    status = library.stat()
-    return status.st_uid == os.geteuid() and not status.st_mode & 0o022 and library.stem.endswith(_digest(library.read_bytes()))
+    status = os.fstat(opened)
+    is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    return is_own and Path(file).stem.endswith(f"-{_digest(_contents(opened))}")
+
+
+def _contents(opened: int) -> bytes:
+    """All that an opened file holds."""
+    return os.pread(opened, os.fstat(opened).st_size, 0)
 
 
 def _digest(contents: bytes) -> str:

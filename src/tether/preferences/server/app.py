@@ -68,10 +68,13 @@ def run_server(store: Store, settings: SiteConfig, opened: socket.socket) -> Non
     """Serve until interrupted; what `listen` gave is closed at the end."""
     import uvicorn
 
+    from tether.preferences.server.connections import CONNECTIONS, bounded_protocol
+
     # A connection outlasts the time for which a task is looked at: a verdict should not meet one that is being closed.
     config = uvicorn.Config(
         create_app(store, settings), log_level="info", server_header=False, timeout_graceful_shutdown=5, timeout_keep_alive=120,
         proxy_headers=bool(settings.address), forwarded_allow_ips="127.0.0.1",
+        http=bounded_protocol(None if settings.address else CONNECTIONS),
     )  # fmt: skip
     uvicorn.Server(config).run(sockets=[opened])
 
