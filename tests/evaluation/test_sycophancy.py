@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from tests.run.journeys import FEW, LETTERS
 
 from tether.cli import examine
 from tether.core.config import build
@@ -22,6 +23,8 @@ from tether.evaluation.sycophancy import Sycophancy, exchanged, in_accord, judge
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.run import online
+from tether.run.models import open_model
+from tether.run.online_sections import SycophancyConfig, premise_files
 from tether.run.recipe import Recipe, run_recipe
 from tether.run.roles import encoder_of, load_policy
 from tether.stats import Estimate
@@ -192,6 +195,8 @@ def test_a_choice_of_pairs_is_even_and_of_different_people():
     assert sorted(Counter(p.question for p in chosen).values()) == [5, 6, 6]
     assert len({p.first.text.split(".")[0] for p in chosen}) == 17
     assert len({p.first.text for p in premise_pairs(prompts("red"), prompts("blue"), 9)}) == 9
+    few = Counter(p.question for p in premise_pairs(prompts("red"), prompts("blue"), 5))
+    assert sorted(few.values()) == [2, 3]  # of two questions, for one pair of a question has nothing to agree with
 
 
 @pytest.mark.parametrize(
@@ -201,7 +206,7 @@ def test_a_choice_of_pairs_is_even_and_of_different_people():
         (prompts("red"), prompts("blue")[3:] + prompts("blue")[:3], None, r"row 1: .* not one question"),
         (prompts("red"), prompts("red"), None, r"row 1: .* not one question"),
         (prompts("red"), prompts("blue"), 10, r"10 pairs of premises were asked for, and there are 9"),
-        (prompts("red"), prompts("blue"), 5, r"5 pairs of premises for 3 questions"),
+        (prompts("red", people=1), prompts("blue", people=1), None, r"3 pairs of premises for 3 questions"),
         ([Prompt((user("I am A. What?"),))] * 2, [Prompt((user("I am B. What?"),))] * 2, None, r"row 1: .* '\(A\) yes'"),
         ([], [], None, r"0 pairs"),
     ],
@@ -293,3 +298,34 @@ def test_the_command_says_what_the_measure_says(tmp_path, files, capsys):
     assert json.loads((tmp_path / "found.json").read_text()) == {name: e.as_dict() for name, e in right.items()}
     said = capsys.readouterr().out
     assert "3 questions, 7 pairs" in said and f"{right['shift'].value:.3f}" in said
+
+
+def test_the_packaged_pairs_part_sides_and_letters_evenly():
+    """By hand: 32 questions, two pairs each, first options that are as often one side's as the other's, and no text twice."""
+    pairs = read_premise_pairs(premise_files())
+    assert len(pairs) == 64 and set(Counter(pair.question for pair in pairs).values()) == {2}
+    premises = [p.text.removesuffix(pair.question).strip() for pair in pairs for p in (pair.first, pair.second)]
+    assert len(set(premises)) == 128 and all(premise.endswith(".") and len(premise) < 120 for premise in premises)
+    first = Counter(pair.question.partition("(A) ")[2].partition("\n")[0] for pair in pairs)
+    assert abs(first["Yes"] - first["No"]) <= 2
+    assert len(read_premise_pairs(SycophancyConfig().files, SycophancyConfig().pairs)) == 64
+    assert [len(read_premise_pairs(premise_files(), count)) for count in (4, 8, 40)] == [4, 8, 40]
+
+
+def test_the_last_comparison_measures_it_too(tmp_path):
+    """The start's estimate is that of a measurement apart."""
+    values = {
+        "run": str(tmp_path / "run"),
+        "seed": 3,
+        "model": {"source": "tiny", "dtype": "float32"},
+        "ppo": {"data": FEW["prompts"], "reward_source": "random", "steps": 1, "prompts_per_step": 2, "max_new_tokens": 4},
+        "evaluate": {"data": FEW["heldout"], "judge": LETTERS, "sycophancy": {"pairs": 8}},
+    }
+    values["ppo"]["optimizer"] = {"learning_rate": 1e-2}
+    recipe = build(Recipe, values)
+    run_recipe(recipe)
+    (policy,) = json.loads((tmp_path / "run" / "evaluate" / "summary.json").read_text())["policies"].values()
+    loaded = open_model(recipe.model, seed=recipe.seed)
+    right = Sycophancy(Role(loaded.model), encoder_of(loaded), read_premise_pairs(premise_files(), 8))()
+    assert policy["sycophancy"]["before"]["log_odds"]["value"] == pytest.approx(right["log_odds"].value, abs=1e-5)
+    assert policy["sycophancy"]["after"] != policy["sycophancy"]["before"]

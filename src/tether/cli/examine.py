@@ -164,8 +164,10 @@ SYCOPHANCY = {
 
 def sycophancy(
     model: Talker,
-    first: Annotated[Path, typer.Argument(help="Prompts in which one kind of person asks questions with two options.")],
-    second: Annotated[Path, typer.Argument(help="The same questions, row by row, asked by the opposite kind.")],
+    first: Annotated[
+        Path | None, typer.Argument(help="Prompts in which one kind of person asks questions with two options; unset: tether's.")
+    ] = None,
+    second: Annotated[Path | None, typer.Argument(help="The same questions, row by row, asked by the opposite kind.")] = None,
     pairs: Annotated[int | None, typer.Option(min=4, help="Only this many rows, evenly from all questions.")] = None,
     output: Output = None,
 ) -> None:
@@ -173,10 +175,13 @@ def sycophancy(
     from tether.data.sources import Quarantine
     from tether.evaluation.sycophancy import Sycophancy, read_premise_pairs
     from tether.report.numbers import listing
+    from tether.run.online_sections import premise_files
     from tether.run.prompts import usable_premises
     from tether.run.roles import encoder_of, load_policy
 
-    files, bad = (str(first), str(second)), Quarantine()
+    if first is not None and second is None:
+        raise ConfigError("give two files, whose rows go together, or none: then the pairs that come with tether are asked")
+    files, bad = premise_files() if first is None else (str(first), str(second)), Quarantine()
     read_premise_pairs(files, pairs)  # faults of the files come before the model is loaded
     role, loaded = load_policy(model)
     questions = usable_premises(files, pairs, encoder_of(loaded), loaded.context_length, bad, "sycophancy")

@@ -15,6 +15,8 @@ from tether.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from tether.core.protocols import ChatModel
+    from tether.core.types import Sampling
+    from tether.preferences.judge import PairJudge
 
 
 def _opened(model: str, cache: Path | None, reasoning_tokens: int = 0, **server: str | int | None) -> ChatModel:
@@ -34,7 +36,16 @@ def _opened(model: str, cache: Path | None, reasoning_tokens: int = 0, **server:
 
 def judge_pairs(
     model: options.Asked,
-    files: Annotated[list[str], typer.Argument(help="Comparisons, in any format that tether reads.")],
+    files: Annotated[
+        list[str], typer.Argument(help="Comparisons, in any format that tether reads. With --prompts: the second model.")
+    ],
+    prompts: Annotated[
+        list[str] | None, typer.Option(help="Compare two models on these prompts: tether judge A B --prompts FILE --judge MODEL.")
+    ] = None,
+    judge: Annotated[str | None, typer.Option(help="With --prompts: who judges, a model as MODEL is.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="With --prompts: longest answer, in tokens.")] = 512,
+    answer_temperature: Annotated[float, typer.Option(min=0, help="With --prompts: of both models' answers; 0 is greedy.")] = 0.7,
+    seed: options.Seed = 0,
     rubric: Annotated[
         str, typer.Option(help="What is better: a text file, helpful, harmless; or a .toml of principles.")
     ] = "helpful",
@@ -51,8 +62,9 @@ def judge_pairs(
     max_requests: options.MaxRequests = None,
     max_tokens: options.MaxTokens = None,
 ) -> None:
-    """Let a language model label comparisons; says how far it agrees with people and favours the first place."""
+    """Let a language model label comparisons, with its agreement with people; or compare two models (A B --prompts FILE)."""
     from tether.cli.results import show_agreement, show_usage
+    from tether.core.types import Sampling
     from tether.preferences.constitution import read_rubric
     from tether.preferences.judge import PairJudge
     from tether.preferences.rows import write_rows
@@ -60,18 +72,75 @@ def judge_pairs(
 
     console, words = Console(), read_rubric(rubric)
     server = {"url": url, "key_variable": key_variable, "concurrency": concurrency}
-    chat = _opened(model, cache, reasoning_tokens, max_requests=max_requests, max_tokens=max_tokens, **server)
-    judge = PairJudge(chat, words, temperature=temperature)
+    server |= {"max_requests": max_requests, "max_tokens": max_tokens}
+    _check_duel(prompts, judge, files)
+    chat = _opened(judge or model, cache, reasoning_tokens, **server)
+    asked = PairJudge(chat, words, temperature=temperature)
+    if prompts:
+        sampling = Sampling(max_new_tokens, answer_temperature)
+        _compare((model, files[0]), prompts, asked, sampling, seed=seed, limit=limit, output=output, report=report)
+        return
     with bars(console) as announce:
-        labels, results = judge_files(judge, files, format=format, limit=limit, announce=announce)
+        labels, results = judge_files(asked, files, format=format, limit=limit, announce=announce)
     for place, (name, result) in enumerate(results.items(), 1):
         show_agreement(console, name, result, warn=place == len(results))  # the last is that of all files
     usage = dict(chat.usage())
     show_usage(console, usage)
-    save(console, report, {"judge": judge.name, "rubric": rubric, "files": results, "usage": usage})
+    save(console, report, {"judge": asked.name, "rubric": rubric, "files": results, "usage": usage})
     if output:
         write_rows(output, labels)
         point_to(console, f"{len(labels):,} labels", output)
+
+
+def _check_duel(prompts: list[str] | None, judge: str | None, files: list[str]) -> None:
+    if prompts and (judge is None or len(files) != 1):
+        raise ConfigError("two models are compared with: tether judge A B --prompts FILE --judge MODEL")
+    if judge is not None and not prompts:
+        raise ConfigError("--judge belongs to the comparison of two models: give --prompts too")
+
+
+def _compare(
+    models: tuple[str, str],
+    files: list[str],
+    judge: PairJudge,
+    sampling: Sampling,
+    *,
+    seed: int,
+    limit: int | None,
+    output: Path | None,
+    report: Path | None,
+) -> None:
+    """Two models against each other, as tables, as JSON in `report` and with all answers as JSON lines in `output`."""
+    from tether.cli.results import show_usage
+    from tether.core.rundir import write_jsonl
+    from tether.report.numbers import bracketed, percent
+    from tether.run.duel import duel, read_prompts
+
+    console = Console()
+    prompts, left_out = read_prompts(files, limit)
+    with bars(console) as announce:
+        figures, rows = duel(models, prompts, judge, sampling, seed=seed, announce=announce)
+    counts = ("pairs", "wins", "ties", "losses")
+    cells = [
+        (name, *(f"{one[count]:,}" for count in counts), bracketed(one["win_rate"], percent))
+        for name, one in figures["results"].items()
+    ]
+    title = f"{models[0]} against {models[1]}, judged by {judge.name}"
+    show_table(console, title, cells, ("prompts", "pairs", "wins", "ties", "losses", "wins, ties half (95% over prompts)"))
+    sides = [figures["unanswered"][side] for side in ("first", "second")]
+    facts = [
+        ("words an answer", " and ".join(f"{value:.0f}" for value in figures["words"].values())),
+        *((f"not answered: {reason}", f"{count:,}") for side in sides for reason, count in side.items()),
+        *((f"not judged: {reason}", f"{count:,}") for reason, count in figures["failures"].items()),
+        *((name.replace("_", " "), f"{value:,}") for name, value in left_out.items() if isinstance(value, int) and value),
+    ]
+    show_table(console, "", facts)
+    usage = dict(judge.model.usage())
+    show_usage(console, usage)
+    save(console, report, {**figures, **left_out, "usage": usage})
+    if output:
+        write_jsonl(output, rows)
+        point_to(console, f"{len(rows):,} pairs of answers", output)
 
 
 def constitution(

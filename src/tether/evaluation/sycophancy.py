@@ -62,9 +62,10 @@ def premise_pairs(
     if count is not None:
         if len(pairs) < count:
             raise DataError(f"{count} pairs of premises were asked for, and there are {len(pairs)} that can be used")
-        each = -(-count // len(by_question))
-        turns = range(max(map(len, by_question.values())))
-        questions = list(enumerate(by_question.values()))
+        fewest = list(by_question.values())[: max(1, count // 2)]  # a question needs two pairs
+        each = -(-count // len(fewest))
+        turns = range(max(map(len, fewest)))
+        questions = list(enumerate(fewest))
         pairs = [rows[(turn + q * each) % len(rows)] for turn in turns for q, rows in questions if turn < len(rows)][:count]
     counted = Counter(pair.question for pair in pairs)
     if min(counted.values(), default=0) < 2:

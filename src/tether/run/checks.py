@@ -19,7 +19,7 @@ from tether.rewards.verifiable import PACKAGES
 from tether.run.engines import check_engine
 from tether.run.evaluate import EvaluationSection
 from tether.run.judges import FunctionJudge, JudgeConfig
-from tether.run.online_sections import OnlineSection, RewardedSection
+from tether.run.online_sections import EvaluateSection, OnlineSection, RewardedSection
 from tether.run.pairs import PairsSection
 from tether.run.reward import RewardSection
 from tether.run.rows import DataConfig, Section
@@ -38,6 +38,9 @@ def check_section(name: str, section: Section, model: ModelConfig) -> None:
         _check_reward(name, section)
     if isinstance(section, OnlineSection):
         _check_online(name, section, model)
+    heldout = section.evaluate if isinstance(section, OnlineSection) else section
+    if isinstance(heldout, EvaluateSection | EvaluationSection) and heldout.sycophancy is not None:
+        read_premise_pairs(heldout.sycophancy.files, heldout.sycophancy.pairs)
     if isinstance(section, PairsSection):
         _check_pairs(section)
 
@@ -79,8 +82,6 @@ def _check_online(name: str, section: OnlineSection, model: ModelConfig) -> None
         check_engine(section.engine, section.lora, quantize=model.quantize)
     if section.evaluate is None:
         return
-    if section.evaluate.sycophancy is not None:
-        read_premise_pairs(section.evaluate.sycophancy.files, section.evaluate.sycophancy.pairs)
     if section.evaluate.data is None and section.data is not None:
         count = section.evaluate.prompts
         if (there := _rows_up_to(section.data, section.kind or Prompt, count + 1)) <= count:

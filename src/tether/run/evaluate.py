@@ -24,11 +24,14 @@ from tether.core.rundir import RunDirectory, read_json, write_json, write_jsonl
 from tether.core.types import Json, Prompt, Rollout, Sampling, Score
 from tether.evaluation.decoding import answers_at, control, other_temperatures
 from tether.evaluation.likelihood import kl_to_reference
+from tether.evaluation.sycophancy import PremisePair, Sycophancy
 from tether.evaluation.winrate import mean_estimate
+from tether.models.loading import LoadedModel
 from tether.models.trunk import Role
 from tether.run.judges import BY_KIND, AFunction, AModel, TextJudge, described, text_judge
 from tether.run.models import open_model
-from tether.run.prompts import usable_once
+from tether.run.online_sections import SycophancyConfig
+from tether.run.prompts import usable_once, usable_premises
 from tether.run.roles import encoder_of, load_policy, local_engine
 from tether.run.rows import Section
 from tether.run.stage import Context
@@ -50,6 +53,7 @@ class EvaluationSection(Section):
         default=(0.7, 0.5, 0.0), description="others at which both sides answer: what decoding alone gives"
     )
     engine_rows: int = Field(default=64, ge=1, description="responses decoded at once")
+    sycophancy: SycophancyConfig | None = Field(default=None, description="also measure whether answers depend on who asks")
 
 
 def train(section: EvaluationSection, context: Context, rows: Sequence[Prompt], run: RunDirectory) -> dict[str, Any]:
@@ -105,6 +109,7 @@ class _Asked:
         self.distinct, self.groups = prompts, [prompt.id for prompt in self.prompts]
         self.sampling = sampling
         self._scores: dict[tuple[str, ...], list[Score]] = {}
+        self.premises: list[PremisePair] | None = None
 
     def answers(self, name: str, folder: Path, policy: Path | None) -> dict[str, Any]:
         """A policy's answers, kept in `folder`: texts, KL from the start, lengths, and `decoded` at other temperatures."""
@@ -126,9 +131,22 @@ class _Asked:
             moved = kl_to_reference(role, reference, rollouts, encoder_of(loaded), self.sampling.temperature)
             kl = {"kl": mean_estimate(moved, self.groups).as_dict()}
             decoded = {f"{temperature:g}": _texts(rows) for temperature, rows in sampled.items()}
+            premises = self._premises(role, loaded)
             folder.mkdir(parents=True, exist_ok=True)
-            write_json(folder / "answers.json", {**_texts(rollouts), **kl, "decoded": decoded})
+            write_json(folder / "answers.json", {**_texts(rollouts), **kl, "decoded": decoded, **premises})
         return read_json(folder / "answers.json")
+
+    def _premises(self, role: Role, loaded: LoadedModel) -> dict[str, Any]:
+        """How far a model's answers depend on who asks, where the section wants to know."""
+        if (files := self.section.sycophancy) is None:
+            return {}
+        encoder = encoder_of(loaded)
+        if self.premises is None:
+            quarantine, name = self.context.quarantine, self.context.name
+            how = (files.files, files.pairs, encoder, loaded.context_length, quarantine, name)
+            self.premises = usable_premises(*how)
+        measured = Sycophancy(role, encoder, self.premises)()
+        return {"sycophancy": {name: estimate.as_dict() for name, estimate in measured.items()}}
 
     def judged(self, texts: Sequence[str]) -> list[Score]:
         """Scores of answers to the held-out prompts."""
@@ -178,7 +196,10 @@ def _compared(asked: _Asked, before: Mapping[str, Any], after: Mapping[str, Any]
     for name, side in (("", after), ("_before", before)):
         commonest = Counter(map(opening, side["texts"])).most_common(1)[0][1]
         looks |= {f"length{name}": side["length"], f"same_opening{name}": commonest / len(side["texts"])}
-    return {**asked.gained(before, after), "answers": looks, "finished": after["finished"]}
+    sides = {"before": before, "after": after}
+    premises = {side: answers["sycophancy"] for side, answers in sides.items() if "sycophancy" in answers}
+    more = {"sycophancy": premises} if premises else {}
+    return {**asked.gained(before, after), "answers": looks, "finished": after["finished"], **more}
 
 
 def _texts(rollouts: Sequence[Rollout]) -> dict[str, Any]:

@@ -36,15 +36,22 @@ from tether.stages.heldout import EvaluateConfig
 from tether.stages.policy_config import PolicyConfig
 
 
+def premise_files() -> tuple[str, ...]:
+    """The two files of `tether:sycophancy`: 32 questions of taste and opinion, each after two premises on either side."""
+    return DataConfig(path=("tether:sycophancy_one", "tether:sycophancy_two")).paths
+
+
 class SycophancyConfig(Config):
     """The same questions after opposite premises about the asker: two files whose rows go together."""
 
-    paths: tuple[str, str] = Field(description="the two files of prompts")
+    paths: tuple[str, str] | Literal["tether:sycophancy"] = Field(
+        default="tether:sycophancy", description="the two files of prompts; tether:sycophancy: the 64 pairs that come with tether"
+    )
     pairs: int = Field(default=64, ge=4, description="pairs of prompts that are asked at every measurement")
 
     @property
     def files(self) -> tuple[str, ...]:
-        return DataConfig(path=self.paths).paths
+        return premise_files() if isinstance(self.paths, str) else DataConfig(path=self.paths).paths
 
     def faults(self) -> Iterator[str]:
         if len(set(self.files)) == 1:
