@@ -75,18 +75,18 @@ def judge_pairs(
     server |= {"max_requests": max_requests, "max_tokens": max_tokens}
     _check_duel(prompts, judge, files)
     chat = _opened(judge or model, cache, reasoning_tokens, **server)
-    asked = PairJudge(chat, words, temperature=temperature)
+    pair_judge = PairJudge(chat, words, temperature=temperature)
     if prompts:
         sampling = Sampling(max_new_tokens, answer_temperature)
-        _compare((model, files[0]), prompts, asked, sampling, seed=seed, limit=limit, output=output, report=report)
+        _compare((model, files[0]), prompts, pair_judge, sampling, seed=seed, limit=limit, output=output, report=report)
         return
     with bars(console) as announce:
-        labels, results = judge_files(asked, files, format=format, limit=limit, announce=announce)
+        labels, results = judge_files(pair_judge, files, format=format, limit=limit, announce=announce)
     for place, (name, result) in enumerate(results.items(), 1):
         show_agreement(console, name, result, warn=place == len(results))  # the last is that of all files
     usage = dict(chat.usage())
     show_usage(console, usage)
-    save(console, report, {"judge": asked.name, "rubric": rubric, "files": results, "usage": usage})
+    save(console, report, {"judge": pair_judge.name, "rubric": rubric, "files": results, "usage": usage})
     if output:
         write_rows(output, labels)
         point_to(console, f"{len(labels):,} labels", output)

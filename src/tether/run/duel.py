@@ -88,12 +88,12 @@ def duel(
     differing = [row for row in rows if row.chosen != row.rejected]
     bar = announce("judge") if announce and differing else None
     judgments = iter(judged_pairs(judge, differing, bar) if differing else ())
-    asked = [(row, next(judgments) if row.chosen != row.rejected else Judgment(0.0, 0.0, reason=SAME)) for row in rows]
-    failed = [judgment for _, judgment in asked if judgment.log_odds is None]
+    judged_rows = [(row, next(judgments) if row.chosen != row.rejected else Judgment(0.0, 0.0, reason=SAME)) for row in rows]
+    failed = [judgment for _, judgment in judged_rows if judgment.log_odds is None]
     if failed and len(failed) == len(differing):
         raise DataError(f"{judge.name} judged none of {len(failed)} pairs: {failed[0].reason}")
-    outcomes = [outcome(judgment) for _, judgment in asked]
-    report = judge_report(differing, [j for _, j in asked if j.reason != SAME], judge.temperature) if differing else {}
+    outcomes = [outcome(judgment) for _, judgment in judged_rows]
+    report = judge_report(differing, [j for _, j in judged_rows if j.reason != SAME], judge.temperature) if differing else {}
     figures: Json = {
         "models": {"first": first.name, "second": second.name},
         "judge": judge.name,
@@ -105,7 +105,7 @@ def duel(
         "words": {"first": _words(r.chosen for r in rows), "second": _words(r.rejected for r in rows)},
         "results": {name: _figures(rows, outcomes, places) for name, places in _parts(rows).items()},
     }
-    return figures, [_row(row, judgment, result) for (row, judgment), result in zip(asked, outcomes, strict=True)]
+    return figures, [_row(row, judgment, result) for (row, judgment), result in zip(judged_rows, outcomes, strict=True)]
 
 
 def outcome(judgment: Judgment) -> float | None:
@@ -136,11 +136,11 @@ def _answered(
             for place, prompt in enumerate(prompts)
             if len(side.answers[place]) == turn and len(_later(prompt)) >= turn
         }
-        places, asked = [*waiting], [*waiting.values()]
-        faults = prompt_faults(asked, encoder, sampling.max_new_tokens, loaded.context_length)
+        places, questions = [*waiting], [*waiting.values()]
+        faults = prompt_faults(questions, encoder, sampling.max_new_tokens, loaded.context_length)
         side.unanswered.update(reason.partition(": ")[0] for reason in faults.values())
-        if len(faults) < len(asked):
-            usable_prompts(asked, faults, left_out, f"{model}, turn {turn + 1}")
+        if len(faults) < len(questions):
+            usable_prompts(questions, faults, left_out, f"{model}, turn {turn + 1}")
         places = [place for number, place in enumerate(places) if number not in faults]
         for start in range(0, len(places), ROWS):
             part = places[start : start + ROWS]

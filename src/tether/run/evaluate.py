@@ -136,7 +136,7 @@ class _Asked:
             write_json(folder / "answers.json", {**_texts(rollouts), **kl, "decoded": decoded, **premises})
         return read_json(folder / "answers.json")
 
-    def _premises(self, role: Role, loaded: LoadedModel) -> dict[str, Any]:
+    def _premises(self, role: Role, loaded: LoadedModel) -> Json:
         """How far a model's answers depend on who asks, where the section wants to know."""
         if (files := self.section.sycophancy) is None:
             return {}
