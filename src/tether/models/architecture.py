@@ -45,8 +45,8 @@ def _logits(role: Role) -> tuple[torch.Tensor, torch.Tensor]:
     """What the model returns, centred, and what a role makes of its states: (time, vocab) float32 each."""
     ids = torch.randint(role.vocabulary, (1, 9), generator=torch.Generator().manual_seed(0)).to(role.device)
     places = {"position_ids": torch.arange(9, device=role.device)[None]} if role.takes_positions else {}
-    expected = role.causal_model(input_ids=ids, use_cache=False, **places).logits[0].float()
     ours = role.logits(role.states(ids)[0]).float()
+    expected = role.causal_model(input_ids=ids, use_cache=False, **places).logits[0, :, : ours.shape[-1]].float()
     return expected - expected.mean(-1, keepdim=True), ours - ours.mean(-1, keepdim=True)
 
 

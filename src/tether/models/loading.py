@@ -102,6 +102,7 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
             f"{source}: the tokenizer has {len(tokenizer)} tokens, {list(stop_ids)} end a turn, the embedding has {rows} rows. "
             "Model and tokenizer do not belong together: take both from one place."
         )
+    model.num_tokens = min(rows, 1 + max(tokenizer.get_vocab().values()))
     template = Path(config.chat_template).read_text(encoding="utf-8") if config.chat_template else None
     _check_template(source, tokenizer, template)
     digest = weights_digest(model.state_dict())  # of the weights as they are stored, whatever they are held in

@@ -272,24 +272,42 @@ class Role:
         """Log-probabilities and entropies of the counted tokens, each (N,) float32, at the sampling temperature."""
         return self.logprobs_of(self.hidden(batch, common), batch, temperature)
 
-    def logprobs_of(self, hidden: Tensor, batch: TokenBatch, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-        """The same from hidden states already computed, for roles that also need them for a value."""
+    def logprobs_of(
+        self, hidden: Tensor, batch: TokenBatch, temperature: float = 1.0, *, padded: bool = False
+    ) -> tuple[Tensor, Tensor]:
+        """The same from hidden states already computed, for roles that also need them for a value.
+
+        Args:
+            padded: of all the output layer's rows, also of those that stand for no token.
+        """
         head, softcap = self.causal_model.get_output_embeddings(), self._softcap
+        weight, bias = head.weight, head.bias
+        if not padded and self.num_tokens < len(weight):
+            weight, bias = weight[: self.num_tokens], None if bias is None else bias[: self.num_tokens]
         return token_logprobs(
             hidden[batch.predict],
-            head.weight,
+            weight,
             batch.targets,
             temperature=temperature / self._logit_scale,
-            bias=head.bias,
+            bias=bias,
             softcap=None if softcap is None else softcap / self._logit_scale,
         )
 
     def logits(self, hidden: Tensor, head: Callable[[Tensor], Tensor] | None = None) -> Tensor:
-        """What the model would return for these hidden states: (..., dim) -> (..., vocab). `head`: another copy of its own."""
+        """What the model would return for these hidden states: (..., dim) -> (..., tokens). `head`: another copy of its own."""
         logits = (head or self.causal_model.get_output_embeddings())(hidden)
+        logits = logits[..., : self.num_tokens]
         if self._logit_scale != 1.0:
             logits = logits * self._logit_scale
         return logits if self._softcap is None else self._softcap * torch.tanh(logits.float() / self._softcap)
+
+    @cached_property
+    def num_tokens(self) -> int:
+        """How many of the output layer's first rows stand for tokens of the tokenizer; the rest fills its size up.
+
+        What fills up is never sampled, and has no probability where a text is scored.
+        """
+        return setting(self.causal_model, "num_tokens") or len(self.causal_model.get_output_embeddings().weight)
 
     @property
     def _softcap(self) -> float | None:

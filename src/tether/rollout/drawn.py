@@ -70,7 +70,7 @@ def as_group(
 
 
 @torch.no_grad()
-def score_ids(role: Role, ids: Ids) -> list[float]:
-    """The log-probability of every token but the first, in nats, at temperature 1."""
+def score_ids(role: Role, ids: Ids, *, padded: bool = False) -> list[float]:
+    """The log-probability of every token but the first, in nats, at temperature 1; `padded`: see Role.logprobs_of."""
     batch = make_batch([Encoded(ids, (False, *(True,) * (len(ids) - 1)))], ids[0]).to(role.device)
-    return role.logprobs(batch)[0].tolist()
+    return role.logprobs_of(role.hidden(batch), batch, padded=padded)[0].tolist()

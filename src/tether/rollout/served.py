@@ -82,7 +82,9 @@ class ServedEngine:
         self.replaces = role.adapter is None and not ours
         """Whether servers call all versions by one name, that of their base (in `bases`), and hold one of them."""
         self.bases = dict[str, str]()
-        self._request = partial(as_request, stop_ids=encoder.stop_ids, ours=ours)
+        unused = () if ours else range(role.num_tokens, len(role.causal_model.get_output_embeddings().weight))
+        self._request = partial(as_request, stop_ids=encoder.stop_ids, ours=ours, unused=unused)
+        self._score = partial(score_ids, role, padded=not ours)
         dtype = str(role.model.dtype).removeprefix("torch.")
         self.tolerance = config.tolerance or TOLERANCE.get(dtype, TOLERANCE["bfloat16"])
         self.users, self.probe_ids, self.expected = Counter[str](), probe_ids(encoder), dict[str, list[float]]()
@@ -116,7 +118,7 @@ class ServedEngine:
         unfinished = self.folder / "weights" / f".{name}"
         save_weights(self.role, unfinished)
         unfinished.rename(self.folder / "weights" / name)
-        expected = expected or score_ids(self.role, self.probe_ids)
+        expected = expected or self._score(self.probe_ids)
         with self.pool.changed:
             self.policy_version, self.probe_gap = version, 0.0
             self.expected = {name: expected, **{old: numbers for old, numbers in self.expected.items() if self.users[old]}}

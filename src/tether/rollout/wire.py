@@ -72,11 +72,22 @@ class AdapterRequest(_Words):
     lora_path: str = Field(default="", max_length=4096)
 
 
-def as_request(ids: Ids, sampling: Sampling, count: int, seed: int, ordinal: int, *, stop_ids: Sequence[int], ours: bool) -> Json:
+def as_request(
+    ids: Ids,
+    sampling: Sampling,
+    count: int,
+    seed: int,
+    ordinal: int,
+    *,
+    stop_ids: Sequence[int],
+    ours: bool,
+    unused: Sequence[int] = (),
+) -> Json:
     """`count` samples of a prompt, in vLLM's words; seeds of vLLM's samples are this one and those after it.
 
     Args:
         ours: the server is tether's own, which takes seed and ordinal as they are; vLLM gets a seed made of both.
+        unused: ids that stand for no token, and must not be sampled.
     """
     own = {"extra_args": {"seed": seed, "ordinal": ordinal}} if ours else {}
     params = {
@@ -84,6 +95,8 @@ def as_request(ids: Ids, sampling: Sampling, count: int, seed: int, ordinal: int
         **{"top_p": sampling.top_p, "top_k": sampling.top_k, "min_p": sampling.min_p, "stop": list(sampling.stop_strings)},
         **{"stop_token_ids": list(stop_ids), "seed": (seed * 1_000_003 + ordinal) * 4096 % 2**62},
     }
+    if unused:
+        params["logit_bias"] = {str(i): -100.0 for i in unused}  # the lowest that vLLM takes
     return {"token_ids": ids, "sampling_params": params}
 
 

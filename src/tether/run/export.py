@@ -238,6 +238,8 @@ class Writer:
         model = causal if head is None else classifier(causal, head, each_token=self.kind == "process")
         if head is None:
             declare_ends(model, self.tokenizer, stop_ids, self.encoder.templates)
+            if unused := list(range(self.role.num_tokens, len(model.get_output_embeddings().weight))):
+                model.generation_config.suppress_tokens = unused  # rows that stand for no token
         else:
             settle_padding(model, self.tokenizer, stop_ids, may_grow=not self.adapter)
         self.tokenizer.chat_template = whole_template(self.encoder, to_the_end=head is not None)
@@ -304,4 +306,5 @@ class Writer:
         """The same of another's model."""
         row = torch.tensor([ids], device=model.device)
         logits = model(input_ids=row).logits[0].float()
+        logits = logits[:, : self.role.num_tokens] if self.kind == "policy" else logits
         return (logits[:-1].log_softmax(-1).gather(1, row[0, 1:, None])[:, 0] if self.kind == "policy" else logits).cpu()

@@ -88,7 +88,8 @@ def train(section: SamplingSection, context: Context, rows: Sequence[Any] | None
         ends.callback(torch.set_num_threads, torch.get_num_threads())  # servers may take some
         if section.engine.kind != "local":
             doing(progress, "starting engine servers")
-            probe = partial(score_ids, stage.policy, probe_ids(encoder_of(loaded)))
+            # vLLM scores a prompt by all rows of the output layer, and samples from those of tokens.
+            probe = partial(score_ids, stage.policy, probe_ids(encoder_of(loaded)), padded=section.engine.kind == "vllm")
             make = partial(served_engine, section, stage.policy, loaded, run.path, context.seed, probe())
             engine = ends.enter_context(contextlib.closing(make())) if here().first else None
             torch.set_num_threads(here().once(torch.get_num_threads))  # the same on all, so that they round alike
