@@ -145,3 +145,42 @@ def test_every_packaged_recipe_is_run_or_planned(tmp_path, tether_data):
     for name in sorted({*packaged_recipes()} - {*PACKAGED_SHORT}):
         planned = tether("plan", name, "model.source=tiny", "model.fallback=", cwd=tmp_path)
         assert planned.returncode == 0, planned.stderr
+
+
+JUDGED = """
+run = "runs/judged"
+[model]
+source = "tiny"
+dtype = "float32"
+[direct]
+data = { path = "tether:comparisons", limit = 16 }
+[rounds]
+data = { path = "tether:demonstrations", limit = 8 }
+method = "spin"
+rounds = 1
+max_new_tokens = 8
+[evaluate]
+data = { path = "tether:heldout", limit = 12 }
+judge = { call = "tether.quickstart.judges:letters" }
+max_new_tokens = 8
+temperature = 1.0
+temperatures = []
+"""
+
+
+def test_policies_that_learned_from_rows_and_in_rounds_are_judged_like_others(tmp_path):
+    (tmp_path / "judged.toml").write_text(JUDGED)
+    done = tether("run", "judged.toml", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "add [evaluate]" not in done.stdout and "gold win rate" in done.stdout
+    assert {row.split()[1] for row in done.stdout.splitlines() if row.startswith(("│ direct", "│ rounds"))} == {
+        "direct",
+        "rounds",
+    }
+    loaded, page = examined("runs/judged", tmp_path)
+    assert loaded.stages == ["direct", "rounds", "evaluate"]
+    assert "Judged by gold" in page and "add [evaluate]" not in page and "Answers to the same held-out prompts" in page
+    again = tether("report", "runs/judged", "runs/judged/rounds", "-o", "both.html", cwd=tmp_path)
+    assert again.returncode == 0 and (tmp_path / "both.html").is_file()
+    refused = tether("prove", "judged.toml", "rounds", cwd=tmp_path)
+    assert refused.returncode == 2 and "no stage 'rounds' that can be proved; it has: direct" in refused.stderr

@@ -325,6 +325,23 @@ def log(steps=10, **changes):
     return rows
 
 
+def test_an_accident_in_a_long_log_is_a_warning_and_a_habit_an_error():
+    """One step of four hundred holds a token that rounding moved far, and another met a reward server that was away."""
+
+    def severities(share):
+        seldom = {
+            "policy/first_ratio_deviation": lambda row, n: 0.3 if n % 400 < 400 * share else 0.0,
+            "reward/proxy": lambda row, n: None if n % 400 < 400 * share else row["reward/proxy"],
+            KL: lambda row, n: 5.0 * n / 400,
+        }
+        found = [r for r in check_rows(log(400, **seldom), SETTINGS) if isinstance(r, Finding)]
+        return {r.check: r.severity for r in found}
+
+    assert severities(0) == {}
+    assert severities(1 / 400) == {"dropout": "warning", "scores": "warning"}
+    assert severities(0.2) == {"dropout": "error", "scores": "error"}
+
+
 KL = "kl/policy_reference_k1"
 PLANTED = {
     "another reference": ({KL: lambda r, n: 4.0 + n, "reward/kl": lambda r, n: -0.05 * (4 + n)}, "reference"),

@@ -9,8 +9,8 @@ import torch
 from safetensors.torch import load_file
 
 from tether.core.config import build
-from tether.core.errors import ConfigError, DataError
-from tether.core.rundir import read_jsonl
+from tether.core.errors import ConfigError, DataError, RewardError
+from tether.core.rundir import RunDirectory, read_jsonl
 from tether.core.types import Comparison, Demonstration, Prompt, Sampling, Score, assistant, user
 from tether.data.chat import ChatEncoder
 from tether.data.sources import read
@@ -18,11 +18,15 @@ from tether.learner.config import OptimizerConfig
 from tether.learner.loop import epoch_order
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.tiny import tiny_tokenizer
+from tether.report.page import write_report
+from tether.report.reading import read_journey
 from tether.run import rounds
+from tether.run.doctor import examine_run
 from tether.run.online_sections import REWARD_KEYS
-from tether.run.roles import load_policy, local_engine
+from tether.run.roles import load_policy, local_engine, newest_policy
 from tether.run.rounds import RoundsSection
 from tether.run.stage import Context, run_stage
+from tether.run.supervised import DirectSection
 from tether.stages.direct import DirectConfig
 
 MODEL = ModelConfig(source="tiny", dtype="float32", device="cpu")
@@ -184,6 +188,10 @@ def test_what_cannot_go_on_is_refused(tmp_path):
         (["method=spin", "missing_stop_penalty=1.0"], "missing_stop_penalty has no effect"),
         (["method=spin", "reference=fixed"], "against the round's own start"),
         (["method=spin", "direct.loss=ipo"], "with rounds.direct.loss = 'dpo'"),
+        (["method=spin", "reward_source=random"], "rounds.reward_source has no effect with rounds.method = 'spin'"),
+        (["method=spin", "max_failed=0.1"], "rounds.max_failed has no effect"),
+        (["reward_source=function"], "belong together"),
+        (["verifiable.kind=reasoning-gym"], "takes them from data"),
         (["reference=fixed", "direct.loss=orpo"], "rounds.reference has no effect with rounds.direct.loss = 'orpo'"),
     ],
 )
@@ -223,3 +231,75 @@ def test_every_option_has_an_effect(tmp_path, monkeypatch):
     plain = observed(tmp_path / "plain", monkeypatch)
     for option, settings in effects.items():
         assert observed(tmp_path / option, monkeypatch, **settings) != plain, option
+
+
+FUNCTION = """
+def longest(prompts, responses):
+    return [float(len(response)) for response in responses]
+
+def failing(prompts, responses):
+    return [None] * len(responses)
+"""
+
+
+def rewarded(folder, name, **more):
+    (folder / "mine.py").write_text(FUNCTION)
+    return section(rounds=2, function={"call": f"{folder / 'mine.py'}:{name}"}, **more)
+
+
+def test_a_reward_of_ones_own_orders_the_pairs(tmp_path):
+    summary = run_stage(rewarded(tmp_path, "longest"), Context("rounds", tmp_path / "run", MODEL, 0, rows=PROMPTS))
+    for number in (1, 2):
+        rows = rows_of(tmp_path / "run", number)
+        texts = [[row[side][0]["content"] for side in ("chosen", "rejected")] for row in rows]
+        assert rows and all(len(chosen) > len(rejected) for chosen, rejected in texts)
+        assert [[row["chosen_score"], row["rejected_score"]] for row in rows] == [[*map(float, map(len, pair))] for pair in texts]
+        sampled = summary["rounds"][number - 1]["sampling"]
+        assert sampled["proxy_std"] > 0 and 0 <= sampled["finished"] <= 1 and 1 <= sampled["length"] <= 8
+
+
+def test_a_reward_that_fails_ends_the_rounds_in_one_sentence(tmp_path):
+    with pytest.raises(RewardError, match=r"of the last \d+ scores failed, more than max_failed = 0.5"):
+        run_stage(rewarded(tmp_path, "failing"), Context("rounds", tmp_path / "run", MODEL, 0, rows=PROMPTS))
+    chosen = rewarded(tmp_path, "failing", max_failed=1.0)
+    with pytest.raises(DataError, match="'failed': 12"):
+        run_stage(chosen, Context("rounds", tmp_path / "other", MODEL, 0, rows=PROMPTS))
+
+
+def test_the_numbers_of_all_rounds_are_those_of_one_training(tmp_path):
+    run_rounds(section(rounds=2), MODEL, tmp_path / "rounds", 0, reward=EvenReward, rows=PROMPTS)
+    rows = RunDirectory(tmp_path / "rounds").metrics()
+    own = [losses_of(tmp_path / "rounds", number) for number in (1, 2)]
+    assert [row["loss"] for row in rows] == own[0] + own[1]
+    assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
+    assert [row["round"] for row in rows] == [1] * len(own[0]) + [2] * len(own[1])
+    summary = RunDirectory(tmp_path / "rounds").summary()
+    assert summary["updates"] == len(rows) and summary["num_pairs"] == sum(len(rows_of(tmp_path / "rounds", n)) for n in (1, 2))
+    assert summary["seconds"] >= sum(one["sampling"]["seconds"] for one in summary["rounds"]) > 0
+    (stage,) = read_journey(tmp_path / "rounds").stages
+    assert stage.kind == "rounds" and [row["loss"] for row in stage.metrics] == own[0] + own[1]
+    results = examine_run(tmp_path / "rounds")["rounds"]
+    assert {result.check for result in results} == {"stop tokens", "scores", "pairs", "movement"}
+
+
+def test_a_stage_cut_in_its_first_round_has_a_page(tmp_path):
+    def progress(done, total, metrics):
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_rounds(section(), MODEL, tmp_path / "run" / "rounds", 0, reward=EvenReward, rows=PROMPTS, progress=progress)
+    journey = read_journey(tmp_path / "run")
+    assert [stage.name for stage in journey.stages] == ["rounds"] and len(journey.stages[0].metrics) == 2
+    assert "not finished" in " ".join(journey.notes) and write_report(tmp_path / "run").is_file()
+
+
+def test_the_newest_policy_is_that_of_the_stage_that_began_last(tmp_path):
+    run_rounds(section(rounds=1), MODEL, tmp_path / "rounds", 0, reward=EvenReward, rows=PROMPTS)
+    pairs = list(read([tmp_path / "rounds" / "round-01" / "pairs.jsonl"], Comparison))
+    run_stage(DirectSection(max_length=64), Context("direct", tmp_path / "direct", MODEL, 0, rows=pairs))
+    for earlier, later in (("direct", "rounds"), ("rounds", "direct")):
+        RunDirectory(tmp_path / earlier).update_manifest(started="2026-01-01T00:00:00Z")
+        RunDirectory(tmp_path / later).update_manifest(started="2026-01-02T00:00:00Z")
+        expected = tmp_path / later / ("policy" if later == "direct" else "round-01/policy")
+        assert newest_policy(tmp_path) == expected and newest_policy(expected) == expected

@@ -78,11 +78,13 @@ class Run:
         """The run's trained reward model, ready to score."""
         return RewardModel(self.path)
 
-    def report(self) -> Report:
-        """Write the run's page; in a notebook the page itself is shown."""
+    def report(self, *others: Run) -> Report:
+        """Write the run's page, or with others one that lays all of them over each other; in a notebook the page is shown."""
+        from tether.report.overlay import write_overlay
         from tether.report.page import write_report
 
-        return Report(write_report(self.path))
+        paths = [self.path, *(other.path for other in others)]
+        return Report(write_overlay(paths) if others else write_report(self.path))
 
     def export(self, folder: str | Path, **options: Any) -> Path:
         """Write the newest policy as a plain folder of transformers (`adapter=True`: of peft), with a model card; its path.

@@ -39,13 +39,21 @@ def inspect(
 
 
 def report(
-    directory: Annotated[Path, typer.Argument(help="A run directory.")],
-    output: Annotated[Path | None, typer.Option("--output", "-o", help="The page; default: report.html in the run.")] = None,
+    directories: Annotated[list[Path], typer.Argument(metavar="RUN...", help="A run directory; several go on one page.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The page; default: report.html in the run, or comparison.html in the first."),
+    ] = None,
 ) -> None:
-    """Write one page with the curves, numbers and answers of a run."""
+    """Write one page with the curves, numbers and answers of a run, or with the curves and verdicts of several."""
     from tether.report.about import anchor
+    from tether.report.overlay import write_overlay
     from tether.report.page import whole_run, write_report
 
+    if len(directories) > 1:
+        typer.echo(str(write_overlay(directories, output)))
+        return
+    (directory,) = directories
     page = write_report(directory, output)
     typer.echo(str(page) if whole_run(directory) == directory else f"{page}#{anchor(directory.name)}")
 

@@ -14,6 +14,8 @@ from tether.report.numbers import SENTENCES, bracketed, duration, has_interval, 
 from tether.report.plotting import BLUE, CHARTS, FRAMES, GREEN, MUTED, ORANGE, PALETTE, PURPLE, Plot, Trace, framed
 from tether.report.reading import KL_KEYS, LoopRun, Row, SubRun, estimate, finite, listed, mapping, series
 
+DASHES = ("", "dash", "dot")
+"""Of several arms: of the quantities in one chart, or of so many arms that colours come again."""
 SPARSE = 30
 """Points below which a line has marks."""
 PHASES = {
@@ -56,8 +58,10 @@ def _drawn(chart: Row, arms: Sequence[SubRun]) -> list[Plot]:
             name = arm.name if not name else name if len(arms) == 1 else f"{arm.name}: {name}"
             colour = style.pop("colour", PALETTE[(place if len(arms) == 1 else index) % len(PALETTE)])
             mode = style.pop("mode", "both" if len(xs) < SPARSE else "line")
+            turn = place if len(chart["lines"]) > 1 else index // len(PALETTE)
+            style = {"dash": DASHES[turn % len(DASHES)] if len(arms) > 1 else "", **style}
             traces += [Trace(xs, ys, name, colour, mode, **style)] if xs else []
-    if len(traces) == 1 and not chart.get("named"):
+    if len(traces) == 1 and len(arms) == 1 and not chart.get("named"):
         traces, chart = [traces[0]._replace(name="")], {**chart, "caption": chart.get("alone", chart["caption"])}
     return framed(chart, traces)
 

@@ -134,8 +134,7 @@ class Plot:
 
     @property
     def legend(self) -> list[Trace]:
-        named = [trace for trace in self.traces if trace.listed and trace.name]
-        return named if len(self.traces) > 1 else []
+        return [trace for trace in self.traces if trace.listed and trace.name]
 
 
 def _spread(texts: dict[float, list[str]]) -> list[float]:

@@ -230,8 +230,13 @@ def _sampled_pairs(rounds: Sequence[Path], notes: list[str]) -> Iterator[Row]:
     """The first pairs of each round, as samples of a step are."""
     for number, file in enumerate(rounds, 1):
         for row in islice(_jsonl(file.with_name("pairs.jsonl"), notes), SHOWN_PAIRS):
-            sides = {side: printable(row.get(side)) for side in ("chosen", "rejected")}
-            yield {"step": number, "prompt": row.get("prompt"), "response": sides["chosen"], **sides}
+            texts = {name: _alone(row.get(name)) for name in ("prompt", "chosen", "rejected")}
+            yield {"step": number, "response": texts["chosen"], **texts}
+
+
+def _alone(turns: Any) -> str:
+    """Turns for people; of a single one its text without the role."""
+    return printable(turns[0].get("content") if len(listed(turns)) == 1 and isinstance(turns[0], dict) else turns)
 
 
 def _before_the_first_step(path: Path, notes: list[str]) -> list[Row]:

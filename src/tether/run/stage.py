@@ -136,7 +136,8 @@ def _finished(run: RunDirectory, section: Section, summary: dict[str, Any], quar
     if not {alarm["detector"] for alarm in alarms} & {"kl_stuck", "unmoved"}:
         still = check_movement(steps, section.learning.model_dump(mode="json"), summary)
         findings = [still] if isinstance(still, Finding) else []
-        run.alarm(Alarm("unmoved", steps[-1]["step"], 1.0, 1.0, f"{r.message} {r.evidence}", r.advice) for r in findings)
+        words = [(f"{r.message.rstrip('.')}: {r.evidence}", r.advice) for r in findings]
+        run.alarm(Alarm("unmoved", steps[-1]["step"], 1.0, 1.0, message, advice) for message, advice in words)
     if steps:
         summary["alarms"] = run.alarms()
     summary["quarantine"] = quarantine.summary()
