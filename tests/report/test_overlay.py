@@ -11,7 +11,7 @@ from tests.report.test_report import Page
 from tether.core.errors import ConfigError, MissingFileError
 from tether.report.figures import charts
 from tether.report.narrative import conclusion
-from tether.report.overlay import names, write_overlay
+from tether.report.overlay import told_apart, write_overlay
 from tether.report.plotting import PALETTE
 from tether.report.reading import SubRun, read_journey
 
@@ -74,9 +74,9 @@ def test_the_table_has_the_verdict_of_each_run_and_the_other_what_they_differ_in
 
 def test_names_are_the_shortest_that_tell_folders_apart(tmp_path):
     places = [tmp_path / "a" / "run", tmp_path / "b" / "run", tmp_path / "c"]
-    assert names(places) == ["a/run", "b/run", f"{tmp_path.name}/c"]
+    assert told_apart(places) == ["a/run", "b/run", f"{tmp_path.name}/c"]
     with pytest.raises(ConfigError, match="is given twice"):
-        names([tmp_path / "c", tmp_path / "a" / ".." / "c"])
+        told_apart([tmp_path / "c", tmp_path / "a" / ".." / "c"])
 
 
 def test_more_runs_than_colours_have_lines_of_their_own():

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from tether.core.errors import ConfigError, RunError
 from tether.core.rundir import whole_file
+from tether.core.types import Json
 from tether.report import about, figures
 from tether.report.narrative import Conclusion, conclusion, gold_gain, heldout_gain, loop_conclusion, proxy_gain, spent_kl
 from tether.report.numbers import bracketed, decimal, duration, percent, signed
@@ -42,7 +43,7 @@ def write_overlay(folders: Sequence[Path], output: Path | None = None) -> Path:
     output = folders[0] / "comparison.html" if output is None else output
     if output.is_dir():
         raise RunError(f"{output} is a folder. Give the path of the HTML file to write.")
-    laid = [_laid(name, folder) for name, folder in zip(names(folders), folders, strict=True)]
+    laid = [_laid(name, folder) for name, folder in zip(told_apart(folders), folders, strict=True)]
     page = fill_template(
         HERE / "overlay.html", " · ".join(run.name for run in laid), _figures(laid), [*_notes(laid)],
         title=f"{len(laid)} runs",
@@ -54,7 +55,7 @@ def write_overlay(folders: Sequence[Path], output: Path | None = None) -> Path:
     return output
 
 
-def names(folders: Sequence[Path]) -> list[str]:
+def told_apart(folders: Sequence[Path]) -> list[str]:
     """The shortest ends of the paths that tell the folders apart.
 
     Raises:
@@ -152,7 +153,7 @@ def _settings(journey: Journey) -> Mapping[str, Any]:
     return {key: value for key, value in values.items() if value is not None}
 
 
-def _flat(value: Any, name: str) -> dict[str, Any]:
+def _flat(value: Any, name: str) -> Json:
     """The values within tables by dotted names."""
     if not isinstance(value, dict):
         return {name: value}

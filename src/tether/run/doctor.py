@@ -36,7 +36,7 @@ from tether.rewards.learned import EnsembleReward, LearnedReward, ObjectivesRewa
 from tether.rewards.verifiable import VerifiableReward
 from tether.rollout.local import LocalEngine
 from tether.run.online import OnlineStage, SamplingSection, online_stage, prompts_of
-from tether.run.online_sections import OnlineSection
+from tether.run.online_sections import OnlineSection, reward_model_of
 from tether.run.prompts import prompt_faults, usable_prompts
 from tether.run.recipe import BaseRecipe, stage_model
 from tether.run.roles import is_scorer
