@@ -71,9 +71,37 @@ Columns that the reader does not use become metadata. `tether data inspect` name
 the log of a stage and its summary (`columns_not_used`). Keys inside objects and messages count as well:
 `messages.mood` is a key `mood` of a turn.
 
-A turn of the assistant may call tools, and schemas of tools go in a column `tools` of messages. The calls are
-trained, the results are not. The model's chat template has to write them (Qwen2.5's does, SmolLM2's does not);
-where it leaves them out, the row is set aside.
+## Parts of a row
+
+**Columns of a prompt.** Every kind of row has the same ones. `system` (or `system_prompt`, `system_message`,
+`systemInstruction`, `sys`, `preamble`) is its system turn. `history` holds earlier turns, as pairs or messages, and so
+does a `context` of messages. A text in `input` or `context` goes below the question, after a blank line; so do
+`passage` and `article` below a `question`, and `choices` or `options`, by letter. An `instruction` goes above a `question`.
+
+**Fields of a message.** Other fields are named as not used.
+
+| field | also written | meaning |
+|---|---|---|
+| `role` | `from`, `speaker`, `author` | the speaker, by one of the names below |
+| `content` | `value`, `text`, `message`, `parts` | a text, or a list of parts |
+| `reasoning_content` | `reasoning`, `thinking` | the thought before a reply |
+| `tool_calls` | `function_call`; turns of `function_call` and `tool_call` | calls of the assistant |
+| `tool_call_id`, `name` | `tool_use_id` | the call and the function whose result a turn holds |
+| `weight`, `train` | `training`, `loss`, `loss_mask` | 0 or false: the turn is context and not trained |
+
+Speakers: user (human, prompter), assistant (gpt, bot, chatbot, model, ai), system (developer), tool (function,
+observation, ipython, tool_response). Another one is refused. Parts: text, thinking, tool_use, tool_result, functionCall,
+functionResponse. A part with a picture or sound is refused.
+
+A turn may be a question with its answer: `{"user": "...", "assistant": "..."}`, `{"input": "...", "output": "..."}`.
+
+**Marks.** A row whose `label`, `kto_tag`, `is_correct`, `correct`, `accepted`, `is_good`, `passed`, `valid`,
+`verified`, `is_safe` or the like is false is no demonstration: [sft] leaves it out and counts it. A graded `score` or
+`rating` is named as not used. A row with `images`, `audio` or `videos` is refused.
+
+**Tools.** A turn of the assistant may call tools, and schemas of tools go in a column `tools` or `functions` of any kind
+of row. The calls are trained, the results are not. The model's chat template has to write them (Qwen2.5's does,
+SmolLM2's does not); where it leaves them out, the row is set aside.
 
 ```json
 {"messages": [{"role": "user", "content": "Rain in Bern?"},

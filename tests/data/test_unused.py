@@ -14,6 +14,10 @@ from tether.data.formats.cells import Cells
 from tether.data.formats.registry import CONVERSIONS
 from tether.data.inspection import inspect_data
 from tether.data.sources import Quarantine, read
+from tether.models.config import ModelConfig
+from tether.run.rows import DataConfig
+from tether.run.stage import Context, run_stage
+from tether.run.supervised import ProcessSection
 
 
 def unused(tmp_path: Path, rows: list[Any], kind: type) -> dict[str, int]:
@@ -132,3 +136,16 @@ def test_cells_record_what_was_read() -> None:
     assert {**cells} == {"a": 1, "b": {"c": 2, "d": 3}, "e": [{"f": 4, "g": 5}, 6], "h": 7}
     assert cells.unused() == ["b.d", "e.g"]
     assert json.loads(json.dumps(cells)) == {**cells} and cells.unused() == []
+
+
+def test_a_stage_names_them_in_its_summary_and_once_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"{n}?", "steps": ["a", "b"], "labels": [True, False], "share": [1, 0], "seed": n} for n in range(4)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = {"data": DataConfig(path=str(path)), "label_column": "share", "epochs": 1, "heldout_fraction": 0.0}
+    section = ProcessSection.model_validate(settings)
+    model = ModelConfig(source="tiny", dtype="float32")
+    summary = run_stage(section, Context("process", tmp_path / "run", model, 0))
+    assert summary["columns_not_used"] == {"seed": 4} and summary["quarantine"]["count"] == 0
+    [said] = [record.getMessage() for record in caplog.records if "not used" in record.getMessage()]
+    assert said == "[process]: columns not used: seed"

@@ -99,6 +99,11 @@ class Section(Config):
         """The settings of the training itself."""
         return self
 
+    @property
+    def further_columns(self) -> tuple[str, ...]:
+        """Columns that the settings name: they are used beside those of the format."""
+        return ()
+
     def others(self) -> Iterator[DataConfig]:
         """What the stage will read beside its rows."""
         yield from ()

@@ -9,7 +9,7 @@ import logging
 import resource
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -78,11 +78,15 @@ class Context:
         run.update_manifest(**loaded.manifest())
         return loaded
 
-    def read(self, data: DataConfig | None, kind: type, name: str = "", *, whole: bool = False) -> tuple[list[Any], Quarantine]:
-        """Rows of a data section, and what had to be set aside; `whole` as in `load_rows`."""
+    def read(
+        self, data: DataConfig | None, kind: type, name: str = "", *, whole: bool = False, used: Iterable[str] = ()
+    ) -> tuple[list[Any], Quarantine]:
+        """Rows of a data section, and what had to be set aside; `whole` as in `load_rows`. `used` names further columns in use."""
         name = name or self.name
         quarantine = self.fresh_quarantine(name)
         rows = load_rows(named(data, name), kind, quarantine, whole=whole)
+        for column in used:
+            del quarantine.unused[column]
         if quarantine.unused:
             once(logging.getLogger("tether.data").warning, UNUSED_COLUMNS, f"[{name}]", quarantine.unused_columns())
         return rows, quarantine
@@ -108,7 +112,8 @@ def run_stage(section: Section, context: Context) -> dict[str, Any]:
         run = RunDirectory(context.folder)
         rows, quarantine = context.rows, context.fresh_quarantine(context.name)
         if rows is None and section.kind is not None:
-            rows, quarantine = context.read(section.data, section.kind, whole=calls_functions(section))
+            used, whole = section.further_columns, calls_functions(section)
+            rows, quarantine = context.read(section.data, section.kind, whole=whole, used=used)
         context = replace(context, quarantine=quarantine)
         if rows is not None:
             run.update_manifest(rows=len(rows))

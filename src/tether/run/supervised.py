@@ -34,6 +34,10 @@ class ProcessSection(Section, ProcessRewardConfig):
     record: ClassVar[type] = StepLabels
     lora: Lora = Field(default=LoraConfig(), description="the adapter that learns; false trains the whole model")
 
+    @property
+    def further_columns(self) -> tuple[str, ...]:
+        return tuple(filter(None, (self.label_column, self.problem_column)))
+
 
 class _OwnReference(Section, ReferencedConfig):
     """A stage that learns from rows against a reference, which is a model of its own where the policy is trained whole."""

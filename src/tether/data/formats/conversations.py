@@ -134,8 +134,8 @@ def first_answer(row: Row) -> str:
 
 
 def has_spans(row: Row) -> bool:
-    """True if `answers` is an object with texts, as SQuAD has it."""
-    return "text" in row["answers"] if isinstance(row["answers"], dict) else False
+    """True if `answers` is an object with texts and their places, as SQuAD has it."""
+    return isinstance(row["answers"], dict) and {"text", "answer_start"} <= row["answers"].keys()
 
 
 def read_helpsteer(row: Row) -> Iterator[Demonstration]:

@@ -17,7 +17,8 @@ from tether.data.formats.cells import leave_out
 from tether.data.formats.json_rows import Row
 from tether.data.formats.messages import ROLES
 
-TEXTS = ("text", "chat")
+TEXTS = ("text", "chat", "input")
+_BAIZE = "[|Human|]"
 _MARKS = (
     r"<\|im_start\|>[ ]*(?P<who>\w+)\n",
     r"<\|start_header_id\|>(?P<who>\w+)<\|end_header_id\|>\s*",
@@ -26,6 +27,7 @@ _MARKS = (
     r"###\s*(?P<who>System|Human|User|Instruction|Input|Question|Assistant|Response|Output|Answer)\s*:",
     r"(?:\A|(?<=\s)|(?<=</s>)|(?<=<\|endoftext\|>))(?P<who>SYSTEM|USER|ASSISTANT|FUNCTION RESPONSE):(?=\s)",
     r"(?:\A|\n)\s*(?P<who>Human|User|Assistant|AI|Bot|GPT):",
+    r"\[\|(?P<who>Human|AI)\|\]",
 )
 _WORDS: dict[str, ChatRole] = {
     **ROLES,
@@ -63,16 +65,22 @@ def read_text_opening(row: Row) -> Iterator[Prompt]:
 
 def has_text(row: Row) -> bool:
     """True if one of the columns holds a text, and not a list."""
-    return any(isinstance(row.get(name), str) for name in TEXTS)
+    return bool(_column(row))
+
+
+def _column(row: Row) -> str:
+    """The column of the text; `input` only where it has Baize's marks, for it may be a mere prompt."""
+    texts = ((name, dict.get(row, name)) for name in TEXTS)
+    return next((name for name, words in texts if isinstance(words, str) and (name != "input" or _BAIZE in words)), "")
 
 
 def _conversation(row: Row) -> Conversation:
-    name, value = fields.first(row, *(name for name in TEXTS if isinstance(dict.get(row, name), str)))
-    messages = turns_of_text(value)
+    name = _column(row) or TEXTS[0]
+    messages = turns_of_text(fields.text(row, name))
     if not messages:
         raise DataError(
-            f"plain text: column {name} has no marks of turns, and a demonstration needs a prompt and a reply. Write messages, "
-            "or name the columns of both by data.columns"
+            f"plain text: column {name} has no marks of turns. A demonstration needs a prompt and a reply: write messages, or "
+            f'name both columns by data.columns. A text that is a prompt goes by data.columns = {{ prompt = "{name}" }}'
         )
     if messages[0].role == "system":
         return messages

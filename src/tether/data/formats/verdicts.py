@@ -118,11 +118,18 @@ def read_question_answer(row: Row) -> Iterator[Problem]:
     r"""A question and its answer; an answer that is a whole solution gives the content of its \boxed{}."""
     name, value = fields.first(row, *ANSWERS)
     prompt = fields.checked_prompt(fields.prompt_turns(row, "question", "prompt", "problem", "instruction"))
-    solution = fields.optional(row, *SOLUTIONS)
+    solution = _solution(row)
     if isinstance(value, str) and _BOX.search(value) and not solution:
         yield Problem(prompt, boxed_answer(value), value)
     else:
         yield Problem(prompt, final_answer(value, name), solution)
+
+
+def _solution(row: Row) -> str:
+    """The worked solution of a row, where a column holds one or a list of one."""
+    name = next((name for name in SOLUTIONS if fields.filled(row, name)), "")
+    listed = row[name] if name else ""
+    return fields.as_text(listed[0] if isinstance(listed, list) and len(listed) == 1 else listed, name)
 
 
 def read_worked(row: Row) -> Iterator[Demonstration]:
@@ -130,7 +137,7 @@ def read_worked(row: Row) -> Iterator[Demonstration]:
     prompt = fields.checked_prompt(fields.prompt_turns(row, "question", "prompt", "problem", "instruction"))
     names = (*SOLUTIONS, *ANSWERS[::-1])
     full = next((name for name in names if fields.filled(row, name)), "")
-    yield fields.demonstration(prompt, fields.text(row, full or fields.first(row, *names)[0]))
+    yield fields.demonstration(prompt, _solution(row) or fields.text(row, full or fields.first(row, *names)[0]))
 
 
 def _is_judged(value: object) -> bool:
