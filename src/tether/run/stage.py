@@ -81,7 +81,7 @@ class Context:
     def read(
         self, data: DataConfig | None, kind: type, name: str = "", *, whole: bool = False, used: Iterable[str] = ()
     ) -> tuple[list[Any], Quarantine]:
-        """Rows of a data section, and what had to be set aside; `whole` as in `load_rows`. `used` names further columns in use."""
+        """Rows of a data section, and what had to be set aside; `whole` as in `load_rows`. `used` names more columns in use."""
         name = name or self.name
         quarantine = self.fresh_quarantine(name)
         rows = load_rows(named(data, name), kind, quarantine, whole=whole)
