@@ -10,7 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from tether.core.errors import ConfigError, MissingFileError
 from tether.core.stages import STAGES, making
@@ -31,8 +39,26 @@ _NUMBERS = (int, float, int | None, float | None)
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
+class Layered(dict[str, Any]):
+    """A table on top of defaults; `below` names the keys that come from those alone."""
+
+    below: frozenset[str] = frozenset()
+
+
+def layered(below: Mapping[str, Any], above: Mapping[str, Any]) -> Layered:
+    """The table `above` on top of the defaults `below`, tables within tables too."""
+    tables = {key: value for key, value in below.items() if isinstance(value, Mapping)}
+    inner = {key: layered(table, above.get(key, {})) for key, table in tables.items() if isinstance(above.get(key, {}), Mapping)}
+    both = Layered({**below, **above, **inner})
+    both.below = frozenset(both.keys() - (above.keys() - getattr(above, "below", frozenset())))
+    return both
+
+
 class Config(BaseModel):
-    """The base of every config: frozen, an unknown key is an error, true is no number, and what a recipe says is finite."""
+    """The base of every config: frozen, an unknown key is an error, true is no number, and what a recipe says is finite.
+
+    A table in which some keys are given keeps, for the others, the defaults of the place where it belongs.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
@@ -44,6 +70,30 @@ class Config(BaseModel):
         if info.context == RECIPE and isinstance(value, int | float) and not abs(value) < 2**63:
             raise ValueError("the number must be finite and smaller than 2**63")
         return value
+
+    @classmethod
+    def preset(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Defaults that depend on what is given; they come before those of the fields."""
+        return {}
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _fill(cls, values: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
+        """Lay the defaults of this place under each table of `values`. Only what was given counts as set, and must have an effect."""
+        if not isinstance(values, Mapping):
+            return handler(values)
+        defaults = {name: field.default for name, field in cls.model_fields.items() if isinstance(field.default, Config)}
+        own = {name: default.model_dump(exclude_unset=True) for name, default in defaults.items() if name in values}
+        below = layered({name: table for name, table in own.items() if table}, cls.preset(values))
+        given = Layered(values)
+        for name in below.keys() & defaults.keys() & given.keys():
+            if type(given[name]) is type(defaults[name]):
+                given[name] = given[name].model_dump(exclude_unset=True)
+        given.below = getattr(values, "below", frozenset())
+        both = layered(below, given)
+        config = handler(both)
+        config.model_fields_set.difference_update(both.below)
+        return config
 
     @model_validator(mode="after")
     def _check_faults(self) -> Self:

@@ -57,7 +57,7 @@ class BaseRecipe(Config):
         description="where servers and further ranks start: local, or ray, this machine's cluster; ray://HOST:PORT and "
         "slurm:OPTION=VALUE,... send all of the run there; may change from start to start",
     )
-    lora: Lora | None = Field(default=None, description="of every stage that says nothing of its own")
+    lora: Lora | None = Field(default=None, description="of every stage without one of its own, which replaces this one whole")
     repeat: int | None = Field(
         default=None, ge=1, description="run what comes after [sft] so often, each time from answers of the policy before"
     )

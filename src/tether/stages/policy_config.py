@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import Field, ModelWrapValidatorHandler, model_validator
+from pydantic import Field
 
 from tether.core.config import Config
 from tether.core.types import Json, Sampling
@@ -167,26 +167,10 @@ class PolicyConfig(SampledConfig):
 
     optimizer: OptimizerConfig = Field(default=TO_ZERO, description="AdamW and its learning rate")
 
-    @model_validator(mode="wrap")
     @classmethod
-    def _fill(cls, values: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
-        """Lay the preset under the user's settings. Only those count as set, and must have an effect."""
-        if not isinstance(values, Mapping):
-            return handler(values)
-        preset = PRESETS.get(values.get("algorithm", cls.model_fields["algorithm"].default), {})
-        kl = values.get("kl", {})
-        if isinstance(kl, KLConfig):
-            kl = kl.model_dump(exclude_unset=True)
-        layered = {"kl": {**preset.get("kl", {}), **kl}} if isinstance(kl, Mapping) else {}
-        config = handler({**preset, **values, **layered})
-        config.model_fields_set.intersection_update(values)
-        config.kl.model_fields_set.intersection_update(kl)
-        given = {*config.model_fields_set, *(f"kl.{name}" for name in config.kl.model_fields_set)}
-        for options, has_effect, needs in _EFFECTS:
-            for option in filter(given.__contains__, options):
-                if not has_effect(config):
-                    raise ValueError(f"{option} has no effect {needs}")
-        return config
+    def preset(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What the published method sets."""
+        return PRESETS.get(given.get("algorithm", cls.model_fields["algorithm"].default), {})
 
     def faults(self) -> Iterator[str]:
         if self.max_staleness > 0 and self.importance == "none":
@@ -225,6 +209,11 @@ class PolicyConfig(SampledConfig):
             yield "kl.mode = 'stop' must see the KL: set kl.report or kl.coefficient"
         if self.step_rewards and self.kl.place == "sequence":
             yield "kl.place = 'sequence' has no single score to be taken off with step_rewards: use 'token' or 'loss'"
+        given = {*self.model_fields_set, *(f"kl.{name}" for name in self.kl.model_fields_set)}
+        for options, has_effect, needs in _EFFECTS:
+            for option in filter(given.__contains__, options):
+                if not has_effect(self):
+                    yield f"{option} has no effect {needs}"
 
     @property
     def one_update(self) -> bool:
