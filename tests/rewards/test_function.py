@@ -3,8 +3,11 @@
 import math
 import threading
 import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 
 from tether.core.config import build
 from tether.core.errors import ConfigError, MissingFileError, RewardError
@@ -12,6 +15,7 @@ from tether.core.rundir import read_json, read_jsonl
 from tether.core.types import Prompt, Rollout, Sampling, Score, StopReason, user
 from tether.rewards.control import RandomReward
 from tether.rewards.function import FailureLimit, FunctionReward, load_function
+from tether.rewards.returned import scores_of, whole_groups
 from tether.run.recipe import Recipe, run_recipe
 
 ASKED = [
@@ -40,6 +44,16 @@ def raises(prompts, responses):
         (lambda p, r: [-math.inf] * len(r), "returned -inf"),
         (lambda p, r: [None] * len(r), "gave no score"),
         (lambda p, r: [[1.0]] * len(r), "returned a list, not a number"),
+        (lambda p, r: ["0.5"] * len(r), "returned a str, not a number"),
+        (lambda p, r: [b"1"] * len(r), "returned a bytes, not a number"),
+        (lambda p, r: [Score("2")] * len(r), "returned a str, not a number"),
+        (lambda p, r: dict.fromkeys(range(len(r)), 1.0), "returned a dict, not a list of numbers"),
+        (lambda p, r: {0.1, 0.2, 0.3}, "returned a set, not a list of numbers"),
+        (lambda p, r: frozenset({0.1, 0.2, 0.3}), "returned a frozenset, not a list of numbers"),
+        (lambda p, r: "123", "returned a str, not a list of numbers"),
+        (lambda p, r: b"123", "returned a bytes, not a list of numbers"),
+        (lambda p, r: bytearray(b"123"), "returned a bytearray, not a list of numbers"),
+        (lambda p, r: np.array(1.0), "returned one number, not a list of them"),
     ],
 )
 def test_what_cannot_be_used_is_a_failed_score_with_its_reason(function, reason):
@@ -49,6 +63,33 @@ def test_what_cannot_be_used_is_a_failed_score_with_its_reason(function, reason)
     scores = FunctionReward(sometimes, batch=3, time_limit=0.2).score(ASKED)
     assert [s.value for s in scores] == [None, None, None, 8.0, 8.0, 8.0]
     assert all(reason in s.reason for s in scores[:3])
+
+
+def test_lists_arrays_tensors_and_generators_are_read_in_their_order():
+    forms = (list, tuple, np.array, torch.tensor, iter, lambda numbers: dict(enumerate(numbers)).values())
+    for form in forms:
+        assert [s.value for s in scores_of(form([3.0, 1.0, 2.0]), 3)] == [3.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch", "calls"),
+    [
+        ((6, 6, 6), 8, [6, 6, 6]),
+        ((12, 12), 8, [12, 12]),
+        ((4, 4, 4), 8, [8, 4]),
+        ((3, 3, 3, 3), 8, [6, 6]),
+        ((1,) * 10, 4, [4, 4, 2]),
+        ((2, 9, 2, 2), 4, [2, 9, 4]),
+    ],
+)
+def test_a_call_holds_all_answers_to_its_prompts(sizes, batch, calls):
+    """The prompts are all the same: groups are told apart by the numbers of their samples."""
+    seen = []
+    rollouts = [replace(ASKED[0], sample_index=i) for size in sizes for i in range(size)]
+    scores = FunctionReward(lambda p, r: seen.append(len(r)) or [1.0] * len(r), batch=batch).score(rollouts)
+    assert seen == calls
+    assert len(scores) == sum(sizes)
+    assert [len(part) for part in whole_groups(rollouts, batch)] == calls
 
 
 def test_a_call_that_hangs_leaves_its_stacks_and_says_where_it_is_once(tmp_path, caplog):

@@ -20,7 +20,6 @@ import threading
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from pathlib import Path
 from types import FunctionType, MethodType
 from typing import Any, Literal
@@ -34,6 +33,7 @@ from tether.core.protocols import AdaptiveReward, RewardSource, Stateful
 from tether.core.secrets import redact
 from tether.core.types import Json, Prompt, Rollout, Score
 from tether.core.watchdog import Watchdog
+from tether.rewards.returned import scores_of, whole_groups
 
 Function = Callable[[Sequence[Prompt], Sequence[str]], Sequence[Any]]
 """(prompts, responses), one prompt a response -> a number, a `Score` or None for each."""
@@ -161,7 +161,11 @@ class FunctionConfig(Config):
     completions: Shape = Field(
         default="texts", description="what a function in TRL's form gets: texts, or lists of messages as of its conversations"
     )
-    batch: int = Field(default=8, ge=1, description="responses a call; those of a call that fails are left out together")
+    batch: int = Field(
+        default=8,
+        ge=1,
+        description="responses a call, or all answers to a prompt if these are more; those of a call that fails are left out",
+    )
     time_limit: float = Field(default=60.0, gt=0, description="seconds a call")
     dump_after: float = Field(
         default=30.0, gt=0, description="seconds after which a call's stacks go to stacks.txt of the run; at time_limit if later"
@@ -227,12 +231,9 @@ def scores_by(function: Function, source: str, prompts: Sequence[Prompt], respon
     """What a function says of all responses, one score each.
 
     Raises:
-        RewardError: it gives another number of them.
+        RewardError: it gives no list, or another number of scores.
     """
-    scores = [as_score(value, source) for value in function(prompts, responses)]
-    if len(scores) != len(responses):
-        raise RewardError(f"{source} gave {len(scores)} scores for {len(responses)} responses")
-    return scores
+    return scores_of(function(prompts, responses), len(responses), source)
 
 
 def _sum(scores: Mapping[str, Score], weights: Mapping[str, float]) -> Score:
@@ -269,9 +270,8 @@ class FunctionReward:
         self.watchdog = Watchdog(None)
 
     def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
-        return [
-            score for start in range(0, len(rollouts), self.batch) for score in self._call(rollouts[start : start + self.batch])
-        ]
+        """A score for each; the answers to one prompt are in one call, whatever `batch` is."""
+        return [score for part in whole_groups(rollouts, self.batch) for score in self._call(part)]
 
     def _call(self, rollouts: Sequence[Rollout]) -> list[Score]:
         """In a thread that is left behind when it hangs: no other thread can end it."""
@@ -293,12 +293,9 @@ class FunctionReward:
         if isinstance(answer[0], BaseException):
             return _failed(rollouts, f"raised {type(answer[0]).__name__}: {answer[0]}")
         try:
-            values = list(answer[0])
-        except TypeError:
-            return _failed(rollouts, f"returned a {type(answer[0]).__name__}, not a list of numbers")
-        if len(values) != len(rollouts):
-            return _failed(rollouts, f"returned {len(values)} scores for {len(rollouts)} responses")
-        return [as_score(value) for value in values]
+            return scores_of(answer[0], len(rollouts))
+        except RewardError as error:
+            return _failed(rollouts, str(error).removeprefix("the reward function "))
 
     def _hangs(self, thread: threading.Thread) -> str:
         """Report where the call is."""
@@ -308,20 +305,6 @@ class FunctionReward:
 
 def _failed(rollouts: Sequence[Rollout], reason: str) -> list[Score]:
     return [Score(None, reason=redact(f"the reward function {reason}"))] * len(rollouts)  # an error may quote a server's key
-
-
-def as_score(value: Any, source: str = "the reward function") -> Score:
-    """What a function of the user's returned for one answer, as a score."""
-    if value is None:
-        return Score(None, reason=f"{source} gave no score")
-    score = value if isinstance(value, Score) else Score(value)
-    if score.value is None:
-        return score
-    try:
-        number = float(score.value)
-    except (TypeError, ValueError):
-        return Score(None, reason=f"{source} returned a {type(score.value).__name__}, not a number")
-    return replace(score, value=number).finite(source, number)
 
 
 Ask = Callable[[Callable[[Sequence[Rollout]], list[Score]], Sequence[Rollout]], list[Score]]

@@ -18,6 +18,7 @@ from pydantic import Field, TypeAdapter
 from tether.core.errors import ConfigError
 from tether.core.protocols import RewardSource
 from tether.core.types import Json, Rollout, Score
+from tether.rewards.returned import whole_groups
 from tether.servers.config import ServersConfig
 from tether.servers.http import Answer, JsonServer
 from tether.servers.launch import Servers
@@ -75,7 +76,9 @@ class ServedReward:
             ConfigError: a prompt's metadata cannot be sent.
             RunError: no server is left.
         """
-        parts = [rollouts[start : start + self.batch] for start in range(0, len(rollouts), self.batch)]
+        size = self.batch
+        single = [rollouts[start : start + size] for start in range(0, len(rollouts), size)]
+        parts = whole_groups(rollouts, size) if self.name == "function" else single
         try:
             bodies = [json.dumps({"rollouts": ROLLOUTS.dump_python(part, mode="json")}).encode() for part in parts]
         except ValueError as error:
