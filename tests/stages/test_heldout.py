@@ -206,7 +206,8 @@ def script(monkeypatch):
             return super().measure(step)
 
         def judged(self, rows):
-            return [Score(script.means[self.step] + 0.01 * (n % 2)) for n in range(len(rows))]
+            means = script.means.get(self.step)
+            return [Score(None if means is None else means + 0.01 * (n % 2)) for n in range(len(rows))]
 
     monkeypatch.setattr(online, "HeldOut", Held)
     script = type("Script", (), {"means": {}, "seen": made})
@@ -231,6 +232,13 @@ def test_the_best_weights_are_kept(tmp_path, script, best):
     assert same(made.run, script.seen[best])
     assert [same(made.run, weights) for weights in script.seen.values()].count(True) == 1
     assert summary["score"]["gain"]["value"] == pytest.approx(0.0 if best == 0 else 0.5)
+
+
+def test_without_any_score_the_last_weights_stay_and_a_sentence_says_so(tmp_path, script, caplog):
+    made = recipe(tmp_path, evaluate={"every": 1, "prompts": 6, "keep": "best"})
+    summary = run_recipe(made, ["grpo"])["grpo"]["heldout"]
+    assert "no held-out answer got a score at any step, so the last weights are kept" in caplog.text
+    assert (summary["kept_step"], summary["best_step"], summary["measured"]) == (4, None, {})
 
 
 def test_without_keep_the_last_weights_stay(tmp_path, script):

@@ -71,9 +71,13 @@ def has_fallen(measured: Measured, groups: Sequence[str], looks: int, *, num_dra
     return (1 + int((draws >= highest).sum())) / (1 + num_draws) < level
 
 
-def peak_interval(measured: Measured, groups: Sequence[str], *, num_resamples: int = 1000, seed: int = 0) -> tuple[int, int]:
-    """Between which steps the highest mean lies in 95% of resamples of the prompts."""
+def peak_interval(
+    measured: Measured, groups: Sequence[str], *, num_resamples: int = 1000, seed: int = 0
+) -> tuple[int, int] | None:
+    """Between which steps the highest mean lies in 95% of resamples of the prompts; None without any score."""
     steps, sums, counts = _by_prompt(measured, groups)
+    if not steps:
+        return None
     drawn = np.random.default_rng(seed).integers(len(sums), size=(num_resamples, len(sums)))
     weights = np.stack([np.bincount(row, minlength=len(sums)) for row in drawn])
     with np.errstate(invalid="ignore"):

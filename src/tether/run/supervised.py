@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
 from tether.core.rundir import RunDirectory, write_json
 from tether.core.types import Comparison, Demonstration, Feedback, StepLabels
-from tether.learner.config import ReferencedConfig
 from tether.learner.ranks import here
 from tether.models.config import LoraConfig
 from tether.models.loading import LoadedModel, save_model, weights_digest
@@ -39,8 +38,15 @@ class ProcessSection(Section, ProcessRewardConfig):
         return tuple(filter(None, (self.label_column, self.problem_column)))
 
 
-class _OwnReference(Section, ReferencedConfig):
-    """A stage that learns from rows against a reference, which is a model of its own where the policy is trained whole."""
+class _OwnReference(Section):
+    """A stage that learns from rows against a reference, which is a model of its own where the policy is trained whole.
+
+    It has keys of its own alone: those of ReferencedConfig would hide what a stage says of them.
+    """
+
+    if TYPE_CHECKING:
+        needs_reference: bool
+        precomputed: bool
 
     lora: SteadyLora = Field(
         default=LoraConfig(), description="the adapter that learns; false trains the whole model, beside a frozen copy"

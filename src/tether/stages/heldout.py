@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import shutil
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from tether.evaluation.winrate import before_and_after, mean_estimate
 from tether.learner.checkpoint import complete_checkpoints, load_checkpoint, save_checkpoint
 from tether.learner.local import LocalLearner
 
+_log = logging.getLogger(__name__)
 SEED = 7919
 """Added to the stage's: the held-out samples share no randomness with those of training."""
 BEST_OF_PROMPTS = 64
@@ -201,8 +203,13 @@ class HeldOut:
         return self.config.stop and has_fallen(self.run.held_out(), self.groups, -(-last // self.config.every))
 
     def restore(self) -> None:
-        """Put the best weights in place."""
+        """Put the best weights in place; the last ones stay where no answer of any measurement has a score."""
         assert self.learner is not None
+        if best_step(self.run.held_out()) is None:
+            _log.warning(
+                "evaluate.keep = 'best': no held-out answer got a score at any step, so the last weights are kept. Mend the judge"
+            )
+            return
         best = self.run.path / "best" / f"step-{self.kept:06d}"
         tensors, _ = load_checkpoint(best)
         self.learner.put(tensors[str(index)] for index in range(len(tensors)))
@@ -227,7 +234,11 @@ class HeldOut:
             "best_step": best_step(measured),
             "judged_by": "all prompts" if self.learner is None else "the prompts that did not choose the step",
             "best_step_interval": peak_interval(measured, groups),
-            "measured": {str(step): mean_estimate(rows["score"], groups).as_dict() for step, rows in sorted(measured.items())},
+            "measured": {
+                str(step): mean_estimate(rows["score"], groups).as_dict()
+                for step, rows in sorted(measured.items())
+                if without_none(rows["score"])
+            },
         }
         if self.sycophancy is not None:
             result["sycophancy"] = {"before": self._premises()[start], "after": self._premises()[end]}
