@@ -28,7 +28,7 @@ STEPS = StepEncoder(encoder(), ("\n",))
 ANSWER_TOKENS = 2 * (DIGITS - 1)
 """A digit a line, the ends of all lines but the last, and the stop token."""
 ARMS: dict[str, dict[str, Any]] = {
-    "REINFORCE": {"algorithm": "reinforce", "baseline": "none"},
+    "REINFORCE": {"algorithm": "reinforce", "baseline": "none", "normalize_scores": False},
     "RLOO": {"algorithm": "rloo"},
     "GRPO": {"algorithm": "grpo"},
     "Dr. GRPO": {"algorithm": "dr_grpo"},

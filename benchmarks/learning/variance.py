@@ -28,7 +28,7 @@ from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.rollouts import Clock
 
 UNTETHERED = {"coefficient": 0.0, "report": False}
-COMMON: dict[str, Any] = {"algorithm": "reinforce", "prompts_per_step": 16, "samples_per_prompt": 4}
+COMMON: dict[str, Any] = {"algorithm": "reinforce", "normalize_scores": False, "prompts_per_step": 16, "samples_per_prompt": 4}
 COMMON |= {"micro_batch_tokens": TOKENS, "normalize": "constant", "kl": UNTETHERED}
 ARMS: dict[str, dict[str, Any]] = {
     "no baseline": {"baseline": "none"},
@@ -97,6 +97,7 @@ def _practised(
 ) -> Task:
     settings = {
         "algorithm": "rloo",
+        "normalize_scores": False,
         "prompts_per_step": 8,
         "samples_per_prompt": 4,
         "max_new_tokens": tokens,

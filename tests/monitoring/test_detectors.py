@@ -490,3 +490,29 @@ def test_pooled_statistics_against_scipy():
     rows.append(texts.Text("p", "", 9, None, True))
     assert texts.length_advantages(rows) == ([pytest.approx(8 / math.sqrt(9.5 * 9.0))], [1 / 4])
     assert texts.pooled_correlation([texts.co_moments([1.0, 1.0, 1.0], [1.0, 2.0, 3.0])]) == (0.0, 0.0)
+
+
+def course_of(price: float, kl: float, rise: float, steps: int = 30) -> list[int]:
+    """The steps at which `held_back` fires, and nothing else says that the policy rests; `rise` in deviations over the run."""
+    rng, watch, found = random.Random(5), Watch(), []
+    for number in range(1, steps + 1):
+        metrics = {
+            "reward/proxy": 0.3 + 0.04 * (rise * number / steps + rng.gauss(0, 0.1)),
+            "reward/proxy_std": 0.04,
+            "kl/policy_reference_k1": kl * (1 + 0.1 * rng.gauss(0, 1)),
+            "kl/coefficient": 0.05,
+            "kl/price": price,
+            "run/share": number / steps,
+        }
+        alarms = watch.observe(number, metrics, [], [])
+        assert not any(alarm.detector == "unmoved" for alarm in alarms if price >= 0.5)
+        found += [alarm for alarm in alarms if alarm.detector == "held_back"]
+    return [alarm.step for alarm in found if "a nat costs" in alarm.message and "0.05" in alarm.message]
+
+
+def test_a_policy_that_its_penalty_holds_is_told_of_with_the_price_of_a_nat():
+    assert course_of(price=1.25, kl=0.05, rise=0.1) == [15]
+    assert course_of(price=1.25, kl=0.005, rise=0.0) == [15]  # `unmoved` leaves it to the one that has the reason
+    assert course_of(price=0.05, kl=0.05, rise=0.1) == []
+    assert course_of(price=1.25, kl=0.6, rise=0.1) == []
+    assert course_of(price=1.25, kl=0.05, rise=3.0) == []

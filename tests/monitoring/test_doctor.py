@@ -309,6 +309,34 @@ def test_a_kl_out_of_scale_is_found(coefficient):
     assert findings(make(kl={"coefficient": coefficient}))["KL scale"].severity == "warning"
 
 
+@pytest.mark.parametrize(
+    ("settings", "dear"), [({}, False), ({"normalize_scores": False}, True), ({"normalize_scores": False, "factor": 20}, False)]
+)
+def test_a_nat_that_costs_half_a_deviation_is_found_before_training(settings, dear):
+    """Scores between 0 and 0.1 against the default coefficient, as they are and on a scale of their own."""
+    settings, factor = {k: v for k, v in settings.items() if k != "factor"}, settings.get("factor", 1)
+    reward = SimpleNamespace(name="planted", score=lambda rs: [Score(factor * (n % 5) / 50) for n, _ in enumerate(rs)])
+    found = findings(make(algorithm="reinforce", reward=reward, **settings))
+    assert ("KL scale" in found) == dear
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "held"),
+    [
+        ({}, {}, True),
+        ({}, {"normalize_scores": True}, False),
+        ({}, {"scale_advantages": True, "kl": {"place": "loss"}}, False),
+        ({"kl/coefficient": lambda r, n: 1.0}, {"scale_advantages": True, "kl": {"place": "loss"}}, True),
+        ({"kl/policy_reference_k1": lambda r, n: 0.1 * n}, {}, False),
+        ({"reward/proxy": lambda r, n: 0.3 + 0.004 * n}, {}, False),
+    ],
+)
+def test_a_penalty_that_held_the_policy_is_found_in_a_log(changes, settings, held):
+    plain = {"reward/proxy": lambda r, n: 0.3, "reward/proxy_std": lambda r, n: 0.04, KL: lambda r, n: 0.05}
+    found = [r for r in check_rows(log(20, **plain | changes), settings) if isinstance(r, Finding) and r.check == "KL scale"]
+    assert [r.message for r in found] == ["The KL penalty holds the policy where it began."] * held
+
+
 SETTINGS = {"normalize_scores": True, "kl": {"place": "token", "coefficient": 0.05}, "missing_stop_penalty": 0.5}
 
 

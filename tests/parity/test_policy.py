@@ -145,7 +145,7 @@ def test_grpo_and_its_kin(name, tmp_path):
 
 def test_rloo(tmp_path):
     """TRL averages over responses, we over tokens: one factor for the whole step, their mean length."""
-    stage, experience, _ = ours(algorithm="rloo", kl={"coefficient": BETA})
+    stage, experience, _ = ours(algorithm="rloo", normalize_scores=False, kl={"coefficient": BETA})
     scores = torch.tensor([s.value for s in experience.scores])
     kl = ((experience.logprobs - experience.reference_logprobs) * experience.mask).sum(-1)
     totals = (scores - BETA * kl).view(-1, GROUP)

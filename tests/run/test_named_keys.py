@@ -37,19 +37,25 @@ def with_key(given: dict[str, Any], place: tuple[str, ...], value: Any) -> dict[
     return {**given, head: with_key(given.get(head, {}), tuple(rest), value) if rest else value}
 
 
+def accepted(section: type[BaseModel], values: dict[str, Any]) -> BaseModel | None:
+    """The section; None where a key has no effect here, and is refused for that."""
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        if any(word in str(error) for word in ("no effect", "without", "needs")):
+            return None
+        raise
+
+
 @pytest.mark.parametrize(("section", "given"), sections())
 def test_a_key_given_its_own_default_changes_no_other(section: type[BaseModel], given: dict[str, Any]) -> None:
     plain, changed, tried = section.model_validate(given), [], 0
     for place, value in keys(plain):
         if place[0] in given or value is None:
             continue
-        try:
-            named = section.model_validate(with_key(given, place, value))
-        except ValidationError as error:  # it has no effect here, and says so
-            assert "no effect" in str(error) or "without" in str(error) or "needs" in str(error), (place, str(error))
-            continue
-        tried += 1
-        if named.model_dump() != plain.model_dump():
+        named = accepted(section, with_key(given, place, value))
+        tried += named is not None
+        if named is not None and named.model_dump() != plain.model_dump():
             changed.append(place)
     assert changed == []
     assert tried > 2
@@ -73,3 +79,15 @@ def test_a_presets_table_lies_between_what_is_given_and_the_sections_default() -
         kl = PolicyConfig.model_validate({"algorithm": "reinforce++_baseline", "kl": given}).kl
         assert (kl.place, kl.coefficient, kl.mode) == ("loss", 0.2, "fixed")
         assert kl.model_fields_set == {"coefficient"}
+
+
+def test_a_section_has_every_key_as_its_own_stage_declares_it() -> None:
+    """A class that is inherited beside the stage's settings may not hide their bounds and defaults."""
+    for kind in STAGES.values():
+        for name, field in kind.section.model_fields.items():
+            declared = next(c for c in kind.section.__mro__ if name in vars(c).get("__annotations__", {})).model_fields[name]
+            assert (field.metadata, field.default, field.description) == (
+                declared.metadata,
+                declared.default,
+                declared.description,
+            ), (kind.name, name)

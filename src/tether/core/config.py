@@ -39,7 +39,7 @@ _NUMBERS = (int, float, int | None, float | None)
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")
 
 
-class Layered(dict[str, Any]):
+class Layered(Json):
     """A table on top of defaults; `below` names the keys that come from those alone."""
 
     below: frozenset[str] = frozenset()
@@ -79,7 +79,7 @@ class Config(BaseModel):
     @model_validator(mode="wrap")
     @classmethod
     def _fill(cls, values: Any, handler: ModelWrapValidatorHandler[Any]) -> Any:
-        """Lay the defaults of this place under each table of `values`. Only what was given counts as set, and must have an effect."""
+        """Lay this place's defaults under each table of `values`. Only what was given counts as set, and must have an effect."""
         if not isinstance(values, Mapping):
             return handler(values)
         defaults = {name: field.default for name, field in cls.model_fields.items() if isinstance(field.default, Config)}

@@ -22,7 +22,7 @@ from pydantic import Field, field_validator
 from tether.core.config import Config
 from tether.core.synonyms import alike
 from tether.monitoring.texts import OPENING, Text, TextFacts, phrases, pool, pooled_correlation, score_of, word_tokens
-from tether.monitoring.trends import KL, LEAST_TREND, near_reference, still
+from tether.monitoring.trends import HELD_KL, KL, LEAST_TREND, near_reference, still
 
 STILL_KL = 0.005
 """Nats a response below which a policy has not moved."""
@@ -219,7 +219,22 @@ def _kl_stuck(view: View) -> Reading:
     return Reading(steps, {"steps": steps, "bound": STILL_KL})
 
 
+def _held_back(view: View) -> Reading:
+    """Judged in the second half of a run, where the policy is still near its reference and the score where it began."""
+    kls, proxies, unit = view.course.get(KL, ()), view.course.get("reward/proxy", ()), view.recent[-1]["unit"] or math.nan
+    price, beta = view.now("kl/price"), view.metrics.get("kl/coefficient", math.nan)
+    if view.metrics.get("run/share", 0.0) < 0.5 or min(len(kls), len(proxies)) < LEAST_TREND:
+        return SILENT
+    kl, third = statistics.fmean(kls[len(kls) // 2 :]), len(proxies) // 3
+    rise = (statistics.fmean(proxies[-third:]) - statistics.fmean(proxies[:third])) / unit
+    words = {"price": price, "beta": beta, "kl": kl, "rise": rise}
+    return Reading(price, words, kl < HELD_KL and rise < 0.5)
+
+
 def _unmoved(view: View) -> Reading:
+    held = _held_back(view)  # which has the reason
+    if held.sure and held.value >= DETECTORS["held_back"].threshold:
+        return SILENT
     if view.metrics.get("run/share", 0.0) < 0.5 or view.metrics.get("still", 0.0) >= DETECTORS["kl_stuck"].threshold:
         return SILENT
     kls, steps = view.course.get(KL, ()), max(map(len, view.course.values()), default=0)
@@ -285,8 +300,8 @@ def _sycophancy(view: View) -> Reading:
 
 
 _MEASURES: dict[str, Measure] = {measure.__name__.removeprefix("_"): measure for measure in (
-    _length_gaming, _length_advantage, _mode_collapse, _entropy_collapse, _kl_acceleration, _kl_stuck, _unmoved, _truncation,
-    _exploit_tokens, _reward_disagreement, _reward_failures, _score_jump, _sharpening, _sycophancy,
+    _length_gaming, _length_advantage, _mode_collapse, _entropy_collapse, _kl_acceleration, _kl_stuck, _held_back,
+    _unmoved, _truncation, _exploit_tokens, _reward_disagreement, _reward_failures, _score_jump, _sharpening, _sycophancy,
 )}  # fmt: skip
 
 

@@ -299,13 +299,14 @@ def pairs_made(rounds: Sequence[Mapping[str, Any]]) -> Result:
     return diagnose("pairs", evidence, {"few-pairs": 2 * (made - lost["too_long"]) < total})
 
 
-def kl_scale(coefficient: float, kl: float, spread: float) -> Result:
+def kl_scale(coefficient: float, kl: float, spread: float, most: float = 20.0) -> Result:
     """The price of the KL is of the size of the score's deviation.
 
     Args:
         kl: nats a response.
         spread: deviation of the scores as they are trained on.
+        most: deviations that the KL may cost.
     """
     share = coefficient * kl / spread if spread else math.inf
     evidence = f"coefficient {coefficient:g} x {kl:.3g} nats = {share:.3g} deviations of the score ({spread:.3g})"
-    return diagnose("KL scale", evidence, {"kl-dwarfs-the-score": share > 20, "kl-too-light": share < 1e-3})
+    return diagnose("KL scale", evidence, {"kl-dwarfs-the-score": share > most, "kl-too-light": share < 1e-3})

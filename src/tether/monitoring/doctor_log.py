@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from tether.algorithms.preference_losses import REFERENCE_FREE
 from tether.monitoring.doctor import Finding, Result, Unexamined, diagnose, kl_scale
-from tether.monitoring.trends import KL, TRENDS, near_reference, still
+from tether.monitoring.trends import HELD_KL, HELD_PRICE, KL, TRENDS, near_reference, still
 
 Rows = Sequence[Mapping[str, Any]]
 STILL_MARGIN = 0.05
@@ -119,16 +119,27 @@ def scores_logged(log: StageLog) -> Result:
 
 
 def kl_weight(log: StageLog) -> Result:
-    """Scores weigh about as much as the KL that was reached."""
+    """Scores weigh about as much as the KL that was reached, and the penalty lets the policy go there."""
     paid, kls, spreads = (numbers(log.rows, key) for key in ("kl/coefficient", KL, "reward/proxy_std"))
     reached = statistics.fmean(kls[-max(1, len(kls) // 5) :]) if kls else 0.0
-    in_loss = log.settings.get("kl", {}).get("place", "token") == "loss"
-    if not paid or not paid[-1] or in_loss or reached < 0.5 or not any(spread > 1e-6 for spread in spreads):
-        return Unexamined("KL scale", "no KL in the reward, or below 0.5 nats: nothing to weigh")
-    spread = statistics.median(spreads)
-    if log.settings.get("normalize_scores") and spreads[0] > 1e-6:
-        spread /= spreads[0]
-    return kl_scale(paid[-1], reached, 1.0 if log.settings.get("scale_advantages") else spread)
+    settings, proxies = log.settings, numbers(log.rows, "reward/proxy")
+    in_loss = settings.get("kl", {}).get("place", "token") == "loss"
+    if not paid or not paid[-1] or not (kls and proxies) or not any(spread > 1e-6 for spread in spreads):
+        return Unexamined("KL scale", "no KL is paid, or all scores are equal: nothing to weigh")
+    spread = unit = statistics.median(spreads)
+    if settings.get("normalize_scores") and spreads[0] > 1e-6:
+        unit = spread / spreads[0]
+    if settings.get("scale_advantages") or (in_loss and settings.get("whiten_advantages")):
+        unit = 1.0
+    third = max(1, len(proxies) // 3)
+    rise = (statistics.fmean(proxies[-third:]) - statistics.fmean(proxies[:third])) / spread
+    if paid[-1] >= HELD_PRICE * unit and reached < HELD_KL and rise < 0.5 and len(after_warmup(log.rows)) >= LEAST_STEPS:
+        evidence = f"coefficient {paid[-1]:g}: a nat costs {paid[-1] / unit:.3g} deviations of the score; the KL is {reached:.2g}"
+        evidence += f" nats, the score has risen by {rise:.2g} deviations"
+        return diagnose("KL scale", evidence, {"kl-holds-the-policy": True})
+    if in_loss or reached < 0.5:
+        return Unexamined("KL scale", "the KL is in the loss, or below 0.5 nats: nothing to weigh")
+    return kl_scale(paid[-1], reached, unit)
 
 
 MOVEMENT = ("policy/clip_fraction", "policy/approximate_kl")

@@ -15,8 +15,13 @@ KL, TRENDS = "kl/policy_reference_k1", ("reward/proxy", "policy/entropy", "respo
 """Metrics that change where a policy does."""
 LEAST_TREND = 15
 """Steps that it takes to see that nothing has a trend."""
-RESTING_KL, SMALL_KL = 0.01, 0.1
-"""Nats a response. At such a KL scores can have risen by √(2 KL) of their deviation at most: by a seventh, by less than half."""
+RESTING_KL, SMALL_KL, HELD_KL = 0.01, 0.1, 0.25
+"""Nats a response. At such a KL scores can have risen by √(2 KL) of their deviation at most: by a seventh, by less than half, by
+seven tenths."""
+HELD_PRICE = 0.5
+"""Deviations of the score that a nat costs. The best policy under a penalty β is π_ref exp(r/β), normalised (eq. 4 of
+https://arxiv.org/abs/2305.18290). Where scores are normal, it is 1/p deviations above the start, for 1/(2p²) nats, at a price
+p: 2 deviations for 2 nats at this one."""
 
 
 class Drift(NamedTuple):

@@ -29,6 +29,7 @@ from tether.models.trunk import Role
 from tether.monitoring import doctor
 from tether.monitoring.doctor import Finding, Healthy, Result, Unexamined
 from tether.monitoring.doctor_log import check_movement, check_rows, check_samples
+from tether.monitoring.trends import HELD_PRICE
 from tether.report.reading import SubRun, finite, mapping, read_journey
 from tether.rewards.control import RandomReward
 from tether.rewards.function import FailureLimit
@@ -122,7 +123,8 @@ def _reward_checks(stage: OnlineStage, probe: Probe, trained: ChatEncoder | None
         config = stage.config
         if config.kl.coefficient and config.kl.place != "loss":
             deviation = 1.0 if config.normalize_scores or config.scale_advantages else spread
-            scale = [doctor.kl_scale(config.kl.coefficient, doctor.TYPICAL_KL, deviation)]
+            dear = HELD_PRICE * doctor.TYPICAL_KL
+            scale = [doctor.kl_scale(config.kl.coefficient, doctor.TYPICAL_KL, deviation, dear)]
         penalty += config.overlong_penalty if config.overlong_buffer else 0.0
         penalty *= spread if config.normalize_scores else 1.0
     odd = doctor.odd_answers(probe.rollouts, stage.encoder, probe.limit)

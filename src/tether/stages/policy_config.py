@@ -17,8 +17,8 @@ from tether.learner.config import OptimizerConfig, Rates, TrainedConfig
 Algorithm = Literal["ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "rloo", "reinforce++", "reinforce++_baseline"]
 
 _GROUP = {"baseline": "group", "scale_advantages": True, "samples_per_prompt": 8, "epochs": 1}
-_GROUP |= {"kl": {"place": "loss", "coefficient": 0.0, "report": False}}
-_PLAIN = {"surrogate": "reinforce", "epochs": 1}
+_GROUP |= {"kl": {"place": "loss", "coefficient": 0.0}}
+_PLAIN = {"surrogate": "reinforce", "epochs": 1, "normalize_scores": True}
 PRESETS: dict[str, Json] = {
     "ppo": {"critic": True, "whiten_advantages": True, "normalize_scores": True},
     "grpo": _GROUP,
@@ -29,7 +29,7 @@ PRESETS: dict[str, Json] = {
     "cispo": {**_GROUP, "minibatches": 4, "surrogate": "cispo", "clip_range_high": 4.0},
     "reinforce": {**_PLAIN, "baseline": "running_mean"},
     "rloo": {**_PLAIN, "baseline": "leave_one_out", "samples_per_prompt": 4, "kl": {"place": "sequence"}},
-    "reinforce++": {"whiten_advantages": True, "epochs": 1, "minibatches": 4},
+    "reinforce++": {"whiten_advantages": True, "normalize_scores": True, "epochs": 1, "minibatches": 4},
     "reinforce++_baseline": {**_GROUP, "scale_advantages": False, "whiten_advantages": True, "minibatches": 4}
     | {"kl": {"place": "loss", "estimator": "k2", "coefficient": 0.05}},
 }
@@ -49,7 +49,7 @@ class SampledConfig(TrainedConfig):
     max_new_tokens: int = Field(default=64, ge=1, description="longest answer")
     temperature: float = Field(default=1.0, gt=0, description="of sampling, and of the distributions in the loss")
     missing_stop_penalty: float = Field(
-        default=0.0, ge=0, description="taken off the score of a response that did not end in time"
+        default=0.0, ge=0, description="taken off the score, after its normalisation, of a response that did not end in time"
     )
     micro_batch_tokens: int = Field(default=2048, ge=8, description="padded size of a micro-batch")
     ema_decay: float | None = Field(
@@ -74,7 +74,12 @@ class SampledConfig(TrainedConfig):
 class KLConfig(Config):
     """The tether: the weight of KL(policy || reference), where it pulls, and how the weight follows what is observed."""
 
-    coefficient: float = Field(default=0.05, ge=0, description="beta: what a nat of KL costs in units of the reward")
+    coefficient: float = Field(
+        default=0.05,
+        ge=0,
+        description="beta: what a nat of KL costs, in deviations of the scores: those of the first step with normalize_scores, "
+        "those of each group with scale_advantages; with neither (dr_grpo) in the reward's own unit",
+    )
     place: Literal["token", "sequence", "loss"] = Field(
         default="token", description="in every token's reward, in the response's score before its baseline, or in the loss"
     )
@@ -87,7 +92,11 @@ class KLConfig(Config):
     )
     target: float = Field(default=6.0, gt=0, description="nats a response")
     horizon: float = Field(default=10_000, gt=0, description="responses over which the coefficient can change by a factor of e")
-    report: bool = Field(default=True, description="run the reference at coefficient 0 too, to know how far the policy has moved")
+    report: bool = Field(
+        default=True,
+        description="at coefficient 0 run the reference on a quarter of a step's answers, at least 16: how far the policy has "
+        "moved",
+    )
 
 
 class PolicyConfig(SampledConfig):
@@ -104,8 +113,8 @@ class PolicyConfig(SampledConfig):
 
     normalize_scores: bool = Field(
         default=False,
-        description="shift and scale scores to mean 0, deviation 1 on the reference's own samples; rewards of steps are only "
-        "scaled, by the deviation of a response's sum of them",
+        description="shift and scale scores to mean 0, deviation 1 on the reference's own samples: those of the first step in "
+        "which scores differ; rewards of steps are only scaled, by the deviation of a response's sum of them",
     )
     score_clip: float | None = Field(
         default=None, gt=0, description="scores, or the rewards of steps, are clipped to plus or minus this, after normalisation"
@@ -113,7 +122,9 @@ class PolicyConfig(SampledConfig):
     overlong_buffer: int = Field(default=0, ge=0, description="last tokens before max_new_tokens over which a penalty grows")
     overlong_penalty: float = Field(default=1.0, gt=0, description="taken off the score at the end of that buffer")
     step_rewards: bool = Field(default=False, description="use the rewards of single steps that the source gives, not the score")
-    filter_groups: bool = Field(default=False, description="leave out prompts whose samples all score the same")
+    filter_groups: bool = Field(
+        default=False, description="leave out prompts whose samples all score the same; no update where all do"
+    )
     refill: int = Field(default=0, ge=0, description="further batches of prompts that may be sampled to replace those left out")
 
     baseline: Literal["none", "running_mean", "group", "leave_one_out"] = Field(
@@ -145,7 +156,9 @@ class PolicyConfig(SampledConfig):
     )
     clip_range_high: float | None = Field(default=None, gt=0, description="upper clip range; unset: clip_range")
     dual_clip: float | None = Field(default=None, gt=1, description="bound on the loss of a bad token, in units of its advantage")
-    target_kl: float | None = Field(default=None, gt=0, description="KL(old || new) a token that ends the epochs")
+    target_kl: float | None = Field(
+        default=None, gt=0, description="KL(old || new) a token beyond which no further update is taken from a step's answers"
+    )
     importance: Literal["none", "truncate", "mask"] = Field(
         default="none", description="correct for an engine whose numerics differ: cap the weight, or drop tokens beyond the cap"
     )
@@ -209,6 +222,9 @@ class PolicyConfig(SampledConfig):
             yield "kl.mode = 'stop' must see the KL: set kl.report or kl.coefficient"
         if self.step_rewards and self.kl.place == "sequence":
             yield "kl.place = 'sequence' has no single score to be taken off with step_rewards: use 'token' or 'loss'"
+        yield from self._without_effect()
+
+    def _without_effect(self) -> Iterator[str]:
         given = {*self.model_fields_set, *(f"kl.{name}" for name in self.kl.model_fields_set)}
         for options, has_effect, needs in _EFFECTS:
             for option in filter(given.__contains__, options):

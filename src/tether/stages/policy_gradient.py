@@ -7,6 +7,7 @@ to language models. The others, with their links: docs/algorithms.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,20 @@ from tether.learner.ranks import here
 from tether.models.trunk import Role
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.reward_shaping import RewardShaping
-from tether.stages.rollouts import Clock, Experience, Step, deal, sample_and_score, sample_metrics, silent, step_metrics
+from tether.stages.rollouts import (
+    Clock,
+    Experience,
+    Step,
+    deal,
+    reported,
+    sample_and_score,
+    sample_metrics,
+    silent,
+    step_metrics,
+)
+from tether.stages.surrogates import kl_term, surrogate
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -67,6 +81,8 @@ class PolicyGradient:
         self.kl_coefficient, self.stopped = config.kl.coefficient, False
         self.reserves = 0
         """Prompts that earlier steps sampled beyond their own batches."""
+        self.tethered = config.kl.coefficient > 0 or config.kl.mode != "fixed"
+        """Whether every answer's KL is needed; a report takes a part of them."""
         in_reward = config.kl.coefficient > 0 and config.kl.place != "loss"
         self.old_from_update = config.one_update and value is None and not in_reward
         """Whether the update's own pass gives the old log-probabilities: nothing needs them before, and nothing moves between."""
@@ -95,15 +111,17 @@ class PolicyGradient:
         clock, config = clock or Clock(), self.config
         self.experience = experience = self.gather(rollouts, scores, number)
         self.shaping.settle(scores)
-        self.evaluate(experience)
+        self.evaluate(experience, number)
         experience.rewards = self.shape(experience)
         experience.advantages, experience.returns = self.advantages(experience)
         clock.lap("evaluate")
         metrics = self.update(experience, number)
         coefficient = None if self.reference is None else self.kl_coefficient
         metrics.update(step_metrics(experience, coefficient=coefficient, critic=config.critic))
+        metrics.update(self.price(metrics))
         self.shaping.follow(experience, self.kl_coefficient)
-        self.adapt_kl(metrics.get("kl/policy_reference_k1", 0.0), len(rollouts))
+        if metrics["policy/updates"]:  # a step that moves nothing says nothing of the tether
+            self.adapt_kl(metrics.get("kl/policy_reference_k1", math.nan), len(rollouts))
         experience.common = []
         return metrics
 
@@ -127,7 +145,7 @@ class PolicyGradient:
             all_rollouts, all_scores = zip(*drawn, strict=True)
             proxy = sample_metrics(all_rollouts, all_scores)["reward/proxy"]
             metrics |= {"reward/proxy": proxy, "group/sampled": len(drawn)}
-        rollouts, scores = zip(*(used[: size * config.samples_per_prompt] or drawn), strict=True)
+        rollouts, scores = zip(*(used or drawn)[: size * config.samples_per_prompt], strict=True)
         return list(rollouts), list(scores), metrics
 
     def ordinals(self, number: int) -> range:
@@ -136,34 +154,61 @@ class PolicyGradient:
         return range(first, first + self.config.prompts_per_step * (1 + self.config.refill))
 
     def gather(self, rollouts: Sequence[Rollout], scores: Sequence[Score], number: int) -> Experience:
-        """The rollouts dealt to minibatches, and cut into micro-batches."""
-        config, scored = self.config, [score.value is not None for score in scores]
-        minibatches = deal(scored, config.samples_per_prompt, config.minibatches, f"{config.seed}/{number}")
-        limit = min(role.document_tokens(config.micro_batch_tokens) for role in self.roles)
-        device, budget = self.policy.device, config.micro_batch_tokens
-        return Experience(rollouts, scores, self.encoder, budget, device, document_tokens=limit, minibatches=minibatches)
+        """The rollouts dealt to minibatches, and cut into micro-batches.
+
+        Where `filter_groups` finds no group that teaches something, none of them counts.
+        """
+        config, taught = self.config, [score.value is not None for score in scores]
+        if config.filter_groups and all(silent(config, scores)):
+            _log.warning(
+                "step %d: in every group all answers score alike: filter_groups leaves nothing to learn from", number + 1
+            )
+            taught = [False] * len(taught)
+        minibatches = deal(taught, config.samples_per_prompt, config.minibatches, f"{config.seed}/{number}")
+        return self.cut(rollouts, scores, minibatches=minibatches, taught=taught)
+
+    def cut(self, rollouts: Sequence[Rollout], scores: Sequence[Score], **how: Any) -> Experience:
+        """The rollouts cut into micro-batches that every role can read."""
+        budget = self.config.micro_batch_tokens
+        limit = min(role.document_tokens(budget) for role in self.roles)
+        return Experience(rollouts, scores, self.encoder, budget, self.policy.device, document_tokens=limit, **how)
 
     @torch.no_grad()
-    def evaluate(self, experience: Experience) -> None:
+    def evaluate(self, experience: Experience, number: int = 0) -> None:
         """Log-probabilities of policy and reference, entropies and values of every response token, before the update.
 
-        Each rank measures its share; the matrices are zero elsewhere, and their sums over the ranks are whole.
+        Each rank measures its share; the matrices are zero elsewhere, and their sums over the ranks are whole. A reference for
+        the report alone is run on the rollouts `reported` for step `number`.
         """
-        reference = self.reference
+        part = list(range(len(experience.rollouts))) if self.tethered else reported(self.config, len(experience.rollouts), number)
+        reference = self.reference if len(part) == len(experience.rollouts) else None
         one_trunk = reference is None or reference.model is self.policy.model
         passes = (not self.old_from_update) + (reference is not None) + self.config.epochs
         reused = one_trunk and passes > 1
-        for number in here().in_step(experience.own, spare=0):
-            batch, flat = experience.batches[number], {}
-            common = experience.common[number] = self.policy.common(batch) if reused else None
+        for place in here().in_step(experience.own, spare=0):
+            batch, flat = experience.batches[place], {}
+            common = experience.common[place] = self.policy.common(batch) if reused else None
             if not self.old_from_update:
                 flat["logprobs"], flat["entropy"], flat["values"] = self.forward(batch, common)
             if reference is not None:
                 flat["reference_logprobs"] = reference.logprobs(batch, self.config.temperature, common)[0]
             for name, values in flat.items():
                 if values is not None:
-                    experience.put(name, number, batch.scatter(values))
+                    experience.put(name, place, batch.scatter(values))
         experience.complete()
+        experience.seen[:] = not self.old_from_update
+        experience.compared[part] = self.reference is not None
+        if reference is None and self.reference is not None:
+            self._compare(self.reference, experience, part)
+
+    def _compare(self, reference: Role, experience: Experience, places: Sequence[int]) -> None:
+        """The reference's log-probabilities of some of the rollouts."""
+        some = self.cut([experience.rollouts[i] for i in places], [experience.scores[i] for i in places])
+        for number in here().in_step(some.own, spare=0):
+            batch = some.batches[number]
+            some.put("reference_logprobs", number, batch.scatter(reference.logprobs(batch, self.config.temperature)[0]))
+        some.complete("reference_logprobs")
+        experience.reference_logprobs[places, : some.drawn.shape[1]] = some.reference_logprobs
 
     def forward(self, batch: TokenBatch, common: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Policy log-probabilities, entropies and values (None without a critic) of the counted tokens, each (N,)."""
@@ -207,32 +252,31 @@ class PolicyGradient:
     def update(self, experience: Experience, number: int) -> dict[str, float]:
         """Several epochs over the same rollouts: an optimizer step a minibatch, their order new in every epoch.
 
-        A minibatch in which no reward is known takes no step: "policy/updates" are those taken, beside those planned.
+        A minibatch in which nothing counts takes no step: "policy/updates" are those taken, beside those planned. Beyond
+        `target_kl` none is taken, and the epochs end.
 
         Raises:
             TrainingError: old and new log-probabilities disagree before any update.
         """
         config, tokens, totals = self.config, experience.token_counts(), defaultdict[str, float](float)
         experience.weights = self.weights(experience)
-        metrics, updates, epoch = {}, 0, 0
+        metrics = {"grad_norm": 0.0, "learning_rate": 0.0}
+        updates = epochs = 0
         ratio_max, ratio_min, first_deviation = 1.0, 1.0, 0.0
-        for epoch in range(config.epochs):
-            epoch_kl = 0.0
-            for part in epoch_order(len(experience.minibatches), config.seed + number, epoch):
-                if not tokens[part]:
-                    continue
-                for stats in experience.each(part, partial(self.accumulate, experience, denominator=tokens[part])):
-                    high, low = stats.pop("policy/ratio_max"), stats.pop("policy/ratio_min")
-                    ratio_max, ratio_min = max(ratio_max, high), min(ratio_min, low)
-                    if updates == 0:
-                        first_deviation = max(first_deviation, high - 1, 1 - low)
-                    epoch_kl += stats["policy/approximate_kl"] * tokens[part] / sum(tokens)
-                    for key, value in stats.items():
-                        totals[key] += value
-                metrics = self.learner.step()
-                updates += 1
-            if config.target_kl is not None and epoch_kl > config.target_kl:
+        orders = (epoch_order(len(experience.minibatches), config.seed + number, epoch) for epoch in range(config.epochs))
+        for epoch, part in ((epoch, part) for epoch, order in enumerate(orders) for part in order if tokens[part]):
+            if updates and config.target_kl is not None and self.moved(experience, part, tokens[part]) > config.target_kl:
                 break
+            measured = [*experience.each(part, partial(self.accumulate, experience, denominator=tokens[part]))]
+            high, low = max(s.pop("policy/ratio_max") for s in measured), min(s.pop("policy/ratio_min") for s in measured)
+            ratio_max, ratio_min = max(ratio_max, high), min(ratio_min, low)
+            first_deviation = first_deviation if updates else max(high - 1, 1 - low)
+            for key, value in (pair for stats in measured for pair in stats.items()):
+                totals[key] += value
+            metrics = {**self.learner.step()}
+            updates, epochs = updates + 1, epoch + 1
+            if self.old_from_update:
+                experience.seen[torch.cat([experience.rows[n] for n in experience.minibatches[part]])] = True
         if self.old_from_update:
             experience.complete("logprobs", "entropy")
         if first_deviation > 0.2:
@@ -245,10 +289,21 @@ class PolicyGradient:
             "policy/ratio_max": ratio_max,
             "policy/ratio_min": ratio_min,
             "policy/first_ratio_deviation": first_deviation,
-            "policy/epochs": epoch + 1,
+            "policy/epochs": epochs,
             "policy/updates": updates,
             "policy/updates_planned": config.epochs * config.minibatches,
         }
+
+    @torch.no_grad()
+    def moved(self, experience: Experience, part: int, denominator: int) -> float:
+        """KL(old || new) of the tokens of minibatch `part`, in nats over `denominator`, as the weights are."""
+
+        def approximate_kl(index: int) -> float:
+            batch = experience.batches[index]
+            logprobs = batch.scatter(self.forward(batch, experience.common[index])[0])
+            return float(surrogate(self.config, logprobs, experience, index, denominator)[1].approximate_kl)
+
+        return sum(experience.each(part, approximate_kl))
 
     def accumulate(self, experience: Experience, index: int, denominator: int) -> dict[str, float]:
         """Add one micro-batch's gradient: surrogate + beta KL + c_v value loss - c_e entropy.
@@ -290,9 +345,19 @@ class PolicyGradient:
             self.kl_coefficient = divergences.adapt_kl_coefficient(self.kl_coefficient, observed, target, horizon, num_responses)
         self.stopped = kl.mode == "stop" and divergences.kl_target_reached(observed, kl.target)
 
+    def price(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """A nat of KL in deviations of the step's scores, as the tether sets it off against them; none without a tether."""
+        config, spread = self.config, metrics["reward/proxy_std"]
+        _, unit = self.shaping.normalizer or (0.0, 1.0)
+        if not self.kl_coefficient or config.step_rewards or not spread > 0:
+            return {}
+        relative = config.scale_advantages or (config.whiten_advantages and config.kl.place == "loss")
+        return {"kl/price": self.kl_coefficient * (1.0 if relative else unit / spread)}
+
     def summary(self, history: Sequence[Mapping[str, float]]) -> Json:
         """The part of the run's summary that this stage adds."""
-        return {"kl_coefficient": self.kl_coefficient}
+        idle = sum(row.get("policy/updates") == 0 for row in history)
+        return {"kl_coefficient": self.kl_coefficient, **({"steps_without_update": idle} if idle else {})}
 
     def state(self) -> Json:
         """Everything that the next step depends on beside weights and optimizer."""
@@ -305,39 +370,3 @@ class PolicyGradient:
         self.shaping.past_scores = tuple(values["past_scores"])
         self.reserves = values["reserves"]
         self.shaping.settle(())
-
-
-def surrogate(
-    config: PolicyConfig, logprobs: Tensor, experience: Experience, index: int, denominator: int
-) -> tuple[Tensor, losses.PolicyDiagnostics]:
-    """The loss that stands for the expected reward of micro-batch `index`, one call for every published surrogate.
-
-    Shapes: `logprobs` are those of the present policy, (sequences, time).
-    """
-    old, advantages, mask = (experience.part(name, index) for name in ("logprobs", "advantages", "mask"))
-    weights, high = None, config.clip_range_high
-    if config.importance != "none":
-        rollout, cap = experience.part("rollout_logprobs", index), config.importance_cap
-        weights = losses.importance_weights(old, rollout, mask, cap=cap, truncate=config.importance == "truncate")
-    common: Json = {"denominator": denominator, "weights": weights}
-    if config.surrogate == "cispo":
-        assert high is not None
-        return losses.cispo_loss(logprobs, old, advantages, mask, clip_range_high=high, **common)
-    common |= {"clip_range": config.clip_range, "clip_range_high": high, "dual_clip": config.dual_clip}
-    whole = config.surrogate == "sequence"
-    clipped, diagnostics = losses.ppo_clip_loss(logprobs, old, advantages, mask, sequence_ratio=whole, **common)
-    if config.surrogate == "reinforce":  # at its one update the ratio is 1 and nothing is clipped: the diagnostics hold
-        return losses.reinforce_loss(logprobs, advantages, mask, weights=weights, denominator=denominator), diagnostics
-    return clipped, diagnostics
-
-
-def kl_term(config: PolicyConfig, logprobs: Tensor, experience: Experience, index: int) -> Tensor:
-    """KL(policy || reference) of every token of micro-batch `index`, as the loss takes it."""
-    reference = experience.part("reference_logprobs", index)
-    match config.kl.estimator:
-        case "k2":
-            return divergences.kl_policy_reference_k2(logprobs, reference)
-        case "k3":
-            return divergences.kl_policy_reference_k3(logprobs, reference)
-        case "k3_corrected":
-            return divergences.kl_policy_reference_k3_corrected(logprobs, experience.part("logprobs", index), reference)

@@ -100,15 +100,15 @@ class RewardShaping:
     def settle(self, scores: Sequence[Score]) -> None:
         """Fix the scale of the scores, once: step 0 samples from the reference itself, so its scores set it.
 
-        Rewards of single steps are divided by the deviation of a response's sum of them and not shifted: taken off each, a mean
-        would pay for their number.
+        Where they are all the same, the first later step in which they differ does. Rewards of single steps are divided by the
+        deviation of a response's sum of them and not shifted: taken off each, a mean would pay for their number.
         """
         steps, scored = self.config.step_rewards, [s for s in scores if s.value is not None]
         if self.normalizer is None and scored:
             totals = torch.tensor([sum(v for _, v in s.steps) if steps else s.value for s in scored], dtype=torch.float64)
             spread = float(totals.std(correction=0))
-            fits = self.config.normalize_scores and spread > 1e-6
-            self.normalizer = (0.0 if steps else float(totals.mean()), spread) if fits else (0.0, 1.0)
+            if self.config.normalize_scores and spread > 1e-6:
+                self.normalizer = (0.0 if steps else float(totals.mean()), spread)
         if self.value_head is not None and self.copied_units is not None:
             (offset, scale), (mean, deviation) = self.copied_units, self.normalizer or (0.0, 1.0)
             self.value_head.offset.copy_(offset + mean / scale)

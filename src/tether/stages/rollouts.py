@@ -92,6 +92,18 @@ def silent(config: SampledConfig, scores: Sequence[Score]) -> list[bool]:
     return zero_signal(values, group_numbers(config, len(scores)), scored).tolist()
 
 
+REPORTED, LEAST_REPORTED = 4, 16
+"""One group in so many is compared with the reference for the report of the KL alone, and at least so many responses are."""
+
+
+def reported(config: SampledConfig, count: int, number: int) -> list[int]:
+    """Places of the responses by which step `number` reports a KL that nothing else needs: whole groups, other ones each step."""
+    every = max(1, min(REPORTED, count // LEAST_REPORTED))
+    groups = [range(start, min(start + config.samples_per_prompt, count)) for start in range(0, count, config.samples_per_prompt)]
+    every = min(every, len(groups))
+    return [place for group in groups[number % every :: every] for place in group]
+
+
 EVALUATED = "logprobs", "reference_logprobs", "values", "entropy"
 """The matrices that come from models."""
 
@@ -102,12 +114,14 @@ class Experience:
     `batches` are micro-batches cut once: scoring and every epoch of the update see the same tensors in the same order, so
     old and new log-probabilities come from the same numerics to the bit (rule: the first ratio is 1). `rows` are the places of
     their sequences, and `minibatches` the micro-batches of each optimizer step. `common` holds the output of the layers below the
-    first adapter for each micro-batch: the same for all roles and all epochs. A rollout whose reward failed is masked out whole;
-    beside the mask only `rollout_logprobs`, the engine's own, are known from the start.
+    first adapter for each micro-batch: the same for all roles and all epochs. A rollout that teaches nothing, such as one whose
+    reward failed, is masked out whole; `drawn` marks the tokens of all. `seen` and `compared` mark the rollouts whose
+    log-probabilities the policy and the reference have given. Only `rollout_logprobs`, the engine's own, are there at the start.
 
     Args:
         minibatches: the rollouts of each optimizer step, every one in one of them; unset: all in one. A micro-batch never holds
             rollouts of two, so that its budget of tokens decides memory alone.
+        taught: the rollouts that count; unset: those with a score.
     """
 
     def __init__(
@@ -120,6 +134,7 @@ class Experience:
         *,
         document_tokens: int = 0,
         minibatches: Sequence[Sequence[int]] | None = None,
+        taught: Sequence[bool] | None = None,
     ) -> None:
         self.rollouts, self.scores = list(rollouts), list(scores)
         sequences = [encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts]
@@ -134,8 +149,10 @@ class Experience:
         self.rows = [torch.tensor(cut, device=device) for cut in cuts]
         self.common: list[Tensor | None] = [None] * len(self.batches)
         self.lengths = torch.tensor([len(r.response_ids) for r in rollouts], device=device)
-        scored = torch.tensor([s.value is not None for s in scores], device=device)
-        self.mask = (torch.arange(int(self.lengths.max()), device=device)[None] < self.lengths[:, None]) & scored[:, None]
+        taught = [s.value is not None for s in scores] if taught is None else taught
+        self.drawn = torch.arange(int(self.lengths.max()), device=device)[None] < self.lengths[:, None]
+        self.mask = self.drawn & torch.tensor(taught, device=device)[:, None]
+        self.seen, self.compared = (torch.zeros_like(self.lengths, dtype=torch.bool) for _ in range(2))
         zeros = partial(torch.zeros, self.mask.shape, device=device)
         self.logprobs, self.reference_logprobs = zeros(), zeros()
         self.values, self.entropy = zeros(), zeros()
@@ -232,23 +249,28 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> float:
 
 
 def step_metrics(experience: Experience, *, coefficient: float | None, critic: bool = False) -> dict[str, float]:
-    """All metrics of the experience. KL is the sum over a response, averaged over responses, in nats.
+    """All metrics of the experience. KL is the sum over a response, averaged over responses, in nats; it needs no score.
 
     Args:
         coefficient: the KL's weight; None without a reference.
         critic: there are values, and rewards a token.
     """
     mask, rollouts, responses = experience.mask, experience.rollouts, experience.mask.any(-1)
-    metrics = {**sample_metrics(rollouts, experience.scores), "policy/entropy": float(masked_mean(experience.entropy, mask))}
+    metrics, seen = sample_metrics(rollouts, experience.scores), experience.drawn & experience.seen[:, None]
     if spreads := [score.parts["spread"] for score in experience.scores if "spread" in score.parts]:
         metrics["reward/spread"] = statistics.fmean(spreads)
-    if all(r.logprobs for r in rollouts):
-        gap = (experience.logprobs - experience.rollout_logprobs).abs()
-        metrics["policy/engine_gap"] = float(masked_mean(gap, mask))
+    if bool(seen.any()):
+        metrics["policy/entropy"] = float(masked_mean(experience.entropy, seen))
+        if all(r.logprobs for r in rollouts):
+            gap = (experience.logprobs - experience.rollout_logprobs).abs()
+            metrics["policy/engine_gap"] = float(masked_mean(gap, seen))
     if coefficient is not None:
-        kl = (kl_policy_reference_k1(experience.logprobs, experience.reference_logprobs) * mask).sum(-1)
-        mean_kl = float(masked_mean(kl, responses))
-        metrics |= {"kl/policy_reference_k1": mean_kl, "kl/coefficient": coefficient, "reward/kl": -coefficient * mean_kl}
+        metrics["kl/coefficient"] = coefficient
+        both = experience.seen & experience.compared
+        kl = (kl_policy_reference_k1(experience.logprobs, experience.reference_logprobs) * experience.drawn).sum(-1)
+        if bool(both.any()):
+            mean_kl = float(masked_mean(kl, both))
+            metrics |= {"kl/policy_reference_k1": mean_kl, "reward/kl": -coefficient * mean_kl}
     if critic:
         metrics["reward/shaped"] = float(masked_mean((experience.rewards * mask).sum(-1), responses))
         metrics["value/explained_variance"] = explained_variance(experience.values, experience.returns, mask)
