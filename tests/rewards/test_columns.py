@@ -11,6 +11,7 @@ import pytest
 
 import tether
 from tether.core.errors import RewardError
+from tether.core.once import once
 from tether.core.types import Problem, Prompt, Rollout, Sampling, StopReason
 from tether.data.sources import Quarantine
 from tether.rewards.function import FunctionReward, plain
@@ -92,6 +93,7 @@ def test_renamed_columns_arrive_under_both_names(tmp_path):
 
 def test_a_column_under_a_name_that_is_taken_is_named_in_the_log(tmp_path, caplog):
     (prompt,) = rows_of(tmp_path / "rows.jsonl", [{"prompt": "Say hi", "completions": ["mine"]}])
+    once.cache_clear()
     with caplog.at_level(logging.WARNING, "tether.rewards"):
         seen: list[Any] = []
 

@@ -40,7 +40,8 @@ IMPORTED = {
     "rows": "rows", "answers": "new answers", "tasks": "new tasks", "judgments": "new judgments",
     "widened": "pairs that were there already and are asked of more people now",
     "not_gold": "pairs that were judged already, and did not become gold questions",
-    "repeated": "judgments by people who had judged the same pair before, left out",
+    "repeated": "judgments by people who judged the same pair again, of which the last one counts",
+    "replaced": "judgments in the store that later ones by the same people have replaced",
 }  # fmt: skip
 """What an import tells of, where there is any."""
 

@@ -9,6 +9,7 @@ here are made of the annotators' names, which stand in the metadata.
 from __future__ import annotations
 
 import json
+import logging
 import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 from tether.core.errors import DataError
+from tether.core.once import once
 from tether.core.types import Comparison, Json
 from tether.data.formats.fields import as_text, number, sequence
 from tether.preferences import task_json
@@ -24,6 +26,11 @@ from tether.preferences.votes import Opinion
 
 TOOL = "argilla"
 NAMES = ("response1", "response2")
+NO_STATUS = (
+    "Responses of Argilla have no status here (dataset.records.to_json writes none), so drafts and discarded ones count as well. "
+    "dataset.records.to_datasets() writes the status."
+)
+_LOG = logging.getLogger("tether.preferences")
 _USERS = uuid.UUID("6f1d2a0e-5d0b-4b8e-9d59-7e6c1a6a0f3b")
 
 
@@ -34,8 +41,8 @@ def _matches(row: Mapping[str, Any]) -> bool:
 def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> task_json.ReadCase:
     """The case of a record; drafts and discarded responses say nothing, and suggestions are nobody's judgment.
 
-    A label question may name an answer's field, `tie` or `both_bad`; a ranking question orders the two fields, with equal ranks
-    for a tie. The first such question counts.
+    Of several responses by one person the last counts. A label question may name an answer's field or say a choice in words; a
+    ranking question orders the two fields, with equal ranks for a tie. The first such question counts.
 
     Raises:
         DataError: the prompt or the answers are not found, or no response is of either kind.
@@ -49,10 +56,10 @@ def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> task_json.
         rest = {name: value for name, value in metadata.items() if value is not None}
         task = (replace(case, details={"metadata": {**case.details["metadata"], **rest}}),)
     question = next((name for name, given in responses.items() if any(_tells(a, names) for a in given)), "")
-    if not question and any(responses.values()):
+    if not question and any(not _is_withdrawn(answer) for given in responses.values() for answer in given):
         raise DataError(f"no verdict: none of the questions {', '.join(responses)} names or ranks {names[0]} and {names[1]}")
     notes = {_user_id(opinion): opinion for opinion in task[-1].opinions}
-    strengths = {str(a.get("user_id") or TOOL): task_json.strength_of(a.get("value")) for a in responses.get("strength", ())}
+    strengths = {_person(a): task_json.strength_of(a.get("value")) for a in responses.get("strength", ()) if not _is_withdrawn(a)}
 
     def read(answer: Mapping[str, Any]) -> Opinion:
         choice, user = _choice(answer.get("value"), names), as_text(answer.get("user_id") or TOOL, "user_id")
@@ -61,25 +68,64 @@ def _read_task(row: Mapping[str, Any], fields: Sequence[str] = ()) -> task_json.
         note = notes.get(user) or Opinion(choice, annotator=user, left="first")
         return replace(note, choice=choice, strength=strengths.get(user))
 
-    return task_json.judged_case(task, responses.get(question, ()), read, {"id": str(row["id"])} if row.get("id") else {})
+    judged = [task_json.Judged(_person(answer), answer, _is_withdrawn(answer)) for answer in responses.get(question, ())]
+    return task_json.judged_case(task, judged, read, {"id": str(row["id"])} if row.get("id") else {})
+
+
+def _person(answer: Mapping[str, Any]) -> str:
+    return str(answer.get("user_id") or TOOL)
+
+
+def _is_withdrawn(answer: Mapping[str, Any]) -> bool:
+    return answer.get("status") == "discarded"
 
 
 def _parts(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, list[Mapping[str, Any]]], Mapping[str, Any]]:
-    """Fields, responses by question, metadata; flat columns do not tell fields from metadata, so only our own are taken out."""
+    """Fields, responses by question, metadata; flat columns do not tell fields from metadata, so only our own are taken out.
+
+    Drafts are left out: nobody has given them yet. A response without a status counts as submitted, since `to_json` writes none.
+    """
     if isinstance(row.get("fields"), Mapping):
-        given = task_json.json_object(row.get("responses"), "responses")
-        answered = {name: task_json.objects(answers, name) for name, answers in given.items()}
+        given = row.get("responses")
+        by_question = _of_people(given) if isinstance(given, list) else task_json.json_object(given, "responses")
+        answered = {name: _given(task_json.objects(answers, name)) for name, answers in by_question.items()}
+        if any("status" not in answer for answers in answered.values() for answer in answers):
+            once(_LOG.warning, NO_STATUS)
         return row["fields"], answered, task_json.json_object(row.get("metadata"), "metadata")
-    responses: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
-    for name in [key.removesuffix(".responses") for key in row if key.endswith(".responses")]:
-        given = sequence(row[f"{name}.responses"] or [], name)
-        users = sequence(row.get(f"{name}.responses.users") or [None] * len(given), name)
-        status = sequence(row.get(f"{name}.responses.status") or ["submitted"] * len(given), name)
-        for value, user, how in zip(given, users, status, strict=False):
-            if how == "submitted":
-                responses[name].append({"value": value, "user_id": user or TOOL})
+    questions = [key.removesuffix(".responses") for key in row if key.endswith(".responses")]
     flat = {key: value for key, value in row.items() if "." not in key and key not in ("id", "_server_id", "status")}
-    return flat, responses, {"tether": flat.pop("tether", None)}
+    return flat, {name: _given(_of_columns(row, name)) for name in questions}, {"tether": flat.pop("tether", None)}
+
+
+def _given(answers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The answers without drafts and empty ones; a discarded one stays, since it takes back what the person said before."""
+    stays = {"discarded": True, "submitted": False, None: False}
+    return [a for a in answers if a.get("status") in stays and (stays[a.get("status")] or a.get("value") is not None)]
+
+
+def _of_people(responses: Sequence[Any]) -> dict[str, list[Json]]:
+    """Responses as the server's interface has them, one a person with a value for each question, by question."""
+    by_question: dict[str, list[Json]] = defaultdict(list)
+    for response in task_json.objects(responses, "responses"):
+        facts = {"user_id": response.get("user_id"), "status": response.get("status")}
+        for name, value in task_json.json_object(response.get("values"), "values").items():
+            by_question[name].append({**task_json.json_object(value, name), **facts})
+    return by_question
+
+
+def _of_columns(row: Mapping[str, Any], name: str) -> list[Json]:
+    """The responses to a question in flat columns.
+
+    Raises:
+        DataError: the columns have different lengths.
+    """
+    given = sequence(row[f"{name}.responses"] or [], name)
+    users = sequence(row.get(f"{name}.responses.users") or [None] * len(given), name)
+    status = sequence(row.get(f"{name}.responses.status") or [None] * len(given), name)
+    if not len(given) == len(users) == len(status):
+        raise DataError(f"uneven columns: {name} has {len(given)} responses, {len(users)} users and {len(status)} statuses")
+    columns = zip(given, users, status, strict=True)
+    return [{"value": value, "user_id": user, "status": how} for value, user, how in columns]
 
 
 def _tells(answer: Mapping[str, Any], names: Sequence[str]) -> bool:
@@ -94,8 +140,7 @@ def _choice(value: Any, names: Sequence[str]) -> Any:
     """A label or a ranking as a choice; None if it is neither."""
     places: dict[Any, str] = {names[0]: "first", names[1]: "second"}
     if isinstance(value, str):
-        word = value.strip().lower().replace(" ", "_")
-        return places.get(value) or (word if word in ("tie", "both_bad") else None)
+        return task_json.spoken_choice(value, names)
     if not isinstance(value, list) or len(value) != 2:
         return None
     items = [item if isinstance(item, Mapping) else {"value": item} for item in value]
@@ -115,7 +160,7 @@ def _write_task(case: Case, label: Comparison, store: str) -> Json:
     names: dict[str, str] = dict(zip(("first", "second"), NAMES, strict=True))
     answers: dict[str, list[Json]] = {"preference": [], "strength": []}
     for opinion in shown.opinions:
-        user = {"user_id": _user_id(opinion)}
+        user = {"user_id": _user_id(opinion), "status": "submitted"}
         answers["preference"].append({"value": names.get(opinion.choice, opinion.choice), **user})
         answers["strength"] += [{"value": opinion.strength, **user}] if opinion.strength else []
     best = "tie" if label.tie else names["first" if label.chosen == shown.first.response else "second"]

@@ -35,7 +35,10 @@ PROVENANCE = {name: {"score": "reward_score", "spread": "reward_spread"}.get(nam
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Two answers of one prompt and the opinions on them; the same whether it comes out of a store or goes into one."""
+    """Two answers of one prompt and the opinions on them; the same whether it comes out of a store or goes into one.
+
+    `replaced` counts earlier judgments by people who judged again: the later ones are among the opinions.
+    """
 
     first: Answer
     second: Answer
@@ -46,6 +49,7 @@ class Case:
     round: str = ""
     strategy: str = ""
     details: Mapping[str, Any] = field(default_factory=dict)
+    replaced: int = 0
 
     @property
     def item(self) -> str:

@@ -26,9 +26,9 @@ from tether.data.formats.json_rows import BadRow, Row
 from tether.data.sources import SNIFFED_ROWS, Quarantine, read, read_rows
 from tether.preferences.bridges import BRIDGES
 from tether.preferences.exchange import Case, turned
-from tether.preferences.queries import recount
+from tether.preferences.queries import LIVE, recount
 from tether.preferences.store import PART, Store, StoreError
-from tether.preferences.tables import AnnotatorRow, AssignmentRow, TaskRow
+from tether.preferences.tables import AnnotatorRow, AssignmentRow, JudgmentRow, TaskRow
 from tether.preferences.task_json import case_of, has_votes, json_safe, read_case
 from tether.preferences.votes import Opinion
 from tether.preferences.work import judgment_row
@@ -92,8 +92,9 @@ def import_cases(
 ) -> Counter[str]:
     """Put cases into the store; returns the number of `rows` and of what they brought: `answers`, `tasks`, `judgments`.
 
-    `repeated` are judgments by people who had judged the pair already. Of pairs that were there before, `widened` are asked of
-    more people now, and `not_gold` were judged already, so that they did not become gold questions.
+    `repeated` are judgments by people who judged the pair before, or again: by its time the last one counts. `replaced` are those
+    in the store that later ones have replaced. Of pairs that were there before, `widened` are asked of more people now, and
+    `not_gold` were judged already, so that they did not become gold questions.
 
     Judgments become those of annotators of these names, who cannot enter until they are invited; a pair that has some is not
     asked again, unless `ask` wants more people, and a pair that has none is asked of `ask` people, by default one.
@@ -127,8 +128,9 @@ def import_cases(
             tasked = [(by_pair[case.pair, case.round], case) for case in part]
             tasked = [(task, case if task.first_id == case.first.id else turned(case)) for task, case in tasked]
             total["not_gold"] += sum(not _is_gold(task, case) for task, case in tasked if case.known)
-            judgments = _keep(session, tasked, store.clock())
-        total.update(judgments=judgments, repeated=sum(len(case.opinions) for case in part) - judgments)
+            counts = _keep(session, tasked, store.clock())
+        given = sum(len(case.opinions) + case.replaced for case in part)
+        total.update(counts, repeated=given - counts["judgments"])
     return total
 
 
@@ -156,21 +158,20 @@ def _is_gold(task: TaskRow, case: Case) -> bool:
     return task.known == case.known
 
 
-def _keep(session: Session, tasked: Sequence[tuple[TaskRow, Case]], now: float) -> int:
-    """Keep the judgments that are new; returns their number."""
+def _keep(session: Session, tasked: Sequence[tuple[TaskRow, Case]], now: float) -> Counter[str]:
+    """Keep the judgments that are new, and those that are later than one by the same person; returns their numbers."""
     people = _people(session, {opinion.annotator: opinion.role for _, case in tasked for opinion in case.opinions}, now)
-    ids = {task.id for task, case in tasked if case.opinions}
-    given = select(AssignmentRow.task_id, AssignmentRow.annotator_id).where(AssignmentRow.task_id.in_(ids))
-    seen = set(map(tuple, session.execute(given)))
-    fresh: list[tuple[AssignmentRow, Opinion]] = []
-    changed: dict[int, TaskRow] = {}
+    last: dict[tuple[int, int], tuple[TaskRow, Opinion]] = {}
     for task, case in tasked:
         for opinion in case.opinions:
             key = (task.id, people[opinion.annotator].id)
-            if key in seen:
-                continue
-            seen.add(key)
-            changed[key[0]] = task
+            if key not in last or opinion.at > last[key][1].at > 0:
+                last[key] = (task, opinion)
+    given = select(AssignmentRow).where(AssignmentRow.task_id.in_({task for task, _ in last}))
+    leases = {(lease.task_id, lease.annotator_id): lease for lease in session.scalars(given)}
+    fresh: list[tuple[AssignmentRow, Opinion]] = []
+    for key, (task, opinion) in last.items():
+        if key not in leases:
             at = opinion.at or now + len(fresh) * 1e-6  # so that of a person's two judgments of a pair one is the later
             counted, left = task.known is None and opinion.role == "annotator", opinion.left or ""
             lease = {"state": "judged", "left": left, "counted": counted, "role": opinion.role, "begun": at, "expires": at}
@@ -178,9 +179,34 @@ def _keep(session: Session, tasked: Sequence[tuple[TaskRow, Case]], now: float) 
     session.add_all(lease for lease, _ in fresh)
     session.flush()
     session.add_all(judgment_row(lease, opinion, lease.begun) for lease, opinion in fresh)
-    for task in changed.values():
+    changed = {lease.task_id: last[lease.task_id, lease.annotator_id][0] for lease, _ in fresh}
+    later = _later(session, last, leases, now)
+    for task in [*changed.values(), *(task for task in later if task.id not in changed)]:
         recount(session, task)
-    return len(fresh)
+    return Counter(judgments=len(fresh) + len(later), replaced=len(later))
+
+
+def _later(
+    session: Session,
+    last: Mapping[tuple[int, int], tuple[TaskRow, Opinion]],
+    leases: Mapping[tuple[int, int], AssignmentRow],
+    now: float,
+) -> list[TaskRow]:
+    """Put later judgments in place of earlier ones by the same people; returns their tasks. Decisions of experts stay."""
+    before = select(JudgmentRow).where(LIVE, JudgmentRow.assignment_id.in_([lease.id for lease in leases.values()]))
+    judged = {(row.task_id, row.annotator_id): row for row in session.scalars(before)}
+    later: list[TaskRow] = []
+    for key, (task, opinion) in last.items():
+        row = judged.get(key)
+        if row is None:
+            continue
+        if opinion.at > row.at and (opinion.choice, opinion.strength) != (row.choice, row.strength) and task.state != "settled":
+            row.withdrawn = now
+            session.flush()  # one live judgment an assignment
+            leases[key].left = opinion.left or ""
+            session.add(judgment_row(leases[key], opinion, opinion.at))
+            later.append(task)
+    return later
 
 
 def _name(prefix: str, name: str) -> str:

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,9 +19,19 @@ from tether.preferences.exchange import PROVENANCE, Case, ordered, turned
 from tether.preferences.pairs import shown_left
 from tether.preferences.rows import record_row
 from tether.preferences.store import ORIGIN, Answer
-from tether.preferences.votes import CHOICES, STRENGTHS, Opinion
+from tether.preferences.votes import CHOICES, STRENGTHS, Choice, Opinion
 
 T = TypeVar("T")
+_SIDE = re.compile(
+    r"(?:the )?(left|right|first|second)(?: (?:one|answer|response|side|text))?"
+    r"|(?:the )?(?:response|answer|output|completion|option|model|candidate|assistant|text|generation) ?([12ab])|([ab])"
+)
+_AFTER = re.compile(r" (?:is (?:much |slightly |the )?(?:better|best)|wins)$")
+_PLACES: dict[str, Choice] = {"left": "first", "1": "first", "a": "first", "right": "second", "2": "second", "b": "second"}
+_PLACES |= {"first": "first", "second": "second"}
+_TIES = ("tie", "equal", "same", "both", "both good", "both are good", "equally good", "draw", "no preference")
+_BOTH_BAD = ("both bad", "both are bad", "equally bad", "neither", "none")
+_UNDECIDED: dict[str, Choice] = {**dict.fromkeys(_TIES, "tie"), **dict.fromkeys(_BOTH_BAD, "both_bad")}
 ReadCase = tuple[*tuple[DataError, ...], Case]
 """The reasons against judgments that cannot be read, and last the case with the others."""
 PROMPTS = ("prompt", "instruction", "request", "question", "input", "context", "conversation", "messages", "chat")
@@ -45,7 +55,7 @@ class Bridge(NamedTuple):
     """
 
     matches: Callable[[Mapping[str, Any]], bool]
-    read_task: Callable[..., ReadCase]
+    read_task: Callable[..., Iterable[DataError | Case]]
     write_task: Callable[[Case, Comparison, str], Json]
 
 
@@ -60,11 +70,43 @@ def shown_texts(case: Case) -> list[str]:
     return [spoken(words) for words in (case.first.prompt, case.first.response, case.second.response)]
 
 
-def judged_case(task: ReadCase, items: Iterable[T], read: Callable[[T], Opinion], details: Json) -> ReadCase:
-    """The case with these judgments in place of its own."""
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A judgment as a tool has it: by whom, whether they took it back, and what it says."""
+
+    person: str
+    said: Any
+    withdrawn: bool = False
+
+
+def judged_case(task: ReadCase, judged: Sequence[Judged], read: Callable[[Any], Opinion], details: Json) -> ReadCase:
+    """The case with these judgments in place of its own: of each person the last, unless they took that back.
+
+    Args:
+        judged: in the order in which they were made.
+    """
     *damaged, case = task
-    opinions, problems = readable_opinions(items, read)
-    return *(damaged + problems), replace(case, opinions=opinions, details={**details, **case.details})
+    last = {one.person: one for one in judged}
+    opinions, problems = readable_opinions((one.said for one in last.values() if not one.withdrawn), read)
+    replaced = sum(not one.withdrawn and one is not last[one.person] for one in judged)
+    return *(damaged + problems), replace(case, opinions=opinions, details={**details, **case.details}, replaced=replaced)
+
+
+def spoken_choice(word: Any, names: Sequence[str] = ()) -> Choice | None:
+    """The choice that a label says: "Response A", "left", "answer2 is better", "tie", "both bad"; None if it says none.
+
+    Args:
+        names: of the fields of both answers.
+    """
+    if not isinstance(word, str):
+        return None
+    if word in names:
+        return "first" if word == names[0] else "second"
+    plain = _AFTER.sub("", " ".join(re.sub(r"[^a-z0-9]+", " ", word.lower()).split()))
+    if plain in _UNDECIDED:
+        return _UNDECIDED[plain]
+    side = _SIDE.fullmatch(plain)
+    return None if side is None else _PLACES[next(filter(None, side.groups()))]
 
 
 def case_row(case: Case, label: Comparison, store: str) -> Json:
@@ -159,6 +201,14 @@ def field_names(values: Mapping[str, Any]) -> tuple[str, str, str]:
         names = f"{', '.join(values):.200}. Name them with --fields PROMPT,FIRST,SECOND"
         raise DataError(f"unknown fields: a prompt and two answers are looked for among {names}")
     return prompts[0], sides[0], sides[1]
+
+
+def has_fields(values: Mapping[str, Any]) -> bool:
+    """True if these values have a prompt and two answers by their usual names."""
+    try:
+        return bool(field_names(values))
+    except DataError:
+        return False
 
 
 def origin_of(values: Mapping[str, Any]) -> Json:
