@@ -64,8 +64,8 @@ configurations or folders). The format is found by the names of the columns, and
 
 Names of your own columns are mapped by `columns`: `{ prompt = "question", chosen = "good" }`. A name with dots leads into
 objects and lists, also where a cell holds them as text: `{ prompt = "input.messages", answer = "reward_model.ground_truth",
-chosen = "summaries.0.text" }`. A column of the whole name comes first. A name that no format has is refused with the
-nearest ones.
+chosen = "summaries.0.text" }`. A column of the whole name comes first. A name that nothing reads is refused with the
+nearest ones. `tether data inspect` and `tether prefs import` take the same as `--columns prompt=question,chosen=good`.
 
 Columns that the reader does not use become metadata. `tether data inspect` names them as *columns not used*, and so do
 the log of a stage and its summary (`columns_not_used`). Keys inside objects and messages count as well:

@@ -12,8 +12,11 @@ import logging
 import pytest
 from tests.preferences.test_importing import lines
 from tests.preferences.test_work import check
+from typer.testing import CliRunner
 
-from tether.core.errors import DataError
+from tether.cli import app
+from tether.cli.options import columns_of
+from tether.core.errors import ConfigError, DataError
 from tether.core.once import once
 from tether.core.types import assistant, user
 from tether.data.sources import Quarantine
@@ -79,7 +82,7 @@ BOB = {"id": 2, "email": "bob@example.org"}
                 annotation(2, BOB, left_or_right("right")),
                 annotation(3, 9, choice("Neither")),
             ],
-            {"ada@example.org": "because", "bob@example.org": "because", "label-studio-9": "both_bad"},
+            {"ada@example.org": "because", "bob@example.org": "so", "label-studio-9": "both_bad"},
         ),
     ],
     ids=["later", "newest first", "updated", "withdrawn", "after a skip", "skipped", "empty", "three people"],
@@ -320,3 +323,24 @@ def test_columns_of_different_lengths_are_refused(tmp_path):
     row["preference.responses.users"] = PEOPLE[:2]
     with pytest.raises(DataError, match="uneven columns: preference has 4 responses, 2 users and 4 statuses"):
         said(lines(tmp_path / "a.jsonl", [row]))
+
+
+def test_the_command_names_columns_by_its_own_option(tmp_path):
+    runner, store = CliRunner(), str(tmp_path / "store.db")
+    path = lines(tmp_path / "own.jsonl", [{"q": {"text": "why?"}, "good": "because", "bad": "so"}])
+    refused = runner.invoke(app, ["prefs", "import", store, str(path)])
+    assert refused.exit_code == 2 or isinstance(refused.exception, DataError)
+    assert (
+        "--columns" in str(refused.exception) + refused.output and "data.columns" not in str(refused.exception) + refused.output
+    )
+    columns = "prompt=q.text,chosen=good,rejected=bad"
+    assert runner.invoke(app, ["prefs", "import", store, str(path), "--columns", columns]).exit_code == 0
+    inspected = runner.invoke(app, ["data", "inspect", str(path), "--columns", columns])
+    assert inspected.exit_code == 0 and "preference (preferences)" in inspected.output
+    assert columns_of('{ prompt = "q.text", chosen = "good", rejected = "bad" }') == columns_of(columns)
+    for odd in ("prompt", "=q", "prompt=", "{ prompt = 3 }", "{ prompt"):
+        with pytest.raises(ConfigError, match="--columns names columns as"):
+            columns_of(odd)
+    tasks = lines(tmp_path / "tasks.jsonl", [task()])
+    with pytest.raises(DataError, match="columns are named for comparisons"):
+        said(tasks, columns={"prompt": "q"})

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tether.cli.options import Format, Output, Overrides, Pairs, RecipeArgument, Talker, Words
+from tether.cli.options import Columns, Format, Output, Overrides, Pairs, RecipeArgument, Talker, Words, as_options, columns_of
 from tether.cli.progress import bars, starting
 from tether.cli.tables import save, show_table
 from tether.core.errors import ConfigError, DataError
@@ -26,13 +26,15 @@ COLOURS = {"error": "bold red", "warning": "yellow", "healthy": "green", "unknow
 def inspect(
     path: Annotated[str, typer.Argument(help="A file, a folder, or hub:owner/name:split.")],
     format: Format = "auto",
+    columns: Columns = "",
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit with 2 if any row had to be set aside.")] = False,
 ) -> None:
     """Say what a file holds: format, counts, lengths, length bias, duplicates, bad rows, examples."""
     from tether.data.inspection import inspect_data, inspection_tables
 
-    inspection = inspect_data(path, format=format, limit=limit)
+    with as_options():
+        inspection = inspect_data(path, format=format, limit=limit, columns=columns_of(columns))
     Console().print(inspection_tables(inspection))
     if strict and (bad := inspection.quarantine.count):
         raise DataError(f"{path}: {bad} rows cannot be used, and --strict was given. The reasons stand above.")

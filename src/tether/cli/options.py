@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tether.core.errors import ConfigError, DataError
 from tether.core.stages import STAGES
 
 
@@ -43,6 +47,7 @@ On = Annotated[
 Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as ppo.kl.coefficient=0.1 or run=runs/mine.")]
 Talker = Annotated[str, typer.Argument(help="A model folder, a hub id, or a run directory.")]
 Format = Annotated[str, typer.Option(help="Name of a format; auto finds out.")]
+Columns = Annotated[str, typer.Option(help="Names of a format for the file's columns: prompt=question,chosen=good,rejected=bad.")]
 Pairs = Annotated[int | None, typer.Option(min=1, help="Only the first pairs of each file.")]
 Output = Annotated[Path | None, typer.Option("--output", "-o", help="Write everything as JSON here.")]
 MaxNewTokens = Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")]
@@ -57,3 +62,31 @@ MaxRequests = Annotated[int | None, typer.Option(min=0, help="Budget: requests t
 MaxTokens = Annotated[int | None, typer.Option(min=0, help="Budget: tokens of prompts and replies.")]
 Cache = Annotated[Path | None, typer.Option(help="Where answers are kept, so none is asked for twice; default: tether's cache.")]
 ReasoningTokens = Annotated[int, typer.Option(min=0, help="Tokens of the reasons before each verdict; 0: a verdict at once.")]
+
+
+def columns_of(words: str) -> dict[str, str] | None:
+    """The names in the option `--columns`: name=column,name=column, or an inline table as recipes have them.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    try:
+        if words.lstrip().startswith("{"):
+            given = tomllib.loads(f"columns = {words}")["columns"]
+        else:
+            given = dict(part.split("=", 1) for part in words.split(",") if part.strip())
+    except ValueError:
+        given = {"": ""}
+    columns = {name.strip(): column.strip() if isinstance(column, str) else "" for name, column in given.items()}
+    if not all(name and column for name, column in columns.items()):
+        raise ConfigError(f"--columns names columns as name=column,name=column, not {words!r}")
+    return columns or None
+
+
+@contextmanager
+def as_options() -> Iterator[None]:
+    """Errors about rows speak of `--columns` in the place of a recipe's `data.columns`."""
+    try:
+        yield
+    except DataError as error:
+        raise type(error)(str(error).replace("data.columns", "--columns")) from error

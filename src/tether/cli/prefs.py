@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 
-from tether.cli.options import Output
+from tether.cli.options import Columns, Output, as_options, columns_of
 from tether.cli.tables import save, show_table
 from tether.core.errors import ConfigError, DataError, MissingFileError
 
@@ -58,6 +58,7 @@ def import_(
     round: Round = None,
     prefix: Annotated[str, typer.Option(help="Goes before annotators' names, to keep people of two sources apart.")] = "",
     fields: Annotated[str, typer.Option(help="PROMPT,FIRST,SECOND: unusual names in Label Studio's or Argilla's tasks.")] = "",
+    columns: Columns = "",
     prompts: Annotated[Path | None, typer.Option(help="Of answers that name their prompt by id: the file of prompts.")] = None,
     model: Annotated[str, typer.Option(help="Of answers that do not say: which model gave them.")] = "",
     checkpoint: Annotated[str, typer.Option(help="Of answers that do not say: which checkpoint gave them.")] = "",
@@ -74,6 +75,7 @@ def import_(
         raise ConfigError("some of these files hold answers and others comparisons. Import them one after the other")
     answers, quarantine = layouts == {"answers"}, Quarantine()
     of_cases = {"ask": ask, "labels": labels, "gold": gold, "round": round, "prefix": prefix, "fields": fields}
+    of_cases |= {"columns": columns}
     useless = of_cases if answers else {"prompts": prompts, "model": model, "checkpoint": checkpoint}
     if without := next((name for name, value in useless.items() if value), None):
         what = "answers: `tether prefs ask` makes pairs of them" if answers else "comparisons"
@@ -87,11 +89,13 @@ def import_(
     if answers:
         rows = read_answers(files, prompts=prompts, quarantine=quarantine, limit=limit, model=model, checkpoint=checkpoint)
     else:
-        rows = read_cases(files, format=format, quarantine=quarantine, fields=split, labels=labels, gold=gold, limit=limit)
-    # The first row is read before the store is opened: without a usable one no new store is made.
-    first = list(islice(rows, 1))
-    where, rows = opened(store, new=True), chain(first, rows)
-    imported = import_answers(where, rows) if answers else import_cases(where, rows, ask=ask, round=round, prefix=prefix)
+        how: Any = {"labels": labels, "gold": gold, "limit": limit, "columns": columns_of(columns)}
+        rows = read_cases(files, format=format, quarantine=quarantine, fields=split, **how)
+    with as_options():
+        # The first row is read before the store is opened: without a usable one no new store is made.
+        first = list(islice(rows, 1))
+        where, rows = opened(store, new=True), chain(first, rows)
+        imported = import_answers(where, rows) if answers else import_cases(where, rows, ask=ask, round=round, prefix=prefix)
     counts = ((name, imported[key]) for key, name in IMPORTED.items())
     show_table(Console(), "", [(name, f"{count:,}") for name, count in counts if count])
     if quarantine.count:

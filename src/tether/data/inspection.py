@@ -159,9 +159,17 @@ class Inspection:
 
 
 def inspect_data(
-    path: str | Path, *, format: str = "auto", kind: type | None = None, limit: int | None = None, num_examples: int = 3
+    path: str | Path,
+    *,
+    format: str = "auto",
+    kind: type | None = None,
+    limit: int | None = None,
+    num_examples: int = 3,
+    columns: Mapping[str, str] | None = None,
 ) -> Inspection:
     """Read a source once (its first `limit` records) and describe it; `kind` defaults to the format's own.
+
+    `columns` as in `read`.
 
     The examples are a uniform sample with a fixed seed.
 
@@ -169,21 +177,22 @@ def inspect_data(
         MissingFileError: the path does not exist.
         DataError: nothing in it can be read, see `read`.
     """
-    files, unread = _layouts(path) if format == "auto" else ({str(path): format_named(format)}, {})
+    files, unread = _layouts(path, columns) if format == "auto" else ({str(path): format_named(format)}, left_out(path))
     wanted = kind or next(iter(files.values())).kind
     inspection = Inspection(str(path), wanted, files, unread, num_examples)
-    for record in read(list(files), wanted, format=format, quarantine=inspection.quarantine, limit=limit):
+    how: Any = {"format": format, "quarantine": inspection.quarantine, "limit": limit, "columns": columns}
+    for record in read(list(files), wanted, **how):
         inspection.add(record)
     return inspection
 
 
-def _layouts(path: str | Path) -> tuple[dict[str, Format], dict[str, str]]:
+def _layouts(path: str | Path, columns: Mapping[str, str] | None) -> tuple[dict[str, Format], dict[str, str]]:
     """The format of a file, or of a folder's files that hold the first one's kind of row, and why the others are left out."""
     layouts: dict[str, Format] = {}
     unread = left_out(path)
     for place in places(path):
         try:
-            layouts[place.name] = detect_format(place.name)
+            layouts[place.name] = detect_format(place.name, columns)
         except DataError as error:
             if not Path(path).is_dir():
                 raise

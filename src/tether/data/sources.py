@@ -12,6 +12,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,7 +22,7 @@ from tether.core.rundir import append_jsonl
 from tether.core.types import Demonstration, Json, Problem, Prompt
 from tether.data.formats.advice import answer_like
 from tether.data.formats.cells import Cells
-from tether.data.formats.columns import known_names_only, renamed
+from tether.data.formats.columns import renamed, strange_names
 from tether.data.formats.containers import Numbered, Place, places
 from tether.data.formats.fields import LeftOutError, Reader, prompt_digest, short_hash
 from tether.data.formats.json_rows import BadRow, Row
@@ -139,15 +140,9 @@ def read(
         raise DataError(f"cannot read {kind!r}: it is not one of {', '.join(k.__name__ for k in KINDS)}.")
     if limit is not None and limit < 0:
         raise DataError(f"limit is {limit}; it must be 0 or more, or None for all records.")
-    layout, files, seen = _layout(format, columns), places(sources), set()
+    layout, files, seen = None if format == "auto" else format_named(format), places(sources), set()
     records = (r for place in files for r in _File(place, quarantine, strict, seen, check, columns or {}).records(kind, layout))
     return itertools.islice(records, limit)
-
-
-def _layout(format: str, columns: Mapping[str, str] | None) -> Format | None:
-    """The format of this name; None for `auto`. The names that `columns` gives have to be those of a format."""
-    known_names_only(columns or (), (name for one in FORMATS for name in one.columns.split()))
-    return None if format == "auto" else format_named(format)
 
 
 def read_rows(
@@ -173,16 +168,16 @@ def look(
     Raises:
         DataError: as `read` does.
     """
-    layout = _layout(format, columns)
+    layout = None if format == "auto" else format_named(format)
     local = [source for source in sources if not source.startswith("hub:")]
     for place in places(local)[:LOOKED_AT] if local else ():
         next(_File(place, Quarantine(keep=0), strict, set(), columns=columns or {}).records(kind, layout), None)
 
 
-def detect_format(source: str | Path) -> Format:
-    """The format of a file or of a hub data set."""
+def detect_format(source: str | Path, columns: Mapping[str, str] | None = None) -> Format:
+    """The format of a file or of a hub data set; `columns` as in `read`."""
     (place,) = places(source)
-    return detect(_File(place, Quarantine(keep=0), False, set()).sniff()[1], None, place.name)
+    return detect(_File(place, Quarantine(keep=0), False, set(), columns=columns or {}).sniff()[1], None, place.name)
 
 
 @dataclass
@@ -200,10 +195,14 @@ class _File:
 
     def records(self, kind: type[T], layout: Format | None) -> Iterator[T]:
         head, good, rest = self.sniff()
-        layout = layout or detect(good, kind, self.place.name)
+        try:
+            layout = layout or detect(good, kind, self.place.name)
+            reader = kind_reader(layout, kind, self.place.name, good)
+        except DataError:
+            self._check_names(self.columns)
+            raise
         if layout.name == "prompts" and (answers := answer_columns(good)):
             once(_LOG.warning, UNUSED_ANSWERS, self.place.name, ", ".join(answers))
-        reader = kind_reader(layout, kind, self.place.name, good)
         yield from self.values(itertools.chain(head, rest), reader, named=True)
         if not self.num_records:
             hint = f"no row gave one, read as {layout.name}. Name its format if that is wrong."
@@ -272,9 +271,11 @@ class _File:
         try:
             parts = list(parse(cells if named else row))
         except (DataError, OverflowError) as error:
+            self._check_names(cells.unread())
             too_large = DataError("not a number: the row has one that is too large")
             self.reject(line, row, error if isinstance(error, DataError) else too_large)
             return
+        self._check_names(cells.unread())
         if named and not parts:
             self.reject(line, row, DataError("no record: read in this format, the row gives none"))
         name, before = self._name(line, own) if named else "", self.num_records
@@ -296,6 +297,19 @@ class _File:
             yield replace(part, row={own: of_format[own] for own in self.columns} | row) if is_asked else part
         if named and self.num_records > before:
             self._unused(cells)
+
+    def _check_names(self, unread: Iterable[str]) -> None:
+        """Refuse a name that `columns` gives and that nothing reads.
+
+        Raises:
+            DataError: there is one; the message offers the nearest names of formats.
+        """
+        if name := next((name for name in self._strange if name in unread), ""):
+            raise DataError(f"data.columns gives a column the name {name!r}, which no format has ({self._strange[name]}).")
+
+    @cached_property
+    def _strange(self) -> dict[str, str]:
+        return strange_names(self.columns, (name for one in FORMATS for name in one.columns.split())) if self.columns else {}
 
     def _unused(self, cells: Cells) -> None:
         for quarantine in (self.bad, self.quarantine):

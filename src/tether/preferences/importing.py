@@ -15,6 +15,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import select
 from sqlmodel import Session
@@ -58,6 +59,7 @@ def read_cases(
     labels: str = "",
     gold: bool = False,
     limit: int | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> Iterator[Case]:
     """Comparisons out of files, each as a case with the judgments of its annotators.
 
@@ -67,6 +69,7 @@ def read_cases(
         labels: the file's own label counts as the judgment of an annotator of this name.
         gold: the file's own label is the known choice of a gold question.
         limit: the number of rows of each file to read.
+        columns: names of a format for a file's own columns, as in `data.sources.read`.
 
     Raises:
         DataError, MissingFileError: as `data.sources.read`; `labels` or `gold` for a file that has no labels.
@@ -78,13 +81,16 @@ def read_cases(
         bridge, case = BRIDGES.get(layout), partial(case_of, labels=labels, gold=gold)
         if fields and bridge is None:
             raise DataError(f"{file}: fields are named for tasks of Label Studio or Argilla, and this file is neither")
+        if bridge and columns:
+            raise DataError(f"{file}: columns are named for comparisons, and this file holds tasks, whose fields are named")
         if bridge and (labels or gold):
             raise DataError(f"{file}: tasks of Label Studio and Argilla have people's judgments and no label of their own")
-        if bridge or layout == "export" or (format == "preference" and format_of(file) == "export"):
+        if bridge or (layout == "export" and not columns) or (format == "preference" and format_of(file) == "export"):
             one = partial(bridge.read_task, fields=fields) if bridge else partial(read_case, labels=labels, gold=gold)
             yield from islice(read_rows(file, one, quarantine), limit)
         else:
-            yield from map(case, read(file, Comparison, format=format, quarantine=quarantine, limit=limit, check=case))
+            how: Any = {"quarantine": quarantine, "limit": limit, "columns": columns}
+            yield from map(case, read(file, Comparison, format=format, check=case, **how))
 
 
 def import_cases(

@@ -90,20 +90,15 @@ def _unpacked(value: str) -> Any:
     return value
 
 
-def known_names_only(names: Iterable[str], of_formats: Iterable[str]) -> None:
-    """Refuse names that no format has: nothing would read a column under such a name.
+def strange_names(names: Iterable[str], of_formats: Iterable[str]) -> dict[str, str]:
+    """The names that no format is said to have, each with the nearest ones; a reader may read one of them all the same.
 
     Args:
         of_formats: the columns that formats need, as `Format.columns` writes them.
-
-    Raises:
-        DataError: a name is unknown; the message offers the nearest ones.
     """
-    all_names = sorted({*OPTIONAL.split(), *(one for columns in of_formats for one in columns.removeprefix("+").split("|"))})
-    for name in names:
-        if name not in all_names and not _NUMBERED.fullmatch(name):
-            offers = alike(name, all_names, most=3) or f"the names are: {', '.join(all_names)}"
-            raise DataError(f"data.columns gives a column the name {name!r}, which no format has ({offers}).")
+    all_names = sorted({*OPTIONAL.split(), *(one for columns in of_formats for one in columns.split("|"))})
+    others = (name for name in names if name not in all_names and not _NUMBERED.fullmatch(name))
+    return {name: alike(name, all_names, most=3) or f"the names are: {', '.join(all_names)}" for name in others}
 
 
 def no_column_twice(names: Sequence[str], where: str) -> Sequence[str]:
