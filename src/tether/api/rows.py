@@ -126,9 +126,9 @@ def _row(row: Any, where: str) -> Json:
         return jsonable(dataclasses.asdict(row, dict_factory=_with_content), where)
     if (fields := _fields_of(row)) is not None:
         return jsonable(fields(), where)
-    row = list(row) if hasattr(row, "tolist") else row  # an array of messages
-    if isinstance(row, Sequence) and row and all(isinstance(turn, Mapping) and "role" in turn for turn in row):
-        return {"messages": [jsonable(turn, where) for turn in row]}
+    turns: Any = row.tolist() if not isinstance(row, type) and hasattr(row, "tolist") else row  # an array of messages
+    if isinstance(turns, Sequence) and turns and all(isinstance(turn, Mapping) and "role" in turn for turn in turns):
+        return {"messages": [jsonable(turn, where) for turn in turns]}
     raise ConfigError(
         f"{where} is {row!r:.60}: a row is a text, a list of messages ({{'role': …, 'content': …}}), a dict of columns, or a "
         "record of tether.core.types"
