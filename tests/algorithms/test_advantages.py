@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tether.algorithms.advantages import (
     gae,
     group_relative,
-    leave_one_out,
+    leave_one_out_baseline,
     overlong_penalty,
     returns_to_go,
     running_mean,
@@ -115,7 +115,7 @@ def test_shapes_do_not_broadcast(as_in_production):
     with pytest.raises(ValueError, match=r"rewards \(1, 3\)"):
         returns_to_go(torch.zeros(1, 3), mask)
     with pytest.raises(ValueError, match=r"groups \(4,\)"):
-        leave_one_out(torch.zeros(3), torch.zeros(4, dtype=torch.long))
+        leave_one_out_baseline(torch.zeros(3), torch.zeros(4, dtype=torch.long))
     with pytest.raises(ValueError, match=r"groups \(4,\)"):
         group_relative(torch.zeros(3), torch.zeros(4, dtype=torch.long))
 
@@ -125,7 +125,7 @@ def test_shapes_do_not_broadcast(as_in_production):
 def test_leave_one_out_is_the_mean_of_the_others(rows):
     scores = torch.tensor([s if known else math.nan for s, _, known in rows], dtype=torch.float64)
     groups, known = torch.tensor([g for _, g, _ in rows]), torch.tensor([k for *_, k in rows])
-    baseline = leave_one_out(scores, groups, known)
+    baseline = leave_one_out_baseline(scores, groups, known)
     for i, (_, group, _) in enumerate(rows):
         if not known[i]:
             continue
@@ -154,7 +154,7 @@ def test_equal_scores_have_no_advantage_to_the_last_bit(dtype):
         for size in (2, 3, 7, 8, 12, 64):
             scores, groups = torch.full((size,), value, dtype=dtype), torch.zeros(size, dtype=torch.long)
             assert group_relative(scores, groups).abs().max() == 0 == group_relative(scores, groups, scale=False).abs().max()
-            assert torch.equal(leave_one_out(scores, groups), scores)
+            assert torch.equal(leave_one_out_baseline(scores, groups), scores)
 
 
 @pytest.mark.audit
@@ -184,7 +184,7 @@ def test_leave_one_out_is_the_centred_score_stretched():
     """s_i − mean of the others = G/(G−1) · (s_i − mean of all)."""
     scores = torch.tensor([0.8, 0.2, 0.9, 0.1, -3.0, 5.0, 2.0, 7.0], dtype=torch.float64)
     groups = torch.tensor([0, 0, 0, 0, 1, 1, 1, 1])
-    ours = scores - leave_one_out(scores, groups)
+    ours = scores - leave_one_out_baseline(scores, groups)
     torch.testing.assert_close(ours, 4 / 3 * group_relative(scores, groups, scale=False))
 
 

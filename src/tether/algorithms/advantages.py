@@ -51,7 +51,7 @@ def gae(rewards: PerToken, values: PerToken, mask: TokenMask, gamma: float = 1.0
 
 
 @torch.no_grad()
-def leave_one_out(scores: PerResponse, groups: Groups, known: Flags | None = None) -> PerResponse:
+def leave_one_out_baseline(scores: PerResponse, groups: Groups, known: Flags | None = None) -> PerResponse:
     """Average, for each response, the scores of the other responses to its prompt: a baseline that leaves the gradient unbiased.
 
     Equation: ``b_i = 1/(k−1) Σ_{j≠i} s_j`` over the k known scores of i's group; ``s_i`` itself where there is no other, since a

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from tether.algorithms.advantages import group_relative, leave_one_out, overlong_penalty, running_mean
+from tether.algorithms.advantages import group_relative, leave_one_out_baseline, overlong_penalty, running_mean
 from tether.algorithms.kl import kl_policy_reference_k1
 from tether.algorithms.masked import masked_sum
 from tether.algorithms.process import place_step_rewards
@@ -78,7 +78,7 @@ class RewardShaping:
             case "group":
                 return group_relative(totals, groups, scored, scale=self.config.scale_advantages)
             case "leave_one_out":
-                return totals - leave_one_out(totals, groups, scored)
+                return totals - leave_one_out_baseline(totals, groups, scored)
             case "running_mean":
                 return totals - self.past_scores[0]
             case "none":
