@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from tether.api.given import are_conversations, data_values, model_values, reward_values, settings_values
 from tether.api.runs import Run
 from tether.cli.progress import OnStep, bars
+from tether.cli.terminal import Terminal
 from tether.core.config import build, packaged_recipes
 from tether.core.errors import ConfigError
 from tether.core.stages import STAGES, StageKind
@@ -157,7 +156,7 @@ def load(path: str | Path) -> Run:
 def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, progress: bool) -> Run:
     from tether.report.page import write_report
 
-    root, console = Path(recipe.run), Console(quiet=not progress)
+    root, console = Path(recipe.run), Terminal(quiet=not progress)
     remember(root, recipe, chosen)
     with bars(console, on_step) as announce:
         run_recipe(recipe, chosen, announce)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import sys
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -11,6 +10,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from tether import __version__
 from tether.cli import examine, journeys, judge, prefs, recipes, trained
+from tether.cli.terminal import log_to_terminal, print_error
 from tether.core import stopping
 from tether.core.errors import TetherError, memory_error
 from tether.core.stages import STAGES
@@ -139,6 +139,7 @@ ADVICE = {
 def main() -> None:
     """Exit codes: 0 done, 1 a fault of tether's, 2 something the user can mend, 130 and 143 interrupted."""
     begin_program()
+    log_to_terminal()
     try:
         code = app(standalone_mode=False)
         if code == 130:  # what the command-line library makes of Ctrl-C
@@ -163,7 +164,5 @@ def main() -> None:
 
 
 def _leave(message: str, code: int) -> NoReturn:
-    from tether.core.secrets import redact
-
-    print(f"tether: {redact(message)}", file=sys.stderr)
+    print_error(message)
     raise SystemExit(code) from None

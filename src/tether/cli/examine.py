@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from tether.cli.options import Columns, Format, Output, Overrides, Pairs, RecipeArgument, Talker, Words, as_options, columns_of
 from tether.cli.progress import bars, starting
 from tether.cli.tables import save, show_table
+from tether.cli.terminal import Terminal
 from tether.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def inspect(
 
     with as_options():
         inspection = inspect_data(path, format=format, limit=limit, columns=columns_of(columns))
-    Console().print(inspection_tables(inspection))
+    Terminal().print(inspection_tables(inspection))
     if strict and (bad := inspection.quarantine.count):
         raise DataError(f"{path}: {bad} rows cannot be used, and --strict was given. The reasons stand above.")
 
@@ -74,10 +74,10 @@ def doctor(
     is_run = Path(subject).is_dir()
     if is_run and overrides:
         raise ConfigError(f"{subject} is a run: its config is settled, and overrides such as {overrides[0]!r} have no effect")
-    with Console(stderr=True).status("examining: a model is loaded and asked for a few answers"):
+    with Terminal(stderr=True).status("examining: a model is loaded and asked for a few answers"):
         results = examine_run(Path(subject)) if is_run else examine_recipe(read_recipe(subject, overrides or ()))
     table = findings_table(results, everything)
-    Console().print(table if table.rows else str(table.title))
+    Terminal().print(table if table.rows else str(table.title))
     if any(isinstance(result, Finding) and result.severity == "error" for stage in results.values() for result in stage):
         raise SystemExit(2)
 
@@ -124,7 +124,7 @@ def prove_recipe(
         rows = prove(config, keep or Path(temporary), chosen)
     title = f"{sum(CUTS)} steps in one go and {'+'.join(map(str, CUTS))}"
     cells = [(row.stage, row.what, f"{row.count:,}", f"no: {row.difference}" if row.difference else "yes") for row in rows]
-    show_table(Console(), title, cells, ("stage", "compared", "values", "the same"))
+    show_table(Terminal(), title, cells, ("stage", "compared", "values", "the same"))
     raise typer.Exit(int(any(row.difference for row in rows)))
 
 
@@ -141,7 +141,7 @@ def reward_bench(
     from tether.report.numbers import listing
     from tether.run.judging import bench_rewards
 
-    console = Console()
+    console = Terminal()
     with bars(console) as announce:
         results = bench_rewards(model, files, format=format, limit=limit, label=label, max_length=max_length, announce=announce)
     for name, result in results.items():
@@ -197,7 +197,7 @@ def sycophancy(
     questions = usable_premises(files, pairs, encoder_of(loaded), loaded.context_length, bad, "sycophancy")
     measured = Sycophancy(role, encoder_of(loaded), questions)()
     title = f"{len({pair.question for pair in questions}):,} questions, {len(questions):,} pairs of askers"
-    console = Console()
+    console = Terminal()
     show_table(console, title, listing({what: measured[name] for name, what in SYCOPHANCY.items()}))
     left_out = {"left_out": bad.summary()} if bad.count else {}
     save(console, output, {**{name: estimate.as_dict() for name, estimate in measured.items()}, **left_out})

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from tether.cli.options import On, Overrides, RecipeArgument, Words
 from tether.cli.progress import bars, starting
 from tether.cli.tables import point_to, show_table
+from tether.cli.terminal import Terminal
 from tether.core.errors import ConfigError, RunError, memory_error
 from tether.core.stages import STAGES
 from tether.core.synonyms import METHODS
@@ -104,7 +104,7 @@ def _stages(config: BaseRecipe, chosen: list[str], given: Sequence[str] = ()) ->
     if is_other():
         run_recipe(config, chosen)
         return
-    console, root = Console(), Path(config.run)
+    console, root = Terminal(), Path(config.run)
     remember(root, config, chosen)
     left = [name for name in config.stages if config.repeat or not (root / name / "summary.json").is_file()]
     if not set(chosen) & set(left):
@@ -178,7 +178,7 @@ def plan(
         from tether.run.recipe import read_recipe
 
         config = read_recipe(recipe, overrides or ())
-    console = Console()
+    console = Terminal()
     device = devices.this_machine() if gpu_memory is None and gpu is None else devices.gpu(gpu_memory, gpu)
     made = planner.plan(config, device, shape=shape, prompt_tokens=prompt_tokens)
     title = f"{made.parameters / 1e9:,.2f} billion parameters on {device.name}"

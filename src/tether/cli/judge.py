@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from tether.cli import options
 from tether.cli.progress import bars
 from tether.cli.tables import point_to, save, show_table
+from tether.cli.terminal import Terminal
 from tether.core.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def judge_pairs(
     from tether.preferences.rows import write_rows
     from tether.run.judging import judge_files
 
-    console, words = Console(), read_rubric(rubric)
+    console, words = Terminal(), read_rubric(rubric)
     server = {"url": url, "key_variable": key_variable, "concurrency": concurrency}
     server |= {"max_requests": max_requests, "max_tokens": max_tokens}
     _check_duel(prompts, judge, files)
@@ -174,7 +174,7 @@ def constitution(
     from tether.preferences.rows import write_rows
     from tether.run.judging import judged_pairs, reasons
 
-    console, chosen = Console(), read_constitution(principles)
+    console, chosen = Terminal(), read_constitution(principles)
     questions, sampling = list(read(prompts, Prompt, limit=limit)), Sampling(max_new_tokens, temperature, top_p=top_p)
     server = {"url": url, "key_variable": key_variable, "concurrency": concurrency}
     chat = _opened(model, cache, max_requests=max_requests, max_tokens=max_tokens, **server)

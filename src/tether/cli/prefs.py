@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from tether.cli.options import Columns, Output, as_options, columns_of
 from tether.cli.tables import save, show_table
+from tether.cli.terminal import Terminal
 from tether.core.errors import ConfigError, DataError, MissingFileError
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def import_(
         where, rows = opened(store, new=True), chain(first, rows)
         imported = import_answers(where, rows) if answers else import_cases(where, rows, ask=ask, round=round, prefix=prefix)
     counts = ((name, imported[key]) for key, name in IMPORTED.items())
-    show_table(Console(), "", [(name, f"{count:,}") for name, count in counts if count])
+    show_table(Terminal(), "", [(name, f"{count:,}") for name, count in counts if count])
     if quarantine.count:
         typer.echo(f"{quarantine.count:,} rows were left out: {quarantine.top_reasons()}", err=True)
         if strict:
@@ -133,9 +133,9 @@ def stats(store: StoreArgument) -> None:
 
     where = opened(store)
     counts = [(name.replace("_", " "), f"{count:,}") for name, count in where.counts().items() if count]
-    show_table(Console(), "", [*counts, ("guidelines", f"version {where.guidelines().version}")])
+    show_table(Terminal(), "", [*counts, ("guidelines", f"version {where.guidelines().version}")])
     people = [(one.name, one.role, f"{one.judged:,}", _seconds(one.seconds), one.access) for one in workload(where)]
-    show_table(Console(), "", people, ("annotator", "role", "judged", "median seconds", "access"))
+    show_table(Terminal(), "", people, ("annotator", "role", "judged", "median seconds", "access"))
     if not where.counts()["judgments"]:
         typer.echo(f"Nobody has judged anything yet: `tether prefs serve {store}` lets people begin.")
 
@@ -154,7 +154,7 @@ def agree(
     from tether.preferences.exchange import gold_answers, votes
     from tether.preferences.quality import annotator_quality, suspicious
 
-    console, where = Console(), opened(store)
+    console, where = Terminal(), opened(store)
     cast = list(votes(where, round=round, names=names))
     with_gold = list(votes(where, round=round, names=names, gold=True))
     if not with_gold:
@@ -239,7 +239,7 @@ def rank(
     where = opened(store)
     if rows := standings(where, round=round):
         scores = [(one.model, f"{one.score:+.2f}", f"{one.won:,}", f"{one.tied:,}", f"{one.lost:,}") for one in rows]
-        show_table(Console(), "", scores, ("model", "log-odds", "won", "tied", "lost"))
+        show_table(Terminal(), "", scores, ("model", "log-odds", "won", "tied", "lost"))
     prompts = list(ranked(where, round=round)) if output or not rows else []
     if not rows and not prompts:
         raise DataError(f"{store}: nobody has judged anything yet")

@@ -11,6 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.status import Status
 from rich.table import Column
 
+from tether.cli.terminal import Terminal
+
 OnStep = Callable[[str, int, Mapping[str, Any]], None]
 """(stage, step, metrics): called after every step; what it raises ends the training, which goes on from its last checkpoint."""
 SHOWN = (
@@ -27,7 +29,7 @@ SHOWN = (
 
 def starting(what: str = "starting") -> Status:
     """A sign of life while a command's modules are loaded, or a model."""
-    return Console(stderr=True).status(what)
+    return Terminal(stderr=True).status(what)
 
 
 EVERY = 30.0

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from tether.cli.options import complete_recipe
 from tether.cli.progress import starting
 from tether.cli.tables import show_table
+from tether.cli.terminal import Terminal
 from tether.core.errors import ConfigError
 from tether.core.stages import STAGES
 from tether.core.synonyms import KEYS, METHODS, NOTES, SECTIONS, alike, did_you_mean
@@ -31,7 +31,7 @@ def list_recipes(
         typer.echo(packaged_recipe(name).read_text(encoding="utf-8"), nl=False)
         return
     heads = {title: _head(path) for title, path in sorted(packaged_recipes().items())}
-    show_table(Console(), "recipes that come with tether", heads.items())
+    show_table(Terminal(), "recipes that come with tether", heads.items())
     typer.echo("Print one: tether recipes NAME    Run it: tether run NAME")
     typer.echo(f"Begin your own: tether new {' | '.join(sorted({*METHODS, *(path.stem for path in BEGINNINGS.glob('*.toml'))}))}")
 
@@ -89,7 +89,7 @@ def explain_key(
         inside = len(parts) > 1 and any(one.path[0] == parts[0] for one in keys)
         near = key_hint(recipe_type(), tuple(parts), {}, None) if inside else _alike(key, {one.path[-1] for one in keys})
         raise ConfigError(f"no key is called {key!r}: {near}")
-    console = Console(highlight=False)
+    console = Terminal(highlight=False)
     for meaning in dict.fromkeys(one.meaning for one in exact):
         same = [one for one in exact if one.meaning == meaning]
         names = ", ".join(one.name for one in same[:4])

@@ -12,6 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from tether.cli.tables import point_to, show_table
+from tether.cli.terminal import Terminal
 from tether.core.rundir import stage_folder
 from tether.core.stages import STAGES
 from tether.report.narrative import Conclusion, conclusion, loop_conclusion
@@ -29,7 +30,7 @@ FLAT = 100.0
 def show_run(console: Console, run: Path) -> None:
     """The end of a whole recipe: the page's key numbers, tables and verdict, or those of its rounds."""
     if loop := read_loop(run):
-        wide = console if console.is_terminal else Console(width=170)  # a file or a pipe has no edge
+        wide = console if console.is_terminal else Terminal(width=170)  # a file or a pipe has no edge
         show_table(wide, "rounds", round_rows(loop), ROUND_COLUMNS)
         show_conclusion(console, loop_conclusion(loop))
     else:

@@ -14,6 +14,7 @@ from rich.markup import escape
 
 from tether.cli import options
 from tether.cli.progress import starting
+from tether.cli.terminal import Terminal
 from tether.core.errors import ConfigError
 from tether.core.visible import visible
 
@@ -56,7 +57,7 @@ def generate(
         fields = ({"id": r.prompt.id, "prompt": r.prompt.text, "response": r.text, "stop": r.stop_reason.value} for r in rollouts)
         write_jsonl(output, fields)
         return
-    console = Console()
+    console = Terminal()
     for group in groups:
         console.print(f"[bold cyan]{escape(visible(group.prompt.text))}")
         for number, rollout in enumerate(group.rollouts, 1):
@@ -77,7 +78,7 @@ def chat(
     from tether.run.export import standing
     from tether.run.roles import load_policy, local_engine
 
-    console, sampling = Console(), Sampling(max_new_tokens, temperature, top_p=top_p)
+    console, sampling = Terminal(), Sampling(max_new_tokens, temperature, top_p=top_p)
     with starting("loading the model"):
         engine = local_engine(*load_policy(model))
     console.print(f"[dim]{escape(standing(model))}. An empty line ends, /new starts over.[/]")
@@ -118,7 +119,7 @@ def export_result(
     if private and push is None:
         raise ConfigError("--private has no effect without --push owner/name. Add that, or leave it out")
     hub = open_hub(push) if push else None
-    console = Console(soft_wrap=True, highlight=False)
+    console = Terminal(soft_wrap=True, highlight=False)
     with starting("loading, writing and reading again"):
         made = export_model(source, output, adapter=adapter, dtype=dtype, shard_size=shard_size)
     console.print(f"{made['kind']} of {made['source']}: {made['folder']}")

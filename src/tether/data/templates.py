@@ -81,7 +81,7 @@ class ChatTemplate:
             raise DataError(
                 "the chat template leaves out the reasoning of a reply; set model.chat_template to one that writes it"
             )
-        if _visible(message) not in reply:
+        if _kept(message) not in reply:
             raise DataError("the chat template rewrites an assistant turn; set model.chat_template to one that keeps it")
         return RenderedReply(before, reply, message.train)
 
@@ -94,7 +94,7 @@ class ChatTemplate:
         Raises:
             DataError: the last turn cannot be found.
         """
-        last = _visible(earlier[-1]) if earlier else ""
+        last = _kept(earlier[-1]) if earlier else ""
         if not last or last not in before or last not in after:
             raise DataError(
                 "the chat template does not keep earlier turns as they were, so prompt and response cannot be told apart; "
@@ -108,7 +108,7 @@ class ChatTemplate:
 
     def _answered(self, text: str, last: str, message: Message) -> str:
         """The text behind the last turn before a reply, which may repeat that turn's words."""
-        end = text.rfind(_visible(message)) if _visible(message) else len(text)
+        end = text.rfind(_kept(message)) if _kept(message) else len(text)
         return text[text.rindex(last, 0, max(end, text.index(last) + len(last))) + len(last) :]
 
     def _opened(self, earlier: Conversation, message: Message, before: str, answered: str) -> tuple[str, str]:
@@ -118,16 +118,16 @@ class ChatTemplate:
         as a model generates it. A reply without one follows what prompt and rendering share; behind a thought that the prompt
         closes, too, it follows the whole prompt.
         """
-        last = _visible(earlier[-1])
+        last = _kept(earlier[-1])
         probes = [replace(message, content=probe, reasoning="") for probe in _PROBES]
         others = [self._answered(self.render((*earlier, probe), waiting=False), last, probe) for probe in probes]
         waiting = _behind(before, last)
         shared = common_start(waiting, answered, *others)
         opening, mark = waiting[len(shared) :], waiting[len(shared) :].strip()
-        visible = _visible(message)
+        kept = _kept(message)
         if not mark or len(_MARK.findall(mark)) > 1:  # white space, or a thought that is closed already
             return before, answered[len(shared) :].lstrip()
-        ending = answered[answered.rindex(visible) + len(visible) :] if visible in answered else ""
+        ending = answered[answered.rindex(kept) + len(kept) :] if kept in answered else ""
         thought = message.content.lstrip()
         if mark and thought.startswith(mark):
             return before, thought.removeprefix(mark).lstrip("\n") + ending
@@ -144,8 +144,8 @@ class ChatTemplate:
 
     def _up_to_stop(self, text: str, message: Message) -> str:
         """A reply's text up to and with the first stop token behind its content; all of it where none follows."""
-        visible = _visible(message)
-        start = max(text.find(visible), 0) + len(visible)
+        kept = _kept(message)
+        start = max(text.find(kept), 0) + len(kept)
         ends = [place + len(stop) for stop in self.stops if (place := text.find(stop, start)) >= 0]
         return text[: min(ends)] if ends else text
 
@@ -157,7 +157,7 @@ class ChatTemplate:
             raise DataError(f"the chat template leaves out {len(tools)} tools; set model.chat_template to one that writes them")
         position = 0
         for message in messages:
-            content = _visible(message)
+            content = _kept(message)
             if message.role in ("system", "tool"):  # some templates move these, or write a result as JSON
                 if content not in text and json.dumps(content)[1:-1] not in text:
                     raise DataError(
@@ -243,7 +243,7 @@ def _behind(text: str, content: str) -> str:
     return text[text.rindex(content) + len(content) :]
 
 
-def _visible(message: Message) -> str:
+def _kept(message: Message) -> str:
     """The text of a turn that a template has to keep: of a reply, what follows its thought."""
     content = message.content.rpartition("</think>")[2] if message.role == "assistant" else message.content
     return content.strip()

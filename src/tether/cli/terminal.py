@@ -1,0 +1,52 @@
+"""The terminal of a program: texts of data, models, templates and rewards are shown there, and none of them may act.
+
+Everything that tether's commands print goes through `Terminal`, an error's sentence through `print_error`, and what is logged
+through the handler of `log_to_terminal`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+from tether.core.secrets import redact
+from tether.core.visible import visible
+
+
+class Terminal(Console):
+    """rich's console, on which control characters of texts are shown as signs. Its own colours and movements still act."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """See rich."""
+        for segment in super().render(renderable, options):
+            text, style, control = segment
+            yield segment if control or text.isprintable() else Segment(visible(text), style, control)
+
+
+class _Shown(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return visible(redact(super().format(record)))
+
+
+class _ToStandardError(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        print(self.format(record), file=sys.stderr)
+
+
+def log_to_terminal() -> None:
+    """Write warnings and errors of tether's log to standard error, as their messages stand, secrets left out."""
+    log: Any = logging.getLogger("tether")
+    if not any(isinstance(handler.formatter, _Shown) for handler in log.handlers):
+        handler = _ToStandardError(logging.WARNING)
+        handler.setFormatter(_Shown("%(message)s"))
+        log.addHandler(handler)
+
+
+def print_error(message: str) -> None:
+    """Write an error's sentence to standard error, secrets left out."""
+    print(f"tether: {visible(redact(message))}", file=sys.stderr)
