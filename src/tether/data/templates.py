@@ -124,10 +124,10 @@ class ChatTemplate:
         waiting = _behind(before, last)
         shared = common_start(waiting, answered, *others)
         opening, mark = waiting[len(shared) :], waiting[len(shared) :].strip()
-        kept = _kept(message)
+        content = _kept(message)
         if not mark or len(_MARK.findall(mark)) > 1:  # white space, or a thought that is closed already
             return before, answered[len(shared) :].lstrip()
-        ending = answered[answered.rindex(kept) + len(kept) :] if kept in answered else ""
+        ending = answered[answered.rindex(content) + len(content) :] if content in answered else ""
         thought = message.content.lstrip()
         if mark and thought.startswith(mark):
             return before, thought.removeprefix(mark).lstrip("\n") + ending
@@ -144,8 +144,8 @@ class ChatTemplate:
 
     def _up_to_stop(self, text: str, message: Message) -> str:
         """A reply's text up to and with the first stop token behind its content; all of it where none follows."""
-        kept = _kept(message)
-        start = max(text.find(kept), 0) + len(kept)
+        content = _kept(message)
+        start = max(text.find(content), 0) + len(content)
         ends = [place + len(stop) for stop in self.stops if (place := text.find(stop, start)) >= 0]
         return text[: min(ends)] if ends else text
 
@@ -250,6 +250,6 @@ def _kept(message: Message) -> str:
 
 
 def _thoughts(message: Message) -> list[str]:
-    """The thoughts of a reply, kept apart or within its text."""
+    """The thoughts of a reply, content apart or within its text."""
     inline = message.content.rpartition("</think>")[0].strip().removeprefix("<think>").strip()
     return [thought for thought in (message.reasoning.strip(), inline) if thought]
