@@ -250,6 +250,6 @@ def _kept(message: Message) -> str:
 
 
 def _thoughts(message: Message) -> list[str]:
-    """The thoughts of a reply, content apart or within its text."""
+    """The thoughts of a reply, kept apart or within its text."""
     inline = message.content.rpartition("</think>")[0].strip().removeprefix("<think>").strip()
     return [thought for thought in (message.reasoning.strip(), inline) if thought]
