@@ -116,7 +116,7 @@ def _compare(
     from tether.report.numbers import bracketed, percent
     from tether.run.duel import duel, read_prompts
 
-    console = Console()
+    console = Terminal()
     prompts, left_out = read_prompts(files, limit)
     with bars(console) as announce:
         figures, rows = duel(models, prompts, judge, sampling, seed=seed, announce=announce)
