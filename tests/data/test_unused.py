@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from benchmarks.references import examples
 
+from tether.core.errors import DataError
 from tether.core.types import Annotation, Comparison, Demonstration, Feedback, Problem, Prompt, StepLabels, assistant, user
 from tether.data.formats.cells import Cells
-from tether.data.formats.registry import CONVERSIONS
+from tether.data.formats.registry import CONVERSIONS, FORMATS, KINDS, Format, reader_for
 from tether.data.inspection import inspect_data
 from tether.data.sources import Quarantine, read
 from tether.models.config import ModelConfig
@@ -149,3 +151,19 @@ def test_a_stage_names_them_in_its_summary_and_once_in_the_log(tmp_path: Path, c
     assert summary["columns_not_used"] == {"seed": 4} and summary["quarantine"]["count"] == 0
     [said] = [record.getMessage() for record in caplog.records if "not used" in record.getMessage()]
     assert said == "[process]: columns not used: seed"
+
+
+READ = [(layout, kind) for layout in FORMATS for kind in KINDS if reader_for(layout, kind)]
+
+
+@pytest.mark.parametrize(("layout", "kind"), READ, ids=lambda value: getattr(value, "name", None) or value.__name__)
+def test_a_column_of_no_format_is_named_in_every_layout(tmp_path: Path, layout: Format, kind: type) -> None:
+    """A reader that copies or walks over its row would read all columns, and none would be named."""
+    row, path, quarantine = {**examples()[layout.name], "mood": "blue"}, tmp_path / "rows.jsonl", Quarantine()
+    path.write_text(json.dumps(row) + "\n", encoding="utf-8")
+    try:
+        records = list(read(path, kind, format=layout.name, quarantine=quarantine))
+    except DataError:
+        assert kind is not layout.kind
+        return
+    assert records and quarantine.unused["mood"] == 1

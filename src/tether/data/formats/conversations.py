@@ -21,7 +21,7 @@ from typing import Any
 
 from tether.core.errors import DataError
 from tether.core.types import Comparison, Conversation, Demonstration, Message, Prompt, assistant, user
-from tether.data.formats import fields
+from tether.data.formats import fields, nested
 from tether.data.formats.cells import leave_out
 from tether.data.formats.fields import LeftOutError
 from tether.data.formats.json_rows import Row
@@ -38,28 +38,39 @@ _PROMPTS = ("prompt", "question", "query")
 
 CONVERSATIONS = ("messages", "conversations", "conversation", "dialog", "dialogue", "chat", "data", "contents", "turns")
 """Columns that hold whole conversations; beside the first two only where they do."""
-REPLIES = ("response", "completion", "output", "generated_solution", "targets_pretokenized", "targets", "target", "message_2")
-ASKED = (*_PROMPTS, "input", "inputs_pretokenized", "inputs", "message_1", "problem")
+REPLIES = (
+    "response",
+    "completion",
+    "output",
+    "assistant",
+    "gpt",
+    "generated_solution",
+    "targets_pretokenized",
+    "targets",
+    "target",
+    "message_2",
+)
+ASKED = (*_PROMPTS, "input", "inputs_pretokenized", "inputs", "message_1", "user", "human", "problem")
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 
 
 def _column(row: Row) -> str:
     """The column of the conversation."""
     return next((name for name in CONVERSATIONS[:2] if fields.has(row, name)), "") or next(
-        (name for name in CONVERSATIONS[2:] if fields.is_dialogue(row, name)), CONVERSATIONS[0]
+        (name for name in CONVERSATIONS[2:] if nested.is_dialogue(row, name)), CONVERSATIONS[0]
     )
 
 
 def has_dialogue(row: Row) -> bool:
     """True if a column holds messages, questions with their answers, or texts by turns; `data` only where no prompt is beside."""
     names = CONVERSATIONS[2:] if not fields.has(row, *PROMPTS) else [name for name in CONVERSATIONS[2:] if name != "data"]
-    return any(fields.is_dialogue(row, name) for name in names)
+    return any(nested.is_dialogue(row, name) for name in names)
 
 
 def conversation(row: Row) -> Conversation:
     """All turns of a row, with its system text first where that is a column of its own. Of plain texts the first is a user's."""
     name, _ = fields.first(row, _column(row))
-    texts = fields.listed_in(row, name)
+    texts = nested.listed_in(row, name)
     if texts and all(isinstance(words, str) for words in texts):
         messages = tuple(Message("assistant" if place % 2 else "user", words) for place, words in enumerate(texts))
     else:
@@ -111,7 +122,7 @@ def _reply(row: Row, *names: str) -> Conversation:
 def read_calls(row: Row) -> Iterator[Demonstration]:
     """A question and the calls of tools that answer it, as xLAM's function calls have them."""
     prompt = fields.checked_prompt(fields.prompt_turns(row, "query"))
-    yield Demonstration(prompt + read_message({"role": "assistant", "tool_calls": fields.listed_in(row, "answers")}, "answers"))
+    yield Demonstration(prompt + read_message({"role": "assistant", "tool_calls": nested.listed_in(row, "answers")}, "answers"))
 
 
 def read_reading(row: Row) -> Iterator[Demonstration]:
@@ -125,7 +136,7 @@ def first_answer(row: Row) -> str:
     Raises:
         DataError: the list is empty, so the text has no answer.
     """
-    answers = fields.sequence(fields.inner(row, "answers").get("text"), "answers.text")
+    answers = fields.sequence(nested.inner(row, "answers").get("text"), "answers.text")
     if not answers:
         raise DataError("no answer: answers.text is an empty list")
     if any(answer != answers[0] for answer in answers):

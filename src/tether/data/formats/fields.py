@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from tether.core.errors import DataError
 from tether.core.types import ChatRole, Comparison, Conversation, Demonstration, Feedback, Json, Message, assistant
-from tether.data.formats.json_rows import Row, kind_name
-from tether.data.formats.messages import is_exchange, is_turn, read_message, tool_schemas
+from tether.data.formats.json_rows import Row
+from tether.data.formats.messages import is_turn, read_message, tool_schemas
 from tether.data.formats.printed import cell_value
 from tether.data.formats.values import as_text, missing, sequence, sound
 
@@ -98,14 +98,6 @@ def boolean(value: Any, name: str) -> bool:
     if word not in _TRUE | _FALSE:
         raise DataError(f"unreadable label: column {name} holds {value!r:.40}, neither true nor false")
     return word in _TRUE
-
-
-def inner(row: Row, name: str) -> Row:
-    """The object that a column holds."""
-    value = row.get(name)
-    if isinstance(value, dict):
-        return value
-    raise DataError(f"not an object: column {name} holds {kind_name(value)}")
 
 
 def texts(row: Row, name: str) -> tuple[str, ...]:
@@ -303,23 +295,6 @@ def row_tools(row: Row) -> str:
         if tool_schemas(dict.get(row, name)):
             return tool_schemas(row[name])
     return ""
-
-
-def listed_in(row: Row, name: str) -> list[Any]:
-    """The list that a cell holds, also as JSON text, which it then replaces; empty for any other value."""
-    value = dict.get(row, name)
-    if isinstance(value, str) and value.lstrip().startswith("["):
-        with contextlib.suppress(ValueError):
-            row[name] = cell_value(value)
-    return list(row[name]) if isinstance(dict.get(row, name), list | tuple) else []
-
-
-def is_dialogue(row: Row, name: str) -> bool:
-    """True if a column lists messages, questions with their answers, or texts by turns."""
-    items = listed_in(dict(row), name)
-    if name == "turns":  # whose texts are questions alone
-        return bool(items) and all(map(is_turn, items))
-    return bool(items) and (all(isinstance(item, str) for item in items) or all(is_turn(i) or is_exchange(i) for i in items))
 
 
 def turns_at(row: Row, name: str, speaker: ChatRole) -> Conversation:

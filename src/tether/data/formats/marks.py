@@ -49,9 +49,7 @@ def refuse_media(row: Row) -> None:
     """
     for name in _MEDIA:
         value = dict.get(row, name)
-        if (
-            fields.filled(row, name)
-            and not isinstance(value, bool | int | float)
-            and (name[-1] == "s" or not isinstance(value, str))
-        ):
+        is_label = isinstance(value, bool | int | float) or (isinstance(value, str) and name[-1] != "s")
+        is_shown = any(f"<{name}>" in str(other) for other in dict.values(row))  # the mark of its place in a text
+        if fields.filled(row, name) and (is_shown or not is_label):
             raise DataError(f"not a text: column {name} holds more than text, and only text is read. Leave such rows out")

@@ -24,7 +24,7 @@ _SPEAKERS: dict[ChatRole, str] = {
     "user": "user human prompter",
     "assistant": "assistant gpt bot chatgpt chatbot model ai llm bard bing claude function_call tool_call",
     "system": "system developer",
-    "tool": "tool function observation ipython tool_response tool_result",
+    "tool": "tool function observation ipython tool_response tool_result function_response function_result",
 }
 ROLES: dict[str, ChatRole] = {name: role for role, names in _SPEAKERS.items() for name in names.split()}
 """Every name that data sets give to a speaker."""
@@ -85,8 +85,7 @@ def read_message(item: Any, name: str) -> Conversation:
         calls = sequence(item["tool_calls"], name) if _peek(item, "tool_calls") else []
         parts.calls += [_tool_call(call, name) for call in calls]
         parts.calls += [_tool_call(item["function_call"], name)] if _peek(item, "function_call") else []
-        thought = next((key for key in _THOUGHT if isinstance(_peek(item, key), str) and _peek(item, key)), "")
-        parts.reasoning += [item[thought]] if thought and not parts.reasoning else []
+        parts.reasoning += _thought(item, parts)
     if not parts.text and not parts.calls and not parts.results:
         raise DataError(f"not a message: the content of a turn in column {name} is {kind_name(content)} and not a text")
     if parts.results and not (parts.text or parts.calls):
@@ -102,6 +101,14 @@ def read_message(item: Any, name: str) -> Conversation:
         train=_is_trained(item, role, name),
     )
     return (*parts.results, turn)
+
+
+def _thought(item: Mapping[str, Any], parts: _Parts) -> list[str]:
+    """The thought in a field of its own, unless the content has the same one."""
+    key = next((key for key in _THOUGHT if isinstance(_peek(item, key), str) and _peek(item, key).strip()), "")
+    words = "".join(parts.text)
+    is_there = "<think>" in words and bool(key) and _peek(item, key).strip() in words
+    return [item[key]] if key and not parts.reasoning and not is_there else []
 
 
 def _peek(item: Mapping[str, Any], key: str) -> Any:

@@ -16,7 +16,7 @@ from typing import Any
 
 from tether.core.errors import DataError
 from tether.core.types import Conversation, StepLabels, user
-from tether.data.formats import fields
+from tether.data.formats import fields, nested
 from tether.data.formats.conversations import conversation
 from tether.data.formats.fields import LeftOutError
 from tether.data.formats.json_rows import Row, kind_name
@@ -46,12 +46,12 @@ def read_prm800k(row: Row) -> Iterator[StepLabels]:
     Raises:
         LeftOutError: the labeller gave the problem up as a bad one.
     """
-    label = fields.inner(row, "label")
+    label = nested.inner(row, "label")
     if label.get("finish_reason") == "bad_problem":
         raise LeftOutError("bad problem: its labeller gave it up")
     judged = [_followed(step) for step in sequence(label.get("steps"), "label.steps")]
     ratings = [None if missing(rating) else fields.number(rating, "rating") for _, rating in judged]
-    question = (user(fields.text(fields.inner(row, "question"), "problem")),)
+    question = (user(fields.text(nested.inner(row, "question"), "problem")),)
     solution = with_labels(question, tuple(step for step, _ in judged), tuple(map(_rated, ratings)))
     yield replace(solution, metadata={"ratings": ratings})
 
@@ -97,7 +97,7 @@ def read_rated_steps(row: Row) -> Iterator[StepLabels]:
 
 
 def has_rated_steps(row: Row) -> bool:
-    steps = fields.listed_in(dict(row), "steps")
+    steps = nested.list_in(row, "steps")
     return bool(steps) and all(isinstance(step, dict) and fields.has(step, *_TEXTS) for step in steps)
 
 
@@ -154,6 +154,6 @@ def read_answered_steps(row: Row) -> Iterator[StepLabels]:
 def has_answered_steps(row: Row) -> bool:
     """True if all that the assistant says is + or -."""
     name = "messages" if "messages" in row else "conversations"
-    turns = [turn for turn in fields.listed_in(dict(row), name) if isinstance(turn, dict)]
+    turns = [turn for turn in nested.list_in(row, name) if isinstance(turn, dict)]
     replies = [str(turn.get("content") or turn.get("value")).strip() for turn in turns[1::2]]
     return bool(replies) and all(reply in ("+", "-") for reply in replies)

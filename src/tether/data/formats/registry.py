@@ -19,6 +19,7 @@ from tether.data.formats import (
     fields,
     hosted,
     judged,
+    nested,
     pairs,
     rankings,
     rated,
@@ -150,7 +151,7 @@ FORMATS: tuple[Format, ...] = (
     Format("prmbench", "modified_process error_steps", {StepLabels: verdicts.read_prmbench}),
     Format("steps", "prompt|question|problem steps|completions labels", {StepLabels: verdicts.read_steps}),
     Format("truthful_qa", "question answer true info", {Feedback: feedback.read_truthful_qa}),
-    Format("mt_bench", "turns", {Prompt: conversations.read_turns}, holds=lambda row: not fields.is_dialogue(row, "turns")),
+    Format("mt_bench", "turns", {Prompt: conversations.read_turns}, holds=lambda row: not nested.is_dialogue(row, "turns")),
     Format("human_eval", "prompt entry_point test", {Prompt: prompt_reader("prompt")}),
     Format("model_written_evals", "question answer_matching_behavior", {Prompt: prompt_reader("question")}),
     Format("sycophancy", "prompt corrects incorrects", {Prompt: prompt_reader("prompt")}),
@@ -163,8 +164,8 @@ FORMATS: tuple[Format, ...] = (
     Format("messages", "messages", _CONVERSATION, holds=lambda row: not solved.asks(row)),
     Format("sharegpt", "conversations", _CONVERSATION),
     Format("helpsteer", "prompt response helpfulness", {Demonstration: conversations.read_helpsteer}),
-    Format("prompt_response", "prompt|question|query|problem|input|message_1 "
-           "response|completion|output|generated_solution|message_2", _RESPONSE),
+    Format("prompt_response", "prompt|question|query|problem|input|message_1|user|human "
+           "response|completion|output|generated_solution|message_2|assistant|gpt", _RESPONSE),
     Format("inputs_targets", "input|inputs|inputs_pretokenized target|targets|targets_pretokenized", _RESPONSE),
     Format("dialogue", "|".join(conversations.CONVERSATIONS[2:]), _CONVERSATION, holds=conversations.has_dialogue),
     Format("verl", "prompt|question|problem reward_model", {Problem: solved.read_reward_model}, holds=solved.has_ground_truth),

@@ -15,7 +15,7 @@ from typing import Any
 
 from tether.core.errors import DataError
 from tether.core.types import Problem, user
-from tether.data.formats import fields
+from tether.data.formats import fields, nested
 from tether.data.formats.cells import leave_out
 from tether.data.formats.conversations import conversation, first_answer
 from tether.data.formats.json_rows import Row, parse
@@ -37,9 +37,8 @@ def final_answer(value: Any, name: str) -> str:
     """
     if isinstance(value, str) and value.lstrip().startswith("["):
         with contextlib.suppress(ValueError):
-            value = inner if isinstance(inner := parse(value), list) and len(inner) == 1 else value
-    if isinstance(value, list) and len(value) == 1:
-        value = value[0]
+            value = _only(parse(value)) or value
+    value = _only(value) or value
     answer = as_text(value, name).strip()
     if not answer:
         raise DataError(f"no final answer: column {name} is empty")
@@ -53,15 +52,21 @@ def final_answer(value: Any, name: str) -> str:
     return answer
 
 
+def _only(value: Any) -> str:
+    """The text of a list's single item; empty for any other value."""
+    is_single = isinstance(value, list) and len(value) == 1 and isinstance(value[0], str | int | float)
+    return as_text(value[0], "answer") if is_single else ""
+
+
 def read_reward_model(row: Row) -> Iterator[Problem]:
     """verl's `reward_model` with its `ground_truth`."""
     prompt = fields.checked_prompt(fields.prompt_turns(row, "prompt", "question", "problem"))
-    yield Problem(prompt, final_answer(fields.inner(row, "reward_model").get("ground_truth"), "reward_model.ground_truth"))
+    yield Problem(prompt, final_answer(nested.inner(row, "reward_model").get("ground_truth"), "reward_model.ground_truth"))
 
 
 def has_ground_truth(row: Row) -> bool:
     """True if `reward_model` is an object with the answer."""
-    return isinstance(row["reward_model"], dict) and fields.has(row["reward_model"], "ground_truth")
+    return fields.has(nested.object_in(row, "reward_model"), "ground_truth")
 
 
 def read_answered_messages(row: Row) -> Iterator[Problem]:
@@ -82,7 +87,7 @@ def read_answered_messages(row: Row) -> Iterator[Problem]:
 
 def asks(row: Row) -> bool:
     """True if the last of `messages` waits for a reply and the row has an answer: it is a problem and demonstrates nothing."""
-    messages = fields.listed_in(dict(row), "messages") if fields.has(row, *ANSWERS) else []
+    messages = nested.list_in(row, "messages") if fields.has(row, *ANSWERS) else []
     last = messages[-1] if messages else None
     return isinstance(last, dict) and str(last.get("role") or last.get("from")).lower() in ("user", "human")
 
@@ -112,7 +117,7 @@ def _separate(row: Row) -> list[tuple[str, str]]:
 def has_choices(row: Row) -> bool:
     """True if a question has options, in a list or in columns of their own."""
     value = next((row[name] for name in ("choices", "options") if fields.has(row, name)), None)
-    return bool(isinstance(value, dict) or fields.listed_in({"": value}, "")) or all(name in row for name in _LETTERS)
+    return bool(isinstance(value, dict) or nested.list_in({"": value}, "")) or all(name in row for name in _LETTERS)
 
 
 def _letter(value: Any, name: str, choices: list[tuple[str, str]]) -> str:
