@@ -9,7 +9,7 @@ from tether.core.types import Comparison, Demonstration, Feedback, Problem, Prom
 from tether.data.formats import fields
 from tether.data.formats.feedback import LABELS, RESPONSES, has_verdict
 from tether.data.formats.json_rows import Row
-from tether.data.formats.judged import two_answers
+from tether.data.formats.sides import two_answers
 
 _SCALE = re.compile(r"(.*[_-])?(ratings?|scores?|stars?|grade|quality|rewards?|helpfulness|harmlessness|axes)", re.IGNORECASE)
 _ANSWER = re.compile(
@@ -41,11 +41,15 @@ def _named(row: Row, test: Callable[[str], object]) -> str:
     return next((name for name in row if name and test(name) and fields.has(row, name)), "")
 
 
+def _has_response(name: str) -> bool:
+    return name in (*RESPONSES, "messages", "conversations", "conversation") or answer_like(name)
+
+
 def _no_comparison(row: Row) -> str:
     if two := two_answers(row):
         one, other = two.columns
         return f"No column says which of {one} and {other} is better: add a column preference that holds {one}, {other} or tie."
-    if (scale := _named(row, _SCALE.fullmatch)) and _named(row, answer_like):
+    if (scale := _named(row, _SCALE.fullmatch)) and _named(row, _has_response):
         return (
             f"Column {scale} judges a single response: put all responses to a prompt into one row, "
             "with columns prompt, responses and scores."
@@ -56,7 +60,7 @@ def _no_comparison(row: Row) -> str:
 def _no_feedback(row: Row) -> str:
     if (label := _named(row, LABELS.__contains__)) and not has_verdict(row):
         return f"Column {label} holds {dict.get(row, label)!r:.40}, which is neither true nor false: write one of them."
-    if (scale := _named(row, _SCALE.fullmatch)) and _named(row, lambda name: name in RESPONSES or answer_like(name)):
+    if (scale := _named(row, _SCALE.fullmatch)) and _named(row, _has_response):
         return (
             f"Column {scale} is a scale and no verdict: add a column label, true for the responses that are good enough "
             "and false for the others."

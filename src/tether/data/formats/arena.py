@@ -16,8 +16,9 @@ from tether.core.errors import DataError
 from tether.core.types import Comparison, Conversation, assistant, user
 from tether.data.formats import fields
 from tether.data.formats.json_rows import Row
-from tether.data.formats.judged import Two, compared, side_of
+from tether.data.formats.judged import compared
 from tether.data.formats.pairs import shared_prompt
+from tether.data.formats.sides import Two, side_of
 
 _BATTLE = Two(("conversation_a", "conversation_b"), ("a", "b"))
 _WON = {"winner_model_a": 1.0, "winner_model_b": -1.0, "winner_tie": 0.0}
@@ -67,4 +68,5 @@ def _battle(row: Row, both: list[Conversation], lean: float, **more: Any) -> Com
     one, other = both
     length = len(one) - 1 if one == other else shared_prompt(one, other)
     models = (row.get("model_a"), row.get("model_b"))
-    return compared(one[:length], (one[length:], other[length:]), lean, models=models if any(models) else (), **more)
+    prompt = one[:length] if one[:1] and one[0].role == "system" else fields.system_turn(row) + one[:length]
+    return compared(prompt, (one[length:], other[length:]), lean, models=models if any(models) else (), **more)

@@ -23,16 +23,17 @@ from tether.data.formats.json_rows import Row
 
 LABELS = (
     *("label", "kto_tag", "feedback", "desirable", "is_desirable", "accepted", "is_accepted", "thumbs_up", "thumbs", "thumb"),
-    *("vote", "upvoted", "liked", "is_good", "is_safe"),
+    *("vote", "upvoted", "liked", "is_good", "is_safe", "safe", "is_correct", "correct"),
 )
 """Columns of a verdict on one response."""
 RESPONSES = ("response", "completion", "output", "answer", "generation")
 _GOOD = {
     "good", "desirable", "thumbsup", "up", "upvote", "upvoted", "like", "liked", "positive", "accepted", "accept", "safe", "👍",
+    "chosen", "preferred", "correct", "right", "helpful",
 }  # fmt: skip
 _BAD = {
     "bad", "undesirable", "thumbsdown", "down", "downvote", "downvoted", "dislike", "disliked", "negative", "rejected", "reject",
-    "unsafe", "👎",
+    "unsafe", "👎", "incorrect", "wrong", "unhelpful",
 }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from tether.core.errors import DataError
@@ -26,6 +26,7 @@ from tether.core.types import Annotation, Comparison, Conversation, assistant, u
 from tether.data.formats import fields
 from tether.data.formats.conversations import PROMPTS, TURNS_BEFORE, marked_turns
 from tether.data.formats.json_rows import Row
+from tether.data.formats.sides import VERDICTS, Two, scores_of, side_of, side_of_word, two_answers
 
 # The scale of open-instruct's human evaluation: how far the vote leans to a, half a point of the scale being a half.
 _SCALE = {"a-is-better": 1.0, "a-is-slightly-better": 0.5, "tie": 0.0, "b-is-slightly-better": -0.5, "b-is-better": -1.0}
@@ -172,7 +173,7 @@ def read_pandalm(row: Row) -> Iterator[Comparison]:
 def read_open_instruct(row: Row) -> Iterator[Comparison]:
     """`preference` is one of five points from a-is-better to b-is-better; the margin counts points, 2, 1 or 0."""
     point = str(_given(row, "preference")).strip().lower()
-    side = _side(point, Two(("completion_a", "completion_b"), ("a", "b")), row)
+    side = side_of_word(point, Two(("completion_a", "completion_b"), ("a", "b")), row)
     lean = _SCALE.get(point, side)
     if lean is None:
         raise DataError(f"unreadable verdict: preference {row['preference']!r:.40} is not a point of the scale")
@@ -260,52 +261,6 @@ def read_prometheus(row: Row) -> Iterator[Comparison]:
     yield compared((user(fields.text(row, "orig_instruction")),), answers, lean, facts=facts)
 
 
-@dataclass(frozen=True, slots=True)
-class Two:
-    """The names of two columns of answers, and the endings that tell them apart."""
-
-    columns: tuple[str, str]
-    endings: tuple[str, str]
-
-
-_ANSWER = re.compile(
-    r"(?P<stem>(?:\w+_)?(?:response|answer|output|completion|generation|candidate|reply|summary|continuation|assistant))"
-    r"[ _-]?(?P<ending>[012AB])",
-    re.IGNORECASE,
-)
-_ENDINGS = (("a", "b"), ("0", "1"), ("1", "2"))
-VERDICTS = (
-    *("winner", "preference", "preferred", "better", "better_response", "preferred_response", "human_preference"),
-    *("overall_preference", "choice", "chosen", "verdict", "vote", "judgment", "judgement", "selected", "label", "labels"),
-)
-"""Columns that say which of two answers is better."""
-_TIES = {"tie", "tied", "draw", "equal", "same", "both", "bothgood", "tiebothgood"}
-_BAD = {"bothbad", "tiebothbad", "neither"}
-_FIRST, _SECOND = {"a", "first", "left", "modela", "assistanta"}, {"b", "second", "right", "modelb", "assistantb"}
-_KINDS = ("model", "assistant", "response", "answer", "output", "completion")
-_ORDER = re.compile(r"\[*(?P<one>[ab12])\]*\s*(?P<sign>>+|<+|=+)\s*\[*(?P<other>[ab12])\]*")
-
-
-def two_answers(row: Row) -> Two | None:
-    """The two columns of answers, by their names: response_a and response_b, output_1 and output_2 and the like."""
-    stems: dict[str, dict[str, str]] = {}
-    for name in row:
-        if parts := _ANSWER.fullmatch(name):
-            stems.setdefault(parts["stem"].lower(), {})[parts["ending"].lower()] = name
-    pairs = [Two((own[e[0]], own[e[1]]), e) for own in stems.values() for e in _ENDINGS if own.keys() == set(e)]
-    return pairs[0] if len(pairs) == 1 else None
-
-
-def names_better(row: Row) -> bool:
-    """True for two answers and a verdict; chosen and rejected count as a verdict only where they name a side."""
-    two = two_answers(row)
-    if two is None or not any(name in row for name in VERDICTS):
-        return False
-    if not {"chosen", "rejected"} <= row.keys():
-        return True
-    return all(_side(dict.get(row, name), two, row) is not None for name in ("chosen", "rejected"))
-
-
 def read_two_answers(row: Row) -> Iterator[Comparison]:
     """The verdict is a word: the name of a side, A or B, its model, tie. Numbers are refused: they may count from 0 or 1."""
     two = two_answers(row)
@@ -317,50 +272,17 @@ def read_two_answers(row: Row) -> Iterator[Comparison]:
     yield compared(fields.prompt_turns(row, *PROMPTS, *TURNS_BEFORE), answers, lean, facts=facts)
 
 
-def side_of(value: Any, name: str, two: Two, row: Row) -> tuple[float, dict[str, bool]]:
-    """The lean of a verdict, and whether both answers are bad.
-
-    Raises:
-        DataError: the verdict is a number, or a word that names no side.
-    """
-    lean = _side(value, two, row)
-    if lean is not None:
-        both_bad = _word(value) in _BAD
-        return lean, {"both_bad": True} if both_bad else {}
-    one, other = two.columns
-    if isinstance(value, bool | int | float) or str(value).strip().lstrip("-").replace(".", "", 1).isdigit():
-        raise DataError(
-            f"ambiguous verdict: {name} {value!s:.20} may count the answers from 0 or from 1. Say so by data.columns: "
-            f'0 is {one}: {{ response_0 = "{one}", response_1 = "{other}", better_response_id = "{name}" }}; '
-            f'1 is {one} and 2 {other}: {{ output_1 = "{one}", output_2 = "{other}", label = "{name}" }}; '
-            f'1 is {one} and 0 {other}: {{ human_ref_A = "{one}", human_ref_B = "{other}", labels = "{name}" }}'
-        )
-    raise DataError(f"unreadable verdict: {name} {value!r:.40} is none of {one}, {other} and tie")
+def are_scored(row: Row) -> bool:
+    """True for two answers with a score each."""
+    two = two_answers(row)
+    return two is not None and bool(scores_of(row, two))
 
 
-def _word(value: Any) -> str:
-    return re.sub(r"[\W_]+", "", str(value).lower())
-
-
-def _side(value: Any, two: Two, row: Row) -> float | None:
-    """+1 or -1 for a value that names the first or second side, 0 for a tie."""
-    if not isinstance(value, str) or not value.strip():
-        return None
-    if order := _ORDER.fullmatch(value.strip().lower()):
-        letters = ("a", "b") if order["one"] in "ab" else two.endings
-        places = [letters.index(side) if side in letters else -1 for side in (order["one"], order["other"])]
-        sign = (order["sign"][0] == ">") - (order["sign"][0] == "<")
-        return None if sorted(places) != [0, 1] else float(sign if places[0] == 0 else -sign)
-    word = _word(value)
-    one, other = (
-        {_word(column), *(f"{kind}{end}" for kind in _KINDS)} for column, end in zip(two.columns, two.endings, strict=True)
-    )
-    for names, lean in ((one | _FIRST, 1.0), (other | _SECOND, -1.0), (_TIES | _BAD, 0.0)):
-        if word in names:
-            return lean
-    for kind in ("", "model", "generator"):
-        names = [f"{kind}_{end}" for end in two.endings] if kind else two.columns
-        one, other = (dict.get(row, name) for name in names)
-        if one != other and value in (one, other):
-            return 1.0 if value == one else -1.0
-    return None
+def read_scored(row: Row) -> Iterator[Comparison]:
+    """The answer of the higher score is better, and equal scores tie; the margin is the difference."""
+    two = two_answers(row)
+    if two is None or not (names := scores_of(row, two)):
+        raise DataError("not a pair: no two answers with a score each, for example response_a, response_b, score_a, score_b")
+    one, other = (fields.number(row[name], name) for name in names)
+    answers: Any = tuple(fields.turns(row[column], "assistant", column) for column in two.columns)
+    yield compared(fields.prompt_turns(row, *PROMPTS, *TURNS_BEFORE), answers, one - other, margin=one - other)

@@ -87,13 +87,19 @@ def read_pair(row: Row) -> Iterator[Comparison | DataError]:
     prompt = _prompt(row)
 
     def one(both: tuple[Any, ...]) -> Comparison:
-        turns = [fields.turns(value, "assistant", name) for value, name in zip(both, names, strict=True)]
+        turns = [_side(value, name) for value, name in zip(both, names, strict=True)]
         are_replies = all(side and side[0].role == "assistant" for side in turns)
-        before = prompt or (fields.prompt_turns(row, *TURNS_BEFORE) if are_replies else ())
+        before = prompt or (fields.prompt_turns(row, *TURNS_BEFORE) if are_replies else fields.system_turn(row))
         return fields.checked_comparison(Comparison(*_parted(before, turns[0], turns[1]), **label))
 
     pairs = list(product(*sides))
     yield from (fields.attempt(one, pairs) if len(pairs) > 1 else [one(pairs[0])])
+
+
+def _side(value: Any, name: str) -> Conversation:
+    """A response; the turns of a whole transcript that begins with Human:."""
+    is_whole = isinstance(value, str) and fields.is_transcript(value) and "\n\nAssistant:" in value
+    return fields.split_transcript(value) if is_whole else fields.turns(value, "assistant", name)
 
 
 def _refuse_places(row: Row, names: tuple[str, str]) -> None:
@@ -150,7 +156,8 @@ def _parted(
         return prompt, chosen, rejected
     length = shared_prompt(chosen, rejected)
     shared = chosen[:length]
-    if prompt and fields.fold(prompt[-1].content) not in {fields.fold(turn.content) for turn in shared}:
+    words = {fields.fold(turn.content) for turn in shared}
+    if prompt and prompt[-1].role != "system" and fields.fold(prompt[-1].content) not in words:
         raise DataError("prompt differs: its text is not a turn of the conversations in chosen and rejected")
     if prompt and prompt[0].role == "system" and shared[0].role != "system":
         shared = (prompt[0], *shared)
@@ -199,7 +206,8 @@ def read_transcripts(row: Row) -> Iterator[Comparison]:
     """
     chosen, rejected = (fields.split_transcript(fields.text(row, side)) for side in ("chosen", "rejected"))
     length = shared_prompt(chosen, rejected)
-    yield fields.checked_comparison(Comparison(chosen[:length], chosen[length:], rejected[length:]))
+    prompt = fields.system_turn(row) + chosen[:length]
+    yield fields.checked_comparison(Comparison(prompt, chosen[length:], rejected[length:]))
 
 
 def shared_prompt(chosen: Conversation, rejected: Conversation) -> int:

@@ -112,6 +112,37 @@ def _ranked(row: Row, prompt: str, column: str, keys: tuple[str, str], *, measur
     return RankedResponses(fields.prompt_turns(row, prompt), ranked, measured, len(items) - len(ranked))
 
 
+OBJECTS = (*LISTS, "candidates", "answers")
+_TEXTS = ("response", "text", "content", "answer", "completion", "output", "generation")
+_WORTHS = (("score", 1.0), ("rating", 1.0), ("reward", 1.0), ("overall_score", 1.0), ("rank", -1.0))
+
+
+def _keys(row: Row) -> tuple[str, str, str, float] | None:
+    """The column that lists objects, their keys of text and of worth, and the sign of the worth."""
+    for column in OBJECTS:
+        items = dict.get(row, column)
+        if isinstance(items, list) and items and all(isinstance(item, dict) for item in items):
+            texts = [key for key in _TEXTS if all(key in item for item in items)]
+            worths = [(key, sign) for key, sign in _WORTHS if all(key in item for item in items)]
+            if texts and worths:
+                return column, texts[0], *worths[0]
+    return None
+
+
+def are_objects(row: Row) -> bool:
+    """True for a list of objects with a text and a score, or a rank, each."""
+    return _keys(row) is not None
+
+
+def scored_objects(row: Row) -> RankedResponses:
+    """A list of objects with a text and a score (higher is better) or a rank (1 is the best) each."""
+    if (keys := _keys(row)) is None:
+        raise DataError("not a ranking: no list of objects with a text and a score each")
+    column, text, worth, sign = keys
+    prompt = next((name for name in (*PROMPTS, *TURNS_BEFORE) if fields.has(row, name)), PROMPTS[0])
+    return _ranked(row, prompt, column, (text, worth), measured=sign > 0)
+
+
 def lists(row: Row) -> RankedResponses:
     """Responses beside `scores` or `ratings` (higher is better) or `ranks` (1 is the best); one without a score is left out."""
     column, responses = fields.first(row, *LISTS)
