@@ -72,7 +72,7 @@ EXTRA = (
         "x.y",
     ),
 )
-BESIDE = ("source", "tags", "notes", "metadata", "title", "passage", "model", "id", "reference", "topic", "lang", "x.y")
+BESIDE = ("source", "tags", "notes", "metadata", "title", "comment", "model", "id", "reference", "topic", "lang", "x.y")
 """Columns that belong to no prompt and to no verdict."""
 _SENTENCE = re.compile(r"(?=[.?!]\Z)")
 

@@ -221,7 +221,8 @@ def _question(row: Row, name: str) -> Conversation:
     for above in _ABOVE.get(name, ()):
         if filled(row, above) and fold(str(dict.get(row, above))) not in fold(words):
             words = f"{text(row, above)}\n\n{words}"
-    for beside in ("input", "context", *(_PASSAGES if name in _QUESTIONS else ())):
+    passages = [column for column in _PASSAGES if name in _QUESTIONS and isinstance(dict.get(row, column), str)]
+    for beside in ("input", "context", *passages):
         if beside != name and filled(row, beside) and not _is_messages(dict.get(row, beside)):
             words = with_input(words, text(row, beside))
     choices = options(row) if name in _QUESTIONS else []

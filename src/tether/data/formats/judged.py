@@ -26,7 +26,7 @@ from tether.core.types import Annotation, Comparison, Conversation, assistant, u
 from tether.data.formats import fields
 from tether.data.formats.conversations import PROMPTS, TURNS_BEFORE, marked_turns
 from tether.data.formats.json_rows import Row
-from tether.data.formats.sides import VERDICTS, Two, scores_of, side_of, side_of_word, two_answers
+from tether.data.formats.sides import VERDICTS, Two, score_columns, side_of, side_of_word, two_answers
 
 # The scale of open-instruct's human evaluation: how far the vote leans to a, half a point of the scale being a half.
 _SCALE = {"a-is-better": 1.0, "a-is-slightly-better": 0.5, "tie": 0.0, "b-is-slightly-better": -0.5, "b-is-better": -1.0}
@@ -275,13 +275,13 @@ def read_two_answers(row: Row) -> Iterator[Comparison]:
 def are_scored(row: Row) -> bool:
     """True for two answers with a score each."""
     two = two_answers(row)
-    return two is not None and bool(scores_of(row, two))
+    return two is not None and bool(score_columns(row, two))
 
 
 def read_scored(row: Row) -> Iterator[Comparison]:
     """The answer of the higher score is better, and equal scores tie; the margin is the difference."""
     two = two_answers(row)
-    if two is None or not (names := scores_of(row, two)):
+    if two is None or not (names := score_columns(row, two)):
         raise DataError("not a pair: no two answers with a score each, for example response_a, response_b, score_a, score_b")
     one, other = (fields.number(row[name], name) for name in names)
     answers: Any = tuple(fields.turns(row[column], "assistant", column) for column in two.columns)

@@ -60,7 +60,7 @@ def names_better(row: Row) -> bool:
 _SCORES = ("score", "rating", "reward")
 
 
-def scores_of(row: Row, two: Two) -> list[str]:
+def score_columns(row: Row, two: Two) -> list[str]:
     """The columns of the scores of two answers: score_a and score_b, or response_a_score and response_b_score."""
     for word in _SCORES:
         pairs = ([f"{word}_{end}" for end in two.endings], [f"{column}_{word}" for column in two.columns])
