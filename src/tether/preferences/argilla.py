@@ -14,7 +14,7 @@ import uuid
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from tether.core.errors import DataError
 from tether.core.once import once
@@ -87,7 +87,7 @@ def _parts(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, list
     """
     if isinstance(row.get("fields"), Mapping):
         given = row.get("responses")
-        by_question = _of_people(given) if isinstance(given, list) else task_json.json_object(given, "responses")
+        by_question = _of_people(given) if _are_of_people(given) else task_json.json_object(given, "responses")
         answered = {name: _given(task_json.objects(answers, name)) for name, answers in by_question.items()}
         if any("status" not in answer for answers in answered.values() for answer in answers):
             once(_LOG.warning, NO_STATUS)
@@ -98,9 +98,13 @@ def _parts(row: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, list
 
 
 def _given(answers: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The answers without drafts and empty ones; a discarded one stays, since it takes back what the person said before."""
-    stays = {"discarded": True, "submitted": False, None: False}
-    return [a for a in answers if a.get("status") in stays and (stays[a.get("status")] or a.get("value") is not None)]
+    """The answers without drafts and submitted nothings; a discarded one stays, since it takes back an earlier one."""
+    given = (answer for answer in answers if answer.get("status") in (None, "submitted", "discarded"))
+    return [answer for answer in given if answer.get("status") != "submitted" or answer.get("value") is not None]
+
+
+def _are_of_people(responses: Any) -> TypeGuard[list[Any]]:
+    return isinstance(responses, list) and all(isinstance(response, Mapping) for response in responses)
 
 
 def _of_people(responses: Sequence[Any]) -> dict[str, list[Json]]:

@@ -141,8 +141,8 @@ def _last_change(annotation: Mapping[str, Any]) -> float:
 def _noted(annotation: Mapping[str, Any]) -> Any:
     """The name of the annotator that stands in an annotation of ours; None in those of the tool's users."""
     results = annotation.get("result")
-    notes = [r["meta"] for r in results if isinstance(r, Mapping) and isinstance(r.get("meta"), Mapping)] if results else []
-    return next((meta["annotator"] for meta in notes if "annotator" in meta), None)
+    metas = [r.get("meta") for r in results if isinstance(r, Mapping)] if isinstance(results, list) else []
+    return next((meta["annotator"] for meta in metas if isinstance(meta, Mapping) and "annotator" in meta), None)
 
 
 def _person(annotation: Mapping[str, Any]) -> str:
@@ -203,7 +203,9 @@ def _lists_of_answers(data: Mapping[str, Any]) -> list[tuple[str, dict[str, str]
 def _ranked_answers(data: Mapping[str, Any], annotations: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, str]] | None:
     """The column and the answers that the tag Ranker shows; None where nothing is ranked."""
     lists = _lists_of_answers(data)
-    ranks = any(result.get("type") == "ranker" for annotation in annotations for result in _results(annotation))
+    results = (annotation.get("result") for annotation in annotations)
+    each = (one for given in results if isinstance(given, list) for one in given)
+    ranks = any(isinstance(one, Mapping) and one.get("type") == "ranker" for one in each)
     if not lists or (not ranks and (annotations or task_json.has_fields(data))):
         return None
     return lists[0]
