@@ -151,11 +151,13 @@ def test_the_command_writes_all_of_it(tmp_path, other, monkeypatch):
     monkeypatch.setattr("tether.cli.judge._opened", lambda *_, **__: Judge(longer))
     words = ["judge", "tiny", other, "--prompts", str(path), "--max-new-tokens", "4"]
     words += ["--report", str(tmp_path / "figures.json"), "-o", str(tmp_path / "answers.jsonl")]
-    result = CliRunner().invoke(app, [*words, "--judge", "anyone"])
+    result = CliRunner().invoke(app, [*words, "--judge", "anyone", "--page", str(tmp_path / "page.html")])
     assert result.exit_code == 0, result.output
     figures = json.loads((tmp_path / "figures.json").read_text())
     assert figures["results"]["all"]["pairs"] == 4 and figures["repeated_prompts"] == 1
     assert len((tmp_path / "answers.jsonl").read_text().splitlines()) == 4
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert all(word in page for word in ("tiny against", "What is 1?", "Who wins", "95% intervals over prompts"))
     assert isinstance(CliRunner().invoke(app, words).exception, ConfigError)
     assert isinstance(CliRunner().invoke(app, ["judge", "tiny", str(path), "--judge", "anyone"]).exception, ConfigError)
 
@@ -169,3 +171,23 @@ def test_published_questions_are_read(tether_data, other):
     alpaca, _ = read_prompts([str(tether_data / "alpaca_eval" / "instructions-with-davinci003.jsonl.gz")], 3)
     figures, _ = duel(("tiny", other), [*prompts[:2], *alpaca], PairJudge(Judge(longer), "longer"), SHORT)
     assert figures["results"]["all"]["pairs"] == 7
+
+
+def test_the_page_escapes_what_models_wrote(tmp_path):
+    from tether.report.duel import write_duel
+
+    figures = {
+        "models": {"first": "a", "second": "b"},
+        "judge": "stub",
+        "num_prompts": 1,
+        "failures": {},
+        "position": None,
+        "words": {"first": 1.0, "second": 1.0},
+        "unanswered": {"first": {"too long": 2}, "second": {}},
+        "results": {"all": {"pairs": 1, "wins": 1, "ties": 0, "losses": 0, "win_rate": None}},
+    }
+    said = [{"role": "assistant", "content": "<script>alert(1)</script>"}]
+    write_duel(tmp_path / "p.html", figures, [{"prompt": said, "first": said, "second": said, "verdict": "first"}])
+    page = (tmp_path / "p.html").read_text(encoding="utf-8")
+    assert "<script>alert" not in page and "&lt;script&gt;alert" in page
+    assert "not answered by a: too long" in page and "Pairs that a wins" in page and "Ties" not in page

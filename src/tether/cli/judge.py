@@ -45,6 +45,7 @@ def judge_pairs(
     judge: Annotated[str | None, typer.Option(help="With --prompts: who judges, a model as MODEL is.")] = None,
     max_new_tokens: Annotated[int, typer.Option(min=1, help="With --prompts: longest answer, in tokens.")] = 512,
     answer_temperature: Annotated[float, typer.Option(min=0, help="With --prompts: of both models' answers; 0 is greedy.")] = 0.7,
+    page: Annotated[Path | None, typer.Option(help="With --prompts: write a page of figures and answers here.")] = None,
     seed: options.Seed = 0,
     rubric: Annotated[
         str, typer.Option(help="What is better: a text file, helpful, harmless; or a .toml of principles.")
@@ -78,7 +79,9 @@ def judge_pairs(
     pair_judge = PairJudge(chat, words, temperature=temperature)
     if prompts:
         sampling = Sampling(max_new_tokens, answer_temperature)
-        _compare((model, files[0]), prompts, pair_judge, sampling, seed=seed, limit=limit, output=output, report=report)
+        _compare(
+            (model, files[0]), prompts, pair_judge, sampling, seed=seed, limit=limit, output=output, report=report, page=page
+        )
         return
     with bars(console) as announce:
         labels, results = judge_files(pair_judge, files, format=format, limit=limit, announce=announce)
@@ -109,38 +112,31 @@ def _compare(
     limit: int | None,
     output: Path | None,
     report: Path | None,
+    page: Path | None,
 ) -> None:
     """Two models against each other, as tables, as JSON in `report` and with all answers as JSON lines in `output`."""
     from tether.cli.results import show_usage
     from tether.core.rundir import write_jsonl
-    from tether.report.numbers import bracketed, percent
+    from tether.report.duel import COLUMNS, fact_rows, result_rows, write_duel
     from tether.run.duel import duel, read_prompts
 
     console = Terminal()
     prompts, left_out = read_prompts(files, limit)
     with bars(console) as announce:
         figures, rows = duel(models, prompts, judge, sampling, seed=seed, announce=announce)
-    counts = ("pairs", "wins", "ties", "losses")
-    cells = [
-        (name, *(f"{one[count]:,}" for count in counts), bracketed(one["win_rate"], percent))
-        for name, one in figures["results"].items()
-    ]
     title = f"{models[0]} against {models[1]}, judged by {judge.name}"
-    show_table(console, title, cells, ("prompts", "pairs", "wins", "ties", "losses", "wins, ties half (95% over prompts)"))
-    sides = [figures["unanswered"][side] for side in ("first", "second")]
-    facts = [
-        ("words an answer", " and ".join(f"{value:.0f}" for value in figures["words"].values())),
-        *((f"not answered: {reason}", f"{count:,}") for side in sides for reason, count in side.items()),
-        *((f"not judged: {reason}", f"{count:,}") for reason, count in figures["failures"].items()),
-        *((name.replace("_", " "), f"{value:,}") for name, value in left_out.items() if isinstance(value, int) and value),
-    ]
-    show_table(console, "", facts)
+    show_table(console, title, result_rows(figures), COLUMNS)
+    repeated = [("repeated prompts, asked once", f"{count:,}")] if (count := left_out["repeated_prompts"]) else []
+    show_table(console, "", [*fact_rows(figures), *repeated])
     usage = dict(judge.model.usage())
     show_usage(console, usage)
     save(console, report, {**figures, **left_out, "usage": usage})
     if output:
         write_jsonl(output, rows)
         point_to(console, f"{len(rows):,} pairs of answers", output)
+    if page:
+        write_duel(page, figures, rows)
+        point_to(console, "Page", page)
 
 
 def constitution(
