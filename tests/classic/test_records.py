@@ -8,7 +8,7 @@ import torch
 from tests.classic.test_ppo import QUERIES, RESPONSES, SCORES, make
 
 import tether
-from tether.core.errors import DataError
+from tether.core.errors import DataError, RunError
 from tether.core.rundir import read_jsonl
 from tether.report.page import write_report
 from tether.report.reading import read_journey
@@ -45,6 +45,8 @@ def test_a_classic_run_has_a_page_and_is_examined(folder, tokenizer, tmp_path):
     trainer.save_pretrained(tmp_path / "final")
     assert "not finished" not in " ".join(read_journey(path).notes)
     assert read_journey(path.parent).stages[0].name == path.name  # and so is the folder of several trainings
+    with pytest.raises(RunError, match=f"holds no results of tether.*Give the folder of a run, such as .*/{path.name}"):
+        read_journey(path.parent.parent)
 
 
 def test_updates_that_go_too_far_are_told_of_at_once_in_the_log_and_by_the_doctor(folder, tokenizer):

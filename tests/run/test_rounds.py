@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, RewardError
-from tether.core.rundir import RunDirectory, read_jsonl
+from tether.core.rundir import RunDirectory, read_json, read_jsonl
 from tether.core.types import Comparison, Demonstration, Prompt, Sampling, Score, assistant, user
 from tether.data.chat import ChatEncoder
 from tether.data.sources import read
@@ -274,6 +274,7 @@ def test_the_numbers_of_all_rounds_are_those_of_one_training(tmp_path):
     assert [row["step"] for row in rows] == list(range(1, len(rows) + 1))
     assert [row["round"] for row in rows] == [1] * len(own[0]) + [2] * len(own[1])
     summary = RunDirectory(tmp_path / "rounds").summary()
+    assert [read_json(tmp_path / "rounds" / f"round-{n:02d}" / "manifest.json")["rows"] for n in (1, 2)] == [len(PROMPTS)] * 2
     assert summary["updates"] == len(rows) and summary["num_pairs"] == sum(len(rows_of(tmp_path / "rounds", n)) for n in (1, 2))
     assert summary["seconds"] >= sum(one["sampling"]["seconds"] for one in summary["rounds"]) > 0
     (stage,) = read_journey(tmp_path / "rounds").stages

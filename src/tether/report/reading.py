@@ -176,9 +176,17 @@ def read_journey(run: Path) -> Journey:
     if not (any(stage.kind for stage in stages) or journey.answers):
         raise RunError(
             f"{run} holds no results of tether: neither metrics.jsonl of a stage nor folders such as sft, reward or ppo "
-            "with one. Give the folder of a run that has taken a step."
+            f"with one. {_further_down(run)}"
         )
     return journey
+
+
+def _further_down(run: Path) -> str:
+    """What to give instead of a folder in which nothing is: the runs that lie in it."""
+    inside = sorted({str(path.parent) for depth in ("*/*", "*/*/*") for path in run.glob(f"{depth}/metrics.jsonl")})
+    if not inside:
+        return "Give the folder of a run that has taken a step."
+    return f"Give the folder of a run, such as {inside[0]}{f' ({len(inside)} lie in this one)' if len(inside) > 1 else ''}."
 
 
 def _folders(run: Path) -> set[Path]:

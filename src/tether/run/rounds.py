@@ -119,9 +119,11 @@ def train(section: RoundsSection, context: Context, rows: Sequence[Any], run: Ru
     if section.method == "iterative":
         load, note = partial(open_model, context.model, seed=context.seed), run.path / "left_out.json"
         rows = usable_once(context, rows, section.max_new_tokens, note, load)
+    manifest = read_json(run.path / "manifest.json")
+    noted = {key: manifest[key] for key in ("data", "rows") if key in manifest}
     summaries, previous = [], None
     for number in range(section.rounds):
-        one = RunDirectory.open(run.path / f"round-{number + 1:02d}", {**config, "round": number + 1})
+        one = RunDirectory.open(run.path / f"round-{number + 1:02d}", {**config, "round": number + 1}, **noted)
         if not one.complete:
             _Round(section, context, one, number, previous).play(rows)
         summaries.append(one.summary())
@@ -133,7 +135,9 @@ def _totals(rounds: Sequence[Json]) -> Json:
     """Numbers of all rounds together, and those of the last one's training."""
     last = rounds[-1]
     sums = {key: sum(one[key] for one in rounds) for key in ("num_pairs", "updates", "seconds")}
-    return {key: last[key] for key in ("train_loss", "heldout_accuracy", "margin_mean") if key in last} | sums
+    return {
+        key: last[key] for key in ("train_loss", "heldout_loss", "heldout_accuracy", "heldout_margin_mean") if key in last
+    } | sums
 
 
 @dataclass
