@@ -21,6 +21,7 @@ import pytest
 from tether.core.errors import DataError, MissingFileError
 from tether.core.types import Comparison, Demonstration, Feedback, Problem, Prompt, StepLabels, assistant, user
 from tether.data.chat import Encoded
+from tether.data.formats import containers
 from tether.data.sources import Quarantine, detect_format, group_of, look, read, split_by_group
 from tether.data.steps import Solution
 
@@ -534,3 +535,17 @@ def test_a_name_that_no_format_has_is_refused_with_the_nearest(tmp_path):
         look([str(path)], Comparison, columns={"prompt": "q", "chosen": "good", "rejected": "bad", "zzzz": "more"})
     with pytest.raises(DataError, match=r"the name 'promt', which no format has \(did you mean 'prompt'"):
         list(read(path, Prompt, columns={"promt": "q"}, format="prompts"))
+
+
+@pytest.mark.parametrize("ending", ["gz", "zst"])
+def test_a_small_file_that_unpacks_to_gigabytes_is_an_error(tmp_path, monkeypatch, ending):
+    monkeypatch.setattr(containers, "FREE_BYTES", 1 << 20)
+    fair = "".join(json.dumps({"prompt": f"question {n} {n * n}", "response": f"{n**3}"}) + "\n" for n in range(60_000))
+    bomb = '{"prompt": "' + "a" * (1 << 24) + '", "response": "b"}\n'
+    for name, text in (("fair", fair), ("bomb", bomb * 4)):
+        path = tmp_path / f"{name}.jsonl.{ending}"
+        with pa.CompressedOutputStream(str(path), "gzip" if ending == "gz" else "zstd") as out:
+            out.write(text.encode())
+    assert len(list(read(tmp_path / f"fair.jsonl.{ending}", Demonstration))) == 60_000
+    with pytest.raises(DataError, match="more than 200 times its size"):
+        list(read(tmp_path / f"bomb.jsonl.{ending}", Demonstration))

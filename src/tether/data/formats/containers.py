@@ -45,6 +45,8 @@ _FOREIGN = {
     b"\x28\xb5\x2f\xfd": "packed twice. Unpack it once",
 }
 """How files begin that are no text in UTF-8."""
+FREE_BYTES, MOST_GROWTH = 1 << 28, 200
+"""Bytes that every packed file may grow to, and times its size that a larger one may."""
 _BINARY = "binary, or text in UTF-16 or UTF-32. Export it as JSON lines in UTF-8"
 
 
@@ -180,12 +182,44 @@ def _unpacked(stream: io.BufferedReader) -> Any:
     """The bytes of a file, unpacked if they begin as gzip or zstd does, whatever the name says."""
     head = stream.peek(4)[:4]
     if head.startswith(b"\x1f\x8b"):
-        return io.BufferedReader(gzip.GzipFile(fileobj=stream), json_rows.CHUNK)
+        return io.BufferedReader(_Unpacking(gzip.GzipFile(fileobj=stream), stream), json_rows.CHUNK)
     if head == b"\x28\xb5\x2f\xfd":
         import pyarrow as pa
 
-        return io.BufferedReader(pa.CompressedInputStream(stream, "zstd"), json_rows.CHUNK)
+        return io.BufferedReader(_Unpacking(pa.CompressedInputStream(stream, "zstd"), stream), json_rows.CHUNK)
     return stream
+
+
+class _Unpacking(io.RawIOBase):
+    """An unpacked stream that ends with an error where a small file becomes very large: texts shrink to a tenth or so."""
+
+    def __init__(self, unpacked: Any, packed: io.BufferedReader) -> None:
+        self.unpacked, self.packed, self.read_bytes = unpacked, packed, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return self.unpacked.seekable()
+
+    def seek(self, place: int, whence: int = 0, /) -> int:
+        return self.unpacked.seek(place, whence)
+
+    def readinto(self, buffer: Any, /) -> int:
+        """See io.RawIOBase.
+
+        Raises:
+            DataError: the file grows beyond all measure.
+        """
+        content = self.unpacked.read(len(buffer))
+        buffer[: len(content)] = content
+        self.read_bytes += len(content)
+        if self.read_bytes > FREE_BYTES and self.read_bytes > MOST_GROWTH * self.packed.tell():
+            raise DataError(
+                f"{self.packed.name} grows to more than {MOST_GROWTH} times its size when it is unpacked: it is damaged, or made "
+                "to fill memories. Unpack it by hand if you trust it"
+            )
+        return len(content)
 
 
 def _rows(stream: Any, suffix: str, where: str) -> Numbered:
