@@ -8,7 +8,7 @@ import torch
 import transformers
 from scipy import stats
 
-from tether.core.errors import DataError, ModelError
+from tether.core.errors import DataError
 from tether.core.types import Prompt, Sampling, StopReason, user
 from tether.data.chat import ChatEncoder
 from tether.models.tiny import tiny_model, tiny_tokenizer
@@ -107,12 +107,6 @@ def test_many_rows_that_end_early_are_transformers_greedy_rows():
 
 def test_nothing_asked_nothing_answered():
     assert engine().generate([], Sampling()) == []
-
-
-def test_a_model_that_counts_its_own_positions_is_refused():
-    config = transformers.BloomConfig(vocab_size=261, hidden_size=32, n_layer=1, n_head=2)
-    with pytest.raises(ModelError, match="takes no position_ids"):
-        LocalEngine(Role(transformers.BloomForCausalLM(config)), ChatEncoder(tiny_tokenizer(), (1,)))
 
 
 def windowed_model(kind, window=8):

@@ -21,7 +21,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tether.core.errors import ModelError
 from tether.cpu.kernels import Ragged, attend, attend_back, library_for
-from tether.models.independence import EQUAL, relative_difference
+from tether.models.independence import agrees
 from tether.models.loading import plain_attention
 from tether.models.trunk import GROUPED, additive_mask
 
@@ -215,7 +215,7 @@ def computes_alike(model: Any) -> bool:
                 states.append(model(input_ids=ids, use_cache=False).logits[0])
             except Exception:  # noqa: BLE001  (a model of any author may want anything of its attention)
                 return _ALIKE.setdefault(key, False)
-        _ALIKE[key] = bool(relative_difference(states[1], states[0]).median() <= EQUAL.get(model.dtype, 0.1))
+        _ALIKE[key] = agrees(states[1].to(model.dtype), states[0].to(model.dtype))
     return _ALIKE[key]
 
 

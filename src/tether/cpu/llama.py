@@ -117,14 +117,16 @@ class LlamaDecoder:
 
 def head_dim(config: Any) -> int:
     """Numbers of one attention head."""
-    return setting(config, "head_dim") or config.hidden_size // config.num_attention_heads
+    return setting(config, "head_dim") or config.hidden_size // (setting(config, "num_attention_heads") or 1)
 
 
 def cache_bytes(config: Any, rows: int, places: int, element_size: int) -> int:
-    """Keys and values of `rows` sequences."""
+    """Keys and values of `rows` sequences; of a model without attention nothing."""
     config = config.get_text_config(decoder=True)
-    heads = setting(config, "num_key_value_heads") or config.num_attention_heads
-    return 2 * config.num_hidden_layers * heads * head_dim(config) * rows * places * element_size
+    unlike = setting(config, "is_heterogeneous")
+    layers = config.per_layer_config if unlike else [config] * config.num_hidden_layers
+    heads = (setting(layer, "num_key_value_heads") or setting(layer, "num_attention_heads") or 0 for layer in layers)
+    return 2 * rows * places * element_size * sum(n * head_dim(layer) for n, layer in zip(heads, layers, strict=True))
 
 
 @torch.no_grad()

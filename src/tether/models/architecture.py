@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tether.core.errors import ModelError, one_line
-from tether.models.independence import EQUAL, relative_difference
+from tether.models.independence import agrees
 from tether.models.trunk import Role
 
 OTHER = "Choose another model"
@@ -33,7 +33,7 @@ def check_architecture(source: str, model: Any) -> None:
             f"{source} cannot be loaded as a causal language model: {kind} reads both ways and cannot continue a text. "
             "Give a causal language model."
         )
-    if not relative_difference(ours, expected).median() <= EQUAL.get(model.dtype, 0.1):
+    if not agrees(ours, expected):
         raise ModelError(
             f"{source}: {kind} does not compute its logits by its output layer alone, so its log-probabilities cannot be read. "
             f"{OTHER}."
@@ -42,12 +42,14 @@ def check_architecture(source: str, model: Any) -> None:
 
 @torch.no_grad()
 def _logits(role: Role) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the model returns, centred, and what a role makes of its states: (time, vocab) float32 each."""
+    """What the model returns, centred, and what a role makes of its states: (time, vocab) each, in the model's type."""
     ids = torch.randint(role.vocabulary, (1, 9), generator=torch.Generator().manual_seed(0)).to(role.device)
     places = {"position_ids": torch.arange(9, device=role.device)[None]} if role.takes_positions else {}
-    ours = role.logits(role.states(ids)[0]).float()
-    expected = role.causal_model(input_ids=ids, use_cache=False, **places).logits[0, :, : ours.shape[-1]].float()
-    return expected - expected.mean(-1, keepdim=True), ours - ours.mean(-1, keepdim=True)
+    ours = role.logits(role.states(ids)[0])
+    expected = role.causal_model(input_ids=ids, use_cache=False, **places).logits[0, :, : ours.shape[-1]]
+    centred = (logits.float() - logits.float().mean(-1, keepdim=True) for logits in (expected, ours))
+    first, second = (logits.to(role.causal_model.dtype) for logits in centred)
+    return first, second
 
 
 def differences(model: Any) -> Iterator[str]:

@@ -39,8 +39,11 @@ def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def setting(config: Any, name: str) -> Any:
-    """A value of a model's config; None where its family has no such setting."""
-    return getattr(config, name, None)
+    """A value of a model's config, of unlike layers the largest; None where its family has no such setting."""
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # by which transformers says that layers differ
+        return max(filter(None, (setting(layer, name) for layer in config.per_layer_config)), default=None)
 
 
 def context_length(config: Any) -> int:
@@ -105,7 +108,8 @@ class Role:
     def decoder(self) -> nn.Module:
         """What makes states of token ids."""
         decoder = self.causal_model.get_decoder()
-        return self.causal_model.model if decoder is self.causal_model else decoder
+        own = decoder is not self.causal_model and hasattr(decoder, "config")  # or it is a layer that is called so
+        return decoder if own else self.causal_model.model
 
     @property
     def device(self) -> torch.device:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from tether.core.errors import DataError
 from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, StopReason
@@ -22,6 +23,26 @@ class Drawn(NamedTuple):
     ids: Ids
     logprobs: tuple[float, ...]
     reason: StopReason
+
+
+class Draws(NamedTuple):
+    """Responses to draw: `num_samples` to each row of prompt ids, whose randomness depends on its ordinal."""
+
+    rows: Sequence[Ids]
+    ordinals: Sequence[int]
+    sampling: Sampling
+    num_samples: int
+    seed: int
+
+
+def has_stop_string(encoder: ChatEncoder, sampling: Sampling, response: Tensor) -> bool:
+    """Whether the end of the response's ids reads as one of the strings that end a response."""
+    stops = sampling.stop_strings
+    if not stops:
+        return False
+    tail = response[max(0, len(response) - max(len(stop.encode()) for stop in stops) - 8) :]
+    text = encoder.tokenizer.decode(tail.tolist())
+    return any(stop in text for stop in stops)
 
 
 def encode_prompts(encoder: ChatEncoder, prompts: Sequence[Prompt], sampling: Sampling, context_length: int) -> list[Ids]:

@@ -12,12 +12,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tether.core.errors import ModelError
 from tether.core.types import Prompt, RolloutGroup, Sampling, StopReason
 from tether.cpu.llama import KeysAndValues
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
-from tether.rollout.drawn import Drawn, Ids, as_group, encode_prompts
+from tether.rollout.drawn import Draws, Drawn, Ids, as_group, encode_prompts, has_stop_string
 from tether.rollout.sampling import counter_uniform, sample_tokens
 
 ROWS = 16
@@ -37,19 +36,21 @@ class LocalEngine:
         context_length: the model's limit; a prompt that leaves no room for its response is refused.
         cpu_kernels: decode and sample with them on a CPU, where they can be had.
 
+    A model whose rows cannot stand in slots (recurrent states, ALiBi) is sampled from by `rollout.in_step`.
+
     Raises:
-        ModelError: the model's positions cannot be given from outside.
+        ModelError: the model computes other states token by token than at once.
     """
 
     def __init__(
         self, role: Role, encoder: ChatEncoder, *, max_rows: int = 64, context_length: int = 2**31, cpu_kernels: bool = True
     ) -> None:
         from tether.rollout.decoding import engine_decoder
+        from tether.rollout.proof import step_decoder
 
-        if not role.takes_positions:
-            raise ModelError("the local engine cannot decode a model that takes no position_ids (ALiBi and its kin)")
         self.role, self.encoder = role, encoder
         self.decoder, self.cpu_kernels = engine_decoder(role, cpu_kernels=cpu_kernels), cpu_kernels
+        self.in_step = step_decoder(role, self.decoder)
         self.max_rows, self.context_length = max_rows, context_length
         self.policy_version = 0
 
@@ -91,6 +92,11 @@ class LocalEngine:
         progress: Callable[[int], None] | None = None,
     ) -> list[list[Drawn]]:
         """`num_samples` responses to each row of prompt ids: `generate` in tokens."""
+        if self.in_step is not None:
+            from tether.rollout.in_step import draw_in_step
+
+            responses = Draws(rows, ordinals, sampling, num_samples, seed)
+            return draw_in_step(self.in_step, self.encoder, responses, self.max_rows, progress)
         for product in self.decoder.products:
             product.refresh()
         decoding = _Decoding(self, rows, list(ordinals), sampling, num_samples, seed)
@@ -207,19 +213,13 @@ class _Decoding:
             if numbers[row] < 0:
                 continue
             reason = StopReason.STOP_TOKEN if stopped[row] else StopReason.LENGTH
-            if not stopped[row] and self.sampling.stop_strings and self._has_stop_string(row):
+            if not stopped[row] and has_stop_string(self.engine.encoder, self.sampling, self.tokens[row, : int(self.steps[row])]):
                 reason, ended[row] = StopReason.STOP_STRING, True
             if ended[row]:
                 length = int(self.steps[row])
                 ids, logprobs = tuple(self.tokens[row, :length].tolist()), tuple(self.logprobs[row, :length].tolist())
                 self.finished[numbers[row]] = Drawn(ids, logprobs, reason)
                 self.request[row], self.steps[row], self.cache_lengths[row] = -1, 0, 0
-
-    def _has_stop_string(self, row: int) -> bool:
-        length, stops = int(self.steps[row]), self.sampling.stop_strings
-        tail = self.tokens[row, max(0, length - max(len(stop.encode()) for stop in stops) - 8) : length]
-        text = self.engine.encoder.tokenizer.decode(tail.tolist())
-        return any(stop in text for stop in stops)
 
     def _close_up(self) -> None:
         """With nobody waiting, the last rows move into free slots, and fewer rows are decoded."""
