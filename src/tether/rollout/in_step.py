@@ -19,7 +19,7 @@ from transformers.cache_utils import DynamicCache
 from tether.core.types import StopReason
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
-from tether.rollout.drawn import Draws, Drawn, has_stop_string
+from tether.rollout.drawn import Drawn, Draws, has_stop_string
 from tether.rollout.sampling import counter_uniform, sample_tokens
 
 CACHES = ("past_key_values", "cache_params")

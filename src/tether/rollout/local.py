@@ -16,7 +16,7 @@ from tether.core.types import Prompt, RolloutGroup, Sampling, StopReason
 from tether.cpu.llama import KeysAndValues
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
-from tether.rollout.drawn import Draws, Drawn, Ids, as_group, encode_prompts, has_stop_string
+from tether.rollout.drawn import Drawn, Draws, Ids, as_group, encode_prompts, has_stop_string
 from tether.rollout.sampling import counter_uniform, sample_tokens
 
 ROWS = 16
