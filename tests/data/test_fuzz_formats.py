@@ -29,49 +29,12 @@ from tether.data.sources import Quarantine, read
 KINDS = (Prompt, Demonstration, Comparison, Feedback, StepLabels, Problem)
 NAMES = {layout.name for layout in FORMATS}
 ROWS = [seed["row"] for seed in SEEDS if seed["format"] in NAMES] + [layout.row for layout in LAYOUTS if layout.read]
-EXTRA = (
-    *(
-        "input",
-        "context",
-        "history",
-        "system",
-        "system_prompt",
-        "tools",
-        "metadata",
-        "source",
-        "tags",
-        "title",
-        "passage",
-        "notes",
-    ),
-    *(
-        "score",
-        "rating",
-        "label",
-        "labels",
-        "feedback",
-        "answer",
-        "solution",
-        "response",
-        "output",
-        "completion",
-        "chosen",
-        "prompt",
-    ),
-    *(
-        "question",
-        "instruction",
-        "query",
-        "messages",
-        "conversations",
-        "model",
-        "preference",
-        "winner",
-        "reasoning",
-        "group",
-        "x.y",
-    ),
-)
+EXTRA = [
+    "input", "context", "history", "system", "system_prompt", "tools", "metadata", "source", "tags", "title", "passage", "notes",
+    "score", "rating", "label", "labels", "feedback", "answer", "solution", "response", "output", "completion", "chosen", "prompt",
+    "question", "instruction", "query", "messages", "conversations", "model", "preference", "winner", "reasoning", "group", "x.y",
+]  # fmt: skip
+"""Names of columns that some reader looks for, and a few others."""
 BESIDE = ("source", "tags", "notes", "metadata", "title", "comment", "model", "id", "reference", "topic", "lang", "x.y")
 """Columns that belong to no prompt and to no verdict."""
 _SENTENCE = re.compile(r"(?=[.?!]\Z)")
@@ -188,10 +151,7 @@ def extended(draw: random.Random, layout: Layout) -> dict[str, Any]:
     """The row with up to three more columns, in any order."""
     marks, row = Marks(), copy.deepcopy(layout.row)
     for _ in range(draw.randint(0, 3)):
-        name = draw.choice(
-            ["source", "tags", "notes", "metadata", "title", "passage", "model", "id", "reference", "topic", "lang", "x.y"]
-        )
-        row.setdefault(name, strange(draw, marks))
+        row.setdefault(draw.choice(BESIDE), strange(draw, marks))
     names = list(row)
     draw.shuffle(names)
     return {name: row[name] for name in names}

@@ -214,3 +214,33 @@ def test_turns_after_the_judged_one_are_left_out_and_kept(tmp_path: Path) -> Non
 )
 def test_a_refusal_names_the_way_out(tmp_path: Path, row: dict[str, Any], kind: type, part: str) -> None:
     assert part in refusal(tmp_path, [row], kind)
+
+
+ANSWERED = {
+    "preference": (Comparison, {"chosen": "one", "rejected": "two"}),
+    "names": (Comparison, {"accepted": "one", "rejected": "two"}),
+    "ranking": (Comparison, {"responses": ["one", "two"], "scores": [2, 1]}),
+    "ultrafeedback": (Comparison, {"completions": [{"response": r, "overall_score": s} for r, s in (("one", 2), ("two", 1))]}),
+    "two answers": (Comparison, {"response_a": "one", "response_b": "two", "winner": "a"}),
+    "rejected beside": (Comparison, {"output": "one", "rejected_response": "two"}),
+    "kto": (Feedback, {"output": "one", "kto_tag": True}),
+}
+TOOL = {"type": "function", "function": {"name": "find", "parameters": {"type": "object", "properties": {}}}}
+
+
+@pytest.mark.parametrize("layout", ANSWERED)
+def test_all_of_the_prompt_is_read(tmp_path: Path, layout: str) -> None:
+    kind, more = ANSWERED[layout]
+    row = {
+        "instruction": "Translate.",
+        "input": "Hello",
+        "history": [["Hi", "Yes?"]],
+        "system_prompt": "Be brief.",
+        "tools": [TOOL],
+    }
+    [record] = rows_of(tmp_path, [{**row, "tools": [TOOL], **more}], kind)
+    turns = [(turn.role, turn.content) for turn in record.prompt]
+    assert turns == [("system", "Be brief."), ("user", "Hi"), ("assistant", "Yes?"), ("user", "Translate.\n\nHello")]
+    assert "find" in record.prompt[0].tools
+    [record] = rows_of(tmp_path, [{"instruction": "Translate.", "context": "Hello", **more}], kind)
+    assert record.prompt == (user("Translate.\n\nHello"),)
