@@ -32,7 +32,8 @@ ROWS = [seed["row"] for seed in SEEDS if seed["format"] in NAMES] + [layout.row 
 EXTRA = [
     "input", "context", "history", "system", "system_prompt", "tools", "metadata", "source", "tags", "title", "passage", "notes",
     "score", "rating", "label", "labels", "feedback", "answer", "solution", "response", "output", "completion", "chosen", "prompt",
-    "question", "instruction", "query", "messages", "conversations", "model", "preference", "winner", "reasoning", "group", "x.y",
+    "question", "instruction", "query", "messages", "conversations", "model", "preference", "winner", "reasoning", "group",
+    "x.y",
 ]  # fmt: skip
 """Names of columns that some reader looks for, and a few others."""
 BESIDE = ("source", "tags", "notes", "metadata", "title", "comment", "model", "id", "reference", "topic", "lang", "x.y")
