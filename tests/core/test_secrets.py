@@ -95,3 +95,25 @@ def test_it_loads_nothing_heavy():
 def test_long_texts_take_no_time():
     hostile = "a" * 50_000 + "://" + ":" * 50_000 + " token" * 5_000 + re.escape("@" * 50_000)
     assert len(redact(hostile, {})) > 0
+
+
+@pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ("Authorization: Basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
+        ("authorization: bearer abcdefgh", "abcdefgh"),
+        ("sent Basic dXNlcjpwYXNz to it", "dXNlcjpwYXNz"),
+        ("password = 'two words here' and more", "words"),
+        ('api_key: "a b c", x', "b c"),
+        ("--password 'my secret word' next", "secret word"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nMIIabc\nxyz\n-----END RSA PRIVATE KEY-----\nrest", "MIIabc"),
+        ("-----BEGIN PRIVATE KEY-----\ncut off", "cut off"),
+    ],
+)
+def test_headers_quoted_values_and_keys_in_blocks_are_hidden(text, secret):
+    assert secret not in redact(text, {}) and "***" in redact(text, {})
+
+
+@pytest.mark.parametrize("text", ["a basic question about tokens", "the bearer of news came", "token counts are 5 and 6"])
+def test_prose_stays(text):
+    assert redact(text, {}) == text

@@ -15,6 +15,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import sys
 import tempfile
 import time
@@ -52,12 +53,20 @@ def whole_file(path: str | Path) -> Iterator[Path]:
     temporary = Path(name)
     try:
         yield temporary
-        temporary.chmod(0o644)
+        temporary.chmod(0o666 & ~_umask())
         os.fsync(handle)
         os.replace(temporary, path)
     finally:
         os.close(handle)
         temporary.unlink(missing_ok=True)
+
+
+@cache
+def _umask() -> int:
+    """The bits that new files of this process lack; asked for once, for asking means setting."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -106,9 +115,34 @@ def hold(folder: Path) -> None:
         RunError: another process holds it.
     """
     place = folder.resolve() / ".lock"
-    if place in _HELD:
-        return
-    file = place.open("a+", encoding="utf-8")
+    while place not in _HELD:
+        file = place.open("a+", encoding="utf-8")
+        try:
+            if not _locked(file, folder):
+                return
+            is_same = place.exists() and os.path.samestat(place.stat(), os.fstat(file.fileno()))
+        except BaseException:
+            file.close()
+            raise
+        if not is_same:  # whoever held the lock has removed its file meanwhile: there is another one now
+            file.close()
+            continue
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        _HELD[place] = file
+        _remove_unfinished(folder)
+
+
+def _locked(file: IO[str], folder: Path) -> bool:
+    """True if the lock is this file's now; False if this process has it already, or wants none.
+
+    Raises:
+        RunError: another process has it, or the file system has no locks.
+    """
+    if os.environ.get(LOCKS) == "0":
+        file.close()
+        return False
     try:
         import fcntl
 
@@ -116,17 +150,24 @@ def hold(folder: Path) -> None:
     except BlockingIOError:
         file.seek(0)
         owner, mine = file.read().strip(), os.fstat(file.fileno())
-        file.close()
         if any(os.path.samestat(mine, os.fstat(held.fileno())) for held in _HELD.values()):  # the folder was moved meanwhile
-            return
+            file.close()
+            return False
         raise RunError(f"process {owner} is at work in {folder}. Wait for its end, or choose another run directory.") from None
-    except (ImportError, OSError):  # a system or a file system without such locks
-        file.close()
-        return
-    file.truncate(0)
-    file.write(f"{os.getpid()}\n")
-    file.flush()
-    _HELD[place] = file
+    except (ImportError, OSError) as error:
+        reason = (isinstance(error, OSError) and error.strerror) or "this system has none"
+        raise RunError(
+            f"{folder} cannot be locked against other processes ({reason}). Choose a run directory on a file system with locks, "
+            f"or set {LOCKS}=0 where no other process writes there."
+        ) from None
+    return True
+
+
+def _remove_unfinished(folder: Path) -> None:
+    """Remove what `whole_file` had begun when its process was killed; the folder is this process's alone."""
+    for path in folder.rglob(".*"):
+        if _UNFINISHED.fullmatch(path.name) and path.is_file():
+            path.unlink(missing_ok=True)
 
 
 def release(folder: Path) -> None:
@@ -138,6 +179,10 @@ def release(folder: Path) -> None:
 
 
 _HELD: dict[Path, IO[str]] = {}
+LOCKS = "TETHER_LOCKS"
+"""The environment variable that is 0 where run directories shall not be locked."""
+_UNFINISHED = re.compile(r"\..+\.[a-z0-9_]{8}")
+"""Names of temporary files, as `whole_file` makes them."""
 
 
 def flush(path: Path) -> None:
@@ -161,14 +206,23 @@ def read_json(path: str | Path) -> Any:
 
 
 def read_jsonl(path: str | Path) -> Iterator[Json]:
-    """The complete lines of a JSONL file; a last line cut by a crash is left out."""
+    """The complete lines of a JSONL file; a last line cut by a crash is left out.
+
+    Raises:
+        RunError: a line holds no JSON; the message has its number.
+    """
     path = Path(path)
     if not path.is_file():
         return
-    with path.open(encoding="utf-8") as file:
-        for line in file:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, 1):
             if line.endswith("\n"):
-                yield json.loads(line)
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise RunError(
+                        f"{path}, line {number}, is damaged ({error}). Remove the line, or restore the file from a copy."
+                    ) from error
 
 
 def in_sequence(rounds: Sequence[Sequence[Json]]) -> list[Json]:

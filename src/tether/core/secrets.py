@@ -21,12 +21,24 @@ _IS_NAME = re.compile(rf"(?:^|[_.-])(?:key|{_NAME})(?<!stop[_-]token)$", re.IGNO
 _ASSIGNED = re.compile(
     rf"((?:^|[?&;,\s'\"_.-])(?:key|{_NAME})['\"]?\s*(?:=|:\s?(?!//))\s*['\"]?)([^\s'\"&;,{{}}\[\]]+)", re.IGNORECASE
 )
+_QUOTED = re.compile(
+    rf"((?:(?:^|[?&;,\s'\"_.-])(?:key|{_NAME})['\"]?\s*(?:=|:\s?(?!//))\s*|--?[\w-]*{_NAME}\s+)(?P<mark>['\"]))"
+    r"(?:\\.|(?!(?P=mark)).)+", re.IGNORECASE,
+)  # fmt: skip
+"""A value in quotes, which may hold spaces."""
 _OPTION = re.compile(rf"(--?[\w-]*{_NAME}\s+['\"]?)(?!-)([^\s'\"]+)", re.IGNORECASE)
 _IN_ADDRESS = re.compile(r"(\b[a-z][a-z0-9+.-]*://[^\s/:@]*:)([^\s@/]+|[^\s@]+(?=@[^\s@/]+(?:[/?#\s]|$)))(?=@)", re.IGNORECASE)
 _SHAPES = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{8,}|sk-[A-Za-z0-9_-]{8,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{12,}|AKIA[A-Z0-9]{12,}"
-    r"|AIza[\w-]{20,}|xox[abprs]-[\w-]{8,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,})|(?<=Bearer )[^\s'\"]+"
+    r"|AIza[\w-]{20,}|xox[abprs]-[\w-]{8,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]{8,})"
 )
+_SCHEME = re.compile(
+    r"((?:\bauthorization['\"]?\s*[:=]\s*['\"]?)(?:Bearer|Basic|Digest|Token)\s+"
+    r"|\b(?:Bearer|Basic|Digest|Token)\s+['\"]?(?=[^\s'\"]*(?:[\d=+/._-]|(?-i:[a-z][A-Z]))|[^\s'\"]{16}))[^\s'\"]{6,}",
+    re.IGNORECASE,
+)
+"""The scheme of an Authorization header, and what follows it; a short plain word is prose."""
+_PEM = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
 _SECRET_VARIABLE = re.compile(r"(?:TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|(?:^|_)(?:KEY|PASS|AUTH))$", re.IGNORECASE)
 
 
@@ -48,7 +60,8 @@ def redact(text: str, environment: Mapping[str, str] | None = None) -> str:
     """The text with *** for every secret in it; `environment` is that of this process unless another is given."""
     for secret in _known(os.environ if environment is None else environment):
         text = text.replace(secret, HIDDEN)
-    for pattern in (_IN_ADDRESS, _OPTION, _ASSIGNED):
+    text = _PEM.sub(HIDDEN, text)
+    for pattern in (_IN_ADDRESS, _SCHEME, _QUOTED, _OPTION, _ASSIGNED):
         text = pattern.sub(rf"\g<1>{HIDDEN}", text)
     return _SHAPES.sub(HIDDEN, text)
 
