@@ -19,6 +19,7 @@ def data(tmp_path):
     rows = {
         "talks": TALKS,
         "prompts": [{"prompt": row["prompt"]} for row in TALKS],
+        "good": [{"prompt": row["prompt"], "completion": "an answer", "label": True} for row in TALKS],
         "pairs": [{"prompt": row["prompt"], "chosen": "good", "rejected": "bad"} for row in TALKS],
     }
     for name, lines in rows.items():
@@ -74,6 +75,11 @@ def later(data, folder, monkeypatch):
             "Preferences need two responses",
         ),
         "a store that cannot be opened": ({"pairs": {**pairs, "judge": "people", "store": str(folder)}}, "store"),
+        "answers of one kind": ({"kto": {"data": data["good"]}}, "are desirable: KTO learns from both kinds"),
+        "an objective that holds out nothing": (
+            {"reward": {"objectives": {"kind": data["pairs"], "safe": data["pairs"]}, "heldout_fraction": 1e-9}},
+            "reward.objectives.kind: no row is held out",
+        ),
         "states of layers that all learn": ({"reward": {"data": data["pairs"], "keep_states_gb": 1.0}}, "lora.last_layers"),
         "a comparison that knows no lengths": (
             {"direct": {"data": data["pairs"]}, "evaluate": {"data": data["prompts"], "judge": LETTERS}},
@@ -102,6 +108,8 @@ CASES = (
     "too many prompts of pairs",
     "agreement with no comparisons",
     "a store that cannot be opened",
+    "answers of one kind",
+    "an objective that holds out nothing",
     "states of layers that all learn",
     "a comparison that knows no lengths",
     "a test model that nobody trains",

@@ -10,8 +10,8 @@ from typing import Any
 
 from tether.core.config import build
 from tether.core.errors import ConfigError, DataError, MissingFileError, require
-from tether.core.types import Comparison, Prompt
-from tether.data.sources import Quarantine, look, read
+from tether.core.types import Comparison, Feedback, Prompt
+from tether.data.sources import Quarantine, look, read, split_by_group
 from tether.evaluation.sycophancy import read_premise_pairs
 from tether.models.config import ModelConfig
 from tether.rewards.function import load_function
@@ -23,6 +23,7 @@ from tether.run.online_sections import EvaluateSection, OnlineSection, RewardedS
 from tether.run.pairs import PairsSection
 from tether.run.reward import RewardSection
 from tether.run.rows import DataConfig, Section
+from tether.run.supervised import KTOSection
 
 
 def check_section(name: str, section: Section, model: ModelConfig) -> None:
@@ -43,6 +44,11 @@ def check_section(name: str, section: Section, model: ModelConfig) -> None:
         read_premise_pairs(heldout.sycophancy.files, heldout.sycophancy.pairs)
     if isinstance(section, PairsSection):
         _check_pairs(section)
+    if isinstance(section, KTOSection) and section.data is not None:
+        _check_classes(section.data)
+    if isinstance(section, RewardSection):
+        for objective, data in (section.objectives or {}).items():
+            _check_held_out(f"{name}.objectives.{objective}", data, section.heldout_fraction, section.seed)
 
 
 def _judges(section: Section) -> Iterator[Any]:
@@ -104,6 +110,31 @@ def _check_pairs(section: PairsSection) -> None:
         raise ConfigError(f"pairs.prompts = {prompts}, and there are {there} to use: raise samples_per_prompt instead")
 
 
+def _check_classes(data: DataConfig) -> None:
+    """Whether answers are of both kinds; reading ends where they are."""
+    kinds = set[bool]()
+    for row in _rows(data, Feedback):
+        kinds.add(row.desirable)
+        if len(kinds) == 2:
+            return
+    if kinds:
+        raise DataError(
+            f"all responses of {', '.join(data.paths)} are {'desirable' if kinds.pop() else 'undesirable'}: KTO learns from both "
+            "kinds. Add responses of the other kind; desirable ones alone are demonstrations, for sft."
+        )
+
+
+def _check_held_out(name: str, data: DataConfig, fraction: float, seed: int) -> None:
+    """Whether any row of an objective is held out; reading ends at the first."""
+    if any(split_by_group([row], fraction, seed)[1] for row in _rows(data, Comparison)):
+        return
+    if not any(path.startswith("hub:") for path in data.paths):
+        raise DataError(
+            f"{name}: no row is held out at heldout_fraction = {fraction:g}, and scores of objectives get one scale on "
+            "held-out responses. Raise it, or give more prompts"
+        )
+
+
 def check_test_judge(name: str, section: Section, reward: Any) -> None:
     """Whether the [reward] stage of the recipe makes the test model that held-out answers are to be judged by.
 
@@ -121,5 +152,10 @@ def _rows_up_to(data: DataConfig, kind: type, count: int) -> int:
     """How many rows there are, counted no further than `count`; those of the hub count as enough."""
     if any(path.startswith("hub:") for path in data.paths):
         return count
-    how = data.model_dump(exclude={"path"})
-    return sum(1 for _ in islice(read(data.paths, kind, quarantine=Quarantine(keep=0), **how), count))
+    return sum(1 for _ in islice(_rows(data, kind), count))
+
+
+def _rows(data: DataConfig, kind: type) -> Iterator[Any]:
+    """The rows of files, one after another; none of the hub, whose data is left for when it is needed."""
+    if not any(path.startswith("hub:") for path in data.paths):
+        yield from read(data.paths, kind, quarantine=Quarantine(keep=0), **data.model_dump(exclude={"path"}))

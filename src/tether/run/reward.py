@@ -55,7 +55,7 @@ class RewardSection(Section, RewardConfig):
         default=False, description="make one model of the members by averaging their weights, https://arxiv.org/abs/2401.12187"
     )
     distill: Combine | None = Field(
-        default=None, description="train one more model on what the members say together, and keep that one"
+        default=None, description="train one more model, on the same base, on what the members say together, and keep that one"
     )
 
     @property
