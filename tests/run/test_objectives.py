@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tether.core.config import build
-from tether.core.errors import ConfigError, ModelError, TrainingError
+from tether.core.errors import ConfigError, DataError, ModelError
 from tether.core.rundir import read_json, read_jsonl, write_json
 from tether.core.types import Comparison
 from tether.data.sources import Quarantine
@@ -148,10 +148,11 @@ def test_an_objective_that_was_changed_is_noticed(whole, tmp_path):
         load_scorer(tmp_path, SETTINGS)
 
 
-def test_a_model_that_tells_nothing_apart_is_refused(tmp_path):
+def test_objectives_without_held_out_rows_are_refused_before_training(tmp_path):
     made = recipe(tmp_path, {"heldout_fraction": 0.001})
-    with pytest.raises(TrainingError, match="'helpful' tells no two held-out responses apart"):
+    with pytest.raises(DataError, match="reward.objectives.helpful: no row is held out"):
         run_recipe(made, ("reward",))
+    assert not (tmp_path / "run" / "reward" / "helpful").exists()
 
 
 @pytest.mark.parametrize(
