@@ -8,6 +8,7 @@ import random
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,10 +18,12 @@ from benchmarks.replay import replay
 from tether.core.config import build
 from tether.core.errors import ConfigError
 from tether.core.protocols import Monitor
+from tether.core.rundir import RunDirectory
 from tether.core.types import Prompt, Rollout, Sampling, Score, StopReason, user
 from tether.monitoring import texts
 from tether.monitoring.detectors import DETECTORS
 from tether.monitoring.watch import Watch, WatchConfig
+from tether.run.online import Guard, PPOSection
 
 ONSET, STEPS, PROMPTS, SAMPLES = 9, 15, 12, 4
 SYLLABLES = [a + b for a in "bdfgklmnprst" for b in ("a", "e", "i", "o", "u", "an", "el", "ir", "on", "um")]
@@ -181,6 +184,7 @@ CASES = {
     "entropy_collapse": Case(metric("policy/entropy", lambda age: 1.6 * 0.5**age), 4),
     "kl_explosion": Case(metric("kl/policy_reference_k1", lambda age: 20.0 + 15 * age), 4, besides=KL),
     "kl_acceleration": Case(metric("kl/policy_reference_k1", lambda age: 5 * 1.5 ** (age + 1)), 5, besides=KL),
+    "long_updates": Case(metric("policy/clip_fraction", lambda age: 0.83), 3),
     "truncation": Case(truncated, 3),
     "format_gaming": Case(formatted, 2, shows="- **"),
     "hedging": Case(hedged, 2, shows="it depends"),
@@ -516,3 +520,17 @@ def test_a_policy_that_its_penalty_holds_is_told_of_with_the_price_of_a_nat():
     assert course_of(price=0.05, kl=0.05, rise=0.1) == []
     assert course_of(price=1.25, kl=0.6, rise=0.1) == []
     assert course_of(price=1.25, kl=0.05, rise=3.0) == []
+
+
+def test_updates_that_clip_most_tokens_are_an_alarm_but_where_sequences_are_clipped(tmp_path):
+    """Twenty epochs on one batch clip 83% of its tokens; GSPO means to clip a large part."""
+
+    def fired(clipped, **settings):
+        config = PPOSection(reward_source="random", **settings)
+        guard = Guard(config.watch, SimpleNamespace(config=config), RunDirectory(tmp_path))
+        seen = [guard.observe(step, {"policy/clip_fraction": clipped}, [], []) for step in range(1, 6)]
+        return [(step, alarm.detector) for step, alarms in enumerate(seen, 1) for alarm in alarms]
+
+    assert fired(0.83) == [(3, "long_updates")] and fired(0.1) == []
+    assert fired(0.83, surrogate="sequence") == []
+    assert fired(0.83, watch={"silent": ("long_updates",)}) == []
