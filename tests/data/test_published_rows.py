@@ -125,6 +125,28 @@ DEMONSTRATIONS: dict[str, tuple[Any, Any]] = {
         (user("q"), Message("assistant", "a", train=False), user("r"), assistant("b")),
     ),
     "LangChain": ({"messages": [{"role": "human", "content": "q"}, {"role": "ai", "content": "a"}]}, QA),
+    "gpt-oss": (
+        {"messages": [U("q"), {**A("w"), "channel": "analysis"}, {**A("a"), "channel": "final"}]},
+        (user("q"), Message("assistant", "a", reasoning="w")),
+    ),
+    "gpt-oss with a call": (
+        {
+            "messages": [
+                U("q"),
+                {**A("w"), "channel": "analysis"},
+                {**A('{"x": 1}'), "channel": "commentary", "recipient": "functions.f"},
+                {"role": "tool", "name": "f", "content": "t"},
+                {**A("a"), "channel": "final"},
+            ]
+        },
+        (user("q"), Message("assistant", "", (CALL,), reasoning="w"), Message("tool", "t", name="f"), assistant("a")),
+    ),
+    "user, assistant": ({"user": "q", "assistant": "a"}, QA),
+    "thought twice": (
+        {"messages": [U("q"), {**A("<think>w</think>a"), "reasoning_content": "w"}]},
+        (user("q"), assistant("<think>w</think>a")),
+    ),
+    "Baize": ({"topic": "t", "input": "[|Human|] q\n[|AI|] a"}, QA),
     "Dolly": ({"instruction": "q", "context": "c", "response": "a", "category": "x"}, (user("q\n\nc"), assistant("a"))),
     "Alpaca-GPT4": ({"instruction": "q", "input": "", "output": "a", "text": "Below is. ### Instruction: q ### Response: a"}, QA),
     "OpenOrca": ({"id": "i", "system_prompt": "s", "question": "q", "response": "a"}, (S, *QA)),
@@ -232,6 +254,9 @@ PROBLEMS: dict[str, tuple[Any, str, str, str]] = {
         "5",
         "",
     ),
+    "verl in CSV": ({"prompt": json.dumps([U("q")]), "reward_model": '{"style": "rule", "ground_truth": "5"}'}, "q", "5", ""),
+    "OlympiadBench": ({"question": "q", "solution": ["w"], "final_answer": ["5"], "context": None}, "q", "5", "w"),
+    "tests of a program": ({"prompt": "q", "answer": '[{"input": "1"}]'}, "q", '[{"input": "1"}]', ""),
     "DAPO": (
         {
             "data_source": "math_dapo",
@@ -395,6 +420,8 @@ def test_ratings_are_kept_as_numbers(tmp_path: Path) -> None:
         ),
         ({"problem": "q", "answer": "proof"}, Problem, "no final answer: column answer says 'proof'"),
         ({"question": "q", "answer": "word " * 80}, Problem, "no final answer: column answer holds 80 words"),
+        ({"question": "q", "answers": {"text": ["a", "b"], "score": [1, 2]}}, Demonstration, "looks like prompts"),
+        ({"image": "x.jpg", "conversations": ["<image> q", "a"]}, Demonstration, "not a text: column image"),
         ({"question": "q", "choices": ["a", "b"], "answer": 5}, Problem, "no right option: answer is 5"),
         ({"question": "q", "choices": ["a", "b"], "answer": "It is a, since"}, Problem, "no right option"),
         ({"question": "q", "opa": "w", "opb": "x", "opc": "y", "opd": "z", "cop": -1}, Problem, "no right option: cop is -1"),

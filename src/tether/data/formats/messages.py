@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tether.core.errors import DataError
@@ -77,10 +77,19 @@ def read_message(item: Any, name: str) -> Conversation:
     if role is None:
         raise DataError(f"unknown role: {spoken!r:.40} in column {name}")
     parts, content = _Parts(), _first(item, _CONTENT)
+    channel, recipient = (str(_peek(item, key) or "") for key in ("channel", "recipient"))
     if word in _CALLS:
         parts.calls += _called(content, name)
+    elif role == "assistant" and recipient.startswith("functions."):
+        parts.calls.append(_tool_call({"name": item["recipient"].removeprefix("functions."), "arguments": content}, name))
+        _first(item, ("channel",))
+    elif role == "assistant" and channel == "analysis":
+        _add(inner := _Parts(), content, name)
+        _first(item, ("channel",))
+        return (Message(role, "", reasoning="".join(inner.text)),)
     else:
         _add(parts, content, name)
+        _first(item, ("channel",) if channel == "final" else ())
     if role == "assistant":
         calls = sequence(item["tool_calls"], name) if _peek(item, "tool_calls") else []
         parts.calls += [_tool_call(call, name) for call in calls]
@@ -109,6 +118,18 @@ def _thought(item: Mapping[str, Any], parts: _Parts) -> list[str]:
     words = "".join(parts.text)
     is_there = "<think>" in words and bool(key) and _peek(item, key).strip() in words
     return [item[key]] if key and not parts.reasoning and not is_there else []
+
+
+def joined(messages: Iterable[Message]) -> Conversation:
+    """The turns, a thought that is one of its own (gpt-oss's channel `analysis`) in the reply after it."""
+    turns: list[Message] = []
+    for turn in messages:
+        before = turns[-1] if turns else turn
+        if turn.role == "assistant" == before.role and before.is_empty and before.reasoning and before is not turn:
+            turns[-1] = replace(turn, reasoning="\n".join(filter(None, (before.reasoning, turn.reasoning))))
+        else:
+            turns.append(turn)
+    return tuple(turns)
 
 
 def _peek(item: Mapping[str, Any], key: str) -> Any:
