@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from tether.core.errors import DataError
 from tether.core.types import ChatRole, Comparison, Conversation, Demonstration, Feedback, Json, Message, assistant
 from tether.data.formats.json_rows import Row
-from tether.data.formats.messages import is_turn, joined, read_message, tool_schemas
+from tether.data.formats.messages import is_turn, read_message, tool_schemas, with_thoughts
 from tether.data.formats.printed import cell_value
 from tether.data.formats.values import as_text, missing, sequence, sound
 
@@ -115,7 +115,7 @@ def turns(value: Any, speaker: ChatRole, name: str) -> Conversation:
         value = [value]
     if isinstance(value, list | tuple):
         messages = (message for item in sound(value, name) for message in read_message(item, name))
-        return joined(m for m in messages if m.role != "system" or m.content.strip())
+        return with_thoughts(m for m in messages if m.role != "system" or m.content.strip())
     return (Message(speaker, as_text(value, name)),)
 
 

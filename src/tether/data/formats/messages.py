@@ -120,7 +120,7 @@ def _thought(item: Mapping[str, Any], parts: _Parts) -> list[str]:
     return [item[key]] if key and not parts.reasoning and not is_there else []
 
 
-def joined(messages: Iterable[Message]) -> Conversation:
+def with_thoughts(messages: Iterable[Message]) -> Conversation:
     """The turns, a thought that is one of its own (gpt-oss's channel `analysis`) in the reply after it."""
     turns: list[Message] = []
     for turn in messages:
