@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import tether
 from tether.core.errors import DataError
 from tether.core.types import Comparison, Demonstration, Prompt, assistant, user
 from tether.data.formats.containers import left_out, places
@@ -358,3 +359,24 @@ def test_a_text_that_begins_like_messages_and_is_cut_off_is_refused(tmp_path):
     texts = ["{'a': 1} What is this?", "[1, 2", '{"x": 1}', "[{'role': 'user', 'content': 'x'} is what I sent. Why?"]
     (tmp_path / "b.jsonl").write_text(lines([{"prompt": text} for text in texts]))
     assert prompts(tmp_path / "b.jsonl") == texts
+
+
+def test_a_configuration_that_is_a_folder_of_the_data_set(tmp_path, monkeypatch):
+    """As in hub:Anthropic/hh-rlhf/helpful-base: no configuration has the name, and a folder has."""
+    pytest.importorskip("datasets")
+    for part in ("one", "other"):
+        (tmp_path / "owner/name" / part).mkdir(parents=True)
+        (tmp_path / "owner/name" / part / "train.jsonl").write_text(lines([{"prompt": part}]))
+    monkeypatch.chdir(tmp_path)
+    assert prompts("hub:owner/name/other") == ["other"]
+    with pytest.raises(DataError, match="the hub data set owner/name/third, split train cannot be read"):
+        prompts("hub:owner/name/third")
+
+
+def test_files_left_out_stand_in_the_summary_of_a_run(tmp_path):
+    rows = [{"prompt": f"a{n}", "response": "b"} for n in range(4)]
+    for name in ("train", "test"):
+        (tmp_path / "rows").mkdir(exist_ok=True)
+        (tmp_path / f"rows/{name}.jsonl").write_text(lines(rows))
+    run = tether.sft("tiny", str(tmp_path / "rows"), run=tmp_path / "run", progress=False)
+    assert [*run.summary["files_left_out"]] == [str(tmp_path / "rows/test.jsonl")]
