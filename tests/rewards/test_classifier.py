@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import BertConfig, BertForSequenceClassification, LlamaForSequenceClassification, PreTrainedTokenizerFast
 
@@ -68,6 +69,63 @@ def test_a_decoder_reads_its_own_chat_template(tmp_path):
         text = "".join(f"<|{m.role}|>{m.content}<|end|>" for m in messages)
         ids = tiny_tokenizer()(text, add_special_tokens=False, return_tensors="pt").input_ids
         assert score.value == pytest.approx(float(reward.model(input_ids=ids).logits), abs=1e-5)
+
+
+SIZES = {"vocab_size": 261, "num_labels": 1, "bos_token_id": None, "eos_token_id": 1, "initializer_range": 0.3}
+WIDE = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, **SIZES}
+LOCAL = {"attention_types": [[["global", "local"], 1]], "window_size": 8, "num_layers": 2, "num_heads": 4, "hidden_size": 32}
+DECODERS = {
+    "llama": lambda: transformers.LlamaConfig(**WIDE),
+    "qwen2": lambda: transformers.Qwen2Config(**WIDE, num_key_value_heads=2),
+    "gpt2": lambda: transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, **SIZES),  # positions are learned
+    "gpt_neo": lambda: transformers.GPTNeoConfig(**LOCAL, **SIZES),  # attends to places in the row
+}
+ODDITIES = {
+    "as it should be": (0, {}),
+    "the EOS pads": (1, {"pad_token": "<|end|>"}),
+    "no padding token": (None, {"pad_token": None}),
+    "config names another": (3, {}),
+    "left padding": (0, {"padding_side": "left"}),
+    "left padding with the EOS": (1, {"pad_token": "<|end|>", "padding_side": "left"}),
+}
+
+
+@pytest.mark.parametrize("oddity", ODDITIES)
+@pytest.mark.parametrize("kind", DECODERS)
+@torch.no_grad()
+def test_a_decoders_score_stands_at_the_last_token_whatever_pads(tmp_path, kind, oddity):
+    padding, changes = ODDITIES[oddity]
+    config = DECODERS[kind]()
+    config.pad_token_id = padding
+    torch.manual_seed(0)
+    transformers.AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+    tokenizer = tiny_tokenizer()
+    for name, value in changes.items():
+        setattr(tokenizer, name, value)
+    tokenizer.save_pretrained(tmp_path)
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    expected = []
+    for messages in talks():
+        text = "".join(f"<|{m.role}|>{m.content}<|end|>" for m in messages)
+        ids = tiny_tokenizer()(text, add_special_tokens=False, return_tensors="pt").input_ids
+        states = getattr(model, model.base_model_prefix)(input_ids=ids).last_hidden_state
+        expected.append(float(model.score(states[0, -1])))
+    assert max(expected) - min(expected) > 0.1
+    for batch in (1, 3):
+        reward = ClassifierReward.load(ClassifierConfig(source=str(tmp_path), batch=batch))
+        values = [score.value for score in reward.score_conversations(talks())]
+        assert values == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_longer_conversation_than_the_model_reads_is_cut_at_its_beginning(tmp_path):
+    config = DECODERS["gpt2"]()
+    config.n_positions = 32
+    transformers.AutoModelForSequenceClassification.from_config(config).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    reward = ClassifierReward.load(ClassifierConfig(source=str(tmp_path)))
+    long, end = (user("x" * 100), assistant("y" * 40)), (user("z" * 90), assistant("y" * 40))
+    values = [score.value for score in reward.score_conversations([long, end])]
+    assert values[0] == pytest.approx(values[1], abs=1e-5)
 
 
 def test_rollouts_are_judged_by_their_text(tmp_path):

@@ -13,6 +13,7 @@ from tether.core.errors import ModelError
 from tether.core.types import Conversation, Rollout, Score, assistant
 from tether.models.config import ModelConfig
 from tether.models.pretrained import from_pretrained
+from tether.models.trunk import setting
 
 OFFSET = "score_offset"
 """A key of config.json: what sequence classifiers have no weight for, and tether adds again."""
@@ -26,7 +27,11 @@ class ClassifierConfig(Config):
         default=None, description="which output is the reward, by name or number; unset: the only one"
     )
     batch: int = Field(default=16, ge=1, description="conversations a forward")
-    max_length: int = Field(default=2048, ge=8, description="tokens; of longer conversations the beginning is left out")
+    max_length: int = Field(
+        default=2048,
+        ge=8,
+        description="tokens, and never more than the model reads; longer ones lose their beginning",
+    )
 
 
 class ClassifierReward:
@@ -53,6 +58,10 @@ class ClassifierReward:
         if model.config.pad_token_id is None:
             model.config.pad_token_id = tokenizer.pad_token_id
         tokenizer.truncation_side = "left"
+        self.reads_last = isinstance(setting(model, "score"), torch.nn.Module)
+        """Whether it is a decoder, whose score stands at the last token."""
+        if self.reads_last:  # padding before a text would move its tokens to other positions
+            tokenizer.padding_side = "right"
 
     @classmethod
     def load(cls, config: ClassifierConfig, device: torch.device | str = "cpu") -> ClassifierReward:
@@ -71,12 +80,32 @@ class ClassifierReward:
         scores: list[Score] = []
         for start in range(0, len(conversations), self.config.batch):
             batch = self._encoded(conversations[start : start + self.config.batch]).to(self.model.device)
+            if self.reads_last:
+                self._settle_padding(batch)
             values = self.model(**batch).logits[:, self.output].float().add(self.constant).tolist()
             scores += [Score(value).finite("the classifier", value) for value in values]
         return scores
 
+    def _settle_padding(self, batch: Any) -> None:
+        """Pad with an id that no text of the batch has, and name it to the library.
+
+        The library takes the last token that is not padding for the last of a text. Where the EOS pads, or where config.json and
+        tokenizer name different tokens, that is another place than the attention mask says.
+        """
+        ids, counts = batch["input_ids"], batch["attention_mask"].bool()
+        present = torch.zeros(int(ids.max()) + 2, dtype=torch.bool, device=ids.device)
+        present[ids[counts]] = True
+        rows = self.model.get_input_embeddings().weight.shape[0]
+        free = int((~present).nonzero()[0, 0])
+        if free >= rows:
+            raise ModelError(f"{self.config.source}: a batch has all of its {rows} tokens, and none is left for padding")
+        batch["input_ids"] = ids.masked_fill(~counts, free)
+        self.model.config.pad_token_id = self.model.config.get_text_config().pad_token_id = free
+
     def _encoded(self, conversations: Sequence[Conversation]) -> Any:
-        how = {"padding": True, "truncation": True, "max_length": self.config.max_length, "return_tensors": "pt"}
+        positions = setting(self.model.config.get_text_config(), "max_position_embeddings") or self.config.max_length
+        longest = min(self.config.max_length, self.tokenizer.model_max_length, positions)
+        how = {"padding": True, "truncation": True, "max_length": longest, "return_tensors": "pt"}
         if self.tokenizer.chat_template:
             turns = [[m.as_row() for m in messages] for messages in conversations]
             texts = [self.tokenizer.apply_chat_template(each, tokenize=False) for each in turns]
