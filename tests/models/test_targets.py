@@ -13,9 +13,10 @@ from tether.data.batches import make_batch
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.tiny import tiny_tokenizer
 from tether.models.trunk import Role
+from tether.rewards.classifier import ClassifierConfig, ClassifierReward
 from tether.run.export import export_model
 from tether.run.models import open_model
-from tether.run.roles import encoder_of, local_engine, new_role, save_trained
+from tether.run.roles import encoder_of, local_engine, new_head, new_role, save_trained
 
 SMALL = {"vocab_size": 261, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 256}
 ENDS = {"eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None, "initializer_range": 0.1}
@@ -99,6 +100,21 @@ def logprobs(role, encoder):
 def test_a_target_without_effect_is_refused_before_training(folder_of, kind, lora, message):
     with pytest.raises(ModelError, match=message):
         new_role(opened(folder_of(kind)), "policy", LoraConfig(**lora), seed=0)
+
+
+def test_a_reward_models_adapter_may_stand_on_tied_embeddings(folder_of, tmp_path):
+    """Its head reads the states alone, so the output layer's part in a merge changes no score."""
+    loaded = opened(folder_of("tied"))
+    lora = LoraConfig(rank=4, targets=("embed_tokens", "q_proj"))
+    role = moved(new_role(loaded, "reward", lora, seed=0, head=new_head(loaded, zero=False)))
+    with torch.no_grad():
+        (score,) = role.scores(make_batch([encoder_of(loaded).conversation(TALK)], 0)).tolist()
+    save_trained(role, loaded, tmp_path / "model", kind="reward")
+    assert export_model(str(tmp_path / "model"), tmp_path / "out", dtype="float32")["difference"] < 1e-3
+    reward = ClassifierReward.load(ClassifierConfig(source=str(tmp_path / "out")))
+    assert reward.score_conversations([TALK])[0].value == pytest.approx(score, abs=1e-3)
+    with pytest.raises(ModelError, match="is the output layer"):
+        new_role(loaded, "other", LoraConfig(targets=("lm_head",)), seed=0, head=new_head(loaded, zero=False))
 
 
 def test_names_are_checked_on_a_model_that_has_adapters_already(folder_of):

@@ -35,14 +35,14 @@ def members(count=3, lora=LAST, layers=3, policy=False):
     """Roles on one trunk; `policy`: a stranger's adapter stands in all layers, and is not zero."""
     model = tiny_model(layers=layers).requires_grad_(False)
     for seed in range(count):
-        model = add_adapter(model, f"reward-{seed}", lora, seed=seed)
+        model = add_adapter(model, f"reward-{seed}", lora, seed=seed, scores=True)
     if policy:
         trained(Role(add_adapter(model, "policy", LoraConfig(rank=2)), "policy", ScalarHead(64)), 9)
     return [trained(Role(model, f"reward-{seed}", ScalarHead(64)), seed) for seed in range(count)]
 
 
 def alone(seed, lora=LAST, layers=3):
-    model = add_adapter(tiny_model(layers=layers).requires_grad_(False), "reward", lora, seed=seed)
+    model = add_adapter(tiny_model(layers=layers).requires_grad_(False), "reward", lora, seed=seed, scores=True)
     return trained(Role(model, "reward", ScalarHead(64)), seed)
 
 

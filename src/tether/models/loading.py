@@ -204,11 +204,14 @@ def keep_on_host(model: Any, device: torch.device) -> Any:
     return model
 
 
-def add_adapter(model: Any, name: str, lora: LoraConfig, *, seed: int = 0) -> Any:
+def add_adapter(model: Any, name: str, lora: LoraConfig, *, seed: int = 0, scores: bool = False) -> Any:
     """`model` with one more LoRA adapter called `name`, in the dtype of the weights it stands beside.
 
     peft would keep adapters in float32, which on a CPU makes a bfloat16 model several times slower; the float32 masters
     that small learning rates need live in the optimizer (learner.local).
+
+    Args:
+        scores: a head alone reads the states, and the output layer is not used.
 
     Raises:
         ModelError: `lora.targets` fits no layer, or one that cannot have an adapter (models.targets).
@@ -221,7 +224,7 @@ def add_adapter(model: Any, name: str, lora: LoraConfig, *, seed: int = 0) -> An
         lora_dropout=lora.dropout,
         use_rslora=lora.rslora,
         use_dora=lora.dora,
-        target_modules=target_names(model, lora),
+        target_modules=target_names(model, lora, scores=scores),
         layers_to_transform=kept_layers(model.config, lora),
         task_type="CAUSAL_LM",
     )

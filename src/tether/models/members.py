@@ -91,7 +91,7 @@ def average_roles(roles: Sequence[Role], name: str, lora: LoraConfig) -> Role:
         lora: what the members' adapters were made with.
     """
     first = roles[0]
-    model = add_adapter(first.model, name, lora.model_copy(update={"rank": lora.rank * len(roles)}))
+    model = add_adapter(first.model, name, lora.model_copy(update={"rank": lora.rank * len(roles)}), scores=True)
     for layer in model.modules():
         if has_adapters(layer) and name in _adapters_of(layer):
             for letter, dimension in (("A", 0), ("B", 1)):

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from tether.core.errors import ModelError, one_line
 from tether.core.once import once
 from tether.models.adapter_folders import holds_adapter, load_merged
-from tether.models.config import PACKAGE_PREFIX, ModelConfig
+from tether.models.config import PACKAGE_PREFIX, TINY, ModelConfig
 from tether.models.packaged import PACKAGES, cache_folder, cached, fetch_package
 from tether.models.trunk import setting
 
@@ -152,6 +152,32 @@ def from_pretrained(kind: str, config: ModelConfig, dtype: torch.dtype) -> tuple
         advice = error.advice if isinstance(error, _RefusalError) else WHOLE
         raise ModelError(f"{source} cannot be loaded as {HEADS[kind]}: {one_line(error)}. {advice}.") from error
     return model, tokenizer, source
+
+
+def tokenizer_of(source: str) -> Any:
+    """The tokenizer of a model source, without the model.
+
+    Raises:
+        ModelError: there is none.
+    """
+    from transformers import AutoTokenizer
+
+    if source == TINY:
+        from tether.models.tiny import tiny_tokenizer
+
+        return tiny_tokenizer()
+    folder, name = resolve(ModelConfig(source=source))
+    try:
+        with quiet():
+            return AutoTokenizer.from_pretrained(folder)
+    except Exception as error:
+        raise ModelError(f"{name}: its tokenizer cannot be loaded ({one_line(error)}). {WHOLE}.") from error
+
+
+def same_tokens(first: Any, second: Any) -> bool:
+    """Whether two tokenizers give the same ids to the same texts."""
+    sample = 'Two  words, 3.5 and\n\n人: "é" — done.'
+    return first.get_vocab() == second.get_vocab() and first(sample)["input_ids"] == second(sample)["input_ids"]
 
 
 def _check_folder(folder: Path) -> None:

@@ -24,14 +24,17 @@ ATTENTION_INPUTS = (
 )
 
 
-def target_names(model: Any, lora: LoraConfig) -> list[str]:
+def target_names(model: Any, lora: LoraConfig, *, scores: bool = False) -> list[str]:
     """Ends of the names of the layers that get an adapter, in peft's terms. The output layer is never among them.
+
+    Args:
+        scores: of a model whose output layer is not used, so that an adapter may stand on an embedding that is tied to it.
 
     Raises:
         ModelError: a name fits no layer, a layer that cannot have an adapter, or one whose adapter would not be what is saved.
     """
     if not isinstance(lora.targets, str):
-        _check(model, lora.targets, lora.last_layers)
+        _check(model, lora.targets, lora.last_layers, scores)
         return list(lora.targets)
     decoder = Role(model).decoder
     products = {name: layer for name, layer in _layers(decoder).items() if _is_linear(layer)}
@@ -54,7 +57,7 @@ def kept_layers(config: Any, lora: LoraConfig) -> list[int] | None:
     return list(range(max(0, depth - lora.last_layers), depth)) if lora.last_layers and depth else None
 
 
-def _check(model: Any, targets: Sequence[str], last_layers: int | None) -> None:
+def _check(model: Any, targets: Sequence[str], last_layers: int | None, scores: bool) -> None:
     causal = Role(model).causal_model
     layers, kind = _layers(causal), type(causal).__name__
     output, embedding = (_plain(module) for module in (causal.get_output_embeddings(), causal.get_input_embeddings()))
@@ -77,7 +80,8 @@ def _check(model: Any, targets: Sequence[str], last_layers: int | None) -> None:
                 f"lora.targets: {target!r} is the output layer, whose weight the losses read without an adapter. "
                 "Leave it out, or train the whole model (lora = false)."
             )
-        if output is not None and any(layer is embedding and layer.weight is output.weight for layer in matches.values()):
+        tied = output is not None and embedding is not None and embedding.weight is output.weight
+        if tied and not scores and any(layer is embedding for layer in matches.values()):
             raise ModelError(
                 f"lora.targets: {target!r} is also the output layer of this model (tied weights). A merged adapter would change "
                 "both, and training changes one. Leave it out, or train the whole model (lora = false)."

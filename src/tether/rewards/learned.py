@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any, Literal
@@ -16,7 +17,8 @@ from tether.algorithms.objectives import dual_update, lagrangian, weighted
 from tether.algorithms.process import aggregate_steps, right_probabilities, weakest_step
 from tether.algorithms.reward_ensembles import Combine, combine_members, spread_of_members
 from tether.core.config import Config
-from tether.core.types import Json, Rollout, Score
+from tether.core.errors import DataError
+from tether.core.types import Json, Rollout, Score, assistant
 from tether.data.batches import TokenBatch, batches_for
 from tether.data.chat import ChatEncoder, Encoded
 from tether.data.steps import StepEncoder, step_states
@@ -84,6 +86,34 @@ class LearnedReward:
         tokens = pairwise([0.0, *course[: length - 1], value]) if self.per_token else ()
         steps = tuple((t, now - before) for t, (before, now) in enumerate(tokens))
         return Score(value, steps=steps).finite("the reward model", course)
+
+
+class TextReward:
+    """A reward model that has another tokenizer or template than the policy: it reads the text of a conversation, not its ids.
+
+    Args:
+        source: scores by ids, those of `encoder`.
+        encoder: the one that the reward model was trained with.
+    """
+
+    def __init__(self, source: LearnedReward | EnsembleReward, encoder: ChatEncoder) -> None:
+        self.source, self.encoder, self.name = source, encoder, source.name
+
+    def score(self, rollouts: Sequence[Rollout]) -> list[Score]:
+        """One score a rollout; a conversation that the reward model's template refuses, or an empty answer, is a failed score."""
+        scores = [Score(None, reason="no text that the reward model could read") for _ in rollouts]
+        readable = {place: read for place, rollout in enumerate(rollouts) if (read := self._read(rollout)) is not None}
+        for place, score in zip(readable, self.source.score([*readable.values()]) if readable else (), strict=True):
+            scores[place] = score
+        return scores
+
+    def _read(self, rollout: Rollout) -> Rollout | None:
+        try:
+            encoded = self.encoder.conversation((*rollout.prompt.messages, assistant(rollout.text)), "last")
+        except DataError:
+            return None
+        length = encoded.prompt_length
+        return replace(rollout, prompt_ids=encoded.ids[:length], response_ids=encoded.ids[length:], logprobs=())
 
 
 class Scorers:

@@ -35,7 +35,7 @@ from tether.run.models import open_model
 from tether.run.online_sections import SINGLY, OnlineSection, PolicySection, WatchSection, learned_reward, reward_source
 from tether.run.prompts import usable_in, usable_premises
 from tether.run.reward_servers import served_reward
-from tether.run.roles import encoder_of, local_engine, sampling_roles, save_trained, value_of
+from tether.run.roles import encoder_of, local_engine, reader_of, sampling_roles, save_trained, value_of
 from tether.run.rows import calls_functions
 from tether.run.stage import Context
 from tether.stages import online_loop
@@ -150,7 +150,10 @@ def online_stage(
     encoder = encoder_of(loaded)
     folder = None if section.scorer is None or (served and value_of(section) != "reward") else reward_folder
     policy, reference, value, scorers = sampling_roles(section, loaded, folder, seed)
-    source = served or reward_source(section, scorers, folder, loaded, loaded.model.device, seed)
+    reader = None
+    if section.roles == "separate" and folder is not None:
+        reader = reader_of(folder, loaded.tokenizer, encoder.describe())
+    source = served or reward_source(section, scorers, folder, loaded, loaded.model.device, seed, reader)
     source = FailureLimit(source, section.max_failed, by_share if isinstance(source, SINGLY) else by_first)
     # Where ranks cut weights over all of them, servers come in the engine's place.
     engine = FirstEngine(None, list) if here().mesh else shared(local_engine(policy, loaded, max_rows=section.engine_rows))

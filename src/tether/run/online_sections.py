@@ -11,10 +11,11 @@ from pydantic import Field, Tag, model_validator
 
 from tether.algorithms.reward_ensembles import Combine
 from tether.core.config import Config
-from tether.core.errors import ConfigError
+from tether.core.errors import ConfigError, ModelError
 from tether.core.protocols import RewardSource
 from tether.core.rundir import read_json
 from tether.core.types import Problem, Prompt
+from tether.data.chat import ChatEncoder
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.loading import LoadedModel, pick_device
 from tether.models.saving import OBJECTIVES, read_versioned
@@ -25,12 +26,12 @@ from tether.preferences.constitution import read_rubric
 from tether.rewards.classifier import ClassifierConfig, ClassifierReward
 from tether.rewards.control import RandomReward
 from tether.rewards.function import GIVEN, FunctionConfig, FunctionReward, reward_function
-from tether.rewards.learned import EnsembleReward, LearnedReward, ObjectiveConfig, ObjectivesReward, ProcessReward
+from tether.rewards.learned import EnsembleReward, LearnedReward, ObjectiveConfig, ObjectivesReward, ProcessReward, TextReward
 from tether.rewards.servers import RewardServersConfig
 from tether.rewards.verifiable import VerifiableConfig, VerifiableReward, reasoning_gym_prompts
 from tether.rollout.config import EngineConfig
 from tether.run.judges import BY_KIND, AFunction, AModel, JudgeConfig
-from tether.run.roles import encoder_of, load_scorer, objective_names, trained_scorer
+from tether.run.roles import encoder_of, load_scorer, objective_names, reader_beside, trained_scorer
 from tether.run.rows import OFFLOAD, DataConfig, Name, Section, SteadyLora
 from tether.stages.heldout import EvaluateConfig
 from tether.stages.policy_config import PolicyConfig
@@ -283,7 +284,7 @@ def reward_model_of(section: Any) -> Path | None:
     return trained_scorer(section.reward_model) or Path(section.reward_model)
 
 
-SINGLY = LearnedReward, EnsembleReward, ClassifierReward, ProcessReward
+SINGLY = LearnedReward, EnsembleReward, TextReward, ClassifierReward, ProcessReward
 """Models that every rank has: each scores its share. What is none of these, the first rank alone asks."""
 
 
@@ -294,8 +295,16 @@ def reward_source(
     loaded: LoadedModel | None,
     device: torch.device,
     seed: int,
+    reader: ChatEncoder | None = None,
 ) -> RewardSource:
-    """What scores for a section; of a trained model its roles, its folder and the model under them."""
+    """What scores for a section; of a trained model its roles, its folder and the model under them.
+
+    Args:
+        reader: of a trained model that has another tokenizer or template than the policy; it reads texts then.
+
+    Raises:
+        ModelError: it has, and what the section asks for goes by the policy's tokens.
+    """
     if section.reward_source == "random":
         return RandomReward(seed)
     if section.verifiable is not None:
@@ -305,7 +314,20 @@ def reward_source(
     if (own := section.function) is not None:
         return FunctionReward(reward_function(own), batch=own.batch, time_limit=own.time_limit, dump_after=own.dump_after)
     assert folder is not None and loaded is not None
-    encoder = encoder_of(loaded)
+    encoder = reader or encoder_of(loaded)
+    per_token = isinstance(section, PolicySection) and section.reward_per_token
+    by_ids = {
+        "reward_source = 'process'": section.reward_source == "process",
+        "objectives": section.objectives is not None,
+        "reward_per_token": per_token,
+        "value_init = 'reward'": isinstance(section, PolicyConfig) and section.critic and section.value_init == "reward",
+    }
+    if reader is not None and any(by_ids.values()):
+        asked_for = next(name for name, there in by_ids.items() if there)
+        raise ModelError(
+            f"{folder} was trained with another tokenizer, template or system message than the policy has, and "
+            f"{asked_for} goes by the policy's tokens. Leave it out, or train the reward model on the policy's base."
+        )
     if section.reward_source == "process":
         delimiters = tuple(read_versioned(folder / "steps.json", "delimiters")["delimiters"])
         return ProcessReward(scorers[0], encoder, delimiters=delimiters, aggregate=section.process_aggregate)
@@ -315,8 +337,10 @@ def reward_source(
         trained = {row["name"]: (role, row["mean"], row["deviation"]) for row, role in rows}
         return ObjectivesReward(section.objectives, trained, encoder)
     if len(scorers) == 1:
-        return LearnedReward(scorers[0], encoder, per_token=isinstance(section, PolicySection) and section.reward_per_token)
-    return EnsembleReward(scorers, encoder, section.reward_combine, uncertainty_weight=section.uncertainty_weight)
+        source = LearnedReward(scorers[0], encoder, per_token=per_token)
+    else:
+        source = EnsembleReward(scorers, encoder, section.reward_combine, uncertainty_weight=section.uncertainty_weight)
+    return source if reader is None else TextReward(source, reader)
 
 
 def reward_apart(section: RewardedSection, folder: Path | None, settings: ModelConfig, seed: int) -> RewardSource:
@@ -324,12 +348,14 @@ def reward_apart(section: RewardedSection, folder: Path | None, settings: ModelC
     if section.scorer is None or folder is None:
         return reward_source(section, (), None, None, pick_device(settings.device), seed)
     roles, loaded = load_scorer(folder, settings)
-    return reward_source(section, roles, folder, loaded, loaded.model.device, seed)
+    return reward_source(section, roles, folder, loaded, loaded.model.device, seed, reader_beside(folder, settings))
 
 
 def learned_reward(folder: Path, settings: ModelConfig, combine: Combine = "mean") -> RewardSource:
     """A trained reward model on a trunk of its own, ready to score; of an ensemble, what its members say together."""
     check_names("rounds", None, objective_names(folder))
     roles, loaded = load_scorer(folder, settings)
-    encoder = encoder_of(loaded)
-    return LearnedReward(roles[0], encoder) if len(roles) == 1 else EnsembleReward(roles, encoder, combine)
+    reader = reader_beside(folder, settings)
+    encoder = reader or encoder_of(loaded)
+    source = LearnedReward(roles[0], encoder) if len(roles) == 1 else EnsembleReward(roles, encoder, combine)
+    return source if reader is None else TextReward(source, reader)

@@ -20,7 +20,7 @@ from tether.rewards.function import FunctionReward
 from tether.rewards.servers import ServedReward, reward_server
 from tether.run.launching import servers_for
 from tether.run.online_sections import OnlineSection, reward_source
-from tether.run.roles import load_scorer
+from tether.run.roles import load_scorer, reader_beside
 from tether.run.stage import Context
 from tether.servers.http import JsonServer
 
@@ -71,7 +71,8 @@ def settings_server(settings: Json, address: tuple[str, int], stacks: Path | Non
     model = build(ModelConfig, settings["model"], where="model")
     scorer: Any = settings["scorer"] and Path(settings["scorer"])
     roles, loaded = load_scorer(scorer, model) if scorer else ((), None)
-    source = reward_source(section, roles, scorer, loaded, pick_device(model.device), 0)
+    reader = reader_beside(scorer, model) if scorer else None
+    source = reward_source(section, roles, scorer, loaded, pick_device(model.device), 0, reader)
     if isinstance(source, FunctionReward):
         source.watchdog.path = stacks
     return reward_server(source, digest(settings["reward"]), address, token)

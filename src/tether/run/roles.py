@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import tempfile
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ import torch
 
 from tether.core.config import build
 from tether.core.errors import MissingFileError, ModelError
+from tether.core.once import once
 from tether.core.rundir import ROUNDS, read_json, stage_folder
 from tether.core.stages import STAGES, making
 from tether.data.chat import ChatEncoder
@@ -18,6 +21,7 @@ from tether.learner.ranks import here
 from tether.models.config import ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, add_adapter, keep_on_host, load_model, pick_device
+from tether.models.pretrained import same_tokens, tokenizer_of
 from tether.models.saving import (
     ENSEMBLE,
     OBJECTIVES,
@@ -43,6 +47,7 @@ if TYPE_CHECKING:
     from tether.run.reward import RewardSection
     from tether.run.supervised import ProcessSection
 
+logger = logging.getLogger(__name__)
 MEMBER_STRIDE = 1000
 """Between the seeds of an ensemble's members, so that ensembles of neighbouring seeds have none in common."""
 
@@ -113,7 +118,7 @@ def new_role(loaded: LoadedModel, name: str, lora: Lora, *, seed: int, head: Sca
     """A role that will learn: an adapter of its own, called `name`, on this trunk, or (`lora` false) the whole model."""
     if lora is False:
         return Role(loaded.model, head=head)
-    loaded.model = add_adapter(loaded.model, name, lora, seed=seed)
+    loaded.model = add_adapter(loaded.model, name, lora, seed=seed, scores=head is not None)
     return Role(loaded.model, name, head)
 
 
@@ -145,16 +150,16 @@ def frozen_model(settings: ModelConfig, seed: int, offload: bool) -> Any:
 
 
 def load_scorer(folder: Path, settings: ModelConfig | None = None, offload: bool = False) -> tuple[tuple[Role, ...], LoadedModel]:
-    """A trained reward model, or all members of an ensemble, on a base of their own; without settings, in the dtype and with the
-    encoding that they were trained in."""
+    """A trained reward model, or all members of an ensemble, on a base of their own, with the encoding that they were trained in;
+    without settings, in the dtype, too."""
     folders = scorer_folders(folder)
     description = read_role(next(iter(folders.values())))
     if description["kind"] == "policy":
         raise ModelError(f"{folder} is a policy, which gives no scores. Give the folder of a reward model.")
     on_base = {"source": description["base"], "fallback": None, "quantize": description["quantize"]}
+    on_base |= {"chat_template": None, "stop_tokens": (), "system_prompt": description["encoding"]["system_prompt"]}
     model = settings.model_copy(update=on_base) if settings else _settings(description["base"], description, None)
-    loaded = open_model(model, on_host=offload)
-    loaded = loaded if settings else _speaking(description, loaded)
+    loaded = _speaking(description, open_model(model, on_host=offload))
     whole = description["adapter"] is None
     if not whole:
         for name, path in folders.items():
@@ -162,6 +167,30 @@ def load_scorer(folder: Path, settings: ModelConfig | None = None, offload: bool
     if offload:
         keep_on_host(loaded.model, pick_device(model.device))
     return tuple(scoring_role(loaded, path, None if whole else name) for name, path in folders.items()), loaded
+
+
+def reader_of(folder: Path, tokenizer: Any, encoding: Mapping[str, Any]) -> ChatEncoder | None:
+    """The encoder of a trained scorer, where it does not read a policy's ids as the policy writes them; None: it does.
+
+    Args:
+        encoding: of the policy, as far as it is known.
+    """
+    description = read_role(next(iter(scorer_folders(folder).values())))
+    own = tokenizer_of(description["base"])
+    alike = all(description["encoding"].get(key) == value for key, value in encoding.items())
+    if alike and same_tokens(own, tokenizer):
+        return None
+    once(logger.info, "%s has another tokenizer, template or system message than the policy: it reads answers as text", folder)
+    return ChatEncoder.described(own, dict(description["encoding"]))
+
+
+def reader_beside(folder: Path, settings: ModelConfig) -> ChatEncoder | None:
+    """The same for a policy that is known by its settings alone."""
+    tokenizer, speech = tokenizer_of(settings.source), read_speech(settings.source)
+    template = Path(settings.chat_template).read_text(encoding="utf-8") if settings.chat_template else None
+    system = speech["system_prompt"] if speech and settings.system_prompt is None else settings.system_prompt
+    named = ChatEncoder(tokenizer, (0,), template, system).describe()
+    return reader_of(folder, tokenizer, {key: named[key] for key in ("template", "system_prompt")})
 
 
 def trained_scorer(path: str) -> Path | None:
