@@ -31,9 +31,9 @@ NAMES = {layout.name for layout in FORMATS}
 ROWS = [seed["row"] for seed in SEEDS if seed["format"] in NAMES] + [layout.row for layout in LAYOUTS if layout.read]
 EXTRA = [
     "input", "context", "history", "system", "system_prompt", "tools", "metadata", "source", "tags", "title", "passage", "notes",
-    "score", "rating", "label", "labels", "feedback", "answer", "solution", "response", "output", "completion", "chosen", "prompt",
-    "question", "instruction", "query", "messages", "conversations", "model", "preference", "winner", "reasoning", "group",
-    "x.y",
+    "score", "rating", "label", "labels", "feedback", "answer", "solution", "response", "output", "completion", "chosen",
+    "prompt", "question", "instruction", "query", "messages", "conversations", "model", "preference", "winner", "reasoning",
+    "group", "x.y",
 ]  # fmt: skip
 """Names of columns that some reader looks for, and a few others."""
 BESIDE = ("source", "tags", "notes", "metadata", "title", "comment", "model", "id", "reference", "topic", "lang", "x.y")

@@ -51,4 +51,6 @@ def _candidate(item: Any) -> Ranked:
     label = str(item.get("preferenceLabel")).lower() if isinstance(item, dict) else ""
     if label not in _LABELS:
         raise DataError(f"unreadable verdict: preferenceLabel {label!r:.40} is neither preferred nor non-preferred")
-    return Ranked(fields.turns([{"role": "assistant", "content": item["content"]}], "assistant", "candidates"), _LABELS[label])
+    return Ranked(
+        fields.turns([{"role": "assistant", "content": item.get("content")}], "assistant", "candidates"), _LABELS[label]
+    )
