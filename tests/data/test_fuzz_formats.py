@@ -22,7 +22,7 @@ from tests.data.layouts import LAYOUTS, Layout
 from tests.data.test_layouts import outcome
 
 from tether.core.errors import DataError
-from tether.core.types import Comparison, Demonstration, Feedback, Message, Problem, Prompt, StepLabels
+from tether.core.types import Annotation, Comparison, Demonstration, Feedback, Message, Problem, Prompt, StepLabels
 from tether.data.formats.registry import FORMATS, detect
 from tether.data.sources import Quarantine, read
 
@@ -99,7 +99,7 @@ def inside(value: Any) -> Iterator[str]:
     if isinstance(value, list | tuple):
         for item in value:
             yield from inside(item)
-    elif isinstance(value, Message):
+    elif isinstance(value, Message | Annotation):
         yield from inside([getattr(value, field.name) for field in fields(value)])
     elif isinstance(value, str):
         yield value
