@@ -225,6 +225,9 @@ def _question(row: Row, name: str) -> Conversation:
     for beside in ("input", "context", *passages):
         if beside != name and filled(row, beside) and not _is_messages(dict.get(row, beside)):
             words = with_input(words, text(row, beside))
+    for listed in ("choices", "options") if name in _QUESTIONS else ():
+        if filled(row, listed) and _is_prose(dict.get(row, listed)) and fold(str(dict.get(row, listed))) not in fold(words):
+            words = f"{words}\n{text(row, listed)}"
     choices = options(row) if name in _QUESTIONS else []
     if choices and not all(fold(choice) in fold(words) for _, choice in choices):
         words = "\n".join([words, *(f"{letter}. {choice}" for letter, choice in choices)])
@@ -233,7 +236,8 @@ def _question(row: Row, name: str) -> Conversation:
 
 def options(row: Row) -> list[tuple[str, str]]:
     """The options of a question with their letters: `choices` or `options`, a list of texts, or texts beside their labels."""
-    name = next((name for name in ("choices", "options") if filled(row, name)), "")
+    given = {name: dict.get(row, name) for name in ("choices", "options") if filled(row, name)}
+    name = next((n for n, v in given.items() if isinstance(v, list | tuple | dict | str) and not _is_prose(v)), "")
     value = row[name] if name else None
     if isinstance(value, Mapping) and {"text", "label"} <= value.keys():
         labels, choices = sequence(value["label"], name), sequence(value["text"], name)
