@@ -150,7 +150,7 @@ def test_an_objective_that_was_changed_is_noticed(whole, tmp_path):
 
 def test_objectives_without_held_out_rows_are_refused_before_training(tmp_path):
     made = recipe(tmp_path, {"heldout_fraction": 0.001})
-    with pytest.raises(DataError, match="reward.objectives.helpful: no row is held out"):
+    with pytest.raises(DataError, match=r"reward\.objectives\.helpful: no row is held out"):
         run_recipe(made, ("reward",))
     assert not (tmp_path / "run" / "reward" / "helpful").exists()
 
