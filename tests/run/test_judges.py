@@ -5,7 +5,7 @@ import json
 import pytest
 from tests.run.test_ensemble import WORDS, recipe
 
-from tether.core.errors import MissingFileError
+from tether.core.errors import ConfigError
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.types import Score
 from tether.run import online
@@ -42,5 +42,6 @@ def test_it_is_the_test_model_that_is_asked(tmp_path, monkeypatch):
 
 
 def test_a_judge_that_was_never_trained_is_asked_for(tmp_path):
-    with pytest.raises(MissingFileError, match=r"set reward.test_share and train the reward stage"):
+    with pytest.raises(ConfigError, match=r"needs a test model: set reward\.test_share above 0"):
         run_recipe(recipe(tmp_path, {}, grpo=JUDGED), ("reward", "grpo"))
+    assert not (tmp_path / "run" / "reward").exists()
