@@ -141,7 +141,7 @@ def test_out_of_memory_says_what_to_lower(written, tmp_path, tether, monkeypatch
 def test_two_processes_do_not_train_in_one_folder(written, tmp_path, tether):
     """The one that has it goes on; when it is gone, killed even, the folder is free."""
     holder = (
-        "import sys, pathlib; from tether.core.rundir import hold; hold(pathlib.Path(sys.argv[1])); print(flush=True); input()"
+        "import sys, pathlib; from tether.core.locks import hold; hold(pathlib.Path(sys.argv[1])); print(flush=True); input()"
     )
     (tmp_path / "run").mkdir()
     other = subprocess.Popen(

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tether.core import rundir
+from tether.core import locks, rundir
 from tether.core.errors import RunError
 from tether.core.rundir import whole_file
 
@@ -38,25 +38,25 @@ def test_an_error_leaves_the_old_file_and_nothing_beside_it(tmp_path):
 
 def test_what_a_killed_process_had_begun_is_removed_at_the_next_start(tmp_path):
     program = (
-        "import os, sys\nfrom pathlib import Path\nfrom tether.core.rundir import hold, whole_file\nfolder = Path(sys.argv[1])\n"
+        "import os, sys\nfrom pathlib import Path\nfrom tether.core.locks import hold\nfrom tether.core.rundir import whole_file\nfolder = Path(sys.argv[1])\n"
         "hold(folder)\nwith whole_file(folder / 'stage' / 'summary.json') as part:\n    part.write_text('{')\n    os._exit(9)\n"
     )
     assert subprocess.run([sys.executable, "-c", program, str(tmp_path)], check=False).returncode == 9
     (left,) = (path for path in (tmp_path / "stage").iterdir() if path.name != ".lock")
     assert left.name.startswith(".summary.json.")
     (tmp_path / "stage" / ".keep").write_text("somebody's own")
-    rundir.hold(tmp_path)
+    locks.hold(tmp_path)
     try:
         assert [path.name for path in (tmp_path / "stage").iterdir()] == [".keep"]
     finally:
-        rundir.release(tmp_path)
+        locks.release(tmp_path)
 
 
 def test_a_lock_whose_file_was_removed_meanwhile_is_taken_on_the_new_file(tmp_path, monkeypatch):
     """Between opening and locking, the holder releases, and removes the file that was opened."""
     other = tmp_path / ".lock"
     once = []
-    locked = rundir._locked
+    locked = locks._locked
 
     def removed_first(file, folder):
         if not once:
@@ -64,13 +64,13 @@ def test_a_lock_whose_file_was_removed_meanwhile_is_taken_on_the_new_file(tmp_pa
             other.unlink()
         return locked(file, folder)
 
-    monkeypatch.setattr(rundir, "_locked", removed_first)
-    rundir.hold(tmp_path)
+    monkeypatch.setattr(locks, "_locked", removed_first)
+    locks.hold(tmp_path)
     try:
-        held = rundir._HELD[other.resolve()]
+        held = locks._HELD[other.resolve()]
         assert os.path.samestat(os.fstat(held.fileno()), other.stat())
     finally:
-        rundir.release(tmp_path)
+        locks.release(tmp_path)
 
 
 def test_a_lock_that_cannot_be_had_is_an_error(tmp_path, monkeypatch):
@@ -81,10 +81,10 @@ def test_a_lock_that_cannot_be_had_is_an_error(tmp_path, monkeypatch):
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     with pytest.raises(RunError, match=r"No locks available.*TETHER_LOCKS=0"):
-        rundir.hold(tmp_path)
+        locks.hold(tmp_path)
     monkeypatch.setenv("TETHER_LOCKS", "0")
-    rundir.hold(tmp_path)
-    rundir.release(tmp_path)
+    locks.hold(tmp_path)
+    locks.release(tmp_path)
 
 
 @pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])

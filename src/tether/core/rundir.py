@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import platform
-import re
 import sys
 import tempfile
 import time
@@ -24,7 +23,7 @@ from dataclasses import asdict
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from pydantic_core import to_json
 
@@ -106,83 +105,6 @@ def _write_whole(path: Path, text: bytes) -> None:
     with whole_file(path) as temporary:
         temporary.write_bytes(text)
     flush(path.parent)
-
-
-def hold(folder: Path) -> None:
-    """Keep other processes out of a run directory until `release`, or the end of this one, whatever that is.
-
-    Raises:
-        RunError: another process holds it.
-    """
-    place = folder.resolve() / ".lock"
-    while place not in _HELD:
-        file = place.open("a+", encoding="utf-8")
-        try:
-            if not _locked(file, folder):
-                return
-            is_same = place.exists() and os.path.samestat(place.stat(), os.fstat(file.fileno()))
-        except BaseException:
-            file.close()
-            raise
-        if not is_same:  # whoever held the lock has removed its file meanwhile: there is another one now
-            file.close()
-            continue
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        _HELD[place] = file
-        _remove_unfinished(folder)
-
-
-def _locked(file: IO[str], folder: Path) -> bool:
-    """True if the lock is this file's now; False if this process has it already, or wants none.
-
-    Raises:
-        RunError: another process has it, or the file system has no locks.
-    """
-    if os.environ.get(LOCKS) == "0":
-        file.close()
-        return False
-    try:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.seek(0)
-        owner, mine = file.read().strip(), os.fstat(file.fileno())
-        if any(os.path.samestat(mine, os.fstat(held.fileno())) for held in _HELD.values()):  # the folder was moved meanwhile
-            file.close()
-            return False
-        raise RunError(f"process {owner} is at work in {folder}. Wait for its end, or choose another run directory.") from None
-    except (ImportError, OSError) as error:
-        reason = (isinstance(error, OSError) and error.strerror) or "this system has none"
-        raise RunError(
-            f"{folder} cannot be locked against other processes ({reason}). Choose a run directory on a file system with locks, "
-            f"or set {LOCKS}=0 where no other process writes there."
-        ) from None
-    return True
-
-
-def _remove_unfinished(folder: Path) -> None:
-    """Remove what `whole_file` had begun when its process was killed; the folder is this process's alone."""
-    for path in folder.rglob(".*"):
-        if _UNFINISHED.fullmatch(path.name) and path.is_file():
-            path.unlink(missing_ok=True)
-
-
-def release(folder: Path) -> None:
-    """Let other processes in again."""
-    place = folder.resolve() / ".lock"
-    if file := _HELD.pop(place, None):
-        place.unlink(missing_ok=True)
-        file.close()
-
-
-_HELD: dict[Path, IO[str]] = {}
-LOCKS = "TETHER_LOCKS"
-"""The environment variable that is 0 where run directories shall not be locked."""
-_UNFINISHED = re.compile(r"\..+\.[a-z0-9_]{8}")
-"""Names of temporary files, as `whole_file` makes them."""
 
 
 def flush(path: Path) -> None:

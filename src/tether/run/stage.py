@@ -17,8 +17,9 @@ from typing import Any
 
 from tether.core.config import Config
 from tether.core.errors import MissingFileError, RunError
+from tether.core.locks import hold, release
 from tether.core.once import once
-from tether.core.rundir import RunDirectory, file_digest, hold, read_json, release, write_json
+from tether.core.rundir import RunDirectory, file_digest, read_json, write_json
 from tether.core.stages import STAGES
 from tether.core.stopping import run_of
 from tether.core.types import Alarm, Comparison, Sampling
