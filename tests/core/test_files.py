@@ -38,7 +38,8 @@ def test_an_error_leaves_the_old_file_and_nothing_beside_it(tmp_path):
 
 def test_what_a_killed_process_had_begun_is_removed_at_the_next_start(tmp_path):
     program = (
-        "import os, sys\nfrom pathlib import Path\nfrom tether.core.locks import hold\nfrom tether.core.rundir import whole_file\n"
+        "import os, sys\nfrom pathlib import Path\n"
+        "from tether.core.locks import hold\nfrom tether.core.rundir import whole_file\n"
         "folder = Path(sys.argv[1])\n"
         "hold(folder)\nwith whole_file(folder / 'stage' / 'summary.json') as part:\n    part.write_text('{')\n    os._exit(9)\n"
     )
