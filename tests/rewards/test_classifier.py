@@ -6,7 +6,14 @@ import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import BertConfig, BertForSequenceClassification, LlamaForSequenceClassification, PreTrainedTokenizerFast
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 from tether.core.config import build
 from tether.core.errors import ConfigError, MissingFileError, ModelError
@@ -165,3 +172,21 @@ def test_a_policy_can_be_trained_on_it_and_it_can_be_examined(tmp_path):
         [s.value for s in reward.score_conversations([(user("a"), assistant(w)) for w in pair])] for pair in ("bc", "de", "fg")
     ]
     assert found["accuracy"]["value"] == pytest.approx(sum(c > r for c, r in sides) / 3)
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_a_score_does_not_depend_on_its_neighbours_whatever_side_the_tokenizer_pads(tmp_path, side):
+    """Learned positions: with padding on the left a short text would stand at the places of a long one."""
+    torch.manual_seed(0)
+    config = GPT2Config(
+        vocab_size=261, n_embd=32, n_layer=2, n_head=4, n_positions=256, num_labels=1, pad_token_id=0, initializer_range=0.3
+    )
+    GPT2ForSequenceClassification(config).save_pretrained(tmp_path)
+    tokenizer = tiny_tokenizer()
+    tokenizer.padding_side = side
+    tokenizer.save_pretrained(tmp_path)
+    reward = ClassifierReward.load(ClassifierConfig(source=str(tmp_path)))
+    together = [score.value for score in reward.score_conversations(talks())]
+    own = ClassifierReward.load(ClassifierConfig(source=str(tmp_path), batch=1))
+    assert together == pytest.approx([score.value for score in own.score_conversations(talks())], abs=1e-5)
+    assert max(together) - min(together) > 1e-3
