@@ -105,8 +105,7 @@ def _takes_adapter(model: Any, name: str, layer: Any) -> bool:
 
     A router that is a linear layer by its class gives more than a product. Kernels of state spaces read `out_proj` themselves.
     """
-    kind = type(layer)
-    routes = isinstance(layer, nn.Linear) and kind.__module__.startswith("transformers.models") and "forward" in vars(kind)
+    routes = isinstance(layer, nn.Linear) and "Router" in type(layer).__name__
     fused = _leaf(name) in ("out_proj", "conv1d") and Role(model).causal_model.config.model_type in STATE_SPACES
     return (_is_linear(layer) or isinstance(layer, nn.Embedding | nn.Conv1d)) and not routes and not fused
 
