@@ -100,7 +100,7 @@ def test_experts_that_are_stored_in_four_bits_by_gpt_oss_are_unpacked(tmp_path):
     [
         ("gpt2", {"c_attn", "c_proj", "c_fc"}),
         ("phimoe", {"q_proj", "k_proj", "v_proj", "o_proj"}),  # its router is a linear layer that gives a pair
-        ("mamba", {"in_proj", "x_proj", "dt_proj"}),
+        ("mamba", {"in_proj", "x_proj"}),
     ],
 )
 def test_the_default_adapter_reaches_layers_that_can_have_one(kind, reached, tmp_path):

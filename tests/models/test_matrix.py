@@ -34,12 +34,15 @@ SLOW = (
     *("nanochat", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmo_hybrid", "olmoe", "openai-gpt", "opt", "opt-350m"),
     *("persimmon", "phi", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_5_moe_text", "qwen3_moe", "qwen3_next"),
     *("recurrent_gemma", "rwkv", "seed_oss", "smollm3", "solar_open", "stablelm", "starcoder2", "vaultgemma", "xglm", "youtu"),
-    *("zamba2", "bert", "roberta", "xlnet", "bart"),
+    *("zamba2", "bert", "roberta", "xlnet"),
 )
 REFUSED: dict[str, str] = {
-    **dict.fromkeys(("bert", "roberta", "xlnet", "bart"), "reads both ways"),
+    **dict.fromkeys(("bert", "roberta", "xlnet"), "reads both ways"),
+    "modernbert-decoder": "does not compute its logits by its output layer alone",
 }
 """Architectures that are refused, by a part of the sentence."""
+UNUSED = ("gemma3n_text", "zamba2")
+"""Architectures with layers that take no part in a pass of so small a model."""
 ROUGH = {"zamba2": 2e-2}
 """Architectures whose states token by token are further from those at once than rounding, in transformers itself."""
 TEXTS = [{"prompt": f"Say {n}.", "response": f"{n}, " * (1 + n % 3)} for n in range(6)]
@@ -84,7 +87,7 @@ def tried(name, folder):
     parameters = [parameter.requires_grad_(True) for parameter in policy.parameters()]
     (policy.logprobs(batch)[0].sum() + policy.scores(batch).sum()).backward()
     untouched = [n for n, p in policy.model.named_parameters() if ".lora_B." in n and (p.grad is None or not p.grad.any())]
-    assert not [n for n in untouched if "expert" not in n]  # an expert that no token chose learns nothing
+    assert name in UNUSED or not [n for n in untouched if "expert" not in n]  # an expert that no token chose learns nothing
     with torch.no_grad():
         for parameter in parameters:
             parameter.add_(0.02 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))

@@ -16,6 +16,8 @@ from tether.models.config import LoraConfig
 from tether.models.trunk import Role, has_adapters, setting
 
 logger = logging.getLogger(__name__)
+READ_BESIDE = ("dt_proj", "classifier")
+"""Layers whose weights are read without a pass through the layer: an adapter would learn nothing."""
 STATE_SPACES = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
 """Model types of which peft adapts neither `out_proj` nor `conv1d`."""
 ATTENTION_INPUTS = (
@@ -38,8 +40,8 @@ def target_names(model: Any, lora: LoraConfig, *, scores: bool = False) -> list[
         return list(lora.targets)
     decoder = Role(model).decoder
     products = {name: layer for name, layer in _layers(decoder).items() if _is_linear(layer)}
-    linear = {_leaf(name) for name in products}
-    linear -= {_leaf(name) for name, layer in products.items() if not _takes_adapter(model, name, layer)}
+    linear = {_end(name) for name in products}
+    linear -= {_end(name) for name, layer in products.items() if not _takes_adapter(model, name, layer)}
     wanted = sorted(linear) if lora.targets == "all-linear" else [name for name in ATTENTION_INPUTS if name in linear]
     if not wanted:
         raise ModelError(f"cannot tell which layers lora.targets = {lora.targets!r} means here; name some of {sorted(linear)}")
@@ -107,6 +109,7 @@ def _takes_adapter(model: Any, name: str, layer: Any) -> bool:
     """
     routes = isinstance(layer, nn.Linear) and "Router" in type(layer).__name__
     fused = _leaf(name) in ("out_proj", "conv1d") and Role(model).causal_model.config.model_type in STATE_SPACES
+    fused |= _leaf(name) in READ_BESIDE
     return (_is_linear(layer) or isinstance(layer, nn.Embedding | nn.Conv1d)) and not routes and not fused
 
 
@@ -118,6 +121,12 @@ def _layers(root: nn.Module) -> Mapping[str, Any]:
 
 def _plain(module: Any) -> Any:
     return module.get_base_layer() if module is not None and has_adapters(module) else module
+
+
+def _end(name: str) -> str:
+    """The last part of a name, with the one before where it is a number, which layers have too."""
+    parts = name.split(".")
+    return ".".join(parts[-2:] if parts[-1].isdigit() else parts[-1:])
 
 
 def _leaf(name: str) -> str:
