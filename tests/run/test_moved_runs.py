@@ -47,8 +47,8 @@ def home(tmp_path_factory):
         stages = {"reward": {"data": data, **FAST}, "grpo": {"data": data, **SAMPLED}, "direct": direct}
         bare = {"run": "runs/bare", "model": {**model, "chat_template": "template.jinja"}, **stages}
         tuned = {"run": "runs/tuned", "model": model, "sft": {"data": data, "epochs": 1, **FAST}, **stages}
-        run_recipe(build(Recipe, bare), ["reward", "grpo", "direct"])
-        run_recipe(build(Recipe, tuned), ["sft", "reward", "grpo", "direct"])
+        run_recipe(build(Recipe, bare), ["reward", "direct", "grpo"])
+        run_recipe(build(Recipe, tuned), ["sft", "reward", "direct", "grpo"])
         save_model(tiny_model(8), tiny_tokenizer(), TEMPLATE, home / "models" / "base")
         outside = {"run": "runs/outside", "model": {"source": "models/base", "dtype": "float32"}, "direct": direct}
         run_recipe(build(Recipe, outside), ["direct"])

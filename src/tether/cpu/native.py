@@ -62,6 +62,7 @@ def _own_folder(folder: Path) -> Iterator[int]:
         OSError: it belongs to somebody else.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = folder.resolve()
     place = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         status = os.fstat(place)
