@@ -85,7 +85,7 @@ class ChatEncoder:
         self.vocabulary, self.context_length = vocabulary, context_length
 
     @classmethod
-    def described(cls, tokenizer: Any, encoding: Json) -> ChatEncoder:
+    def described(cls, tokenizer: Any, encoding: Mapping[str, Any]) -> ChatEncoder:
         """The encoder that `describe` described."""
         named = {"default": encoding["template"]}
         if tool_use := encoding.get("tool_template"):
