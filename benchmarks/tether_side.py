@@ -22,7 +22,7 @@ from tether.rewards.learned import LearnedReward
 from tether.rollout.local import LocalEngine
 from tether.run.models import open_model
 from tether.stages.direct import Direct, DirectConfig
-from tether.stages.policy_config import PolicyConfig
+from tether.stages.policy_config import KLConfig, PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.reward import RewardConfig, RewardModeling
 from tether.stages.sft import SFT, SFTConfig
@@ -143,6 +143,7 @@ def grpo() -> None:
         max_new_tokens=TASK["tokens"],
         micro_batch_tokens=TASK["micro_batch_tokens"],
         optimizer=OPTIMIZER,
+        kl=KLConfig(report=False),  # the peers run no reference either
     )
     engine = LocalEngine(policy, encoder, max_rows=TASK["batch"])
     online(PolicyGradient(config, policy, None, None, EvenTokens(), engine, encoder), TASK["group"])

@@ -107,8 +107,12 @@ MODEL = {
     "stop token unknown": (None, lambda f: load(f, stop_tokens=["<|nonsense|>"]), "does not know.*nonsense.*Take tokens"),
     "template file missing": (None, lambda f: load(f, chat_template="none.jinja"), "chat template not found: none.jinja"),
     "dtype unknown": (None, lambda f: load(f, dtype="float8"), "dtype.*float32.*got 'float8'"),
-    "prompt too long": (None, lambda f: answer(f, "x" * 1100), "prompt 'p7' has 1103 tokens.*context of 1024. Shorten"),
-    "answer too long": (None, lambda f: answer(f, new=1020), "1020 new ones it does not fit"),
+    "prompt too long": (
+        None,
+        lambda f: answer(f, "x" * 1100),
+        "'p7': does not fit the model's context of 1024: 1103 tokens.*Shorten",
+    ),
+    "answer too long": (None, lambda f: answer(f, new=1020), "5 tokens, and 1020 new ones"),
     "a folder that is not there": (None, lambda f: load(f / "no"), "no config"),
     "a file": (None, lambda f: load(f / "config.json"), "no config"),
     "neither path nor hub id": (

@@ -235,7 +235,10 @@ def bench_rewards(
             if bar:
                 bar(len(scores) // 2, len(fitting), {})
         chosen, rejected = scores[::2], scores[1::2]
-        results[name] = judge_rewards(fitting, chosen, rejected)
+        try:
+            results[name] = judge_rewards(fitting, chosen, rejected)
+        except DataError as error:
+            raise DataError(f"{file}: {error}") from error
         results[name] |= {"skipped": skipped, "quarantine": quarantine.summary()}
         results[name] |= _overlap(fitting, chosen, rejected, seen)
         every += zip(fitting, chosen, rejected, strict=True)
