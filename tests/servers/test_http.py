@@ -1,5 +1,6 @@
 """Servers of a run answer programs that have its token, and survive whatever is sent to them."""
 
+import copy
 import http.client
 import json
 import random
@@ -166,7 +167,7 @@ def fuzzed(draw):
         if draw.random() < 0.15:
             part.pop(key, None)
         else:
-            part[key] = draw.choice(ODD)
+            part[key] = copy.deepcopy(draw.choice(ODD))  # later changes stay within this request
     return body
 
 
