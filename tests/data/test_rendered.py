@@ -95,6 +95,17 @@ def test_a_reply_that_repeats_its_whole_conversation_loses_the_repetition():
         chat.conversation((user("Another question"), assistant(whole)))
 
 
+def test_a_repeated_conversation_keeps_its_system_prompt_and_the_flags_of_the_reply():
+    chat = encoder()
+    whole = "<|system|>Be brief<|end|><|user|>Hi<|end|><|assistant|>Yes<|end|>"
+    talk = (Message("system", "Be brief"), user("Hi"))
+    assert chat.conversation((*talk, assistant(whole))) == chat.conversation((*talk, assistant("Yes")))
+    with pytest.raises(DataError, match="does not begin with its prompt"):  # the prompt knows no such system turn
+        chat.conversation((user("Hi"), assistant(whole)))
+    with pytest.raises(DataError, match="not to be trained"):
+        chat.conversation((*talk, Message("assistant", whole, train=False)))
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -245,12 +245,14 @@ def _with_turns(messages: Conversation, place: int, marks: Marks) -> Conversatio
 def _bare_reply(message: Message, earlier: Conversation, known_marks: Sequence[Marks], mode: Rendered) -> Conversation:
     """A reply without a template's marks around it, or the turns behind the prompt that it repeats."""
     if (marks := _found(message.content, known_marks, mode)) is not None and marks.begins(message.content):
-        turns = tuple(turn for turn in marks.turns(message.content) if turn.role != "system")
-        before = [turn.content.strip() for turn in earlier if turn.role != "system"]
+        turns, before = marks.turns(message.content), [turn.content.strip() for turn in earlier]
+        if turns and turns[0].role == "user" and earlier and earlier[0].role == "system":
+            before = before[1:]  # the system prompt stands beside the conversation alone
         if [turn.content for turn in turns[: len(before)]] != before or len(turns) == len(before):
             raise DataError("a reply holds a rendered conversation that does not begin with its prompt; see model.rendered_texts")
         _report(marks)
-        return turns[len(before) :]
+        *between, last = turns[len(before) :]
+        return (*between, replace(message, content=last.content) if last.role == "assistant" else last)
     bare = known_marks[0].ended(message.content)
     if bare == message.content:
         return (message,)
