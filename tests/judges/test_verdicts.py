@@ -203,3 +203,14 @@ def test_log_probabilities_are_those_of_the_token_that_names_the_option():
 def test_a_reply_that_was_cut_off_says_so(text):
     verdict = read_verdict(text, [], ("A", "B"), finished=False)
     assert verdict.logprobs is None and not verdict.parsed and "cut off" in verdict.reason and "reply_tokens" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("text", "option"),
+    [
+        ("I think B.", 1), ("I think it's A", 0), ("I think A is worse than B.", None), ("I say A is vague", None),
+        ("I think B is better", 1), ("Overall, A is worse than B.", None),
+    ],
+)  # fmt: skip
+def test_an_opinion_on_an_answer_is_no_vote_for_it(text, option):
+    assert written_option(text, ("A", "B")) == option

@@ -68,18 +68,19 @@ class _Grammar:
         ended = r"(?=[\s*_`\"'”’)\]}$]*(?:[.!;\n]|$))"
         other = rf"(?<![\w’'./-])(?:{names})(?![\w’'-])"
         self._marked = re.compile(
-            rf"\\boxed\{{\s*(?:\\text\{{)?{named}|\[\[\s*{named.replace('option', 'second')}\s*\]\]"
-            rf"|<(?i:answer|verdict|winner)>\s*{named.replace('option', 'third')}"
-            rf"|\"(?i:answer|verdict|winner|choice|preferred|score|rating)\"\s*:\s*\"?{named.replace('option', 'fourth')}"
+            rf"\\boxed\{{\s*(?:\\text\{{)?{named}|\[\[\s*{named.replace('<option>', '<second>')}\s*\]\]"
+            rf"|<(?i:answer|verdict|winner)>\s*{named.replace('<option>', '<third>')}"
+            rf"|\"(?i:answer|verdict|winner|choice|preferred|score|rating)\"\s*:\s*\"?{named.replace('<option>', '<fourth>')}"
         )
         connector = r"(?:\s*(?:[:=→]|->|=>)|\s+(?i:is|was|would\s+be|goes\s+to)\b(?:\s*:)?)"
         self._stated = [
             re.compile(rf"{_RESULT}\b{_QUOTES}{connector}{_QUOTES}{_NOUN}{_QUOTES}{named}(?!\s+(?i:is|was|has)\b)"),
             re.compile(
                 r"\b(?i:I|we)(?:\s+(?i:would)|['’]d|\s+(?i:will)|['’]ll)?\s+"
-                r"(?i:choose|prefer|pick|select|vote\s+for|go\s+with|favou?r|think|say|"
+                r"(?i:choose|prefer|pick|select|vote\s+for|go\s+with|favou?r|"
                 rf"rate\s+(?:it|this)|give\s+(?:it|this)(?:\s+an?)?)\s+(?:(?i:the|a|it|as)\s+)*{_QUOTES}{_NOUN}{_QUOTES}{named}"
             ),
+            re.compile(rf"\b(?i:I|we)\s+(?i:think|say)\s+(?:(?i:it\s+is|it['’]s)\s+)?{_QUOTES}{_NOUN}{_QUOTES}{named}{ended}"),
             re.compile(rf"{_NOUN}{_QUOTES}{named}[*_`\"'”’)\]]*\s+(?:(?i:is|was|seems)\s+{_ADVERBS}{_BETTER}|(?i:wins)\b)"),
             re.compile(
                 rf"\b(?i:so|therefore|thus|hence|overall)\b,?\s+(?:(?i:it\s+is|it['’]s)\s+)?{_QUOTES}{_NOUN}{_QUOTES}{named}{ended}"
