@@ -97,6 +97,12 @@ def words(store: Store, needed: int) -> None:
     store.add_tasks([TaskRow(prompt_id=a.prompt_id, first_id=a.id, second_id=b.id, needed=needed) for a, b in pairs])
 
 
+def send(page: Any, button: str) -> None:
+    """Click a button that sends a form, and wait for the page that answers."""
+    with page.expect_navigation():
+        page.click(button)
+
+
 def press_better(page: Any) -> str:
     """Judge by the keyboard as one who likes `!`; returns the prompt."""
     page.wait_for_selector(READY)
@@ -145,7 +151,7 @@ def test_people_judge_by_keys_an_expert_settles_and_a_reward_model_learns_it(vis
     assert "everything there is" in bob.inner_text("h1")
     expert = visits.come("Eve", "expert")
     assert expert.locator(".queue > li").count() == 2 and "what is this about?" in expert.inner_text("main")
-    expert.click("text=Settle the next one")
+    send(expert, "text=Settle the next one")
     for _ in range(2):
         press_better(expert)
     assert "Nothing waits" in expert.inner_text("h1")
@@ -220,7 +226,7 @@ def test_nobody_sees_what_is_hidden(visits: Visits, size: tuple[int, int]) -> No
             page.wait_for_selector(READY)
         else:
             page.fill("#code", visits.store.invite("Ann"))
-            page.click("text=Come in >> nth=-1")
+            send(page, "text=Come in >> nth=-1")
         assert page.locator("#verdict").count() == 1 and page.is_visible("button.choice.left")
         hidden = page.locator("[hidden]").all()
         assert len(hidden) >= 1 and [e.text_content() for e in hidden if e.is_visible()] == []
@@ -232,20 +238,20 @@ def test_everything_works_without_the_script(visits: Visits) -> None:
     page = visits.browser.new_context(java_script_enabled=False).new_page()
     page.goto(f"{visits.origin}/join#{visits.store.invite('Ann')}")
     page.fill("#code", visits.store.invite("Ann"))
-    page.click("text=Come in >> nth=-1")
+    send(page, "text=Come in >> nth=-1")
     assert not page.is_visible("#keys") and not page.is_visible("kbd >> nth=0")
     page.focus('input[name="strength"] >> nth=1')
     page.keyboard.press("Enter")
     page.wait_for_timeout(100)
     assert visits.store.counts()["judgments"] == 0
-    page.click("button.choice.right")
-    page.click("button:has-text('Undo')")
-    page.click("button:has-text('Skip')")
+    send(page, "button.choice.right")
+    send(page, "button:has-text('Undo')")
+    send(page, "button:has-text('Skip')")
     page.click("summary")
     page.fill("#reason", "odd")
-    page.click("text=Send it to an expert")
+    send(page, "text=Send it to an expert")
     assert "an expert will look" in page.inner_text("#said") and visits.store.counts()["open_flags"] == 1
-    page.click("text=Leave")
+    send(page, "text=Leave")
     assert page.url.endswith("/join")
 
 
@@ -302,6 +308,5 @@ def test_a_million_characters_neither_run_nor_hang(visits: Visits) -> None:
     assert time.monotonic() - started < 15
     assert page.evaluate("document.querySelector('.answer .text').textContent.length") > 1_000_000
     assert page.evaluate("'hacked' in window") is False and page.locator("img").count() == 0
-    with page.expect_navigation():
-        page.click("button.choice.left")
+    send(page, "button.choice.left")
     assert visits.store.counts()["judgments"] == 1
