@@ -6,10 +6,11 @@ import torch
 from tether.core.types import Prompt, Rollout, Sampling, StopReason, user
 from tether.data.batches import make_batch
 from tether.data.chat import ChatEncoder
+from tether.models.average import average_roles
 from tether.models.config import LoraConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter
-from tether.models.members import as_members, average_roles
+from tether.models.members import as_members
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rewards import learned

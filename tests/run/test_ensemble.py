@@ -203,6 +203,31 @@ def test_averaged_members_score_as_one_model_that_anything_can_load(tmp_path):
     assert len(rows) == 2 and "reward/spread" not in rows[0]
 
 
+@pytest.mark.parametrize("kind", ["rslora", "dora"])
+def test_an_average_that_was_killed_between_members_is_the_average_of_the_whole_run(tmp_path, kind):
+    """Members that are read from their folders count as those that have just been trained, in every kind of adapter."""
+    section = {"members": 2, "average": True, "disentangle_length": 1.0, "lora": {"rank": 2, kind: True}, "epochs": 1}
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "cut").mkdir()
+    whole, cut = (recipe(tmp_path / name, section) for name in ("whole", "cut"))
+    results = run_recipe(whole, ("reward",))["reward"]
+
+    def killer(name):
+        def progress(done, count, metrics):
+            if done > count // 2:
+                raise KeyboardInterrupt
+
+        return progress
+
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(cut, ("reward",), killer)
+    assert Path(cut.run, "reward", "member-0", "summary.json").is_file()
+    assert run_recipe(cut, ("reward",))["reward"]["heldout_accuracy"] == results["heldout_accuracy"]
+    for name in ("adapter/adapter_model.safetensors", "head.safetensors"):
+        ours, theirs = (load_file(f"{made.run}/reward/model/{name}") for made in (cut, whole))
+        assert ours.keys() == theirs.keys() and all(torch.allclose(ours[k], theirs[k], atol=1e-6) for k in ours)
+
+
 @pytest.mark.parametrize("combine", ["mean", pytest.param("worst", marks=pytest.mark.slow)])
 def test_a_student_says_what_its_teachers_said_together(tmp_path, combine):
     made = recipe(tmp_path, {"members": 3, "distill": combine, "epochs": 40, "heldout_fraction": 0.2}, ppo={})

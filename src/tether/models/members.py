@@ -1,8 +1,7 @@
-"""Several trained roles on one trunk: what their passes have in common, and one role with the mean of their weights."""
+"""Several trained roles on one trunk, and what their passes have in common."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,8 +11,6 @@ import torch
 from torch import Tensor
 
 from tether.algorithms.token_batch import TokenBatch
-from tether.models.config import LoraConfig
-from tether.models.loading import add_adapter
 from tether.models.trunk import Role, forwards, has_adapters, setting
 
 GATED = {"mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"}
@@ -78,36 +75,3 @@ def _only_at(layers: Sequence[Any], positions: Tensor) -> Iterator[None]:
 
 def _adapters_of(layer: Any) -> list[str]:
     return [name for kind in layer.adapter_layer_names for name in getattr(layer, kind)]
-
-
-@torch.no_grad()
-def average_roles(roles: Sequence[Role], name: str, lora: LoraConfig) -> Role:
-    """One role with the mean of the members' weights (WARM, https://arxiv.org/abs/2401.12187), under an adapter called `name`.
-
-    mean_k (W + s B_k A_k) is not W + s mean(B) mean(A). It is W + (s/K) [B_1 … B_K] [A_1; …; A_K], exactly: an adapter of K times
-    the rank, whose scaling alpha / (K rank) is s/K by itself. Heads are linear, so theirs is a plain mean.
-
-    Args:
-        lora: what the members' adapters were made with.
-    """
-    first = roles[0]
-    model = add_adapter(first.model, name, lora.model_copy(update={"rank": lora.rank * len(roles)}), scores=True)
-    for layer in model.modules():
-        if has_adapters(layer) and name in _adapters_of(layer):
-            for letter, dimension in (("A", 0), ("B", 1)):
-                parts = [_matrix(layer, letter, role.adapter) for role in roles]
-                _matrix(layer, letter, name).copy_(torch.cat(parts, dimension))
-    head = copy.deepcopy(first.head)
-    heads = [role.head for role in roles if role.head is not None]
-    assert head is not None and len(heads) == len(roles)
-    head.linear.weight.copy_(torch.stack([h.linear.weight * h.scale for h in heads]).mean(0))
-    head.linear.bias.copy_(torch.stack([(h.linear.bias - h.offset) * h.scale for h in heads]).mean(0))
-    head.offset.zero_()
-    head.scale.fill_(1.0)
-    return Role(model, name, head)
-
-
-def _matrix(layer: Any, letter: str, adapter: str | None) -> Tensor:
-    """An adapter's A or B at a linear layer or an embedding."""
-    linear = getattr(layer, f"lora_{letter}")
-    return linear[adapter].weight if adapter in linear else getattr(layer, f"lora_embedding_{letter}")[adapter]

@@ -110,6 +110,7 @@ def _takes_adapter(model: Any, name: str, layer: Any) -> bool:
     routes = isinstance(layer, nn.Linear) and "Router" in type(layer).__name__
     fused = _leaf(name) in ("out_proj", "conv1d") and Role(model).causal_model.config.model_type in STATE_SPACES
     fused |= _leaf(name) in READ_BESIDE
+    fused |= isinstance(layer, nn.Conv1d) and layer.groups > 1  # peft merges no such adapter, so no export could hold it
     return (_is_linear(layer) or isinstance(layer, nn.Embedding | nn.Conv1d)) and not routes and not fused
 
 

@@ -20,9 +20,9 @@ from tether.data.seen import write_seen
 from tether.data.sources import split_by_group
 from tether.learner.loop import Progress
 from tether.learner.ranks import here
+from tether.models.average import average_roles
 from tether.models.config import LoraConfig
 from tether.models.loading import LoadedModel
-from tether.models.members import average_roles
 from tether.models.saving import save_ensemble
 from tether.preferences.annotators import true_orders
 from tether.run.roles import MEMBER_STRIDE, attach, encoder_of, reward_role, save_trained, scoring_role

@@ -1,0 +1,103 @@
+"""One role with the mean of several roles' weights (WARM, https://arxiv.org/abs/2401.12187)."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tether.core.errors import ModelError
+from tether.models.config import LoraConfig
+from tether.models.heads import ScalarHead
+from tether.models.loading import add_adapter
+from tether.models.trunk import Role, has_adapters
+
+
+@torch.no_grad()
+def average_roles(roles: Sequence[Role], name: str, lora: LoraConfig) -> Role:
+    """One role with the mean of the members' weights, under an adapter called `name`.
+
+    mean_k (W + s B_k A_k) is not W + s mean(B) mean(A). It is W + (s/K) [B_1 … B_K] [A_1; …; A_K], exactly: an adapter of K times
+    the rank. alpha / (K rank) is s/K by itself, and rsLoRA's alpha / sqrt(K rank) with alpha / sqrt(K) for alpha.
+
+    DoRA computes D_k (W + s B_k A_k), where the diagonal D_k holds a learned length over the present one for each output. With
+    D = mean_k D_k the mean is D (W + (s/K) [D⁻¹D_1 B_1 …] [A_1; …]), exactly: an adapter of the same kind.
+    Heads are linear, so theirs is a plain mean.
+
+    Args:
+        lora: settings of the members' adapters.
+
+    Raises:
+        ModelError: the mean of DoRA's factors is 0 for an output, which leaves no adapter of this kind.
+    """
+    first, count = roles[0], len(roles)
+    wide = {"rank": lora.rank * count, "alpha": lora.alpha / math.sqrt(count) if lora.rslora else lora.alpha}
+    model = add_adapter(first.model, name, lora.model_copy(update=wide), scores=True)
+    members = [str(role.adapter) for role in roles]
+    for layer in model.modules():
+        if has_adapters(layer) and name in _factors(layer):
+            _average_layer(layer, members, name)
+    return Role(model, name, _average_heads(roles))
+
+
+def _factors(layer: Any) -> dict[str, tuple[Tensor, Tensor]]:
+    """A and B of every adapter of a linear layer, a convolution or an embedding, by the adapters' names."""
+    linear = {name: (layer.lora_A[name].weight, layer.lora_B[name].weight) for name in layer.lora_A}
+    return linear | {name: (layer.lora_embedding_A[name], layer.lora_embedding_B[name]) for name in layer.lora_embedding_A}
+
+
+def _average_layer(layer: Any, members: Sequence[str], name: str) -> None:
+    """Fill in the adapter `name` of a layer: A has the members' rows, B their columns."""
+    factors = _factors(layer)
+    downs, ups = ([factors[member][place] for member in members] for place in (0, 1))
+    scales = mean = None
+    if layer.use_dora[name]:
+        scales = torch.stack(
+            [layer.lora_magnitude_vector[one].weight.float().flatten() / _lengths(layer, one) for one in members]
+        )
+        mean = scales.mean(0)
+        ups = [_by_output(up.float(), scale / mean) for up, scale in zip(ups, scales, strict=True)]
+    down, up = factors[name]
+    down.copy_(torch.cat(downs, 0))
+    up.copy_(torch.cat(ups, 1))
+    if mean is not None:
+        magnitude = layer.lora_magnitude_vector[name].weight
+        magnitude.copy_((mean * _lengths(layer, name)).view_as(magnitude))
+        if not all(tensor.isfinite().all() for tensor in (up, magnitude)):
+            raise ModelError(
+                "average = true: the members' DoRA factors cancel out, or are not finite, so their mean is no adapter. "
+                "Train the members with lora.dora = false, or keep them as an ensemble (average = false)."
+            )
+
+
+def _by_output(up: Tensor, scale: Tensor) -> Tensor:
+    """B with each output's row multiplied by its number."""
+    return up * scale.view(-1, *[1] * (up.dim() - 1))
+
+
+def _lengths(layer: Any, adapter: str) -> Tensor:
+    """Each output's length in W + s B A, (outputs,) float32: the divisor of DoRA."""
+    from peft.utils.integrations import dequantize_module_weight
+    from transformers.pytorch_utils import Conv1D
+
+    base = layer.get_base_layer()
+    weight = dequantize_module_weight(base).float()
+    weight = weight.T if isinstance(base, Conv1D | nn.Embedding) else weight.flatten(1)  # outputs come first
+    down, up = (factor.float().flatten(1) for factor in _factors(layer)[adapter])
+    return (weight + layer.scaling[adapter] * up @ down).norm(dim=1)
+
+
+def _average_heads(roles: Sequence[Role]) -> ScalarHead:
+    """A head whose number is the mean of the members' heads on the same state."""
+    heads = [role.head for role in roles if role.head is not None]
+    assert len(heads) == len(roles)
+    head = copy.deepcopy(heads[0])
+    head.linear.weight.copy_(torch.stack([h.linear.weight * h.scale for h in heads]).mean(0))
+    head.linear.bias.copy_(torch.stack([(h.linear.bias - h.offset) * h.scale for h in heads]).mean(0))
+    head.offset.zero_()
+    head.scale.fill_(1.0)
+    return head
