@@ -22,12 +22,30 @@ from tether.run.export import export_model
 from tether.run.models import open_model
 from tether.run.roles import encoder_of, load_policy
 
-KINDS = {
-    "plain": LoraConfig(r=4, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM"),
-    "rslora": LoraConfig(r=4, target_modules="all-linear", use_rslora=True, task_type="CAUSAL_LM"),
-    "dora": LoraConfig(r=4, target_modules=["v_proj"], use_dora=True, task_type="CAUSAL_LM"),
-    "modules_to_save": LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["norm"], task_type="CAUSAL_LM"),
-    "some layers": LoraConfig(r=4, target_modules=["q_proj"], layers_to_transform=[1], task_type="CAUSAL_LM"),
+
+def lora(**settings):
+    return LoraConfig(**{"r": 4, "target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM", **settings})
+
+
+TIED = {
+    "embedding": lora(target_modules=["embed_tokens", "q_proj"]),
+    "embedding, dora": lora(target_modules=["embed_tokens"], use_dora=True),
+    "output layer": lora(target_modules=["lm_head", "q_proj"]),
+    "output layer, whole": lora(modules_to_save=["lm_head"]),
+    "both, whole": lora(modules_to_save=["embed_tokens", "lm_head"]),
+    "some tokens": lora(trainable_token_indices=[5, 6, 7]),
+}
+"""Adapters at an embedding and an output layer that share one weight in the base."""
+KINDS = TIED | {
+    "plain": lora(),
+    "rslora": lora(target_modules="all-linear", use_rslora=True),
+    "dora": lora(target_modules=["v_proj"], use_dora=True),
+    "modules_to_save": lora(target_modules=["q_proj"], modules_to_save=["norm"]),
+    "some layers": lora(target_modules=["q_proj"], layers_to_transform=[1]),
+    "patterns": lora(rank_pattern={"q_proj": 2}, alpha_pattern={"down_proj": 32}),
+    "biases": lora(bias="all"),
+    "pissa": lora(init_lora_weights="pissa"),
+    "olora": lora(init_lora_weights="olora"),
 }
 
 
@@ -72,6 +90,20 @@ def test_the_adapter_counts_as_peft_computes_it(base, tmp_path, kind, place):
     loaded = open_model(ModelConfig(source=str(folder), dtype="float32"))
     torch.testing.assert_close(logits(loaded.model), expected, atol=1e-4, rtol=0)
     assert not [name for name, _ in loaded.model.named_parameters() if "lora" in name]
+
+
+@pytest.mark.parametrize("kind", TIED)
+def test_ends_that_an_adapter_sets_apart_stay_so_in_exports_and_servers(base, tmp_path, kind):
+    """A merged weight of one end is not the other end's, also after the model was written and read again."""
+    folder = adapter(base, tmp_path / "folder", KINDS[kind])
+    expected = logits(PeftModel.from_pretrained(transformers.AutoModelForCausalLM.from_pretrained(base), folder).eval())
+    loaded = open_model(ModelConfig(source=str(folder), dtype="float32"))
+    shared = loaded.model.get_input_embeddings().weight is loaded.model.get_output_embeddings().weight
+    assert shared == (kind == "some tokens")
+    export_model(str(folder), tmp_path / "out", dtype="float32")
+    for written in (tmp_path / "out", _base(loaded, tmp_path / "engine", 0)):
+        read = transformers.AutoModelForCausalLM.from_pretrained(written, dtype=torch.float32)
+        torch.testing.assert_close(logits(read.eval()), expected, atol=1e-3, rtol=0)
 
 
 def test_stages_engines_and_exports_stand_on_the_merged_model(base, tmp_path):
@@ -122,9 +154,15 @@ def drop_a_tensor(folder):
         (lambda f: (f / "adapter_model.safetensors").unlink(), r"adapter_model.safetensors is missing"),
         (drop_a_tensor, r"1 tensors are missing in adapter_model.safetensors, such as"),
         (lambda f: rewrite(f / "adapter_config.json", r=8), r"cannot be merged into its base: .*size mismatch"),
+        (lambda f: rewrite(f / "adapter_config.json", init_lora_weights="pissa_niter_4"), r"took a random part out of the base"),
+        (
+            lambda f: adapter(f.parent / "base", f, lora(layer_replication=[[0, 2], [1, 2]])),
+            r"merged weights compute other logits than base and adapter",
+        ),
     ],
 )
 def test_what_cannot_be_merged_is_one_sentence(base, tmp_path, damage, message):
+    (tmp_path / "base").symlink_to(base)
     folder = adapter(base, tmp_path / "folder", KINDS["plain"])
     damage(folder)
     with pytest.raises(ModelError, match=message):

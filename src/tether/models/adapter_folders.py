@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from tether.core.config import build
 from tether.core.errors import ModelError, TetherError, one_line
@@ -21,6 +22,8 @@ from tether.models.precision import cast
 
 logger = logging.getLogger(__name__)
 WEIGHTS = "adapter_model.safetensors"
+APART = 1e-3
+"""Share of the largest logit that no rounding in float32 explains."""
 Load = Callable[[ModelConfig, torch.dtype], tuple[Any, Any, str]]
 """From settings and a type to model, tokenizer and the name of the source."""
 
@@ -86,6 +89,12 @@ def _merged(model: Any, folder: Path) -> Any:
     try:
         if not (folder / WEIGHTS).is_file():
             raise ValueError(f"{WEIGHTS} is missing")
+        start = str(read_json(folder / ADAPTER_FILE).get("init_lora_weights"))
+        if start.startswith("pissa_niter"):
+            raise ValueError(
+                f"init_lora_weights = {start!r} took a random part out of the base, which no file holds; "
+                "peft's path_initial_model_for_weight_conversion saves such an adapter for the base as it is"
+            )
         kind = PeftConfig.from_pretrained(str(folder))
         adapted: Any = PeftModel.from_pretrained(model, str(folder), autocast_adapter_dtype=False)
         if not hasattr(adapted.base_model, "merge_and_unload"):
@@ -93,10 +102,46 @@ def _merged(model: Any, folder: Path) -> Any:
         lacking = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys() - load_file(folder / WEIGHTS).keys()
         if lacking:
             raise ValueError(f"{len(lacking)} tensors are missing in {WEIGHTS}, such as {min(lacking)}")
+        expected = _probe(adapted)
+        tied = _untie(adapted.get_base_model())
         merged = adapted.merge_and_unload(safe_merge=True)
+        if tied:
+            _tie(merged)
+        difference = float((_probe(merged) - expected).abs().max() / expected.abs().max())
+        if not difference < APART:
+            raise ValueError(f"merged weights compute other logits than base and adapter (relative difference {difference:.2g})")
     except Exception as error:  # peft, safetensors and torch have errors of their own each
         raise ModelError(
-            f"the adapter in {folder} cannot be merged into its base: {one_line(error)}. Save it again with its base."
+            f"the adapter in {folder} cannot be merged into its base: {one_line(error)}. "
+            "Give an adapter that can be merged, or a whole model."
         ) from error
     vars(merged).pop("peft_config", None)
     return merged
+
+
+def _probe(model: Any) -> torch.Tensor:
+    """Logits of a few tokens."""
+    ids = torch.arange(8, device=next(model.parameters()).device)[None]
+    return model.eval()(input_ids=ids).logits
+
+
+def _untie(model: Any) -> bool:
+    """Give the output layer a weight of its own where it shares the embedding's: an adapter may change one of the two alone."""
+    shared = {id(weight) for weight in model.get_input_embeddings().parameters()}
+    layers = [
+        layer for layer in model.get_output_embeddings().modules() if id(vars(layer)["_parameters"].get("weight")) in shared
+    ]
+    for layer in layers:
+        layer.weight = nn.Parameter(layer.weight.clone(), requires_grad=False)
+    return bool(layers)
+
+
+def _tie(model: Any) -> None:
+    """Let the output layer share the embedding's weight again, or say in the configuration that they differ now."""
+    embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+    same = torch.equal(embedding.weight, output.weight)
+    if same:
+        output.weight = embedding.weight
+    else:
+        model.all_tied_weights_keys = {}
+    model.config.tie_word_embeddings = model.config.get_text_config().tie_word_embeddings = same  # peft writes it, too
