@@ -56,8 +56,8 @@ class SampledConfig(TrainedConfig):
         default=None,
         gt=0,
         lt=1,
-        description="end with a moving average of the policy's trained weights; of an adapter, both factors are averaged, not their "
-        "product",
+        description="end with a moving average of the policy's trained weights; of an adapter, both factors are averaged, not "
+        "their product",
     )
     checkpoint_every: int = Field(default=5, ge=1, description="steps between checkpoints")
     sample_rows: int = Field(default=4, ge=0, description="texts kept from every step")
