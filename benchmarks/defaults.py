@@ -41,10 +41,10 @@ STAGES: dict[str, tuple[str, dict[str, Any]]] = {
     "process": ("process", EPOCHS),
     "direct": ("direct", EPOCHS),
     "kto": ("kto", EPOCHS),
-    "ppo": ("ppo", {**SAMPLED, "prompts_per_step": 8}),
-    "grpo": ("grpo", {**SAMPLED, "prompts_per_step": 4}),
+    "ppo": ("ppo", {**SAMPLED, "prompts_per_step": 8, "samples_per_prompt": 1}),
+    "grpo": ("grpo", {**SAMPLED, "prompts_per_step": 4, "samples_per_prompt": 8}),
     "rloo": ("reinforce", {**SAMPLED, "algorithm": "rloo", "prompts_per_step": 4}),
-    "reinforce": ("reinforce", {**SAMPLED, "prompts_per_step": 24}),
+    "reinforce": ("reinforce", {**SAMPLED, "prompts_per_step": 24, "samples_per_prompt": 1}),
     "best_of_n": ("best_of_n", {**SAMPLED, "prompts_per_step": 4}),
     "online_direct": ("online_direct", {**SAMPLED, "prompts_per_step": 12}),
 }

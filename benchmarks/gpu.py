@@ -136,7 +136,9 @@ def four_roles(model: Any, width: int, response: int) -> Callable[[], Any]:
     model = add_adapter(model, "reward", LORA, seed=1)
     policy = Role(model, "policy")
     reward = LearnedReward(Role(model, "reward", ScalarHead(dim, zero=False).to(DEVICE)), encoder)
-    config = PolicyConfig(prompts_per_step=16, max_new_tokens=response, epochs=1, micro_batch_tokens=2 * width)
+    config = PolicyConfig(
+        prompts_per_step=16, samples_per_prompt=1, max_new_tokens=response, epochs=1, micro_batch_tokens=2 * width
+    )
     value = Role(model, "policy", ScalarHead(dim).to(DEVICE))
     stage = PolicyGradient(config, policy, Role(model), value, reward, LocalEngine(policy, encoder, max_rows=16), encoder)
     prompts = [Prompt((user("word " * ((width - response) // 6) + str(n)),), str(n)) for n in range(16)]

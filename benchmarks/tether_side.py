@@ -161,6 +161,7 @@ def ppo() -> None:
     config = PolicyConfig(
         steps=10**6,
         prompts_per_step=TASK["batch"],
+        samples_per_prompt=1,
         max_new_tokens=TASK["tokens"],
         epochs=4,
         micro_batch_tokens=TASK["micro_batch_tokens"],

@@ -89,6 +89,7 @@ def _trained(start: Any, reward: Several, beta: float, steps: int, seed: int) ->
         "algorithm": "ppo",
         "steps": steps,
         "prompts_per_step": 64,
+        "samples_per_prompt": 1,
         "max_new_tokens": toy.LENGTH,
         "normalize_scores": True,
     }

@@ -49,8 +49,9 @@ def run(
 
 def _trained(method: str, start: Any, reward: LearnedReward, beta: float, steps: int, seed: int) -> Result:
     """All methods see as many replies a step; those that compare replies to the same prompt see four to each."""
-    grouped = {} if method == "ppo" else {"prompts_per_step": BATCH // 4, "samples_per_prompt": 4}
-    settings = {"algorithm": method, "steps": steps, "prompts_per_step": BATCH, "max_new_tokens": toy.LENGTH, **grouped}
+    grouped = {"prompts_per_step": BATCH // 4, "samples_per_prompt": 4}
+    grouped = {"prompts_per_step": BATCH, "samples_per_prompt": 1} if method == "ppo" else grouped
+    settings = {"algorithm": method, "steps": steps, "max_new_tokens": toy.LENGTH, **grouped}
     rate = 1e-3 if method == "ppo" else 2e-3  # PPO makes four updates of a batch, the others one
     settings |= {"normalize_scores": True, "kl": {"coefficient": beta}, "seed": seed, "optimizer": optimizer(rate)}
     policy, curve = optimise(start, reward, toy.PROMPTS, toy.measure, settings)

@@ -42,6 +42,7 @@ def make(seed=0, reward=None, roles="shared", last_layers=None, **settings):
     settings = {
         "steps": 4,
         "prompts_per_step": 8,
+        "samples_per_prompt": 1,
         "max_new_tokens": 12,
         "epochs": 2,
         "optimizer": OptimizerConfig(learning_rate=3e-3),
@@ -370,9 +371,9 @@ def test_failed_rewards_are_counted_and_teach_nothing(tmp_path):
         ("kl.coefficent=3", "did you mean 'coefficient'"),
         ("steps=0", "key 'steps'"),
         ("lam=1.5", "key 'lam'"),
-        ("baseline=group", "needs other samples of the same prompt"),
+        ("baseline=group samples_per_prompt=1", "needs other samples of the same prompt"),
     ],
 )
 def test_wrong_settings_are_one_clear_message(override, message):
     with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
-        build(PolicyConfig, {}, [override], where="recipe.toml")
+        build(PolicyConfig, {}, override.split(), where="recipe.toml")

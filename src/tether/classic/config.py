@@ -84,7 +84,12 @@ class PPOConfig(ClassicConfig):
         if self.adap_kl_ctrl and self.init_kl_coef:
             kl |= {"mode": "adaptive", "target": self.target, "horizon": self.horizon}
         same = self.model_dump(include={"gamma", "lam", "score_clip", "seed"})
-        sizes: Json = {"prompts_per_step": self.batch_size, "minibatches": minibatches, "epochs": self.ppo_epochs}
+        sizes: Json = {
+            "prompts_per_step": self.batch_size,
+            "samples_per_prompt": 1,
+            "minibatches": minibatches,
+            "epochs": self.ppo_epochs,
+        }
         terms: Json = {"normalize_scores": False, "kl": kl, "value_coefficient": self.vf_coef, "value_trains_trunk": True}
         clips: Json = {"clip_range": self.cliprange, "value_clip_range": self.cliprange_value}
         if self.early_stopping:

@@ -35,7 +35,7 @@ class OnlineDirectConfig(PairLossConfig, SampledConfig):
     section: ClassVar[str] = "online_direct"
     rates: ClassVar[Rates] = Rates(5e-4, 1e-6)
 
-    prompts_per_step: int = Field(default=64, ge=1, description="each gives one pair, or none")
+    prompts_per_step: int = Field(default=8, ge=1, description="each gives one pair, or none")
     samples_per_prompt: int = Field(default=2, ge=2, description="the best and the worst of them are the pair")
 
 

@@ -16,7 +16,7 @@ from tether.learner.config import OptimizerConfig, Rates, TrainedConfig
 
 Algorithm = Literal["ppo", "grpo", "dr_grpo", "dapo", "gspo", "cispo", "reinforce", "rloo", "reinforce++", "reinforce++_baseline"]
 
-_GROUP = {"baseline": "group", "scale_advantages": True, "samples_per_prompt": 8, "epochs": 1}
+_GROUP = {"baseline": "group", "scale_advantages": True, "epochs": 1}
 _GROUP |= {"kl": {"place": "loss", "coefficient": 0.0}}
 _PLAIN = {"surrogate": "reinforce", "epochs": 1, "normalize_scores": True}
 PRESETS: dict[str, Json] = {
@@ -28,7 +28,7 @@ PRESETS: dict[str, Json] = {
     | {"clip_range": 3e-4, "clip_range_high": 4e-4},
     "cispo": {**_GROUP, "minibatches": 4, "surrogate": "cispo", "clip_range_high": 4.0},
     "reinforce": {**_PLAIN, "baseline": "running_mean"},
-    "rloo": {**_PLAIN, "baseline": "leave_one_out", "samples_per_prompt": 4, "kl": {"place": "sequence"}},
+    "rloo": {**_PLAIN, "baseline": "leave_one_out", "kl": {"place": "sequence"}},
     "reinforce++": {"whiten_advantages": True, "normalize_scores": True, "epochs": 1, "minibatches": 4},
     "reinforce++_baseline": {**_GROUP, "scale_advantages": False, "whiten_advantages": True, "minibatches": 4}
     | {"kl": {"place": "loss", "estimator": "k2", "coefficient": 0.05}},
@@ -44,8 +44,8 @@ class SampledConfig(TrainedConfig):
     """Settings of every stage that learns from the policy's own samples; lengths are in tokens."""
 
     steps: int = Field(default=100, ge=1, description="of training: each samples, scores and learns")
-    prompts_per_step: int = Field(default=64, ge=1, description="prompts answered in a step")
-    samples_per_prompt: int = Field(default=1, ge=1, description="answers to each of them")
+    prompts_per_step: int = Field(default=8, ge=1, description="prompts answered in a step; large machines take 64 and more")
+    samples_per_prompt: int = Field(default=4, ge=1, description="answers to each of them")
     max_new_tokens: int = Field(default=64, ge=1, description="longest answer")
     temperature: float = Field(default=1.0, gt=0, description="of sampling, and of the distributions in the loss")
     missing_stop_penalty: float = Field(
