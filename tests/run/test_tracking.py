@@ -1,9 +1,12 @@
 """Trackers have what a run writes, each step once; one that is down, slow or gone changes nothing about the run."""
 
 import importlib.util
+import json
+import shutil
 import threading
 import time
 import warnings
+from collections import defaultdict
 
 import pytest
 from benchmarks.every_stage import recipe
@@ -16,6 +19,7 @@ from tether.core.types import Alarm
 from tether.run import tracking
 from tether.run.recipe import Recipe, run_recipe
 
+LAST = "summary/seconds"
 TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio")
 
 
@@ -115,6 +119,44 @@ def test_a_resumed_run_goes_on_where_the_tracker_is(tmp_path, calls):
     assert [step for what, step, _ in calls if what == "samples"] == [1, 2, 3]
 
 
+def identities(calls, folder, steps):
+    """Track a run that gains these steps; the identity that its tracker was given."""
+    with tracking.tracking(["trackio"], folder / "run"):
+        started(folder, steps)
+    return calls.started[-1].own
+
+
+def test_folders_of_one_name_have_identities_of_their_own_that_last(tmp_path, calls):
+    """A resumed and a moved run keep theirs; a copy beside its original is another run, shown from its beginning."""
+    one, other = (identities(calls, tmp_path / name, [1]) for name in ("one", "other"))
+    assert one != other
+    assert identities(calls, tmp_path / "one", [2]) == one and calls.started[-1].id == "7"
+    shutil.move(tmp_path / "one", tmp_path / "moved")
+    assert identities(calls, tmp_path / "moved", [3]) == one and calls.started[-1].step == 2
+    shutil.copytree(tmp_path / "moved", tmp_path / "copied")
+    calls.clear()
+    third = identities(calls, tmp_path / "copied", [4])
+    assert third not in (one, other) and (calls.started[-1].id, calls.started[-1].step) == (None, -1)
+    assert [step for step, _ in logged(calls)] == [1, 2, 3, 4]
+    assert identities(calls, tmp_path / "copied", [5]) == third
+    assert identities(calls, tmp_path / "moved", [4]) == one
+
+
+def test_a_run_that_was_killed_while_its_tracker_began_keeps_its_identity(tmp_path, calls, monkeypatch):
+    begin = tracking.start_tracker
+
+    def killed(name, run):
+        begin(name, run)
+        raise ConnectionError("gone")
+
+    monkeypatch.setattr(tracking, "start_tracker", killed)
+    monkeypatch.setattr(tracking, "RETRY_AFTER", 60.0)
+    first = identities(calls, tmp_path, [1])
+    monkeypatch.setattr(tracking, "start_tracker", begin)
+    assert identities(calls, tmp_path, [2]) == first
+    assert [step for step, _ in logged(calls)] == [1, 2]
+
+
 def test_a_tracker_that_comes_back_gets_what_it_missed_and_the_fault_is_told_once(tmp_path, calls, caplog):
     def down():
         raise ConnectionError("no route to host")
@@ -185,6 +227,61 @@ def test_trackers_may_change_while_a_run_goes_on(tmp_path, calls):
 
 
 @pytest.mark.parametrize("name", TRACKERS)
+def test_two_folders_of_one_name_do_not_write_into_one_another(name, tmp_path, monkeypatch):
+    """Both are resumed, one after the other: each loss is there once, and those of a folder are together."""
+    monkeypatch.chdir(tmp_path)
+    for variable, value in {**tracked.ENVIRONMENT, "TENSORBOARD_LOGGING_DIR": "{}/out/events"}.items():
+        monkeypatch.setenv(variable, value.format(tmp_path))
+    pytest.importorskip(name, reason=f"{name} is in the extra `track`")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for steps in ([1, 2], [3, 4]):
+            for number, folder in enumerate(("one", "other")):
+                with tracking.tracking([name], tmp_path / folder / "run"):
+                    run = RunDirectory.open(tmp_path / folder / "run" / "ppo", {"a": 1})
+                    for step in steps:
+                        run.log({"loss": 100.0 * number + step}, step)
+        runs = in_time(lambda: losses(name, tmp_path), lambda runs: sum(map(len, runs)) == 8)
+    assert sorted(runs) == [[1.0, 2.0, 3.0, 4.0], [101.0, 102.0, 103.0, 104.0]]
+
+
+def in_time(read, complete):
+    """The result of `read`, repeated until it is complete: W&B's own process writes its file a moment after the run's end."""
+    deadline = time.monotonic() + 30
+    while not complete(result := read()) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    return result
+
+
+def losses(name, folder):
+    """The losses of each run that a tracker has, by its own reader."""
+    if name == "mlflow":
+        from mlflow import MlflowClient
+
+        client = MlflowClient()
+        (experiment,) = [one for one in client.search_experiments() if one.name == "tether"]
+        runs = [run.info.run_id for run in client.search_runs([experiment.experiment_id])]
+        return [[metric.value for metric in client.get_metric_history(run, "loss")] for run in runs]
+    if name == "wandb":  # offline, a resumed run is another file with the same identity
+        from wandb.proto import wandb_internal_pb2
+
+        runs = defaultdict(list)
+        for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
+            for data in tracked.records(path):
+                record = wandb_internal_pb2.Record()
+                record.ParseFromString(data)
+                for item in record.history.item if record.HasField("history") else ():
+                    if (item.key or "/".join(item.nested_key)) == "loss":
+                        runs[path.stem.removeprefix("run-")].append(json.loads(item.value_json))
+        return list(runs.values())
+    points, _ = getattr(tracked, name)(folder)
+    runs = defaultdict(list)
+    for (run, metric, _), values in sorted(points.items()):
+        runs[run] += values if metric == "loss" else []
+    return list(runs.values())
+
+
+@pytest.mark.parametrize("name", TRACKERS)
 def test_each_tracker_has_the_numbers_and_texts_of_a_run(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for variable, value in tracked.ENVIRONMENT.items():  # before the import: trackio reads its folder then
@@ -201,7 +298,9 @@ def test_each_tracker_has_the_numbers_and_texts_of_a_run(name, tmp_path, monkeyp
             run.log({"loss": 9.0}, 3)
             run.log({"loss": 2.0}, 4)
             run.finish({"seconds": 3.0})
-        points, tables = getattr(tracked, name)(tmp_path)
+        points, tables = in_time(
+            lambda: getattr(tracked, name)(tmp_path), lambda result: any(metric == LAST for _, metric, _ in result[0])
+        )
     points = {(metric, step): values for (_, metric, step), values in points.items()}
     steps = {("loss", step): [step / 2] for step in (1, 2, 3, 4)}
     assert points == {**steps, ("gold/score", 0): [1.5], ("gold/length", 0): [3.0], ("summary/seconds", 5): [3.0]}

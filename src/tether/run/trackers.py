@@ -18,20 +18,32 @@ from tether.core.types import Json
 TrackerName = Literal["tensorboard", "wandb", "mlflow", "trackio"]
 TrackerNames = Annotated[tuple[TrackerName, ...], BeforeValidator(lambda names: [names] if isinstance(names, str) else names)]
 
+EVENTS = "TENSORBOARD_LOGGING_DIR"
+"""The variable that names another folder for TensorBoard's files than the run directory."""
+BY_NAME = ("tensorboard", "trackio")
+"""Trackers that know a run by its name alone; the others give it an identity of their own."""
+
 
 class TrackedRun(NamedTuple):
     """What a tracker has to know of a run directory.
 
-    `name`: of the stage, with the folders above it (`round-01/ppo`); `group`: of the whole run; `id`: what the tracker
-    called this run when it was begun, None at the beginning; `step`: the last that it has.
+    `name`: of the stage, with the folders above it (`round-01/ppo`); `group`: of the whole run; `own`: letters and digits that
+    no other folder has, also where names are alike; `id`: the tracker's name for this run, None at the beginning; `step`: the
+    last that it has.
     """
 
     folder: Path
     name: str
     group: str
     config: Json
+    own: str
     id: str | None = None
     step: int = -1
+
+    @property
+    def unique(self) -> str:
+        """A name for trackers that know a run by its name alone."""
+        return f"{self.group}/{self.name}-{self.own}"
 
 
 def check_trackers(names: Sequence[TrackerName]) -> None:
@@ -50,15 +62,15 @@ def start_tracker(name: TrackerName, run: TrackedRun) -> Tracker:
 
 
 class TensorBoard:
-    """Event files in the run directory itself, or below TENSORBOARD_LOGGING_DIR."""
+    """Event files in the run directory itself, or below the folder that `EVENTS` names."""
 
     id = ""
 
     def __init__(self, run: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = os.environ.get("TENSORBOARD_LOGGING_DIR")
-        place = Path(folder) / run.group / run.name if folder else run.folder
+        folder = os.environ.get(EVENTS)
+        place = Path(folder) / run.unique if folder else run.folder
         self.writer = SummaryWriter(str(place), purge_step=None if run.id is None else run.step + 1)
         if run.id is None:
             self.writer.add_text("config", f"```json\n{json.dumps(run.config, indent=2)}\n```", 0)
@@ -128,11 +140,9 @@ def _trackio(run: TrackedRun) -> Wandb:
     """A run of trackio for each stage: a database below TRACKIO_DIR, a Space, or a server."""
     import trackio
 
-    project, resume = os.environ.get("TRACKIO_PROJECT", "tether"), "never" if run.id is None else "allow"
+    project = os.environ.get("TRACKIO_PROJECT", "tether")
     quiet: dict[str, bool] = dict.fromkeys(("embed", "auto_log_gpu", "auto_log_cpu"), False)
-    begun = trackio.init(
-        project=project, name=f"{run.group}/{run.name}", group=run.group, config=run.config, resume=resume, **quiet
-    )
+    begun = trackio.init(project=project, name=run.unique, group=run.group, config=run.config, resume="allow", **quiet)
     return Wandb(begun, lambda rows: trackio.Table(data=[*rows]), trackio.AlertLevel.WARN)
 
 

@@ -13,6 +13,7 @@ import os
 import statistics
 import threading
 import time
+import uuid
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,7 +23,7 @@ from tether.core.protocols import Tracker
 from tether.core.rundir import RECORDS, is_control, read_json, write_json
 from tether.core.types import Json
 from tether.evaluation.peaks import without_none
-from tether.run.trackers import TrackedRun, TrackerName, check_trackers, start_tracker
+from tether.run.trackers import BY_NAME, EVENTS, TrackedRun, TrackerName, check_trackers, start_tracker
 
 LOOK_EVERY, RETRY_AFTER, LAST_WAIT = 2.0, 30.0, 30.0
 """Seconds from one look into the folders to the next, after a tracker has failed, and for the rest when the run has ended."""
@@ -98,19 +99,48 @@ class TrackerThread(threading.Thread):
 
 
 class TrackedFolder:
-    """A run directory, and how much of it one tracker has: noted in `tracker-NAME.json`, so that no step is sent twice."""
+    """A run directory, and how much of it one tracker has: noted in `tracker-NAME.json`, so that no step is sent twice.
+
+    The note also holds the run's identity, `own`. A folder that was moved keeps it, and a copy beside the original gets another
+    one: the copy is a run of its own, which the tracker is shown from its beginning.
+    """
 
     def __init__(self, name: TrackerName, folder: Path, root: Path) -> None:
         self.name: TrackerName = name
         self.folder, self.root = folder, root
         self.note = folder / f"tracker-{name}.json"
-        self.state: Json = {"id": None, "steps": {}, "summary": 0} | (read_json(self.note) if self.note.is_file() else {})
+        self.state: Json = self._noted()
         self.steps: dict[str, int] = self.state["steps"]
         self.tails = {record: Tail(folder / record) for record in RECORDS}
         self.waiting: dict[int, dict[str, list[Json]]] = defaultdict(lambda: {record: [] for record in RECORDS})
         self.due: list[int] = []
         self.tracker: Tracker | None = None
         self.written = 0
+
+    def _noted(self) -> Json:
+        """The note, or that of a run that the tracker has yet to see.
+
+        TensorBoard's files in the folder itself are moved and copied with the folder. A note of an older tether has no identity
+        and names no place.
+        """
+        events = os.environ.get(EVENTS, "") if self.name == "tensorboard" else None
+        place = {"folder": str(self.folder), "events": events}
+        noted = read_json(self.note) if self.note.is_file() else {}
+        if events == "":
+            goes_on = noted.get("place", place)["events"] == ""
+        elif "own" not in noted:
+            goes_on = self.name not in BY_NAME
+        else:
+            goes_on = noted["place"]["events"] == events and not self._is_copy(noted)
+        begun = {"id": None, "own": uuid.uuid4().hex[:8], "steps": {}, "summary": 0}
+        return {**begun, **(noted if goes_on else {}), "place": place}
+
+    def _is_copy(self, noted: Json) -> bool:
+        """Whether the folder where the note was written is still there, with the same run."""
+        original = Path(noted["place"]["folder"]) / self.note.name
+        if not original.is_file() or original.samefile(self.note):
+            return False
+        return read_json(original).get("own") == noted["own"]
 
     def has_news(self, last: bool) -> bool:
         """Read what is new. A measurement on held-out prompts waits for the metrics of its step, which repeat it."""
@@ -129,7 +159,9 @@ class TrackedFolder:
         if self.tracker is None:
             group, _, stage = self.folder.relative_to(self.root.parent).as_posix().partition("/")
             config = read_json(self.folder / "config.json")
-            run = TrackedRun(self.folder, stage or group, group, config, self.state["id"], self.last_step)
+            self._write_note()
+            state = self.state
+            run = TrackedRun(self.folder, stage or group, group, config, state["own"], state["id"], self.last_step)
             self.tracker = start_tracker(self.name, run)
             self._write_note(id=self.tracker.id)
         for step in self.due:
