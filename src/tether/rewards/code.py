@@ -28,11 +28,12 @@ import time
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, NoReturn
 
 from tether.core.errors import DataError
 from tether.core.types import Json
-from tether.rewards.guard import MEBIBYTE, Guards, limit, restrict
+from tether.rewards.guard import MEBIBYTE, OPEN_FILES, Guards, end_with, limit, restrict
 from tether.rewards.sandbox import ending, write_all
 from tether.rewards.scratch import confine, excess
 
@@ -164,16 +165,13 @@ def make_runner(seconds: float) -> Callable[..., list[list[Any]]]:
 
 def _child(program: str, asks: list[list[str]], end: float) -> list[list[Any]]:
     """The answers of a new process; if it ended without any, the same reason for every test."""
-    token, scratch = secrets.token_hex(16), tempfile.mkdtemp(prefix="tether-code-")
-    with tempfile.TemporaryFile() as given:
-        given.write(asks[0][1].encode() if asks[0][0] == "program" else b"")
-        given.seek(0)
-        (answers, answers_in), (printed, printed_in), (errors, errors_in) = os.pipe(), os.pipe(), os.pipe()
-        pipes = given.fileno(), printed_in, errors_in, answers_in
-        child = os.fork()
-        if child == 0:
-            _become(program, asks, token, scratch, pipes, max(1, math.ceil(end - time.monotonic())))
-    for pipe in pipes[1:]:
+    token, scratch, worker = secrets.token_hex(16), tempfile.mkdtemp(prefix="tether-code-"), os.getpid()
+    (answers, answers_in), (printed, printed_in), (errors, errors_in) = os.pipe(), os.pipe(), os.pipe()
+    pipes = _given(asks[0][1] if asks[0][0] == "program" else ""), printed_in, errors_in, answers_in
+    child = os.fork()
+    if child == 0:
+        _become(program, asks, token, scratch, pipes, max(1, math.ceil(end - time.monotonic())), worker)
+    for pipe in pipes:
         os.close(pipe)
     try:
         texts, complaint = _listen({answers: b"", printed: b"", errors: b""}, end, child, scratch)
@@ -193,6 +191,14 @@ def _child(program: str, asks: list[list[str]], end: float) -> list[list[Any]]:
     died = f"before its tests ({ending(os.waitstatus_to_exitcode(status))})"
     last = texts[errors].decode(errors="replace").strip().splitlines()[-1:]
     return [["ended", complaint or "; ".join([died, *last])[:200]]] * len(asks)
+
+
+def _given(text: str) -> int:
+    """A file without a name that holds this text, and can only be read."""
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(text.encode())
+        file.flush()
+        return os.open(file.name, os.O_RDONLY)
 
 
 def _listen(texts: dict[int, bytes], end: float, child: int, scratch: str) -> tuple[dict[int, bytes], str]:
@@ -216,7 +222,9 @@ def _listen(texts: dict[int, bytes], end: float, child: int, scratch: str) -> tu
     return texts, ""
 
 
-def _become(program: str, asks: list[list[str]], token: str, scratch: str, pipes: tuple[int, ...], seconds: int) -> NoReturn:
+def _become(
+    program: str, asks: list[list[str]], token: str, scratch: str, pipes: tuple[int, ...], seconds: int, worker: int
+) -> NoReturn:
     """The forked process: put everything away, run the program, say what it gave, end."""
     try:
         for target, pipe in enumerate([os.dup(pipe) for pipe in pipes]):
@@ -224,11 +232,12 @@ def _become(program: str, asks: list[list[str]], token: str, scratch: str, pipes
         os.closerange(4, 1 << 16)
         sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
         confine(scratch, SCRATCH)
+        end_with(worker)
         os.chdir(scratch)
         os.environ.update(HOME=scratch, TMPDIR=scratch)
         tempfile.tempdir = scratch
         amounts = {resource.RLIMIT_CPU: math.ceil(time.process_time()) + seconds, resource.RLIMIT_FSIZE: FILE}
-        for kind, amount in (amounts | {resource.RLIMIT_NOFILE: 64}).items():
+        for kind, amount in (amounts | {resource.RLIMIT_NOFILE: OPEN_FILES}).items():
             limit(kind, amount, for_good=True)
         restrict(scratch)
         results = _answers(program, asks)
@@ -273,6 +282,20 @@ def _execute(code: types.CodeType, names: Json) -> Any:
     return eval(code, names)  # noqa: S307
 
 
+_MISSING = {
+    "files": "Landlock of version 3 (Linux 6.2), so programs may read files, and only an audit hook keeps them from writing",
+    "processes": "a seccomp filter (x86-64, arm64), so only an audit hook keeps them from processes and the network",
+    "space": f"a mount, so files are measured every {1000 * _POLL:.0f} ms, and can exceed {SCRATCH >> 20} MB in between",
+}
+
+
+def missing_guards() -> str:
+    """The guards that this machine does not offer, and what stands in for each; empty if it offers all."""
+    held = guards()
+    return "; ".join(text for name, text in _MISSING.items() if not getattr(held, name))
+
+
+@cache
 def guards() -> Guards:
     """Which guards this kernel holds, tried out in a process of its own."""
     attempt = (

@@ -8,10 +8,12 @@ refuses instead, which Python code can get around.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import platform
 import resource
+import signal
 import struct
 import sys
 import sysconfig
@@ -22,13 +24,16 @@ from typing import Any, NamedTuple
 
 READABLE = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo", "/etc/localtime", "/etc/ld.so.cache")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
-MEBIBYTE = 1 << 20
+MEBIBYTE, OPEN_FILES = 1 << 20, 64
 
 _CALLS: dict[str, dict[str, list[int]]] = tomllib.loads((Path(__file__).parent / "syscalls.toml").read_text(encoding="utf-8"))
 _REFUSED, _JUDGED = _CALLS["refused"], _CALLS["judged"]
 _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 _FILES = (1 << 13) - 1  # Landlock's rights as they were first; later ones are added by its version
 _READ, _WRITE = 1 << 2 | 1 << 3, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 5 | 1 << 8 | 1 << 14
+_ARGUMENTS = {"first": 16, "second": 24, "third": 32}  # where a filter finds them, in bytes
+_NEWEST = 469  # the last call that syscalls.toml knows (file_setattr of Linux 6.17); newer ones do not exist for a program
+_THREAD = 0x10000 | 0x400 | 0x200  # CLONE_THREAD, with the open files and the folders of the others
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
@@ -48,7 +53,8 @@ def restrict(scratch: str | None = None) -> Guards:
     """Give up, in this thread and what it starts, everything but computing; there is no way back.
 
     Args:
-        scratch: the one folder in which plain files (no folders, no links) may be written.
+        scratch: the one folder in which plain files (no folders, no links) may be written; without one there are no new threads
+            either.
 
     The trap: what is imported later must lie among the installed packages, and other threads of the process keep their files.
     """
@@ -59,12 +65,26 @@ def restrict(scratch: str | None = None) -> Guards:
         library.syscall.restype = ctypes.c_long
         alone = library.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS, without which neither is to be had
         files = alone and _landlock(library, scratch)
-        processes = alone and platform.machine() in _MACHINES and _seccomp(library)
+        processes = alone and platform.machine() in _MACHINES and _seccomp(library, threads=scratch is not None)
     if not (files and processes):
         if not processes:
             limit(resource.RLIMIT_NPROC, 0, for_good=True)
         sys.addaudithook(_fence(Guards(files, processes), scratch))
     return Guards(files, processes)
+
+
+def end_first() -> None:
+    """Where memory runs out, have the kernel end this process, and what it starts, before others of the machine."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")
+
+
+def end_with(parent: int) -> None:
+    """Have the kernel end this process when the thread that forked it, of the process `parent`, ends."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        if os.getppid() != parent:
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def limit(kind: int, amount: int, *, for_good: bool = False) -> None:
@@ -113,33 +133,37 @@ def _grant(library: Any, rules: int, path: str, rights: int) -> None:
     os.close(place)
 
 
-def _seccomp(library: Any) -> bool:
+def _seccomp(library: Any, *, threads: bool) -> bool:
     """True if the kernel refuses processes, signals to others and sockets from here on, in every thread."""
     column, machine = _MACHINES[platform.machine()]
-    filtered = b"".join(struct.pack("HBBI", *step) for step in _filter(column, machine))
+    filtered = b"".join(struct.pack("HBBI", *step) for step in _filter(column, machine, threads=threads))
     buffer = ctypes.create_string_buffer(filtered)
     program = struct.pack("HxxxxxxQ", len(filtered) // 8, ctypes.addressof(buffer))
     # A capability would undo much of this, and root starts with all of them.
-    library.syscall(_JUDGED["capset"][column], struct.pack("Ii", 0x20080522, 0), bytes(24))
+    if library.syscall(_JUDGED["capset"][column], struct.pack("Ii", 0x20080522, 0), bytes(24)) != 0:
+        return False
     return library.syscall(_JUDGED["seccomp"][column], 1, 1, program) == 0  # SECCOMP_SET_MODE_FILTER, of all threads
 
 
 Step = tuple[int, int, int, int]
 
 
-def _filter(column: int, machine: int) -> Iterator[Step]:
+def _filter(column: int, machine: int, *, threads: bool) -> Iterator[Step]:
     """The filter as classic BPF: (code, jump if true, jump if false, operand)."""
-    load, equal, at_least, some_bits, answer = 0x20, 0x15, 0x35, 0x45, 0x06
+    load, equal, at_least, only_bits, answer = 0x20, 0x15, 0x35, 0x54, 0x06
     allow, kill, refuse, unknown = 0x7FFF0000, 0x80000000, 0x50000 | 1, 0x50000 | 38
     number: Callable[[str], int] = lambda name: _JUDGED[name][column]  # noqa: E731
 
-    def where(name: str, offset: int, allowed: Iterable[int]) -> Iterator[Step]:
-        """Of this call only with such an argument."""
-        values = tuple(allowed)
-        yield equal, 0, len(values) + 3, number(name)
-        yield load, 0, 0, offset
-        yield from ((equal, len(values) - place, 0, value) for place, value in enumerate(values))
-        yield answer, 0, 0, refuse
+    def where(name: str, **arguments: Iterable[int]) -> Iterator[Step]:
+        """Of this call only with such arguments."""
+        steps: list[Step] = []
+        for argument, allowed in arguments.items():
+            values = tuple(allowed)
+            steps.append((load, 0, 0, _ARGUMENTS[argument]))
+            steps += ((equal, len(values) - place, 0, value) for place, value in enumerate(values))
+            steps.append((answer, 0, 0, refuse))
+        yield equal, 0, len(steps) + 1, number(name)
+        yield from steps
         yield answer, 0, 0, allow
 
     yield load, 0, 0, 4
@@ -149,19 +173,25 @@ def _filter(column: int, machine: int) -> Iterator[Step]:
     if column == 0:  # the other way to call an x86-64 kernel, with numbers of its own
         yield at_least, 0, 1, 0x40000000
         yield answer, 0, 0, kill
+    yield at_least, 0, 1, _NEWEST + 1
+    yield answer, 0, 0, unknown
     for denied in (number for numbers in _REFUSED.values() for number in numbers[column : column + 1]):
         yield equal, 0, 1, denied
         yield answer, 0, 0, refuse
     yield equal, 0, 1, number("clone3")  # its flags lie in memory, where a filter cannot look; libraries fall back to clone
     yield answer, 0, 0, unknown
-    yield from ((equal, 0, 4, number("clone")), (load, 0, 0, 16), (some_bits, 1, 0, 0x10000))  # threads alone
+    yield from ((equal, 0, 5, number("clone")), (load, 0, 0, 16), (only_bits, 0, 0, _THREAD), (equal, int(threads), 0, _THREAD))
     yield from ((answer, 0, 0, refuse), (answer, 0, 0, allow))
     own = os.getpid()
-    yield from where("kill", 16, (own,))
-    yield from where("tgkill", 16, (own,))
-    yield from where("prlimit64", 16, (0, own))
-    yield from where("fcntl", 24, (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1031, 1032, 1033, 1034))  # none that sends signals to an owner
-    yield from where("ioctl", 24, (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451))  # of terminals only what asks
+    yield from where("kill", first=(own,))
+    yield from where("tgkill", first=(own,))
+    yield from where("prlimit64", first=(0, own))
+    yield from where("socketpair", first=(1,), second=(1, 0x801, 0x80001, 0x80801))  # streams: a datagram may go to any address
+    yield from where("close_range", third=(0, 4))  # not into a table of open files of its own, which has limits of its own
+    yield from where("prctl", first=(2, 3, 15, 16, 21, 23, 30, 38, 39, 0x53564D41))  # names and questions
+    # None that sends signals to an owner, enlarges a pipe, or makes a lease.
+    yield from where("fcntl", second=(0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032, 1033, 1034))
+    yield from where("ioctl", second=(0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451))  # of terminals only what asks
     yield answer, 0, 0, allow
 
 

@@ -28,7 +28,7 @@ from typing import Any, Literal
 
 from tether.core.errors import RunError
 from tether.core.types import Json
-from tether.rewards.guard import limit, restrict
+from tether.rewards.guard import OPEN_FILES, end_first, limit, restrict
 
 START_SECONDS = 120.0
 """What a worker may take to import its libraries: minutes on a shared file system that is asked by many at once."""
@@ -199,12 +199,14 @@ def _main() -> None:
     target, settings, seconds, memory_mb = sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     logging.disable()
+    end_first()
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a library prints is no reply
     if sys.platform != "darwin":
         limit(resource.RLIMIT_AS, memory_mb << 20, for_good=True)
     check = pkgutil.resolve_name(target)(**settings)
     if sys.argv[5] == "guarded":
+        limit(resource.RLIMIT_NOFILE, OPEN_FILES, for_good=True)
         restrict()
     replies.write(b"{}\n")
     for line in sys.stdin.buffer:

@@ -12,16 +12,16 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import resource
 import stat
 import sys
 from pathlib import Path
 
-FILES = 1024
-"""Files that a program may have at a time."""
+FILES, THREADS = 1024, 512
+"""Files and threads that a program may have at a time."""
 _NEW_MOUNTS, _NEW_USER = 0x20000, 0x10000000
 _PRIVATE, _HARMLESS = 1 << 18 | 1 << 14, 1 << 1 | 1 << 2 | 1 << 3  # MS_PRIVATE, of all below; MS_NOSUID, MS_NODEV, MS_NOEXEC
-_PAGE = resource.getpagesize()
+_MEMORY = "VmRSS", "VmSwap", "VmPTE"
+"""Memory of a process: pages, those that were swapped out, and the tables of pages, which no limit of the kernel bounds."""
 
 
 def confine(folder: str, num_bytes: int) -> bool:
@@ -59,17 +59,21 @@ def excess(process: int, folder: str, *, num_bytes: int, file_bytes: int, memory
 
     Args:
         num_bytes: of all files together, `file_bytes` of a single one; both in bytes.
-        memory: resident memory, in bytes; a number below 0 is no limit.
+        memory: with its tables of pages, in bytes; a number below 0 is no limit.
     """
-    if 0 <= memory < _resident(process):
+    state = _state(process)
+    if 0 <= memory < sum(state.get(name, 0) for name in _MEMORY) << 10:
         return f"more than {memory >> 20} MB of memory"
+    if state.get("Threads", 0) > THREADS:
+        return f"more than {THREADS} threads"
     if _is_mounted(process, folder):
         return ""  # the kernel bounds it
     count, total = 0, _held(process, file_bytes)
     for entry in os.scandir(folder):
         with contextlib.suppress(FileNotFoundError):  # gone in between
             count += 1
-            total += entry.stat(follow_symlinks=False).st_size
+            status = entry.stat(follow_symlinks=False)
+            total += max(status.st_size, status.st_blocks * 512)
     if count > FILES:
         return f"more than {FILES:,} files"
     return f"more than {num_bytes >> 20} MB of files" if total > num_bytes else ""
@@ -83,12 +87,14 @@ def _is_mounted(process: int, folder: str) -> bool:
         return False
 
 
-def _resident(process: int) -> int:
-    """Bytes of memory that a process holds; 0 where the system has no /proc."""
+def _state(process: int) -> dict[str, int]:
+    """The numbers of a process's state, memory in KB; none where the system has no /proc."""
     try:
-        return int(Path(f"/proc/{process}/statm").read_text(encoding="ascii").split()[1]) * _PAGE
-    except (OSError, IndexError):
-        return 0
+        lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return {}
+    fields = (line.replace(":", " ", 1).split() for line in lines)
+    return {words[0]: int(words[1]) for words in fields if len(words) in (2, 3) and words[1].isdecimal()}
 
 
 def _held(process: int, file_bytes: int) -> int:

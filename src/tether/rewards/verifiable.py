@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import logging
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,12 +23,14 @@ from pydantic import Field
 
 from tether.core.config import Config
 from tether.core.errors import DataError, require
+from tether.core.once import once
 from tether.core.types import Json, Message, Problem, Prompt, Rollout, Score, user
 from tether.data.formats.fields import fold
 from tether.data.formats.verdicts import boxed_answer
 from tether.rewards import code
 from tether.rewards.sandbox import CheckResult, Sandbox
 
+_LOG = logging.getLogger("tether.rewards")
 Kind = Literal["math", "gsm8k", "numeric", "exact", "reasoning-gym", "code"]
 Mark = Literal["boxed", "hashes", "phrase", "tag", "last-number", "fence", "whole"]
 
@@ -126,6 +129,8 @@ class VerifiableReward(AbstractContextManager["VerifiableReward"]):
         limits: Json = {"workers": config.workers, "seconds": config.time_limit, "memory_mb": config.memory_mb}
         if config.kind == "code":  # a program's time is up before its worker's is
             limits |= {"seconds": config.time_limit + CODE_GRACE, "guarded": False}
+            if missing := code.missing_guards():
+                once(_LOG.warning, "Programs run with fewer guards (docs/safety.md says which): this machine lacks %s.", missing)
             self._sandbox = Sandbox("tether.rewards.code:make_runner", {"seconds": config.time_limit}, **limits)
         else:
             self._sandbox = Sandbox("tether.rewards.verifiable:make_check", settings, **limits)

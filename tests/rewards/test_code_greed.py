@@ -1,0 +1,181 @@
+"""Programs that take all that they can get: how much, in which environment, and what is reported of the guards there."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+from benchmarks.sandbox import ENVIRONMENTS, HEAD, PROGRAMS, possible, rows_of
+
+from tether.rewards import code, verifiable
+from tether.rewards.guard import Guards
+from tether.rewards.sandbox import Sandbox
+from tether.rewards.verifiable import VerifiableConfig, VerifiableReward
+
+HELD = code.guards()
+needs_guards = pytest.mark.skipif(not (HELD.files and HELD.processes), reason="this kernel offers no Landlock or no seccomp")
+KERNELS_OWN = (
+    *("buffers of pipes", "huge pages in pipes", "buffers of sockets", "tables of open files of its own", "tables of pages"),
+    *("threads", "timers", "watches of files", "asynchronous input and output", "the input of a program"),
+    *("removed files, sent and not received", "files that are reserved"),
+)
+"""What no limit of a process counts, and what a filter or a measurement must therefore bound."""
+
+
+def within(rows):
+    return [(row["program"], row["beyond"], row["survived"], row["left"]) for row in rows if row["beyond"] or not row["survived"]]
+
+
+@needs_guards
+@pytest.mark.skipif(not possible(), reason="no environment can be made here")
+def test_memory_of_the_kernel_is_bounded_too():
+    rows = rows_of(possible()[0], [*KERNELS_OWN])
+    assert [row["program"] for row in rows] == [*KERNELS_OWN] and within(rows) == []
+
+
+@pytest.mark.slow
+@needs_guards
+@pytest.mark.parametrize("environment", ENVIRONMENTS)
+def test_no_program_gets_more_than_its_limit_in_any_environment(environment):
+    if environment not in possible():
+        pytest.skip("this process cannot make the environment: root makes all, another user those of itself")
+    rows = rows_of(environment, [*PROGRAMS])
+    assert len(rows) == len(PROGRAMS) and within(rows) == []
+
+
+@needs_guards
+@pytest.mark.parametrize(
+    "deed",
+    [
+        "socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)",
+        "socket.socketpair()[0].bind(b'\\0tether')",
+        "socket.send_fds(socket.socketpair()[0], [b'x'], [0])",
+        "socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)",
+        "fcntl.fcntl(os.pipe()[1], 1031, 1 << 20)",
+        "called(libc.close_range, 1000, 2000, 2)",
+        "called(libc.shmat, 0, 0, 0)",
+        "called(libc.shmctl, 0, 0, 0)",
+        "called(libc.msgrcv, 0, 0, 0, 0, 0)",
+        "called(libc.semctl, 0, 0, 0)",
+        "called(libc.mq_unlink, b'/x')",
+        "called(libc.syscall, 463, -100, b'mine', 0, b'user.x', 0, 0)",
+        "called(libc.syscall, 469, -100, b'mine', 0, 0, 0)",
+        "called(libc.prctl, 1, 0)",
+        "called(libc.syscall, 470)",
+        "called(libc.syscall, 4000)",
+        "called(libc.inotify_init)",
+        "called(libc.syncfs, 0)",
+        "called(libc.fallocate, 0, 1, 0, 1)",
+        "os.write(0, b'x')",
+    ],
+)
+def test_no_program_makes_such_a_call(score, deed):
+    called = (
+        "def called(call, *arguments):\n    ctypes.set_errno(0)\n    if call(*arguments) == -1:\n"
+        "        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))\n"
+    )
+    reason = score(f"{HEAD}{called}def f(): return [{deed}, 'done']", "assert f() == 'harmless'").reason
+    assert any(word in reason for word in ("PermissionError", "Errno 38", "Errno 9")), reason
+    assert "done" not in reason
+
+
+@needs_guards
+def test_ordinary_programs_still_run(score):
+    program = """
+        import asyncio, concurrent.futures, socket
+        async def later(x):
+            await asyncio.sleep(0.01)
+            return x * x
+        def f():
+            with concurrent.futures.ThreadPoolExecutor(4) as pool:
+                squares = list(pool.map(lambda x: x * x, range(5)))
+            left, right = socket.socketpair()
+            left.sendall(b"hi")
+            return [asyncio.run(later(3)), squares, right.recv(2).decode()]
+    """
+    assert score(textwrap.dedent(program), "assert f() == [9, [0, 1, 4, 9, 16], 'hi']").value == 1.0
+
+
+@contextlib.contextmanager
+def worker_of(seconds: float) -> Iterator[subprocess.Popen[bytes]]:
+    """The process of a worker that has run a program."""
+    how = {"workers": 1, "seconds": seconds, "memory_mb": 512, "guarded": False}
+    with Sandbox("tether.rewards.code:make_runner", {"seconds": seconds}, **how) as sandbox:
+        assert sandbox.run([{"program": "f = lambda: 1", "asks": [["value", "f()"]]}])[0].result == [["gave", 1]]
+        process = sandbox._workers[0].process
+        assert process is not None
+        yield process
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel to end a process with another")
+def test_a_sleeping_program_ends_with_its_worker():
+    with Sandbox(
+        "tether.rewards.code:make_runner", {"seconds": 60.0}, workers=1, seconds=60, memory_mb=512, guarded=False
+    ) as one:
+        one.run([{"program": "f = lambda: 1", "asks": [["value", "f()"]]}])
+        worker = psutil.Process(one._workers[0].process.pid)
+        request = {"program": "import time\ndef f(): time.sleep(1000)", "asks": [["value", "f()"]]}
+        one._workers[0].process.stdin.write(json.dumps(request).encode() + b"\n")
+        end = time.monotonic() + 30
+        while not (children := worker.children()) and time.monotonic() < end:
+            time.sleep(0.01)
+        time.sleep(0.3)  # it has begun to sleep
+        os.kill(worker.pid, signal.SIGKILL)
+        assert psutil.wait_procs(children, timeout=10)[1] == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_where_memory_runs_out_programs_are_ended_first():
+    with worker_of(5.0) as process, open(f"/proc/{process.pid}/oom_score_adj", encoding="ascii") as file:
+        assert file.read().strip() == "1000"
+
+
+REFUSING = """
+import ctypes, os, struct, sys
+calls = [int(one) for one in sys.argv[1].split(",")]
+steps = [(0x20, 0, 0, 0), *((0x15, len(calls) - n, 0, call) for n, call in enumerate(calls))]
+steps += [(6, 0, 0, 0x7FFF0000), (6, 0, 0, 0x50001)]
+code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *step) for step in steps))
+library = ctypes.CDLL(None)
+assert library.prctl(38, 1, 0, 0, 0) == 0
+assert library.prctl(22, 2, struct.pack("HxxxxxxQ", len(steps), ctypes.addressof(code))) == 0
+os.execv(sys.executable, [sys.executable, "-c", sys.argv[2]])
+"""
+"""Runs a program where the kernel refuses these calls, as a container's policy would."""
+CALLS = {
+    "x86_64": {"files": [444], "processes": [317], "space": [165, 272]},
+    "aarch64": {"files": [444], "processes": [277], "space": [40, 97]},
+}
+
+
+@needs_guards
+@pytest.mark.skipif(not HELD.space, reason="nothing can be mounted here")
+@pytest.mark.parametrize("lacking", [["files"], ["processes"], ["space"], ["files", "processes", "space"], []])
+def test_what_is_reported_of_the_guards_is_true(lacking):
+    calls = [call for name in lacking for call in CALLS[os.uname().machine][name]] or [4001]
+    program = "from tether.rewards import code; print(*code.guards()); print(code.missing_guards())"
+    command = [sys.executable, "-c", REFUSING, ",".join(map(str, calls)), program]
+    flags, words = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")[:2]
+    assert flags.split() == [str(name not in lacking) for name in Guards._fields]
+    shown = {"files": "Landlock", "processes": "seccomp", "space": "a mount"}
+    assert [name for name, word in shown.items() if word in words] == lacking
+
+
+def test_a_reward_of_programs_reports_a_guard_that_is_missing(monkeypatch, caplog):
+    monkeypatch.setattr(code, "guards", lambda: Guards(True, True, False))
+    verifiable.once.cache_clear()
+    with VerifiableReward(VerifiableConfig(kind="code", workers=1)):
+        pass
+    assert "this machine lacks a mount, so files are measured every 50 ms" in caplog.text
+    caplog.clear()
+    monkeypatch.setattr(code, "guards", lambda: Guards(True, True, True))
+    with VerifiableReward(VerifiableConfig(kind="code", workers=1)):
+        pass
+    assert caplog.text == ""
