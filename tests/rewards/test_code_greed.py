@@ -116,19 +116,17 @@ def worker_of(seconds: float) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the kernel to end a process with another")
 def test_a_sleeping_program_ends_with_its_worker():
-    with Sandbox(
-        "tether.rewards.code:make_runner", {"seconds": 60.0}, workers=1, seconds=60, memory_mb=512, guarded=False
-    ) as one:
-        one.run([{"program": "f = lambda: 1", "asks": [["value", "f()"]]}])
-        worker = psutil.Process(one._workers[0].process.pid)
+    with worker_of(60.0) as process:
+        worker = psutil.Process(process.pid)
         request = {"program": "import time\ndef f(): time.sleep(1000)", "asks": [["value", "f()"]]}
-        one._workers[0].process.stdin.write(json.dumps(request).encode() + b"\n")
+        assert process.stdin is not None
+        process.stdin.write(json.dumps(request).encode() + b"\n")
         end = time.monotonic() + 30
         while not (children := worker.children()) and time.monotonic() < end:
             time.sleep(0.01)
         time.sleep(0.3)  # it has begun to sleep
         os.kill(worker.pid, signal.SIGKILL)
-        assert psutil.wait_procs(children, timeout=10)[1] == []
+        assert len(children) == 1 and psutil.wait_procs(children, timeout=10)[1] == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
