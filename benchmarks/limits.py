@@ -75,7 +75,7 @@ def main() -> int:
             slots = torch.arange(rows)
             for slot, (keys, values) in zip(cache.slots, layers, strict=True):
                 slot.fill(slots, keys.expand(rows, -1, -1, -1), values.expand(rows, -1, -1, -1), 160)
-            cache.lengths = torch.full((rows,), 128)
+            cache.lengths, cache.width = torch.full((rows,), 128), 129
             last = torch.randint(5, known, (rows,))
             step = best(lambda: role.logits(decoder.decode(last, cache), decoder.head), 15)  # noqa: B023
             row(f"one token for {rows} rows of 128", step, 2 * (body + head) * rows, weights + rows * 128 * key_bytes)

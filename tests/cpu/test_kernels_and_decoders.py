@@ -23,7 +23,7 @@ from tether.models.trunk import Role
 from tether.rollout.cache import attend_to_slots
 from tether.rollout.decoding import TreeDecoder, engine_decoder
 from tether.rollout.local import LocalEngine
-from tether.rollout.sampling import sample_tokens
+from tether.rollout.sampling import check_distributions, sample_tokens
 
 needs_kernels = pytest.mark.skipif(kernels.library() is None, reason="needs a C compiler")
 PROMPTS = [Prompt((user(text),), str(n)) for n, text in enumerate(["a", "what is it?", "tell me a much longer story", "no"])]
@@ -80,7 +80,7 @@ def test_decoding_attention(dtype, kv_heads, group, dim, window, softcap, how):
             pytest.skip("needs a C compiler")
         out = kernels.decode(query, new_keys, new_values, (keys, values), lengths, **settings)
     else:
-        out = attend_to_slots(query, new_keys, new_values, (keys, values), lengths, sinks=sinks, **settings)
+        out = attend_to_slots(query, new_keys, new_values, (keys, values), lengths, 30, sinks=sinks, **settings)
     assert torch.equal(keys, expected_keys) and torch.equal(values, expected_values)
     torch.testing.assert_close(out.double(), expected, atol=2e-6 if dtype == torch.float32 else 2e-2, rtol=1e-2)
 
@@ -422,5 +422,7 @@ def test_logits_that_are_no_distribution_are_an_error(broken, way, dtype):
     tokens, logprobs = sample_tokens(logits, uniforms, WAYS[way])
     assert logprobs.isfinite().all() and (tokens < 700).all()
     logits[3] = BROKEN[broken](logits[3])
+    tokens, logprobs = sample_tokens(logits, uniforms, WAYS[way])
+    assert (tokens < 700).all()
     with pytest.raises(ModelError, match=r"NaN or infinite in 1 of 5 responses: .* Go back to an earlier checkpoint"):
-        sample_tokens(logits, uniforms, WAYS[way])
+        check_distributions(logprobs.tolist())

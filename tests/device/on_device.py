@@ -1,6 +1,6 @@
-"""What runs on the pretend accelerator; `test_pretend.py` starts it, since a process that knows the device keeps it.
+"""All that runs on the pretended `cuda:0`; `test_pretend.py` starts it, since a process that knows the device keeps it.
 
-By hand: `pytest tests/device/on_device.py -k ppo`. The oracle is the CPU without our kernels: the same numbers up to rounding.
+One by hand: `pytest tests/device/test_pretend.py -k killed`. The oracle is the CPU without our kernels: equal up to rounding.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 import torch
 from benchmarks.every_stage import differences, recipe, results
 from safetensors.torch import load_file
-from tests.device.pretend import DEVICE, NAME, Pretended, run
+from tests.device.pretend import CARD, DEVICE, NAME, Pretended, counting, run
 from tests.run.journeys import Killed, dying_after
 from torch import nn
 
@@ -29,6 +29,7 @@ from tether.models.saving import attach_adapter, load_head
 from tether.models.trunk import Role
 from tether.rewards.classifier import ClassifierConfig, ClassifierReward
 from tether.rewards.learned import LearnedReward
+from tether.rollout.local import _Decoding
 from tether.run.models import open_model
 from tether.run.recipe import Recipe, run_recipe
 from tether.run.roles import encoder_of, local_engine, save_trained
@@ -151,7 +152,7 @@ def test_a_model_its_adapters_and_heads_lie_there_and_come_back_there(tmp_path):
     own, _, here = scorer(**ON_CPU)
     assert {p.device for p in (*role.model.parameters(), *role.model.buffers(), *role.head.parameters())} == {DEVICE}
     assert role.causal_model.lm_head.weight is role.causal_model.model.embed_tokens.weight
-    assert loaded.digest == here.digest and loaded.manifest()["model"]["device"] == NAME
+    assert loaded.digest == here.digest and loaded.manifest()["model"]["device"] == CARD.name
     ids = torch.arange(10)[None]
     expected = own.model(ids).logits
     assert torch.allclose(role.model(ids.to(NAME)).logits.cpu(), expected, atol=1e-5)
@@ -173,7 +174,7 @@ def test_a_stage_gives_the_numbers_of_the_cpu(whole, stage):
     there, here = (whole(stage, side) / stage for side in (True, False))
     files = sorted(path.relative_to(here) for path in here.rglob("metrics.jsonl"))
     lay = [read_json(path).get("model", {}).get("device") for path in there.rglob("manifest.json")]
-    assert files and NAME in lay and "cpu" not in lay
+    assert files and CARD.name in lay and "cpu" not in lay
     for name in files[:1]:  # the second of two rounds starts from where the first has gone
         rows, expected = list(read_jsonl(there / name)), list(read_jsonl(here / name))
         assert [row["step"] for row in rows] == [row["step"] for row in expected]
@@ -310,3 +311,30 @@ def test_the_classic_step_is_that_of_the_cpu(tmp_path, monkeypatch):
         stats.append(trainer.step(queries, responses, [torch.tensor(1.0), torch.tensor(-0.5)]))
     for key in ("ppo/loss/total", "objective/kl", "ppo/policy/clipfrac", "ppo/mean_scores", "ppo/policy/entropy"):
         assert stats[0][key] == pytest.approx(stats[1][key], abs=1e-4)
+
+
+# Waits of the host.
+
+
+@pytest.mark.parametrize("how", [{}, {"top_p": 0.9}, {"temperature": 0.0}, {"stop_strings": ("zzqq",)}])
+@pytest.mark.parametrize("adapter", [True, False])
+def test_the_host_waits_once_a_token_whatever_layers_and_rows(adapter, how, monkeypatch):
+    """Rows end at every step, new ones come, and the last move together."""
+    loaded = open_model(ModelConfig(source="tiny", dtype="bfloat16", device=NAME))
+    role = Role(add_adapter(loaded.model, "policy", LoraConfig(), seed=1), "policy") if adapter else Role(loaded.model)
+    engine, steps = local_engine(role, loaded, max_rows=40), []
+    with torch.no_grad():
+        role.causal_model.get_output_embeddings().weight[1] *= 0
+    step = _Decoding.step
+
+    def watched(self):
+        with counting() as counted:
+            step(self)
+        steps.append(counted)
+
+    monkeypatch.setattr(_Decoding, "step", watched)
+    prompts = [Prompt((user(f"{n} " + "x" * (n % 7)),), str(n)) for n in range(60)]
+    groups = engine.generate(prompts, Sampling(max_new_tokens=24, **how), seed=3)
+    assert len({len(group.rollouts[0].response_ids) for group in groups}) > (0 if how.get("temperature") == 0.0 else 3)
+    assert len(steps) > 30 and all(sum(one.waits.values()) == 1 for one in steps), steps[0].waits
+    assert {kind for one in steps for kind, _ in one.copies} <= {"asynchronous"}

@@ -1,35 +1,53 @@
-"""A pretend accelerator: what a GPU would refuse is refused here, on a machine that has none.
+"""A pretended `cuda:0`: it refuses what a GPU would refuse, and counts what the host would wait for.
 
-Way: torch's spare backend PrivateUse1 gives the device its type (`tensor.device.type`, `torch.device(NAME)` and factories with
-`device=` are torch's own), and a wrapper subclass gives its tensors: each holds the CPU tensor that stands for its memory, with
-the same strides, and sees every operation below autograd. A backend alone, without the subclass, has to tell torch the strides
-of every result itself, and loses them in a Llama layer; a mode that only tags CPU tensors would leave `tensor.device` as it is,
-and the code under test branches on that. The backend has to be given a name, or no backward pass reaches it, and torch cannot
-take the name back: it would then be `torch.accelerator` for every later test. So it is imported in a process of its own alone.
+Way: a wrapper subclass gives the device its tensors. Each holds the CPU tensor that stands for its memory, with the same
+strides, and sees every operation below autograd. `guard.cpp`, preloaded by `test_pretend.py`, lets them lie on a device of type
+cuda in a CPU build of torch, so that every branch on `device.type == "cuda"` is taken. Torch cannot take that back, so this
+module is imported in a process of its own alone.
 
 Refused, as CUDA refuses it: a CPU tensor among the device's (one without dimensions may take part in pointwise operations),
 `numpy()` and `data_ptr()`, a generator of the CPU for a draw on the device. Refused beyond that: an index on the CPU into a
 tensor of the device, which CUDA copies over without a word, and waits for.
 
-What it cannot tell: what only `device.type == "cuda"` reaches, weights in 4 bits, memory, streams, speed, other kernels' digits.
+Counted by `counting`: each wait of the host for the device and each copy between the two, with the line of tether that causes
+it, and each operation that a GPU would launch. An operation that is computed by others is counted as these.
+
+It cannot show: weights in 4 bits, memory, streams, speed, other kernels' digits.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import sys
-from collections.abc import Callable
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import cache
-from types import ModuleType
+from pathlib import Path
 from typing import Any
 
-import torch
-import torch.utils.backend_registration as registration
-from torch import Tensor
+_find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name.split(".")[0] == "bitsandbytes" else _find_spec(name, *rest)
 
-NAME = "pretend"
+import peft  # noqa: E402, F401  (before CUDA is there: bitsandbytes would look for symbols of a CUDA build)
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
+
+NAME, KEY = "cuda", "CUDA"
+DEVICE = torch.device(NAME, 0)
+SOURCES = Path(__file__).parents[2] / "src"
 BETWEEN = {"aten::copy_", "aten::_to_copy", "aten::_copy_from"}
 """What may read one side and write the other."""
-SCALARS = {"aten::index_put_", "aten::index_put", "aten::_index_put_impl_", "aten::masked_fill", "aten::masked_fill_"}
+SCALARS = {
+    "aten::fill_",
+    "aten::index_put_",
+    "aten::index_put",
+    "aten::_index_put_impl_",
+    "aten::masked_fill",
+    "aten::masked_fill_",
+}
 """Not pointwise, and yet a number on the CPU is good enough as their value."""
 FACTORIES = (
     "empty.memory_format empty_strided arange arange.start arange.start_step eye eye.m full linspace logspace "
@@ -38,34 +56,131 @@ FACTORIES = (
 )
 
 
-class _Module(ModuleType):
-    """What torch looks up as `torch.<NAME>`."""
-
-    def _is_in_bad_fork(self) -> bool:
-        return False
-
-    def _lazy_init(self) -> None: ...
-
-    def get_amp_supported_dtype(self) -> list[torch.dtype]:
-        return [torch.bfloat16]
-
-    def manual_seed_all(self, seed: int) -> None: ...
-
-    def is_available(self) -> bool:
-        return True
-
-    def is_initialized(self) -> bool:
-        return True
-
-    def device_count(self) -> int:
-        return 1
-
-    def current_device(self) -> int:
-        return 0
+WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::is_nonzero", "aten::bincount"}
+WAITS |= {"aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::repeat_interleave.Tensor"}
+"""Operations whose result the host has to see: it waits until the device has come that far."""
+INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
+NO_KERNEL = {"aten::_unsafe_view", "aten::alias", "aten::detach", "aten::_reshape_alias", "aten::set_", "aten::resize_"}
+NO_KERNEL |= {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided"}
 
 
-registration._setup_privateuseone_for_python_backend(NAME, _Module(f"torch.{NAME}"))
-DEVICE = torch.device(NAME, 0)
+@dataclass
+class Card:
+    """Properties of the pretended card, in bytes; tests change them."""
+
+    total: int = 24 * 2**30
+    free: int = 20 * 2**30
+    capability: tuple[int, int] = (9, 0)
+    name: str = "pretend"
+    emptied: int = 0
+
+    @property
+    def total_memory(self) -> int:
+        return self.total
+
+    def empty_cache(self) -> None:
+        self.emptied += 1
+
+    def multiplies_bfloat16(self, including_emulation: bool = True) -> bool:
+        return including_emulation or self.capability >= (8, 0)
+
+
+CARD = Card()
+
+
+def _pretend() -> None:
+    """Put answers of the pretended card in place of those of `torch.cuda`."""
+    cuda = torch.cuda
+    cuda._lazy_init = cuda.synchronize = lambda *_: None
+    cuda.is_available = cuda.is_initialized = lambda: True
+    cuda.device_count, cuda.current_device = lambda: 1, lambda: 0
+    cuda.is_bf16_supported = CARD.multiplies_bfloat16
+    cuda.get_device_name = lambda *_: CARD.name
+    cuda.get_device_properties = lambda *_: CARD
+    cuda.get_device_capability = lambda *_: CARD.capability
+    cuda.mem_get_info = lambda *_: (CARD.free, CARD.total)
+    cuda.memory_reserved = cuda.memory_allocated = cuda.max_memory_allocated = cuda.max_memory_reserved = lambda *_: 0
+    cuda.reset_peak_memory_stats = lambda *_: None
+    cuda.empty_cache = CARD.empty_cache
+    cuda.manual_seed_all = cuda.manual_seed = lambda *_: None
+    cuda.get_rng_state = cuda.random.get_rng_state = lambda *_, **__: torch.zeros(16, dtype=torch.uint8)
+    cuda.set_rng_state = cuda.random.set_rng_state = lambda *_, **__: None
+
+
+_pretend()
+Tensor.pin_memory = lambda self, *_: self  # pyright: ignore[reportAttributeAccessIssue]
+
+
+@dataclass
+class Counted:
+    """Waits and copies by kind and the line of tether that caused them, and the number of launched operations."""
+
+    waits: Counter[tuple[str, str]] = field(default_factory=Counter)
+    copies: Counter[tuple[str, str]] = field(default_factory=Counter)
+    launches: int = 0
+
+    def note(self, operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count one operation of the device."""
+        name, overload = operation._schema.name, operation._schema.overload_name
+        if name in WAITS or f"{name}.{overload}" in WAITS:
+            self.waits[name.removeprefix("aten::"), _line()] += 1
+        if name in INDEXED and any(part.dtype in (torch.bool, torch.uint8) and part.dim() for part in _tensors(args[1:2])):
+            self.waits["index by a mask", _line()] += 1
+        if name == "aten::copy_":
+            self._copy(isinstance(args[1], Pretended), isinstance(args[0], Pretended), bool(args[2:] and args[2]))
+        if name == "aten::_to_copy" and kwargs.get("device") is not None:
+            self._copy(isinstance(args[0], Pretended), kwargs["device"].type == NAME, bool(kwargs.get("non_blocking")))
+        self.launches += not _is_view(operation) and name not in NO_KERNEL
+
+    def _copy(self, source: bool, target: bool, asynchronous: bool) -> None:
+        if source and not target:
+            self.waits["copy to the host", _line()] += 1
+        elif target and not source:
+            self.copies["asynchronous" if asynchronous else "blocking", _line()] += 1
+
+
+_counters: list[Counted] = []
+
+
+@contextmanager
+def counting() -> Iterator[Counted]:
+    """Count what happens on the device within this block."""
+    _counters.append(Counted())
+    try:
+        yield _counters[-1]
+    finally:
+        _counters.pop()
+
+
+def _note(operation: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    for counted in _counters:
+        counted.note(operation, args, kwargs)
+
+
+def _tensors(values: Any) -> Iterator[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)
+
+
+def _line() -> str:
+    """The innermost line of tether's that is being executed."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(SOURCES):
+            return f"{path.relative_to(SOURCES / 'tether')}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "elsewhere"
+
+
+@cache
+def _is_view(operation: Any) -> bool:
+    schema = operation._schema
+    aliases = [argument.alias_info for argument in schema.arguments if argument.alias_info is not None]
+    return bool(aliases) and not any(alias.is_write for alias in aliases)
 
 
 class Pretended(Tensor):
@@ -99,6 +214,8 @@ class Pretended(Tensor):
         self.raw = value.raw
 
     def tolist(self) -> Any:
+        for counted in _counters:
+            counted.waits["tolist", _line()] += 1
         return self.raw.tolist()
 
     def numpy(self, *, force: bool = False) -> Any:
@@ -138,6 +255,7 @@ def run(operation: Any, *args: Any, **kwargs: Any) -> Any:
     Raises:
         RuntimeError: the arguments are not all on that device.
     """
+    _note(operation, args, kwargs)
     call = _Call(operation, kwargs.get("device"))
     inner = [call.inside(value) for value in args]
     result = operation(*inner, **{key: call.inside(value) for key, value in kwargs.items()})
@@ -201,19 +319,21 @@ def _made(operation: Any) -> Callable[..., Any]:
     return kernel
 
 
+warnings.filterwarnings("ignore", message=".*Overriding a previously registered kernel.*")
 library = torch.library.Library("aten", "IMPL")
 for full_name in FACTORIES.split():
     packet, _, overload = full_name.partition(".")
-    library.impl(full_name, _made(getattr(getattr(torch.ops.aten, packet), overload or "default")), "PrivateUse1")
+    library.impl(full_name, _made(getattr(getattr(torch.ops.aten, packet), overload or "default")), KEY)
 
 
-@torch.library.impl("aten::_copy_from", "PrivateUse1")
-def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
+def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     """A copy that torch makes below the dispatch, where a list becomes a tensor of the device."""
-    inner = [tensor.raw if isinstance(tensor, Pretended) else tensor for tensor in (source, target)]
-    inner[1].copy_(inner[0])
+    _note(torch.ops.aten.copy_.default, (target, source, non_blocking), {})
+    inner = [tensor.raw if isinstance(tensor, Pretended) else tensor for tensor in (target, source)]
+    inner[0].copy_(inner[1])
     return target
 
 
+library.impl("copy_", _copy, KEY)
 torch.autograd.set_multithreading_enabled(False)  # or passes backward run in a thread of the device's own
 torch.__future__.set_swap_module_params_on_conversion(True)  # or `to` makes two weights of one that is tied

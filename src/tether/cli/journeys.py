@@ -132,11 +132,11 @@ def _stages(config: BaseRecipe, chosen: list[str], given: Sequence[str] = ()) ->
 
 def _smaller(config: BaseRecipe, chosen: list[str]) -> str:
     """What would lower the peak of these stages most, by the planner."""
-    from tether.run.devices import this_machine
+    from tether.run.devices import machine_for
     from tether.run.plan import plan as make
 
     alone = config.model_copy(update={name: None for name in STAGES if name not in chosen})
-    made = make(alone, this_machine(), advise=True)
+    made = make(alone, machine_for(config.model.device), advise=True)
     changes = "; ".join(f"{what} ({peak / 1e9:.2f} GB)" for what, peak in made.advice[:3] if peak < made.peak)
     return (
         f"The planner counts {made.peak / 1e9:.2f} GB at the peak; what lowers it most: {changes or 'a smaller model'}. Start "
@@ -179,7 +179,7 @@ def plan(
 
         config = read_recipe(recipe, overrides or ())
     console = Terminal()
-    device = devices.this_machine() if gpu_memory is None and gpu is None else devices.gpu(gpu_memory, gpu)
+    device = devices.machine_for(config.model.device) if gpu_memory is None and gpu is None else devices.gpu(gpu_memory, gpu)
     made = planner.plan(config, device, shape=shape, prompt_tokens=prompt_tokens)
     title = f"{made.parameters / 1e9:,.2f} billion parameters on {device.name}"
     rows = []

@@ -1,4 +1,4 @@
-"""The allocator of a CPU's tensors: heap.cpp, which spreads over hardly more memory than is in use at once."""
+"""The allocator of a CPU's tensors: heap.cpp, which spreads over hardly more memory than is in use at once; free memory."""
 
 from __future__ import annotations
 
@@ -54,7 +54,9 @@ def needs_heap() -> bool:
 
 
 def free_memory() -> None:
-    """Between stages: collect garbage, and give the heap's free pages, if it is in use, back to the system."""
+    """Between stages: collect garbage, and give free memory of the heap and of the GPU back to the system."""
     gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
     if own_heap.cache_info().currsize and (heap := own_heap()) is not None:
         heap.trim()

@@ -155,7 +155,7 @@ def pick_dtype(dtype: str, device: str = "auto") -> torch.dtype:
     if dtype != "auto":
         return getattr(torch, dtype)
     if pick_device(device).type == "cuda":
-        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float32
+        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float32
     if wanted := os.environ.get("TETHER_CPU_DTYPE"):
         if wanted not in ("float32", "bfloat16"):
             raise ConfigError(f"TETHER_CPU_DTYPE is {wanted!r}: set it to float32 or bfloat16, or unset it")

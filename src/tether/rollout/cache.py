@@ -66,7 +66,8 @@ class SlotLayer(DynamicLayer):
 class SlotCache(DynamicCache):
     """What a transformers model writes to while rows that began at different times are decoded together.
 
-    Every row begins at place 0 of its slot: there is no padding inside, and what stands beyond a row's length is masked.
+    Every row begins at place 0 of its slot: there is no padding inside, and what stands beyond a row's length is masked. Before a
+    decoding pass its caller sets `lengths` (rows,), how many tokens of each row are there, and `width`, one more than the most.
 
     Args:
         in_place: the model attends by `slot_attention`.
@@ -124,7 +125,8 @@ def slot_attention(
         attended = decode(query, key, value, layer.store, layer.owner.lengths, **settings)
         if attended is not None:
             return attended, None
-    return attend_to_slots(query, key, value, layer.store, layer.owner.lengths, sinks=sinks, **settings), None
+    owner = layer.owner
+    return attend_to_slots(query, key, value, layer.store, owner.lengths, owner.width, sinks=sinks, **settings), None
 
 
 def attend_to_slots(
@@ -133,6 +135,7 @@ def attend_to_slots(
     new_values: Tensor,
     store: tuple[Tensor, Tensor],
     lengths: Tensor,
+    width: int,
     *,
     scale: float,
     window: int | None = None,
@@ -142,12 +145,13 @@ def attend_to_slots(
     """What cpu.kernels.decode computes, in torch's operations on any device.
 
     Args:
+        width: places of the longest row, its new token included.
         sinks: (heads,) logits that take probability and give nothing.
     """
     (rows, heads, _, dim), (keys, values) = query.shape, store
     places = torch.arange(rows, device=lengths.device)
     keys[places, :, lengths], values[places, :, lengths] = new_keys[:, :, 0], new_values[:, :, 0]
-    width, kv_heads = int(lengths.max()) + 1, keys.shape[1]
+    kv_heads = keys.shape[1]
     grouped = query.reshape(rows, kv_heads, heads // kv_heads, dim)
     scores = (grouped * scale) @ keys[:rows, :, :width].transpose(2, 3)
     if softcap is not None:

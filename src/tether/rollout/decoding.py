@@ -38,7 +38,11 @@ class Decoder(Protocol):
         ...
 
     def decode(self, tokens: Tensor, cache: SlotCache) -> Tensor:
-        """The states after one more token a row, (rows, dim); its keys and values go to the row's slot."""
+        """The states after one more token a row, (rows, dim); its keys and values go to the row's slot.
+
+        Args:
+            cache: with `lengths` and `width` of this pass.
+        """
         ...
 
 
@@ -97,7 +101,6 @@ class TreeDecoder:
 
     def decode(self, tokens: Tensor, cache: SlotCache) -> Tensor:
         """See Decoder.decode."""
-        cache.width = int(cache.lengths.max()) + 1
         self.decoder.config._attn_implementation = ATTENTION if self.in_place else self.attention
         output = self.decoder(
             input_ids=tokens[:, None],

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from tether.core.errors import DataError
 from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, StopReason
@@ -25,6 +24,11 @@ class Drawn(NamedTuple):
     reason: StopReason
 
 
+def drawn_of(response: Sequence[tuple[int, float]], reason: StopReason) -> Drawn:
+    """A response by its tokens, each with its log-probability."""
+    return Drawn(tuple(token for token, _ in response), tuple(logprob for _, logprob in response), reason)
+
+
 class Draws(NamedTuple):
     """Responses to draw: `num_samples` to each row of prompt ids, whose randomness depends on its ordinal."""
 
@@ -35,13 +39,13 @@ class Draws(NamedTuple):
     seed: int
 
 
-def has_stop_string(encoder: ChatEncoder, sampling: Sampling, response: Tensor) -> bool:
+def has_stop_string(encoder: ChatEncoder, sampling: Sampling, response: Sequence[int]) -> bool:
     """Whether the end of the response's ids reads as one of the strings that end a response."""
     stops = sampling.stop_strings
     if not stops:
         return False
     tail = response[max(0, len(response) - max(len(stop.encode()) for stop in stops) - 8) :]
-    text = encoder.tokenizer.decode(tail.tolist())
+    text = encoder.tokenizer.decode(list(tail))
     return any(stop in text for stop in stops)
 
 

@@ -19,8 +19,8 @@ from transformers.cache_utils import DynamicCache
 from tether.core.types import StopReason
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
-from tether.rollout.drawn import Drawn, Draws, has_stop_string
-from tether.rollout.sampling import counter_uniform, sample_tokens
+from tether.rollout.drawn import Drawn, Draws, drawn_of, has_stop_string
+from tether.rollout.sampling import check_distributions, counter_uniform, sample_tokens
 
 CACHES = ("past_key_values", "cache_params")
 """Names under which transformers' models take their cache."""
@@ -96,25 +96,28 @@ def _draw(decoder: StepDecoder, encoder: ChatEncoder, draws: Draws, prompts: lis
     rows = torch.arange(len(hidden), device=role.device)
     ordinals = torch.tensor([draws.ordinals[i] for i in prompts], device=role.device).repeat_interleave(count)
     stops = torch.tensor(encoder.stop_ids, device=role.device)
+    going = [(number, list[tuple[int, float]]()) for number in range(len(hidden))]  # and what each has drawn so far
     responses: dict[int, Drawn] = {}
-    tokens, logprobs = rows.new_zeros(len(rows), 0), hidden.new_zeros(len(rows), 0, dtype=torch.float32)
     for step in range(sampling.max_new_tokens):
         uniforms = counter_uniform(draws.seed, ordinals[rows], rows % count, torch.full_like(rows, step))
         new, chances = sample_tokens(role.logits(hidden), uniforms, sampling)
-        tokens, logprobs = torch.cat([tokens, new[:, None]], 1), torch.cat([logprobs, chances[:, None]], 1)
-        going = []
-        for place, (number, stopped) in enumerate(zip(rows.tolist(), torch.isin(new, stops).tolist(), strict=True)):
-            reason = StopReason.STOP_TOKEN if stopped else StopReason.LENGTH
-            if not stopped and has_stop_string(encoder, sampling, tokens[place]):
+        tokens, logprobs, stopped = torch.stack([new.double(), chances.double(), torch.isin(new, stops).double()]).tolist()
+        check_distributions(logprobs)
+        staying = []
+        for place, (number, response) in enumerate(going):
+            response.append((int(tokens[place]), logprobs[place]))
+            reason = StopReason.STOP_TOKEN if stopped[place] else StopReason.LENGTH
+            if not stopped[place] and has_stop_string(encoder, sampling, [token for token, _ in response]):
                 reason = StopReason.STOP_STRING
             if reason is not StopReason.LENGTH or step + 1 == sampling.max_new_tokens:
-                responses[number] = Drawn(tuple(tokens[place].tolist()), tuple(logprobs[place].tolist()), reason)
+                responses[number] = drawn_of(response, reason)
             else:
-                going.append(place)
-        if not going:
+                staying.append(place)
+        if not staying:
             break
-        staying = torch.tensor(going, device=role.device)
-        rows, tokens, logprobs = rows[staying], tokens[staying], logprobs[staying]
-        decoder.keep(staying)
-        hidden = decoder.advance(tokens[:, -1])
+        going = [going[place] for place in staying]
+        places = torch.tensor(staying, device=role.device)
+        rows = rows[places]
+        decoder.keep(places)
+        hidden = decoder.advance(new[places])
     return [[responses[number * count + sample] for sample in range(count)] for number in range(len(prompts))]

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tether.algorithms.transfer import to_device
 from tether.core.types import Prompt, RolloutGroup, Sampling, StopReason
 from tether.cpu.llama import KeysAndValues
 from tether.data.chat import ChatEncoder
 from tether.models.trunk import Role
-from tether.rollout.drawn import Drawn, Draws, Ids, as_group, encode_prompts, has_stop_string
-from tether.rollout.sampling import counter_uniform, sample_tokens
+from tether.rollout.drawn import Drawn, Draws, Ids, as_group, drawn_of, encode_prompts, has_stop_string
+from tether.rollout.sampling import check_distributions, counter_uniform, sample_tokens
 
 ROWS = 16
 """With nobody waiting, row counts fall in multiples of this: every new shape costs a CPU's matrix kernels a set-up."""
-PREFILL_TOKENS = {"cpu": 2**10}
-"""Tokens of one prefill pass, by device: on a CPU small passes of prompts of one length waste least. Elsewhere 2**14."""
+PREFILL_TOKENS, ACCELERATOR_PREFILL_TOKENS = {"cpu": 2**10}, 2**12
+"""Tokens of one prefill pass, by device: on a CPU small passes of prompts of one length waste least, a GPU is busy with some
+thousands, and each costs up to half a megabyte of a model of 8 billion weights."""
 REFILL = 8
 """New prompts are prefilled together when 1/REFILL of the slots are free."""
 
@@ -111,8 +114,10 @@ class LocalEngine:
 class _Decoding:
     """One call of `generate`. Slots 0 .. rows - 1 are decoded; a free one among them waits for a prompt, or for the last to move.
 
-    Requests are numbered prompt by prompt, sample by sample. State of a slot, each (slots,): `request` (-1: free), `ordinals`,
-    `samples`, `steps` (tokens drawn so far), `cache_lengths`; `hidden` (slots, dim) predicts its next token.
+    Requests are numbered prompt by prompt, sample by sample. Host and device follow the same rules, so that the host reads the
+    device once a token. State of a slot on the host: `request` (-1: free), `cached` tokens, and the response so far. State on the
+    device, each (slots,): `active`, `steps` (tokens drawn), `lengths` (tokens in the cache), `drawn` (the last token); `uniforms`
+    (slots, new tokens); `hidden` (slots, dim), which predicts the next token.
     """
 
     def __init__(
@@ -120,10 +125,12 @@ class _Decoding:
     ) -> None:
         from tether.rollout.cache import SlotCache, rows_that_fit
 
-        self.engine, self.role, self.sampling, self.seed = engine, engine.role, sampling, seed
+        self.engine, self.role = engine, engine.role
+        self.sampling, self.seed = sampling, seed
         self.decoder, self.prefix = engine.decoder, _common_prefix(prompts)
-        self.prompts, self.prompt_ordinals, self.num_samples = prompts, ordinals, num_samples
-        device = self.role.device
+        self.prompts, self.prompt_ordinals = prompts, ordinals
+        self.num_samples = num_samples
+        self.device = self.role.device
         capacity = max(map(len, prompts), default=0) + sampling.max_new_tokens
         rows = min(engine.max_rows, rows_that_fit(self.role.causal_model, capacity))
         slots = min(max(rows, num_samples), len(prompts) * num_samples)
@@ -131,12 +138,14 @@ class _Decoding:
         self.waiting = deque(sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i)))
         self.cache = SlotCache(self.role.causal_model.config, slots, capacity, in_place=self.decoder.in_place)
         self.prefix_layers: KeysAndValues = []
-        self.request = torch.full((slots,), -1, device=device)
-        self.ordinals, self.samples, self.steps, self.cache_lengths = (torch.zeros_like(self.request) for _ in range(4))
+        self.request, self.cached = [-1] * slots, [0] * slots
+        self.responses: list[list[tuple[int, float]]] = [[] for _ in range(slots)]
+        self.active = torch.zeros(slots, dtype=torch.bool, device=self.device)
+        self.steps = torch.zeros(slots, dtype=torch.long, device=self.device)
+        self.lengths, self.drawn = torch.zeros_like(self.steps), torch.zeros_like(self.steps)
+        self.uniforms = torch.zeros(slots, sampling.max_new_tokens, dtype=torch.float64, device=self.device)
         self.hidden: Tensor | None = None
-        self.tokens = torch.zeros(slots, sampling.max_new_tokens, dtype=torch.long, device=device)
-        self.logprobs = torch.zeros(slots, sampling.max_new_tokens, device=device)
-        self.stop_ids = torch.tensor(engine.encoder.stop_ids, device=device)
+        self.stop_ids = torch.tensor(engine.encoder.stop_ids, device=self.device)
         self.rows = 0
         self.finished: dict[int, Drawn] = {}
 
@@ -146,103 +155,131 @@ class _Decoding:
 
     def admit(self) -> None:
         """Fill free slots with waiting prompts, once enough are free to make a prefill worth its weights."""
-        free = (self.request < 0).nonzero()[:, 0]
+        free = [slot for slot, request in enumerate(self.request) if request < 0]
         groups = min(len(free) // self.num_samples, len(self.waiting))
         if not groups or (len(free) < len(self.request) // REFILL and len(self.waiting) > groups):
             return
-        budget = PREFILL_TOKENS.get(self.role.device.type, 2**14)
+        budget = PREFILL_TOKENS.get(self.device.type, ACCELERATOR_PREFILL_TOKENS)
         while groups:
             count = min(groups, max(1, budget // (len(self.prompts[self.waiting[0]]) - len(self.prefix))))
             self._enter(count, free[: count * self.num_samples])
             free, groups = free[count * self.num_samples :], groups - count
 
-    def _enter(self, groups: int, slots: Tensor) -> None:
+    def _enter(self, groups: int, slots: list[int]) -> None:
         """The next `groups` prompts take these slots, each for all of its samples."""
         numbers, count = [self.waiting.popleft() for _ in range(groups)], self.num_samples
-        hidden = self._prefill([self.prompts[i] for i in numbers], slots)
+        places = self._sent(slots)
+        hidden = self._prefill([self.prompts[i] for i in numbers], places)
         if self.hidden is None:
             self.hidden = hidden.new_zeros(len(self.request), hidden.shape[-1])
-        states = [(i * count, self.prompt_ordinals[i], len(self.prompts[i])) for i in numbers]
-        first, ordinals, lengths = torch.tensor(states, device=slots.device).repeat_interleave(count, 0).T
-        samples = torch.arange(count, device=slots.device).repeat(groups)
-        self.request[slots], self.samples[slots] = first + samples, samples
-        self.ordinals[slots], self.cache_lengths[slots], self.steps[slots] = ordinals, lengths, 0
-        self.hidden[slots] = hidden.repeat_interleave(count, 0)
-        self.rows = max(self.rows, int(slots.max()) + 1)
+        self.hidden[places] = hidden.repeat_interleave(count, 0)
+        counters = [(self.prompt_ordinals[i], sample, len(self.prompts[i])) for i in numbers for sample in range(count)]
+        ordinals, samples, lengths = self._sent(counters).T
+        positions = torch.arange(self.sampling.max_new_tokens, device=self.device).expand(len(slots), -1)
+        self.uniforms[places] = counter_uniform(
+            self.seed, ordinals[:, None].expand_as(positions), samples[:, None].expand_as(positions), positions
+        )
+        self.active[places], self.steps[places] = True, 0
+        self.lengths[places] = lengths
+        requests = [number * count + sample for number in numbers for sample in range(count)]
+        for slot, request, (_, _, length) in zip(slots, requests, counters, strict=True):
+            self.request[slot], self.cached[slot] = request, length
+            self.responses[slot] = []
+        self.rows = max(self.rows, max(slots) + 1)
 
     def _prefill(self, prompts: list[Ids], slots: Tensor) -> Tensor:
         """Keys and values of some prompts into the slots of all their samples; the state after each prompt, (prompts, dim)."""
-        shared, device = len(self.prefix), self.role.device
+        shared, places = len(self.prefix), torch.arange(len(prompts), device=self.device)
         width = max(map(len, prompts)) - shared
         ids = torch.full((len(prompts), width), self.engine.encoder.pad_id)
         for row, prompt in enumerate(prompts):
             ids[row, : len(prompt) - shared] = torch.tensor(prompt[shared:])
         if self.prefix and not self.prefix_layers:  # what all prompts begin with (a template's system message), computed once
-            _, self.prefix_layers = self.decoder.prefill(torch.tensor([self.prefix], device=device), [])
+            _, self.prefix_layers = self.decoder.prefill(self._sent([self.prefix]), [])
         # Padding stands on the right, where causal attention hides it, and is overwritten by the answer.
-        lengths = torch.tensor([len(p) - shared for p in prompts], device=device)
-        states, layers = self.decoder.prefill(ids.to(device), self.prefix_layers, lengths)
-        owner = torch.arange(len(prompts), device=device).repeat_interleave(self.num_samples)
+        lengths = self._sent([len(prompt) - shared for prompt in prompts])
+        states, layers = self.decoder.prefill(to_device(ids, self.device), self.prefix_layers, lengths)
+        owner = places[:, None].expand(-1, self.num_samples).flatten()
         for slot, (keys, values) in zip(self.cache.slots, layers, strict=True):
             slot.fill(slots, keys[owner], values[owner], self.cache.capacity)
-        return states[torch.arange(len(prompts), device=device), lengths - 1]
+        return states[places, lengths - 1]
 
     def step(self) -> None:
         """One token for every row, then the state that predicts the next."""
         assert self.hidden is not None
-        rows, request = self.rows, self.request[: self.rows]
-        uniforms = counter_uniform(self.seed, self.ordinals[:rows], self.samples[:rows], self.steps[:rows])
+        rows, active = self.rows, self.active[: self.rows]
+        uniforms = self.uniforms[torch.arange(rows, device=self.device), self.steps[:rows]]
         logits = self.role.logits(self.hidden[:rows], self.decoder.head)
         tokens, logprobs = sample_tokens(logits, uniforms, self.sampling, cpu_kernels=self.engine.cpu_kernels)
-        places = torch.arange(rows, device=tokens.device), self.steps[:rows]
-        self.tokens[places], self.logprobs[places] = tokens, logprobs
-        self.steps[:rows] += request >= 0
-        self._release(tokens, request)
+        self.drawn[:rows] = tokens
+        self.steps[:rows] += active
+        stopped = torch.isin(tokens, self.stop_ids)
+        ended = stopped | (self.steps[:rows] >= self.sampling.max_new_tokens)
+        self._leave(active & ended)
+        # The one place where the host waits for the device. A double holds any id and any float32 as it is.
+        self._release(*torch.stack([tokens.double(), logprobs.double(), stopped.double()]).tolist())
         if not self.busy:
             return
         if not self.waiting:
             self._close_up()
         self._advance()
 
-    def _release(self, tokens: Tensor, request: Tensor) -> None:
-        """Take down the rows that ended with these tokens, and free their slots."""
-        stopped = torch.isin(tokens, self.stop_ids)
-        ended = ((stopped | (self.steps[: self.rows] >= self.sampling.max_new_tokens)) & (request >= 0)).tolist()
-        stopped, numbers = stopped.tolist(), request.tolist()
+    def _leave(self, ended: Tensor) -> None:
+        """Free slots on the device; `ended` (rows,)."""
+        rows = len(ended)
+        self.active[:rows] &= ~ended
+        self.steps[:rows].masked_fill_(ended, 0)
+        self.lengths[:rows].masked_fill_(ended, 0)
+
+    def _release(self, tokens: list[float], logprobs: list[float], stopped: list[float]) -> None:
+        """Take down what was drawn and the rows that ended with it, and free their slots."""
+        check_distributions([logprobs[row] for row in range(self.rows) if self.request[row] >= 0])
+        cut = [False] * self.rows
         for row in range(self.rows):
-            if numbers[row] < 0:
+            if self.request[row] < 0:
                 continue
+            response = self.responses[row]
+            response.append((int(tokens[row]), logprobs[row]))
             reason = StopReason.STOP_TOKEN if stopped[row] else StopReason.LENGTH
-            if not stopped[row] and has_stop_string(self.engine.encoder, self.sampling, self.tokens[row, : int(self.steps[row])]):
-                reason, ended[row] = StopReason.STOP_STRING, True
-            if ended[row]:
-                length = int(self.steps[row])
-                ids, logprobs = tuple(self.tokens[row, :length].tolist()), tuple(self.logprobs[row, :length].tolist())
-                self.finished[numbers[row]] = Drawn(ids, logprobs, reason)
-                self.request[row], self.steps[row], self.cache_lengths[row] = -1, 0, 0
+            if not stopped[row] and has_stop_string(self.engine.encoder, self.sampling, [token for token, _ in response]):
+                reason, cut[row] = StopReason.STOP_STRING, True
+            if reason is not StopReason.LENGTH or len(response) == self.sampling.max_new_tokens:
+                self.finished[self.request[row]] = drawn_of(response, reason)
+                self.request[row], self.cached[row] = -1, 0
+        if any(cut):  # the device cannot read text
+            self._leave(self._sent(cut))
 
     def _close_up(self) -> None:
         """With nobody waiting, the last rows move into free slots, and fewer rows are decoded."""
-        going = self.request[: self.rows] >= 0
-        rows = min(self.rows, -(-int(going.sum()) // ROWS) * ROWS)
-        source = going[rows:].nonzero()[:, 0] + rows
-        target = (~going[:rows]).nonzero()[: len(source), 0]
-        if len(source):
+        going = [row for row in range(self.rows) if self.request[row] >= 0]
+        rows = min(self.rows, -(-len(going) // ROWS) * ROWS)
+        sources = [row for row in going if row >= rows]
+        targets = [row for row in range(rows) if self.request[row] < 0][: len(sources)]
+        if sources:
+            source, target = self._sent([sources, targets])
             for layer in self.cache.slots:
                 layer.move(source, target)
-            for state in (self.request, self.ordinals, self.samples, self.steps, self.cache_lengths, self.tokens, self.logprobs):
+            for state in (self.active, self.steps, self.lengths, self.uniforms, self.drawn):
                 state[target] = state[source]
-            self.request[source] = -1
+            for old, new in zip(sources, targets, strict=True):
+                self.request[new], self.cached[new] = self.request[old], self.cached[old]
+                self.responses[new] = self.responses[old]
+                self.request[old], self.cached[old] = -1, 0
         self.rows = rows
 
     def _advance(self) -> None:
         """The tokens just drawn go through the model; a free row computes along, and nobody looks."""
         assert self.hidden is not None
         rows, cache = self.rows, self.cache
-        drawn = self.tokens[torch.arange(rows, device=self.tokens.device), (self.steps[:rows] - 1).clamp(min=0)]
-        cache.lengths = self.cache_lengths[:rows]
-        self.hidden[:rows] = self.decoder.decode(drawn, cache)
-        self.cache_lengths[:rows] += self.request[:rows] >= 0
+        cache.lengths, cache.width = self.lengths[:rows], max(self.cached[:rows]) + 1
+        self.hidden[:rows] = self.decoder.decode(self.drawn[:rows], cache)
+        self.lengths[:rows] += self.active[:rows]
+        for row in range(rows):
+            self.cached[row] += self.request[row] >= 0
+
+    def _sent(self, values: Any) -> Tensor:
+        """A list of numbers as a tensor of the device."""
+        return to_device(torch.tensor(values), self.device)
 
 
 def _common_prefix(prompts: Sequence[Ids]) -> Ids:

@@ -86,6 +86,7 @@ def _by_slots(role: Role, decoder: TreeDecoder, ids: Tensor, way: str) -> Tensor
     of_long, of_short = [states[0, 5]], [states[1, 2]]
     for _ in range(7):
         cache.lengths = lengths.clamp(max=12)
+        cache.width = int(cache.lengths.max()) + 1
         tokens = ids[torch.arange(2, device=device), cache.lengths]
         hidden = decoder.decode(tokens, cache)
         of_long.append(hidden[0])

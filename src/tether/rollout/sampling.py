@@ -6,6 +6,10 @@ no random state exists that a resumed run or another batch split could put out o
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from functools import cache
+
 import torch
 from torch import Tensor
 
@@ -55,15 +59,12 @@ def sample_tokens(logits: Tensor, uniforms: Tensor, sampling: Sampling, *, cpu_k
         sampling: temperature first, then top-k, top-p and min-p on the tempered distribution.
 
     Returns:
-        tokens (rows,) int64 and log-probabilities (rows,) float32. Greedy log-probabilities are those of temperature 1.
-
-    Raises:
-        ModelError: a row's logits are no distribution: one is NaN or infinite, or all are minus infinity.
+        tokens (rows,) int64 and log-probabilities (rows,) float32. Greedy log-probabilities are those of temperature 1. Where a
+        row's logits are no distribution (one is NaN or infinite, or all are minus infinity), its log-probability is not finite.
     """
     if cpu_kernels and sampling.temperature > 0 and not sampling.truncates:
         drawn = draw_tokens(logits, uniforms, sampling.temperature)
         if drawn is not None:
-            _check_finite(drawn[1])
             return drawn
     strip = max(1, CPU_STRIP_ELEMENTS // logits.shape[-1]) if logits.device.type == "cpu" else len(logits)
     parts = [_sample(logits[i : i + strip], uniforms[i : i + strip], sampling) for i in range(0, len(logits), max(1, strip))]
@@ -75,13 +76,10 @@ def _sample(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tenso
     scaled = logits.float()
     if sampling.temperature == 0.0:
         tokens = scaled.argmax(-1)
-        logprobs = scaled.gather(-1, tokens[:, None])[:, 0] - scaled.logsumexp(-1)
-        _check_finite(logprobs)
-        return tokens, logprobs
+        return tokens, scaled.gather(-1, tokens[:, None])[:, 0] - scaled.logsumexp(-1)
     if sampling.temperature != 1.0:
         scaled = scaled / sampling.temperature
     largest = scaled.amax(-1, keepdim=True)
-    _check_finite(largest)
     weights = (scaled - largest).exp_()
     if sampling.truncates:
         weights = _truncate(weights, sampling)
@@ -89,12 +87,16 @@ def _sample(logits: Tensor, uniforms: Tensor, sampling: Sampling) -> tuple[Tenso
     return tokens, (weights.gather(-1, tokens[:, None])[:, 0].log() - total.log()).float()
 
 
-def _check_finite(numbers: Tensor) -> None:
-    """Of one number a row, which is not finite where the row's logits are no distribution."""
-    finite = numbers.isfinite()
-    if not finite.all():
+def check_distributions(logprobs: Sequence[float]) -> None:
+    """Check what was drawn: the log-probability of a token is not finite where the logits were no distribution.
+
+    Raises:
+        ModelError: one is not.
+    """
+    broken = sum(not math.isfinite(logprob) for logprob in logprobs)
+    if broken:
         raise ModelError(
-            f"the model's logits for the next token are NaN or infinite in {int((~finite).sum())} of {len(numbers)} responses: "
+            f"the model's logits for the next token are NaN or infinite in {broken} of {len(logprobs)} responses: "
             "its weights have diverged, or its dtype overflows. Go back to an earlier checkpoint with a lower learning rate, or "
             "set model.dtype = 'float32'."
         )
@@ -107,7 +109,7 @@ def _truncate(weights: Tensor, sampling: Sampling) -> Tensor:
         weights = weights * (weights >= kth)
     if sampling.top_p < 1.0:
         ordered = weights.sort(dim=-1, descending=True).values
-        before = ordered.cumsum(-1) - ordered
+        before = running_sums(ordered) - ordered
         inside = before < sampling.top_p * ordered.sum(-1, keepdim=True)
         threshold = torch.where(inside, ordered, torch.inf).amin(-1, keepdim=True)
         weights = weights * (weights >= threshold)
@@ -120,13 +122,35 @@ def _inverse_cdf(weights: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
     """First token whose cumulative weight passes the uniform; two levels, so that most of the vocabulary is only summed."""
     rows, vocab = weights.shape
     padded = torch.nn.functional.pad(weights, (0, -vocab % BLOCK)).view(rows, -1, BLOCK)
-    cumulative = padded.sum(-1).double().cumsum(-1)
+    cumulative = running_sums(padded.sum(-1).double())
     total = cumulative[:, -1]
     target = uniforms * total
     block = torch.searchsorted(cumulative, target[:, None], right=True).clamp_(max=cumulative.shape[-1] - 1)
     before = torch.where(block > 0, cumulative.gather(-1, (block - 1).clamp_(min=0)), 0.0)
     chosen = padded[torch.arange(rows, device=weights.device), block[:, 0]]
-    inside = chosen.double().cumsum(-1)
+    inside = running_sums(chosen.double())
     index = (inside <= target[:, None] - before).sum(-1)
     last_possible = BLOCK - 1 - (chosen.flip(-1) > 0).int().argmax(-1)  # rounding must not reach a token of weight 0
-    return block[:, 0] * BLOCK + torch.minimum(index, last_possible), total
+    return (block[:, 0] * BLOCK + torch.minimum(index, last_possible)).clamp_(max=vocab - 1), total
+
+
+def running_sums(values: Tensor) -> Tensor:
+    """Sums of all numbers up to each place, (..., n).
+
+    A GPU's own `cumsum` of fractions adds in no fixed order, so two runs could draw other tokens. There each `BLOCK` of numbers
+    is multiplied by a triangle of ones, and so are the sums of the blocks.
+    """
+    if values.device.type == "cpu":
+        return values.cumsum(-1)
+    width = values.shape[-1]
+    if width <= BLOCK:
+        return values @ _triangle(width, values.dtype, values.device)
+    blocks = torch.nn.functional.pad(values, (0, -width % BLOCK)).unflatten(-1, (-1, BLOCK))
+    inside = blocks @ _triangle(BLOCK, values.dtype, values.device)
+    sums = inside[..., -1]
+    return (inside + (running_sums(sums) - sums)[..., None]).flatten(-2)[..., :width]
+
+
+@cache
+def _triangle(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.ones(size, size, dtype=dtype, device=device).triu()

@@ -11,7 +11,7 @@ import torch
 from torch.utils.benchmark import Timer
 
 from tether.core.errors import ConfigError
-from tether.models.loading import pick_dtype
+from tether.models.loading import pick_device, pick_dtype
 
 EFFICIENCY, DECODING_EFFICIENCY = 0.4, 0.6
 """Shares of a GPU's product rate and bandwidth that large passes and decoding may reach."""
@@ -48,13 +48,36 @@ def gpu(memory_gb: float | None = None, name: str | None = None) -> Device:
     Raises:
         ConfigError: no rates are known for this kind.
     """
-    kind = (name or "h100").lower().replace(" ", "").replace("-", "")
+    kind = _plain(name or "h100")
     if kind not in KINDS:
         raise ConfigError(f"no rates are known for --gpu {name}; there are: {', '.join(sorted(KINDS))}")
     products, bandwidth, usual = KINDS[kind]
     memory = usual if memory_gb is None else memory_gb
     title = f"{kind}, {memory:g} GB" if name else f"a GPU of {memory:g} GB, times as on an {kind}"
     return Device(title, memory * 1e9, products * 1e12 * EFFICIENCY, bandwidth * 1e12 * DECODING_EFFICIENCY, True)
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace(" ", "").replace("-", "")
+
+
+def machine_for(device: str) -> Device:
+    """This machine as `model.device` uses it: its GPU, by the data sheet of its kind or else measured, or its processor."""
+    place = pick_device(device)
+    if place.type != "cuda":
+        return this_machine()
+    name, memory = torch.cuda.get_device_name(place), torch.cuda.get_device_properties(place).total_memory
+    kind = max((kind for kind in KINDS if kind in _plain(name)), key=len, default=None)
+    return _measured_gpu(place, name, memory) if kind is None else gpu(round(memory / 1e9, 1), kind)
+
+
+def _measured_gpu(place: torch.device, name: str, memory: int) -> Device:
+    """A GPU that no data sheet here describes, its rates measured for half a second each."""
+    dtype = pick_dtype("auto", str(place))
+    left, right = (torch.randn(4096, 4096, device=place, dtype=dtype) for _ in range(2))
+    long = torch.ones(2**26, device=place)
+    products = _rate(lambda: left @ right) * 2 * 4096**3
+    return Device(f"{name}, {memory / 1e9:.0f} GB", memory, 0.5 * products, 0.8 * _rate(long.sum) * 4 * 2**26, True)
 
 
 def this_machine() -> Device:

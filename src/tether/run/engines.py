@@ -12,6 +12,9 @@ from pathlib import Path
 import torch
 
 from tether.core.errors import ConfigError
+from tether.cpu.llama import cache_bytes
+from tether.cpu.memory import free_memory
+from tether.learner.planner import weight_bytes
 from tether.models.adapter_folders import holds_adapter
 from tether.models.loading import LoadedModel, load_model, save_model
 from tether.models.saving import attach_adapter, refill_adapter, refill_model
@@ -30,6 +33,8 @@ VLLM = (
     *("--generation-config", "vllm", "--enable-scale-out"),
 )
 """vLLM's own words for: log-probabilities of the distribution that was sampled, tokens in and out."""
+VLLM_WORKSPACE = int(2e9)
+"""Bytes that vLLM takes beside weights and cache: activations of its largest pass, graphs, the CUDA context."""
 IN_VLLM = Path(__file__).parents[1] / "rollout" / "in_vllm"
 """A folder with an engine for vLLM's transfer of whole weights; it stands alone, for vLLM's environment has no tether."""
 WHOLE = (
@@ -74,6 +79,7 @@ def served_engine(
         ModelError, RunError: see ServedEngine.
     """
     config, lora, root = section.engine, section.lora, folder / "engine"
+    free_memory()  # vLLM counts what torch keeps for later as taken
     check_engine(config, lora, quantize=loaded.config.quantize)
     shutil.rmtree(root / "weights", ignore_errors=True)
     base = _base(loaded, root, seed)
@@ -85,7 +91,7 @@ def served_engine(
         where = "--model", str(base), "--host", host, "--port", str(port), "--dtype", dtype, *config.arguments
         if ours:
             return sys.executable, "-m", "tether", "engine", *where, "--rows", str(section.engine_rows)
-        share = ("--gpu-memory-utilization", "0.2") if beside_learner(policy.device.type) else ()
+        share = ("--gpu-memory-utilization", vllm_share(section, policy)) if beside_learner(policy.device.type) else ()
         start = str(python), *VLLM, *share, *where
         if not lora:
             return "env", "VLLM_SERVER_DEV_MODE=1", f"PYTHONPATH={IN_VLLM}", *start, *WHOLE
@@ -100,6 +106,32 @@ def served_engine(
     servers = servers_for(config, command, root, threads, policy.device.type)
     how = {"context_length": loaded.context_length, "ours": ours, "expected": expected}
     return ServedEngine(policy, encoder_of(loaded), servers, root, config, **how)
+
+
+def vllm_share(section: OnlineSection, policy: Role) -> str:
+    """The part of a GPU's memory that vLLM may take beside a learner: weights, cache and `VLLM_WORKSPACE`; on a CPU a fifth.
+
+    vLLM counts the whole GPU, holds its part from the start on, and refuses to start where less is free.
+
+    Raises:
+        ConfigError: less is free.
+    """
+    arguments = section.engine.arguments
+    if policy.device.type != "cuda" or any(word.startswith("--gpu-memory-utilization") for word in arguments):
+        return "0.2"  # of the two that the command then has, the user's stands last, and counts
+    free, total = torch.cuda.mem_get_info(policy.device)
+    model, size = policy.causal_model, policy.model.dtype.itemsize
+    weights = weight_bytes(model.parameters())
+    rows = cache_bytes(model.config, section.engine_rows, 2 * section.max_new_tokens, size)  # a guess: prompts as long as answers
+    cache = max(rows, cache_bytes(model.config, 1, policy.context_length, size))  # vLLM wants room for one text of that length
+    needed = weights + cache + VLLM_WORKSPACE
+    if needed > free:
+        parts = f"{weights / 1e9:.1f} of weights, {cache / 1e9:.1f} of cache, {VLLM_WORKSPACE / 1e9:.1f} to work with"
+        raise ConfigError(
+            f"engine.kind = 'vllm' needs {needed / 1e9:.1f} GB of this GPU ({parts}), and beside the learner {free / 1e9:.1f} of "
+            f"{total / 1e9:.1f} GB are free. Lower engine_rows, give vLLM a GPU of its own, or take engine.kind = 'local'"
+        )
+    return f"{needed / total:.3f}"
 
 
 def adapter_slots(section: OnlineSection) -> int:

@@ -16,6 +16,7 @@ from tether.core.errors import ConfigError, DataError, MissingFileError, ModelEr
 from tether.core.rundir import read_json
 from tether.core.stages import STAGES, making
 from tether.core.types import Conversation, Json, Message, assistant, user
+from tether.cpu.memory import free_memory
 from tether.data.batches import make_batch
 from tether.data.chat import Encoded
 from tether.learner.checkpoint import complete_checkpoints, load_checkpoint, unnumbered
@@ -206,11 +207,20 @@ def role_of_checkpoint(path: Path, config: Json) -> tuple[Role, LoadedModel]:
     return role, loaded
 
 
+def _on_host(role: Role) -> Role:
+    """The same role in host memory: written in float32 and read again, a model takes four times its 16 bits."""
+    role.model.to("cpu")
+    if role.head is not None:
+        role.head.to("cpu")
+    free_memory()
+    return role
+
+
 class Writer:
     """Writes one role, and reads it again as a stranger would. The role is used up by it."""
 
     def __init__(self, kind: str, role: Role, loaded: LoadedModel, adapter: bool) -> None:
-        self.kind, self.role, self.adapter, self.tokenizer = kind, dequantized(role), adapter, loaded.tokenizer
+        self.kind, self.role, self.adapter, self.tokenizer = kind, _on_host(dequantized(role)), adapter, loaded.tokenizer
         self.encoder, self.base, self.context = encoder_of(loaded), base_name(loaded.source), loaded.context_length
 
     @torch.no_grad()
@@ -267,7 +277,7 @@ class Writer:
                     )
                 return PeftModel.from_pretrained(base, str(folder)).float().eval()
             read = getattr(transformers, TASKS[self.kind][1]).from_pretrained(folder, dtype=torch.float32)
-        return read.to(self.role.device).eval()
+        return read.eval()
 
     def _probes(self) -> list[tuple[Conversation, tuple[int, ...]]]:
         """A few conversations that the template takes, and their ids; of a policy those of the prompt."""
