@@ -53,7 +53,7 @@ def ours(**settings):
     experience.advantages, _ = stage.advantages(experience)
     experience.weights = stage.weights(experience)
     tokens = int(experience.mask.sum())
-    loss = sum(stage.accumulate(experience, n, tokens)["loss"] for n in range(len(experience.batches)))
+    loss = sum(float(stage.accumulate(experience, n, tokens)["loss"]) for n in range(len(experience.batches)))
     return stage, experience, loss
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from tether.algorithms.transfer import to_device
+
 
 @dataclass(frozen=True)
 class TokenBatch:
@@ -34,8 +36,15 @@ class TokenBatch:
     num_steps: int
 
     def to(self, device: torch.device | str) -> TokenBatch:
-        moved = {k: v.to(device) for k, v in self.__dict__.items() if isinstance(v, Tensor)}
-        return replace(self, **moved)
+        """The same there; to a GPU all numbers go in one copy, and the mask in another."""
+        place, tensors = torch.device(device), {k: v for k, v in self.__dict__.items() if isinstance(v, Tensor)}
+        if place.type != "cuda":
+            return replace(self, **{name: tensor.to(place) for name, tensor in tensors.items()})
+        mask = {"visible": to_device(tensors.pop("visible"), place)} if self.visible is not None else {}
+        flat = to_device(torch.cat([tensor.flatten() for tensor in tensors.values()]), place)
+        parts = flat.split([tensor.numel() for tensor in tensors.values()])
+        moved = {name: part.view(tensors[name].shape) for name, part in zip(tensors, parts, strict=True)}
+        return replace(self, **moved, **mask)
 
     def scatter(self, values: Tensor) -> Tensor:
         """(N,) values of counted tokens -> (S, R), zeros elsewhere; differentiable."""

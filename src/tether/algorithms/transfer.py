@@ -1,6 +1,9 @@
-"""Tensors that go from the host to the device of a model."""
+"""Tensors that go from the host to the device of a model, and back."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -14,3 +17,10 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
     return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def read_back(rows: Sequence[Mapping[str, Tensor]]) -> list[dict[str, list[float]]]:
+    """The numbers of tensors by name, each flat; one copy, and so one wait for a GPU, brings all of them."""
+    tensors = [tensor.detach().double().flatten() for row in rows for tensor in row.values()]
+    numbers = iter(torch.cat(tensors).tolist() if tensors else [])
+    return [{name: list(islice(numbers, tensor.numel())) for name, tensor in row.items()} for row in rows]

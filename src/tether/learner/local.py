@@ -68,8 +68,9 @@ class LocalLearner:
         """The averaged weights, one for each master; none before the first update, or without a decay."""
         self.updates = self.skipped = 0
         self.fault = ""
-        """The reason for which the last update was left out; `_poisoned`: the one in hand will be."""
-        self._poisoned = False
+        """The reason for which the last update was left out."""
+        self._losses: list[Tensor] = []
+        """Of the update in hand: those of this rank's micro-batches."""
         self.parameters = list(parameters)
         self.masters = [_master(p) for p in self.parameters]
         self._rounded = [(p, m) for p, m in zip(self.parameters, self.masters, strict=True) if m is not p]
@@ -90,10 +91,9 @@ class LocalLearner:
         """Add this micro-batch's gradient to the step's; with a loss that is not finite the update will be left out."""
         if here().idle:
             loss = 0 * loss
-        elif not torch.isfinite(loss.detach()):
-            self.fault, self._poisoned = f"the loss of update {self.updates} is {loss.item()}", True
-        if here().mesh or not self._poisoned:  # through layers that are cut all ranks go together
-            loss.backward()
+        else:
+            self._losses.append(loss.detach())
+        loss.backward()
 
     def step(self) -> Mapping[str, float]:
         """Clip by global norm, update the masters, copy them to the weights, advance the schedule.
@@ -103,19 +103,18 @@ class LocalLearner:
         Raises:
             TrainingError: more than `max_skipped` of them.
         """
-        self._sum_over_ranks()
+        broken = self._sum_over_ranks()
         rate = self.rate * schedule_factor(self.config, self.updates, self.total_updates)
-        norm = self._clip()
-        if not self._poisoned and not torch.isfinite(norm):
-            self.fault, self._poisoned = f"the gradient of update {self.updates} is not finite", True
-        if self._poisoned:
+        norm, *losses = self._numbers(self._clip())
+        if fault := _fault(norm, losses, broken):
+            self.fault = f"the {fault[0]} of update {self.updates} is {fault[1]}"
             metrics = self._skip(rate)
         else:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
             self.optimizer.step()
             self._round()
-            metrics = {"grad_norm": float(norm), "learning_rate": rate}
+            metrics = {"grad_norm": norm, "learning_rate": rate}
         self.optimizer.zero_grad(set_to_none=True)
         self.updates += 1
         self.follow()
@@ -139,26 +138,31 @@ class LocalLearner:
         torch.nn.utils.clip_grads_with_norm_(self.masters, self.config.max_grad_norm, norm)
         return norm
 
+    def _numbers(self, norm: Tensor) -> list[float]:
+        """The gradient's norm and the losses of the update: the one place of a step where the host waits for the device."""
+        losses, self._losses = self._losses, []
+        return torch.stack([number.detach().double() for number in (norm, *losses)]).tolist()
+
     def _squares(self, masters: Sequence[nn.Parameter]) -> Tensor:
         """The sum of their gradients' squares."""
         none = torch.zeros((), device=self.masters[0].device)
         return sum((master.grad.square().sum() for master in masters if master.grad is not None), none)
 
-    def _sum_over_ranks(self) -> None:
-        """The gradients of all ranks together; of a rank whose loss was not finite all leave the update out.
+    def _sum_over_ranks(self) -> bool:
+        """The gradients of all ranks together; those of weights that are cut were summed where they arose.
 
-        Those of weights that are cut were summed where they arose.
+        Returns whether the loss of any rank was not finite: then all leave the update out.
         """
         if here().size == 1:
-            return
+            return False
+        broken = any(not bool(loss.isfinite()) for loss in self._losses)
         gradients = [torch.zeros_like(m) if m.grad is None else m.grad for m in self._whole]
-        marks = torch.tensor([self._poisoned, *(m.grad is not None for m in self._whole)], device=self.masters[0].device).float()
+        marks = torch.tensor([broken, *(m.grad is not None for m in self._whole)], device=self.masters[0].device).float()
         here().sum_([*gradients, marks])
-        poisoned, *present = marks.tolist()
-        if poisoned and not self._poisoned:
-            self.fault, self._poisoned = f"the loss of update {self.updates} is not finite", True
+        somewhere_broken, *present = marks.tolist()
         for master, gradient, somewhere in zip(self._whole, gradients, present, strict=True):
             master.grad = gradient if somewhere else None
+        return somewhere_broken > 0
 
     @torch.no_grad()
     def _round(self) -> None:
@@ -166,7 +170,7 @@ class LocalLearner:
             local(parameter).copy_(master)
 
     def _skip(self, rate: float) -> Mapping[str, float]:
-        self.skipped, self._poisoned = self.skipped + 1, False
+        self.skipped += 1
         if self.skipped > self.config.max_skipped:
             before = f"; {self.skipped - 1} before it had to be left out too" if self.skipped > 1 else ""
             raise TrainingError(f"{self.fault}{before}. Lower optimizer.learning_rate, or look for broken rows.")
@@ -218,6 +222,16 @@ class LocalLearner:
             maps: Any = self.optimizer
             held |= {"qmap1": maps.name2qmap["dynamic"].to(device), "qmap2": maps.name2qmap["udynamic"].to(device)}
         return {"step": int(tensors[f"step.{index}"]), **held}
+
+
+def _fault(norm: float, losses: Sequence[float], broken: bool) -> tuple[str, str] | None:
+    """The number that forbids an update, and its value; `broken`: the loss of some rank is not finite."""
+    wrong = next((loss for loss in losses if not math.isfinite(loss)), None)
+    if wrong is not None:
+        return "loss", str(wrong)
+    if broken:
+        return "loss", "not finite"
+    return None if math.isfinite(norm) else ("gradient", "not finite")
 
 
 def _master(parameter: nn.Parameter) -> nn.Parameter:

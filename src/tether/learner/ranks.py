@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from tether.algorithms.transfer import read_back
 from tether.core.errors import RunError, TetherError
 from tether.core.protocols import Engine
 from tether.core.types import Prompt, Rollout, RolloutGroup, Sampling, Score
@@ -91,6 +92,14 @@ class Ranks:
             result = work(items[place])
             own |= {} if self.idle else {place: result}
         return self._joined(own)
+
+    def measure(
+        self, work: Callable[[Item], Mapping[str, Tensor]], items: Iterable[Item], size: Callable[[Item], int] = lambda _: 1
+    ) -> list[dict[str, list[float]]]:
+        """`map` for work that gives numbers by name: the host reads those of all items together, after the last."""
+        if self.size > 1:
+            return [*self.map(lambda item: read_back([work(item)])[0], items, size)]
+        return read_back([*map(work, items)])
 
     def in_step(self, own: Sequence[Item], spare: Item) -> Iterator[Item]:
         """A rank's own items; where passes need all ranks, also a `spare` one for each that the busiest rank has more."""

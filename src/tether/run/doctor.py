@@ -251,7 +251,7 @@ def _loss(stage: PolicyGradient, probe: Probe, drift: float) -> float:
     experience = probe.drifted(drift)
     experience.weights = stage.weights(experience)
     try:
-        return stage.accumulate(experience, 0, max(1, int(experience.part("mask", 0).sum())))["loss"]
+        return float(stage.accumulate(experience, 0, max(1, int(experience.part("mask", 0).sum())))["loss"])
     finally:
         stage.learner.optimizer.zero_grad(set_to_none=True)
 

@@ -84,6 +84,7 @@ def served_engine(
     shutil.rmtree(root / "weights", ignore_errors=True)
     base = _base(loaded, root, seed)
     dtype = str(policy.model.dtype).removeprefix("torch.")
+    length = 2 * dict(section)["max_new_tokens"]  # a guess: prompts as long as answers
     ahead = section.max_staleness if isinstance(section, PolicySection) else 0  # whose weights are held, too
     python, ours = Path(config.python).expanduser(), config.kind == "served"
 
@@ -91,7 +92,11 @@ def served_engine(
         where = "--model", str(base), "--host", host, "--port", str(port), "--dtype", dtype, *config.arguments
         if ours:
             return sys.executable, "-m", "tether", "engine", *where, "--rows", str(section.engine_rows)
-        share = ("--gpu-memory-utilization", vllm_share(section, policy)) if beside_learner(policy.device.type) else ()
+        share = (
+            ("--gpu-memory-utilization", vllm_share(config, policy, section.engine_rows, length))
+            if beside_learner(policy.device.type)
+            else ()
+        )
         start = str(python), *VLLM, *share, *where
         if not lora:
             return "env", "VLLM_SERVER_DEV_MODE=1", f"PYTHONPATH={IN_VLLM}", *start, *WHOLE
@@ -108,22 +113,24 @@ def served_engine(
     return ServedEngine(policy, encoder_of(loaded), servers, root, config, **how)
 
 
-def vllm_share(section: OnlineSection, policy: Role) -> str:
+def vllm_share(config: EngineConfig, policy: Role, rows: int, length: int) -> str:
     """The part of a GPU's memory that vLLM may take beside a learner: weights, cache and `VLLM_WORKSPACE`; on a CPU a fifth.
 
     vLLM counts the whole GPU, holds its part from the start on, and refuses to start where less is free.
 
+    Args:
+        rows, length: of its cache; length in tokens, of a prompt with its answer.
+
     Raises:
         ConfigError: less is free.
     """
-    arguments = section.engine.arguments
-    if policy.device.type != "cuda" or any(word.startswith("--gpu-memory-utilization") for word in arguments):
+    if policy.device.type != "cuda" or any(word.startswith("--gpu-memory-utilization") for word in config.arguments):
         return "0.2"  # of the two that the command then has, the user's stands last, and counts
     free, total = torch.cuda.mem_get_info(policy.device)
     model, size = policy.causal_model, policy.model.dtype.itemsize
     weights = weight_bytes(model.parameters())
-    rows = cache_bytes(model.config, section.engine_rows, 2 * section.max_new_tokens, size)  # a guess: prompts as long as answers
-    cache = max(rows, cache_bytes(model.config, 1, policy.context_length, size))  # vLLM wants room for one text of that length
+    longest = max(rows * length, policy.context_length)  # vLLM wants room for one text of the whole context
+    cache = cache_bytes(model.config, 1, longest, size)
     needed = weights + cache + VLLM_WORKSPACE
     if needed > free:
         parts = f"{weights / 1e9:.1f} of weights, {cache / 1e9:.1f} of cache, {VLLM_WORKSPACE / 1e9:.1f} to work with"

@@ -161,10 +161,10 @@ class BestOfN:
         by_token = self.config.normalize == "token"
         denominator = sum(s.num_trained for s in sequences) if by_token else len(sequences)
 
-        def loss(batch: TokenBatch) -> tuple[Tensor, None]:
+        def loss(batch: TokenBatch) -> tuple[Tensor, Tensor]:
             logprobs = batch.scatter(self.policy.logprobs(batch, self.config.temperature)[0])
             weighted = logprobs if by_token else logprobs / batch.mask.sum(-1, keepdim=True)
-            return negative_log_likelihood(weighted, batch.mask, denominator=denominator), None
+            return negative_log_likelihood(weighted, batch.mask, denominator=denominator), logprobs.new_zeros(0)
 
         batches = batches_for(self.policy, sequences, self.encoder.pad_id, self.config.micro_batch_tokens)
         return accumulate(Update((batch for _, batch in batches), loss), self.learner)[0]

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tether.algorithms import preference_losses as losses
 from tether.algorithms.preference_losses import REFERENCE_FREE
+from tether.algorithms.transfer import to_device
 from tether.core.config import Config
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison, Json
@@ -106,12 +107,13 @@ class PairLoss:
             rewards = rewards / lengths
         # A label p counts both ways: p for the pair as it is, and 1 - p for the pair with its sides exchanged.
         better, worse = pairs.chosen + pairs.rejected, pairs.rejected + pairs.chosen
-        weights = rewards.new_tensor([*pairs.probability, *(1.0 - p for p in pairs.probability)])
-        loss = self._compare(rewards[better], rewards[worse], weights=weights, denominator=num_pairs)
+        labels = torch.tensor([*pairs.probability, *(1.0 - p for p in pairs.probability)], dtype=rewards.dtype)
+        weights, sides = to_device(labels, rewards.device), to_device(torch.tensor([better, worse]), rewards.device)
+        loss = self._compare(*(rewards[side] for side in sides), weights=weights, denominator=num_pairs)
         if config.likelihood:
             # Each preferred response counts once a pair, by the mean over its tokens, as ORPO and RPO have it.
-            per_token = (logprobs / lengths[:, None])[better] * weights[:, None]
-            loss = loss + config.likelihood * losses.negative_log_likelihood(per_token, mask[better], denominator=num_pairs)
+            per_token = (logprobs / lengths[:, None])[sides[0]] * weights[:, None]
+            loss = loss + config.likelihood * losses.negative_log_likelihood(per_token, mask[sides[0]], denominator=num_pairs)
         return loss, config.strength * rewards.detach()
 
     def _compare(self, better: Tensor, worse: Tensor, *, weights: Tensor, denominator: int) -> Tensor:
@@ -187,9 +189,9 @@ class Direct:
         }
 
 
-def leads_of(micros: Iterable[list[Ranking]], rewards: Sequence[Tensor]) -> tuple[list[float], list[float]]:
+def leads_of(micros: Iterable[list[Ranking]], rewards: Sequence[Sequence[float]]) -> tuple[list[float], list[float]]:
     """By how much each pair's chosen response is ahead, and its label."""
-    pairs, values = pairs_of(list(chain(*micros))), torch.cat([*rewards])
+    pairs, values = pairs_of(list(chain(*micros))), torch.tensor(list(chain(*rewards)))
     return (values[pairs.chosen] - values[pairs.rejected]).tolist(), pairs.probability
 
 

@@ -21,6 +21,7 @@ from pydantic import Field
 from torch import Tensor
 
 from tether.algorithms.preference_losses import kto_loss
+from tether.algorithms.transfer import to_device
 from tether.core.rundir import RunDirectory
 from tether.core.types import Feedback, Json
 from tether.data.batches import cut_batches
@@ -99,13 +100,14 @@ class KTO:
             total += float(ratios @ counts[cut])
         return max(0.0, total / max(1.0, float(counts.sum()))), int(counts.sum())
 
-    def loss(self, judged: Sequence[JudgedPrompt], baseline: float, num_responses: int) -> tuple[Tensor, list[float]]:
+    def loss(self, judged: Sequence[JudgedPrompt], baseline: float, num_responses: int) -> tuple[Tensor, Tensor]:
         """The loss of these prompts' responses over `num_responses`, and the reward beta × log ratio of each."""
         (places, desirable), beta = verdicts_of(judged), self.config.beta
-        ratios = self._log_ratios(sequences_of(judged))[places]
-        labels, z0 = torch.tensor(desirable, device=ratios.device), ratios.new_tensor(baseline)
+        ratios = self._log_ratios(sequences_of(judged))
+        ratios = ratios[to_device(torch.tensor(places), ratios.device)]
+        labels, z0 = to_device(torch.tensor(desirable), ratios.device), ratios.new_full((), baseline)
         loss = kto_loss(ratios, labels, z0, beta=beta, denominator=num_responses, **self.weights)
-        return loss, (beta * ratios.detach()).tolist()
+        return loss, beta * ratios.detach()
 
     def _log_ratios(self, sequences: Sequence[Encoded]) -> Tensor:
         logprobs, _, reference = self.likelihoods(sequences)

@@ -10,9 +10,9 @@ import math
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar
 
-import torch
 from pydantic import Field
 
 from tether.core.protocols import Engine, RewardSource
@@ -123,5 +123,5 @@ class OnlineDirect:
         loss, rewards = accumulate(update, self.learner) if rankings else (math.nan, [])
         metrics = {"loss": loss, **(update.metrics(rewards) if rankings else {}), **self.learner.step()}
         if rewards and self.config.needs_reference and not self.config.average:
-            metrics["kl/policy_reference_k1"] = statistics.fmean(torch.cat(rewards).tolist()) / self.config.strength
+            metrics["kl/policy_reference_k1"] = statistics.fmean(chain(*rewards)) / self.config.strength
         return metrics

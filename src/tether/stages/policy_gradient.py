@@ -267,7 +267,7 @@ class PolicyGradient:
         for epoch, part in ((epoch, part) for epoch, order in enumerate(orders) for part in order if tokens[part]):
             if updates and config.target_kl is not None and self.moved(experience, part, tokens[part]) > config.target_kl:
                 break
-            measured = [*experience.each(part, partial(self.accumulate, experience, denominator=tokens[part]))]
+            measured = experience.measure(part, partial(self.accumulate, experience, denominator=tokens[part]))
             high, low = max(s.pop("policy/ratio_max") for s in measured), min(s.pop("policy/ratio_min") for s in measured)
             ratio_max, ratio_min = max(ratio_max, high), min(ratio_min, low)
             first_deviation = first_deviation if updates else max(high - 1, 1 - low)
@@ -305,7 +305,7 @@ class PolicyGradient:
 
         return sum(experience.each(part, approximate_kl))
 
-    def accumulate(self, experience: Experience, index: int, denominator: int) -> dict[str, float]:
+    def accumulate(self, experience: Experience, index: int, denominator: int) -> dict[str, Tensor]:
         """Add one micro-batch's gradient: surrogate + beta KL + c_v value loss - c_e entropy.
 
         Args:
@@ -318,7 +318,7 @@ class PolicyGradient:
             experience.put("logprobs", index, logprobs.detach())
             experience.put("entropy", index, entropy.detach())
         loss, diagnostics = surrogate(config, logprobs, experience, index, denominator)
-        stats = {"policy/loss": float(loss.detach())}
+        stats = {"policy/loss": loss.detach()}
         if config.kl.place == "loss" and self.kl_coefficient:
             kl = kl_term(config, logprobs, experience, index) * experience.part("weights", index)
             loss = loss + self.kl_coefficient * masked_sum(kl, mask) / denominator
@@ -328,12 +328,12 @@ class PolicyGradient:
                 batch.scatter(flat_values), values, returns, mask, clip_range=config.value_clip_range, denominator=denominator
             )
             loss = loss + config.value_coefficient * critic
-            stats |= {"value/loss": float(critic.detach()), "value/clip_fraction": float(clipped)}
+            stats |= {"value/loss": critic.detach(), "value/clip_fraction": clipped}
         if config.entropy_coefficient:
             loss = loss - config.entropy_coefficient * losses.entropy_bonus(entropy, mask, denominator=denominator)
         self.learner.backward(loss)
-        measured = {f"policy/{name}": float(value) for name, value in diagnostics._asdict().items()}
-        return {**stats, "loss": float(loss.detach()), **measured}
+        measured = {f"policy/{name}": value for name, value in diagnostics._asdict().items()}
+        return {**stats, "loss": loss.detach(), **measured}
 
     def adapt_kl(self, observed: float, num_responses: int) -> None:
         """Move the KL's weight towards its target, or end the training beyond it; `observed` in nats a response."""

@@ -83,15 +83,15 @@ class ProcessRewardModeling:
         """L = -(1/N) sum log p(label of a step | all before and in it), N the labels of the whole update."""
         start, num_targets = time.perf_counter(), sum(s.num_targets for s in solutions)
 
-        def loss(micro: list[Solution]) -> tuple[Tensor, float]:
+        def loss(micro: list[Solution]) -> tuple[Tensor, Tensor]:
             logits = self._logits(micro)
             targets, labelled = self._targets(micro)
-            right = float(self._agree(logits.detach(), targets)[labelled].sum())
+            right = (self._agree(logits.detach(), targets) & labelled).sum()
             return step_cross_entropy(logits, targets, labelled, denominator=num_targets), right
 
-        def metrics(right: list[float]) -> dict[str, float]:
+        def metrics(right: list[list[float]]) -> dict[str, float]:
             rate = sum(len(s.sequence) for s in solutions) / (time.perf_counter() - start)
-            return {"accuracy": sum(right) / num_targets, "labels": num_targets, "tokens_per_second": rate}
+            return {"accuracy": sum(count for (count,) in right) / num_targets, "labels": num_targets, "tokens_per_second": rate}
 
         cuts = cut_batches([s.sequence for s in solutions], self.config.micro_batch_tokens)
         return Update([[solutions[i] for i in cut] for cut in cuts], loss, metrics)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tether.algorithms.preference_losses import bradley_terry_loss, centering_penalty, length_disentangling_loss
 from tether.algorithms.reward_ensembles import Combine, combine_members, spread_of_members
+from tether.algorithms.transfer import to_device
 from tether.core.errors import TrainingError
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison, Json
@@ -85,16 +86,17 @@ class RewardModeling:
         weight = self.config.disentangle_length
         slopes, overlap = (self._length_slopes(micros), self._overlap()) if weight else ({}, torch.zeros(()))
 
-        def loss(micro: list[Ranking]) -> tuple[Tensor, list[float]]:
+        def loss(micro: list[Ranking]) -> tuple[Tensor, Tensor]:
             if not micro:
-                return _gradient_alone(weight * overlap), []
+                return _gradient_alone(weight * overlap), overlap.new_zeros(0)
             sequences, pairs = sequences_of(micro), pairs_of(micro)
             heads = self.heads(sequences)
-            chosen, rejected = (heads.sum(-1)[side] for side in (pairs.chosen, pairs.rejected))
+            sides = to_device(torch.tensor([pairs.chosen, pairs.rejected]), heads.device)
+            chosen, rejected = (heads.sum(-1)[side] for side in sides)
             total = self._ranking_loss(chosen, rejected, pairs, num_pairs)
             if slopes:
                 total = total + _gradient_alone((heads * torch.stack([slopes[s.ids] for s in sequences])).sum())
-            return total, (chosen - rejected).tolist()
+            return total, chosen - rejected
 
         def metrics(measured: list[list[float]]) -> dict[str, float]:
             leads, labels = list(chain(*measured)), pairs_of(list(chain(*micros))).probability
@@ -104,9 +106,10 @@ class RewardModeling:
         return Update([*micros, []] if weight else micros, loss, metrics)
 
     def _ranking_loss(self, chosen: Tensor, rejected: Tensor, pairs: Pairs, num_pairs: int) -> Tensor:
-        config, probability = self.config, chosen.new_tensor(pairs.probability)
+        config, numbers = self.config, torch.tensor([pairs.probability, pairs.margin], dtype=chosen.dtype)
+        probability, given_margin = to_device(numbers, chosen.device)
         labels = (1 - config.label_smoothing) * probability + config.label_smoothing * (1 - probability)
-        margin = chosen.new_tensor(pairs.margin) if config.use_margin else None
+        margin = given_margin if config.use_margin else None
         loss = bradley_terry_loss(chosen, rejected, probability=labels, margin=margin, denominator=num_pairs)
         return loss + config.centering * centering_penalty(chosen, rejected, denominator=num_pairs) if config.centering else loss
 
@@ -269,11 +272,12 @@ class Distillation(RewardModeling):
         """One update towards the teachers' scores."""
         micros, count = self.micro_batches(rankings), sum(len(r.sequences) for r in rankings)
 
-        def loss(micro: list[Ranking]) -> tuple[Tensor, list[float]]:
+        def loss(micro: list[Ranking]) -> tuple[Tensor, Tensor]:
             sequences, pairs = sequences_of(micro), pairs_of(micro)
             scores = self.heads(sequences)[:, 0]
-            distances = scores - scores.new_tensor([self.targets[s.ids] for s in sequences])
-            return distances.square().sum() / count, (scores[pairs.chosen] - scores[pairs.rejected]).tolist()
+            targets = to_device(torch.tensor([self.targets[s.ids] for s in sequences], dtype=scores.dtype), scores.device)
+            chosen, rejected = to_device(torch.tensor([pairs.chosen, pairs.rejected]), scores.device)
+            return (scores - targets).square().sum() / count, scores[chosen] - scores[rejected]
 
         labels = pairs_of(list(chain(*micros))).probability
         return Update(micros, loss, lambda leads: {"accuracy": share_in_order(list(chain(*leads)), labels)})

@@ -7,7 +7,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple, TypeVar
 
@@ -173,6 +173,11 @@ class Experience:
     def each(self, part: int, work: Callable[[int], T]) -> Iterable[T]:
         """The results of the micro-batches of minibatch `part`: each is computed when asked for, by the rank that owns it."""
         return here().map(work, self.minibatches[part], self.size)
+
+    def measure(self, part: int, work: Callable[[int], Mapping[str, Tensor]]) -> list[dict[str, float]]:
+        """Numbers by name, scalars, of each micro-batch of minibatch `part`, read by the host after the last."""
+        rows = here().measure(work, self.minibatches[part], self.size)
+        return [{name: value for name, (value,) in row.items()} for row in rows]
 
     def complete(self, *names: str) -> None:
         """Sum matrices over the ranks, each of which has `put` its own rows; none named: all that come from models."""

@@ -51,12 +51,12 @@ class SFT:
         """L = -(1/N) sum log p(token), N all counted tokens of the update, however it is cut up."""
         start, num_tokens = time.perf_counter(), sum(c.num_trained for c in conversations)
 
-        def loss(batch: TokenBatch) -> tuple[Tensor, None]:
+        def loss(batch: TokenBatch) -> tuple[Tensor, Tensor]:
             logprobs, _ = self.role.logprobs(batch)
             mask = torch.ones_like(logprobs, dtype=torch.bool)
-            return negative_log_likelihood(logprobs, mask, denominator=num_tokens), None
+            return negative_log_likelihood(logprobs, mask, denominator=num_tokens), logprobs.new_zeros(0)
 
-        def metrics(_: list[None]) -> dict[str, float]:
+        def metrics(_: list[list[float]]) -> dict[str, float]:
             seconds = time.perf_counter() - start
             return {"tokens": num_tokens, "tokens_per_second": sum(map(len, conversations)) / seconds}
 

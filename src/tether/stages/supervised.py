@@ -41,12 +41,13 @@ class Update(Generic[Micro]):
     Denominators are counted over all its micro-batches, and whatever needs the whole update (KTO's z0, ODIN's correlation) is
     computed before the first. The losses of the micro-batches add up to that of the update.
 
-    loss: gives the loss of a micro-batch, and something more; `metrics` makes numbers of the list of all that, in order.
+    loss: gives the loss of a micro-batch, and numbers measured beside it, a tensor; `metrics` makes metrics of the numbers of all
+        micro-batches, in order.
     """
 
     micro_batches: Iterable[Micro]
-    loss: Callable[[Micro], tuple[Tensor, Any]]
-    metrics: Callable[[list[Any]], dict[str, float]] = lambda measured: {}
+    loss: Callable[[Micro], tuple[Tensor, Tensor]]
+    metrics: Callable[[list[list[float]]], dict[str, float]] = lambda measured: {}
 
 
 class Objective(Protocol[Row_contra]):
@@ -62,23 +63,21 @@ class Objective(Protocol[Row_contra]):
     def evaluate(self, rows: Sequence[Row_contra], /) -> Mapping[str, Any]: ...
 
 
-def accumulate(update: Update[Any], learner: LocalLearner | None = None) -> tuple[float, list[Any]]:
+def accumulate(update: Update[Any], learner: LocalLearner | None = None) -> tuple[float, list[list[float]]]:
     """The update's loss, and with a learner its gradient, micro-batch by micro-batch; with what was measured of each.
 
-    Every rank has the loss and the measurements of all micro-batches, and the gradient of its share.
+    Every rank has the loss and the measurements of all micro-batches, and the gradient of its share. The host reads the numbers
+    of all its micro-batches together, after the last.
     """
 
-    def pass_through(micro: Any) -> tuple[float, Any]:
-        loss, part = update.loss(micro)
+    def pass_through(micro: Any) -> dict[str, Tensor]:
+        loss, measured = update.loss(micro)
         if learner is not None:
             learner.backward(loss)
-        return float(loss.detach()), part.cpu() if isinstance(part, Tensor) else part
+        return {"loss": loss.detach(), "measured": measured.detach()}
 
-    total, measured = 0.0, []
-    for loss, part in here().map(pass_through, update.micro_batches):
-        total += loss
-        measured.append(part)
-    return total, measured
+    rows = here().measure(pass_through, update.micro_batches)
+    return sum((row["loss"][0] for row in rows), 0.0), [row["measured"] for row in rows]
 
 
 def make_step(objective: Objective[Any], learner: LocalLearner, rows: Sequence[Any]) -> dict[str, float]:
