@@ -19,9 +19,12 @@ from tether.classic import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrai
 from tether.core.config import build
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.stages import STAGES
-from tether.core.types import Prompt, Sampling, assistant, user
+from tether.core.types import Comparison, Prompt, Sampling, Score, assistant, user
 from tether.cpu import kernels
+from tether.data.prepare import encode_comparisons
 from tether.judges.local import LocalChat
+from tether.learner.config import OptimizerConfig
+from tether.learner.local import LocalLearner
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
 from tether.models.loading import add_adapter, keep_on_host
@@ -33,6 +36,12 @@ from tether.rollout.local import _Decoding
 from tether.run.models import open_model
 from tether.run.recipe import Recipe, run_recipe
 from tether.run.roles import encoder_of, local_engine, save_trained
+from tether.stages.direct import Direct, DirectConfig
+from tether.stages.policy_config import PolicyConfig
+from tether.stages.policy_gradient import PolicyGradient
+from tether.stages.reward import RewardConfig, RewardModeling
+from tether.stages.sft import SFT, SFTConfig
+from tether.stages.supervised import make_step
 
 ON_CPU, THERE = {"device": "cpu", "cpu_kernels": False, "attention": "sdpa"}, {"device": NAME}
 TRAINED = [name for name, kind in STAGES.items() if kind.makes not in ("pairs", "verdict")]
@@ -338,3 +347,73 @@ def test_the_host_waits_once_a_token_whatever_layers_and_rows(adapter, how, monk
     assert len({len(group.rollouts[0].response_ids) for group in groups}) > (0 if how.get("temperature") == 0.0 else 3)
     assert len(steps) > 30 and all(sum(one.waits.values()) == 1 for one in steps), steps[0].waits
     assert {kind for one in steps for kind, _ in one.copies} <= {"asynchronous"}
+
+
+def pairs_of_length(count):
+    """Comparisons, each of which fills a micro-batch of 64 tokens."""
+    return [
+        Comparison((user(f"say {n}"),), (assistant("good one " * 3),), (assistant("bad one " + "d" * n),)) for n in range(count)
+    ]
+
+
+def supervised(stage):
+    """An objective on a tiny policy of the device in bfloat16, and a function that makes rows of a number of micro-batches."""
+    loaded = open_model(ModelConfig(source="tiny", dtype="bfloat16", device=NAME))
+    encoder, model = encoder_of(loaded), add_adapter(loaded.model, "own", LoraConfig(dropout=0.1), seed=1)
+    small = {"micro_batch_tokens": 64, "max_length": 256}
+    if stage == "sft":
+        config = SFTConfig(row_tokens=64, rows_per_micro_batch=1, max_length=64)
+        talks = lambda count: [(user(f"say {n}"), assistant("abc " * 10 + str(n))) for n in range(count)]  # noqa: E731
+        rows = lambda count: [encoder.conversation(talk, "last") for talk in talks(count)]  # noqa: E731
+        return SFT(config, Role(model, "own"), encoder), rows
+    encode = lambda count: encode_comparisons(pairs_of_length(count), encoder, max_length=256, one_turn=True)[0]  # noqa: E731
+    if stage == "direct":
+        return Direct(DirectConfig(**small), Role(model, "own"), Role(model), encoder), encode
+    head = ScalarHead(64, zero=False).to(DEVICE)
+    return RewardModeling(RewardConfig(**small), Role(model, "own", head), encoder), encode
+
+
+@pytest.mark.parametrize("stage", ["sft", "reward", "direct"])
+def test_the_host_waits_in_no_micro_batch_of_a_supervised_update(stage):
+    objective, rows = supervised(stage)
+    learner = LocalLearner(objective.role.parameters(), OptimizerConfig(learning_rate=1e-3), 10)
+    make_step(objective, learner, rows(3))
+    found = {}
+    for count in (3, 6):
+        with counting() as found[count]:
+            make_step(objective, learner, rows(count))
+    assert sum(found[3].waits.values()) <= 2, found[3].waits
+    assert found[6].waits == found[3].waits
+    assert {kind for one in found.values() for kind, _ in one.copies} == {"asynchronous"}, found[3].copies
+    assert found[6].launches > 1.5 * found[3].launches
+
+
+@pytest.mark.parametrize("critic", [True, False])
+def test_the_host_waits_in_no_micro_batch_of_a_policy_update(critic):
+    loaded = open_model(ModelConfig(source="tiny", dtype="bfloat16", device=NAME))
+    policy = Role(add_adapter(loaded.model, "policy", LoraConfig(), seed=1), "policy")
+    value = Role(policy.model, "policy", ScalarHead(64).to(DEVICE)) if critic else None
+    kl, how = ({"place": "token"}, {}) if critic else ({"place": "loss"}, {"baseline": "group"})
+    found = {}
+    for samples in (2, 8):
+        engine = local_engine(policy, loaded, max_rows=16)
+        config = PolicyConfig(
+            prompts_per_step=3,
+            samples_per_prompt=samples,
+            max_new_tokens=8,
+            micro_batch_tokens=64,
+            epochs=2,
+            critic=critic,
+            kl=kl,
+            **how,
+        )
+        stage = PolicyGradient(config, policy, Role(policy.model), value, None, engine, encoder_of(loaded))
+        groups = engine.generate(PROMPTS, Sampling(max_new_tokens=8), num_samples=samples)
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        with counting() as found[samples]:
+            stage.learn(rollouts, [Score(float(place % 3)) for place in range(len(rollouts))], 0)
+        found[samples].batches = len(stage.experience.batches)
+    few, many = found[2], found[8]
+    assert many.batches >= few.batches + 3
+    assert many.waits == few.waits, many.waits - few.waits
+    assert {kind for one in found.values() for kind, _ in one.copies} == {"asynchronous"}, few.copies

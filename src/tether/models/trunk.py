@@ -23,6 +23,7 @@ from tether.algorithms.logprobs import token_logprobs
 from tether.algorithms.token_batch import TokenBatch
 from tether.models.heads import ScalarHead
 from tether.models.independence import Independence, prove_independence, windows
+from tether.models.unpacked import unpacked
 
 DOCUMENT_TOKENS = 1024
 GROUPED = "tether_grouped"
@@ -258,7 +259,8 @@ class Role:
             visible = torch.ones(time, time, dtype=torch.bool, device=ids.device).tril().expand(rows, 1, time, time)
         mask = None if visible is None else additive_mask(visible, next(self.model.parameters()).dtype)
         places = {"position_ids": positions} if self.takes_positions else {}
-        return self.decoder(input_ids=ids, attention_mask=mask, use_cache=False, **places).last_hidden_state
+        with unpacked(mask is None and masks):
+            return self.decoder(input_ids=ids, attention_mask=mask, use_cache=False, **places).last_hidden_state
 
     def _recomputed(self, forward: Callable[..., Any]) -> Callable[..., Any]:
         """A layer that keeps its input alone for the backward pass (activation checkpointing, https://arxiv.org/abs/1604.06174).

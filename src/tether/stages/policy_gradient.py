@@ -22,6 +22,7 @@ from tether.algorithms import kl as divergences
 from tether.algorithms import policy_losses as losses
 from tether.algorithms.advantages import gae, returns_to_go
 from tether.algorithms.masked import masked_sum, whiten
+from tether.algorithms.transfer import to_device
 from tether.core.errors import TrainingError
 from tether.core.protocols import Engine, RewardSource
 from tether.core.types import Json, Prompt, Rollout, Score
@@ -196,8 +197,8 @@ class PolicyGradient:
                 if values is not None:
                     experience.put(name, place, batch.scatter(values))
         experience.complete()
-        experience.seen[:] = not self.old_from_update
-        experience.compared[part] = self.reference is not None
+        experience.seen.fill_(not self.old_from_update)
+        experience.compared.index_fill_(0, to_device(torch.tensor(part), experience.compared.device), self.reference is not None)
         if reference is None and self.reference is not None:
             self._compare(self.reference, experience, part)
 

@@ -13,6 +13,7 @@ from tether.algorithms.advantages import group_relative, leave_one_out_baseline,
 from tether.algorithms.kl import kl_policy_reference_k1
 from tether.algorithms.masked import masked_sum
 from tether.algorithms.process import place_step_rewards
+from tether.algorithms.transfer import to_device
 from tether.core.types import Score
 from tether.models.heads import ScalarHead
 from tether.stages.policy_config import PolicyConfig
@@ -56,7 +57,7 @@ class RewardShaping:
 
         In float64: the differences within a group may be small beside its scores.
         """
-        scores = torch.tensor(self.scaled(experience.scores), dtype=torch.float64, device=experience.mask.device)[:, 0]
+        scores = to_device(torch.tensor(self.scaled(experience.scores), dtype=torch.float64)[:, 0], experience.mask.device)
         totals = scores - self.length_penalties(experience)
         if self.config.kl.place == "sequence":
             k1 = kl_policy_reference_k1(experience.logprobs, experience.reference_logprobs)
@@ -66,7 +67,7 @@ class RewardShaping:
     def length_penalties(self, experience: Experience) -> Tensor:
         """(sequences,) what is taken off a response for its length: it did not end in time, or nearly not."""
         config, rollouts, device = self.config, experience.rollouts, experience.mask.device
-        penalties = config.missing_stop_penalty * torch.tensor([float(not r.finished) for r in rollouts], device=device)
+        penalties = config.missing_stop_penalty * to_device(torch.tensor([float(not r.finished) for r in rollouts]), device)
         if config.overlong_buffer:
             shares = overlong_penalty(experience.lengths, config.max_new_tokens, config.overlong_buffer)
             penalties -= config.overlong_penalty * shares

@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from tether.algorithms.advantages import zero_signal
 from tether.algorithms.kl import kl_policy_reference_k1
 from tether.algorithms.masked import masked_mean, masked_variance
+from tether.algorithms.transfer import to_device
 from tether.core.protocols import Engine, RewardSource
 from tether.core.types import Prompt, Rollout, Score
 from tether.data.batches import cut_batches, make_batch
@@ -146,12 +147,15 @@ class Experience:
             cuts += [[places[i] for i in part] for part in parts]
         together = ([sequences[i] for i in cut] for cut in cuts)
         self.batches = [make_batch(part, encoder.pad_id, document_tokens=document_tokens).to(device) for part in together]
-        self.rows = [torch.tensor(cut, device=device) for cut in cuts]
+        self.cuts = cuts
+        self.rows = [to_device(torch.tensor(cut), device) for cut in cuts]
         self.common: list[Tensor | None] = [None] * len(self.batches)
-        self.lengths = torch.tensor([len(r.response_ids) for r in rollouts], device=device)
+        lengths = [len(r.response_ids) for r in rollouts]
         taught = [s.value is not None for s in scores] if taught is None else taught
-        self.drawn = torch.arange(int(self.lengths.max()), device=device)[None] < self.lengths[:, None]
-        self.mask = self.drawn & torch.tensor(taught, device=device)[:, None]
+        self.counted = [length * counts for length, counts in zip(lengths, taught, strict=True)]
+        self.lengths = to_device(torch.tensor(lengths), device)
+        self.drawn = torch.arange(max(lengths), device=device)[None] < self.lengths[:, None]
+        self.mask = self.drawn & to_device(torch.tensor(taught), device)[:, None]
         self.seen, self.compared = (torch.zeros_like(self.lengths, dtype=torch.bool) for _ in range(2))
         zeros = partial(torch.zeros, self.mask.shape, device=device)
         self.logprobs, self.reference_logprobs = zeros(), zeros()
@@ -159,7 +163,7 @@ class Experience:
         self.rewards, self.weights = zeros(), zeros()
         self.advantages, self.returns = zeros(), zeros()
         drawn = [torch.tensor(r.logprobs or (0.0,) * len(r.response_ids)) for r in rollouts]
-        self.rollout_logprobs = pad_sequence(drawn, batch_first=True).to(device)
+        self.rollout_logprobs = to_device(pad_sequence(drawn, batch_first=True), device)
 
     @property
     def own(self) -> list[int]:
@@ -198,7 +202,7 @@ class Experience:
 
     def token_counts(self) -> list[int]:
         """Counted tokens of each minibatch: failed rewards count nothing."""
-        return [sum(int(self.part("mask", n).sum()) for n in part) for part in self.minibatches]
+        return [sum(self.counted[i] for number in part for i in self.cuts[number]) for part in self.minibatches]
 
     def minibatch_sums(self, values: Tensor) -> Tensor:
         """(sequences,) each value replaced by the sum over the sequences of its minibatch."""
