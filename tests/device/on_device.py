@@ -11,28 +11,36 @@ import pytest
 import torch
 from benchmarks.every_stage import differences, recipe, results
 from safetensors.torch import load_file
-from tests.device.pretend import CARD, DEVICE, NAME, Pretended, counting, run
+from tests.device.pretend import CARD, DEVICE, NAME, Pretended, counting, ordered, run
+from tests.models.architectures import small_folder
 from tests.run.journeys import Killed, dying_after
 from torch import nn
 
 from tether.classic import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 from tether.core.config import build
+from tether.core.errors import ConfigError
 from tether.core.rundir import read_json, read_jsonl
 from tether.core.stages import STAGES
 from tether.core.types import Comparison, Prompt, Sampling, Score, assistant, user
 from tether.cpu import kernels
+from tether.data.batches import make_batch
 from tether.data.prepare import encode_comparisons
 from tether.judges.local import LocalChat
 from tether.learner.config import OptimizerConfig
 from tether.learner.local import LocalLearner
 from tether.models.config import LoraConfig, ModelConfig
 from tether.models.heads import ScalarHead
-from tether.models.loading import add_adapter, keep_on_host
+from tether.models.loading import add_adapter, keep_on_host, pick_dtype
 from tether.models.saving import attach_adapter, load_head
 from tether.models.trunk import Role
 from tether.rewards.classifier import ClassifierConfig, ClassifierReward
 from tether.rewards.learned import LearnedReward
+from tether.rollout.config import EngineConfig
 from tether.rollout.local import _Decoding
+from tether.rollout.sampling import sample_tokens
+from tether.run.devices import machine_for
+from tether.run.engines import vllm_share
+from tether.run.export import export_model
 from tether.run.models import open_model
 from tether.run.recipe import Recipe, run_recipe
 from tether.run.roles import encoder_of, local_engine, save_trained
@@ -417,3 +425,98 @@ def test_the_host_waits_in_no_micro_batch_of_a_policy_update(critic):
     assert many.batches >= few.batches + 3
     assert many.waits == few.waits, many.waits - few.waits
     assert {kind for one in found.values() for kind, _ in one.copies} == {"asynchronous"}, few.copies
+
+
+# Architectures, dtypes, and operations that have no order.
+
+ARCHITECTURES = ["llama", "qwen2", "qwen3", "mistral", "gemma3_text", "phi3", "olmo2", "cohere", "granite", "smollm3"]
+ARCHITECTURES += ["gpt_neox", "gpt2", "opt", "mixtral"]
+NO_SDPA = ("gemma2", "gpt_oss", "vaultgemma", "mimo_v2_flash", "granite_swa", "granitemoe_swa")
+"""Decoders for which transformers has no sdpa attention."""
+
+
+@pytest.mark.parametrize("name", [*ARCHITECTURES, *NO_SDPA])
+def test_an_architecture_computes_there_what_it_computes_on_the_cpu(name, tmp_path):
+    """Device and attention are left at auto; a batch of single rows, one of documents, the gradient, and what is drawn."""
+    source, results = str(small_folder(name, tmp_path / "model")), []
+    for where in ({}, {"device": "cpu", "cpu_kernels": False}):
+        loaded = open_model(ModelConfig(source=source, dtype="float32", **where))
+        role, encoder = Role(add_adapter(loaded.model, "policy", LoraConfig(), seed=1), "policy"), encoder_of(loaded)
+        groups = local_engine(role, loaded, max_rows=4).generate(PROMPTS, Sampling(max_new_tokens=5), num_samples=2, seed=7)
+        rows = [rollout for group in groups for rollout in group.rollouts]
+        sequences = [encoder.rollout(row.prompt_ids, row.response_ids) for row in rows]
+        numbers = []
+        for limit in (0, role.document_tokens(512)):
+            batch = make_batch(sequences, encoder.pad_id, document_tokens=limit).to(role.device)
+            logprobs = batch.scatter(role.logprobs(batch)[0])
+            numbers.append(logprobs.detach().cpu())
+        for parameter in role.parameters():
+            parameter.requires_grad_(True)
+        role.logprobs(batch)[0].sum().backward()
+        slope = sum(float(p.grad.norm()) for p in role.parameters() if p.grad is not None)
+        results.append((role.device.type, [row.response_ids for row in rows], numbers, slope))
+    (place, drawn, numbers, slope), (_, drawn_here, numbers_here, slope_here) = results
+    assert place == NAME and drawn == drawn_here and slope == pytest.approx(slope_here, rel=1e-2)
+    for there, here in zip(numbers, numbers_here, strict=True):
+        torch.testing.assert_close(there, here, atol=1e-3, rtol=0)
+
+
+def test_the_journey_runs_in_bfloat16_with_nothing_named(values, tmp_path):
+    made = build(Recipe, {**values, "run": str(tmp_path), "model": {"source": "tiny"}})
+    run_recipe(made, ["sft", "reward", "ppo"])
+    for stage in ("sft", "reward", "ppo"):
+        model = read_json(tmp_path / stage / "manifest.json")["model"]
+        assert (model["dtype"], model["device"]) == ("bfloat16", CARD.name)
+    assert CARD.emptied >= 3  # memory goes back between stages
+
+
+@pytest.mark.parametrize("stage", SAMPLED)
+def test_a_stage_that_samples_runs_where_only_ordered_operations_are_allowed(values, whole, tmp_path, stage):
+    one = again(values, whole, tmp_path, stage).model_copy(update={"deterministic": True})
+    run_recipe(one, [stage])
+    with pytest.raises(RuntimeError, match="no ordered kernel"), ordered():
+        torch.rand(4, device=NAME).cumsum(0)
+
+
+def test_sampling_by_ordered_sums_draws_what_running_sums_draw():
+    logits = 3 * torch.randn(512, 5000, generator=torch.Generator().manual_seed(0))
+    uniforms = torch.rand(512, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    for how in ({}, {"top_p": 0.9}, {"top_k": 40, "temperature": 0.7}):
+        here = sample_tokens(logits, uniforms, Sampling(**how), cpu_kernels=False)
+        there = sample_tokens(logits.to(NAME), uniforms.to(NAME), Sampling(**how))
+        assert torch.equal(here[0], there[0].cpu())
+        torch.testing.assert_close(there[1].cpu(), here[1], atol=1e-5, rtol=0)
+
+
+def test_bfloat16_is_chosen_where_the_card_multiplies_it(monkeypatch):
+    assert pick_dtype("auto", NAME) == torch.bfloat16
+    monkeypatch.setattr(CARD, "capability", (7, 5))  # a T4 computes it by float32, at a tenth of the speed
+    assert pick_dtype("auto", NAME) == torch.float32
+
+
+def test_a_plan_is_for_the_card_that_will_run(monkeypatch):
+    monkeypatch.setattr(CARD, "name", "NVIDIA GeForce RTX 4090")
+    made = machine_for("auto")
+    assert made.gpu and "rtx4090" in made.name and made.memory == pytest.approx(CARD.total, rel=0.01)
+    monkeypatch.setattr(CARD, "name", "NVIDIA A100-SXM4-80GB")
+    assert "a100" in machine_for("cuda").name
+    assert not machine_for("cpu").gpu
+
+
+def test_the_share_of_vllm_is_what_it_needs_or_a_sentence(monkeypatch):
+    role = Role(open_model(ModelConfig(source="tiny", **THERE)).model)
+    weights = sum(parameter.numel() * 2 for parameter in role.model.parameters())
+    share = float(vllm_share(EngineConfig(kind="vllm", python="python"), role, 64, 100))
+    assert weights + 2e9 < share * CARD.total < weights + 2.2e9
+    monkeypatch.setattr(CARD, "free", int(1.5e9))
+    with pytest.raises(ConfigError, match=r"needs 2\.\d GB of this GPU .* 1\.5 of 25\.8 GB are free\. Lower engine_rows"):
+        vllm_share(EngineConfig(kind="vllm", python="python"), role, 64, 100)
+    own = EngineConfig(kind="vllm", python="python", arguments=("--gpu-memory-utilization=0.5",))
+    assert vllm_share(own, role, 64, 100) == "0.2"
+
+
+@pytest.mark.parametrize("stage", ["policy", "reward"])
+def test_an_export_needs_host_memory_alone(values, whole, tmp_path, stage):
+    """Nothing is read back from the device but the weights that went there; the numbers are those of what tether computes."""
+    source = whole("ppo") / "ppo" / "policy" if stage == "policy" else whole("reward") / "reward" / "model"
+    assert export_model(str(source), tmp_path / "out")["difference"] < 1e-3

@@ -59,6 +59,12 @@ FACTORIES = (
 WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal", "aten::is_nonzero", "aten::bincount"}
 WAITS |= {"aten::_unique2", "aten::unique_dim", "aten::unique_consecutive", "aten::repeat_interleave.Tensor"}
 """Operations whose result the host has to see: it waits until the device has come that far."""
+NO_ORDER = {"aten::cumsum", "aten::cumsum_", "aten::histc", "aten::kthvalue", "aten::median.dim", "aten::nanmedian.dim"}
+NO_ORDER |= {"aten::put_"}
+NO_ORDER |= {"aten::ctc_loss_backward", "aten::_embedding_bag_backward", "aten::max_unpool2d", "aten::grid_sampler_2d_backward"}
+NO_ORDER |= {"aten::nll_loss2d_forward", "aten::reflection_pad1d_backward", "aten::replication_pad1d_backward"}
+"""Operations that CUDA refuses under torch.use_deterministic_algorithms, by PyTorch's documentation of that function; `cumsum`
+of whole numbers is allowed, and so is `bincount` without weights."""
 INDEXED = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_"}
 NO_KERNEL = {"aten::_unsafe_view", "aten::alias", "aten::detach", "aten::_reshape_alias", "aten::set_", "aten::resize_"}
 NO_KERNEL |= {"aten::empty", "aten::empty_strided", "aten::empty_like", "aten::new_empty", "aten::new_empty_strided"}
@@ -91,7 +97,7 @@ CARD = Card()
 def _pretend() -> None:
     """Put answers of the pretended card in place of those of `torch.cuda`."""
     cuda = torch.cuda
-    cuda._lazy_init = cuda.synchronize = lambda *_: None
+    cuda._lazy_init = cuda.synchronize = torch.accelerator.synchronize = lambda *_: None
     cuda.is_available = cuda.is_initialized = lambda: True
     cuda.device_count, cuda.current_device = lambda: 1, lambda: 0
     cuda.is_bf16_supported = CARD.multiplies_bfloat16
@@ -140,6 +146,32 @@ class Counted:
 
 
 _counters: list[Counted] = []
+
+
+@contextmanager
+def ordered() -> Iterator[None]:
+    """Within this block torch allows operations that have an order alone."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
+
+
+def _refuse_disorder(operation: Any, args: tuple[Any, ...]) -> None:
+    """Raise as CUDA does for what it computes in any order, where that is not allowed.
+
+    Raises:
+        RuntimeError: the operation is one of these.
+    """
+    if not torch.are_deterministic_algorithms_enabled():
+        return
+    name, overload = operation._schema.name, operation._schema.overload_name
+    fractions = any(tensor.is_floating_point() for tensor in _tensors(args[:1]))
+    counted_weights = name == "aten::bincount" and len(args) > 1 and args[1] is not None
+    if counted_weights or (fractions and (name in NO_ORDER or f"{name}.{overload}" in NO_ORDER)):
+        raise RuntimeError(f"{name} has no ordered kernel on {DEVICE}")
 
 
 @contextmanager
@@ -256,8 +288,11 @@ def run(operation: Any, *args: Any, **kwargs: Any) -> Any:
         RuntimeError: the arguments are not all on that device.
     """
     _note(operation, args, kwargs)
+    _refuse_disorder(operation, args)
     call = _Call(operation, kwargs.get("device"))
     inner = [call.inside(value) for value in args]
+    if call.name == "aten::histc" and not inner[0].is_floating_point():  # which a CPU counts in fractions alone
+        inner[0] = inner[0].float()
     result = operation(*inner, **{key: call.inside(value) for key, value in kwargs.items()})
     for tensor, layout in call.written:
         if _layout(tensor) != layout:
