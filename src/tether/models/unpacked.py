@@ -8,27 +8,36 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 
 from torch import Tensor
-from transformers import masking_utils
-
-_pass = threading.local()
-_search = masking_utils.find_packed_sequence_indices
 
 
-def _packed_rows(position_ids: Tensor) -> Tensor | None:
-    return None if _pass.__dict__.get("unpacked", False) else _search(position_ids)
+class _Pass(threading.local):
+    unpacked = False
 
 
-masking_utils.find_packed_sequence_indices = _packed_rows
+_PASS = _Pass()
 
 
 @contextmanager
-def unpacked(known: bool) -> Iterator[None]:
-    """Within this block of this thread no packed rows are looked for, if there are none."""
-    before = _pass.__dict__.get("unpacked", False)
-    _pass.unpacked = known
+def unpacked(rows: bool) -> Iterator[None]:
+    """Within this block of this thread transformers looks for no packed rows, where all `rows` are single sequences."""
+    _put_in_place()
+    before, _PASS.unpacked = _PASS.unpacked, rows
     try:
         yield
     finally:
-        _pass.unpacked = before
+        _PASS.unpacked = before
+
+
+@cache
+def _put_in_place() -> None:
+    from transformers import masking_utils
+
+    search = masking_utils.find_packed_sequence_indices
+
+    def packed_rows(position_ids: Tensor) -> Tensor | None:
+        return None if _PASS.unpacked else search(position_ids)
+
+    masking_utils.find_packed_sequence_indices = packed_rows

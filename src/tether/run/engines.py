@@ -14,7 +14,6 @@ import torch
 from tether.core.errors import ConfigError
 from tether.cpu.llama import cache_bytes
 from tether.cpu.memory import free_memory
-from tether.learner.planner import weight_bytes
 from tether.models.adapter_folders import holds_adapter
 from tether.models.loading import LoadedModel, load_model, save_model
 from tether.models.saving import attach_adapter, refill_adapter, refill_model
@@ -124,6 +123,8 @@ def vllm_share(config: EngineConfig, policy: Role, rows: int, length: int) -> st
     Raises:
         ConfigError: less is free.
     """
+    from tether.learner.planner import weight_bytes
+
     if policy.device.type != "cuda" or any(word.startswith("--gpu-memory-utilization") for word in config.arguments):
         return "0.2"  # of the two that the command then has, the user's stands last, and counts
     free, total = torch.cuda.mem_get_info(policy.device)
