@@ -6,6 +6,7 @@ that are kept by a measurement.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -96,6 +97,23 @@ def results(run: Path) -> dict[str, Any]:
     return found
 
 
+def everything(run: Path) -> dict[str, str]:
+    """Every file below a folder with a digest of its bytes; JSON is without times, sizes of memory and the folder's place.
+
+    Of a page, which draws times, the name alone counts.
+    """
+    return {str(path.relative_to(run)): _digest_of(path, run) for path in sorted(run.rglob("*")) if path.is_file()}
+
+
+def _digest_of(path: Path, run: Path) -> str:
+    text = b"" if path.suffix == ".html" else path.read_bytes()
+    if path.suffix in (".json", ".jsonl"):
+        words = text.decode().replace(str(run), "RUN").replace(str(run.parent), "AROUND")
+        values = [json.loads(line) for line in words.splitlines()] if path.suffix == ".jsonl" else json.loads(words)
+        text = json.dumps(timeless(values)).encode()
+    return hashlib.sha256(text).hexdigest()
+
+
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """The files in which two runs differ."""
     return [name for name in sorted({*one, *other}) if one.get(name) != other.get(name)]
@@ -109,7 +127,7 @@ def timeless(value: Any) -> Any:
             for k, v in value.items()
             if not (k.startswith(("time", "memory/")) or k.endswith(("second", "bytes")) or "seconds" in k)
         }
-        return {k: timeless(v) for k, v in kept.items() if k != "run"}
+        return {k: timeless(v) for k, v in kept.items() if k not in ("run", "started", "cwd", "argv")}
     return [timeless(item) for item in value] if isinstance(value, list) else value
 
 

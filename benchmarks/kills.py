@@ -64,7 +64,7 @@ class Reference:
         values = recipe(self.run.parent, self.run) if name == "run" else loop_recipe(self.run)
         values = {key: values[key] for key in ("run", "model", *stages)} if stages else values
         self.path = self.run.parent / "recipe.toml"
-        self.path.write_text("".join(f"{key} = {_toml(value)}\n" for key, value in values.items()), encoding="utf-8")
+        self.path.write_text("".join(f"{key} = {toml(value)}\n" for key, value in values.items()), encoding="utf-8")
         began = time.monotonic()
         process = self.start()
         self._wait_for_work(process)
@@ -136,9 +136,9 @@ class Reference:
                 load_checkpoint(path)
 
 
-def _toml(value: Any) -> str:
+def toml(value: Any) -> str:
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_toml(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{json.dumps(key)} = {toml(item)}" for key, item in value.items()) + "}"
     return json.dumps(value)
 
 

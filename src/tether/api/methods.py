@@ -13,6 +13,7 @@ from tether.cli.progress import OnStep, bars
 from tether.cli.terminal import Terminal
 from tether.core.config import build, packaged_recipes
 from tether.core.errors import ConfigError
+from tether.core.locks import release
 from tether.core.stages import STAGES, StageKind
 from tether.core.synonyms import METHODS
 from tether.core.types import Json, Prompt
@@ -158,9 +159,13 @@ def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, prog
 
     root, console = Path(recipe.run), Terminal(quiet=not progress)
     remember(root, recipe, chosen)
-    with bars(console, on_step) as announce:
-        run_recipe(recipe, chosen, announce)
-    console.print(f"[dim]{root}: {', '.join(chosen)} done; page: {write_report(root)}[/]", highlight=False, soft_wrap=True)
+    try:
+        with bars(console, on_step) as announce:
+            run_recipe(recipe, chosen, announce)
+        page = write_report(root)
+    finally:
+        release(root)
+    console.print(f"[dim]{root}: {', '.join(chosen)} done; page: {page}[/]", highlight=False, soft_wrap=True)
     return Run(root, chosen[-1])
 
 

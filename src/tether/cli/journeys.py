@@ -94,9 +94,7 @@ def _what_makes(method: str, config: BaseRecipe, recipe: str) -> list[str]:
 
 
 def _stages(config: BaseRecipe, chosen: list[str], given: Sequence[str] = ()) -> None:
-    from tether.cli.results import show_next, show_run, show_stage
-    from tether.report.page import write_report
-    from tether.run.pairs import WaitingError
+    from tether.core.locks import release
     from tether.run.ranks import is_other
     from tether.run.recipe import run_recipe
     from tether.run.stage import remember
@@ -104,8 +102,22 @@ def _stages(config: BaseRecipe, chosen: list[str], given: Sequence[str] = ()) ->
     if is_other():
         run_recipe(config, chosen)
         return
-    console, root = Terminal(), Path(config.run)
+    root = Path(config.run)
     remember(root, config, chosen)
+    try:
+        _trained(config, chosen, given)
+    finally:
+        release(root)
+
+
+def _trained(config: BaseRecipe, chosen: list[str], given: Sequence[str]) -> None:
+    """Train the chosen stages, and show what became of them and what may come next."""
+    from tether.cli.results import show_next, show_run, show_stage
+    from tether.report.page import write_report
+    from tether.run.pairs import WaitingError
+    from tether.run.recipe import run_recipe
+
+    console, root = Terminal(), Path(config.run)
     left = [name for name in config.stages if config.repeat or not (root / name / "summary.json").is_file()]
     if not set(chosen) & set(left):
         console.print("Finished before: nothing is trained again. For a new run, name another folder with run=PATH.")

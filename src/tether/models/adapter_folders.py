@@ -16,7 +16,7 @@ from torch import nn
 from tether.core.config import build
 from tether.core.errors import ModelError, TetherError, one_line
 from tether.core.once import once
-from tether.core.rundir import read_json
+from tether.core.rundir import read_json, write_json
 from tether.models.config import ADAPTER_FILE, ModelConfig
 from tether.models.precision import cast
 
@@ -24,6 +24,7 @@ logger = logging.getLogger(__name__)
 WEIGHTS = "adapter_model.safetensors"
 APART = 1e-3
 """Share of the largest logit that no rounding in float32 explains."""
+_SETS = ("target_modules", "exclude_modules", "modules_to_save")
 Load = Callable[[ModelConfig, torch.dtype], tuple[Any, Any, str]]
 """From settings and a type to model, tokenizer and the name of the source."""
 
@@ -31,6 +32,13 @@ Load = Callable[[ModelConfig, torch.dtype], tuple[Any, Any, str]]
 def holds_adapter(folder: Path) -> bool:
     """Whether a folder holds an adapter of peft, alone or beside the weights that it belongs to."""
     return (folder / ADAPTER_FILE).is_file()
+
+
+def order_settings(folder: Path) -> None:
+    """Sort the names in an adapter's settings: peft holds them as sets, and a set's order differs from process to process."""
+    settings = read_json(folder / ADAPTER_FILE)
+    names = {key: sorted(value) for key, value in settings.items() if key in _SETS and isinstance(value, list)}
+    write_json(folder / ADAPTER_FILE, {**settings, **names})
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tether.core.config import digest
 from tether.core.errors import MissingFileError, ModelError, one_line
 from tether.core.rundir import file_digest, noted_path, read_json, write_json
+from tether.models.adapter_folders import order_settings
 from tether.models.config import TINY
 from tether.models.heads import ScalarHead
 from tether.models.loading import LoadedModel, save_model, with_adapter, with_dtype_of_base
@@ -64,6 +65,7 @@ def save_weights(role: Role, folder: Path) -> None:
         role.model.save_pretrained(folder, selected_adapters=[role.adapter])
     if not (folder / "adapter").exists():
         (folder / role.adapter).rename(folder / "adapter")
+    order_settings(folder / "adapter")
     (folder / "README.md").unlink(missing_ok=True)
 
 

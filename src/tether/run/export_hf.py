@@ -13,6 +13,7 @@ from torch import nn
 
 from tether.core.errors import ModelError
 from tether.data.chat import ChatEncoder
+from tether.models.adapter_folders import order_settings
 from tether.models.heads import ScalarHead
 from tether.models.precision import cast
 from tether.models.pretrained import quiet
@@ -95,6 +96,7 @@ def save_adapter(model: Any, name: str, folder: Path, scorer: Any | None, dtype:
         config.modules_to_save = [layer]
         state |= {f"base_model.model.{layer}.{key}": value for key, value in linear.state_dict().items()}
     config.save_pretrained(str(folder))
+    order_settings(folder)
     tensors = {key: value.detach().to(dtype).contiguous().cpu() for key, value in state.items()}
     save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
 

@@ -109,6 +109,14 @@ def run_stage(section: Section, context: Context) -> dict[str, Any]:
     original = here().once(lambda: _opened(section, context))
     if original.complete:
         return original.summary()
+    try:
+        return _trained(section, context, original)
+    finally:
+        release(context.folder)
+
+
+def _trained(section: Section, context: Context, original: RunDirectory) -> dict[str, Any]:
+    """Train in a stage's folder, or in a rank's copy of it, and finish it."""
     with here().workplace(context.folder, original.path):
         run = RunDirectory(context.folder)
         rows, quarantine = context.rows, context.fresh_quarantine(context.name)
@@ -154,7 +162,6 @@ def _finished(run: RunDirectory, section: Section, summary: dict[str, Any], quar
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     summary["peak_rss_bytes"] = peak if sys.platform == "darwin" else peak * 1024
     run.finish(summary)
-    release(run.path)
     drop_checkpoint(run)
     return summary
 
@@ -162,8 +169,8 @@ def _finished(run: RunDirectory, section: Section, summary: dict[str, Any], quar
 def remember(root: Path, recipe: Config, stages: Sequence[str]) -> None:
     """Note in `root` what was started there, for `tether resume`.
 
-    From here on no other process works in `root`. What contradicts a run that has begun there is not noted: the run will say what
-    differs, and the note stays right.
+    From here on no other process works in `root`, until `release`. What contradicts a run that has begun there is not noted: the
+    run will say what differs, and the note stays right.
     """
     root.mkdir(parents=True, exist_ok=True)
     hold(root)

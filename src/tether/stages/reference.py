@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from tether.data.chat import ChatEncoder, Encoded
 from tether.data.prepare import GatheredT, cut_rankings
 from tether.models.loading import weights_digest
 from tether.models.trunk import Role
+
+MADE_OF = "made_of"
+"""The entry of a table's file for what the table was made of: one, because safetensors writes several in any order."""
 
 
 @dataclass
@@ -68,7 +72,7 @@ class Likelihoods:
         else:
             values = whole_logprobs(role, distinct, self.encoder.pad_id, self.micro_batch_tokens, self.temperature)
             with whole_file(path) as temporary:
-                save_file({"logprobs": values}, temporary, metadata=key)
+                save_file({"logprobs": values}, temporary, metadata={MADE_OF: json.dumps(key)})
         self.reference, self.table = None, dict(zip(distinct, values.tolist(), strict=True))
 
     def without_dropout(self) -> None:
@@ -143,6 +147,7 @@ def _responses_digest(sequences: Sequence[Encoded]) -> str:
 def _read(path: Path, key: Mapping[str, str]) -> Tensor:
     with safe_open(path, "pt") as file:
         stored = file.metadata() or {}
+        stored = json.loads(stored[MADE_OF]) if MADE_OF in stored else stored  # older tables have an entry for each
         changed = [f"{name} (was {stored.get(name)}, is {value})" for name, value in key.items() if stored.get(name) != value]
         if changed:
             raise RunError(
