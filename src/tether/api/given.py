@@ -12,6 +12,7 @@ from typing import Any
 from tether.api.rows import rows_in
 from tether.api.runs import RewardModel, Run
 from tether.core.errors import ConfigError
+from tether.core.names import file_part
 from tether.core.rundir import write_jsonl
 from tether.core.types import Json
 from tether.models.config import PACKAGE_PREFIX, TINY
@@ -60,7 +61,7 @@ def data_values(rows: Any, root: Path, name: str) -> Json | None:
         return {"path": [str(row) for row in rows]}
     lines = rows_in(rows, name)
     text = "".join(json.dumps(line, ensure_ascii=False, sort_keys=True) for line in lines)
-    path = root / "data" / f"{name.replace('.', '-')}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
+    path = root / "data" / f"{file_part(name.replace('.', '-'))}-{hashlib.sha256(text.encode()).hexdigest()[:12]}.jsonl"
     if not path.is_file():
         write_jsonl(path, lines)
     return {"path": str(path)}

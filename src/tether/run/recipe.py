@@ -33,7 +33,7 @@ from tether.run.pairs import SCORED, comparisons_of, feedback_of
 from tether.run.ranks import together
 from tether.run.restarts import watched, watches
 from tether.run.roles import is_scorer, newest_policy, objective_names
-from tether.run.rows import Lora, Name, Section, calls_functions, check_data, load_rows, overlaid
+from tether.run.rows import Folder, Lora, Name, Section, calls_functions, check_data, load_rows, overlaid
 from tether.run.stage import Context, check_base, round_folder, run_stage
 from tether.run.trackers import TrackerNames
 from tether.run.tracking import tracking
@@ -42,7 +42,7 @@ from tether.run.tracking import tracking
 class BaseRecipe(Config):
     """A journey of stages over one model. A stage whose section is missing is not run."""
 
-    run: str = Field(description="the run directory")
+    run: Folder = Field(description="the run directory")
     seed: int = Field(default=0, description="of everything random; the same seed gives the same run")
     deterministic: bool = Field(
         default=False, description="only kernels that give the same bits every time; an error names one that cannot"

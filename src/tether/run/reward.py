@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,7 +31,7 @@ from tether.run.rows import DataConfig, Lora, Name, Section
 from tether.run.stage import Context, drop_checkpoint, run_stage
 from tether.stages.reward import Distillation, RewardConfig, RewardModeling, evaluate_members, heldout_summary
 
-TAKEN = {"model", "score", "length", "proxy", "kl"}
+TAKEN = {"model", "score", "length", "proxy", "kl", "checkpoints", "best", "skipped", "engine", "policy", "test"}
 """Names that folders and columns have already, so that no objective can have them."""
 COUNTS = ("heldout_ties", "updates", "num_prompts", "num_pairs", "num_heldout_pairs", "skipped")
 """What all members have in common."""
@@ -82,7 +83,7 @@ class RewardSection(Section, RewardConfig):
             yield "objectives are adapters on one trunk, and lora is false. Leave lora out"
         if not self.heldout_fraction:
             yield "objectives are brought to one scale on held-out responses: heldout_fraction must be above 0"
-        if taken := TAKEN & set(self.objectives):
+        if taken := [name for name in self.objectives if name in TAKEN or re.match("round-[0-9]", name)]:
             yield f"an objective cannot be called {min(taken)!r}: something else in the run is"
 
     def faults(self) -> Iterator[str]:
@@ -113,7 +114,7 @@ def train(section: RewardSection, context: Context, rows: Sequence[Comparison], 
     """
     if section.objectives is not None:
         return _objectives(section, section.objectives, context)
-    tests = {name: context.read(data, Comparison, name)[0] for name, data in section.test.items()}
+    tests = _tests(section, context)
     test_model: dict[str, Any] = {}
     if section.test_share:
         rows, others = split_by_group(rows, section.test_share, context.seed + TEST_SEED)
@@ -141,6 +142,15 @@ def train(section: RewardSection, context: Context, rows: Sequence[Comparison], 
     if here().first:
         write_seen(run.path / "model", split_by_group(rows, section.heldout_fraction, section.seed)[0])
     return loaded.noted(summary)
+
+
+def _tests(section: RewardSection, context: Context) -> dict[str, list[Comparison]]:
+    """The rows of each further test, by name; rows that cannot be used count among those of the stage."""
+    tests = {}
+    for name, data in section.test.items():
+        tests[name], unread = context.read(data, Comparison, f"test.{name}")
+        context.quarantine.absorb(unread)
+    return tests
 
 
 def _objectives(section: RewardSection, objectives: dict[str, DataConfig], context: Context) -> dict[str, Any]:

@@ -20,8 +20,18 @@ PACKAGED = Path(__file__).resolve().parent.parent / "recipes" / "quickstart"
 """What `tether:NAME` means: demonstrations, prompts and held-out prompts that come with tether."""
 
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][\w-]*$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][\w-]*$", max_length=50)]
 """Of an objective or an arm: a folder's and a metric's too."""
+
+
+def _folder(path: str) -> str:
+    if not path.strip():
+        raise ValueError("the path of a folder belongs here, such as runs/mine")
+    return os.path.expanduser(path)
+
+
+Folder = Annotated[str, AfterValidator(_folder)]
+"""The path of a folder; `~` is the home folder."""
 
 
 class DataConfig(Config):
@@ -41,10 +51,12 @@ class DataConfig(Config):
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """The sources, environment variables and the folder of `tether:` filled in."""
+        """The sources, with environment variables, the home folder (`~`) and the folder of `tether:` filled in."""
         given = (self.path,) if isinstance(self.path, str) else self.path
         return tuple(
-            str(PACKAGED / f"{p.removeprefix('tether:')}.jsonl") if p.startswith("tether:") else os.path.expandvars(p)
+            str(PACKAGED / f"{p.removeprefix('tether:')}.jsonl")
+            if p.startswith("tether:")
+            else os.path.expanduser(os.path.expandvars(p))
             for p in given
         )
 

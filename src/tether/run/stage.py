@@ -18,6 +18,7 @@ from typing import Any
 from tether.core.config import Config
 from tether.core.errors import MissingFileError, RunError
 from tether.core.locks import hold, release
+from tether.core.names import file_part
 from tether.core.once import once
 from tether.core.rundir import RunDirectory, file_digest, read_json, write_json
 from tether.core.stages import STAGES
@@ -94,7 +95,7 @@ class Context:
 
     def fresh_quarantine(self, name: str) -> Quarantine:
         """An empty one, with a file in the stage's folder: a stage that goes on reads all rows again."""
-        path = self.folder / f"quarantine-{name}.jsonl"
+        path = self.folder / f"quarantine-{file_part(name)}.jsonl"
         path.unlink(missing_ok=True)
         return Quarantine(path)
 
