@@ -1,4 +1,4 @@
-"""Names that a person chooses become parts of paths: each is used, and nothing is written elsewhere, or is refused in a sentence."""
+"""Names that a person chooses become parts of paths: used, with nothing written elsewhere, or refused in a sentence."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ def tested(tmp_path_factory):
     mixed.write_text((folder / "pairs.jsonl").read_text() + json.dumps(bad) + "\n")
     names = [name for name in STRANGE if name.isprintable() or name == "a\nb"]
     reward = {**values["reward"], "test": {name: {"path": str(mixed)} for name in names}}
-    before = {path for path in folder.rglob("*")}
+    before = set(folder.rglob("*"))
     summary = run_recipe(build(Recipe, {**values, "sft": None, "reward": reward}), ["reward"])["reward"]
     return folder, names, summary, before
 
@@ -100,8 +100,9 @@ def test_a_run_without_a_path_is_refused(run):
 def test_the_home_folder_is_meant_by_its_sign(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "rows.jsonl").write_text('{"prompt": "p"}\n')
-    built = build(Recipe, {"run": "~/mine", "model": {"source": "tiny"}, "ppo": {"data": {"path": "~/rows.jsonl"}}})
-    assert built.run == str(tmp_path / "mine") and built.section("ppo").data.paths == (str(tmp_path / "rows.jsonl"),)
+    section = {"data": {"path": "~/rows.jsonl"}, "reward_source": "random"}
+    built = build(Recipe, {"run": "~/mine", "model": {"source": "tiny"}, "grpo": section})
+    assert built.run == str(tmp_path / "mine") and built.section("grpo").data.paths == (str(tmp_path / "rows.jsonl"),)
 
 
 @pytest.mark.parametrize("name", STRANGE)

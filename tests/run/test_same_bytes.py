@@ -24,14 +24,14 @@ def ran(folder, values, chaos, further):
 
 
 def same_twice(tmp_path, make, *further):
-    found = []
+    left = []
     for chaos in ("1", "2"):
         folder = tmp_path / chaos
         folder.mkdir()
-        found.append(ran(folder, make(folder), chaos, further))
-    assert differences(*found) == []
-    assert not [name for name in found[0] if name.rpartition("/")[2].startswith(".")]
-    return found[0]
+        left.append(ran(folder, make(folder), chaos, further))
+    assert differences(*left) == []
+    assert not [name for name in left[0] if name.rpartition("/")[2].startswith(".")]
+    return left[0]
 
 
 def test_two_runs_leave_the_same_bytes_and_no_lock(tmp_path):

@@ -264,7 +264,8 @@ class RunDirectory:
         for name in RECORDS:
             path = self.path / name
             if path.is_file():
-                write_jsonl(path, [row for row in read_jsonl(path) if row.get("step", 0) <= last_step])
+                rows = zip(read_jsonl(path), path.read_bytes().splitlines(keepends=True), strict=False)
+                _write_whole(path, b"".join(line for row, line in rows if row.get("step", 0) <= last_step))
 
     def flush(self) -> None:
         """Wait until all that was appended is on the disk: before a checkpoint says that it will not be written again."""

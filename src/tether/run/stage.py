@@ -20,10 +20,11 @@ from tether.core.errors import MissingFileError, RunError
 from tether.core.locks import hold, release
 from tether.core.names import file_part
 from tether.core.once import once
+from tether.core.records import CHANGED
 from tether.core.rundir import RunDirectory, file_digest, read_json, write_json
 from tether.core.stages import STAGES
 from tether.core.stopping import run_of
-from tether.core.types import Alarm, Comparison, Sampling
+from tether.core.types import Alarm, Comparison, Json, Sampling
 from tether.data.formats.containers import left_out
 from tether.data.inspection import longer_chosen
 from tether.data.sources import UNUSED_COLUMNS, Quarantine
@@ -116,7 +117,7 @@ def run_stage(section: Section, context: Context) -> dict[str, Any]:
         release(context.folder)
 
 
-def _trained(section: Section, context: Context, original: RunDirectory) -> dict[str, Any]:
+def _trained(section: Section, context: Context, original: RunDirectory) -> Json:
     """Train in a stage's folder, or in a rank's copy of it, and finish it."""
     with here().workplace(context.folder, original.path):
         run = RunDirectory(context.folder)
@@ -158,6 +159,8 @@ def _finished(run: RunDirectory, section: Section, summary: dict[str, Any], quar
     summary["quarantine"] = quarantine.summary()
     if quarantine.unused:
         summary["columns_not_used"] = dict(quarantine.unused)
+    if changed := read_json(run.path / "manifest.json").get(CHANGED):
+        summary[CHANGED] = changed
     if skipped := len(list((run.path / "skipped").glob("step-*.json"))):
         summary["steps_left_out"] = skipped
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from tether.core.errors import DataError, RewardError
 from tether.core.protocols import AdaptiveReward, Engine, Monitor, OrderingEngine, RewardSource, Stateful, doing
+from tether.core.records import note_records, report_beginning, report_changes
 from tether.core.rundir import RunDirectory
 from tether.core.stopping import Stopping
 from tether.core.types import Json, Prompt
@@ -142,14 +143,14 @@ def _save(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, num
     tensors, values = stage.learner.state()
     own = stage.state() if isinstance(stage, Stateful) else {}
     states = {name: part.state() for name, part in _parts(stage, monitor).items()}
-    run.flush()
-    checkpoints.save(number, tensors, {**values, **own, **states})
+    checkpoints.save(number, tensors, {**values, **own, **states, "records": note_records(run)})
 
 
 def _resume(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, monitor: Monitor | None) -> int:
     """The newest checkpoint in place; the number of steps that were made."""
     checkpoint = checkpoints.latest(stage.learner.parameters)
     if checkpoint is None:
+        report_beginning(run)
         run.truncate(0)
         return 0
     tensors, values = checkpoint
@@ -159,6 +160,7 @@ def _resume(stage: SamplingStage, run: RunDirectory, checkpoints: Checkpoints, m
     for name, part in _parts(stage, monitor).items():
         part.load_state(values.get(name, {}))
     stage.engine.update_weights(values["step"])
+    report_changes(run, values.get("records"), values["step"])
     run.truncate(values["step"])
     return values["step"]
 

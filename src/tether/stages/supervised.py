@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tether.core.errors import TrainingError
 from tether.core.protocols import doing
+from tether.core.records import note_records, report_beginning, report_changes
 from tether.core.rundir import RunDirectory
 from tether.core.stopping import Stopping
 from tether.core.types import Json
@@ -208,7 +209,7 @@ class SupervisedLoop:
     def _save(self, saved: Checkpoints, number: int) -> None:
         tensors, values = self.learner.state()
         values = {**values, "best_value": self.best_loss if self.best else None, "best_update": self.best_update}
-        self.run.flush()
+        values["records"] = note_records(self.run)
         best = [self.learner.distributed(place, part) for place, part in enumerate(self.best)]
         saved.save(number, {**tensors, **numbered("best", best)}, values)
 
@@ -224,6 +225,9 @@ class SupervisedLoop:
             self.best = [cut(tensor, parameter) for tensor, parameter in zip(whole, self.learner.parameters, strict=False)]
             if self.best:
                 self.best_loss, self.best_update = values["best_value"], values["best_update"]
+            report_changes(self.run, values.get("records"), updates)
+        else:
+            report_beginning(self.run)
         self.run.truncate(updates)
         self.losses: list[float] = [row["loss"] for row in self.run.metrics()]
         return updates
