@@ -7,7 +7,9 @@ import gc
 import importlib.util
 import os
 import shutil
+import signal
 import sys
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -137,3 +139,14 @@ def chromium_path() -> str:
     if path is None:
         pytest.skip(unmet("browser") or "no Chromium")
     return path
+
+
+@pytest.fixture(autouse=True)
+def signals_as_before() -> Iterator[None]:
+    """A command that a test runs in this process takes over SIGINT and SIGTERM."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+    if "tether.core.stopping" in sys.modules:
+        sys.modules["tether.core.stopping"].Stopping.came = None

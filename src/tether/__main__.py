@@ -1,3 +1,36 @@
-from tether.cli import main
+"""The program `tether`: a signal ends it with one line from its first moment, while its modules load, to its last."""
 
-main()
+import os
+import signal
+from types import FrameType
+
+SIGNALS = {signal.SIGINT: b"interrupted", signal.SIGTERM: b"terminated"}
+
+
+def main() -> None:
+    """Run the command line."""
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, _before)
+    from tether.cli import main as command
+
+    try:
+        command()
+    finally:
+        for number in SIGNALS:
+            signal.signal(number, _after)
+
+
+def _before(number: int, _: FrameType | None) -> None:
+    """Nothing is open yet, and an exception could be lost in a half-loaded module."""
+    os.write(2, b"tether: " + SIGNALS[signal.Signals(number)] + b" before anything was begun; start the same command again.\n")
+    os._exit(128 + number)
+
+
+def _after(number: int, _: FrameType | None) -> None:
+    """What was open is being closed; a second signal does not wait for that."""
+    signal.signal(number, signal.SIG_DFL)
+
+
+if __name__ == "__main__":
+    main()

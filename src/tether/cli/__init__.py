@@ -145,22 +145,29 @@ def main() -> None:
         if code == 130:  # what the command-line library makes of Ctrl-C
             raise KeyboardInterrupt
         raise SystemExit(code if isinstance(code, int) else 0)
-    except TetherError as error:
-        _leave(str(error), 2)
-    except Interrupted as stop:
-        _leave(str(stop), stop.exit_code)
     except (KeyboardInterrupt, typer.Abort):
         _leave(f"interrupted; {stopping.AGAIN}", 130)
-    except OSError as error:
+    except BaseException as error:
+        if (number := stopping.Stopping.came) and not isinstance(error, SystemExit | Interrupted):
+            error = stopping.ended_by(number)  # whatever a library has made of it
+        _explain(error)
+        raise
+
+
+def _explain(error: BaseException) -> None:
+    """End the program with a sentence on the error, if it is one that a person can mend."""
+    if isinstance(error, Interrupted):
+        _leave(str(error), error.exit_code)
+    if isinstance(error, TetherError):
+        _leave(str(error), 2)
+    if isinstance(error, OSError):
         place = f": {error.filename}" if error.filename else ""
         _leave(f"{error.strerror or error}{place}{ADVICE.get(error.errno or 0, '')}", 2)
-    except Exception as error:
-        if hasattr(error, "format_message"):  # usage errors of the command-line library
-            error.show()  # type: ignore[attr-defined]
-            raise SystemExit(2) from None
-        if (wanting := memory_error(error)) is not None:
-            _leave(f"out of memory: {wanting}. {ADVICE[errno.ENOMEM]}", 2)
-        raise
+    if hasattr(error, "format_message"):  # usage errors of the command-line library
+        error.show()  # type: ignore[attr-defined]
+        raise SystemExit(2) from None
+    if (wanting := memory_error(error)) is not None:
+        _leave(f"out of memory: {wanting}. {ADVICE[errno.ENOMEM]}", 2)
 
 
 def _leave(message: str, code: int) -> NoReturn:

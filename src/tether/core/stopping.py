@@ -5,8 +5,11 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
+import os
 import signal
+import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, ClassVar, NoReturn
@@ -32,18 +35,19 @@ class Stopping:
     Python delivers signals to the main thread alone, so in any other the block changes nothing.
 
     Raises:
-        Interrupted: SIGTERM came before, and what it raised was lost where nothing can be raised (a finalizer, a C callback).
+        Interrupted: a signal came before, and what it raised was lost where nothing can be raised (a finalizer, a C callback).
     """
 
-    terminated: ClassVar[bool] = False
+    came: ClassVar[signal.Signals | None] = None
+    """What has ended the program before any block was open."""
 
     def __init__(self) -> None:
         self.asked: signal.Signals | None = None
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Stopping:
-        if Stopping.terminated:
-            raise _terminated()
+        if Stopping.came:
+            raise ended_by(Stopping.came)
         if threading.current_thread() is threading.main_thread():
             self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
         return self
@@ -74,20 +78,41 @@ def run_of(place: Path) -> Path | None:
 
 
 def begin_program() -> None:
-    """From now on SIGTERM ends this program as Ctrl-C does, so that what it opened is closed; and garbage is sought seldom.
+    """From now on SIGTERM and Ctrl-C end this program with `Interrupted`, so that what it opened is closed.
 
-    Libraries leave half a million objects that stay. To search them, while they load and at the end, is a third of a start.
+    Garbage is sought seldom: libraries leave half a million objects that stay. To search them, while they load and at the end, is
+    a third of a start.
     """
 
     def stop(number: int, _: FrameType | None) -> NoReturn:
-        Stopping.terminated = True
-        raise _terminated()
+        Stopping.came = signal.Signals(number)
+        raise ended_by(Stopping.came)
 
-    Stopping.terminated = False
-    signal.signal(signal.SIGTERM, stop)
+    Stopping.came = None
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as a shell sets it for what it starts in the background
+            signal.signal(number, stop)
+    if not isinstance(sys.unraisablehook, _SendAgain):
+        sys.unraisablehook = _SendAgain(sys.unraisablehook)
     gc.set_threshold(10_000, 10, 10)
     atexit.register(gc.freeze)
 
 
-def _terminated() -> Interrupted:
-    return Interrupted(f"terminated; {AGAIN}", signal.SIGTERM)
+def ended_by(number: signal.Signals) -> Interrupted:
+    """What a signal ends a program with."""
+    return Interrupted(f"{'terminated' if number == signal.SIGTERM else 'interrupted'}; {AGAIN}", number)
+
+
+class _SendAgain:
+    """Where a signal's exception came while nothing can be raised, the signal is sent once more, a moment later."""
+
+    def __init__(self, before: Callable[[Any], object]) -> None:
+        self.before = before
+
+    def __call__(self, lost: Any) -> None:
+        if not (Stopping.came and issubclass(lost.exc_type, Interrupted)):
+            self.before(lost)
+            return
+        again = threading.Timer(0.05, os.kill, (os.getpid(), Stopping.came))
+        again.daemon = True
+        again.start()
