@@ -4,12 +4,12 @@ import os
 import signal
 from types import FrameType
 
-SIGNALS = {signal.SIGINT: b"interrupted", signal.SIGTERM: b"terminated"}
+_WORDS = {signal.SIGINT: b"interrupted", signal.SIGTERM: b"terminated"}
 
 
 def main() -> None:
     """Run the command line."""
-    for number in SIGNALS:
+    for number in _WORDS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _before)
     from tether.cli import main as command
@@ -17,13 +17,13 @@ def main() -> None:
     try:
         command()
     finally:
-        for number in SIGNALS:
+        for number in _WORDS:
             signal.signal(number, _after)
 
 
 def _before(number: int, _: FrameType | None) -> None:
     """Nothing is open yet, and an exception could be lost in a half-loaded module."""
-    os.write(2, b"tether: " + SIGNALS[signal.Signals(number)] + b" before anything was begun; start the same command again.\n")
+    os.write(2, b"tether: " + _WORDS[signal.Signals(number)] + b" before anything was begun; start the same command again.\n")
     os._exit(128 + number)
 
 

@@ -163,7 +163,8 @@ def test_a_mistake_leaves_the_note_of_what_was_started_alone(written, tmp_path, 
         assert (tmp_path / "run" / "command.json").read_text() == note
     (tmp_path / "run" / "sft" / "summary.json").unlink()
     assert tether("best-of-n", written, f"run={tmp_path}/run")[0] == 2  # SFT is not finished
-    assert tether("resume", tmp_path / "run") == (0, "")
+    code, told = tether("resume", tmp_path / "run")
+    assert code == 0 and "holds 6 steps and no checkpoint: the training begins anew" in told
     assert (tmp_path / "run" / "best_of_n" / "summary.json").is_file()
 
 
