@@ -7,7 +7,7 @@ from types import FrameType
 _WORDS = {signal.SIGINT: b"interrupted", signal.SIGTERM: b"terminated"}
 
 
-def main() -> None:
+def program() -> None:
     """Run the command line."""
     for number in _WORDS:
         if signal.getsignal(number) != signal.SIG_IGN:
@@ -33,4 +33,4 @@ def _after(number: int, _: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    program()
