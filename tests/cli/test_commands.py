@@ -25,7 +25,8 @@ from tether.core.config import build
 from tether.core.synonyms import METHODS
 from tether.run.devices import gpu
 from tether.run.phases import Phase, StagePlan
-from tether.run.plan import SHAPES, Plan, run_seconds
+from tether.run.plan import SHAPES, Plan
+from tether.run.price import costs, row_sizes
 from tether.run.recipe import Recipe, read_recipe
 
 
@@ -425,7 +426,8 @@ def test_the_end_of_a_command_says_which_are_useful_next(project, here):
 def test_a_plan_counts_the_whole_run_and_knows_kinds_of_gpu(project, here):
     code, text = here("plan", "recipe.toml")
     words = " ".join(text.split())
-    assert code == 0 and re.search(r"About .* for the whole run \(sft .*, reward .*, ppo .*\)", words) and "log-probab" in words
+    assert code == 0 and re.search(r"sft: .* about .* reward: .* about .* ppo: .* All 3 stages: about ", words)
+    assert "log-probab" in words
     code, text = here("plan", "recipe.toml", "--gpu", "RTX-4090")
     assert code == 0 and "rtx4090, 24 GB" in text
     assert "a GPU of 16 GB, times as on an h100" in " ".join(here("plan", "recipe.toml", "--gpu-memory", "16")[1].split())
@@ -441,11 +443,12 @@ def test_the_updates_of_a_run_are_counted_by_hand(project):
     phases = {name: [Phase("update", {}, 10.0)] for name in recipe.stages}
     made = Plan(gpu(24), 1, [StagePlan(name, of) for name, of in phases.items()])
     with chdir(project):
-        assert run_seconds(recipe, made) == {"sft": 20.0, "reward": 20.0, "ppo": 20.0}
+        prices = costs(recipe, made, row_sizes(recipe, recipe.stages))
+    assert {price.name: (price.steps, price.step) for price in prices} == {"sft": (2, 10.0), "reward": (2, 10.0), "ppo": (2, 10.0)}
     pairs = {"data": {"path": "tether:prompts"}, "prompts": 40, "samples_per_prompt": 4, "engine_rows": 64}
     recipe = build(Recipe, {"run": "r", "model": {"source": "tiny"}, "pairs": {**pairs, "judge": {"call": "a:b"}}, "reward": {}})
-    rollout = Plan(gpu(24), 1, [StagePlan("pairs", [Phase("rollout", {}, 7.0)]), StagePlan("reward", [])])
-    assert run_seconds(recipe, rollout)["pairs"] == 21.0
+    rollout = Plan(gpu(24), 1, [StagePlan("pairs", [Phase("rollout", {}, 7.0)])])
+    assert [price.seconds for price in costs(recipe, rollout, row_sizes(recipe, ["pairs"]))] == [21.0]
 
 
 def test_a_folder_with_an_unknown_file_is_inspected_all_the_same(project, here):

@@ -1,13 +1,20 @@
 """What stands on the screen while a command works."""
 
+import importlib.machinery
+import importlib.util
 import io
+import itertools
 import re
+import sys
 import time
+import types
 
 import pytest
 from rich.console import Console
+from rich.jupyter import JupyterRenderable
 
 from tether.cli.progress import bars
+from tether.core.pace import Expected, Forecast
 from tether.core.protocols import doing
 
 pytestmark = pytest.mark.audit
@@ -41,8 +48,9 @@ def test_a_phase_is_seen_before_its_first_step_has_ended():
         screen.now = 7.0
         doing(bar, "sampling for step 1")
         assert appears(r"grpo \S+ 0/\? 0:00:07 sampling for step 1 …")
+        screen.now = 14.0
         bar(1, 4, {"loss": 0.25})
-        assert appears(r"grpo .* 1/4 0:00:07 --:-- loss 0.250")
+        assert appears(r"grpo .* 1/4 0:00:14 0:00:21 left loss 0.250")  # three steps of seven seconds
 
 
 def test_the_clock_starts_with_the_phase_and_not_with_its_first_step():
@@ -55,7 +63,7 @@ def test_the_clock_starts_with_the_phase_and_not_with_its_first_step():
             screen.now = 3.0 + 45.0 * step
             bar(step, 4, {"loss": 0.5, "kl/policy_reference_k1": -0.04})
     *_, line = screen.lines
-    assert line.startswith("grpo") and "4/4 0:03:00 " in line and "KL 0.0" in line
+    assert line.startswith("grpo 4/4 0:03:00 ") and "KL 0.0" in line and not any("sft" in line for line in screen.lines)
 
 
 def test_a_log_gets_a_line_every_half_minute():
@@ -67,11 +75,115 @@ def test_a_log_gets_a_line_every_half_minute():
             screen.now = 10.0 * step
             doing(bar, f"sampling for step {step}")
             bar(step, 8, {"loss": 0.5})
-    shown = [
-        re.fullmatch(r"grpo \S+ (\d)/(\d|\?) 0:(\d\d:\d\d) (?:--:-- |\d\d:\d\d )?(.*)", line).groups() for line in screen.lines
+    assert screen.lines == [
+        "grpo 2/8 0:00:30 0:00:50 left sampling for step 3 … loss 0.500",
+        "grpo 5/8 0:01:00 0:00:20 left sampling for step 6 … loss 0.500",
+        "grpo 8/8 0:01:20 loss 0.500",
     ]
-    assert [(done, clock) for done, _, clock, _ in shown] == [("2", "00:30"), ("5", "01:00"), ("8", "01:20")]
-    assert shown[0][3] == "sampling for step 3 …" and shown[-1][3] == "loss 0.500"
+
+
+PARTS = ("loading", "measuring held-out answers", "sampling", "scoring 300 answers by gold", "learning", "saving")
+
+
+def test_no_half_minute_is_silent_whatever_part_is_in_hand():
+    """Ten minutes of a run in which each part takes a hundred seconds and calls nothing."""
+    screen = Screen(terminal=False)
+    with bars(screen) as announce:
+        announce.price(["grpo: a price"], {"grpo": Expected(200.0, 300.0, 100.0), "sft": Expected(0.0, 60.0, 0.0)})
+        bar, told = announce("grpo"), []
+        for number, part in enumerate(PARTS):
+            doing(bar, part)
+            for second in range(1, 101):
+                screen.now, before = 100.0 * number + second, len(screen.lines)
+                announce.tick()
+                told += [screen.now] * (len(screen.lines) - before)
+    assert [b - a for a, b in itertools.pairwise([0.0, *told])] == [30.0] * 20
+    assert screen.lines[0] == "grpo: a price"
+    assert screen.lines[1] == "grpo 0/? 0:00:30 0:09:30 left, all 0:10:30 loading …"
+    assert screen.lines[10] == "grpo 0/? 0:05:00 0:05:00 left, all 0:06:00 sampling …"
+    assert [part for part in PARTS if not any(part in line for line in screen.lines)] == []
+
+
+def test_a_thread_breaks_the_silence(monkeypatch):
+    monkeypatch.setattr("tether.cli.progress.LOOK_AFTER", 0.01)
+    screen = Screen(terminal=False)
+    with bars(screen) as announce:
+        announce("reward")
+        screen.now, end = 31.0, time.monotonic() + 10
+        while not screen.lines and time.monotonic() < end:
+            time.sleep(0.02)
+    assert screen.lines == ["reward 0/? 0:00:31 loading …"]
+
+
+@pytest.mark.parametrize(
+    ("step", "line"),
+    [
+        (10.0, None),
+        (13.0, None),
+        (25.0, "grpo: about 5 min by its first step; 2 min were expected."),
+        (4.0, "grpo: about 56 s by its first step; 2 min were expected."),
+    ],
+)
+def test_the_first_step_corrects_the_price_in_one_line(step, line):
+    """Expected: 10 s, ten steps of 10 s, 10 s. The time after the last step scales as steps do."""
+    screen = Screen(terminal=False)
+    with bars(screen) as announce:
+        announce.price([], {"grpo": Expected(10.0, 100.0, 10.0)})
+        bar = announce("grpo")
+        for number in range(1, 4):
+            screen.now = (10.0 if step > 4.0 else 12.0) + step * number
+            bar(number, 10, {"time/step": step})
+        assert [shown for shown in screen.lines if "expected" in shown] == ([line] if line else [])
+
+
+def test_the_time_left_counts_what_is_in_hand():
+    forecast = Forecast(0.0)
+    forecast.part(0.0, 0, 100)
+    assert forecast.left(5.0) is None
+    forecast.part(10.0, 25, 100)
+    assert forecast.left(10.0) == 30.0  # a quarter took ten seconds
+    forecast.step(20.0, 1, 3, 8.0)
+    assert forecast.left(20.0) == 16.0 and forecast.left(30.0) == 6.0
+    forecast.step(26.0, 2, 3)
+    assert forecast.left(26.0) == 6.0  # the first step is left out of the typical one
+
+
+class Notebook(Screen):
+    """A console in a notebook."""
+
+    def __init__(self):
+        super().__init__(terminal=False)
+        self.is_jupyter = True
+
+
+@pytest.mark.parametrize("widgets", [True, False])
+def test_a_notebook_has_a_bar_where_ipywidgets_is_there_and_lines_elsewhere(widgets, monkeypatch, recwarn):
+    drawn = []
+
+    class Output:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def clear_output(self, **_):
+            drawn.append("wiped")
+
+    display, shown = types.ModuleType("IPython.display"), types.ModuleType("ipywidgets")
+    display.display, display.clear_output, shown.Output = drawn.append, lambda **_: None, Output
+    shown.__spec__ = importlib.machinery.ModuleSpec("ipywidgets", None)
+    for name, module in (("IPython", types.ModuleType("IPython")), ("IPython.display", display), ("ipywidgets", shown)):
+        monkeypatch.setitem(sys.modules, name, module if widgets or name != "ipywidgets" else None)
+    screen = Notebook()
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: shown.__spec__ if widgets else None)
+    with bars(screen) as announce:
+        bar = announce("grpo")
+        screen.now = 40.0
+        bar(1, 4, {"loss": 0.5})
+    assert any(isinstance(thing, Output) for thing in drawn) == widgets
+    assert any("grpo  1/4  0:00:40" in thing.text for thing in drawn if isinstance(thing, JupyterRenderable)) != widgets
+    assert not recwarn.list  # rich would ask for ipywidgets
 
 
 @pytest.mark.parametrize(("steps", "stands"), [(0, False), (3, True)])

@@ -21,7 +21,7 @@ class Engine:
     def __init__(self):
         self.asked = []
 
-    def generate(self, prompts, sampling, *, num_samples, seed):
+    def generate(self, prompts, sampling, *, num_samples, seed, **_):
         self.asked.append((num_samples, seed))
         how = (StopReason.STOP_TOKEN, 0, 0)
         rows = [

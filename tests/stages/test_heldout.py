@@ -112,7 +112,7 @@ def test_the_summary_is_of_the_same_prompts_before_and_after(tmp_path):
 
 def test_a_failed_score_is_no_zero(tmp_path):
     class Engine:
-        def generate(self, asked, sampling, *, num_samples, seed):
+        def generate(self, asked, sampling, *, num_samples, seed, **_):
             how = (StopReason.STOP_TOKEN, "x", 0, 0, sampling)
             made = [Rollout((1,), (2, 3), (0.0, 0.0), *how, p) for p in asked]
             return [type("Group", (), {"rollouts": [r]}) for r in made]

@@ -14,6 +14,7 @@ from tether.cli.terminal import Terminal
 from tether.core.config import build, packaged_recipes
 from tether.core.errors import ConfigError
 from tether.core.locks import release
+from tether.core.protocols import doing
 from tether.core.stages import STAGES, StageKind
 from tether.core.synonyms import METHODS
 from tether.core.types import Json, Prompt
@@ -162,7 +163,8 @@ def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, prog
     try:
         with bars(console, on_step) as announce:
             run_recipe(recipe, chosen, announce)
-        page = write_report(root)
+            doing(announce("report"), "writing the page")
+            page = write_report(root)
     finally:
         release(root)
     console.print(f"[dim]{root}: {', '.join(chosen)} done; page: {page}[/]", highlight=False, soft_wrap=True)

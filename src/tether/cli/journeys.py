@@ -13,6 +13,7 @@ from tether.cli.progress import bars, starting
 from tether.cli.tables import point_to, show_table
 from tether.cli.terminal import Terminal
 from tether.core.errors import ConfigError, RunError, memory_error
+from tether.core.protocols import doing
 from tether.core.stages import STAGES
 from tether.core.synonyms import METHODS
 
@@ -124,6 +125,8 @@ def _trained(config: BaseRecipe, chosen: list[str], given: Sequence[str]) -> Non
     try:
         with bars(console) as announce:
             results = run_recipe(config, chosen, announce)
+            doing(announce("report"), "writing the page")
+            page = write_report(root)
     except WaitingError as waiting:
         console.print(str(waiting), markup=False, highlight=False, soft_wrap=True)
         return
@@ -136,7 +139,7 @@ def _trained(config: BaseRecipe, chosen: list[str], given: Sequence[str]) -> Non
     else:
         for name in chosen:
             show_stage(console, root / name, results[name])
-    point_to(console, "The page", write_report(root))
+    point_to(console, "The page", page)
     waiting = [name for name in left if name not in chosen]
     again = ["tether", "run", given[0], waiting[0], *given[1:]] if given and waiting else []
     show_next(console, root, chosen, again)
@@ -181,18 +184,22 @@ def plan(
     shape: Annotated[
         str | None, typer.Option(help="Plan for another model: a well-known shape such as llama-2-7b, or a config.json.")
     ] = None,
-    prompt_tokens: Annotated[int, typer.Option(min=1, help="Length of the prompts.")] = 128,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Length of the prompts; default: as the data has them.")
+    ] = None,
 ) -> None:
     """Say how much memory and time a recipe needs, and what to change where it does not fit (exit 1)."""
     with starting():
         from tether.run import devices
         from tether.run import plan as planner
+        from tether.run.price import Price, costs, row_sizes
         from tether.run.recipe import read_recipe
 
         config = read_recipe(recipe, overrides or ())
     console = Terminal()
     device = devices.machine_for(config.model.device) if gpu_memory is None and gpu is None else devices.gpu(gpu_memory, gpu)
-    made = planner.plan(config, device, shape=shape, prompt_tokens=prompt_tokens)
+    sizes = row_sizes(config, config.stages, prompt_tokens)
+    made = planner.plan(config, device, shape=shape, prompt_tokens=prompt_tokens or 128, sizes=sizes)
     title = f"{made.parameters / 1e9:,.2f} billion parameters on {device.name}"
     rows = []
     for stage in made.stages:
@@ -205,7 +212,8 @@ def plan(
             seconds = f"{phase.seconds:,.2g}" if phase.seconds < 10 else f"{phase.seconds:,.0f}"
             rows.append((stage.name, rate, name, size, shares, seconds))
     show_table(console, title, rows, ("stage", "learning rate", "phase", "GB", "most of it", "s/update"))
-    console.print(_times(planner.run_seconds(config, made)), highlight=False)
+    for line in Price(costs(config, made, sizes)).lines():
+        console.print(line, highlight=False, markup=False)
     if device.gpu:
         shares = f"{devices.EFFICIENCY} of its products and {devices.DECODING_EFFICIENCY} of its bandwidth"
         console.print(f"A GPU's times are not measured: they assume {shares}, by its maker's data sheet.", highlight=False)
@@ -219,13 +227,3 @@ def plan(
         verdict = "fits" if peak <= device.memory else "not enough by itself"
         console.print(f"  {change}: {peak / 1e9:.1f} GB, {verdict}", markup=False, highlight=False)
     raise SystemExit(1)
-
-
-def _times(stages: dict[str, float | None]) -> str:
-    """How long a run takes, by stage."""
-    from tether.report.numbers import duration
-
-    known = [seconds for seconds in stages.values() if seconds is not None]
-    each = ", ".join(f"{name} {'not known' if seconds is None else duration(seconds)}" for name, seconds in stages.items())
-    total = f"About {duration(sum(known))} for the whole run" if known else "How long it takes is not known"
-    return f"{total} ({each}); prompts and answers at their full length, so often less."

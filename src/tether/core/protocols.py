@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
+from tether.core.pace import Expected
 from tether.core.types import Alarm, Conversation, Json, Prompt, Rollout, RolloutGroup, Sampling, Score
 
 
@@ -188,7 +191,49 @@ class Tracker(Protocol):
         ...
 
 
-def doing(progress: object, what: str) -> None:
-    """Tell a progress bar that can show it what is being done before the first step has ended."""
+_SHOWN: ContextVar[object] = ContextVar("shown", default=None)
+
+
+@contextlib.contextmanager
+def showing(progress: object) -> Iterator[None]:
+    """Within this block `now_doing` reports to this progress bar; None leaves the one that is there."""
+    token = _SHOWN.set(_SHOWN.get() if progress is None else progress)
+    try:
+        yield
+    finally:
+        _SHOWN.reset(token)
+
+
+def now_doing(what: str, done: int = 0, total: int = 0) -> None:
+    """Report to the progress bar of the stage in hand, as `doing` does."""
+    doing(_SHOWN.get(), what, done, total)
+
+
+def count_of(what: str, total: int) -> Callable[[int], None]:
+    """A listener that reports how many of `total` are done."""
+    now_doing(what, 0, total)
+    return lambda done: now_doing(what, done, total)
+
+
+def doing(progress: object, what: str, done: int = 0, total: int = 0) -> None:
+    """Report to a progress bar that can show it what is being done, and how much of that is done; total 0: nobody counts."""
     if (show := getattr(progress, "doing", None)) is not None:
-        show(what)
+        show(what, done, total)
+
+
+@runtime_checkable
+class Announcer(Protocol):
+    """Shows the progress of the stages of a run, each from the moment that it is announced."""
+
+    shows: bool
+    """Whether anybody sees it."""
+
+    def __call__(self, phase: str) -> Callable[[int, int, Mapping[str, float]], None]: ...
+
+    def price(self, lines: Sequence[str], expected: Mapping[str, Expected]) -> None:
+        """What the run will take: in sentences, and for each stage, by its name."""
+        ...
+
+    def note(self, line: str) -> None:
+        """Show a sentence that stays."""
+        ...

@@ -14,6 +14,7 @@ from itertools import accumulate
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from tether.core.errors import DataError
+from tether.core.protocols import now_doing
 from tether.core.types import Comparison, Feedback
 from tether.data.batches import cut_together
 from tether.data.chat import ChatEncoder, Encoded
@@ -46,6 +47,7 @@ def prepare(
     Raises:
         DataError: nothing is left to train on.
     """
+    now_doing(f"encoding {len(rows)} {noun}")
     parts = split_by_group(rows, heldout_fraction, seed)
     (train, skipped), (test, more) = map(encode, parts)
     reasons = dict(Counter(skipped) + Counter(more))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 
 from tether.algorithms.kl import kl_best_of_n
-from tether.core.protocols import Engine
+from tether.core.protocols import Engine, count_of
 from tether.core.types import Json, Prompt, Rollout, Sampling, Score
 from tether.evaluation.winrate import MaybeScores, before_and_after
 
@@ -24,7 +24,9 @@ def favourites(
 
     An answer whose reward failed is never the best; a prompt of which all failed has None. The judge is asked once for each pick.
     """
-    groups = [group.rollouts for group in engine.generate(prompts, sampling, num_samples=max(sizes), seed=seed)]
+    tell = count_of("best of n of the start", len(prompts) * max(sizes))
+    drawn = engine.generate(prompts, sampling, num_samples=max(sizes), seed=seed, progress=tell)
+    groups = [group.rollouts for group in drawn]
     rewards = iter(score.value for score in reward([rollout for group in groups for rollout in group]))
     values = [[next(rewards) for _ in group] for group in groups]
     picks = {n: [(place, _favourite(pool[:n])) for place, pool in enumerate(values)] for n in sizes}

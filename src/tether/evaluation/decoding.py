@@ -12,7 +12,7 @@ from dataclasses import replace
 from itertools import product
 from typing import Literal
 
-from tether.core.protocols import Engine
+from tether.core.protocols import Engine, count_of
 from tether.core.types import Json, Prompt, Rollout, Sampling
 from tether.evaluation.winrate import MaybeScores, before_and_after, gain, win_rate
 from tether.stats import Estimate, EstimateFields
@@ -32,7 +32,8 @@ def answers_at(
 ) -> list[Rollout]:
     """Answers to the prompts at another temperature, `num_samples` each; a greedy one, always the same, is drawn once."""
     drawn = 1 if temperature == 0 else num_samples
-    groups = engine.generate(prompts, replace(sampling, temperature=temperature), num_samples=drawn, seed=seed)
+    tell = count_of(f"held-out answers at temperature {temperature:g}", len(prompts) * drawn)
+    groups = engine.generate(prompts, replace(sampling, temperature=temperature), num_samples=drawn, seed=seed, progress=tell)
     return [rollout for group in groups for rollout in group.rollouts for _ in range(num_samples // drawn)]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from tether.algorithms.kl import kl_policy_reference_k1
+from tether.core.protocols import count_of
 from tether.core.types import Prompt, Rollout, assistant
 from tether.data.batches import batches_for, cut_batches, make_batch
 from tether.data.chat import ChatEncoder
@@ -28,13 +29,15 @@ class Fluency:
         """One number a response; an empty one gets minus infinity."""
         written = [i for i, response in enumerate(responses) if response.strip()]
         sequences = [self.encoder.conversation((*prompts[i].messages, assistant(responses[i])), "last") for i in written]
-        means = [float("-inf")] * len(responses)
+        means, tell, read = [float("-inf")] * len(responses), count_of("reading answers", len(written)), 0
         for cut, batch in batches_for(self.role, sequences, self.encoder.pad_id, self.micro_batch_tokens):
             logprobs = batch.scatter(self.role.logprobs(batch)[0]).tolist()
             for k, row in zip(cut, logprobs, strict=True):
                 # The stop token stands last; whether a text ends is another question than how it reads.
                 length = max(1, sequences[k].num_trained - 1)
                 means[written[k]] = sum(row[:length]) / length
+            read += len(cut)
+            tell(read)
         return means
 
 
@@ -56,9 +59,12 @@ def kl_to_reference(
     sums = torch.zeros(len(rollouts), dtype=torch.float64)
     sequences = [encoder.rollout(r.prompt_ids, r.response_ids) for r in rollouts]
     limit = min(role.document_tokens(micro_batch_tokens) for role in (policy, reference))
+    tell, read = count_of("comparing answers with the reference", len(rollouts)), 0
     for cut in cut_batches(sequences, micro_batch_tokens, document_tokens=limit):
         batch = make_batch([sequences[i] for i in cut], encoder.pad_id, document_tokens=limit).to(policy.device)
         common = policy.common(batch) if reference.model is policy.model else None
         ours, theirs = (batch.scatter(role.logprobs(batch, temperature, common)[0]) for role in (policy, reference))
         sums[cut] = kl_policy_reference_k1(ours, theirs).sum(-1).double().cpu()
+        read += len(cut)
+        tell(read)
     return sums.tolist()

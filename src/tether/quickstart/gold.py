@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tether.core.protocols import count_of
 from tether.core.types import Prompt, Score
 from tether.models.pretrained import packaged_model, quiet
 from tether.run.evaluate import opening
@@ -147,10 +148,12 @@ class SentenceEmbedder:
         """(texts, 384) unit vectors; an empty text gets the vector of a full stop."""
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
         parts = [torch.empty(0, 384)]
+        tell = count_of("comparing texts", len(texts))
         for start in range(0, len(order), batch_size):
             words = [texts[i] or "." for i in order[start : start + batch_size]]
             inputs = self.tokenizer(words, padding=True, truncation=True, max_length=128, return_tensors="pt")
             hidden = self.model(**inputs).last_hidden_state
             weight = inputs["attention_mask"].unsqueeze(-1).to(hidden.dtype)
+            tell(min(start + batch_size, len(order)))
             parts.append(torch.nn.functional.normalize((hidden * weight).sum(1) / weight.sum(1), dim=-1))
         return torch.cat(parts)[torch.tensor(order, dtype=torch.long).argsort()]

@@ -19,13 +19,17 @@ EFFICIENCY, DECODING_EFFICIENCY = 0.4, 0.6
 
 @dataclass(frozen=True)
 class Device:
-    """memory in bytes; products in FLOP/s and bandwidth in bytes/s as they are reached, not as they are advertised."""
+    """memory in bytes; products in FLOP/s and bandwidth in bytes/s as they are reached, not as they are advertised.
+
+    dispatch: seconds that the start of one small operation takes, whatever its size.
+    """
 
     name: str
     memory: float
     products: float
     bandwidth: float
     gpu: bool
+    dispatch: float = 1e-5
 
 
 KINDS: dict[str, tuple[float, float, float]] = {
@@ -81,15 +85,17 @@ def _measured_gpu(place: torch.device, name: str, memory: int) -> Device:
 
 
 def this_machine() -> Device:
-    """This machine's processor, its rates measured for half a second each."""
+    """This machine's processor as it is now, other work beside it included: each rate is measured for a third of a second."""
     dtype = pick_dtype("auto", "cpu")
     left, right, long = torch.randn(1024, 576).to(dtype), torch.randn(1536, 576).to(dtype), torch.ones(2**25)
     products = _rate(lambda: left @ right.T) * 2 * 1024 * 576 * 1536
-    memory = psutil.virtual_memory().total
-    return Device(f"this machine, {memory / 1e9:.0f} GB", memory, 0.75 * products, 0.8 * _rate(long.sum) * 4 * 2**25, False)
+    memory, bandwidth = psutil.virtual_memory().total, 0.8 * _rate(long.sum) * 4 * 2**25
+    small = torch.randn(16, 64)
+    dispatch = 1 / _rate(lambda: small + small)
+    return Device(f"this machine, {memory / 1e9:.0f} GB", memory, 0.75 * products, bandwidth, False, dispatch)
 
 
 def _rate(work: Callable[[], Any]) -> float:
-    """How often a second it is done, by its median time."""
+    """How often a second it is done; the mean, in which the pauses that other programs cause count."""
     timer = Timer("work()", globals={"work": work}, num_threads=torch.get_num_threads())
-    return 1 / timer.blocked_autorange(min_run_time=0.5).median
+    return 1 / timer.blocked_autorange(min_run_time=0.3).mean

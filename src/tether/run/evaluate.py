@@ -19,7 +19,6 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from tether.core.errors import ConfigError
-from tether.core.protocols import doing
 from tether.core.rundir import RunDirectory, read_json, write_json, write_jsonl
 from tether.core.types import Json, Prompt, Rollout, Sampling, Score
 from tether.evaluation.decoding import answers_at, control, other_temperatures
@@ -110,6 +109,7 @@ class _Asked:
         self.sampling = sampling
         self._scores: dict[tuple[str, ...], list[Score]] = {}
         self.premises: list[PremisePair] | None = None
+        self.steps = 0
 
     def answers(self, name: str, folder: Path, policy: Path | None) -> dict[str, Any]:
         """A policy's answers, kept in `folder`: texts, KL from the start, lengths, and `decoded` at other temperatures."""
@@ -120,11 +120,9 @@ class _Asked:
             how: dict[str, Any] = {"num_samples": section.samples, "seed": context.seed + SEED}
             sampled: dict[float, list[Rollout]] = {}
             temperatures = [self.sampling.temperature, *other_temperatures(self.sampling, others)]
-            for place, temperature in enumerate(temperatures, 1):
-                doing(context.progress, f"{name}: sampling at temperature {temperature:g}")
+            for temperature in temperatures:
                 sampled[temperature] = answers_at(temperature, engine, self.distinct, self.sampling, **how)
-                if context.progress is not None:
-                    context.progress(place, len(temperatures), {})
+                self._step(len(temperatures))
             rollouts = sampled.pop(self.sampling.temperature)
             shared = role.adapter is not None or policy is None  # the trunk without its adapter is the start
             reference = Role(role.model if shared else open_model(context.model, seed=context.seed).model)
@@ -135,6 +133,12 @@ class _Asked:
             folder.mkdir(parents=True, exist_ok=True)
             write_json(folder / "answers.json", {**_texts(rollouts), **kl, "decoded": decoded, **premises})
         return read_json(folder / "answers.json")
+
+    def _step(self, temperatures: int) -> None:
+        """One more temperature of one more model is sampled."""
+        self.steps += 1
+        if self.context.progress is not None:
+            self.context.progress(self.steps, temperatures * (1 + len(self.context.policies)), {})
 
     def _premises(self, role: Role, loaded: LoadedModel) -> Json:
         """How far a model's answers depend on who asks, where the section wants to know."""

@@ -12,7 +12,7 @@ from pydantic import Discriminator, Field, Tag
 
 from tether.core.config import Config, build, digest
 from tether.core.errors import RewardError, require
-from tether.core.protocols import ChatModel
+from tether.core.protocols import ChatModel, now_doing
 from tether.core.types import Prompt, Rollout, Score
 from tether.judges.local import LocalChat
 from tether.judges.server_config import JudgeServerConfig
@@ -132,6 +132,7 @@ def text_judge(config: FunctionJudge | JudgeConfig, folder: Path) -> TextJudge:
         name, score = model.name, partial(judged_scores, model, rubric)
 
     def scored(prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Score]:
+        now_doing(f"scoring {len(responses)} answers by {name}")
         scores = score(prompts, responses)
         if scores and all(score.value is None for score in scores):
             raise RewardError(f"the judge {name} scored none of {len(scores)} answers: {scores[0].reason}")

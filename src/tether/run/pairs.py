@@ -21,7 +21,7 @@ from pydantic import Field, Tag
 
 from tether.core.config import digest
 from tether.core.errors import ConfigError, DataError, RunError, TetherError
-from tether.core.protocols import RewardSource, doing
+from tether.core.protocols import RewardSource, count_of, doing
 from tether.core.rundir import RunDirectory, append_jsonl, read_json, read_jsonl, write_json, write_jsonl
 from tether.core.types import Annotation, Comparison, Feedback, Json, Prompt, RolloutGroup, Sampling, Score, assistant
 from tether.data.sources import group_of
@@ -183,7 +183,9 @@ def _answered(
         chunk = max(1, section.engine_rows // section.samples_per_prompt) * 2
         for start in range(0, len(missing), chunk):
             places, part = zip(*missing[start : start + chunk], strict=True)
+            tell = count_of("sampling", len(part) * section.samples_per_prompt)
             how: dict[str, Any] = {"num_samples": section.samples_per_prompt, "seed": context.seed, "ordinals": list(places)}
+            how["progress"] = tell
             fresh = list(_rows(engine.generate(list(part), section.sampling, **how), scorer))
             append_jsonl(path, fresh)
             answers |= {row["id"]: row for row in fresh}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import singledispatchmethod
+from math import ceil
 from typing import Any
 
 import psutil
@@ -26,14 +27,13 @@ from tether.run.pairs import PairsSection
 from tether.run.recipe import BaseRecipe
 from tether.run.reward import RewardSection
 from tether.run.rounds import RoundsSection
+from tether.run.speeds import DISK, LOADING, RowSizes, Speeds, reads_answers
 from tether.run.supervised import DirectSection, KTOSection, ProcessSection, SFTSection, SupervisedSection
 from tether.servers.config import ServersConfig
 
 Learning = SupervisedSection | RewardSection | RoundsSection | OnlineSection
 """Sections of the stages that train, as far as they are known here."""
 CUDA_CONTEXT = int(0.6e9)
-DISK, LOADING = 2e9, 0.005
-"""Of adapters for servers: bytes a second of their folder, written once and read by each; seconds to load and probe one."""
 LINK = 25e9
 """Bytes a second from host memory to a GPU, as PCIe 4 reaches them from pageable memory at best."""
 
@@ -53,9 +53,14 @@ class Phase:
 
 @dataclass
 class StagePlan:
+    """Phases of one step, and seconds beside them: before the first step, with each step on average, after the last."""
+
     name: str
     phases: list[Phase]
     learning_rate: float | None = None
+    before: float = 0.0
+    each: float = 0.0
+    after: float = 0.0
 
     @property
     def peak(self) -> int:
@@ -70,10 +75,13 @@ def own_models(section: Any) -> bool:
 
 
 class Planner:
-    """One recipe on one device."""
+    """One recipe on one device; `usual` are the rows of stages whose own `sizes` nobody has measured."""
 
-    def __init__(self, recipe: BaseRecipe, device: Device, config: Any, prompt_tokens: int) -> None:
-        self.recipe, self.device, self.config, self.prompt = recipe, device, config, prompt_tokens
+    def __init__(
+        self, recipe: BaseRecipe, device: Device, config: Any, usual: RowSizes, sizes: Mapping[str, RowSizes] | None = None
+    ) -> None:
+        self.recipe, self.device, self.config = recipe, device, config
+        self.rows, self.usual, self.sizes = usual, usual, sizes or {}
         place = torch.device("cuda" if device.gpu else "cpu")
         assumed = "bfloat16" if device.gpu and recipe.model.dtype == "auto" else recipe.model.dtype
         self.dtype = pick_dtype(assumed, "cpu")
@@ -88,18 +96,34 @@ class Planner:
         self.trunk = planner.held_bytes(base, recipe.model.quantize)
         layers = [planner.weight_bytes(layer.parameters()) for layer in getattr(base.get_decoder(), "layers", ())]
         self.on_host = sum(layers) - max(layers, default=0) if device.gpu else 0  # of a frozen model with `offload`
+        self.speeds = Speeds(device, self.parameters, self.head, self.tied, self.layers, self.trunk)
         self.process = CUDA_CONTEXT if device.gpu else psutil.Process().memory_info().rss  # which has loaded as much
 
-    def stages(self) -> list[StagePlan]:
-        """Of the stages that are known here: one that somebody added to the table is left out."""
+    def stages(self, names: Sequence[str] | None = None) -> list[StagePlan]:
+        """Of these stages (None: all), as far as they are known here: one that somebody added to the table is left out."""
         plans = []
-        for name in self.recipe.stages:
-            section = self.recipe.section(name)
+        for name in self.recipe.stages if names is None else names:
+            section, self.rows = self.recipe.section(name), self.sizes.get(name, self.usual)
             learning = section.direct if isinstance(section, RoundsSection) else section
             rate = learning.optimizer.learning_rate if isinstance(section, Learning) else None
             if phases := self.phases(section):
-                plans.append(StagePlan(name, phases, rate))
+                once, controls, each = 0.0, 0.0, 0.0
+                if isinstance(section, OnlineSection) and section.evaluate is not None:
+                    once, controls = self.speeds.measurement(section, self.prompt)
+                    each = once / section.evaluate.every
+                before, after = self.speeds.opening + once + controls, self.speeds.saving + controls
+                plans.append(StagePlan(name, phases, rate, before, each, after))
         return plans
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of a prompt of the stage in hand."""
+        return self.rows.prompt
+
+    @property
+    def answer(self) -> int:
+        """Tokens of an answer in its rows; of those that nobody has measured as many as of a prompt: a guess."""
+        return self.prompt if self.rows.answer is None else self.rows.answer
 
     @singledispatchmethod
     def phases(self, section: Any) -> list[Phase]:
@@ -108,9 +132,11 @@ class Planner:
 
     @phases.register
     def _sft(self, section: SFTSection) -> list[Phase]:
-        # A guess: conversations fill half of what a packed row may hold.
-        half, tokens = section.row_tokens // 2, section.batch_size * section.row_tokens // 2
-        seconds = self._seconds(tokens, tokens // 2, 3.0 if section.lora is False else 2.0)
+        half, tokens = section.row_tokens // 2, section.batch_size * (self.prompt + self.answer)
+        if self.rows.answer is None:  # a guess: conversations fill half of what a packed row may hold
+            tokens = section.batch_size * half
+        cuts = ceil(tokens / (section.row_tokens * section.rows_per_micro_batch))
+        seconds = self.speeds.passes(tokens, tokens // 2, 3.0 if section.lora is False else 2.0, cuts)
         return [_update(*self._trained(section, "sft"), _rows(section.rows_per_micro_batch, half, half), seconds)]
 
     @phases.register
@@ -118,23 +144,26 @@ class Planner:
         role, held = self._trained(section, "reward", ScalarHead(self.hidden))
         if section.keep_states_gb:
             held["kept states"] = int(section.keep_states_gb * 1e9)
-        seconds = self._seconds(section.prompts_per_update * 3 * self.prompt, 0, 2.0)
+        tokens = self._pair_tokens(section.prompts_per_update)
+        seconds = self.speeds.passes(tokens, 0, 2.0, ceil(tokens / section.micro_batch_tokens))
         return [_update(role, held, self._pairs(section, role), seconds)]
 
     @phases.register
     def _process(self, section: ProcessSection) -> list[Phase]:
         role, held = self._trained(section, "reward", ScalarHead(self.hidden, outputs=section.outputs))
-        length = 3 * self.prompt
-        batch = _rows(max(1, section.micro_batch_tokens // length), self.prompt, 2 * self.prompt)
-        return [_update(role, held, batch, self._seconds(section.solutions_per_update * length, 0, 2.0))]
+        answer = 2 * self.prompt if self.rows.answer is None else self.answer
+        length, tokens = self.prompt + answer, section.solutions_per_update * (self.prompt + answer)
+        batch = _rows(max(1, section.micro_batch_tokens // length), self.prompt, answer)
+        return [_update(role, held, batch, self.speeds.passes(tokens, 0, 2.0, ceil(tokens / section.micro_batch_tokens)))]
 
     @phases.register
     def _direct(self, section: DirectSection | KTOSection) -> list[Phase]:
         role, held = self._trained(section, "policy")
         if own_models(section):
             held["reference"] = self._frozen(section.offload)
-        tokens = section.prompts_per_update * 3 * self.prompt
-        seconds = self._seconds(tokens, tokens // 2, 3.0 if section.needs_reference else 2.0)
+        tokens = self._pair_tokens(section.prompts_per_update)
+        cuts = ceil(tokens / section.micro_batch_tokens)
+        seconds = self.speeds.passes(tokens, tokens // 2, 3.0 if section.needs_reference else 2.0, cuts)
         return [_update(role, held, self._pairs(section, role), seconds)]
 
     @phases.register
@@ -152,8 +181,11 @@ class Planner:
         policies = map(self.recipe.section, self.recipe.policies)
         tokens = section.max_new_tokens or max((s.sampling.max_new_tokens for s in policies if hasattr(s, "sampling")), default=0)
         held = {"process": self.process, "trunk": self.trunk, **({} if self.device.gpu else {"engine": self.trunk})}
-        cache = sum(self._cache(section.engine_rows, tokens).values())
-        return [Phase("rollout", {**held, "cache": cache}, tokens * self._decoding(section.engine_rows))]
+        cache, rows = sum(self._cache(section.engine_rows, tokens).values()), section.engine_rows
+        seconds = tokens * self.speeds.decoding(rows)
+        if not isinstance(section, RoundsSection) and reads_answers(section.judge, section):
+            seconds += self.speeds.reading(rows, self.prompt, tokens)
+        return [Phase("rollout", {**held, "cache": cache}, seconds)]
 
     @phases.register(OnlineSection)
     def _online(self, section: Any) -> list[Phase]:
@@ -171,20 +203,21 @@ class Planner:
             return logprobs.sum() + (value.values_of(hidden.detach(), batch).sum() if critic else 0.0)
 
         tokens, counted = self._tokens(section, policy)
-        forward_pass, scoring_pass = self._seconds(tokens, counted), self._seconds(tokens, 0)
+        cuts = max(gradient.minibatches if gradient else 1, ceil(tokens / section.micro_batch_tokens))
+        forward_pass, scoring_pass = self.speeds.passes(tokens, counted, 1.0, cuts), self.speeds.passes(tokens, 0, 1.0, cuts)
         depth = policy.common_depth if shared else 0
         common = {"common layers": tokens * self.hidden * size} if depth else {}
         saved = 1 - depth / self.layers
         rows = min(section.engine_rows, section.prompts_per_step * section.samples_per_prompt)
         steps = -(-section.prompts_per_step * section.samples_per_prompt // rows) * section.max_new_tokens
-        prefill = self._seconds(section.prompts_per_step * self.prompt, 0)
+        prefill = self.speeds.passes(section.prompts_per_step * self.prompt, 0)
         on_policy = gradient is None or (
             not critic and gradient.one_update and (gradient.kl.place == "loss" or not gradient.kl.coefficient)
         )
         evaluations = (not on_policy) + (saved if section.needs_reference else 0) + own_value
         backward = (3.0 if section.lora is False else 2.0) * saved * (1 + own_value)
         moved = self.on_host * section.offload / LINK * tokens
-        phases = self._rollout(section, held, rows, steps * self._decoding(rows) + prefill)
+        phases = self._rollout(section, held, rows, steps * self.speeds.decoding(rows) + prefill)
         if section.scorer is not None:
             scoring, seconds = self._samples(section, MICRO_BATCH_TOKENS, policy), scoring_pass + moved / MICRO_BATCH_TOKENS
             passes = _activations(value, lambda: value.scores(scoring))
@@ -255,14 +288,9 @@ class Planner:
     def _frozen(self, offload: bool) -> int:
         return self.trunk - self.on_host * offload
 
-    def _seconds(self, tokens: int, counted: int, passes: float = 1.0) -> float:
-        """`passes` forward passes' worth of products over tokens; the output layer over counted ones only."""
-        body = self.parameters - self.head * (1 if self.tied else 2)
-        return 2 * passes * (body * tokens + self.head * counted) / self.device.products
-
-    def _decoding(self, rows: int) -> float:
-        """Seconds a token of all rows together."""
-        return max(self.trunk / self.device.bandwidth, self._seconds(rows, rows))
+    def _pair_tokens(self, prompts: int) -> int:
+        """Tokens of so many prompts, each once, and of the answers to them."""
+        return round(prompts * (self.prompt + self.rows.answers * self.answer))
 
     def _cache(self, rows: int, new_tokens: int) -> dict[str, int]:
         size = self.dtype.itemsize
@@ -270,9 +298,10 @@ class Planner:
         return {"cache": cache, "logits": rows * self.vocab * size}
 
     def _pairs(self, section: RewardSection | DirectSection | KTOSection, role: Role) -> TokenBatch:
-        """Micro-batch of pairs, answers as long as the prompt: a guess."""
+        """Micro-batch of prompts with their answers."""
         budget, limit = section.micro_batch_tokens, role.document_tokens(section.micro_batch_tokens)
-        groups = planner.shape_answers(min(section.prompts_per_update, 2 + budget // self.prompt), self.prompt, 2, self.prompt)
+        prompts, answers = min(section.prompts_per_update, 2 + budget // self.prompt), max(1, round(self.rows.answers))
+        groups = planner.shape_answers(prompts, self.prompt, answers, self.answer)
         cuts = cut_together(groups, budget, limit)
         return planner.largest_batch(([s for i in cut for s in groups[i]] for cut in cuts), limit)
 

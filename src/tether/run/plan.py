@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from math import ceil, comb
 from pathlib import Path
 from typing import Any
 
 from tether.core.errors import ModelError
 from tether.core.stages import STAGES
-from tether.core.types import Prompt
-from tether.data.sources import Quarantine, read
 from tether.models.config import TINY, LoraConfig, ModelConfig
 from tether.models.pretrained import resolve
 from tether.run.devices import Device
@@ -20,7 +17,7 @@ from tether.run.online_sections import OnlineSection
 from tether.run.phases import Learning, Planner, StagePlan, own_models
 from tether.run.recipe import BaseRecipe
 from tether.run.rounds import RoundsSection
-from tether.run.rows import Section
+from tether.run.speeds import RowSizes
 from tether.run.supervised import SFTSection
 
 SHAPES: dict[str, dict[str, Any]] = tomllib.loads((Path(__file__).parent / "shapes.toml").read_text(encoding="utf-8"))
@@ -65,20 +62,31 @@ def shape_config(model: ModelConfig, shape: str | None = None) -> Any:
     return AutoConfig.from_pretrained(resolve(model)[0], trust_remote_code=model.trust_remote_code)
 
 
-def plan(recipe: BaseRecipe, device: Device, *, shape: str | None = None, prompt_tokens: int = 128, advise: bool = False) -> Plan:
+def plan(
+    recipe: BaseRecipe,
+    device: Device,
+    *,
+    shape: str | None = None,
+    prompt_tokens: int = 128,
+    sizes: Mapping[str, RowSizes] | None = None,
+    stages: Sequence[str] | None = None,
+    advise: bool = False,
+) -> Plan:
     """Predict every stage of a recipe; where it does not fit, try what would make it fit.
 
     Args:
         shape: see `shape_config`.
-        prompt_tokens: length of the prompts; how long they really are is in the data.
+        prompt_tokens: length of the prompts of stages whose rows nobody has measured.
+        sizes: by stage what was measured of its rows (run.price.row_sizes).
+        stages: only these.
         advise: try it where it fits, too.
     """
-    config = shape_config(recipe.model, shape)
-    base = Planner(recipe, device, config, prompt_tokens)
-    made = Plan(device, base.parameters, base.stages())
+    config, usual = shape_config(recipe.model, shape), RowSizes(prompt_tokens)
+    base = Planner(recipe, device, config, usual, sizes)
+    made = Plan(device, base.parameters, base.stages(stages))
     if advise or not made.fits:
         for what, changed in _changes(recipe, device.gpu):
-            made.advice.append((what, max(s.peak for s in Planner(changed, device, config, prompt_tokens).stages())))
+            made.advice.append((what, max(s.peak for s in Planner(changed, device, config, usual, sizes).stages(stages))))
         made.advice.sort(key=lambda row: row[1])
     return made
 
@@ -111,48 +119,3 @@ def _cheaper(section: Any) -> Iterator[dict[str, Any]]:
         yield {"roles": "shared", **offloaded}
     if isinstance(section, OnlineSection | RoundsSection):
         yield {"engine_rows": max(1, section.engine_rows // 4)}
-
-
-def run_seconds(recipe: BaseRecipe, made: Plan) -> dict[str, float | None]:
-    """Seconds by stage; None where the number of rows is not known, as of a data set of the hub."""
-    totals: dict[str, float | None] = {}
-    for stage in made.stages:
-        counts = [(phase.seconds, _times(recipe, stage.name, phase.name)) for phase in stage.phases]
-        known = [seconds * count for seconds, count in counts if count is not None]
-        rounds = 1 if stage.name == "sft" else recipe.repeat or 1
-        totals[stage.name] = rounds * sum(known) if len(known) == len(counts) else None
-    return totals
-
-
-def _times(recipe: BaseRecipe, name: str, phase: str) -> float | None:
-    """How often a phase of a stage is gone through."""
-    section = recipe.section(name)
-    if isinstance(section, OnlineSection):
-        return section.steps  # type: ignore[attr-defined]
-    rows = _rows(recipe, section)
-    if rows is None:
-        return None
-    settings: Mapping[str, Any] = section.model_dump()
-    if phase == "rollout":
-        policies = len(recipe.policies) + 1 if name == "evaluate" else 1
-        answers = settings.get("samples_per_prompt") or settings["samples"] * policies * (1 + len(settings["temperatures"]))
-        prompts = min(rows, settings.get("prompts") or settings.get("prompts_per_round") or rows)
-        return settings.get("rounds", 1) * ceil(prompts * answers / settings["engine_rows"])
-    inner = settings.get("direct") or settings
-    size = inner.get("batch_size") or inner.get("solutions_per_update") or inner["prompts_per_update"]
-    share = 1.0 - settings.get("heldout_fraction", 0.0)
-    return settings.get("rounds", 1) * inner.get("epochs", 1) * ceil(rows * share / size)
-
-
-def _rows(recipe: BaseRecipe, section: Section) -> int | None:
-    """How many rows a stage learns from; None: nobody has counted them."""
-    pairs, data = recipe.section("pairs"), section.data
-    if data is None and pairs is not None:
-        if section.kind is Prompt:
-            data = pairs.data
-        else:
-            each = comb(pairs.samples_per_prompt, 2)
-            return pairs.labels or (pairs.prompts and pairs.prompts * each)
-    if data is None or section.kind is None or any(path.startswith("hub:") for path in data.paths):
-        return None
-    return sum(1 for _ in read(data.paths, section.kind, format=data.format, quarantine=Quarantine(keep=0), limit=data.limit))

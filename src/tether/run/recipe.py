@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, create_model, model_validator
 
 from tether.core.config import Config, explain, load_recipe, packaged_recipe
 from tether.core.errors import ConfigError, MissingFileError
+from tether.core.protocols import Announcer
 from tether.core.rundir import RunDirectory, read_json
 from tether.core.stages import STAGES, StageKind
 from tether.core.types import Comparison, Feedback, Prompt, Sampling
@@ -233,6 +234,10 @@ def run_recipe(
         if section.scorer and reward_model_of(section) is None:
             check_test_judge(name, section, recipe.section(section.scorer))
     root.mkdir(parents=True, exist_ok=True)
+    if isinstance(progress, Announcer) and progress.shows:
+        from tether.run.price import show_price
+
+        show_price(recipe, names, progress)
     if watches(recipe.learner):
         with placed(recipe.on, recipe.model.device):
             return watched(recipe, names, progress)

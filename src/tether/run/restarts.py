@@ -204,5 +204,5 @@ class _Bar:
     def __call__(self, done: int, total: int, metrics: Any) -> None:
         self.teller.tell("step", self.title, done, total, dict(metrics))
 
-    def doing(self, what: str) -> None:
-        self.teller.tell("doing", self.title, what)
+    def doing(self, what: str, done: int = 0, total: int = 0) -> None:
+        self.teller.tell("doing", self.title, what, done, total)

@@ -13,6 +13,7 @@ from pydantic import Field
 
 from tether.algorithms.reward_ensembles import Combine
 from tether.core.errors import TrainingError
+from tether.core.protocols import now_doing
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison
 from tether.cpu.memory import free_memory
@@ -119,7 +120,8 @@ def train(section: RewardSection, context: Context, rows: Sequence[Comparison], 
     if section.test_share:
         rows, others = split_by_group(rows, section.test_share, context.seed + TEST_SEED)
         plain = {"data": None, "test": {}, "test_share": 0.0, "members": 1, "average": False, "distill": None}
-        own = replace(context, folder=context.folder / "test", rows=others, progress=None)
+        tell = lambda done, total, _: now_doing("training the test model", done, total)  # noqa: E731
+        own = replace(context, folder=context.folder / "test", rows=others, progress=tell)
         test_model = {"test_model": run_stage(section.model_copy(update=plain), own)}
         free_memory()
     loaded = context.load(run)

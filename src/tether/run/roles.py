@@ -14,6 +14,7 @@ import torch
 from tether.core.config import build
 from tether.core.errors import MissingFileError, ModelError
 from tether.core.once import once
+from tether.core.protocols import now_doing
 from tether.core.rundir import ROUNDS, read_json, stage_folder
 from tether.core.stages import STAGES, making
 from tether.data.chat import ChatEncoder
@@ -67,6 +68,7 @@ def local_engine(role: Role, loaded: LoadedModel, *, max_rows: int = 64) -> Loca
 
 def save_trained(role: Role, loaded: LoadedModel, folder: Path, *, kind: str) -> None:
     """A trained role, with the name of the base that was really loaded for it."""
+    now_doing("saving")
     if role.adapter is None:
         role = whole(role, loaded)
         if here().mesh and not here().first:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from tether.core.errors import DataError
-from tether.core.protocols import Engine, doing
+from tether.core.protocols import Engine, count_of, doing, now_doing
 from tether.core.rundir import RunDirectory, read_json, read_jsonl, write_jsonl
 from tether.core.types import Demonstration, Json, Problem, Prompt, Rollout, RolloutGroup, Sampling, Score, assistant
 from tether.data.chat import ChatEncoder
@@ -210,7 +210,8 @@ class _Round:
 
     def _groups(self, prompts: Mapping[int, Prompt], engine: Engine, num_samples: int) -> list[RolloutGroup]:
         """Answers to prompts, by their places."""
-        how: dict[str, Any] = {"num_samples": num_samples, "seed": self.context.seed, "ordinals": list(prompts)}
+        tell = count_of(f"sampling for round {self.number + 1}", len(prompts) * num_samples)
+        how: dict[str, Any] = {"num_samples": num_samples, "seed": self.context.seed, "ordinals": list(prompts), "progress": tell}
         return engine.generate([*prompts.values()], self.section.sampling, **how)
 
     def _ordered(self, rows: Sequence[Prompt], engine: Engine) -> Made:
@@ -238,6 +239,7 @@ class _Round:
         size = section.samples_per_prompt * max(1, section.engine_rows // section.samples_per_prompt)
         with contextlib.closing(limit):
             limit.keep_stacks(self.run.path / "stacks.txt")
+            now_doing(f"scoring {len(rollouts)} answers")
             scores = [score for start in range(0, len(rollouts), size) for score in limit.score(rollouts[start : start + size])]
         return scores, dict(limit.reasons.most_common(10))
 

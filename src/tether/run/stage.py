@@ -20,6 +20,7 @@ from tether.core.errors import MissingFileError, RunError
 from tether.core.locks import hold, release
 from tether.core.names import file_part
 from tether.core.once import once
+from tether.core.protocols import showing
 from tether.core.records import CHANGED
 from tether.core.rundir import RunDirectory, file_digest, read_json, write_json
 from tether.core.stages import STAGES
@@ -128,7 +129,8 @@ def _trained(section: Section, context: Context, original: RunDirectory) -> Json
         context = replace(context, quarantine=quarantine)
         if rows is not None:
             run.update_manifest(rows=len(rows))
-        summary = STAGES[context.name].train(section, context, rows, run)
+        with showing(context.progress):
+            summary = STAGES[context.name].train(section, context, rows, run)
         if rows and isinstance(rows[0], Comparison) and (longer := longer_chosen(rows)):
             summary["longer_chosen"] = longer.as_dict()
         if section.data is not None and (others := left_out(section.data.paths)):

@@ -17,6 +17,7 @@ from tether.algorithms.preference_losses import bradley_terry_loss, centering_pe
 from tether.algorithms.reward_ensembles import Combine, combine_members, spread_of_members
 from tether.algorithms.transfer import to_device
 from tether.core.errors import TrainingError
+from tether.core.protocols import now_doing
 from tether.core.rundir import RunDirectory
 from tether.core.types import Comparison, Json
 from tether.data.batches import make_batch
@@ -147,6 +148,7 @@ class RewardModeling:
         A label's own probability p counts throughout: the loss is -p log σ(d) - (1 - p) log σ(-d), σ(|d|) is compared with the
         label's probability of the side that is ahead, and a pair of p = 1/2 is in no accuracy.
         """
+        now_doing(f"evaluating on {len(rankings)} prompts")
         scores, pairs = [score for row in self.scores(rankings) for score in row], pairs_of(rankings)
         chosen, rejected = ([scores[i] for i in side] for side in (pairs.chosen, pairs.rejected))
         leads = [(c - r, p) for c, r, p in zip(chosen, rejected, pairs.probability, strict=True)]

@@ -19,7 +19,7 @@ from tether.algorithms.advantages import zero_signal
 from tether.algorithms.kl import kl_policy_reference_k1
 from tether.algorithms.masked import masked_mean, masked_variance
 from tether.algorithms.transfer import to_device
-from tether.core.protocols import Engine, RewardSource
+from tether.core.protocols import Engine, RewardSource, count_of, now_doing
 from tether.core.types import Prompt, Rollout, Score
 from tether.data.batches import cut_batches, make_batch
 from tether.data.chat import ChatEncoder
@@ -27,6 +27,10 @@ from tether.learner.ranks import here
 from tether.stages.policy_config import SampledConfig
 
 T = TypeVar("T")
+
+
+AFTER = {"rollout": "scoring", "reward": "working out log-probabilities", "evaluate": "learning"}
+"""What follows on each phase of a step."""
 
 
 class Clock:
@@ -40,6 +44,7 @@ class Clock:
         now = time.perf_counter()
         self.laps[f"time/{name}"] = self.laps.get(f"time/{name}", 0.0) + now - self.last
         self.last = now
+        now_doing(AFTER.get(name, "sampling"))
 
     def times(self, num_tokens: int) -> dict[str, float]:
         total = self.last - self.start
@@ -68,7 +73,9 @@ def sample_and_score(
     A sample is a function of the seed and of the prompt's place in the run (`ordinals`).
     """
     ordinals, count = ordinals[: len(prompts)], config.samples_per_prompt
-    groups = engine.generate(prompts, config.sampling, num_samples=count, seed=config.seed, ordinals=ordinals)
+    tell = count_of("sampling", len(prompts) * count)
+    how = {"num_samples": count, "seed": config.seed, "ordinals": ordinals, "progress": tell}
+    groups = engine.generate(prompts, config.sampling, **how)
     rollouts = [rollout for group in groups for rollout in group.rollouts]
     clock.lap("rollout")
     scores = reward.score(rollouts)

@@ -11,6 +11,7 @@ from pydantic import Field
 from torch import Tensor
 
 from tether.algorithms.preference_losses import negative_log_likelihood
+from tether.core.protocols import now_doing
 from tether.core.rundir import RunDirectory
 from tether.core.types import Demonstration, Json
 from tether.data.batches import TokenBatch, document_length, documents_of, make_batch, pack
@@ -64,6 +65,7 @@ class SFT:
 
     def evaluate(self, conversations: Sequence[Encoded]) -> dict[str, float]:
         """Mean negative log-likelihood a counted token on held-out conversations."""
+        now_doing(f"evaluating on {len(conversations)} held-out conversations")
         with evaluating(self.role):
             total = sum(float(-self.role.logprobs(batch)[0].sum()) for batch in self.batches(conversations))
         return {"loss": total / max(1, sum(c.num_trained for c in conversations))}

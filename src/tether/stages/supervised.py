@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tether.core.errors import TrainingError
-from tether.core.protocols import doing
+from tether.core.protocols import doing, now_doing
 from tether.core.records import note_records, report_beginning, report_changes
 from tether.core.rundir import RunDirectory
 from tether.core.stopping import Stopping
@@ -98,7 +98,10 @@ def measure(update: Update[Any]) -> dict[str, float]:
 
 def heldout(objective: Objective[Any], rows: Sequence[Any]) -> Json:
     """The evaluation on held-out rows, if there are any, as a summary has it."""
-    return {f"heldout_{key}": value for key, value in objective.evaluate(rows).items()} if rows else {}
+    if not rows:
+        return {}
+    now_doing(f"evaluating on {len(rows)} held-out rows")
+    return {f"heldout_{key}": value for key, value in objective.evaluate(rows).items()}
 
 
 @contextmanager
@@ -174,9 +177,10 @@ class SupervisedLoop:
                 number, last = number + 1, number + 1 == len(plan)
                 if self.every and (last or number % self.every == 0):
                     metrics |= self._evaluated()
+                metrics["time/step"] = time.perf_counter() - began
                 if "loss" in metrics and "skipped_updates" not in metrics:
                     self.losses.append(metrics["loss"])
-                    self.run.log({**metrics, "time/step": time.perf_counter() - began}, number)
+                    self.run.log(metrics, number)
                 if last or number % self.config.checkpoint_every == 0:
                     self._save(saved, number)
                 if self.progress:
@@ -200,6 +204,7 @@ class SupervisedLoop:
             return make_step(self.objective, self.learner, rows)
 
     def _evaluated(self) -> dict[str, float]:
+        now_doing(f"evaluating on {len(self.split.test)} held-out rows")
         metrics = headline(self.objective, self.split.test, self.watched)
         if metrics["eval_loss"] < self.best_loss:
             self.best_loss, self.best_update = metrics["eval_loss"], self.learner.updates

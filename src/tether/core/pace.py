@@ -1,0 +1,101 @@
+"""Time that is left: what was expected before, corrected by the steps that were measured."""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from typing import NamedTuple
+
+FIRST = 1
+"""Steps at the start that are left out of the typical one as soon as there are others: they warm up."""
+
+
+class Expected(NamedTuple):
+    """Seconds of a stage: before its first step, in all of its steps, after the last."""
+
+    before: float
+    steps: float
+    after: float
+
+    @property
+    def seconds(self) -> float:
+        return sum(self)
+
+
+class Pace:
+    """Seconds a step, from the steps so far."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._recent: deque[float] = deque(maxlen=32)
+
+    def add(self, seconds: float) -> None:
+        """Note a step."""
+        self.count += 1
+        if self.count == FIRST + 1:
+            self._recent.clear()
+        self._recent.append(seconds)
+
+    @property
+    def step(self) -> float | None:
+        """The mean of the last steps; None before the first."""
+        return statistics.fmean(self._recent) if self._recent else None
+
+
+class Forecast:
+    """Seconds that are left of one stage. Times are those of one clock.
+
+    Before the first step they are what was expected; from then on the steps to come take what the last ones took. What a stage
+    does around its steps has a count of its own (`part`).
+    """
+
+    def __init__(self, now: float, expected: Expected | None = None) -> None:
+        self.begun = self.since = now
+        self.expected, self.pace = expected, Pace()
+        self.done, self.total = 0, None
+        self._part: tuple[float, int, int] | None = None
+
+    def part(self, now: float, done: int = 0, total: int = 0) -> None:
+        """Something begins, or goes on, of which so much is done; total 0: nobody counts."""
+        begun = now if self._part is None or not done else self._part[0]
+        self._part = (begun, done, total)
+        if not self.pace.count:
+            self.since = now if not done else self.since
+
+    def step(self, now: float, done: int, total: int, seconds: float | None = None) -> None:
+        """A step has ended, which took so many seconds; unset: since the one before, or since the last part began."""
+        units = max(1, done - self.done) if self.pace.count or seconds is None else 1
+        self.pace.add((now - self.since if seconds is None or self.pace.count else seconds) / units)
+        self.done, self.total, self.since, self._part = done, total, now, None
+
+    def left(self, now: float) -> float | None:
+        """Seconds; None where nobody knows, or where it takes longer than was expected."""
+        rest = self._left(now)
+        of_part = self._left_of_part(now)
+        return rest if of_part is None or (rest or 0.0) > of_part else of_part
+
+    @property
+    def slowness(self) -> float:
+        """The seconds of a step over those that were expected."""
+        if self.pace.step is None or self.total is None or self.expected is None or not self.expected.steps:
+            return 1.0
+        return self.pace.step * self.total / self.expected.steps
+
+    def whole(self, now: float) -> float | None:
+        """All of the stage, by what is known now."""
+        left = self.left(now)
+        return None if left is None else now - self.begun + left
+
+    def _left(self, now: float) -> float | None:
+        if self.pace.step is None or self.total is None:
+            left = None if self.expected is None else self.expected.seconds - (now - self.begun)
+            return left if left is not None and left > 0 else None
+        after = 0.0 if self.expected is None else self.expected.after * self.slowness
+        left = self.pace.step * (self.total - self.done) + after - (now - self.since)
+        return left if left > 0 or self.done < self.total else None
+
+    def _left_of_part(self, now: float) -> float | None:
+        if self._part is None or not self._part[1]:
+            return None
+        begun, done, total = self._part
+        return max(0.0, (now - begun) / done * (total - done))

@@ -1,0 +1,295 @@
+"""A price before work: what each stage of a recipe will do, and the time and the memory that it takes here, by the planner."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import ceil, comb
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from pydantic import ValidationError
+
+from tether.core.errors import TetherError, one_line
+from tether.core.pace import Expected
+from tether.core.protocols import Announcer, doing
+from tether.core.stages import STAGES
+from tether.core.types import Comparison, Conversation, Demonstration, Feedback, Prompt, StepLabels, assistant, user
+from tether.data.sources import Quarantine, group_of, read
+from tether.learner.checkpoint import complete_checkpoints
+from tether.models.config import TINY, ModelConfig
+from tether.models.pretrained import resolve, tokenizer_of
+from tether.report.numbers import duration, gigabytes
+from tether.run.devices import Device, machine_for
+from tether.run.evaluate import EvaluationSection
+from tether.run.online_sections import OnlineSection
+from tether.run.pairs import PairsSection
+from tether.run.phases import Planner
+from tether.run.plan import Plan, plan, shape_config
+from tether.run.recipe import BaseRecipe
+from tether.run.reward import RewardSection
+from tether.run.rounds import RoundsSection
+from tether.run.rows import DataConfig, Section
+from tether.run.speeds import RowSizes
+from tether.run.supervised import SupervisedSection
+
+LONG = 3600.0
+"""Seconds above which the price also names what would shorten the work."""
+SAMPLE = 64
+"""Rows whose lengths are measured."""
+MARKS = 8
+"""Tokens that a template adds to a turn: a guess."""
+READING = 0.4
+"""Of the time of learning from rows, what it takes to read them alone."""
+SHORTER = ("steps", "prompts_per_step", "samples_per_prompt", "max_new_tokens", "epochs", "prompts", "samples", "rounds", "limit")
+"""Keys of which half takes less time."""
+
+
+@dataclass(frozen=True)
+class StagePrice:
+    """A stage: its work in words, steps that are left, seconds of one and of what is beside them, and bytes at the peak.
+
+    steps None: nobody has counted the rows.
+    """
+
+    name: str
+    work: str
+    steps: int | None
+    step: float
+    before: float
+    after: float
+    memory: int
+    rounds: int = 1
+
+    @property
+    def seconds(self) -> float | None:
+        """All that is left of it; None where that is not known."""
+        return None if self.steps is None else self.rounds * (self.before + self.steps * self.step + self.after)
+
+    @property
+    def expected(self) -> Expected:
+        """The same for whoever shows the progress."""
+        return Expected(self.before, 0.0 if self.steps is None else self.steps * self.step, self.after)
+
+
+@dataclass
+class Price:
+    """Stages that are not done yet, in order; and the changes that shorten a long run most: key=value, and seconds then."""
+
+    stages: list[StagePrice]
+    shorter: list[tuple[str, float]] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float | None:
+        """Of all stages whose time is known; None where none is."""
+        times = [stage.seconds for stage in self.stages if stage.seconds is not None]
+        return sum(times) if times else None
+
+    def lines(self) -> Iterator[str]:
+        """Sentences for people."""
+        for stage in self.stages:
+            time = "time not known before its rows are counted" if stage.seconds is None else f"about {duration(stage.seconds)}"
+            work = f"{stage.rounds} times {stage.work}" if stage.rounds > 1 else stage.work
+            yield f"{stage.name}: {work}; {time}, {gigabytes(stage.memory)} at the peak"
+        if len(self.stages) > 1 and self.seconds is not None:
+            memory = max(stage.memory for stage in self.stages)
+            yield f"All {len(self.stages)} stages: about {duration(self.seconds)}, {gigabytes(memory)} at the peak"
+        if self.shorter and self.seconds is not None:
+            changes = " and ".join(f"{change} (about {duration(seconds)})" for change, seconds in self.shorter)
+            yield f"That is {duration(self.seconds)}. What shortens it most, each by itself: {changes}."
+
+
+def priced(recipe: BaseRecipe, stages: Sequence[str], device: Device | None = None) -> Price:
+    """The price of what is left of these stages, here or on another device."""
+    left = [name for name in stages if recipe.repeat or not (Path(recipe.run) / name / "summary.json").is_file()]
+    if not left:
+        return Price([])
+    device, sizes = device or machine_for(recipe.model.device), row_sizes(recipe, left)
+    price = Price(costs(recipe, plan(recipe, device, sizes=sizes, stages=left), sizes))
+    if price.seconds is not None and price.seconds > LONG:
+        price.shorter = _shorter(recipe, price, device, sizes)
+    return price
+
+
+def show_price(recipe: BaseRecipe, names: Sequence[str], progress: Announcer) -> None:
+    """Show what is left of these stages, and what that takes here. A model that the planner cannot work out has no price."""
+    doing(progress("price"), "working out time and memory")
+    try:
+        price = priced(recipe, names)
+    except Exception as error:  # noqa: BLE001  (of whatever kind: the run itself may be able to do it)
+        progress.note(f"The time and memory that this takes are not known before it starts: {one_line(error)}")
+        return
+    progress.price(list(price.lines()), {stage.name: stage.expected for stage in price.stages})
+
+
+def _shorter(recipe: BaseRecipe, price: Price, device: Device, sizes: Mapping[str, RowSizes]) -> list[tuple[str, float]]:
+    """The two halved keys after which the whole takes least, each by itself, with the seconds of the whole then."""
+    assert price.seconds is not None
+    config, tried = shape_config(recipe.model), []
+    longest = sorted((s for s in price.stages if s.seconds and s.name in STAGES), key=lambda stage: -(stage.seconds or 0.0))
+    for stage in longest[:2]:
+        for text, section in _halved(stage.name, recipe.section(stage.name)):
+            changed = recipe.model_copy(update={stage.name: section})
+            plans = Planner(changed, device, config, RowSizes(), sizes).stages([stage.name])
+            (cost,) = costs(changed, Plan(device, 0, plans), sizes)
+            assert cost.seconds is not None and stage.seconds is not None
+            tried.append((text, price.seconds - stage.seconds + cost.seconds))
+    return sorted(tried, key=lambda change: change[1])[:2]
+
+
+def _halved(name: str, section: Section) -> Iterator[tuple[str, Section]]:
+    """One key at a time at half its value, where that is a section that a recipe may have."""
+    for key in SHORTER:
+        value = dict(section).get(key)
+        if isinstance(value, int) and value > 1:
+            with contextlib.suppress(ValidationError):
+                half = {**section.model_dump(exclude_unset=True), key: value // 2}
+                yield f"{name}.{key}={value // 2}", type(section).model_validate(half)
+
+
+def costs(recipe: BaseRecipe, made: Plan, sizes: Mapping[str, RowSizes]) -> list[StagePrice]:
+    """Each stage of a plan, with its steps counted."""
+    prices = []
+    for stage in made.stages:
+        section, rows = recipe.section(stage.name), sizes.get(stage.name, RowSizes())
+        rounds = recipe.repeat if recipe.repeat and stage.name != "sft" else 1
+        work, steps, inner = _work(recipe, stage.name, section, rows)
+        seconds = {phase.name: phase.seconds for phase in stage.phases}
+        step = sum(seconds.values()) if inner is None else seconds["update"] + inner * seconds["rollout"]
+        after = stage.after
+        if steps and isinstance(section, SupervisedSection | RewardSection):
+            fraction = section.heldout_fraction
+            after += step * steps / section.epochs * fraction / (1 - fraction) * READING
+        if steps is not None and rounds == 1:
+            steps = max(0, steps - steps_done(Path(recipe.run) / stage.name))
+        prices.append(StagePrice(stage.name, work, steps, step + stage.each, stage.before, after, stage.peak, rounds))
+    return prices
+
+
+def steps_done(folder: Path) -> int:
+    """Steps of which a stage that goes on has the newest checkpoint."""
+    whole = complete_checkpoints(folder / "checkpoints")
+    return int(whole[-1].name.removeprefix("step-")) if whole else 0
+
+
+def _work(recipe: BaseRecipe, name: str, section: Any, rows: RowSizes) -> tuple[str, int | None, float | None]:
+    """A stage in words, its steps, and of rounds the turns of sampling that belong to one update."""
+    if isinstance(section, OnlineSection):
+        settings = dict(section)
+        work = f"{settings['steps']} steps × {settings['prompts_per_step']} prompts × {_answers(settings)}"
+        return work, settings["steps"], None
+    if isinstance(section, PairsSection | EvaluationSection):
+        return _answering(recipe, name, section, rows)
+    if isinstance(section, RoundsSection):
+        size = section.prompts_per_round or rows.count
+        work = f"{section.rounds} rounds × {size or 'all'} prompts × {_answers(dict(section))}"
+        if size is None:
+            return work, None, 0.0
+        updates = max(1, ceil(size * (1 - section.direct.heldout_fraction) / section.direct.prompts_per_update))
+        turns = ceil(size * section.samples_per_prompt / section.engine_rows)
+        return work, section.rounds * section.direct.epochs * updates, turns / (section.direct.epochs * updates)
+    settings, times = dict(section), _trainings(section)
+    size = settings.get("batch_size") or settings.get("solutions_per_update") or settings["prompts_per_update"]
+    if rows.count is None:
+        return f"{section.epochs} passes over rows that nobody has counted", None, None
+    learned = (rows.groups or rows.count) * (1 - section.heldout_fraction)
+    updates = times * section.epochs * max(1, ceil(learned / size))
+    passes = f"{section.epochs} passes" if section.epochs > 1 else "1 pass"
+    return f"{rows.count:,} rows × {passes}{f' × {times} models' if times > 1 else ''} in {updates:,} updates", updates, None
+
+
+def _answers(settings: Mapping[str, Any]) -> str:
+    return f"{settings['samples_per_prompt']} answers × up to {settings['max_new_tokens']} tokens"
+
+
+def _answering(
+    recipe: BaseRecipe, name: str, section: PairsSection | EvaluationSection, rows: RowSizes
+) -> tuple[str, int | None, None]:
+    """Of a stage that samples and learns nothing: turns of as many answers as are drawn at once."""
+    models = 1
+    if isinstance(section, PairsSection):
+        answers, prompts = section.samples_per_prompt, section.prompts or rows.count
+    else:
+        answers, prompts, models = section.samples * (1 + len(section.temperatures)), rows.count, 1 + len(recipe.policies)
+    of = f" of {models} models" if models > 1 else ""
+    work = f"{prompts or 'all'} prompts × {answers} answers{of}"
+    return work, None if prompts is None else models * ceil(prompts * answers / section.engine_rows), None
+
+
+def _trainings(section: Any) -> int:
+    """Models that a stage trains one after another."""
+    if not isinstance(section, RewardSection):
+        return 1
+    return len(section.objectives or ()) or section.members + (section.distill is not None)
+
+
+def row_sizes(recipe: BaseRecipe, names: Sequence[str], prompt_tokens: int | None = None) -> dict[str, RowSizes]:
+    """Lengths and counts of the rows of stages, as far as their files are here; `prompt_tokens` instead of measured prompts."""
+    tokens, sizes = _counter(recipe.model), {}
+    for name in names:
+        section = recipe.section(name)
+        with contextlib.suppress(TetherError):  # the stage itself reports it
+            rows = _sized(recipe, section, tokens)
+            sizes[name] = rows if prompt_tokens is None else replace(rows, prompt=prompt_tokens, answer=None)
+    return sizes
+
+
+def _counter(model: ModelConfig) -> Callable[[Conversation], int]:
+    """Tokens of a conversation, its marks guessed."""
+    tokenizer = tokenizer_of(model.source if model.source == TINY else resolve(model)[0])
+    return lambda turns: sum(len(tokenizer(t.content, add_special_tokens=False)["input_ids"]) + MARKS for t in turns)
+
+
+def _sized(recipe: BaseRecipe, section: Section, tokens: Callable[[Conversation], int]) -> RowSizes:
+    pairs = recipe.section("pairs")
+    system = tokens((user(recipe.model.system_prompt),)) if recipe.model.system_prompt else 0
+    if section.data is None and pairs is not None and section.kind in (Prompt, Comparison, Feedback):
+        prompts = _measured(pairs.data, Prompt, tokens, system, counts=True)
+        if section.kind is Prompt:
+            return prompts
+        groups = pairs.prompts or prompts.count
+        count = pairs.labels or (groups and groups * comb(pairs.samples_per_prompt, 2))
+        answers = (
+            min(pairs.samples_per_prompt, 2 * pairs.labels / groups) if pairs.labels and groups else pairs.samples_per_prompt
+        )
+        return RowSizes(prompts.prompt, pairs.max_new_tokens, answers, count, groups)
+    if section.kind is None or section.data is None:
+        return RowSizes()
+    return _measured(section.data, section.kind, tokens, system, counts=not isinstance(section, OnlineSection))
+
+
+def _measured(data: DataConfig, kind: type, tokens: Callable[[Conversation], int], system: int, *, counts: bool) -> RowSizes:
+    """Mean lengths of the first rows of files; with `counts` all rows are read."""
+    if any(path.startswith("hub:") for path in data.paths):
+        return RowSizes()
+    how = data.model_dump(exclude={"path", "strict"})
+    if not counts:
+        how["limit"] = min(SAMPLE, data.limit or SAMPLE)
+    groups, sides, prompts, answers, count = set[str](), set[int](), [], [], 0
+    for count, row in enumerate(read(data.paths, kind, quarantine=Quarantine(keep=0), **how), 1):
+        prompt, replies = _parts(row)
+        groups.add(group_of(row))
+        sides.update(hash((prompt, reply)) for reply in replies)
+        if count <= SAMPLE:
+            prompts.append(system + tokens(prompt))
+            answers += map(tokens, replies)
+    if not prompts:
+        return RowSizes()
+    answer = round(fmean(answers)) if answers else None
+    own = len(groups) if kind in (Comparison, Feedback) else count
+    return RowSizes(round(fmean(prompts)), answer, len(sides) / own or 2.0, count if counts else None, own)
+
+
+def _parts(row: Any) -> tuple[Conversation, list[Conversation]]:
+    """What stands before, and the answers to it."""
+    if isinstance(row, Demonstration):
+        return row.messages[:-1], [row.messages[-1:]]
+    if isinstance(row, Comparison):
+        return row.prompt, [row.chosen, row.rejected]
+    if isinstance(row, Feedback):
+        return row.prompt, [row.response]
+    if isinstance(row, StepLabels):
+        return row.prompt, [(assistant("\n".join(row.steps)),)]
+    return (row.messages if isinstance(row, Prompt) else row.prompt), []

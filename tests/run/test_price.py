@@ -1,0 +1,143 @@
+"""The price before work: counts by hand, words, and that every way to train shows it before a model trains."""
+
+import contextlib
+import json
+import re
+
+import pytest
+from tests.run.journeys import FEW
+
+import tether
+from tether.cli import app
+from tether.core.config import build
+from tether.run.devices import Device
+from tether.run.phases import Phase, StagePlan
+from tether.run.plan import Plan
+from tether.run.price import Price, StagePrice, costs, priced, row_sizes
+from tether.run.recipe import Recipe
+from tether.run.speeds import RowSizes
+
+FAST = Device("planted", 8e9, 1e12, 1e11, False, 1e-6)
+SLOW = Device("planted", 8e9, 1e8, 1e8, False, 1e-3)
+PAIRS = [{"prompt": f"number {n // 2}", "chosen": "yes" * (1 + n % 2), "rejected": "no"} for n in range(40)]
+
+
+def recipe(tmp_path, **sections):
+    return build(Recipe, {"run": str(tmp_path / "run"), "model": {"source": "tiny"}, **sections})
+
+
+def rows_file(tmp_path):
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in PAIRS))
+    return {"path": str(path)}
+
+
+def test_rows_are_counted_by_prompt_and_measured_in_tokens(tmp_path):
+    """Twenty prompts with three different answers each; a byte is a token, and eight more are guessed for a turn's marks."""
+    made = recipe(tmp_path, direct={"data": rows_file(tmp_path)})
+    sizes = row_sizes(made, ["direct"])["direct"]
+    assert (sizes.count, sizes.groups, sizes.answers) == (40, 20, 3.0)
+    assert sizes.prompt in (16, 17) and sizes.answer == round((2 + (3 + 6) / 2) / 2) + 8
+
+
+def test_updates_and_their_time_by_hand(tmp_path):
+    """18 of 20 prompts are learned from, three times, 8 in an update: nine of 10 s; two are read at 0.4 of that in an epoch."""
+    made = recipe(tmp_path, direct={"data": rows_file(tmp_path), "epochs": 3, "prompts_per_update": 8, "heldout_fraction": 0.1})
+    plan = Plan(FAST, 1, [StagePlan("direct", [Phase("update", {}, 10.0)], None, 5.0, 0.0, 2.0)])
+    (cost,) = costs(made, plan, {"direct": RowSizes(count=40, groups=20)})
+    assert (cost.steps, cost.step, cost.before) == (9, 10.0, 5.0)
+    assert cost.work == "40 rows × 3 passes in 9 updates"
+    assert cost.seconds == pytest.approx(5.0 + 90.0 + 2.0 + 30.0 / 9 * 0.4)
+
+
+def test_a_stage_that_goes_on_costs_what_is_left(tmp_path):
+    made = recipe(tmp_path, grpo={"data": FEW["prompts"], "function": {"call": "a:b"}, "steps": 10})
+    folder = tmp_path / "run" / "grpo" / "checkpoints" / "step-000007"
+    folder.mkdir(parents=True)
+    (folder / "COMPLETE").write_text("{}")
+    assert priced(made, ["grpo"], FAST).stages[0].steps == 3
+    (tmp_path / "run" / "grpo" / "summary.json").write_text("{}")
+    assert priced(made, ["grpo"], FAST).stages == []
+
+
+def test_rows_of_the_hub_have_no_time(tmp_path):
+    made = recipe(tmp_path, direct={"data": {"path": "hub:somebody/pairs:train"}})
+    price = priced(made, ["direct"], FAST)
+    assert price.seconds is None and "time not known before its rows are counted" in next(price.lines())
+
+
+def test_more_than_an_hour_names_two_keys_that_shorten_it(tmp_path):
+    grpo = {"data": FEW["prompts"], "function": {"call": "a:b"}, "steps": 1000, "prompts_per_step": 8, "samples_per_prompt": 8}
+    grpo |= {"max_new_tokens": 128, "engine_rows": 8}
+    made = recipe(tmp_path, grpo=grpo)
+    price = priced(made, ["grpo"], SLOW)
+    assert price.seconds > 3600
+    (first, then), (second, later) = price.shorter
+    assert {first, second} <= {
+        f"grpo.{key}" for key in ("steps=500", "prompts_per_step=4", "samples_per_prompt=4", "max_new_tokens=64")
+    }
+    assert 0.3 * price.seconds < then <= later < 0.75 * price.seconds
+    key, value = first.removeprefix("grpo.").split("=")
+    halved = recipe(tmp_path, grpo={**grpo, key: int(value)})
+    assert priced(halved, ["grpo"], SLOW).seconds == pytest.approx(then)
+    *_, sentence = price.lines()
+    assert f"{first} (about " in sentence and f"{second} (about " in sentence
+    assert priced(made, ["grpo"], FAST).shorter == []
+
+
+def test_the_price_of_a_whole_run_adds_its_stages(tmp_path):
+    price = Price(
+        [StagePrice("sft", "work", 3, 10.0, 5.0, 5.0, int(1e9)), StagePrice("ppo", "more", 2, 40.0, 0.0, 0.0, int(2e9))]
+    )
+    assert list(price.lines()) == [
+        "sft: work; about 40 s, 1.00 GB at the peak",
+        "ppo: more; about 80 s, 2.00 GB at the peak",
+        "All 2 stages: about 2 min, 2.00 GB at the peak",
+    ]
+
+
+TOML = """run = "{}"
+model = {{ source = "tiny", dtype = "float32" }}
+[sft]
+data = {{ path = "tether:demonstrations", limit = 12 }}
+epochs = 1
+"""
+PRICED = r"sft: 12 rows × 1 pass in 1 updates; about \d+ s, 0\.\d\d GB at the peak"
+
+
+@pytest.mark.parametrize("way", ["run", "stage", "resume", "python", "recipe in python"])
+def test_every_way_to_train_shows_the_price_before_a_model_trains(way, tmp_path, capsys, monkeypatch):
+    begun = []
+
+    def trains(section, context, rows, run):
+        begun.append(capsys.readouterr().out)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("tether.run.supervised.train", trains)
+    path, root = tmp_path / "recipe.toml", tmp_path / "run"
+    path.write_text(TOML.format(root))
+    data = {"path": "tether:demonstrations", "limit": 12}
+    ways = {
+        "run": lambda: app(["run", str(path)], standalone_mode=False),
+        "stage": lambda: app(["sft", str(path)], standalone_mode=False),
+        "python": lambda: tether.sft("tiny", data, epochs=1, run=root),
+        "recipe in python": lambda: tether.run(str(path)),
+        "resume": lambda: app(["resume", str(root)], standalone_mode=False),
+    }
+    if way == "resume":
+        with pytest.raises(KeyboardInterrupt):
+            tether.sft("tiny", data, epochs=1, run=root, progress=False)
+        assert not begun.pop()  # nobody looks
+    with contextlib.suppress(KeyboardInterrupt):
+        ways[way]()
+    assert re.search(PRICED, begun[0]), begun
+
+
+def test_a_model_that_the_planner_cannot_work_out_is_trained_all_the_same(tmp_path, capsys, monkeypatch):
+    def unknown(*_, **__):
+        raise AttributeError("no decoder\nof that name")
+
+    monkeypatch.setattr("tether.run.price.plan", unknown)
+    run = tether.sft("tiny", {"path": "tether:demonstrations", "limit": 12}, epochs=1, run=tmp_path / "run")
+    assert run.summary["updates"] == 1
+    assert "The time and memory that this takes are not known before it starts: no decoder" in capsys.readouterr().out
