@@ -169,6 +169,43 @@ def test_replies_that_name_no_option_are_paid_once_and_told_so(project, serve):
     assert "1 pairs get no label from this judge" in shown and "Give the same command again" not in shown
 
 
+def thinking(request, number):
+    """A model that thinks for 40 tokens and mentions both answers, then prefers what is good; cut off as servers do it."""
+    first_is_good = re.search(r"\[answer A \w+\]\n(good|bad)", request["messages"][0]["content"])[1] == "good"
+    thought = [*["<think>", "A", " or", " B", "?"], *[" hm"] * 34, "</think>"]
+    tokens = [*({token: 1.0} for token in thought), {"A": 0.8, "B": 0.2} if first_is_good else {"A": 0.5, "B": 0.5}]
+    kept = tokens[: request["max_tokens"]]
+    finish = "stop" if len(kept) == len(tokens) else "length"
+    return completion("".join(next(iter(token)) for token in kept), kept, finish=finish)
+
+
+def test_a_judge_that_thinks_is_told_to_be_cut_off_and_heard_with_a_greater_length(project, serve):
+    pytest.importorskip("openai", reason="needs the `judge` extra")
+    server = serve(lambda request, number: (thinking if number >= 2 else fair)(request, number))
+    arguments = ("judge", "m", "pairs.jsonl", "--url", server.url, "--concurrency", "1", "-o", "l.jsonl")
+    result, shown = tether(*arguments)
+    assert result.exit_code == 0 and {request["max_tokens"] for request in server.requests} == {8}, result.output
+    assert "not judged: the reply was cut off while it was thinking" in shown
+    assert (
+        "5 pairs have no label because a reply was cut off at its greatest length: give --reply-tokens a larger number" in shown
+    )
+    assert "Give the same command again" not in shown
+    result, shown = tether(*arguments, "--reply-tokens", "41", "--time-limit", "60")
+    assert "6 of 6 pairs" in shown and "cut off" not in shown and server.requests[-1]["max_tokens"] == 41
+    labels = list(read("l.jsonl", Comparison))
+    assert [label.probability for label in labels] == pytest.approx([2 / 3] * 6)  # log-odds log 4 and 0 after the thought
+
+
+def test_a_judge_that_is_always_cut_off_ends_the_command_in_a_sentence(project, serve):
+    pytest.importorskip("openai", reason="needs the `judge` extra")
+    server = serve(thinking)
+    result, _ = tether("judge", "m", "pairs.jsonl", "--url", server.url)
+    assert isinstance(result.exception, DataError), result.output
+    assert "judged none of 6 comparisons: the reply was cut off while it was thinking: raise reply_tokens" in str(
+        result.exception
+    )
+
+
 def test_the_constitution_tells_why_comparisons_have_no_label(project, serve):
     def write(request, number):
         asked = request["messages"][-1]["content"]
@@ -189,6 +226,8 @@ def test_the_constitution_tells_why_comparisons_have_no_label(project, serve):
         (["judge", "tiny", "pairs.jsonl", "--rubric", "nowhere"], MissingFileError, "no rubric named nowhere"),
         (["judge", "tiny", "nothing.jsonl"], MissingFileError, "nothing.jsonl"),
         (["judge", "tiny", "pairs.jsonl", "--max-requests", "5"], ConfigError, "--max-requests has no effect"),
+        (["judge", "tiny", "pairs.jsonl", "--reply-tokens", "9"], ConfigError, "--reply-tokens has no effect"),
+        (["constitution", "tiny", "prompts.txt", "-o", "d", "--time-limit", "9"], ConfigError, "--time-limit has no effect"),
         (["judge", "m", "pairs.jsonl", "--url", "http://u:p@127.0.0.1/v1"], ConfigError, "key_variable"),
         (["judge", "m", "pairs.jsonl", "--url", "http://127.0.0.1:9/v1", "--key-variable", "NOT_SET"], ConfigError, "NOT_SET"),
         (["judge", "neither-nor", "pairs.jsonl"], ConfigError, "neither"),

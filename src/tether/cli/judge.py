@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tether.preferences.judge import PairJudge
 
 
-def _opened(model: str, cache: Path | None, reasoning_tokens: int = 0, **server: str | int | None) -> ChatModel:
+def _opened(model: str, cache: Path | None, reasoning_tokens: int = 0, **server: str | float | None) -> ChatModel:
     """A model in this process, or where `server` has an address, the one of that name there; its answers are remembered."""
     from tether.core.config import build
     from tether.judges.server_config import JudgeServerConfig
@@ -60,6 +60,8 @@ def judge_pairs(
     url: options.Url = None,
     key_variable: options.KeyVariable = None,
     concurrency: options.Concurrency = None,
+    reply_tokens: options.ReplyTokens = None,
+    time_limit: options.TimeLimit = None,
     max_requests: options.MaxRequests = None,
     max_tokens: options.MaxTokens = None,
 ) -> None:
@@ -72,8 +74,8 @@ def judge_pairs(
     from tether.run.judging import judge_files
 
     console, words = Terminal(), read_rubric(rubric)
-    server = {"url": url, "key_variable": key_variable, "concurrency": concurrency}
-    server |= {"max_requests": max_requests, "max_tokens": max_tokens}
+    server = {"url": url, "key_variable": key_variable, "concurrency": concurrency, "reply_tokens": reply_tokens}
+    server |= {"time_limit": time_limit, "max_requests": max_requests, "max_tokens": max_tokens}
     _check_duel(prompts, judge, files)
     chat = _opened(judge or model, cache, reasoning_tokens, **server)
     pair_judge = PairJudge(chat, words, temperature=temperature)
@@ -158,6 +160,8 @@ def constitution(
     url: options.Url = None,
     key_variable: options.KeyVariable = None,
     concurrency: options.Concurrency = None,
+    reply_tokens: options.ReplyTokens = None,
+    time_limit: options.TimeLimit = None,
     max_requests: options.MaxRequests = None,
     max_tokens: options.MaxTokens = None,
 ) -> None:
@@ -172,8 +176,9 @@ def constitution(
 
     console, chosen = Terminal(), read_constitution(principles)
     questions, sampling = list(read(prompts, Prompt, limit=limit)), Sampling(max_new_tokens, temperature, top_p=top_p)
-    server = {"url": url, "key_variable": key_variable, "concurrency": concurrency}
-    chat = _opened(model, cache, max_requests=max_requests, max_tokens=max_tokens, **server)
+    server = {"url": url, "key_variable": key_variable, "concurrency": concurrency, "reply_tokens": reply_tokens}
+    server |= {"time_limit": time_limit, "max_requests": max_requests, "max_tokens": max_tokens}
+    chat = _opened(model, cache, **server)
     with bars(console) as announce:
         bar, total = announce("revise"), len(questions) * (1 + 2 * rounds)
         made, failed = revise(chat, chosen, questions, sampling, rounds=rounds, seed=seed, told=lambda done: bar(done, total, {}))

@@ -58,6 +58,10 @@ Asked = Annotated[str, typer.Argument(help="Who is asked: a model folder, hub id
 Url = Annotated[str | None, typer.Option(help="An OpenAI-compatible server, such as http://127.0.0.1:8000/v1.")]
 KeyVariable = Annotated[str | None, typer.Option(help="Environment variable with the server's key; the key itself goes nowhere.")]
 Concurrency = Annotated[int | None, typer.Option(min=1, help="Requests to the server at once; default 8.")]
+ReplyTokens = Annotated[
+    int | None, typer.Option(min=1, help="Longest verdict of a server's model, its thought included; default 8.")
+]
+TimeLimit = Annotated[float | None, typer.Option(min=0.1, help="Seconds that one request to the server may take; default 120.")]
 MaxRequests = Annotated[int | None, typer.Option(min=0, help="Budget: requests to the server, repeated ones counted.")]
 MaxTokens = Annotated[int | None, typer.Option(min=0, help="Budget: tokens of prompts and replies.")]
 Cache = Annotated[Path | None, typer.Option(help="Where answers are kept, so none is asked for twice; default: tether's cache.")]

@@ -111,14 +111,19 @@ def _agreement_rows(result: Facts) -> Rows:
 
 
 def _warnings(result: Facts) -> Iterator[str]:
-    agreement, lasting = result["agreement"], result["num_lasting"]
+    agreement, lasting, cut_off = result["agreement"], result["num_lasting"], result["num_cut_off"]
     if agreement is None:
         yield "There are no labels to agree with: nothing is known of how good these verdicts are."
     elif agreement["accuracy"]["high"] < 0.5:
         yield "This judge is worse than a coin on these pairs, it prefers what people reject: do not train on its labels."
     elif agreement["accuracy"]["low"] <= 0.5:
         yield "This judge cannot be told from a coin on these pairs: do not train on its labels."
-    if left := result["num_pairs"] - result["num_judged"] - lasting:
+    if cut_off:
+        yield (
+            f"{cut_off:,} pairs have no label because a reply was cut off at its greatest length: give --reply-tokens a larger "
+            "number. A model that thinks before its verdict may need thousands, and a longer --time-limit."
+        )
+    if left := result["num_pairs"] - result["num_judged"] - lasting - cut_off:
         yield f"{left:,} pairs have no label. Give the same command again to ask for them; what is known is not asked again."
     if lasting:
         yield f"{lasting:,} pairs get no label from this judge, however often it is asked: the table says why."

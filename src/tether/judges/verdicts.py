@@ -14,6 +14,8 @@ LEAST = 1e-9
 """The least probability of an option that is named but not among the likeliest."""
 UNASKABLE, NO_OPTION, NOT_A_NUMBER = "cannot be asked", "no option at the beginning", "not a number"
 """Why there is no verdict, where the same question to the same model meets the same again."""
+CUT_OFF = "the reply was cut off"
+"""Why there is no verdict, where only a greater length mends that."""
 SPENT, DOWN, QUOTA = "budget spent", "the server gave no answers", "the account has no quota left"
 """Why a server is not asked any more."""
 _MARKS = re.compile(r"^[\W_]+|[\W_]+$")
@@ -75,7 +77,7 @@ def _no_verdict(text: str, finished: bool) -> Verdict:
         where = (
             "while it was thinking" if is_unfinished_thought(text) or not _MARKS.sub("", text) else "before it named an option"
         )
-        return Verdict(None, reason=f"the reply was cut off {where}: raise reply_tokens, its greatest length")
+        return Verdict(None, reason=f"{CUT_OFF} {where}: raise reply_tokens (--reply-tokens), its greatest length")
     if not _MARKS.sub("", text):  # it may have been cut off before its first word
         return Verdict(None, reason="no word in the reply")
     return Verdict(None, parsed=True, reason=f"{NO_OPTION}: {' '.join(text.split())[:60]!r}")

@@ -21,7 +21,7 @@ from tether.data.seen import digest_of, read_seen
 from tether.data.sources import Quarantine, group_of
 from tether.evaluation.reward_quality import judge_rewards
 from tether.evaluation.winrate import mean_estimate, pairwise_accuracy, win_rate
-from tether.judges.verdicts import NO_OPTION, NOT_A_NUMBER, UNASKABLE
+from tether.judges.verdicts import CUT_OFF, NO_OPTION, NOT_A_NUMBER, UNASKABLE
 from tether.learner.loop import Progress
 from tether.models.saving import member_folders
 from tether.preferences.agreement import cohen_kappas
@@ -100,7 +100,7 @@ def judge_report(rows: Sequence[Comparison], judgments: Sequence[Judgment], temp
     Returns:
         Plain JSON values. `position` is None without verdicts, `agreement` without two labels to agree with; its `temperature`
         and what is measured after it are None where most verdicts were written, for no temperature mends those. `num_lasting`
-        counts the failures that asking again does not mend.
+        counts the failures that asking again does not mend, `num_cut_off` those that a greater length of replies mends.
     """
     failures = reasons(judgments)
     judged = [(row, j) for row, j in zip(rows, judgments, strict=True) if j.log_odds is not None]
@@ -110,6 +110,7 @@ def judge_report(rows: Sequence[Comparison], judgments: Sequence[Judgment], temp
         "num_judged": len(judged),
         "failures": dict(failures.most_common()),
         "num_lasting": sum(failures[reason] for reason in LASTING),
+        "num_cut_off": sum(count for reason, count in failures.items() if reason.startswith(CUT_OFF)),
         "num_parsed": len(judged) - len(masses),
         "mass": statistics.fmean(masses) if masses else None,
         "position": None,
