@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import torch
 from pydantic import Field
 
 from tether.core.rundir import RunDirectory, write_json
-from tether.core.types import Comparison, Demonstration, Feedback, StepLabels
+from tether.core.types import Comparison, Demonstration, Feedback, Json, StepLabels
 from tether.learner.ranks import here
 from tether.models.config import LoraConfig
 from tether.models.loading import LoadedModel, save_model, weights_digest
@@ -66,6 +67,8 @@ class KTOSection(_OwnReference, KTOConfig):
     record: ClassVar[type] = Feedback
 
 
+MERGE_LOSES = 0.05
+"""Share of fine-tuning's gain that a merge may lose before a note says so."""
 SupervisedSection = SFTSection | ProcessSection | DirectSection | KTOSection
 
 
@@ -74,8 +77,9 @@ def train(section: SupervisedSection, context: Context, rows: Sequence[Any], run
     loaded = context.load(run)
     stage = _stage(section, context, loaded)
     summary = stage.train(rows, run, context.progress)
-    if isinstance(section, SFTSection):
-        _save_merged(stage.role, loaded, context.seed, run)
+    if isinstance(stage, SFT):
+        merged = _save_merged(stage.role, loaded, context.seed, run)
+        summary = {**summary, **_loss_of_merged(stage, merged, summary, loaded)}
     elif isinstance(section, ProcessSection):
         save_trained(stage.role, loaded, run.path / "model", kind="process")
         write_json(run.path / "model" / "steps.json", {"delimiters": section.delimiters})
@@ -102,8 +106,8 @@ def _stage(section: SupervisedSection, context: Context, loaded: LoadedModel) ->
     return KTO(section, policy, reference, encoder)
 
 
-def _save_merged(role: Role, loaded: LoadedModel, seed: int, run: RunDirectory) -> None:
-    """A plain transformers folder `model`, adapters merged: the reference of all that follows."""
+def _save_merged(role: Role, loaded: LoadedModel, seed: int, run: RunDirectory) -> Role:
+    """A plain transformers folder `model`, adapters merged: the reference of all that follows. Returns the merged role."""
     role = whole(dequantized(role), loaded, seed)
     if here().first:
         merged = role.model.merge_and_unload() if role.adapter is not None else role.model
@@ -111,3 +115,25 @@ def _save_merged(role: Role, loaded: LoadedModel, seed: int, run: RunDirectory) 
         save_model(merged, loaded.tokenizer, encoder.templates, folder, stop_ids=loaded.stop_ids)
         write_speech(folder, encoder.describe(), str(role.model.dtype).removeprefix("torch."))
         run.update_manifest(result={"digest": weights_digest(merged.state_dict())})
+        role = Role(merged)
+    return role
+
+
+def _loss_of_merged(stage: SFT, merged: Role, summary: Json, loaded: LoadedModel) -> Json:
+    """The held-out loss of the model that was saved, where its merged weights were rounded to less than float32.
+
+    Rounding to nearest gives a weight back where an adapter changes it by less than half a step of its dtype.
+    """
+    before, after = summary["eval_loss_before"], summary["eval_loss"]
+    adapted = stage.config.lora is not False if isinstance(stage.config, SFTSection) else False
+    if not (adapted and stage.heldout and merged.model.dtype != torch.float32 and here().size == 1):
+        return {}
+    loss = SFT(stage.config, merged, stage.encoder).evaluate(stage.heldout)["loss"]
+    lost = (loss - after) / (before - after) if before > after else 0.0
+    if lost > MERGE_LOSES:
+        loaded.note(
+            f"{lost:.0%} of what fine-tuning gained is lost where the adapter is merged into {str(merged.model.dtype)[6:]} "
+            f"weights: the held-out loss is {before:.4f} before training, {after:.4f} after it, and {loss:.4f} with the merged "
+            "model, from which later stages start. Set model.dtype = 'float32' or sft.lora = false"
+        )
+    return {"eval_loss_merged": loss}

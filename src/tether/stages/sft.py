@@ -47,6 +47,8 @@ class SFT:
 
     def __init__(self, config: SFTConfig, role: Role, encoder: ChatEncoder) -> None:
         self.config, self.role, self.encoder = config, role, encoder
+        self.heldout: Sequence[Encoded] = ()
+        """The conversations that `train` holds out."""
 
     def update(self, conversations: Sequence[Encoded]) -> Update[TokenBatch]:
         """L = -(1/N) sum log p(token), N all counted tokens of the update, however it is cut up."""
@@ -92,6 +94,7 @@ class SFT:
         start, config = time.perf_counter(), self.config
         split = prepare(demonstrations, self._encode, config.heldout_fraction, config.seed, "demonstrations")
         plan = plan_updates(len(split.train), config.batch_size, config.epochs, config.seed)
+        self.heldout = split.test
         before = self.evaluate(split.test)["loss"] if split.test else None
         every = {"evaluate_every": config.evaluate_every or len(plan) // config.epochs}
         loop = SupervisedLoop(self, split, plan, config.model_copy(update=every), run, progress=progress).train()
