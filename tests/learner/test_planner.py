@@ -91,9 +91,7 @@ def test_shapes_need_what_a_real_pass_allocates(attention, shapes, recompute):
             order = torch.arange(batch.ids.shape[1]).expand_as(zeros)
             predict = torch.cat([torch.arange(99, 255) + 256 * row for row in range(4)])
             moved = {"ids": zeros, "positions": order, "predict": predict, "targets": torch.zeros_like(predict)}
-            time = batch.ids.shape[1]
-            moved["visible"] = torch.ones(time, time, dtype=torch.bool).tril().expand(4, 1, time, time)
-            batch = type(batch)(**{**batch.__dict__, **moved})
+            batch = replace(batch, **moved)
             peaks.append(allocated_peak(lambda: role.logprobs(batch)[0].sum().backward()))  # noqa: B023
         else:
             peaks.append(measure_pass(model, lambda: role.logprobs(batch)[0].sum().backward()))  # noqa: B023

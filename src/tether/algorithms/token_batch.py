@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -15,7 +16,8 @@ class TokenBatch:
     """Rows of tokens and where to look in them. N counted tokens, S sequences, R the most counted tokens of one.
 
     ids, positions: (rows, time). Positions restart at 0 where a document begins; attention must not cross.
-    visible: (rows, 1, time, time), True where a query may see a key, if a row holds more than one sequence; None: causal.
+    belongs: (3, rows, time), if a row holds more than one sequence: of every token its document, its prompt (0: common to all of
+        the document) and its answer (0: none). None: one sequence a row.
     predict: (N,) flat index into rows × time of the hidden state that predicts each counted token.
     targets: (N,) the counted tokens themselves.
     sequence, step: (N,) the sequence and the index within its counted tokens, for `scatter`.
@@ -26,7 +28,7 @@ class TokenBatch:
 
     ids: Tensor
     positions: Tensor
-    visible: Tensor | None
+    belongs: Tensor | None
     predict: Tensor
     targets: Tensor
     sequence: Tensor
@@ -36,15 +38,29 @@ class TokenBatch:
     num_steps: int
 
     def to(self, device: torch.device | str) -> TokenBatch:
-        """The same there; to a GPU all numbers go in one copy, and the mask in another."""
-        place, tensors = torch.device(device), {k: v for k, v in self.__dict__.items() if isinstance(v, Tensor)}
+        """The same there; to a GPU all numbers go in one copy."""
+        place, names = torch.device(device), [one.name for one in fields(self)]
+        tensors = {name: value for name in names if isinstance(value := self.__dict__[name], Tensor)}
         if place.type != "cuda":
             return replace(self, **{name: tensor.to(place) for name, tensor in tensors.items()})
-        mask = {"visible": to_device(tensors.pop("visible"), place)} if self.visible is not None else {}
         flat = to_device(torch.cat([tensor.flatten() for tensor in tensors.values()]), place)
         parts = flat.split([tensor.numel() for tensor in tensors.values()])
-        moved = {name: part.view(tensors[name].shape) for name, part in zip(tensors, parts, strict=True)}
-        return replace(self, **moved, **mask)
+        return replace(self, **{name: part.view(tensors[name].shape) for name, part in zip(tensors, parts, strict=True)})
+
+    @cached_property
+    def visible(self) -> Tensor | None:
+        """(rows, 1, time, time) True where a query may see a key: an earlier one of its document that is common or its own.
+
+        None: every earlier one. Padding sees its own document, -1.
+        """
+        if self.belongs is None:
+            return None
+        document, prompt, answer = self.belongs
+        time = document.shape[1]
+        seen = document[:, :, None] == document[:, None, :]
+        for part in (prompt, answer):
+            seen &= (part[:, None, :] == 0) | (part[:, :, None] == part[:, None, :])
+        return (torch.ones(time, time, dtype=torch.bool, device=document.device).tril() & seen)[:, None]
 
     def scatter(self, values: Tensor) -> Tensor:
         """(N,) values of counted tokens -> (S, R), zeros elsewhere; differentiable."""

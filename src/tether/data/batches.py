@@ -65,7 +65,7 @@ def make_batch(sequences: Sequence[Encoded], pad_id: int, *, capacity: int | Non
     return TokenBatch(
         ids,
         positions,
-        _visibility(document_of, prompt_of, answer_of) if together else None,
+        torch.stack([document_of, prompt_of, answer_of]) if together else None,
         predict=_long([places[i][t - 1] for i, steps in counted for t in steps]),
         targets=_long([sequences[i].ids[t] for i, steps in counted for t in steps]),
         sequence=_long([i for i, steps in counted for _ in steps]),
@@ -203,15 +203,6 @@ def pack(lengths: Sequence[int], capacity: int) -> list[list[int]]:
 
 def _rounded(width: int) -> int:
     return -(-width // WIDTH_MULTIPLE) * WIDTH_MULTIPLE
-
-
-def _visibility(document: Tensor, prompt: Tensor, answer: Tensor) -> Tensor:
-    """Causal, within the document, and only what is common or one's own. Padding sees its own document, -1."""
-    causal = torch.ones(document.shape[1], document.shape[1], dtype=torch.bool).tril()
-    same = document[:, :, None] == document[:, None, :]
-    for part in (prompt, answer):
-        same &= (part[:, None, :] == 0) | (part[:, :, None] == part[:, None, :])
-    return (causal & same)[:, None]
 
 
 def _long(values: Sequence[Any]) -> Tensor:

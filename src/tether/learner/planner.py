@@ -127,12 +127,7 @@ def largest_batch(cuts: Iterable[Sequence[Encoded]], document_tokens: int) -> To
 
 def shape_batch(sequences: Sequence[Encoded], document_tokens: int = 0) -> TokenBatch:
     """A micro-batch without contents."""
-    batch = make_batch(sequences, 0, document_tokens=document_tokens)
-    if batch.visible is None:  # transformers would look at the values of positions to find packed documents
-        time = batch.ids.shape[1]
-        causal = torch.ones(time, time, dtype=torch.bool).tril().expand(len(batch.ids), 1, time, time)
-        batch = TokenBatch(**{**batch.__dict__, "visible": causal})
-    return batch.to("meta")
+    return make_batch(sequences, 0, document_tokens=document_tokens).to("meta")
 
 
 def measure_pass(model: Any, passed: Callable[[], Any], *, extra: Iterable[Tensor] = ()) -> int:
