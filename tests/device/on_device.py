@@ -307,7 +307,9 @@ def test_a_classifier_scores_as_on_the_cpu(tmp_path):
     LlamaForSequenceClassification(config).save_pretrained(tmp_path)
     loaded.tokenizer.save_pretrained(tmp_path)
     talks = [(user("one"), assistant(text)) for text in ("a", "bb", "ccc ccc")]
-    rewards = [ClassifierReward.load(ClassifierConfig(source=str(tmp_path), batch=2), place) for place in (NAME, "cpu")]
+    settings = {"source": str(tmp_path), "batch": 2}
+    assert ClassifierReward.load(ClassifierConfig(**settings), NAME).model.dtype == torch.bfloat16
+    rewards = [ClassifierReward.load(ClassifierConfig(**settings, dtype="float32"), place) for place in (NAME, "cpu")]
     there, here = ([score.value for score in reward.score_conversations(talks)] for reward in rewards)
     assert there == pytest.approx(here, abs=1e-5) and len(set(here)) == 3
 

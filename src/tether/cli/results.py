@@ -70,7 +70,11 @@ def show_conclusion(console: Console, conclusion: Conclusion) -> None:
 
 def show_stage(console: Console, run: Path, summary: Facts) -> None:
     """The summary of a stage, and its verdict and warnings as the page has them; collected pairs have none."""
-    costs = (("time", summary.get("seconds"), duration), ("peak memory", summary.get("peak_rss_bytes"), gigabytes))
+    costs = (
+        ("time", summary.get("seconds"), duration),
+        ("peak memory", summary.get("peak_rss_bytes"), gigabytes),
+        ("peak memory of the GPU", summary.get("peak_gpu_bytes"), gigabytes),
+    )
     rows = [*listing(summary), *((name, show(value)) for name, value, show in costs if value is not None)]
     show_table(console, run.name, rows)
     show_table(console, "rounds", pair_rounds(read_sub_run(run, [])), ROUND_OF_PAIRS)

@@ -6,11 +6,13 @@ import ctypes
 import gc
 import os
 import re
+import resource
 import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from tether.cpu.native import compiled
@@ -51,6 +53,24 @@ def needs_heap() -> bool:
     """Whether the C library is a glibc before `GOOD_GLIBC`."""
     version = re.match(r"glibc (\d+)\.(\d+)", os.confstr("CS_GNU_LIBC_VERSION") or "")
     return version is not None and (int(version[1]), int(version[2])) < GOOD_GLIBC
+
+
+def memory_in_use() -> dict[str, float]:
+    """Bytes by the name of their metric: of the process, and, once CUDA has started, the most that its tensors took of a GPU."""
+    held = {"memory/rss_bytes": float(psutil.Process().memory_info().rss)}
+    if torch.cuda.is_initialized():
+        held["memory/gpu_peak_bytes"] = float(torch.cuda.max_memory_allocated())
+    return held
+
+
+def peak_memory() -> dict[str, int]:
+    """The most bytes so far: of this process, and of the tensors on a GPU since this was last read."""
+    process = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak = {"peak_rss_bytes": process if sys.platform == "darwin" else process * 1024}
+    if torch.cuda.is_initialized():
+        peak["peak_gpu_bytes"] = torch.cuda.max_memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+    return peak
 
 
 def free_memory() -> None:

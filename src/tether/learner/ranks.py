@@ -267,7 +267,7 @@ def joined(ranks: Ranks, on_gpu: bool, shard: bool = False) -> Iterator[None]:
     place = {"rank": ranks.rank, "world_size": ranks.size, "timeout": timedelta(days=30)}  # the signs of life decide
     try:
         ranks.together(lambda: ranks._meet() and dist.init_process_group("gloo", store=own, **place))
-        ranks.sums = dist.new_group(backend="nccl") if on_gpu else None
+        ranks.sums = dist.new_group(backend="nccl", timeout=place["timeout"]) if on_gpu else None
         if shard:
             group: Any = ranks.sums or dist.new_group(timeout=PASS)
             ranks.mesh = DeviceMesh.from_group(group, "cuda" if on_gpu else "cpu")

@@ -18,6 +18,7 @@ FEW = 10
 BOOKKEEPING = {
     "seconds",
     "peak_rss_bytes",
+    "peak_gpu_bytes",
     "quarantine",
     "columns_not_used",
     "alarms",

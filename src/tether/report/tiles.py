@@ -54,6 +54,7 @@ def tiles(journey: Journey) -> list[Tile]:
         ("SFT held-out loss", losses[-1] if losses else None, decimal, "nats per token"),
         ("time", own.get("seconds"), duration, ""),
         ("peak memory", own.get("peak_rss_bytes") or summary.get("peak_rss_bytes"), gigabytes, ""),
+        ("peak memory of the GPU", summary.get("peak_gpu_bytes"), gigabytes, ""),
     ))  # fmt: skip
 
 

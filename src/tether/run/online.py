@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import psutil
 import torch
 from pydantic import Field
 
@@ -17,6 +16,7 @@ from tether.core.errors import DataError, MissingFileError
 from tether.core.protocols import RewardSource, doing
 from tether.core.rundir import RunDirectory
 from tether.core.types import Alarm, Problem, Prompt, Rollout, Score
+from tether.cpu.memory import memory_in_use
 from tether.evaluation.best_of_n import Scorer
 from tether.evaluation.likelihood import kl_to_reference
 from tether.evaluation.sycophancy import Sycophancy
@@ -105,7 +105,7 @@ def train(section: SamplingSection, context: Context, rows: Sequence[Any] | None
         evaluation = _evaluation(section, stage, test, context, run, loaded.context_length) if section.evaluate else None
 
         def on_step(step: int, metrics: dict[str, float]) -> dict[str, float]:
-            measured = {"memory/rss_bytes": float(psutil.Process().memory_info().rss)}
+            measured = memory_in_use()
             if served is not None:  # at once, for it tells when servers worked by the end of the step
                 measured |= {**served.measured(step), "engine/wait": metrics["time/rollout"] / metrics["time/step"]}
             return measured | (evaluation.at(step, stage.config.steps) if evaluation is not None else {})

@@ -6,9 +6,7 @@ Below that the folder of the whole run: what was started there, and what its sta
 from __future__ import annotations
 
 import logging
-import resource
 import shutil
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -26,6 +24,7 @@ from tether.core.rundir import RunDirectory, file_digest, read_json, write_json
 from tether.core.stages import STAGES
 from tether.core.stopping import run_of
 from tether.core.types import Alarm, Comparison, Json, Sampling
+from tether.cpu.memory import peak_memory
 from tether.data.formats.containers import left_out
 from tether.data.inspection import longer_chosen
 from tether.data.sources import UNUSED_COLUMNS, Quarantine
@@ -165,8 +164,7 @@ def _finished(run: RunDirectory, section: Section, summary: dict[str, Any], quar
         summary[CHANGED] = changed
     if skipped := len(list((run.path / "skipped").glob("step-*.json"))):
         summary["steps_left_out"] = skipped
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    summary["peak_rss_bytes"] = peak if sys.platform == "darwin" else peak * 1024
+    summary |= peak_memory()
     run.finish(summary)
     drop_checkpoint(run)
     return summary
