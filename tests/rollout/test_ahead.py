@@ -1,18 +1,26 @@
 """Sampling while the learner learns: which weights sample what, the same bits after a kill, servers against this process."""
 
 import json
+import random
+import threading
+import time
 from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 import torch
 from benchmarks.every_stage import differences, results
+from safetensors.torch import load_file
 from tests.run.journeys import Killed, dying_after, lines, numbered_prompts
 
 from tether.core.config import build
 from tether.core.errors import ConfigError, ModelError, RunError
 from tether.learner.checkpoint import complete_checkpoints, load_checkpoint
+from tether.models.config import ModelConfig
 from tether.rollout.ahead import AheadEngine
+from tether.rollout.served import ServedEngine
+from tether.run.engines import engine_server
+from tether.run.models import open_model
 from tether.run.recipe import Recipe, run_recipe
 
 SERVED = {"kind": "served", "servers": 2, "start_seconds": 60}
@@ -104,10 +112,94 @@ def test_servers_sample_what_this_process_samples(tmp_path, stage):
     assert [row["loss"] for row in theirs] == pytest.approx([row["loss"] for row in ours], abs=1e-4)
 
 
+@pytest.fixture
+def served(monkeypatch):
+    """Make a server of a thread of this process, which decodes requests together or each alone, and gives the key `engine`."""
+    monkeypatch.setenv("TETHER_SERVER_TOKEN", "a token of the run")
+    started = []
+
+    def make(**how):
+        model = open_model(ModelConfig.model_validate({"source": "tiny", "dtype": "float32"}))
+        started.append(engine_server(model, ("127.0.0.1", 0), 64, **how))
+        threading.Thread(target=started[-1].serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+        return {"kind": "served", "addresses": [f"http://127.0.0.1:{started[-1].server_address[1]}"]}
+
+    yield make
+    for server in started:
+        server.shutdown()
+        server.server_close()
+
+
+def mixed(folder):
+    """Prompts of several lengths, all of them in each step: their batches round otherwise than a prompt alone."""
+    path = folder / "mixed.txt"
+    path.write_text("".join(f"{'a longer ' * (n % 5)}{n}\n" for n in range(12)), encoding="utf-8")
+    return {"data": {"path": str(path)}, "prompts_per_step": 12, "steps": 4}
+
+
+def gaps(folder, name):
+    return [row["policy/engine_gap"] for row in lines(folder / name / "grpo" / "metrics.jsonl")]
+
+
+def largest_difference(folder, *names):
+    first, second = (load_file(next((folder / name / "grpo" / "policy").rglob("adapter_model.safetensors"))) for name in names)
+    assert first.keys() == second.keys() and len(first) > 1
+    return max(float((first[key] - second[key]).abs().max()) for key in first)
+
+
+def test_what_is_decoded_together_changes_the_bits_of_a_served_run_and_no_sample(tmp_path, served):
+    """The exception of docs/resuming.md: which requests meet depends on time, and an importance ratio shows it."""
+    run_recipe(recipe(tmp_path, "together", **mixed(tmp_path)))
+    run_recipe(recipe(tmp_path, "alone", engine=served(alone=True), **mixed(tmp_path)))
+    ours, theirs = (lines(tmp_path / name / "grpo" / "samples.jsonl") for name in ("together", "alone"))
+    assert ours == theirs and len(ours) == 8 * 4
+    ages = [
+        [row["policy/staleness"] for row in lines(tmp_path / name / "grpo" / "metrics.jsonl")] for name in ("together", "alone")
+    ]
+    assert ages == [[0, 1, 2, 2]] * 2
+    assert gaps(tmp_path, "together") != gaps(tmp_path, "alone") == pytest.approx(gaps(tmp_path, "together"), abs=1e-4)
+    assert largest_difference(tmp_path, "together", "alone") < 1e-3, "a tenth of the learning rate"
+
+
+def test_requests_that_are_decoded_alone_give_the_same_bits_whenever_they_come(tmp_path, served, monkeypatch):
+    """The promise of docs/resuming.md for `deterministic = true`."""
+    run_recipe(recipe(tmp_path, "quick", engine=served(alone=True), **mixed(tmp_path)))
+    ask, draw = ServedEngine._ask, random.Random(0)
+
+    def late(engine, version, body):
+        time.sleep(0.05 * draw.random())
+        return ask(engine, version, body)
+
+    monkeypatch.setattr(ServedEngine, "_ask", late)
+    run_recipe(recipe(tmp_path, "late", engine=served(alone=True), **mixed(tmp_path)))
+    assert gaps(tmp_path, "quick") == gaps(tmp_path, "late")
+    assert largest_difference(tmp_path, "quick", "late") == 0.0
+
+
+def test_without_an_importance_ratio_served_runs_have_the_bits_of_this_process(tmp_path, served):
+    plain = {"importance": "none", "max_staleness": 0, **mixed(tmp_path)}
+    run_recipe(recipe(tmp_path, "here", **plain))
+    run_recipe(recipe(tmp_path, "there", engine=served(), **plain))
+    assert largest_difference(tmp_path, "here", "there") == 0.0
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_deterministic_run_has_each_request_decoded_alone(tmp_path, monkeypatch, deterministic):
+    commands = []
+
+    def engine(policy, encoder, servers, *args, **more):
+        commands.append(servers.command("127.0.0.1", 1))
+        raise ModelError("far enough")
+
+    monkeypatch.setattr("tether.run.engines.ServedEngine", engine)
+    values = recipe(tmp_path, "one", engine=SERVED).model_copy(update={"deterministic": deterministic})
+    with pytest.raises(ModelError, match="far enough"):
+        run_recipe(values)
+    assert ("--alone" in commands[0]) == deterministic
+
+
 def test_a_server_that_dies_is_given_the_older_weights_again_and_nothing_is_lost_or_drawn_twice(tmp_path, monkeypatch):
     """The process of a server ends in the middle of the run, with samples of older weights under way."""
-    from tether.rollout.served import ServedEngine
-
     begin, begun = ServedEngine.begin, Counter()
 
     def killing(engine, prompts, sampling, **how):

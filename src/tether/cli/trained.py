@@ -140,6 +140,7 @@ def engine(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16; as in the run that it samples for.")] = "auto",
     rows: Annotated[int, typer.Option(min=1, help="Responses decoded at once.")] = 64,
+    alone: Annotated[bool, typer.Option(help="Decode each prompt by itself: slower, and the same bits whatever meets.")] = False,
 ) -> None:
     """Serve tether's engine to runs with engine.addresses. It takes adapters, or whole models, from folders that it can read."""
     with starting("loading the model"):
@@ -150,7 +151,7 @@ def engine(
         from tether.servers.http import new_token
 
         loaded = open_model(build(ModelConfig, {"source": model, "dtype": dtype}, where="tether engine"))
-    server = engine_server(loaded, (host, port), rows, new_token())
+    server = engine_server(loaded, (host, port), rows, new_token(), alone=alone)
     _announce("Sampling", server)
     server.serve_forever()
 

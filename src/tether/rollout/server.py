@@ -1,7 +1,8 @@
 """An engine behind HTTP, on the standard library: the endpoints of vLLM's that a served engine asks.
 
 `GET /health`, `GET /v1/models`, `POST /v1/load_lora_adapter`, `POST /v1/unload_lora_adapter`, `POST /inference/v1/generate`.
-Requests that wait together and ask alike are decoded together by the local engine, in one thread.
+Requests that wait together and ask alike are decoded together by the local engine, in one thread. Other rows in a batch round
+otherwise, so bits depend on which requests meet, unless each is decoded alone.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ class EngineServer(JsonServer):
         unload: takes back the engine of one that nobody samples with any more.
         context: the longest sequence, in tokens.
         vocabulary: the number of token ids.
+        alone: each request is decoded by itself, so that what meets changes no bit of an answer.
         token: see JsonServer.
     """
 
@@ -61,6 +63,7 @@ class EngineServer(JsonServer):
         *,
         context: int,
         vocabulary: int,
+        alone: bool = False,
         token: str | None = None,
     ) -> None:
         post: dict[str, Route] = {
@@ -70,7 +73,7 @@ class EngineServer(JsonServer):
         }
         super().__init__(address, {"/v1/models": self.models}, post, token)
         self.base, self.load, self.unload = base, load, unload
-        self.context, self.vocabulary = context, vocabulary
+        self.context, self.vocabulary, self.alone = context, vocabulary, alone
         self.begun: float | None = None
         self.engines: dict[str, LocalEngine] = {}
         self.asked: queue.Queue[Asked | Callable[[], None] | None] = queue.Queue()
@@ -98,12 +101,18 @@ class EngineServer(JsonServer):
                 for task in waiting:
                     if task is not None and not isinstance(task, Asked):
                         task()
-                for kind in dict.fromkeys(one.kind for one in requests):
-                    self._draw([one for one in requests if one.kind == kind])
+                for batch in self._batches(requests):
+                    self._draw(batch)
             except Exception as error:  # noqa: BLE001  (of ours: the thread lives on, and nobody waits in vain)
                 for one in requests:
                     one.back.put((500, f"{type(error).__name__}: {error}"))
             self.begun = None
+
+    def _batches(self, requests: list[Asked]) -> list[list[Asked]]:
+        """The requests that are decoded together."""
+        if self.alone:
+            return [[one] for one in requests]
+        return [[one for one in requests if one.kind == kind] for kind in dict.fromkeys(one.kind for one in requests)]
 
     def _draw(self, batch: list[Asked]) -> None:
         model, count, seed, stop_ids, sampling = batch[0].kind

@@ -90,7 +90,8 @@ def served_engine(
     def command(host: str, port: int) -> Sequence[str]:
         where = "--model", str(base), "--host", host, "--port", str(port), "--dtype", dtype, *config.arguments
         if ours:
-            return sys.executable, "-m", "tether", "engine", *where, "--rows", str(section.engine_rows)
+            alone = ("--alone",) if torch.are_deterministic_algorithms_enabled() else ()
+            return sys.executable, "-m", "tether", "engine", *where, "--rows", str(section.engine_rows), *alone
         share = (
             ("--gpu-memory-utilization", vllm_share(config, policy, section.engine_rows, length))
             if beside_learner(policy.device.type)
@@ -165,8 +166,13 @@ def _base(loaded: LoadedModel, root: Path, seed: int) -> Path:
     return (root / "base").resolve()
 
 
-def engine_server(loaded: LoadedModel, address: tuple[str, int], rows: int, token: str | None = None) -> EngineServer:
-    """A server of tether's engine with this model, or adapters on it; `serve_forever` makes it answer. Token: see JsonServer."""
+def engine_server(
+    loaded: LoadedModel, address: tuple[str, int], rows: int, token: str | None = None, *, alone: bool = False
+) -> EngineServer:
+    """A server of tether's engine with this model, or adapters on it; `serve_forever` makes it answer.
+
+    Token: see JsonServer. `alone`: see EngineServer.
+    """
     settings, spare = dict[LocalEngine, str](), list[LocalEngine]()  # of engines with an adapter; those that have let go of it
 
     @cache
@@ -188,4 +194,4 @@ def engine_server(loaded: LoadedModel, address: tuple[str, int], rows: int, toke
         return engine
 
     limits = {"context": loaded.context_length, "vocabulary": loaded.model.get_input_embeddings().weight.shape[0]}
-    return EngineServer(address, loaded.source, load, spare.append, **limits, token=token)
+    return EngineServer(address, loaded.source, load, spare.append, **limits, alone=alone, token=token)
