@@ -10,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tether.core.config import build
+from tether.core.types import Sampling
 from tether.learner.planner import (
     TILED,
     LiveBytes,
@@ -23,7 +24,10 @@ from tether.learner.planner import (
 from tether.models.config import LoraConfig
 from tether.models.loading import add_adapter
 from tether.models.trunk import GROUPED, Role
+from tether.rollout.decoding import TreeDecoder
+from tether.rollout.sampling import sample_tokens
 from tether.run.devices import gpu
+from tether.run.engine_shapes import prefill_bytes, sampler_bytes
 from tether.run.plan import SHAPES, plan
 from tether.run.recipe import Recipe
 
@@ -259,3 +263,29 @@ def test_servers_on_a_processor_share_its_memory(shallow):
         server = phases["server, each of 2"].total
         for phase in ("rollout", "update"):  # they live on while the learner learns
             assert phases[phase].bytes.get("2 servers", 0) == (2 * server if shared else 0)
+
+
+def test_a_prefill_pass_and_a_draw_need_what_the_allocator_gives(monkeypatch):
+    config = LlamaConfig(**SIZES, num_key_value_heads=2)
+    model = LlamaForCausalLM._from_config(config, attn_implementation="eager").eval().requires_grad_(False)
+    real, shapes = Role(model), Role(shape_model(config, torch.float32, "eager"))
+    decoder, ids = TreeDecoder(real, packed=False), torch.zeros(8, 120, dtype=torch.long)
+    with torch.no_grad():
+        expected = allocated_peak(lambda: decoder.prefill(ids, []))
+    assert prefill_bytes(shapes, 8, 120) == pytest.approx(expected, rel=0.1)
+    assert prefill_bytes(shapes, 10**6, 120) == prefill_bytes(shapes, 4096 // 120, 120)  # more prompts make more passes
+    monkeypatch.setattr("tether.rollout.sampling.CPU_STRIP_ELEMENTS", 2**30)  # a CPU takes strips, a GPU all rows
+    logits, uniforms = torch.randn(512, 8000), torch.rand(512, dtype=torch.float64)
+    for sampling in (Sampling(), Sampling(top_p=0.9, temperature=0.7)):
+        expected = logits.nbytes + allocated_peak(lambda: sample_tokens(logits, uniforms, sampling, cpu_kernels=False))  # noqa: B023
+        assert sampler_bytes(512, 8000, torch.float32, sampling) == pytest.approx(expected, rel=0.1)
+
+
+def test_a_plan_for_a_gpu_counts_prefill_draw_and_the_optimizers_step():
+    grpo = {"prompts_per_step": 16, "samples_per_prompt": 8, "max_new_tokens": 512, "reward_source": "random"}
+    made = build(Recipe, {"run": "x", "model": {"source": "tiny"}, "grpo": grpo})
+    (stage,) = plan(made, gpu(name="rtx4090"), shape="llama-3.1-8b", prompt_tokens=256).stages
+    rollout = next(phase for phase in stage.phases if phase.name == "rollout")
+    assert 1e9 < rollout.bytes["prefill and draw"] < 1.5e9
+    adapter = rollout.bytes["policy adapter"]
+    assert rollout.bytes["policy optimizer's step"] == 2 * adapter  # 4 bytes of each weight, which has 2

@@ -88,7 +88,12 @@ class _ShapeAttention(torch.autograd.Function):
         return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), None
 
 
-def _attend(fused: bool, module: Any, query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> tuple[Tensor, None]:
+def _attend(
+    fused: bool, module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any = None, *_: Any, **__: Any
+) -> tuple[Tensor, None]:
+    groups = query.shape[1] // key.shape[1]
+    if fused and mask is not None and groups > 1:  # a fused kernel with a mask takes keys and values of every query's head
+        key, value = (part.repeat_interleave(groups, 1) for part in (key, value))
     return _ShapeAttention.apply(query, key, value, fused).transpose(1, 2), None
 
 

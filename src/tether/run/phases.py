@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import torch
 
+from tether.core.types import Sampling
 from tether.cpu.attention import pick_attention
 from tether.cpu.llama import cache_bytes
 from tether.data.batches import TokenBatch, cut_batches, cut_together
@@ -20,6 +21,7 @@ from tether.models.loading import pick_dtype, plain_attention
 from tether.models.trunk import GROUPED, Role
 from tether.rewards.learned import MICRO_BATCH_TOKENS
 from tether.run.devices import Device
+from tether.run.engine_shapes import prefill_bytes, sampler_bytes
 from tether.run.engines import adapter_slots
 from tether.run.evaluate import EvaluationSection
 from tether.run.online_sections import OnlineSection, PolicySection
@@ -181,11 +183,12 @@ class Planner:
         policies = map(self.recipe.section, self.recipe.policies)
         tokens = section.max_new_tokens or max((s.sampling.max_new_tokens for s in policies if hasattr(s, "sampling")), default=0)
         held = {"process": self.process, "trunk": self.trunk, **({} if self.device.gpu else {"engine": self.trunk})}
-        cache, rows = sum(self._cache(section.engine_rows, tokens).values()), section.engine_rows
+        rows, model = section.engine_rows, planner.shape_model(self.config, self.dtype, self._attention)
+        engine = self._engine(Role(model), rows, rows, Sampling(max_new_tokens=tokens))
         seconds = tokens * self.speeds.decoding(rows)
         if not isinstance(section, RoundsSection) and reads_answers(section.judge, section):
             seconds += self.speeds.reading(rows, self.prompt, tokens)
-        return [Phase("rollout", {**held, "cache": cache}, seconds)]
+        return [Phase("rollout", {**held, **engine}, seconds)]
 
     @phases.register(OnlineSection)
     def _online(self, section: Any) -> list[Phase]:
@@ -217,7 +220,9 @@ class Planner:
         evaluations = (not on_policy) + (saved if section.needs_reference else 0) + own_value
         backward = (3.0 if section.lora is False else 2.0) * saved * (1 + own_value)
         moved = self.on_host * section.offload / LINK * tokens
-        phases = self._rollout(section, held, rows, steps * self.speeds.decoding(rows) + prefill)
+        slots = rows if section.engine.kind == "local" else section.engine_rows
+        engine = self._engine(policy, section.prompts_per_step, slots, section.sampling)
+        phases = self._rollout(section, held, engine, steps * self.speeds.decoding(rows) + prefill)
         if section.scorer is not None:
             scoring, seconds = self._samples(section, MICRO_BATCH_TOKENS, policy), scoring_pass + moved / MICRO_BATCH_TOKENS
             passes = _activations(value, lambda: value.scores(scoring))
@@ -233,13 +238,13 @@ class Planner:
         seconds = (1 if gradient is None else gradient.epochs) * backward * forward_pass
         return [*phases, Phase("update", held | common | _activations(value, lambda: forward().backward(), learns=True), seconds)]
 
-    def _rollout(self, section: Any, held: dict[str, int], rows: int, sampling: float) -> list[Phase]:
+    def _rollout(self, section: Any, held: dict[str, int], engine: Mapping[str, int], sampling: float) -> list[Phase]:
         """Sampling; by servers: what the learner holds meanwhile, each server, and the way of new weights to all of them."""
         if section.engine.kind == "local":
-            return [Phase("rollout", {**held, **self._cache(rows, section.max_new_tokens)}, sampling)]
+            return [Phase("rollout", {**held, **engine}, sampling)]
         weights, slots = held.get("policy adapter", self.trunk), adapter_slots(section)
         own = {"trunk": self.trunk, **({f"{slots} adapters": slots * weights} if "policy adapter" in held else {})}
-        own |= self._cache(section.engine_rows, section.max_new_tokens)
+        own |= engine
         server, there = self._servers("server", section.engine, own, held)
         count = len(section.engine.addresses) or section.engine.servers
         sending = (1 + count) * weights / DISK + count * LOADING
@@ -271,8 +276,7 @@ class Planner:
 
     def _trained(self, section: Any, name: str, head: ScalarHead | None = None) -> tuple[Role, dict[str, int]]:
         """A role that learns, on a model of shapes, and what that holds."""
-        attention = {GROUPED: planner.TILED, "sdpa": planner.FUSED}.get(self.attention, self.attention)
-        model = planner.shape_model(self.config, self.dtype, attention)
+        model = planner.shape_model(self.config, self.dtype, self._attention)
         model.recompute = self.recipe.model.recompute
         held = {"process": self.process, "trunk": self.trunk}
         role = Role(model) if section.lora is False else Role(planner.shape_adapter(model, name, section.lora), name)
@@ -282,8 +286,17 @@ class Planner:
         if role.adapter is not None:
             held[f"{name} adapter"] = planner.weight_bytes(parameters)
         held[f"{name} optimizer"] = planner.training_bytes(parameters, section.optimizer.kind)
+        if self.device.gpu:  # AdamW makes its numbers of all weights at once there
+            held[f"{name} optimizer's step"] = 4 * sum(parameter.numel() for parameter in parameters)
+        if dict(section).get("heldout_fraction"):
+            held[f"{name}, best so far"] = planner.weight_bytes(parameters)
         role.head = head and head.to("meta")
         return role, held
+
+    @property
+    def _attention(self) -> str:
+        """The attention of models of shapes that holds what the real one holds."""
+        return {GROUPED: planner.TILED, "sdpa": planner.FUSED}.get(self.attention, self.attention)
 
     def _frozen(self, offload: bool) -> int:
         return self.trunk - self.on_host * offload
@@ -292,10 +305,14 @@ class Planner:
         """Tokens of so many prompts, each once, and of the answers to them."""
         return round(prompts * (self.prompt + self.rows.answers * self.answer))
 
-    def _cache(self, rows: int, new_tokens: int) -> dict[str, int]:
+    def _engine(self, role: Role, prompts: int, rows: int, sampling: Sampling) -> dict[str, int]:
+        """What the engine holds beside weights: its cache, and logits; on a GPU also the larger of prefill and draw."""
         size = self.dtype.itemsize
-        cache = cache_bytes(self.config, rows, self.prompt + new_tokens, size)
-        return {"cache": cache, "logits": rows * self.vocab * size}
+        cache = {"cache": cache_bytes(self.config, rows, self.prompt + sampling.max_new_tokens, size)}
+        if not self.device.gpu:
+            return {**cache, "logits": rows * self.vocab * size}
+        drawing = sampler_bytes(rows, self.vocab, self.dtype, sampling)
+        return {**cache, "prefill and draw": max(drawing, prefill_bytes(role, prompts, self.prompt))}
 
     def _pairs(self, section: RewardSection | DirectSection | KTOSection, role: Role) -> TokenBatch:
         """Micro-batch of prompts with their answers."""
