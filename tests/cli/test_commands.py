@@ -133,7 +133,7 @@ def test_the_quickstart_ends_with_its_verdict(project):
     found = json.loads((project / "run" / "summary.json").read_text())["ppo"]
     assert set(found["gold_by_temperature"]) == {"1", "0.7", "0.5", "0"} and found["over_best_decoding"]["win_rate"]["count"] > 0
     words = " ".join(done.stdout.split())
-    assert "best against best decoding" in words and "nats of KL per response" in words
+    assert "Each side at its best decoding" in words and "nats of KL per response" in words
     headlines = {"better": "Better than any", "sharper": "Sharper, not", "undecided": "Not shown to be", "worse": "Worse"}
     assert headlines[found["verdict"]] in words
 

@@ -125,7 +125,7 @@ def test_the_page_and_the_terminal_tell_of_it(finished, capsys):
     )
     results.show_run(Console(width=170), root)
     words = " ".join(capsys.readouterr().out.split())
-    assert "What happened" in words and "beta0" in words and "random" in words
+    assert "judged by gold (tether.quickstart.judges:letters)" in words and "beta0" in words and "random" in words
 
 
 def test_settings_are_checked_before_anything_runs(tmp_path):

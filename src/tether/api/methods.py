@@ -156,6 +156,7 @@ def load(path: str | Path) -> Run:
 
 
 def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, progress: bool) -> Run:
+    from tether.cli.results import show_verdict
     from tether.report.page import write_report
 
     root, console = Path(recipe.run), Terminal(quiet=not progress)
@@ -168,6 +169,8 @@ def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, prog
     finally:
         release(root)
     console.print(f"[dim]{root}: {', '.join(chosen)} done; page: {page}[/]", highlight=False, soft_wrap=True)
+    if STAGES[chosen[-1]].makes != "pairs":
+        show_verdict(console, root)
     return Run(root, chosen[-1])
 
 

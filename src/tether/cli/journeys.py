@@ -113,7 +113,7 @@ def _stages(config: BaseRecipe, chosen: list[str], given: Sequence[str] = ()) ->
 
 def _trained(config: BaseRecipe, chosen: list[str], given: Sequence[str]) -> None:
     """Train the chosen stages, and show what became of them and what may come next."""
-    from tether.cli.results import show_next, show_run, show_stage
+    from tether.cli.results import show_next, show_run, show_stage, to_judge
     from tether.report.page import write_report
     from tether.run.pairs import WaitingError
     from tether.run.recipe import run_recipe
@@ -138,7 +138,7 @@ def _trained(config: BaseRecipe, chosen: list[str], given: Sequence[str]) -> Non
         show_run(console, root)
     else:
         for name in chosen:
-            show_stage(console, root / name, results[name])
+            show_stage(console, root / name, results[name], to_judge(root, given))
     point_to(console, "The page", page)
     waiting = [name for name in left if name not in chosen]
     again = ["tether", "run", given[0], waiting[0], *given[1:]] if given and waiting else []

@@ -15,10 +15,11 @@ from tether.cli.tables import point_to, show_table
 from tether.cli.terminal import Terminal
 from tether.core.rundir import stage_folder
 from tether.core.stages import STAGES
-from tether.report.narrative import Conclusion, conclusion, loop_conclusion
+from tether.report.brief import brief
+from tether.report.narrative import Conclusion, loop_conclusion
 from tether.report.numbers import duration, gigabytes, listing
 from tether.report.reading import read_journey, read_loop, read_sub_run
-from tether.report.tiles import ARM_COLUMNS, ROUND_COLUMNS, ROUND_OF_PAIRS, arm_table, pair_rounds, round_rows, tiles
+from tether.report.tiles import ARM_COLUMNS, ROUND_COLUMNS, ROUND_OF_PAIRS, arm_table, pair_rounds, round_rows
 
 Facts = Mapping[str, Any]
 """A summary, or a part of one, as its file has it."""
@@ -28,16 +29,15 @@ FLAT = 100.0
 
 
 def show_run(console: Console, run: Path) -> None:
-    """The end of a whole recipe: the page's key numbers, tables and verdict, or those of its rounds."""
+    """The end of a whole recipe: its policies side by side and the verdict, or those of its rounds; the page has the numbers."""
     if loop := read_loop(run):
         wide = console if console.is_terminal else Terminal(width=170)  # a file or a pipe has no edge
         show_table(wide, "rounds", round_rows(loop), ROUND_COLUMNS)
         show_conclusion(console, loop_conclusion(loop))
     else:
         journey = read_journey(run)
-        show_table(console, "What happened", [(tile.name, f"{tile.value}  {tile.detail}") for tile in tiles(journey)])
         show_table(console, "policies", arm_table(journey.compared), ARM_COLUMNS)
-        show_conclusion(console, conclusion(journey))
+        show_conclusion(console, brief(journey))
 
 
 def show_next(console: Console, run: Path, done: Sequence[str], again: Sequence[str]) -> None:
@@ -62,14 +62,36 @@ def show_next(console: Console, run: Path, done: Sequence[str], again: Sequence[
         console.print(f"  {command:{width}}   {why}", highlight=False, markup=False, soft_wrap=True)
 
 
+def to_judge(run: Path, given: Sequence[str] = ()) -> str:
+    """What has a finished policy's answers judged: a command where the run has a recipe, else a line of Python.
+
+    Args:
+        given: the recipe and its overrides, as the command line had them.
+    """
+    if not given:
+        return f"tether.evaluate(tether.load({str(run)!r}), prompts=[...], judge=FUNCTION)"
+    recipe, *overrides = given
+    own = ("evaluate.data.path=HELDOUT.txt", "evaluate.judge.call=REWARD.py:FUNCTION")
+    return shlex.join(["tether", "run", recipe, "evaluate", *overrides, *own])
+
+
+def show_verdict(console: Console, run: Path) -> None:
+    """The end of a call from Python: the verdict, and one line on where to look further."""
+    if loop := read_loop(run):
+        show_conclusion(console, loop_conclusion(loop))
+    else:
+        show_conclusion(console, brief(read_journey(run), to_judge(run)))
+    console.print(f"Look further: tether report {run}; tether doctor {run}", markup=False, highlight=False, soft_wrap=True)
+
+
 def show_conclusion(console: Console, conclusion: Conclusion) -> None:
-    """The page's verdict, a sentence a line."""
+    """A verdict and its warnings, a sentence a line."""
     for sentence in (conclusion.headline, *conclusion.sentences, *conclusion.warnings):
-        console.print(sentence, markup=False, highlight=False)
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
-def show_stage(console: Console, run: Path, summary: Facts) -> None:
-    """The summary of a stage, and its verdict and warnings as the page has them; collected pairs have none."""
+def show_stage(console: Console, run: Path, summary: Facts, how: str = "") -> None:
+    """The summary of a stage, its verdict and warnings; collected pairs have none. `how` judges a policy's answers."""
     costs = (
         ("time", summary.get("seconds"), duration),
         ("peak memory", summary.get("peak_rss_bytes"), gigabytes),
@@ -79,7 +101,7 @@ def show_stage(console: Console, run: Path, summary: Facts) -> None:
     show_table(console, run.name, rows)
     show_table(console, "rounds", pair_rounds(read_sub_run(run, [])), ROUND_OF_PAIRS)
     if not (run / "pairs.jsonl").is_file():
-        show_conclusion(console, conclusion(read_journey(run)))
+        show_conclusion(console, brief(read_journey(run), how))
     point_to(console, run.name, run)
 
 

@@ -99,12 +99,17 @@ def _versions(manifest: Row) -> str:
     return " · ".join(f"{name} {versions[name]}" for name in VERSIONS if versions.get(name))
 
 
+def judge_of(journey: Journey) -> tuple[str, str]:
+    """The name of the judge of answers, and what it says of itself; that of [evaluate] goes first."""
+    stages = sorted(journey.stages, key=lambda stage: stage.section != "evaluate")
+    noted = next((judge for stage in stages if (judge := mapping(mapping(stage.manifest).get("judge")))), {})
+    return str(noted.get("name") or ""), str(noted.get("says") or "")
+
+
 def who_judged(journey: Journey, names: Iterable[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """Who gold is, in sentences, and what the parts of these names measure; a user's own judge explains its parts itself."""
     if not (any(policy.judged_by_gold for policy in journey.policies) or any("gold_after" in row for row in journey.answers)):
         return [], []
-    stages = sorted(journey.stages, key=lambda stage: stage.section != "evaluate")
-    noted = next((judge for stage in stages if (judge := mapping(mapping(stage.manifest).get("judge")))), {})
-    name, says = str(noted.get("name") or ""), str(noted.get("says") or "")
+    name, says = judge_of(journey)
     sentences = [GOLD["what"], *([GOLD["says" if says else "name"].format(name=name, says=says)] if name else [])]
     return sentences, [(part, PARTS[part]) for part in names if part in PARTS and name.startswith("tether.quickstart.")]

@@ -8,7 +8,20 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from tether.report.numbers import SENTENCES, Show, bracketed, centre, decimal, few, has_interval, interval, percent, side, signed
+from tether.report.numbers import (
+    SENTENCES,
+    Show,
+    bracketed,
+    centre,
+    decimal,
+    few,
+    has_interval,
+    interval,
+    moved_in_words,
+    percent,
+    side,
+    signed,
+)
 from tether.report.reading import KL_KEYS, Journey, LoopRun, Row, SubRun, estimate, finite, mapping, present, printable, trend_of
 from tether.stats import Estimate, vague
 
@@ -243,13 +256,21 @@ def _part_sentences(parts: Sequence[Part]) -> Iterator[str]:
 
 def _price(policy: SubRun, reward: str) -> Iterator[str]:
     """The KL that was spent, and the reward that it bought, by the name that it has."""
-    if kl := spent_kl(policy):
-        why = vague(kl.value, kl.value - kl.low if has_interval(kl) else None)
-        yield SAYS["kl-vague" if why else "kl"].format(kl=decimal(kl.value), interval=_bounds(kl, decimal), why=why)
+    if sentence := kl_sentence(policy):
+        yield sentence
     if proxy := proxy_gain(policy):
         names = {1: "proxy-up", -1: "proxy-down", 0: "proxy-unclear" if has_interval(proxy) else "proxy-few-steps"}
         size = f"{decimal(abs(proxy.value))}{_bounds(proxy, signed)}"
         yield SAYS[names[side(proxy, 0)]].format(reward=reward, size=size, gain=_with_bounds(proxy, signed))
+
+
+def kl_sentence(policy: SubRun) -> str:
+    """The KL that was spent, in nats and in words; empty without one."""
+    if (kl := spent_kl(policy)) is None:
+        return ""
+    why = vague(kl.value, kl.value - kl.low if has_interval(kl) else None)
+    words = why or moved_in_words(kl.value)
+    return SAYS["kl-vague" if why else "kl"].format(kl=decimal(kl.value), interval=_bounds(kl, decimal), words=words)
 
 
 def _distrust(policy: SubRun, gain: Estimate | None) -> Iterator[str]:

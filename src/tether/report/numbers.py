@@ -71,6 +71,20 @@ def centre(value: Estimate, show: Show) -> str:
     return f"{value.value * value.count:.3g} of {value.count}" if few(value, show) else show(value.value)
 
 
+MOVED = (
+    (0.1, "the answers are those of the start"),
+    (1.0, "the answers are nearly those of the start"),
+    (3.0, "the answers differ from those of the start, and could still be its own"),
+    (10.0, "the answers are hardly those of the start any more"),
+)
+"""Upper ends of the KL in nats a response, and what it means: after e^3 = 20 an answer is one in twenty of the start's."""
+
+
+def moved_in_words(kl: float) -> str:
+    """The meaning of a KL in nats a response."""
+    return next((words for bound, words in MOVED if kl < bound), "the start would practically never give such answers")
+
+
 def gigabytes(size: float) -> str:
     return f"{size / 1e9:.2f} GB"
 

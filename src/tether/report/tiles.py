@@ -6,7 +6,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tether.report.narrative import at_temperature, control_of, gold_gain, heldout_gain, proxy_gain, spent_kl
-from tether.report.numbers import bracketed, centre, decimal, duration, gigabytes, interval, percent, signed, thousands, versus
+from tether.report.numbers import (
+    bracketed,
+    centre,
+    decimal,
+    duration,
+    gigabytes,
+    interval,
+    moved_in_words,
+    percent,
+    signed,
+    thousands,
+    versus,
+)
 from tether.report.reading import Estimate, Journey, LoopRun, SubRun, estimate, mapping, present
 
 
@@ -38,6 +50,7 @@ def tiles(journey: Journey) -> list[Tile]:
     reward_gain = ("reward gain", "in its own units") if journey.own_reward else ("proxy gain", "reward model's units")
     kl, over = spent_kl(policy), mapping(control_of(summary).get("over_best_decoding"))
     alike = "both at the temperature of training"
+    moved = f"nats per response: {moved_in_words(kl.value)}" if kl else ""
     vague = kl is not None and (kl.value <= 0 or kl.low <= 0)
     return _tiles((
         ("best against best decoding", over.get("win_rate"), percent, "won against the model before"),
@@ -46,7 +59,7 @@ def tiles(journey: Journey) -> list[Tile]:
         ("gold gain", gold_gain(policy), signed, alike),
         (name, checked and checked.after, show, f"before {show(checked.before.value)}" if checked else ""),
         (reward_gain[0], proxy_gain(policy), signed, reward_gain[1]),
-        ("KL spent", kl, decimal, "nats: indistinguishable from 0" if vague else "nats per response"),
+        ("KL spent", kl, decimal, "nats: indistinguishable from 0" if vague else moved),
         ("reward model, held-out", reward.get("heldout_accuracy"), percent, ""),
         ("reward model, gold", reward.get("gold_accuracy"), percent, ""),
         ("held-out pairs, ranked right", journey.stage("direct", "rounds").summary.get("heldout_accuracy"), percent, ""),

@@ -1,0 +1,81 @@
+"""The verdict of a run in three short lines, for the terminal: the result and its judge, the interval, the control."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tether.report.about import judge_of
+from tether.report.narrative import (
+    Conclusion,
+    at_temperature,
+    conclusion,
+    control_of,
+    gold_gain,
+    heldout_gain,
+    kl_sentence,
+    proxy_gain,
+)
+from tether.report.numbers import SENTENCES, bracketed, centre, decimal, interval, percent, signed
+from tether.report.reading import Journey, SubRun, estimate, mapping, printable
+
+SAYS = SENTENCES["brief"]
+
+
+def brief(journey: Journey, how: str = "") -> Conclusion:
+    """The page's verdict without its paragraph; that of a run without a judged policy is short as it is.
+
+    Args:
+        how: the command that has the answers judged, for a run in which nothing judged any.
+    """
+    whole, policy = conclusion(journey), journey.judged
+    if not policy.name:
+        return whole
+    headline = SAYS["result"].format(headline=whole.headline, judge=_judge(journey, policy))
+    return Conclusion(
+        whole.tone,
+        headline,
+        [*_measured(policy), *_controlled(policy, how), *filter(None, (kl_sentence(policy),))],
+        whole.warnings,
+    )
+
+
+def is_judged(policy: SubRun) -> bool:
+    """True where held-out answers were scored, by gold or by the training's own reward."""
+    return bool(policy.estimate("gold_win_rate") or gold_gain(policy) or heldout_gain(policy))
+
+
+def _judge(journey: Journey, policy: SubRun) -> str:
+    if gold_gain(policy) or policy.estimate("gold_win_rate"):
+        name = printable(judge_of(journey)[0], 60)
+        return SAYS["gold-named" if name else "gold"].format(name=name)
+    measured = heldout_gain(policy)
+    return SAYS["training-reward" if measured is None else "checked" if measured.checked else "held-out-reward"]
+
+
+def _measured(policy: SubRun) -> Iterator[str]:
+    """What was measured, with its 95% interval."""
+    if rate := policy.estimate("gold_win_rate"):
+        count = f"{rate.count:,} comparisons" if rate.count else "comparisons"
+        of = SAYS["interval"].format(interval=bounds) if (bounds := interval(rate, percent)) else ""
+        yield SAYS["won"].format(rate=centre(rate, percent), count=count, interval=of)
+    elif gain := gold_gain(policy):
+        yield SAYS["gold-gain"].format(gain=bracketed(gain, signed))
+    elif measured := heldout_gain(policy):
+        show = percent if measured.checked else decimal
+        ends = {"before": centre(measured.before, show), "after": centre(measured.after, show)}
+        yield SAYS["held-out"].format(count=measured.num_prompts, gain=bracketed(measured.gain, signed), **ends)
+    elif proxy := proxy_gain(policy):
+        yield SAYS["training"].format(gain=bracketed(proxy, signed))
+
+
+def _controlled(policy: SubRun, how: str) -> Iterator[str]:
+    """What decoding alone gives, or how to have the answers judged."""
+    over = mapping(control_of(policy.summary).get("over_best_decoding"))
+    rate, gain = bracketed(over.get("win_rate"), percent), estimate(over)
+    if rate and gain:
+        sides = {"ours": at_temperature(over.get("policy_temperature")), "theirs": at_temperature(over.get("temperature"))}
+        yield SAYS["control"].format(rate=rate, gain=bracketed(gain, signed), **sides)
+    elif is_judged(policy):
+        yield SAYS["no-control"]
+    else:
+        yield SAYS["how"].format(how=how) if how else SAYS["not-judged"]

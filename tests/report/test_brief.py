@@ -1,0 +1,58 @@
+"""The verdict on the terminal: three lines, and the KL in words."""
+
+import json
+import math
+
+import pytest
+
+from tether.report.brief import brief
+from tether.report.numbers import moved_in_words
+from tether.report.reading import read_journey
+
+RATE = {"value": 0.7, "low": 0.6, "high": 0.8, "count": 150}
+GAIN = {"value": 1.3, "low": 0.9, "high": 1.7, "count": 150}
+OVER = {"win_rate": {**RATE, "value": 0.66}, **GAIN, "policy_temperature": 0.0, "temperature": 0.7}
+
+
+def run_of(folder, summary, **manifest):
+    folder.mkdir()
+    steps = [{"step": n, "reward/proxy": -float(30 - n), "kl/policy_reference_k1": 5.8} for n in range(1, 13)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in steps))
+    (folder / "summary.json").write_text(json.dumps({"kl": 5.8, **summary}))
+    (folder / "config.json").write_text(json.dumps({"grpo": {"reward_source": "function"}}))
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return read_journey(folder)
+
+
+def test_gold_with_a_control_is_result_interval_control(tmp_path):
+    summary = {"gold_win_rate": RATE, "gold_gain": GAIN, "over_best_decoding": OVER, "verdict": "better"}
+    found = brief(run_of(tmp_path / "run", summary, judge={"name": "mine.py:good", "says": ""}), "a command")
+    assert found.headline == "Better than any decoding of the model before, judged by gold (mine.py:good)."
+    interval, control, kl = found.sentences
+    assert "70.0% of 150" in interval and "60.0% to 80.0%" in interval
+    assert "greedy against at temperature 0.7" in control and "66.0%" in control and "+1.30" in control
+    assert "5.80 nats" in kl and "hardly those of the start any more" in kl
+    assert all(len(line) < 150 for line in (found.headline, *found.sentences))
+
+
+def test_without_a_judge_the_line_that_judges_is_printed(tmp_path):
+    found = brief(run_of(tmp_path / "run", {}), "tether run mine.toml evaluate")
+    assert found.headline == "The reward rose, judged by the training's own reward alone."
+    assert "To judge them: tether run mine.toml evaluate" in found.sentences[1]
+    assert brief(read_journey(tmp_path / "run")).sentences[1] == "No held-out answers were judged."
+
+
+def test_held_out_reward_names_its_judge(tmp_path):
+    ends = {"before": {"value": -20.0, "count": 16}, "after": {"value": -5.0, "count": 16}, "gain": GAIN | {"value": 15.0}}
+    found = brief(run_of(tmp_path / "run", {"heldout": {"num_prompts": 16, "score": ends}}))
+    assert found.headline.endswith("judged by the training's own reward on held-out prompts.")
+    assert "On 16 held-out prompts: from −20.0 to −5.00" in found.sentences[0]
+
+
+@pytest.mark.parametrize("nats", [0.02, 0.5, 2.0, 5.8, 25.0])
+def test_words_go_with_the_share_of_answers_that_the_start_would_give(nats):
+    """After k nats an answer is e^k times as likely as under the start."""
+    one_in = math.exp(nats)
+    words = moved_in_words(nats)
+    expected = {1.11: "are those", 2.72: "nearly those", 20.1: "could still be", 22_027: "hardly those", math.inf: "never"}
+    assert next(text for bound, text in expected.items() if one_in < bound) in words
