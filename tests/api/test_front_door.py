@@ -289,6 +289,12 @@ def test_a_recipe_is_run_by_its_name_however_the_room_was_imported(tmp_path):
             ConfigError,
             "train_dataset is prompts or data here, reward_funcs is reward here",
         ),
+        (
+            lambda: tether.ppo("tiny", args=None, per_device_train_batch_size=4, stepz=1, num_generations=2, steps=2),
+            ConfigError,
+            r"args is its own keys \(steps=, optimizer=\{\.\.\.\}\) here, per_device_train_batch_size is unknown .*"
+            r"prompts_per_step.*, stepz is unknown .*'steps'.*, num_generations is unknown .*samples_per_prompt",
+        ),
         (lambda: tether.load("nowhere"), FileNotFoundError, "nowhere does not exist"),
         (lambda: tether.nothing, AttributeError, "no attribute 'nothing'"),
     ],
@@ -306,3 +312,27 @@ def test_editors_know_every_method_and_key():
         assert name in dir(tether) and f"def {name}(" in stub.text()
     assert [*inspect.signature(tether.grpo).parameters][:3] == ["model", "prompts", "reward"]
     assert "steps" in inspect.signature(tether.grpo).parameters and "GRPO" in tether.grpo.__doc__
+
+
+STOPPED = """
+import os, signal, time, tether
+calls = 0
+def reward(prompts, responses):
+    global calls
+    calls += 1
+    for _ in range(signals if calls == 2 else 0):
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)
+    return [float(len(r)) for r in responses]
+signals = SIGNALS
+few = {"prompts_per_step": 2, "samples_per_prompt": 2, "max_new_tokens": 4}
+tether.grpo("tiny", ["a", "b"], reward, steps=9, run="run", progress=False, **few)
+"""
+
+
+@pytest.mark.parametrize(("signals", "words"), [(1, "stopped after step "), (2, "stopped at once; what was saved before stays.")])
+def test_ctrl_c_in_a_program_ends_in_one_line(tmp_path, signals, words):
+    code = STOPPED.replace("SIGNALS", str(signals))
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 130, done.stderr
+    assert "Traceback" not in done.stderr and done.stderr.splitlines()[-1].startswith(f"tether: {words}")

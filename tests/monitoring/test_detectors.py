@@ -134,6 +134,11 @@ def truncated(step: Step, age: int, rng: random.Random) -> None:
         row.finished = rng.random() < 0.5
 
 
+def cut_off(step: Step, age: int, rng: random.Random) -> None:
+    for row in step.rows:
+        row.finished = rng.random() < 0.1
+
+
 def disagreeing(step: Step, age: int, rng: random.Random) -> None:
     for row in step.rows:
         row.score = rng.gauss(2.2, 1)
@@ -186,6 +191,7 @@ CASES = {
     "kl_acceleration": Case(metric("kl/policy_reference_k1", lambda age: 5 * 1.5 ** (age + 1)), 5, besides=KL),
     "long_updates": Case(metric("policy/clip_fraction", lambda age: 0.83), 3),
     "truncation": Case(truncated, 3),
+    "cut_off": Case(cut_off, 4, besides=frozenset({"truncation"})),
     "format_gaming": Case(formatted, 2, shows="- **"),
     "hedging": Case(hedged, 2, shows="it depends"),
     "exploit_tokens": Case(opened, 4, shows="Absolutely wonderful question!"),
@@ -534,3 +540,18 @@ def test_updates_that_clip_most_tokens_are_an_alarm_but_where_sequences_are_clip
     assert fired(0.83) == [(3, "long_updates")] and fired(0.1) == []
     assert fired(0.83, surrogate="sequence") == []
     assert fired(0.83, watch={"silent": ("long_updates",)}) == []
+
+
+def test_answers_that_never_end_are_named_after_the_first_steps():
+    """A fault that is there from the start; nine in ten answers are cut off, then four in ten."""
+    steps = [healthy(random.Random(n), n) for n in range(1, 15)]
+    for step in steps:
+        for place, row in enumerate(step.rows):
+            row.finished = place % 10 == 0
+    alarms = [alarm for alarm in alarms_of(steps) if alarm.detector == "cut_off"]
+    assert [alarm.step for alarm in alarms] == [8]
+    assert "90% of the responses end at the token limit, by step 8" in alarms[0].message and "max_new_tokens" in alarms[0].advice
+    for step in steps:
+        for place, row in enumerate(step.rows):
+            row.finished = place % 10 >= 4
+    assert [alarm for alarm in alarms_of(steps) if alarm.detector == "cut_off"] == []

@@ -489,3 +489,13 @@ def test_odd_answers_are_what_they_are_called():
     endless = odd["endless"][0]
     assert len(endless.response_ids) == 20 and endless.stop_reason is StopReason.LENGTH
     assert endless.response_ids[:8] == endless.response_ids[8:16] == rollout.response_ids[:8]
+
+
+@pytest.mark.parametrize(("rate", "words"), [(0.0, "Every answer was cut off"), (0.15, "Most answers were cut off"), (0.6, None)])
+def test_a_log_of_answers_at_the_token_limit(rate, words):
+    from tether.monitoring.doctor import Finding
+    from tether.monitoring.doctor_log import check_samples
+
+    rows = [{"step": n, "response/stop_rate": rate, "response/length": 48.0, "reward/proxy": 1.0} for n in range(1, 21)]
+    found = [result for result in check_samples(rows, {}) if isinstance(result, Finding) and "cut off" in result.message]
+    assert len(found) == (words is not None) and all(f.severity == "warning" and words in f.message for f in found)

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from tether.api.given import are_conversations, data_values, model_values, reward_values, settings_values
 from tether.api.runs import Run
 from tether.cli.progress import OnStep, bars
-from tether.cli.terminal import Terminal
-from tether.core.config import build, packaged_recipes
+from tether.cli.terminal import Terminal, print_error
+from tether.core.config import build, key_hint, packaged_recipes
 from tether.core.errors import ConfigError
 from tether.core.locks import release
 from tether.core.protocols import doing
 from tether.core.stages import STAGES, StageKind
+from tether.core.stopping import Interrupted
 from tether.core.synonyms import METHODS
 from tether.core.types import Json, Prompt
 from tether.run.online_sections import REWARD_KEYS
@@ -37,8 +40,8 @@ def method(name: str) -> Callable[..., Run]:
 
     def call(*arguments: Any, **given: Any) -> Run:
         by_place = dict(zip(places, arguments, strict=False))
-        if foreign := [f"{key} is {FOREIGN[key]} here" for key in given if key in FOREIGN]:
-            raise ConfigError(f"tether.{name}: {', '.join(foreign)}")
+        if any(key in FOREIGN for key in given):
+            raise ConfigError(f"tether.{name}: {', '.join(_foreign(name, given))}")
         if len(arguments) > len(places) or by_place.keys() & given.keys() or "model" not in {**by_place, **given}:
             raise TypeError(f"tether.{name}({', '.join(places)}, *, ...): a model first, and each argument once")
         return _start(name, **by_place, **given)
@@ -47,6 +50,16 @@ def method(name: str) -> Callable[..., Run]:
     call.__doc__ = _doc(*_stage(name))
     call.__signature__ = _signature(name)
     return call
+
+
+def _foreign(name: str, given: Mapping[str, Any]) -> Iterator[str]:
+    """Every argument that this method does not take, with its name here; arguments of TRL's trainers first."""
+    yield from (f"{key} is {FOREIGN[key]} here" for key in given if key in FOREIGN)
+    kind, (first, last) = _stage(name)[0], takes(name)
+    taken = {*FOREIGN, *first, *last, *SHARED, *kind.section.model_fields}
+    for key in (key for key in given if key not in taken):
+        values = {kind.name: dict(given)}
+        yield f"{key} is unknown ({key_hint(recipe_type(), (kind.name, key), values, given[key])})"
 
 
 def _stage(name: str) -> tuple[StageKind, Json]:
@@ -162,7 +175,7 @@ def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, prog
     root, console = Path(recipe.run), Terminal(quiet=not progress)
     remember(root, recipe, chosen)
     try:
-        with bars(console, on_step) as announce:
+        with bars(console, on_step) as announce, _stopped_in_one_line():
             run_recipe(recipe, chosen, announce)
             doing(announce("report"), "writing the page")
             page = write_report(root)
@@ -172,6 +185,18 @@ def _run(recipe: BaseRecipe, chosen: Sequence[str], on_step: OnStep | None, prog
     if STAGES[chosen[-1]].makes != "pairs":
         show_verdict(console, root)
     return Run(root, chosen[-1])
+
+
+@contextlib.contextmanager
+def _stopped_in_one_line() -> Iterator[None]:
+    """Ctrl-C in training ends a program with one line, as it ends a command; at a prompt of Python it goes on upwards."""
+    try:
+        yield
+    except Interrupted as stop:
+        if hasattr(sys, "ps1"):
+            raise
+        print_error(str(stop))
+        raise SystemExit(stop.exit_code) from None
 
 
 def takes(name: str) -> tuple[list[str], list[str]]:

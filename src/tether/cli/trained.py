@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import sys
 from pathlib import Path
@@ -103,6 +104,20 @@ def _line(console: Console) -> str:
         return ""
 
 
+def read_again(kind: str, difference: float) -> str:
+    """How far an exported model is from what was trained, and what that means; more than rounding is an error of the export."""
+    unit = "nats a token" if kind == "policy" else "units of its score"
+    differs = f"Read again, it differs by at most {difference:.2g} {unit}"
+    if difference < ROUNDED:
+        return f"{differs}."
+    meaning = f", a factor of {math.exp(difference):.2f} in one token's probability" if kind == "policy" else ""
+    return f"{differs}{meaning}: the rounding of merged weights to 16 bits, expected; --dtype float32 avoids it."
+
+
+ROUNDED = 0.01
+"""A difference above which the rounding of weights is named."""
+
+
 def export_result(
     source: Annotated[str, typer.Argument(help="The folder of a run, stage, trained role or checkpoint; or a model source.")],
     output: Annotated[Path, typer.Argument(help="A new folder.")],
@@ -123,9 +138,7 @@ def export_result(
     with starting("loading, writing and reading again"):
         made = export_model(source, output, adapter=adapter, dtype=dtype, shard_size=shard_size)
     console.print(f"{made['kind']} of {made['source']}: {made['folder']}")
-    unit = "nats a token" if made["kind"] == "policy" else "units of its score"
-    rounding = "" if made["difference"] < 0.01 else ": merged weights were rounded to 16 bits, which --dtype float32 avoids"
-    console.print(f"Read again, it differs by at most {made['difference']:.2g} {unit}{rounding}.")
+    console.print(read_again(made["kind"], made["difference"]))
     if made["constant"]:
         console.print(f"Scores lack a constant of {made['constant']:.6g}, which tether adds again; differences are right.")
     if not made["same_ids"]:

@@ -28,6 +28,8 @@ STILL_KL = 0.005
 """Nats a response below which a policy has not moved."""
 LEAST_GROWTH = 2.0
 """Nats a response and window: what grows by less is compared as if it had grown by this, for the noise of a step's KL."""
+SETTLED = 8
+"""Steps after which a policy that does not end its answers is not expected to learn that by itself."""
 LEAST_CORRELATION = 0.2
 """Between length or phrase and the score: a weaker one does not pull a policy, however certain."""
 
@@ -251,6 +253,13 @@ def _truncation(view: View) -> Reading:
     return Reading(start - now, {"start": start, "now": now}, rank=unfinished)
 
 
+def _cut_off(view: View) -> Reading:
+    """Judged after the first steps, in which a policy may learn to end; lengths that are meant to be fixed look the same."""
+    now, step = 1.0 - view.now("response/stop_rate"), view.recent[-1]["index"] + 1
+    unfinished = [-math.inf if text.finished else text.length for text in view.texts]
+    return Reading(now, {"now": now, "step": step}, step >= SETTLED, unfinished)
+
+
 def _exploit_tokens(view: View) -> Reading:
     steps = view.window()
     best = (0.0, 0, "", 0.0, 0.0)
@@ -301,7 +310,8 @@ def _sycophancy(view: View) -> Reading:
 
 _MEASURES: dict[str, Measure] = {measure.__name__.removeprefix("_"): measure for measure in (
     _length_gaming, _length_advantage, _mode_collapse, _entropy_collapse, _kl_acceleration, _kl_stuck, _held_back,
-    _unmoved, _truncation, _exploit_tokens, _reward_disagreement, _reward_failures, _score_jump, _sharpening, _sycophancy,
+    _unmoved, _truncation, _cut_off, _exploit_tokens, _reward_disagreement, _reward_failures, _score_jump, _sharpening,
+    _sycophancy,
 )}  # fmt: skip
 
 

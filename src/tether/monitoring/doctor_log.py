@@ -25,6 +25,8 @@ STILL_LOSS = 0.005
 """Share of a held-out loss."""
 FIRST_RATIO, SELDOM = 0.05, 0.1
 """Of the ratio before an update; and the share of a log's steps in which a fault may show and be an accident."""
+SELDOM_ENDED = 0.2
+"""Share of answers that end by themselves, at or below which most are cut off."""
 LEAST_STEPS, LEAST_UPDATES = 10, 5
 """Steps with samples, and updates on rows, after the warm-up, before a distance is judged."""
 
@@ -96,7 +98,8 @@ def answers_end(log: StageLog, rates: list[float], lengths: list[float]) -> Resu
     evidence += f"length {lengths[0]:.0f} to {short:.0f} tokens"
     cut, shrunk, endless = max(rates) < 0.02, short <= 2 < lengths[0] / 4, last < 0.2 and first > 0.5
     check = "empty or endless answers" if (shrunk or endless) and not cut else "stop tokens"
-    return diagnose(check, evidence, {"answers-cut-off": cut, "answers-shrunk": shrunk, "answers-run-on": endless})
+    faults = {"answers-cut-off": cut, "answers-shrunk": shrunk, "answers-run-on": endless}
+    return diagnose(check, evidence, {**faults, "answers-mostly-cut-off": last <= SELDOM_ENDED})
 
 
 def scores_logged(log: StageLog) -> Result:
