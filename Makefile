@@ -34,7 +34,7 @@ check test test-slow test-processors: export TOKENIZERS_PARALLELISM = false
 # Each of the many processes that tests start would compile tether's files anew.
 check test test-slow test-processors: export PYTHONDONTWRITEBYTECODE =
 
-.PHONY: help quickstart test test-slow test-processors check audit bench peers clean FORCE
+.PHONY: help quickstart test test-slow test-processors check audit bench peers clean FORCE gpu
 
 help:
 	@echo 'make quickstart   the whole journey on this machine: preferences, reward model, PPO, a report   [ARGS=...]'
@@ -42,6 +42,7 @@ help:
 	@echo 'make test         every test whose needs are met here, but the slow ones                  [PYTEST_ARGS=...]'
 	@echo 'make test-slow    the slow tests                                                          [PYTEST_ARGS=...]'
 	@echo 'make test-processors   `make test` as on a processor with bfloat16, as on one without, and without our kernels'
+	@echo 'make gpu          on a machine with an NVIDIA GPU: does it run, at which speed, in how much memory?'
 	@echo 'make audit        known vulnerabilities of the packages in constraints.txt (asks PyPI, with pip-audit)'
 	@echo 'make bench        the benchmarks                                                                 [ARGS=...]'
 	@echo 'make peers        the environments of those that tether is compared with, in .bench/ (several GB)'
@@ -72,6 +73,12 @@ $(VENV)/.runs: pyproject.toml constraints.txt | $(VENV)/.wanted
 $(VENV)/.installed: $(VENV)/.runs $(VENV)/.wanted
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e '.[$(EXTRAS)]'
 	@touch $@
+
+# On a machine with an NVIDIA GPU: the tests that need one, every sampling and learning stage twice, speed and memory.
+gpu: $(VENV)/.installed
+	$(BIN)/pytest -q -m gpu
+	$(BIN)/tether prove smoke ppo deterministic=true
+	$(BIN)/python -m benchmarks.gpu
 
 quickstart: $(VENV)/.runs
 	$(BIN)/tether quickstart $(ARGS)

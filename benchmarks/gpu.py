@@ -1,7 +1,9 @@
-"""`python -m benchmarks.gpu`: rollouts, updates and a PPO step on one GPU, on random weights of real shapes; prints a table.
+"""`python -m benchmarks.gpu`: the first run on a card, in ten minutes at most, as one page of Markdown.
 
-Rates are set beside what the GPU's data sheet promises: bandwidth for decoding, bfloat16 products for the update. `--smoke` runs
-the same on a few thousand weights, on any machine, to see that the script works.
+Rollouts, an update, fine-tuning and PPO on random weights of real shapes: their rates beside the card's limits, their peak of
+memory beside the planner's; and the lines at which the host waits for the card. Limits are those of the data sheet; a card
+without one is measured. A part that the planner takes for too large is left out with a sentence. `--smoke` runs the same on a
+few thousand weights, on any machine, to see that the script works.
 """
 
 from __future__ import annotations
@@ -9,12 +11,15 @@ from __future__ import annotations
 import argparse
 import gc
 import time
+import warnings
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tether.core.config import build
 from tether.core.types import Prompt, Sampling, user
 from tether.cpu.attention import pick_attention
 from tether.data.batches import make_batch
@@ -28,14 +33,14 @@ from tether.models.tiny import tiny_tokenizer
 from tether.models.trunk import Role
 from tether.rewards.learned import LearnedReward
 from tether.rollout.local import LocalEngine
-from tether.run.plan import SHAPES
+from tether.run.devices import DECODING_EFFICIENCY, EFFICIENCY, Device, machine_for
+from tether.run.plan import SHAPES, plan
+from tether.run.recipe import Recipe
 from tether.stages.policy_config import PolicyConfig
 from tether.stages.policy_gradient import PolicyGradient
 from tether.stages.sft import SFT, SFTConfig
 from tether.stages.supervised import make_step
 
-PRODUCTS = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12}
-BANDWIDTH = {"H200": 4.8e12, "H100": 3.35e12, "A100": 2.0e12, "L40S": 0.86e12}
 TINY = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 4096}
 LORA = LoraConfig(rank=16, alpha=32, targets="all-linear")
 DEVICE = pick_device("auto")
@@ -70,35 +75,71 @@ def peak() -> float:
     return torch.cuda.max_memory_allocated() / 1e9 if DEVICE.type == "cuda" else float("nan")
 
 
-def limits() -> tuple[float, float]:
-    name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "H200"
-    known = next((key for key in PRODUCTS if key in name), "H200")
-    return PRODUCTS[known], BANDWIDTH[known]
+def limits(card: Device) -> tuple[float, float]:
+    """Operations and bytes a second that the card's maker promises; of a card that was measured, those that it reaches."""
+    return (card.products / EFFICIENCY, card.bandwidth / DECODING_EFFICIENCY) if card.gpu else (1e12, 1e11)
 
 
-def say(what: str, figure: str, limit: str) -> None:
-    print(f"| {what} | {figure} | {limit} | {peak():.1f} |", flush=True)
+def row(what: str, figure: str, limit: str, planned: float) -> None:
+    print(f"| {what} | {figure} | {limit} | {planned:.1f} | {peak():.1f} |", flush=True)
 
 
-def rollouts(small: bool) -> None:
-    model = model_of("qwen2.5-1.5b", small)
-    weights = sum(p.numel() for p in model.parameters()) * 2
+def planned(card: Device, shape: str, small: bool, **stage: dict[str, Any]) -> float | None:
+    """GB that the planner counts for a recipe of one stage; None, after a sentence, where the card has less."""
+    made = plan(build(Recipe, {"run": "unused", "model": {"source": "tiny"}, **stage}), card, shape=None if small else shape)
+    if made.fits or DEVICE.type != "cuda":
+        return made.peak / 1e9
+    needed, there = made.peak / 1e9, card.memory / 1e9
+    print(f"| {shape}, {next(iter(stage))} | left out: {needed:.0f} GB are needed, the card has {there:.0f} | | | |")
+    return None
+
+
+def begin() -> None:
+    """Give back what the last part took, and count the peak of memory anew."""
+    gc.collect()
+    if DEVICE.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+
+
+def rollouts(card: Device, small: bool) -> None:
     for rows in (4,) if small else (64, 256, 1024):
+        tokens = 4 if small else 128
+        grpo = {
+            "prompts_per_step": rows,
+            "samples_per_prompt": 2,
+            "max_new_tokens": tokens,
+            "engine_rows": rows,
+            "reward_source": "random",
+        }
+        expected = planned(card, "qwen2.5-1.5b", small, grpo={**grpo, "micro_batch_tokens": 512})
+        if expected is None:
+            continue
+        begin()
+        model = model_of("qwen2.5-1.5b", small)
+        weights = sum(p.numel() for p in model.parameters()) * 2
         engine = LocalEngine(Role(model), encoder_of(), max_rows=rows)
         prompts = [Prompt((user(f"number {n}"),), str(n)) for n in range(rows)]
-        tokens = 4 if small else 128
         seconds = timed(lambda: engine.generate(prompts, Sampling(max_new_tokens=tokens), seed=1), 2)  # noqa: B023
-        steps = tokens * weights / limits()[1]
-        say(
-            f"rollout, 1.5B, {rows} rows of {tokens}",
-            f"{rows * tokens / seconds:,.0f} tokens/s",
-            f"{steps / seconds:.0%} of bandwidth",
-        )
+        steps = tokens * weights / limits(card)[1]
+        rate = f"{rows * tokens / seconds:,.0f} tokens/s"
+        row(f"rollout, 1.5B, {rows} rows of {tokens}", rate, f"{steps / seconds:.0%} of bandwidth", expected)
 
 
-def update(small: bool) -> None:
-    model = add_adapter(model_of("qwen2.5-1.5b", small), "policy", LORA)
+def update(card: Device, small: bool) -> None:
     rows, length = (2, 32) if small else (16, 1024)
+    sft = {
+        "row_tokens": length,
+        "rows_per_micro_batch": rows,
+        "max_length": length,
+        "lora": LORA.model_dump(),
+        "heldout_fraction": 0.0,
+    }
+    expected = planned(card, "qwen2.5-1.5b", small, sft=sft)
+    if expected is None:
+        return
+    begin()
+    model = add_adapter(model_of("qwen2.5-1.5b", small), "policy", LORA)
     role = Role(model, "policy")
     counted = (False,) * (length // 2) + (True,) * (length - length // 2)
     draw = torch.Generator().manual_seed(0)
@@ -115,10 +156,9 @@ def update(small: bool) -> None:
     head = config.vocab_size * config.hidden_size
     body = sum(p.numel() for p in model.get_base_model().get_decoder().parameters()) - head
     flops = 4 * (body * rows * length + head * rows * (length // 2))
-    say(
-        f"update, 1.5B, LoRA, {rows} x {length}",
-        f"{rows * length / seconds:,.0f} tokens/s",
-        f"{flops / seconds / limits()[0]:.0%} of products",
+    share = flops / seconds / limits(card)[0]
+    row(
+        f"update, 1.5B, LoRA, {rows} x {length}", f"{rows * length / seconds:,.0f} tokens/s", f"{share:.0%} of products", expected
     )
 
 
@@ -145,17 +185,43 @@ def four_roles(model: Any, width: int, response: int) -> Callable[[], Any]:
     return lambda: stage.step(prompts, 0)
 
 
-def trunk(small: bool) -> None:
-    """PPO's four roles on one 7B trunk, beside one fine-tuning of the same trunk."""
+def trunk(card: Device, small: bool) -> None:
+    """PPO's four roles on one trunk of 7B, beside one fine-tuning of the same trunk; on a small card of 1.5B."""
     width, response = (96, 8) if small else (1024, 256)
-    for name, stage in (("fine-tuning", fine_tuning), ("PPO, four roles,", four_roles)):
-        if DEVICE.type == "cuda":
-            torch.cuda.empty_cache()
-            torch.cuda.reset_peak_memory_stats()
-        work = stage(add_adapter(model_of("llama-2-7b", small), "policy", LORA), width, response)
-        say(f"{name} on one 7B trunk, LoRA", f"{timed(work, 1):.1f} s a step", "")
-        del work
-        gc.collect()
+    lora = LORA.model_dump()
+    sft = {"row_tokens": width, "rows_per_micro_batch": 2, "max_length": width, "lora": lora}
+    ppo = {"prompts_per_step": 16, "max_new_tokens": response, "epochs": 1, "micro_batch_tokens": 2 * width, "lora": lora}
+    parts = {
+        "fine-tuning": ("sft", sft, fine_tuning),
+        "PPO, four roles,": ("ppo", {**ppo, "reward_source": "random"}, four_roles),
+    }
+    for name, (stage, section, made) in parts.items():
+        for shape in ("llama-2-7b", "qwen2.5-1.5b"):
+            expected = planned(card, shape, small, **{stage: section})
+            if expected is None:
+                continue
+            begin()
+            work = made(add_adapter(model_of(shape, small), "policy", LORA), width, response)
+            row(f"{name} on one trunk, {shape}, LoRA", f"{timed(work, 1):.1f} s a step", "", expected)
+            del work
+            break
+
+
+def waits(small: bool) -> None:
+    """Lines at which the host waits for the card while a step samples, scores and learns, by CUDA's own report."""
+    begin()
+    work = four_roles(add_adapter(model_of("qwen2.5-1.5b", True), "policy", LORA), 96, 8)
+    work()
+    with warnings.catch_warnings(record=True) as reports:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        work()
+        torch.cuda.set_sync_debug_mode("default")
+    lines = Counter(f"{report.filename.split('/tether/')[-1]}:{report.lineno}" for report in reports)
+    print(f"\nWaits of the host in one step of PPO with 16 prompts and 8 new tokens: {sum(lines.values())}.\n")
+    print("| line | waits |\n|---|---|")
+    for line, count in lines.most_common(20):
+        print(f"| {line} | {count} |")
 
 
 def main() -> int:
@@ -164,11 +230,14 @@ def main() -> int:
     small = parser.parse_args().smoke
     if not small and DEVICE.type != "cuda":
         parser.error("there is no GPU here. --smoke runs the same on a few thousand weights")
-    name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "no GPU"
-    print(f"{name}; torch {torch.__version__}\n\n| what | rate | of the data sheet's limit | peak GB |\n|---|---|---|---|")
-    rollouts(small)
-    update(small)
-    trunk(small)
+    card = machine_for("auto")
+    print(f"{card.name}; torch {torch.__version__}\n")
+    print("| part | rate | of the card's limit | planned GB | peak GB |\n|---|---|---|---|---|")
+    rollouts(card, small)
+    update(card, small)
+    trunk(card, small)
+    if DEVICE.type == "cuda":
+        waits(small)
     return 0
 
 

@@ -16,6 +16,7 @@ from tests.models.architectures import small_folder
 from tests.run.journeys import Killed, dying_after
 from torch import nn
 
+from benchmarks import gpu
 from tether.classic import AutoModelForCausalLMWithValueHead, PPOConfig, PPOTrainer
 from tether.core.config import build
 from tether.core.errors import ConfigError
@@ -522,3 +523,13 @@ def test_an_export_needs_host_memory_alone(values, whole, tmp_path, stage):
     """Nothing is read back from the device but the weights that went there; the numbers are those of what tether computes."""
     source = whole("ppo") / "ppo" / "policy" if stage == "policy" else whole("reward") / "reward" / "model"
     assert export_model(str(source), tmp_path / "out")["difference"] < 1e-3
+
+
+def test_the_benchmark_of_a_card_runs_and_leaves_out_what_does_not_fit(capsys):
+    card = machine_for("auto")
+    for part in (gpu.rollouts, gpu.update, gpu.trunk):
+        part(card, True)
+    table = capsys.readouterr().out
+    assert table.count("tokens/s") == 2 and table.count("s a step") == 2
+    assert gpu.planned(card, "llama-2-7b", False, sft={"row_tokens": 4096, "rows_per_micro_batch": 4}) is None
+    assert "llama-2-7b, sft | left out: " in capsys.readouterr().out
