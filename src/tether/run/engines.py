@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -29,13 +30,14 @@ from tether.run.rows import Lora
 
 VLLM = (
     *("-m", "vllm.entrypoints.openai.api_server", "--logprobs-mode", "processed_logprobs"),
-    *("--generation-config", "vllm", "--enable-scale-out"),
+    *("--generation-config", "vllm", "--enable-scale-out", "--middleware", "tether_door.Door"),
 )
-"""vLLM's own words for: log-probabilities of the distribution that was sampled, tokens in and out."""
+"""vLLM's own words for: log-probabilities of the distribution that was sampled, tokens in and out, the token at every path."""
 VLLM_WORKSPACE = int(2e9)
 """Bytes that vLLM takes beside weights and cache: activations of its largest pass, graphs, the CUDA context."""
 IN_VLLM = Path(__file__).parents[1] / "rollout" / "in_vllm"
-"""A folder with an engine for vLLM's transfer of whole weights; it stands alone, for vLLM's environment has no tether."""
+"""A folder with what runs inside vLLM: a check of the token, and an engine for its transfer of whole weights. Both stand alone, for
+vLLM's environment has no tether."""
 WHOLE = (
     *("--worker-extension-cls", "tether_weights.Registered"),
     *("--weight-transfer-config", json.dumps({"backend": "folder"})),
@@ -97,9 +99,10 @@ def served_engine(
             if beside_learner(policy.device.type)
             else ()
         )
-        start = str(python), *VLLM, *share, *where
+        paths = os.pathsep.join(filter(None, (str(IN_VLLM), os.environ.get("PYTHONPATH"))))
+        start = "env", f"PYTHONPATH={paths}", str(python), *VLLM, *share, *where
         if not lora:
-            return "env", "VLLM_SERVER_DEV_MODE=1", f"PYTHONPATH={IN_VLLM}", *start, *WHOLE
+            return "env", "VLLM_SERVER_DEV_MODE=1", *start[1:], *WHOLE
         slots, rank = str(adapter_slots(section)), str(_allowed(lora.rank))
         return *start, "--enable-lora", "--max-loras", slots, "--max-lora-rank", rank
 

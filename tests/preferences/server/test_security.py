@@ -205,3 +205,24 @@ def test_a_link_that_is_followed_again_from_elsewhere_lets_in(visit, store):
     browser.client.cookies.update(kept)
     assert browser.send("/join", code=f"/join#{secret}").status_code == 200
     assert browser.get("/judge").status_code == 200
+
+
+def leaves(routes):
+    """The routes of an application, those of included routers too."""
+    for route in routes:
+        inner = getattr(getattr(route, "original_router", route), "routes", ())
+        yield from [route] if hasattr(route, "path") else leaves(inner)
+
+
+def test_a_program_that_is_not_signed_in_gets_the_door_alone_at_every_path(app, come, visit):
+    """Another user of the machine, a page of another site, and a name of another site that leads here."""
+    come()
+    asked = [(method, route.path) for route in leaves(app.routes) for method in route.methods or ["GET"]]
+    assert len(asked) > 15
+    for method, path in asked:
+        if path != "/join" and not path.startswith("/static"):
+            for headers in ({}, {"origin": "http://evil.example"}):
+                answer = visit().client.request(method, path, headers=headers, follow_redirects=False)
+                refused = (303, "/join") if method == "GET" else (401, None)
+                assert (answer.status_code, answer.headers.get("location")) == refused, (method, path)
+        assert visit().client.request(method, path, headers={"host": "evil.example"}).status_code == 421

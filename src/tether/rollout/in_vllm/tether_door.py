@@ -1,0 +1,48 @@
+"""The token of a run at every path of a vLLM server, whose own API key leaves some paths open; nothing of tether is needed.
+
+It runs in vLLM's own environment: `--middleware tether_door.Door` puts it before all of vLLM's paths. The token is in the
+environment, as `TETHER_SERVER_TOKEN`. `/health` is there for everybody.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import os
+from typing import Any
+
+
+class Door:
+    """An ASGI application before another one.
+
+    Raises:
+        RuntimeError: there is no token.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self.app, self.token = app, os.environ.get("TETHER_SERVER_TOKEN", "")
+        if not self.token:
+            raise RuntimeError("tether_door.Door needs the token of the run in TETHER_SERVER_TOKEN")
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"] == "/health"):
+            await self.app(scope, receive, send)
+            return
+        status, reason = self._refused(dict(scope["headers"]))
+        if not status:
+            await self.app(scope, receive, send)
+        elif scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+        else:
+            body = json.dumps({"error": reason}).encode()
+            headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+
+    def _refused(self, headers: dict[bytes, bytes]) -> tuple[int, str]:
+        """Status and reason; 0 for a program that has the token."""
+        if b"origin" in headers:
+            return 403, "web pages may not ask this server"
+        if not hmac.compare_digest(headers.get(b"authorization", b""), f"Bearer {self.token}".encode()):
+            return 401, "the request has not the token of this server"
+        return 0, ""
