@@ -6,6 +6,7 @@ from torch import nn
 
 from tether.core.errors import TrainingError
 from tether.learner.config import OptimizerConfig
+from tether.learner.determinism import deterministic
 from tether.learner.local import LocalLearner
 
 
@@ -21,6 +22,25 @@ def test_a_second_learner_takes_the_weights_over():
         second.backward((weight.float() * scale * torch.tensor([1.0, 2.0, 3.0])).sum())
     assert first.masters[0].grad is None and weight.grad is None
     assert second.masters[0].grad.tolist() == [11.0, 22.0, 33.0]
+
+
+def test_gradients_of_rows_picked_several_times_are_added_up_in_their_order():
+    """On two threads, fifty times over: the sum that is written down here term by term, and nothing else."""
+    torch.set_num_threads(2)
+    weight, places = nn.Parameter(torch.zeros(3, 512)), torch.tensor([1, 0, 1, 1, 2, 1, 0, 1] * 40)
+    slopes = torch.randn(len(places), 512, generator=torch.Generator().manual_seed(0))
+    expected = torch.zeros(3, 512)
+    for place, slope in zip(places.tolist(), slopes, strict=True):
+        expected[place] += slope
+    learner = LocalLearner([weight], OptimizerConfig(learning_rate=0.1), 1)
+    for _ in range(50):
+        weight.grad = None
+        learner.backward((weight[places] * slopes).sum())
+        assert torch.equal(weight.grad, expected)
+    assert not torch.are_deterministic_algorithms_enabled() and torch.utils.deterministic.fill_uninitialized_memory
+    with deterministic():
+        learner.backward((weight[places] * slopes).sum())
+        assert torch.are_deterministic_algorithms_enabled()
 
 
 def learner(**settings):

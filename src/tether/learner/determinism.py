@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.utils import deterministic as switches
 
 from tether.core.errors import TrainingError
 
@@ -43,3 +44,23 @@ def deterministic() -> Iterator[None]:
         torch.use_deterministic_algorithms(enabled, warn_only=warn_only)
         if workspace is None:
             os.environ.pop(WORKSPACE, None)
+
+
+@contextmanager
+def ordered_sums(device: torch.device) -> Iterator[None]:
+    """In this block a CPU adds up the gradients of rows that were indexed several times in one order.
+
+    Answers to one prompt share its last state, and a token's experts share the token. With several threads torch adds such shares
+    in float32 as the threads arrive, so that what else the machine does decides the last bits. torch's switch orders them, at no
+    cost; accelerators are left as they are, see `deterministic`.
+    """
+    if device.type != "cpu" or torch.are_deterministic_algorithms_enabled():
+        yield
+        return
+    fills, switches.fill_uninitialized_memory = switches.fill_uninitialized_memory, False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(False)
+        switches.fill_uninitialized_memory = fills

@@ -18,6 +18,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from tether.core.errors import TrainingError
 from tether.learner.config import OptimizerConfig
+from tether.learner.determinism import ordered_sums
 from tether.learner.ranks import here
 from tether.models.quantized import bitsandbytes
 from tether.models.sharded import cut, distributed, is_cut, local
@@ -93,7 +94,8 @@ class LocalLearner:
             loss = 0 * loss
         else:
             self._losses.append(loss.detach())
-        loss.backward()
+        with ordered_sums(self.masters[0].device):
+            loss.backward()
 
     def step(self) -> Mapping[str, float]:
         """Clip by global norm, update the masters, copy them to the weights, advance the schedule.
