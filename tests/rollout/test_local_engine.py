@@ -1,15 +1,19 @@
 """The engine against transformers.generate and against one-row-at-a-time sampling by hand."""
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 import transformers
 from scipy import stats
 
 from tether.core.errors import DataError
+from tether.core.once import once
 from tether.core.types import Prompt, Sampling, StopReason, user
+from tether.cpu.llama import cache_bytes
 from tether.data.chat import ChatEncoder
 from tether.models.tiny import tiny_model, tiny_tokenizer
 from tether.models.trunk import Role
@@ -237,3 +241,45 @@ def test_many_rows_are_sampled_as_each_alone(sampling):
     alone = [sample_tokens(logits[i : i + 1], uniforms[i : i + 1], sampling) for i in range(70)]
     assert tokens.tolist() == [int(t) for t, _ in alone]
     torch.testing.assert_close(logprobs, torch.cat([p for _, p in alone]), atol=1e-6, rtol=0)
+
+
+GIGABYTE = 10**9
+PLACES = 46
+"""The longest of the prompts, 30 tokens, and 16 of its answer."""
+
+
+def memory_of(monkeypatch, total, free):
+    """A machine of so many bytes, of which so many are free."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=int(total), available=int(free)))
+
+
+def sampled_here(monkeypatch, caplog, total, free):
+    """Answers with their log-probabilities, the row counts of decoding passes, the decoder, and what was logged."""
+    once.cache_clear()
+    caplog.clear()
+    memory_of(monkeypatch, total, free)
+    ours, counts = engine(), []
+    decode = ours.decoder.decode
+    ours.decoder.decode = lambda tokens, cache: counts.append(len(tokens)) or decode(tokens, cache)
+    groups = ours.generate(PROMPTS, Sampling(max_new_tokens=16), num_samples=4, seed=3)
+    answers = [(r.response_ids, r.logprobs) for group in groups for r in group.rollouts]
+    return answers, max(counts), type(ours.decoder), [record.getMessage() for record in caplog.records]
+
+
+def test_the_memory_that_others_leave_decides_nothing(monkeypatch, caplog):
+    """The same passes with 12 GB free as with 3 MB, in which a quarter would hold few rows and weights would have no copy."""
+    alone = sampled_here(monkeypatch, caplog, 24 * GIGABYTE, 12 * GIGABYTE)
+    weights = sum(p.numel() * p.element_size() for p in tiny_model(0).parameters())
+    row = cache_bytes(tiny_model(0).config, 1, PLACES, 4)
+    crowded = sampled_here(monkeypatch, caplog, 24 * GIGABYTE, 16 * row)
+    assert 16 * row < 4 * weights and alone[1] == 16
+    assert crowded == alone and alone[3] == []
+
+
+def test_a_small_machine_decodes_fewer_rows_and_logs_so(monkeypatch, caplog):
+    row = cache_bytes(tiny_model(0).config, 1, PLACES, 4)
+    _, rows, _, logged = sampled_here(monkeypatch, caplog, 4 * 9 * row, 4 * 9 * row)
+    assert rows == 8, "two prompts of four samples: nine rows fit into a quarter"
+    assert len(logged) == 1 and "do not fit into their share" in logged[0]
+    _, rows, _, logged = sampled_here(monkeypatch, caplog, 24 * GIGABYTE, 9 * row)
+    assert rows == 8 and len(logged) == 1 and "other programs leave 0.0 GB" in logged[0]

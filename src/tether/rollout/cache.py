@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import weakref
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import torch
@@ -13,12 +14,22 @@ from transformers.cache_utils import DynamicCache, DynamicLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tether.core.errors import ModelError
+from tether.core.once import once
 from tether.cpu.kernels import decode
 from tether.cpu.llama import cache_bytes
 from tether.models.trunk import additive_mask, layer_windows, setting
 
 ATTENTION = "tether_slots"
 """The name under which transformers' models find `slot_attention`."""
+FEWER = (
+    "keys and values of all engine_rows do not fit into their share of the memory (%.1f GB): fewer responses are decoded at once. "
+    "Lower engine_rows to choose their number"
+)
+CROWDED = (
+    "other programs leave %.1f GB of memory, too little for keys and values of all engine_rows: fewer responses are decoded at "
+    "once than with the memory free, so answers of this run may differ from those of others. Lower engine_rows, or free memory"
+)
+_LOG = logging.getLogger(__name__)
 _written = threading.local()
 
 
@@ -168,12 +179,32 @@ def attend_to_slots(
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION, slot_attention)
 
 
-def rows_that_fit(model: Any, capacity: int) -> int:
-    """How many rows of `capacity` places a quarter of the free memory holds (half of it on an accelerator)."""
-    weight = next(model.parameters())
-    row_bytes = cache_bytes(model.config, 1, capacity, weight.element_size())
-    if weight.device.type == "cuda":
-        free = torch.cuda.mem_get_info(weight.device)[0] // 2
-    else:
-        free = psutil.virtual_memory().available // 4
-    return max(1, free // row_bytes)
+class Allowance(NamedTuple):
+    """Bytes for the keys and values of one engine: a share of its device's memory, and what of that memory was free at the start.
+
+    The share decides alone how many rows are decoded at once, so that a run rounds alike beside other programs and when it is
+    resumed. Free memory takes part only where keys and values would not fit into it.
+    """
+
+    share: int
+    free: int
+
+
+def allowance(device: torch.device) -> Allowance:
+    """The allowance on a device as it is now: a quarter of the machine's memory, a third of an accelerator's."""
+    if device.type == "cuda":
+        free, total = torch.cuda.mem_get_info(device)
+        return Allowance(total // 3, free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    memory = psutil.virtual_memory()
+    return Allowance(memory.total // 4, memory.available)
+
+
+def rows_that_fit(model: Any, capacity: int, wanted: int, allowed: Allowance) -> int:
+    """How many of the `wanted` rows of `capacity` places are decoded at once; fewer than wanted are named in the log."""
+    row_bytes = cache_bytes(model.config, 1, capacity, next(model.parameters()).element_size())
+    rows, there = (max(1, min(wanted, memory // row_bytes)) for memory in allowed)
+    if rows < wanted:
+        once(_LOG.warning, FEWER, allowed.share / 1e9)
+    if there < rows:
+        once(_LOG.warning, CROWDED, allowed.free / 1e9)
+    return min(rows, there)

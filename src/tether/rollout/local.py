@@ -34,8 +34,8 @@ class LocalEngine:
     """Speaks core.protocols.Engine.
 
     Args:
-        max_rows: how many responses are decoded at once, at least the samples of one prompt, and fewer where the cache would not
-            fit into memory; results do not depend on it beyond rounding.
+        max_rows: how many responses are decoded at once, at least the samples of one prompt, and fewer where the cache would take
+            more than its share of the memory (cache.Allowance); results do not depend on it beyond rounding.
         context_length: the model's limit; a prompt that leaves no room for its response is refused.
         cpu_kernels: decode and sample with them on a CPU, where they can be had.
 
@@ -48,13 +48,14 @@ class LocalEngine:
     def __init__(
         self, role: Role, encoder: ChatEncoder, *, max_rows: int = 64, context_length: int = 2**31, cpu_kernels: bool = True
     ) -> None:
+        from tether.rollout.cache import allowance
         from tether.rollout.decoding import engine_decoder
         from tether.rollout.proof import step_decoder
 
         self.role, self.encoder = role, encoder
         self.decoder, self.cpu_kernels = engine_decoder(role, cpu_kernels=cpu_kernels), cpu_kernels
         self.in_step = step_decoder(role, self.decoder)
-        self.max_rows, self.context_length = max_rows, context_length
+        self.max_rows, self.context_length, self.allowed = max_rows, context_length, allowance(role.device)
         self.policy_version = 0
 
     def update_weights(self, version: int) -> None:
@@ -132,8 +133,8 @@ class _Decoding:
         self.num_samples = num_samples
         self.device = self.role.device
         capacity = max(map(len, prompts), default=0) + sampling.max_new_tokens
-        rows = min(engine.max_rows, rows_that_fit(self.role.causal_model, capacity))
-        slots = min(max(rows, num_samples), len(prompts) * num_samples)
+        wanted = min(max(engine.max_rows, num_samples), len(prompts) * num_samples)
+        slots = min(wanted, max(num_samples, rows_that_fit(self.role.causal_model, capacity, wanted, engine.allowed)))
         # Long prompts first: the last rows to finish then began with the fewest tokens.
         self.waiting = deque(sorted(range(len(prompts)), key=lambda i: (-len(prompts[i]), i)))
         self.cache = SlotCache(self.role.causal_model.config, slots, capacity, in_place=self.decoder.in_place)
