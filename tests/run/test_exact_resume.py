@@ -4,10 +4,12 @@ import itertools
 import shutil
 
 import pytest
+import torch
 from benchmarks.every_stage import differences, loop_recipe, recipe, results
 from tests.run.journeys import Killed, dying_after
 
 from tether.core.config import build
+from tether.core.rundir import read_json
 from tether.core.stages import STAGES
 from tether.run.recipe import Recipe, run_recipe
 
@@ -55,6 +57,22 @@ def test_two_steps_one_and_three_are_six(ground, tmp_path, stage, every):
     assert differences(whole, again) == []
     steps = [row["step"] for name, rows in again.items() if name.endswith("metrics.jsonl") for row in rows]
     assert calls == 3 and len(steps) >= 6 and any(name.endswith(".safetensors") for name in again)
+
+
+@pytest.mark.parametrize("stage", ["sft", "rounds", "ppo"])
+def test_a_stage_that_goes_on_with_another_number_of_threads_notes_so(ground, tmp_path, stage):
+    """In its summary, with both numbers; one that goes on with the same number notes nothing."""
+    for threads in (2, 1):
+        torch.set_num_threads(2)
+        run = stood_on(ground, tmp_path / str(threads), stage)
+        with pytest.raises(Killed):
+            run_recipe(run, [stage], dying_after(2))
+        torch.set_num_threads(threads)
+        run_recipe(run, [stage])
+        files = sorted((tmp_path / str(threads) / stage).rglob("summary.json"))
+        notes = [note for file in files for note in read_json(file).get("notes", ())]
+        assert len(notes) == (threads == 1)
+        assert all("goes on with 1 thread after 2 threads: numbers are rounded otherwise" in note for note in notes)
 
 
 @pytest.mark.slow

@@ -19,6 +19,8 @@ from tether.core.once import once
 from tether.core.rundir import cpuinfo
 from tether.models.packaged import cache_folder
 
+PATIENCE = 600
+"""Seconds a compiler may take: many, for without kernels numbers are rounded otherwise. A busy machine decides nothing."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -106,7 +108,7 @@ def _build(folder: Path, name: str, compilation: Sequence[str], links: Sequence[
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         target, part = Path(temporary) / "library.so", str(Path(temporary) / "part.o")
         for command in ([*compilation, "-o", part], [compilation[0], "-shared", part, "-o", str(target), *links]):
-            subprocess.run(command, check=True, capture_output=True, timeout=60)
+            subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
         target.chmod(0o755)
         return target.replace(folder / f"{name}-{_digest(target.read_bytes())}.so").name
 

@@ -6,12 +6,15 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch.utils import deterministic as switches
+from torch.utils import deterministic as _switches
 
 from tether.core.errors import TrainingError
 
+_FILLING: Any = _switches
+"""torch's module that says whether fresh tensors are filled under the switch, which costs time and orders nothing."""
 WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _REFUSED = re.compile(r"^(.+?) does not have a deterministic implementation")
 
@@ -57,10 +60,10 @@ def ordered_sums(device: torch.device) -> Iterator[None]:
     if device.type != "cpu" or torch.are_deterministic_algorithms_enabled():
         yield
         return
-    fills, switches.fill_uninitialized_memory = switches.fill_uninitialized_memory, False
+    fills, _FILLING.fill_uninitialized_memory = _FILLING.fill_uninitialized_memory, False
     torch.use_deterministic_algorithms(True, warn_only=True)
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(False)
-        switches.fill_uninitialized_memory = fills
+        _FILLING.fill_uninitialized_memory = fills

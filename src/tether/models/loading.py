@@ -64,7 +64,7 @@ class LoadedModel:
         device, dtype = self.model.device, str(self.model.dtype).removeprefix("torch.")
         name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         model = {"source": self.source, "digest": self.digest, "dtype": dtype, "device": name}
-        return {"model": model, "cpu_kernels": self.cpu_kernels}
+        return {"model": model, "cpu_kernels": list(self.cpu_kernels), "threads": torch.get_num_threads()}
 
     @property
     def context_length(self) -> int:

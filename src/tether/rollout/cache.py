@@ -22,8 +22,8 @@ from tether.models.trunk import additive_mask, layer_windows, setting
 ATTENTION = "tether_slots"
 """The name under which transformers' models find `slot_attention`."""
 FEWER = (
-    "keys and values of all engine_rows do not fit into their share of the memory (%.1f GB): fewer responses are decoded at once. "
-    "Lower engine_rows to choose their number"
+    "keys and values of all engine_rows do not fit into their share of the memory (%.1f GB): fewer responses are decoded at "
+    "once. Lower engine_rows to choose their number"
 )
 CROWDED = (
     "other programs leave %.1f GB of memory, too little for keys and values of all engine_rows: fewer responses are decoded at "

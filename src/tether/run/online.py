@@ -37,7 +37,7 @@ from tether.run.prompts import usable_in, usable_premises
 from tether.run.reward_servers import served_reward
 from tether.run.roles import encoder_of, local_engine, reader_of, sampling_roles, save_trained, value_of
 from tether.run.rows import calls_functions
-from tether.run.stage import Context
+from tether.run.stage import Context, note_machine
 from tether.stages import online_loop
 from tether.stages.best_of_n import BestOfN, BestOfNConfig
 from tether.stages.heldout import HeldOut, held_out_split
@@ -101,7 +101,7 @@ def train(section: SamplingSection, context: Context, rows: Sequence[Any] | None
         if isinstance(stage, PolicyGradient) and stage.config.max_staleness:
             stage.engine = AheadEngine(stage.engine, stage.config.max_staleness)
         stage.reward.keep_stacks(run.path / "stacks.txt")
-        run.update_manifest(**loaded.manifest(), reward=str(context.scorer))
+        note_machine(run, loaded, reward=str(context.scorer))
         evaluation = _evaluation(section, stage, test, context, run, loaded.context_length) if section.evaluate else None
 
         def on_step(step: int, metrics: dict[str, float]) -> dict[str, float]:

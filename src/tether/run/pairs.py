@@ -40,7 +40,7 @@ from tether.run.online_sections import learned_reward
 from tether.run.prompts import usable_once
 from tether.run.roles import load_policy, local_engine
 from tether.run.rows import Section
-from tether.run.stage import Context
+from tether.run.stage import Context, note_machine
 
 Pair = tuple[int, int, int]
 """Prompt, response, later response: places in the answers."""
@@ -175,7 +175,7 @@ def _answered(
     missing = [(place, prompt) for place, prompt in prompts.items() if prompt.id not in answers]
     if missing:
         role, loaded = policy()
-        run.update_manifest(**loaded.manifest())
+        note_machine(run, loaded)
         engine = local_engine(role, loaded, max_rows=section.engine_rows)
         scored = section.choose in SCORED and context.earlier
         scorer = learned_reward(context.earlier[-1] / "reward" / "model", context.model) if scored else None

@@ -44,7 +44,7 @@ from tether.run.online_sections import REWARD_KEYS, RewardedSection, reward_apar
 from tether.run.prompts import usable_once
 from tether.run.roles import attach, encoder_of, local_engine, new_role, save_trained
 from tether.run.rows import SteadyLora
-from tether.run.stage import Context, drop_checkpoint
+from tether.run.stage import Context, drop_checkpoint, note_machine
 from tether.stages.direct import Direct, DirectConfig
 from tether.stages.online_direct import best_and_worst
 
@@ -154,6 +154,7 @@ class _Round:
         """Sample unless that is done, train, and leave policy and summary."""
         run, config, path, start = self.run, self.section.direct, self.run.path / "pairs.jsonl", time.perf_counter()
         loaded, policy = self._policy()
+        note_machine(run, loaded)
         encoder = encoder_of(loaded)
         if not path.is_file():
             doing(self.context.progress, f"sampling for round {self.number + 1}")
@@ -161,7 +162,7 @@ class _Round:
             spin = self.section.method == "spin"
             made, counts = self._against_samples(rows, engine, encoder) if spin else self._ordered(rows, engine)
             counts["seconds"] = time.perf_counter() - start
-            run.update_manifest(**loaded.manifest(), sampling=counts)
+            run.update_manifest(sampling=counts)
             write_jsonl(path, made)
             del engine  # with its copies of weights
         rankings = [_ranking(row, encoder) for row in read_jsonl(path)]
@@ -173,7 +174,7 @@ class _Round:
             raise DataError(f"{run.path} has no pair to train on: {sampled}. Look at the reward's scores, or sample more.")
         summary = Direct(config, policy, self._reference(loaded, policy), encoder).fit(split, run, self.context.progress)
         save_trained(policy, loaded, run.path / "policy", kind="policy")
-        run.finish({**summary, "sampling": sampled, "seconds": summary["seconds"] + sampled["seconds"]})
+        run.finish(loaded.noted({**summary, "sampling": sampled, "seconds": summary["seconds"] + sampled["seconds"]}))
         drop_checkpoint(run)
 
     def _opened(self, policy: Path | None) -> LoadedModel:

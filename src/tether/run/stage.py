@@ -20,7 +20,7 @@ from tether.core.names import file_part
 from tether.core.once import once
 from tether.core.protocols import showing
 from tether.core.records import CHANGED
-from tether.core.rundir import RunDirectory, file_digest, read_json, write_json
+from tether.core.rundir import RunDirectory, environment, file_digest, read_json, write_json
 from tether.core.stages import STAGES
 from tether.core.stopping import run_of
 from tether.core.types import Alarm, Comparison, Json, Sampling
@@ -78,7 +78,7 @@ class Context:
     def load(self, run: RunDirectory) -> LoadedModel:
         """The model, whose digest is noted in the run."""
         loaded = open_model(self.model, seed=self.seed)
-        run.update_manifest(**loaded.manifest())
+        note_machine(run, loaded)
         return loaded
 
     def read(
@@ -99,6 +99,31 @@ class Context:
         path = self.folder / f"quarantine-{file_part(name)}.jsonl"
         path.unlink(missing_ok=True)
         return Quarantine(path)
+
+
+def note_machine(run: RunDirectory, loaded: LoadedModel, **more: Any) -> None:
+    """Write into the manifest what a stage computes with; of a stage that goes on with something else, the model notes what."""
+    before, now = read_json(run.path / "manifest.json"), loaded.manifest()
+    pairs = zip(_decisive(before), _decisive({**environment(), **now}), strict=True)
+    if changes := [f"{new} after {old}" for old, new in pairs if old and old != new]:
+        loaded.note(
+            f"{run.path.name} goes on with {'; '.join(changes)}: numbers are rounded otherwise from here on, and the end is not "
+            "that of a run in one go (docs/determinism.md)"
+        )
+    run.update_manifest(**now, **more)
+
+
+def _decisive(noted: Mapping[str, Any]) -> list[str]:
+    """The part of a manifest that decides how numbers are rounded, in words; empty ones where it says nothing."""
+    model, threads, kernels = noted.get("model"), noted.get("threads"), noted.get("cpu_kernels")
+    own = [name for name in kernels or () if name != "allocator"]  # which rounds nothing
+    return [
+        f"torch {noted.get('packages', {}).get('torch')}",
+        f"{noted.get('processor')}",
+        f"{threads} thread{'s' * (threads != 1)}" if threads else "",
+        f"{model['dtype']} on {model['device']}" if model else "",
+        "" if kernels is None else f"CPU kernels for {' and '.join(own)}" if own else "no CPU kernels",
+    ]
 
 
 def run_stage(section: Section, context: Context) -> dict[str, Any]:
