@@ -36,8 +36,10 @@ VLLM = (
 VLLM_WORKSPACE = int(2e9)
 """Bytes that vLLM takes beside weights and cache: activations of its largest pass, graphs, the CUDA context."""
 IN_VLLM = Path(__file__).parents[1] / "rollout" / "in_vllm"
-"""A folder with what runs inside vLLM: a check of the token, and an engine for its transfer of whole weights. Both stand alone, for
-vLLM's environment has no tether."""
+"""A folder with what runs inside vLLM: a check of the token, and an engine for its transfer of whole weights.
+
+Both stand alone, for vLLM's environment has no tether.
+"""
 WHOLE = (
     *("--worker-extension-cls", "tether_weights.Registered"),
     *("--weight-transfer-config", json.dumps({"backend": "folder"})),

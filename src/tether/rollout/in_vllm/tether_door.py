@@ -9,6 +9,7 @@ from __future__ import annotations
 import hmac
 import json
 import os
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -24,7 +25,7 @@ class Door:
         if not self.token:
             raise RuntimeError("tether_door.Door needs the token of the run in TETHER_SERVER_TOKEN")
 
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+    async def __call__(self, scope: Mapping[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"] == "/health"):
             await self.app(scope, receive, send)
             return
