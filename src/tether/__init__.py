@@ -13,6 +13,9 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from tether.core.threads import share_the_machine
+
+share_the_machine()
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # peft loads it; on a CPU it warns of kernels that nobody asks for
 __version__ = "0.1.0"
 

@@ -23,6 +23,7 @@ from tether.cli import PANELS, app, main
 from tether.cli.options import complete_recipe, complete_stage
 from tether.core.config import build
 from tether.core.synonyms import METHODS
+from tether.models.loading import pick_dtype
 from tether.run.devices import gpu
 from tether.run.phases import Phase, StagePlan
 from tether.run.plan import SHAPES, Plan
@@ -476,3 +477,16 @@ def test_a_folder_with_an_unknown_file_is_inspected_all_the_same(project, here):
         "words, not tokens",
     ):
         assert part in words, (part, text)
+
+
+def test_info_reports_what_is_in_force_here(tmp_path, monkeypatch):
+    monkeypatch.setenv("TETHER_SERVER_TOKEN", "a secret")
+    monkeypatch.setenv("COLUMNS", "400")
+    ended = tether("info", cwd=tmp_path)
+    output = re.sub(" +", " ", ended.stdout)
+    assert ended.returncode == 0 and "a secret" not in output
+    assert f"torch {torch.__version__}" in output and f"{torch.get_num_threads()} of {os.cpu_count()} cores" in output
+    for subject in ("processor", "memory", "device", "own kernels", "threads", "sandbox", "extras", "settings"):
+        assert subject in output
+    expected = "float32" if pick_dtype("auto") == torch.float32 else "bfloat16"
+    assert f"model.dtype = 'auto' │ {expected}" in output

@@ -59,7 +59,7 @@ PANELS = {
     "Preferences": "pairs prefs",
     "Judge": "evaluate judge constitution reward-bench",
     "Look": "chat generate report export",
-    "Run": "new recipes explain plan run resume doctor engine rewards",
+    "Run": "new recipes explain plan run resume doctor info engine rewards",
     "Research": "prove sycophancy",
 }
 """The commands of `tether --help`, in its order."""
@@ -94,8 +94,8 @@ for name, command in (
     ("engine", trained.engine), ("rewards", trained.rewards),
     ("run", journeys.run), ("resume", journeys.resume), ("plan", journeys.plan),
     ("generate", trained.generate), ("chat", trained.chat), ("report", examine.report), ("doctor", examine.doctor),
-    ("reward-bench", examine.reward_bench), ("sycophancy", examine.sycophancy), ("judge", judge.judge_pairs),
-    ("constitution", judge.constitution),
+    ("info", examine.info), ("reward-bench", examine.reward_bench), ("sycophancy", examine.sycophancy),
+    ("judge", judge.judge_pairs), ("constitution", judge.constitution),
     ("new", recipes.new), ("recipes", recipes.list_recipes), ("explain", recipes.explain_key),
 ):  # fmt: skip
     _add(name, command)

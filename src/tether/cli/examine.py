@@ -40,6 +40,13 @@ def inspect(
         raise DataError(f"{path}: {bad} rows cannot be used, and --strict was given. The reasons stand above.")
 
 
+def info() -> None:
+    """Report how tether uses this machine: device, dtype, threads, kernels, sandbox."""
+    from tether.run.machine import facts
+
+    show_table(Terminal(), "this machine", facts())
+
+
 def report(
     directories: Annotated[list[Path], typer.Argument(metavar="RUN...", help="A run directory; several go on one page.")],
     output: Annotated[
