@@ -42,9 +42,9 @@ def inspect(
 
 def info() -> None:
     """Report how tether uses this machine: device, dtype, threads, kernels, sandbox."""
-    from tether.run.machine import facts
+    from tether.run.machine import machine_facts
 
-    show_table(Terminal(), "this machine", facts())
+    show_table(Terminal(), "this machine", machine_facts())
 
 
 def report(

@@ -32,7 +32,7 @@ print(json.dumps([guards.files, guards.processes, space]))
 """
 
 
-def facts() -> Iterator[tuple[str, str]]:
+def machine_facts() -> Iterator[tuple[str, str]]:
     """Lines of a table: a subject, and how things are here."""
     versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", "transformers", "peft"))
     yield "tether", f"{metadata.version('tether-rlhf')}, Python {platform.python_version()}, {versions}"
