@@ -127,8 +127,7 @@ class LocalLearner:
         """Move the averages towards the masters, as every step does."""
         if self.ema_decay is not None:
             self.averages = self.averages or [master.clone() for master in self.masters]
-            for average, master in zip(self.averages, self.masters, strict=True):
-                average.lerp_(master, 1 - self.ema_decay)
+            torch._foreach_lerp_(self.averages, list(self.masters), 1 - self.ema_decay)
 
     def _clip(self) -> Tensor:
         """Shorten the gradient of all weights together, those too of which other ranks hold parts; its norm before."""
@@ -168,8 +167,8 @@ class LocalLearner:
 
     @torch.no_grad()
     def _round(self) -> None:
-        for parameter, master in self._rounded:
-            local(parameter).copy_(master)
+        if self._rounded:
+            torch._foreach_copy_([local(parameter) for parameter, _ in self._rounded], [master for _, master in self._rounded])
 
     def _skip(self, rate: float) -> Mapping[str, float]:
         self.skipped += 1

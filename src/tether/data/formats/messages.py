@@ -114,7 +114,8 @@ def read_message(item: Any, name: str) -> Conversation:
 
 def _thought(item: Mapping[str, Any], parts: _Parts) -> list[str]:
     """The thought in a field of its own, unless the content has the same one."""
-    key = next((key for key in _THOUGHT if isinstance(_peek(item, key), str) and _peek(item, key).strip()), "")
+    there = (key for key in _THOUGHT if key in item)
+    key = next((key for key in there if isinstance(_peek(item, key), str) and _peek(item, key).strip()), "")
     words = "".join(parts.text)
     is_there = "<think>" in words and bool(key) and _peek(item, key).strip() in words
     return [item[key]] if key and not parts.reasoning and not is_there else []
@@ -140,7 +141,10 @@ def _peek(item: Mapping[str, Any], key: str) -> Any:
 
 def _first(item: Mapping[str, Any], keys: Iterable[str]) -> Any:
     """The value of the first key that has one."""
-    return next((item[key] for key in keys if _peek(item, key) is not None), None)
+    for key in keys:
+        if key in item and _peek(item, key) is not None:
+            return item[key]
+    return None
 
 
 def _exchange(item: Mapping[str, Any], name: str) -> Conversation:
@@ -202,7 +206,7 @@ def _is_trained(item: Mapping[str, Any], role: ChatRole, name: str) -> bool:
     """False if a flag keeps the turn out of the loss. Only the assistant's turns are ever trained, so flags of others are not
     read unless they say the same."""
     trained = True
-    for key in _FLAGS:
+    for key in filter(item.__contains__, _FLAGS):
         word = str(_peek(item, key)).strip().lower()
         if _peek(item, key) is None or (role != "assistant" and word not in _OFF):
             continue
