@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 
 import torch
@@ -12,11 +13,14 @@ from torch import Tensor
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """The tensor on that device.
 
-    To a GPU it goes through pinned memory: the copy takes its turn behind the GPU's other work, and the host goes on.
+    To a GPU it goes through pinned memory, where that can be had: the copy takes its turn behind the GPU's other work, and the
+    host goes on.
     """
     if device.type != "cuda" or tensor.device.type != "cpu":
         return tensor.to(device)
-    return tensor.pin_memory().to(device, non_blocking=True)
+    with suppress(RuntimeError):
+        tensor = tensor.pin_memory()
+    return tensor.to(device, non_blocking=True)
 
 
 def read_back(rows: Sequence[Mapping[str, Tensor]]) -> list[dict[str, list[float]]]:
