@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
@@ -13,6 +14,7 @@ from tether.cli.progress import starting
 from tether.cli.tables import show_table
 from tether.cli.terminal import Terminal
 from tether.core.errors import ConfigError
+from tether.core.glossary import CLOSE, EVERY, METRICS, meanings, near
 from tether.core.stages import STAGES
 from tether.core.synonyms import KEYS, METHODS, NOTES, SECTIONS, alike, did_you_mean
 
@@ -74,9 +76,9 @@ def new(
 
 
 def explain_key(
-    key: Annotated[str, typer.Argument(help="A section, a key in it such as ppo.kl, or a key alone such as clip_range.")],
+    key: Annotated[str, typer.Argument(help="A section, a key such as ppo.kl or clip_range, a metric, or a word of the report.")],
 ) -> None:
-    """Say what a section or key of a recipe means: type, default, description, and the keys in it."""
+    """Say what a key of a recipe means, or a metric of a log, or a word of a report."""
     from tether.core.config import key_hint
     from tether.core.reference import keys_of
 
@@ -85,10 +87,17 @@ def explain_key(
 
     parts, keys = _sections(key), list(keys_of(recipe_type()))
     exact = [one for one in keys if list(one.path) == parts] or [one for one in keys if one.path[-1] == parts[-1]]
+    words = meanings(key)
     if not exact or (len(parts) > 1 and list(exact[0].path) != parts):
+        if not words and not alike(key, {one.path[-1] for one in keys}, cutoff=CLOSE):
+            words = {name: EVERY[name] for name in near(key, most=1)}
+        if words and not any(one.path[0] == parts[0] for one in keys if len(parts) > 1):
+            _show_words(words)
+            return
         inside = len(parts) > 1 and any(one.path[0] == parts[0] for one in keys)
-        near = key_hint(recipe_type(), tuple(parts), {}, None) if inside else _alike(key, {one.path[-1] for one in keys})
-        raise ConfigError(f"no key is called {key!r}: {near}")
+        hint = key_hint(recipe_type(), tuple(parts), {}, None) if inside else _alike(key, {one.path[-1] for one in keys})
+        raise ConfigError(f"no key is called {key!r}: {hint}")
+    _show_words(words)
     console = Terminal(highlight=False)
     for meaning in dict.fromkeys(one.meaning for one in exact):
         same = [one for one in exact if one.meaning == meaning]
@@ -98,6 +107,14 @@ def explain_key(
         within = [one for one in keys if one.path[:-1] == same[0].path]
         rows = [(one.path[-1], one.type, one.default, one.description) for one in within]
         show_table(console, "", rows, ("key", "type", "default", "what it is"))
+
+
+def _show_words(words: Mapping[str, str]) -> None:
+    """A metric or a word of the report, and its meaning."""
+    console = Terminal(highlight=False)
+    for name, meaning in words.items():
+        console.print(f"[bold]{name}[/]{' (a metric)' if name in METRICS else ''}")
+        console.print(f"  {meaning}", markup=False)
 
 
 def _sections(key: str) -> list[str]:
