@@ -81,6 +81,13 @@ def loop_recipe(run: Path) -> dict[str, Any]:
     }
 
 
+def members_recipe(folder: Path, run: Path) -> dict[str, Any]:
+    """The values of a recipe with reward models of several kinds: members that are distilled into one, beside one that judges."""
+    values = recipe(folder, run)
+    values["reward"] |= {"members": 2, "distill": "mean", "test_share": 0.3, "epochs": 1, "heldout_fraction": 0.4}
+    return {key: values[key] for key in ("run", "model", "reward", "ppo")}
+
+
 def results(run: Path) -> dict[str, Any]:
     """What a run amounts to, by file: bytes of weights, rows of records, summaries; without times and sizes of memory."""
     found: dict[str, Any] = {}

@@ -17,7 +17,7 @@ from tether.core.config import build
 from tether.core.errors import ModelError, TetherError, one_line
 from tether.core.once import once
 from tether.core.rundir import read_json, write_json
-from tether.models.config import ADAPTER_FILE, ModelConfig
+from tether.models.config import ADAPTER_FILE, TINY, ModelConfig
 from tether.models.precision import cast
 
 logger = logging.getLogger(__name__)
@@ -71,6 +71,11 @@ def _bare(config: ModelConfig, folder: Path) -> Iterator[ModelConfig]:
             raise ModelError(
                 f"{folder} holds an adapter alone, and its {ADAPTER_FILE} names no base (base_model_name_or_path). "
                 "Write the folder or hub id of the base there."
+            )
+        if base == TINY:
+            raise ModelError(
+                f"{folder} holds an adapter alone, for the random model {TINY!r}, which no folder holds. Export the run without "
+                "--adapter."
             )
         try:
             named = {**config.model_dump(), "source": str(base), "revision": None, "fallback": None}

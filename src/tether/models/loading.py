@@ -34,7 +34,7 @@ class LoadedModel:
     """A causal language model, frozen, with all that decides how text becomes its tokens.
 
     `template` None means the tokenizer's own; `stop_ids` are the ids that end a turn, the EOS first; `cpu_kernels` names what
-    `cpu.speed_up` put in place.
+    `cpu.speed_up` put in place. `seed` is that of random weights.
     """
 
     config: ModelConfig
@@ -48,6 +48,7 @@ class LoadedModel:
     digest: str
     cpu_kernels: tuple[str, ...] = ()
     notes: list[str] = field(default_factory=list)
+    seed: int = 0
 
     def note(self, sentence: str) -> None:
         """Log once, and keep for the run's summary, what is done otherwise with this model than with most."""
@@ -109,7 +110,7 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
     if config.quantize:
         quantize(model, device)
     system_prompt = speech["system_prompt"] if speech and config.system_prompt is None else config.system_prompt
-    return LoadedModel(config, model, tokenizer, stop_ids, template, system_prompt, source, digest)
+    return LoadedModel(config, model, tokenizer, stop_ids, template, system_prompt, source, digest, seed=seed)
 
 
 def _check_template(source: str, tokenizer: Any, template: str | None) -> None:

@@ -25,9 +25,13 @@ from tether.models.trunk import Role
 
 
 class RoleDescription(TypedDict):
-    """role.json: how a role was trained, and what it stands on; the file has no `quantize` where its base is held as it is."""
+    """role.json: how a role was trained, and what it stands on.
+
+    The file has no `quantize` where its base is held as it is, and a `base_seed` only where its base is the random tiny model.
+    """
 
     quantize: str | None
+    base_seed: int
     kind: str
     adapter: str | None
     base: str
@@ -51,6 +55,8 @@ def save_role(role: Role, loaded: LoadedModel, folder: Path, *, kind: str, encod
     base = os.path.relpath(loaded.source, folder) if Path(loaded.source).is_dir() else loaded.source
     dtype = str(role.model.dtype).removeprefix("torch.")
     stands_on = {"adapter": role.adapter, "base": base, "base_digest": loaded.digest}
+    if loaded.source == TINY:
+        stands_on["base_seed"] = loaded.seed
     if is_quantized(role.causal_model):
         stands_on["quantize"] = "nf4"
     write_json(folder / "role.json", {"format": FORMAT, "kind": kind, **stands_on, "dtype": dtype, "encoding": encoding})
@@ -107,14 +113,21 @@ def read_role(folder: Path) -> RoleDescription:
     """
     if not is_role(folder):
         raise MissingFileError(f"{folder} holds no trained role (no role.json). Has the stage that makes it finished?")
-    values = read_versioned(folder / "role.json", *(RoleDescription.__required_keys__ - {"quantize"}))
-    role = cast(RoleDescription, {"quantize": None, **values})
+    values = read_versioned(folder / "role.json", *(RoleDescription.__required_keys__ - {"quantize", "base_seed"}))
+    role = cast(RoleDescription, {"quantize": None, "base_seed": _seed_of(folder, values["base"]), **values})
     encoding = {"template", "system_prompt", "stop_ids"} <= set(role["encoding"])
     if role["kind"] not in ROLE_KINDS or role["dtype"] not in ROLE_DTYPES or not encoding:
         what = f"kind {role['kind']!r}, dtype {role['dtype']!r} or encoding is unknown"
         raise ModelError(f"{folder / 'role.json'}: {what}. Run the stage that made it again.")
     base = str(folder / "model") if role["adapter"] is None else _base_now(folder, role)
     return {**role, "base": base}
+
+
+def _seed_of(folder: Path, base: str) -> int:
+    """The seed of a tiny base whose role.json does not say it: that of the stage in which the role lies, else 0."""
+    stage = folder.parent / "config.json"
+    seed = read_json(stage).get("seed") if base == TINY and stage.is_file() else None
+    return seed if isinstance(seed, int) else 0
 
 
 def _base_now(folder: Path, role: RoleDescription) -> str:
@@ -276,7 +289,7 @@ def check_same_trunk(role: RoleDescription, loaded: LoadedModel, encoding: Mappi
     """A role's adapter works only on the very base it was trained on, and with its encoding."""
     if role["base_digest"] != loaded.digest:
         raise ModelError(
-            f"{folder} was trained on another base (digest {role['base_digest']}, this trunk's is {loaded.digest}). "
+            f"{folder} was trained on another base (weights {role['base_digest']}, this trunk has {loaded.digest}). "
             "Train it on this run's SFT model, or give each role a model of its own: roles = 'separate'."
         )
     if role["quantize"] != loaded.config.quantize:

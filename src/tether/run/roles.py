@@ -161,7 +161,7 @@ def load_scorer(folder: Path, settings: ModelConfig | None = None, offload: bool
     on_base = {"source": description["base"], "fallback": None, "quantize": description["quantize"]}
     on_base |= {"chat_template": None, "stop_tokens": (), "system_prompt": description["encoding"]["system_prompt"]}
     model = settings.model_copy(update=on_base) if settings else _settings(description["base"], description, None)
-    loaded = _speaking(description, open_model(model, on_host=offload))
+    loaded = _speaking(description, open_model(model, seed=description["base_seed"], on_host=offload))
     whole = description["adapter"] is None
     if not whole:
         for name, path in folders.items():
@@ -232,7 +232,10 @@ def _started(stage: Path) -> tuple[str, int]:
 
 
 def load_policy(path: str, settings: ModelConfig | None = None, seed: int = 0) -> tuple[Role, LoadedModel]:
-    """A policy to talk to: a model source, a run directory, or the folder of a trained role; `seed` is of a random model.
+    """A policy to talk to: a model source, a run directory, or the folder of a trained role.
+
+    Args:
+        seed: of a random model that no run has trained; a trained role's base has the seed with which it was trained.
 
     Raises:
         ConfigError, MissingFileError: there is nothing of the kind.
@@ -242,7 +245,7 @@ def load_policy(path: str, settings: ModelConfig | None = None, seed: int = 0) -
     own = newest_policy(folder)
     if own is not None:
         role = read_role(own)
-        loaded = open_model(_settings(role["base"], role, settings), seed=seed)
+        loaded = open_model(_settings(role["base"], role, settings), seed=role["base_seed"])
         loaded = loaded if settings else _speaking(role, loaded)
         if role["adapter"] is None:
             return Role(loaded.model), loaded
