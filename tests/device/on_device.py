@@ -481,6 +481,14 @@ def test_a_stage_that_samples_runs_where_only_ordered_operations_are_allowed(val
         torch.rand(4, device=NAME).cumsum(0)
 
 
+def test_a_mixture_of_experts_runs_where_only_ordered_operations_are_allowed(tmp_path):
+    source = str(small_folder("mixtral", tmp_path / "model"))
+    with ordered():
+        loaded = open_model(ModelConfig(source=source, **THERE))
+        groups = local_engine(Role(loaded.model), loaded).generate(PROMPTS, Sampling(max_new_tokens=4))
+    assert len(groups) == len(PROMPTS)
+
+
 def test_sampling_by_ordered_sums_draws_what_running_sums_draw():
     logits = 3 * torch.randn(512, 5000, generator=torch.Generator().manual_seed(0))
     uniforms = torch.rand(512, dtype=torch.float64, generator=torch.Generator().manual_seed(1))

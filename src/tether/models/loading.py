@@ -92,6 +92,8 @@ def load_model(config: ModelConfig, *, seed: int = 0, on_host: bool = False) -> 
         model, tokenizer, source = from_pretrained("CausalLM", config, dtype)
     model.to("cpu" if on_host or config.quantize else device).eval().requires_grad_(False)
     model.set_attn_implementation(plain_attention(config.attention, device, model))
+    if device.type == "cuda" and torch.are_deterministic_algorithms_enabled() and model._can_set_experts_implementation():
+        model.set_experts_implementation("eager")  # grouped products count the tokens of experts by a kernel without an order
     model.recompute = config.recompute
     speech = read_speech(source)
     stop_ids, rows = _stop_ids(config, tokenizer, model, speech), model.get_input_embeddings().weight.shape[0]
