@@ -23,6 +23,10 @@ TREE = GOOD["open_assistant"]["prompt"]
 REPLIES = TREE["replies"]
 
 # format, what is changed in its good row, how the reason begins
+SOFT = (
+    "unreadable label: labels holds 0.3, a probability and no verdict. Put such numbers into a column of their own and "
+    "name it by label_column"
+)
 CASES: list[tuple[str, dict[str, Any], str]] = [
     ("preference", {"chosen": "No."}, "equal responses: chosen and rejected are the same"),
     ("preference", {"chosen": ...}, "missing text: nothing in column chosen"),
@@ -140,7 +144,8 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("prmbench", {"modified_process": []}, "error step out of range"),
     ("steps", {"steps": [], "labels": []}, "no steps: the solution is empty"),
     ("steps", {"labels": [True]}, "uneven lists: 2 steps but 1 labels"),
-    ("steps", {"labels": [1, -1]}, "unreadable label: -1 among labels"),
+    ("steps", {"labels": [1, -1]}, "unreadable label: labels holds -1, a rating and no verdict"),
+    ("steps", {"labels": [1, 0.3]}, SOFT),
     ("steps", {"steps": ["one", {}]}, "not a text: column steps holds an object"),
     ("truthful_qa", {"true": "yes"}, "not a number: column true holds 'yes'"),
     ("truthful_qa", {"answer": ""}, "empty response"),

@@ -354,6 +354,12 @@ PRM800K = {
 }
 SHEPHERD = "q? Step 1: 1 + 1 = 2. ки\nStep 2: It is 3. The answer is: 3 ки"
 STEPS: dict[str, tuple[Any, tuple[str, ...], tuple[bool | None, ...]]] = {
+    "PRM800K, question as a text": ({**PRM800K, "question": "q?"}, ("x", "y", "h", "z"), (True, None, True, False)),
+    "PRM800K, label as a text": (
+        {**PRM800K, "question": "q?", "label": json.dumps(PRM800K["label"])},
+        ("x", "y", "h", "z"),
+        (True, None, True, False),
+    ),
     "PRM800K": (PRM800K, ("x", "y", "h", "z"), (True, None, True, False)),
     "TRL": ({"prompt": "q?", "completions": ["x", "y"], "labels": [True, False]}, ("x", "y"), (True, False)),
     "rated steps": (

@@ -51,7 +51,9 @@ def read_prm800k(row: Row) -> Iterator[StepLabels]:
         raise LeftOutError("bad problem: its labeller gave it up")
     judged = [_followed(step) for step in sequence(label.get("steps"), "label.steps")]
     ratings = [None if missing(rating) else fields.number(rating, "rating") for _, rating in judged]
-    question = (user(fields.text(nested.inner(row, "question"), "problem")),)
+    holds_object = bool(nested.object_in(row, "question"))
+    problem = fields.text(nested.inner(row, "question"), "problem") if holds_object else fields.text(row, "question")
+    question = (user(problem),)
     solution = with_labels(question, tuple(step for step, _ in judged), tuple(map(_rated, ratings)))
     yield replace(solution, metadata={"ratings": ratings})
 
@@ -77,8 +79,10 @@ def _rated(rating: float | None) -> bool | None:
 
 
 def is_prm800k(row: Row) -> bool:
-    question, label = row["question"], row["label"]
-    return isinstance(question, dict) and "problem" in question and isinstance(label, dict) and "steps" in label
+    """Recognise a label with steps beside a question: an object with the problem, or the problem itself."""
+    question, label = nested.object_in(row, "question"), nested.object_in(row, "label")
+    asked = "problem" in question if question else isinstance(row["question"], str)
+    return asked and bool(label) and "steps" in label
 
 
 def read_rated_steps(row: Row) -> Iterator[StepLabels]:

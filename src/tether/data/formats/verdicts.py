@@ -51,8 +51,22 @@ def read_steps(row: Row) -> Iterator[StepLabels]:
 
 
 def _verdict(label: Any) -> bool:
-    if str(label).strip() in ("-1", "-1.0"):
-        raise DataError("unreadable label: -1 among labels; write false for a wrong step and null for an unjudged one")
+    """A step's label; numbers that are no verdict have a column of their own.
+
+    Raises:
+        DataError: it is none; the message says so, and the way out.
+    """
+    try:
+        value = fields.number(label, "labels")
+    except DataError:
+        value = 0.0  # a word
+    if value not in (0.0, 1.0):
+        kind = "a probability" if 0 < value < 1 else "a rating"
+        raise DataError(
+            f"unreadable label: labels holds {value:g}, {kind} and no verdict. Put such numbers into a column of their own and "
+            "name it by label_column (ratings -1, 0, 1 with classes = 3). In labels write true or false, or null for an "
+            "unjudged step"
+        )
     return fields.boolean(label, "labels")
 
 
